@@ -1,0 +1,40 @@
+# Two commands on a fresh machine: `make demo` shows it, `make test` checks it.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+DEMO ?= runs/demo
+
+.PHONY: help demo test lint clean
+
+help:
+	@echo "make demo   install into $(VENV) and compare four methods on the embedded data (about a minute)"
+	@echo "make test   install into $(VENV) and run the tests"
+	@echo "make lint   formatting, lint and types"
+	@echo "make clean  remove $(VENV) and what the tools leave behind"
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.runtime: $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.development: $(VENV)/.runtime
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,flower]"
+	@touch $@
+
+demo: $(VENV)/.runtime
+	@rm -rf $(DEMO)
+	$(BIN)/fedhelix compare fedavg fedper fedbabu local --out $(DEMO)
+	@echo "The picture is $(DEMO)/comparison.png; each run's config, metrics and checkpoint lie beside it."
+
+test: $(VENV)/.development
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/.development
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

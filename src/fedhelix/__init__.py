@@ -1,0 +1,69 @@
+"""fedhelix: federated learning on clients whose data differ."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from fedhelix.data import Dataset, from_arrays, from_clients, load
+from fedhelix.data import partitions as partition
+from fedhelix.errors import BadInput
+from fedhelix.federation import Federation, Run
+from fedhelix.method import Batch, Client, Context, Local, Method, Phase, Upload
+from fedhelix.methods import (
+    Ditto,
+    FedAvg,
+    FedAvgFT,
+    FedBABU,
+    FedBN,
+    FedFina,
+    FedLG,
+    FedLP,
+    FedOpt,
+    FedPer,
+    FedProx,
+    FedRep,
+    LGFedAvg,
+    LocalOnly,
+    PartialFed,
+    Scaffold,
+)
+from fedhelix.registry import METHODS, register
+
+try:
+    __version__ = version("fedhelix")
+except PackageNotFoundError:  # run from the source tree
+    __version__ = "0.1.0"
+
+__all__ = [
+    "BadInput",
+    "Batch",
+    "Client",
+    "Context",
+    "Dataset",
+    "Ditto",
+    "FedAvg",
+    "FedAvgFT",
+    "FedBABU",
+    "FedBN",
+    "FedFina",
+    "FedLG",
+    "FedLP",
+    "FedOpt",
+    "FedPer",
+    "FedProx",
+    "FedRep",
+    "Federation",
+    "LGFedAvg",
+    "Local",
+    "LocalOnly",
+    "METHODS",
+    "Method",
+    "PartialFed",
+    "Phase",
+    "Run",
+    "Scaffold",
+    "Upload",
+    "from_arrays",
+    "from_clients",
+    "load",
+    "partition",
+    "register",
+]

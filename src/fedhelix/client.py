@@ -1,0 +1,257 @@
+"""A client's work, written once for one client; engines decide how many run at once.
+
+Everything here is a function of (setup, job) alone: no process, device or other client is assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedhelix.data import Dataset, Split, crop_and_flip, draw_crops
+from fedhelix.errors import BadInput
+from fedhelix.method import Batch, Client, Local, Method, Phase
+from fedhelix.options import Checked, option
+from fedhelix.seeds import draw
+from fedhelix.task import Task, judge
+from fedhelix.tree import State, Tree, take
+from fedhelix.units import Units
+
+
+@dataclass(frozen=True)
+class Training(Checked):
+    """How a client trains: minibatch SGD, with a fresh optimiser in every round and phase."""
+
+    epochs: int = option(2, "local epochs of one round", low=0)
+    batch_size: int = option(32, "samples in a minibatch", low=1)
+    lr: float = option(0.1, "learning rate", above=0)
+    lr_decay: float = option(1.0, "factor on the learning rate after each round", above=0, high=1)
+    momentum: float = option(0.0, "momentum of SGD", low=0, high=1)
+    weight_decay: float = option(0.0, "weight decay of SGD", low=0)
+    augment: bool = option(False, "random crop and horizontal flip of the training pictures")
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """Everything that a client's work depends on besides what it receives and keeps."""
+
+    method: Method
+    module: nn.Module
+    units: Units
+    initial: State
+    data: Dataset
+    splits: Sequence[Split]
+    training: Training
+    task: Task
+    seed: int
+    device: torch.device
+
+
+class Job(NamedTuple):
+    """One client's turn in one round."""
+
+    client: int
+    round: int
+    payload: Tree
+    own: Tree
+
+
+class Outcome(NamedTuple):
+    """What comes of it; the loss is the mean over the round's steps."""
+
+    client: int
+    samples: int
+    upload: Tree
+    own: Tree
+    loss: float
+
+
+class Scores(NamedTuple):
+    """A personal model on the client's own test and validation parts."""
+
+    test: float
+    test_loss: float
+    valid: float
+
+
+class Step(NamedTuple):
+    """Which samples a training step sees, and how they are cropped and flipped."""
+
+    samples: Tensor
+    crops: Tensor | None
+
+
+def client_of(setup: Setup, job: Job) -> Client:
+    """The client as its hooks see it."""
+    indices = torch.from_numpy(setup.splits[job.client].train)
+
+    def gradients(state: State) -> Iterator[State]:
+        names = setup.units.parameters
+        for step in plan(setup, job, Phase(epochs=1), purpose="gradients"):
+            leaves = {name: state[name].detach().clone().requires_grad_() for name in names}
+            loss = risk(setup, {**{k: v.clone() for k, v in state.items()}, **leaves}, gather(setup, step))
+            yield dict(zip(names, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+
+    return Client(
+        id=job.client,
+        samples=len(indices),
+        round=job.round,
+        lr=setup.training.lr * setup.training.lr_decay**job.round,
+        epochs=setup.training.epochs,
+        units=setup.units,
+        initial=setup.initial,
+        seed=setup.seed,
+        inputs=lambda: setup.data.prepare(setup.data.x[indices.to(setup.device)]),
+        targets=lambda: setup.data.y[indices.to(setup.device)],
+        gradients=gradients,
+    )
+
+
+def plan(setup: Setup, job: Job, phase: Phase, purpose: str, index: int = 0) -> list[Step]:
+    """The minibatches of a phase: every epoch visits every sample once, in a new order."""
+    indices = torch.from_numpy(setup.splits[job.client].train)
+    epochs = setup.training.epochs if phase.epochs is None else phase.epochs
+    generator = draw(setup.seed, f"{purpose}-{index}", job.round, job.client)
+    size, steps = setup.training.batch_size, []
+    for _ in range(epochs):
+        order = indices[torch.randperm(len(indices), generator=generator)]
+        crops = draw_crops(len(indices), generator) if setup.training.augment else None
+        for at in range(0, len(order), size):
+            steps.append(Step(order[at : at + size], None if crops is None else crops[at : at + size]))
+    if not setup.units.norm:
+        return steps
+    if len(indices) < 2:
+        raise BadInput(f"client {job.client} has one training sample, but BatchNorm needs two; use larger clients.")
+    # A batch of one sample has no variance to normalise by; another epoch's order will bring that sample back.
+    return [step for step in steps if len(step.samples) > 1]
+
+
+def gather(setup: Setup, step: Step) -> Batch:
+    """The samples of a step as the model gets them."""
+    samples = step.samples.to(setup.device)
+    x = setup.data.x[samples]
+    if step.crops is not None:
+        x = crop_and_flip(x, step.crops.to(setup.device))
+    return Batch(setup.data.prepare(x), setup.data.y[samples])
+
+
+def risk(setup: Setup, params: Mapping[str, Tensor], batch: Batch) -> Tensor:
+    """The mean loss of a model on a batch. BatchNorm statistics in `params` are brought up to date in place."""
+    return setup.task.risk(functional_call(setup.module, dict(params), (batch.x,)), batch.y, batch.mask)
+
+
+def part_of(units: Units, part: str) -> list[str]:
+    """The trainable entries of a part of the model."""
+    if part == "all":
+        return list(units.parameters)
+    chosen = set({"head": units.head, "body": units.body}[part])
+    return [name for name in units.parameters if name in chosen]
+
+
+def sgd_step(params: list[Tensor], grads: list[Tensor], velocity: list[Tensor], lr: float, training: Training) -> None:
+    """One step of SGD in place, as torch.optim.SGD does it; entries may carry a leading axis of clients."""
+    if training.weight_decay:
+        grads = list(torch._foreach_add(grads, params, alpha=training.weight_decay))
+    if training.momentum:
+        torch._foreach_mul_(velocity, training.momentum)
+        torch._foreach_add_(velocity, grads)
+        grads = velocity
+    torch._foreach_add_(params, grads, alpha=-lr)
+
+
+def train(setup: Setup, job: Job, local: Local, index: int, purpose: str) -> tuple[int, Tensor]:
+    """Run one phase; the model in `local.models` is replaced by the trained one. Returns steps and summed loss."""
+    setup.module.train()
+    model = {name: value.detach().clone() for name, value in local.models[local.phase.model].items()}
+    local.models[local.phase.model] = model
+    leaves = [model[name].requires_grad_() for name in part_of(setup.units, local.phase.part)]
+    velocity = [torch.zeros_like(leaf) for leaf in leaves]
+    lr = setup.training.lr * setup.training.lr_decay**job.round
+    steps = plan(setup, job, local.phase, purpose, index)
+    total = torch.zeros((), device=setup.device)
+    for step in steps:
+        loss = setup.method.loss(model, gather(setup, step), local)
+        found = torch.autograd.grad(loss, leaves, allow_unused=True)
+        grads = [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, found, strict=True)]
+        with torch.no_grad():
+            sgd_step(leaves, grads, velocity, lr, setup.training)
+        total += loss.detach()
+    for leaf in leaves:
+        leaf.requires_grad_(False)
+    return len(steps), total
+
+
+def work(setup: Setup, job: Job) -> Outcome:
+    """A client's whole round: start, phases, upload."""
+    local, method = open_local(setup, job), setup.method
+    total = torch.zeros((), device=setup.device)
+    steps = 0
+    for index, phase in enumerate(method.phases(local.client)):
+        count, loss = train(setup, job, replace(local, phase=phase), index, "batches")
+        steps, total = steps + count, total + loss
+    upload, own = method.upload(replace(local, steps=steps))
+    return Outcome(job.client, local.client.samples, upload, own, float(total) / max(steps, 1))
+
+
+def open_local(setup: Setup, job: Job) -> Local:
+    """A client that has received its payload and is about to train."""
+    client = client_of(setup, job)
+    return Local(
+        anchor=setup.method.anchor(job.payload, job.own, client),
+        phase=Phase(),
+        units=setup.units,
+        risk=partial(risk, setup),
+        client=client,
+        payload=job.payload,
+        own=job.own,
+        models=setup.method.start(job.payload, job.own, client),
+        steps=0,
+    )
+
+
+def personal_model(setup: Setup, job: Job) -> State:
+    """The model that a client would use now: what it starts from, after `tune`."""
+    local = open_local(setup, job)
+    used = setup.method.personal(local.models)
+    for index, phase in enumerate(setup.method.tune(local.client)):
+        train(setup, job, replace(local, phase=replace(phase, model=used)), index, "tune")
+    return local.models[used]
+
+
+@torch.no_grad()
+def predict(setup: Setup, state: State, x: Tensor, batch: int = 1000) -> Tensor:
+    """A model's outputs for raw samples, in evaluation mode."""
+    setup.module.eval()
+    state = take(state, setup.units.names)
+    parts = [functional_call(setup.module, state, (setup.data.prepare(part),)) for part in x.split(batch)]
+    return torch.cat(parts)
+
+
+def evaluate(setup: Setup, state: State, clients: Sequence[int]) -> dict[int, Scores]:
+    """One model on the own test and validation parts of the clients that use it; every sample is seen once."""
+    parts = [setup.splits[client] for client in clients]
+    test = _outputs(setup, state, setup.data.x_test, setup.data.y_test, [part.test for part in parts])
+    valid = _outputs(setup, state, setup.data.x, setup.data.y, [part.valid for part in parts])
+    return {
+        client: Scores(*judge(setup.task, *on_test), judge(setup.task, *on_valid)[0])
+        for client, on_test, on_valid in zip(clients, test, valid, strict=True)
+    }
+
+
+def _outputs(
+    setup: Setup, state: State, x: Tensor, y: Tensor, parts: Sequence[Sequence[int]]
+) -> list[tuple[Tensor, Tensor]]:
+    """Outputs and targets for overlapping sets of samples, each sample computed once."""
+    indices = [torch.as_tensor(part) for part in parts]
+    wanted = torch.cat(indices).unique()
+    if not len(wanted):
+        return [(x.new_zeros(0), y[:0]) for _ in parts]
+    outputs = predict(setup, state, x[wanted.to(x.device)])
+    places = [torch.searchsorted(wanted, index).to(x.device) for index in indices]
+    return [(outputs[place], y[index.to(y.device)]) for place, index in zip(places, indices, strict=True)]

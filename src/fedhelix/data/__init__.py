@@ -1,0 +1,22 @@
+"""Data: loading, your own arrays, partitions over clients, augmentation."""
+
+from fedhelix.data import partitions
+from fedhelix.data.arrays import from_arrays, from_clients
+from fedhelix.data.augment import crop_and_flip, draw_crops
+from fedhelix.data.datasets import Availability, Dataset, available, load
+from fedhelix.data.partitions import Partition, Split, class_split
+
+__all__ = [
+    "Availability",
+    "Dataset",
+    "Partition",
+    "Split",
+    "available",
+    "class_split",
+    "crop_and_flip",
+    "draw_crops",
+    "from_arrays",
+    "from_clients",
+    "load",
+    "partitions",
+]

@@ -1,0 +1,205 @@
+"""Your own arrays, tensors or torch data sets as a `Dataset`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from fedhelix.data.datasets import Dataset, describe
+from fedhelix.data.sampling import stratified
+from fedhelix.errors import BadInput
+from fedhelix.seeds import numpy_draw
+
+Classes = int | Literal["auto"] | None
+HELD_OUT = 0.2
+"""The share of samples that becomes the test pool when the user gives none."""
+
+
+def from_arrays(
+    x: Any,
+    y: Any,
+    x_test: Any = None,
+    y_test: Any = None,
+    classes: Classes = "auto",
+    name: str = "data",
+    *,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+    seed: int = 0,
+) -> Dataset:
+    """A data set from tensors, NumPy arrays or anything that NumPy can read.
+
+    * uint8 means pixels: N×H×W becomes N×1×H×W, and N×H×W×C (C is 1 or 3) becomes N×C×H×W. Floats become float32
+      and keep their shape. Other integers become int64 and reach the network as they are (tokens); give a table of
+      whole numbers as floats.
+    * `classes="auto"`: integer labels are a classification with as many classes as the largest label says, float
+      labels a regression. A number or None (regression) decides otherwise.
+    * Without a test pool 20 % of the samples, class by class, are held out as one.
+    """
+    if (x_test is None) != (y_test is None):
+        raise BadInput(f"'{name}' has only one of x_test and y_test; give both or none.")
+    inputs, targets = read_pair(x, y, f"'{name}'")
+    if x_test is not None:
+        test_inputs, test_targets = read_pair(x_test, y_test, f"the test part of '{name}'")
+    else:
+        held = held_out(targets, numpy_draw(seed, "hold-out"))
+        if not held.any():
+            raise BadInput(f"'{name}' has too few samples ({len(targets)}) to hold out a test pool; give x_test, y_test.")
+        test_inputs, test_targets = inputs[held], targets[held]
+        inputs, targets = inputs[~held], targets[~held]
+    count = count_classes(classes, targets, test_targets)
+    targets, test_targets = (as_targets(part, count, name) for part in (targets, test_targets))
+    return Dataset(name, inputs, targets, test_inputs, test_targets, count, mean, std)
+
+
+def from_clients(
+    clients: Sequence[Any],
+    test: Any = None,
+    classes: Classes = "auto",
+    name: str = "data",
+    *,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+    seed: int = 0,
+) -> Dataset:
+    """A data set from data that are already with their clients; the `natural` partition keeps them there.
+
+    `clients` has for each client a pair (x, y) or a map-style torch Dataset of such samples; arrays are read as in
+    `from_arrays`. `test` is one pair or Dataset for a common test pool, or a list with one for each client; None holds
+    out 20 % of every client's samples as its test part (a client with a single sample keeps it for training).
+    """
+    parts = [read_part(part, f"client {index} of '{name}'") for index, part in enumerate(clients)]
+    if not parts:
+        raise BadInput(f"'{name}' has no clients; give at least one pair (x, y).")
+    if test is None:
+        train, tests = hold_out_each(parts, seed)
+    elif isinstance(test, list):
+        if len(test) != len(parts):
+            raise BadInput(f"'{name}' has {len(parts)} clients, but test has {len(test)} parts; give one for each.")
+        train, tests = parts, [read_part(part, f"test part {index} of '{name}'") for index, part in enumerate(test)]
+    else:
+        train, tests = parts, [read_part(test, f"the test part of '{name}'")]
+    x, y, owners = pool(train, f"client {{}} of '{name}'")
+    x_test, y_test, owners_test = pool(tests, f"test part {{}} of '{name}'")
+    if test is not None and not isinstance(test, list):
+        owners_test = None
+    count = count_classes(classes, y, y_test)
+    y, y_test = (as_targets(part, count, name) for part in (y, y_test))
+    return Dataset(name, x, y, x_test, y_test, count, mean, std, owners, owners_test)
+
+
+def read_part(part: Any, where: str) -> tuple[Tensor, Tensor]:
+    """One client's samples from a pair or a map-style data set."""
+    if isinstance(part, TensorDataset) and len(part.tensors) == 2:
+        part = part.tensors
+    if isinstance(part, tuple | list):
+        if len(part) != 2:
+            raise BadInput(f"{where} has {len(part)} entries; a pair (x, y) or a torch Dataset is right.")
+        return read_pair(part[0], part[1], where)
+    if not hasattr(part, "__len__") or not hasattr(part, "__getitem__"):
+        raise BadInput(f"{where} is a {type(part).__name__}; a pair (x, y) or a map-style torch Dataset is right.")
+    try:
+        samples = [(np.asarray(x), np.asarray(y)) for x, y in (part[index] for index in range(len(part)))]
+        return read_pair(np.stack([x for x, _ in samples]), np.stack([y for _, y in samples]), where)
+    except (TypeError, ValueError) as problem:
+        raise BadInput(f"{where} cannot be read as samples (x, y) of one shape: {problem}.") from None
+
+
+def read_pair(x: Any, y: Any, where: str) -> tuple[Tensor, Tensor]:
+    """Inputs and raw targets as tensors of equal length."""
+    inputs, targets = as_tensor(x, f"x of {where}"), as_tensor(y, f"y of {where}")
+    if inputs.dtype == torch.uint8 and inputs.dim() == 3:
+        inputs = inputs[:, None]
+    elif inputs.dtype == torch.uint8 and inputs.dim() == 4 and inputs.shape[3] in (1, 3) and inputs.shape[1] > 3:
+        inputs = inputs.permute(0, 3, 1, 2).contiguous()
+    if inputs.dtype == torch.bool:
+        inputs = inputs.float()
+    if inputs.dim() == 0 or targets.dim() == 0 or len(inputs) != len(targets):
+        raise BadInput(
+            f"x and y of {where} must have one entry per sample, but their shapes are "
+            f"{tuple(inputs.shape)} and {tuple(targets.shape)}."
+        )
+    if len(inputs) == 0:
+        raise BadInput(f"{where} is empty; at least one sample is needed.")
+    return inputs, targets
+
+
+def as_tensor(values: Any, where: str) -> Tensor:
+    """Numbers as uint8, bool, int64 or float32; arrays that have such a type already are not copied."""
+    if not isinstance(values, Tensor):
+        try:
+            array = np.asarray(values)
+        except ValueError as problem:
+            raise BadInput(f"{where} is no array: {problem}.") from None
+        if array.dtype.kind not in "biuf":
+            raise BadInput(f"{where} must be numbers, not {array.dtype}.")
+        if array.dtype.kind == "u" and array.dtype != np.uint8:
+            array = array.astype(np.int64)  # torch knows few unsigned types
+        values = torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), "CW"))
+    if values.is_floating_point():
+        return values.detach().float()
+    return values if values.dtype in (torch.uint8, torch.bool) else values.long()
+
+
+def count_classes(classes: Classes, *targets: Tensor) -> int | None:
+    """The number of classes that the user gave or that the labels show; None for a regression."""
+    if classes is None:
+        return None
+    if classes != "auto":
+        if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
+            raise BadInput(f"classes must be 'auto', None or a whole number above 0, not {classes!r}.")
+        return classes
+    if any(part.is_floating_point() for part in targets):
+        return None
+    return max(1 + max(int(part.max()) for part in targets), 1)
+
+
+def as_targets(targets: Tensor, classes: int | None, name: str) -> Tensor:
+    """Labels as one int64 vector, or targets as float32."""
+    if classes is None:
+        return targets.float()
+    if targets.dim() == 2 and targets.shape[1] == 1:
+        targets = targets[:, 0]
+    whole = targets.long()
+    if targets.is_floating_point() and not torch.equal(whole.float(), targets):
+        raise BadInput(f"labels of '{name}' must be whole numbers from 0 to {classes - 1}; classes=None is a regression.")
+    return whole
+
+
+def held_out(targets: Tensor, draw: np.random.Generator) -> np.ndarray:
+    """A mask of the samples that become test samples: a share of each class, but never all of a class."""
+    codes = np.zeros(len(targets), dtype=np.int64)
+    if not targets.is_floating_point() and targets.numel() == len(targets):
+        codes = np.unique(targets.cpu().numpy().ravel(), return_inverse=True)[1]
+    mask = np.zeros(len(targets), dtype=bool)
+    mask[stratified(codes, round(HELD_OUT * len(targets)), draw, leave_one=True)] = True
+    return mask
+
+
+def hold_out_each(parts: list[tuple[Tensor, Tensor]], seed: int) -> tuple[list[Any], list[Any]]:
+    """Every client's samples cut into training and test samples."""
+    train, test = [], []
+    for index, (x, y) in enumerate(parts):
+        held = held_out(y, numpy_draw(seed, "hold-out", index))
+        if not held.any() and len(y) > 1:
+            held[-1] = True
+        train.append((x[~held], y[~held]))
+        test.append((x[held], y[held]))
+    return train, test
+
+
+def pool(parts: list[tuple[Tensor, Tensor]], where: str) -> tuple[Tensor, Tensor, np.ndarray]:
+    """All parts as one, with the number of the part that each sample came from."""
+    first_x, first_y = parts[0]
+    for index, (x, y) in enumerate(parts):
+        if x.shape[1:] != first_x.shape[1:] or x.dtype != first_x.dtype:
+            raise BadInput(f"{where.format(index)} has samples of {describe(x)}, but the first has {describe(first_x)}.")
+        if y.shape[1:] != first_y.shape[1:] or y.is_floating_point() != first_y.is_floating_point():
+            raise BadInput(f"{where.format(index)} has targets of {describe(y)}, but the first has {describe(first_y)}.")
+    owners = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
+    return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]), owners

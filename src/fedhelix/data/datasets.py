@@ -1,0 +1,231 @@
+"""Data sets: a training pool and a test pool, checked once, so that nothing later has to ask."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedhelix.data import sources
+from fedhelix.data.sampling import stratified
+from fedhelix.errors import BadInput, unknown
+from fedhelix.seeds import numpy_draw
+
+DIGITS = "digits"
+DIGITS_SIZES = (1438, 359)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Dataset:
+    """A training pool and a test pool; clients are index arrays into them, so nothing is ever copied per client."""
+
+    name: str
+    x: Tensor
+    """uint8 pixels, float32 values or int64 tokens; pictures N×C×H×W, tables N×D."""
+    y: Tensor
+    """int64 labels, or float32 targets (regression)."""
+    x_test: Tensor
+    y_test: Tensor
+    classes: int | None
+    """How many classes; None: not a classification."""
+    mean: tuple[float, ...] | None = None
+    """Per channel, on the [0, 1] scale."""
+    std: tuple[float, ...] | None = None
+    owners: np.ndarray | None = None
+    """Who owns each sample, where the data come with owners."""
+    owners_test: np.ndarray | None = None
+    # Made once, where the data are: a copy from the host in every batch would be slow and cannot be captured
+    # in a CUDA graph.
+    _shift: Tensor | None = dataclasses.field(init=False, default=None)
+    _scale: Tensor | None = dataclasses.field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._check_pool("x", self.x, "y", self.y, self.owners)
+        self._check_pool("x_test", self.x_test, "y_test", self.y_test, self.owners_test)
+        if self.x.shape[1:] != self.x_test.shape[1:] or self.x.dtype != self.x_test.dtype:
+            raise BadInput(
+                f"x and x_test of '{self.name}' must hold samples of one kind, but x has {describe(self.x)} "
+                f"and x_test {describe(self.x_test)}."
+            )
+        if (self.mean is None) != (self.std is None):
+            raise BadInput(f"'{self.name}' has only one of mean and std; give both or none.")
+        if self.mean is not None and self.std is not None:
+            object.__setattr__(self, "_shift", self._per_channel("mean", self.mean))
+            object.__setattr__(self, "_scale", self._per_channel("std", self.std))
+
+    def __repr__(self) -> str:
+        kind = "regression" if self.classes is None else f"{self.classes} classes"
+        return f"Dataset({self.name}: {len(self.x)} train, {len(self.x_test)} test, {describe(self.x)}, {kind})"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return tuple(self.x.shape[1:])
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """A gathered batch as the network wants it: pixels become floats in [0, 1], then everything is normalised.
+
+        Axes before the sample's own may be any (batches, clients × batches); tokens pass through.
+        """
+        if x.dtype == torch.uint8:
+            x = x.float() / 255
+        if self._shift is None or self._scale is None or not x.is_floating_point():
+            return x
+        return (x - self._shift.to(x.device)) / self._scale.to(x.device)
+
+    def to(self, device: torch.device | str) -> Dataset:
+        """The same data on a device."""
+        moved = {name: getattr(self, name).to(device) for name in ("x", "y", "x_test", "y_test")}
+        return dataclasses.replace(self, **moved)
+
+    def subsample(self, train: int, test: int | None = None, seed: int = 0) -> Dataset:
+        """A smaller data set with the same class proportions (`test=None` keeps the whole test pool)."""
+        smaller = dataclasses.replace(self)
+        wanted = {"": (self.y, train), "_test": (self.y_test, test)}
+        for part, (labels, size) in wanted.items():
+            if size is None:
+                continue
+            if not 1 <= size <= len(labels):
+                raise BadInput(f"cannot draw {size} samples from the {len(labels)} of x{part} of '{self.name}'.")
+            codes = labels.cpu().numpy() if self.classes else np.zeros(len(labels), dtype=np.int64)
+            chosen = stratified(codes, size, numpy_draw(seed, "subsample" + part))
+            owners = getattr(self, "owners" + part)
+            changes = {
+                "x" + part: getattr(self, "x" + part)[chosen],
+                "y" + part: labels[chosen],
+                "owners" + part: None if owners is None else owners[chosen],
+            }
+            smaller = dataclasses.replace(smaller, **changes)
+        return smaller
+
+    def _per_channel(self, field: str, values: tuple[float, ...]) -> Tensor:
+        channels = self.x.shape[1]
+        if len(values) not in (1, channels):
+            raise BadInput(f"{field} of '{self.name}' has {len(values)} values, but the samples have {channels} channels.")
+        tensor = torch.tensor(values, dtype=torch.float32, device=self.x.device)
+        if not bool(tensor.isfinite().all()) or (field == "std" and not bool((tensor > 0).all())):
+            raise BadInput(f"{field} of '{self.name}' is {values}; {field} must be finite and std above zero.")
+        return tensor.view(-1, *[1] * (self.x.dim() - 2))
+
+    def _check_pool(self, x_name: str, x: Tensor, y_name: str, y: Tensor, owners: np.ndarray | None) -> None:
+        for name, value in ((x_name, x), (y_name, y)):
+            if not isinstance(value, Tensor):
+                raise BadInput(f"{name} of '{self.name}' must be a tensor, not {type(value).__name__}; see from_arrays.")
+        if x.dtype not in (torch.uint8, torch.float32, torch.int64):
+            raise BadInput(f"{x_name} of '{self.name}' must be uint8, float32 or int64, not {x.dtype}.")
+        if x.dim() < 2:
+            raise BadInput(f"{x_name} of '{self.name}' must be N×D or N×C×H×W, not of shape {tuple(x.shape)}.")
+        if len(x) == 0:
+            raise BadInput(f"{x_name} of '{self.name}' is empty; at least one sample is needed.")
+        if y.dim() == 0 or len(x) != len(y):
+            raise BadInput(f"{x_name} of '{self.name}' has {len(x)} samples, but {y_name} has {y.numel()} labels.")
+        if owners is not None and len(owners) != len(x):
+            raise BadInput(f"{x_name} of '{self.name}' has {len(x)} samples, but there are {len(owners)} owners.")
+        self._check_finite(x_name, x)
+        if self.classes is None:
+            if y.dtype != torch.float32:
+                raise BadInput(f"{y_name} of '{self.name}' must be float32 for a regression, not {y.dtype}.")
+            self._check_finite(y_name, y)
+            return
+        if y.dtype != torch.int64 or y.dim() != 1:
+            raise BadInput(
+                f"{y_name} of '{self.name}' must be one int64 label per sample, not {y.dtype} of {tuple(y.shape)}."
+            )
+        outside = ((y < 0) | (y >= self.classes)).nonzero()
+        if len(outside):
+            first = int(outside[0])
+            raise BadInput(
+                f"{y_name} of '{self.name}' has labels outside the classes: {int(y[first])} at index {first}, "
+                f"where 0 to {self.classes - 1} would be right."
+            )
+
+    def _check_finite(self, name: str, values: Tensor) -> None:
+        if not values.is_floating_point():
+            return
+        finite = values.isfinite()
+        if not bool(finite.all()):
+            place = (~finite).nonzero()[0].tolist()
+            raise BadInput(
+                f"{name} of '{self.name}' has {float(values[tuple(place)])} in sample {place[0]}; "
+                "every value must be finite."
+            )
+
+
+def describe(x: Tensor) -> str:
+    """Shape and type of one sample, for people."""
+    return f"{'×'.join(map(str, x.shape[1:]))} {str(x.dtype).removeprefix('torch.')}"
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether a data set can be loaded, from where, and what to do if not."""
+
+    name: str
+    found: str | None
+    train: int | None
+    test: int | None
+    how: str
+
+
+def load(name: str = DIGITS, data_dir: str | Path | None = None) -> Dataset:
+    """A data set by its name: digits (comes with the library), mnist, fashion-mnist, emnist, cifar10, cifar100, svhn.
+
+    Files are looked for in `data_dir` (or the folder that FEDHELIX_DATA names), in the user's cache, in the system's
+    folder of data sets, and are otherwise downloaded through Hugging Face `datasets` if that is installed. Official
+    files are read as they are; so is NAME.npz with x_train, y_train, x_test, y_test (uint8, N×H×W or N×H×W×C).
+    """
+    folder = sources.explicit_folder(data_dir)
+    known = canonical(name)
+    if known == DIGITS:
+        return load_digits()
+    source = sources.SOURCES[known]
+    found = sources.find(source, folder)
+    raw = found.read() if found else sources.download(source, folder)
+    place = found.path if found else source.hub
+    x, y, x_test, y_test = (torch.from_numpy(array) for array in raw)
+    try:
+        return Dataset(known, x, y, x_test, y_test, source.classes, source.mean, source.std)
+    except BadInput as problem:
+        raise BadInput(f"'{place}' does not hold {known}: {problem}") from None
+
+
+def available(data_dir: str | Path | None = None) -> list[Availability]:
+    """All data sets that `load` knows, each with where it lies or how to get it."""
+    folder = sources.explicit_folder(data_dir)
+    rows = [Availability(DIGITS, "scikit-learn (built in)", *DIGITS_SIZES, how="nothing to do")]
+    for name, source in sources.SOURCES.items():
+        try:
+            found = sources.find(source, folder)
+            if found is None:
+                rows.append(Availability(name, None, *source.sizes, how=sources.advice(source, folder)))
+            else:
+                rows.append(Availability(name, str(found.path), *found.sizes(), how="nothing to do"))
+        except BadInput as problem:  # a damaged file must not hide the other data sets
+            rows.append(Availability(name, None, None, None, how=str(problem)))
+    return rows
+
+
+def canonical(name: str) -> str:
+    """The name as the library spells it: `Fashion_MNIST` is fashion-mnist."""
+    known = (DIGITS, *sources.SOURCES)
+    spelled = str(name).strip().lower().replace("_", "-")
+    if spelled not in known:
+        raise unknown("data set", name, known)
+    return spelled
+
+
+def load_digits() -> Dataset:
+    """1,797 digits of 8×8 pixels from scikit-learn, always cut into the same stratified 80 % and 20 %."""
+    from sklearn.datasets import load_digits as read  # slow to import and needed for this data set only
+
+    pictures, labels = read(return_X_y=True)
+    x = np.rint(pictures * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
+    y = labels.astype(np.int64)
+    test = np.zeros(len(y), dtype=bool)
+    test[stratified(y, DIGITS_SIZES[1], numpy_draw(0, "digits"))] = True
+    arrays = (torch.from_numpy(array) for array in (x[~test], y[~test], x[test], y[test]))
+    return Dataset(DIGITS, *arrays, classes=10, mean=(0.3053,), std=(0.3760,))

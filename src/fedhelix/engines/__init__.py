@@ -1,0 +1,21 @@
+"""Engines: how many clients run at once. A client's work itself is in `fedhelix.client`."""
+
+from __future__ import annotations
+
+from fedhelix.client import Setup
+from fedhelix.engines.base import Engine
+from fedhelix.engines.serial import Serial
+from fedhelix.errors import unknown
+
+ENGINES: dict[str, type[Engine]] = {"serial": Serial}
+
+__all__ = ["ENGINES", "Engine", "Serial", "engine_for"]
+
+
+def engine_for(name: str, setup: Setup) -> Engine:
+    """The engine of that name; `auto` takes the fastest that fits the device."""
+    if name == "auto":
+        return Serial(setup)
+    if name not in ENGINES:
+        raise unknown("engine", name, [*ENGINES, "auto"])
+    return ENGINES[name](setup)

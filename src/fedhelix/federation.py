@@ -1,0 +1,309 @@
+"""A federation: data with their owners, a model, a method, and THE round loop."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+
+from fedhelix import models, seeds
+from fedhelix.channel import receive
+from fedhelix.client import Job, Setup, Training
+from fedhelix.data import Dataset, Partition, from_clients, load, partitions
+from fedhelix.engines import engine_for
+from fedhelix.errors import BadInput
+from fedhelix.method import Context, Method
+from fedhelix.methods import FedAvg
+from fedhelix.options import build
+from fedhelix.progress import Progress
+from fedhelix.records import Record, summarise
+from fedhelix.store import RunFolder
+from fedhelix.task import Loss, Metric, task_for
+from fedhelix.tree import State, Tree, payload_bytes, to_device
+from fedhelix.units import Units
+
+
+@dataclass
+class Standing:
+    """Where a federation stands after some rounds: all that the next round depends on."""
+
+    round: int
+    server: Tree
+    own: dict[int, Tree]
+    changed: set[int] = field(default_factory=set)  # clients whose state is newer than the last checkpoint
+
+
+class Federation:
+    """Clients with their data, a model, and a method that trains it across them.
+
+    `data` is a name for `load`, a `Dataset`, or a list with one (x, y) pair or torch data set per client.
+    `partition` says who owns which sample: a value of `fedhelix.partition`, or text such as "dirichlet:0.1".
+    `model` is a name, an `nn.Module`, or a function that makes one. Everything else has a sensible default; the
+    options of `Training` (epochs, batch_size, lr, lr_decay, momentum, weight_decay, augment) are keywords too.
+    """
+
+    def __init__(
+        self,
+        data: str | Dataset | Sequence[Any] = "digits",
+        partition: str | Partition | None = None,
+        *,
+        model: str | nn.Module | Callable[[], nn.Module] = "auto",
+        method: Method | None = None,
+        clients: int = 20,
+        cohort: int | None = None,
+        seed: int = 0,
+        loss: Loss | None = None,
+        metric: Metric | None = None,
+        engine: str = "auto",
+        device: str = "auto",
+        **training: Any,
+    ):
+        owned = not isinstance(data, str | Dataset)
+        pool = load(data) if isinstance(data, str) else data if isinstance(data, Dataset) else from_clients(data)
+        if partition is None:
+            partition = "natural" if owned or pool.owners is not None else "dirichlet:0.3"
+        if isinstance(partition, str):
+            partition = partitions.parse(partition, clients)
+        self.method = method if method is not None else FedAvg()
+        self.seed, self.device = int(seed), _device(device)
+        self.splits = partition.split(pool, self.seed)
+        self.clients = len(self.splits)
+        self.cohort_size = min(10, self.clients) if cohort is None else cohort
+        if not 1 <= self.cohort_size <= self.clients:
+            raise BadInput(f"cohort must lie between 1 and the number of clients ({self.clients}), not {cohort}.")
+        self.data = pool.to(self.device)
+        outputs = pool.classes if pool.classes is not None else math.prod(pool.y.shape[1:])
+        module = models.build(model, pool.shape, outputs, data_name=pool.name, seed=self.seed)
+        example = pool.prepare(pool.x[:2])
+        models.check_fits(module, example, outputs)
+        self.units = Units.of(module, example)
+        self.method.check(self.units)
+        module = module.to(self.device)
+        state = module.state_dict()
+        self.initial: State = {name: state[name].detach().clone() for name in self.units.names}
+        self.task = task_for(pool.classes, loss, metric)
+        self.training: Training = build(Training, training, "a federation")
+        setup = Setup(
+            self.method, module, self.units, self.initial, self.data, self.splits, self.training, self.task, self.seed,
+            self.device,
+        )  # fmt: skip
+        self.engine = engine_for(engine, setup)
+
+    def play(self, rounds: int, since: Standing | None = None, eval_every: int = 1) -> Iterator[tuple[Record, Standing]]:
+        """THE round loop: yields a record and the new standing after every round."""
+        standing = since or self.begin(rounds)
+        for t in range(standing.round, rounds):
+            clock, ctx, method = time.perf_counter(), self.context(t, rounds), self.method
+            workers = method.workers(self.cohort(t), ctx)
+            payloads = {i: method.download(standing.server, i, ctx) for i in workers}
+            outcomes = self.engine.work([Job(i, t, payloads[i], standing.own.get(i, {})) for i in workers])
+            uploads, refused = receive(outcomes, self.initial)
+            server = standing.server
+            if uploads:
+                server = method.merge(server, uploads, method.weigh(server, uploads, ctx), ctx)
+            standing = Standing(
+                t + 1,
+                server,
+                standing.own | {outcome.client: outcome.own for outcome in outcomes},
+                standing.changed | {outcome.client for outcome in outcomes},
+            )
+            record: Record = {
+                "round": t + 1,
+                "train_loss": float(np.mean([outcome.loss for outcome in outcomes])),
+                "uplink_bytes": sum(payload_bytes(outcome.upload) for outcome in outcomes),
+                "downlink_bytes": sum(payload_bytes(payload) for payload in payloads.values()),
+                "other_bytes": 0,
+                "participants": list(workers),
+                "refused": refused,
+                "notes": ctx.notes,
+            }
+            if (t + 1) % eval_every == 0 or t + 1 == rounds:
+                record |= self.evaluate(standing, ctx)
+            record["seconds"] = time.perf_counter() - clock
+            yield record, standing
+
+    def begin(self, rounds: int) -> Standing:
+        """Before round 0: clients say hello, the server makes its first state and replies."""
+        ctx = self.context(0, rounds)
+        greets = type(self.method).hello is not Method.hello
+        hellos = self.engine.hello([Job(i, 0, {}, {}) for i in range(self.clients)]) if greets else {}
+        server, replies = self.method.begin(hellos, ctx)
+        return Standing(0, server, dict(replies), set(replies))
+
+    def cohort(self, t: int) -> list[int]:
+        """The clients sampled in round t: the same for every method with this seed."""
+        chosen = seeds.numpy_draw(self.seed, "cohort", t).choice(self.clients, self.cohort_size, replace=False)
+        return sorted(int(client) for client in chosen)
+
+    def context(self, t: int, rounds: int) -> Context:
+        """What the server's hooks see in round t."""
+        return Context(t, rounds, self.clients, self.units, self.initial, self.device, self.seed, self.cohort)
+
+    def evaluate(self, standing: Standing, ctx: Context) -> Record:
+        """The server's model on the test set, and every client's personal model on its own part of it."""
+        record, name = Record(), self.task.name
+        model = self.method.model(standing.server, ctx)
+        scores = self.engine.evaluate(self._jobs(standing, range(self.clients), ctx))
+        tests = np.array([score.test for score in scores])
+        record["loss"] = float(np.nanmean([score.test_loss for score in scores]))
+        if model is not None:
+            record[name], record["loss"] = self.engine.score([model], self.data.x_test, self.data.y_test)[0]
+        record[f"personal_{name}"] = float(np.nanmean(tests))
+        record["personal_p10"] = float(np.nanpercentile(tests, 10))
+        record["personal"] = [float(test) for test in tests]
+        valid = np.array([score.valid for score in scores])
+        if not np.isnan(valid).all():
+            record[f"valid_{name}"] = float(np.nanmean(valid))
+        return record
+
+    def _jobs(self, standing: Standing, clients: Sequence[int], ctx: Context) -> list[Job]:
+        """What the given clients would receive now."""
+        return [
+            Job(i, standing.round, self.method.download(standing.server, i, ctx), standing.own.get(i, {}))
+            for i in clients
+        ]
+
+    def fit(
+        self,
+        rounds: int = 30,
+        *,
+        out: str | Path | None = None,
+        resume: bool = False,
+        config: Mapping[str, Any] | None = None,
+        eval_every: int = 1,
+        checkpoint_every: int = 1,
+        quiet: bool | None = None,
+        title: str | None = None,
+    ) -> Run:
+        """Train for some rounds with live progress; with `out`, into a run folder that can be resumed."""
+        for name, value in (("rounds", rounds), ("eval_every", eval_every), ("checkpoint_every", checkpoint_every)):
+            if value < 1:
+                raise BadInput(f"{name} must be at least 1, not {value}.")
+        records: list[Record] = []
+        standing: Standing | None = None
+        with ExitStack() as stack:
+            folder = None
+            if out is not None:
+                folder = RunFolder.open(out) if resume else RunFolder.create(out, dict(config or self.describe(rounds)))
+                stack.enter_context(folder)
+                restored = folder.restore(self.device) if resume else None
+                if restored is not None:
+                    standing, records = Standing(*restored), list(folder.records())
+            progress = stack.enter_context(
+                Progress(rounds, title or self.method.name, standing.round if standing else 0, quiet)
+            )
+            saved = standing.round if standing else 0
+            try:
+                for record, standing in self.play(rounds, standing, eval_every):
+                    records.append(record)
+                    if folder is not None:
+                        folder.append(record)
+                        if standing.round % checkpoint_every == 0 or standing.round == rounds:
+                            saved = self._checkpoint(folder, standing)
+                    progress.update(record)
+            except KeyboardInterrupt:
+                # Rounds that are complete are not lost; the one in progress is played again on resume.
+                if folder is not None and standing is not None and standing.round > saved:
+                    self._checkpoint(folder, standing)
+                raise
+            if standing is None:
+                raise BadInput("a run needs at least one round.")
+            run = Run(self, records, standing, folder)
+            if folder is not None:
+                folder.write_summary(run.summary)
+            return run
+
+    def _checkpoint(self, folder: RunFolder, standing: Standing) -> int:
+        folder.checkpoint(standing.round, standing.server, {i: standing.own[i] for i in sorted(standing.changed)})
+        standing.changed.clear()
+        return standing.round
+
+    def describe(self, rounds: int) -> dict[str, Any]:
+        """What determines a run, for its config.toml, as far as a library user's objects can be written down."""
+        return {
+            "library": True,
+            "rounds": rounds,
+            "seed": self.seed,
+            "data": {"name": self.data.name},
+            "clients": self.clients,
+            "cohort": self.cohort_size,
+            "training": vars(self.training),
+            "method": {"name": self.method.name, **vars(self.method)},
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """What a summary says about the federation itself."""
+        return {
+            "method": self.method.name,
+            "options": dict(vars(self.method)),
+            "parameters": sum(self.units.sizes[name] for name in self.units.parameters),
+            "data": self.data.name,
+            "clients": self.clients,
+            "seed": self.seed,
+        }
+
+    def close(self) -> None:
+        """Give back what the engine holds."""
+        self.engine.close()
+
+
+@dataclass
+class Run:
+    """A finished run: its records, and the models that came out of it."""
+
+    federation: Federation
+    records: list[Record]
+    standing: Standing
+    folder: RunFolder | None = None
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """One row per round."""
+        return pd.DataFrame(self.records).set_index("round")
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The figures of the whole run."""
+        return summarise(self.records, self.federation.facts(), self.federation.task.name)
+
+    def model(self) -> nn.Module | None:
+        """The server's model, if the method has one."""
+        fed = self.federation
+        state = fed.method.model(self.standing.server, fed.context(self.standing.round, self.standing.round))
+        return None if state is None else self._module(state)
+
+    def personal(self, client: int) -> nn.Module:
+        """The model that one client would use."""
+        fed = self.federation
+        if not 0 <= client < fed.clients:
+            raise BadInput(f"there is no client {client}; clients are numbered from 0 to {fed.clients - 1}.")
+        ctx = fed.context(self.standing.round, self.standing.round)
+        return self._module(fed.engine.personal(fed._jobs(self.standing, [client], ctx))[0])
+
+    def _module(self, state: State) -> nn.Module:
+        fed = self.federation
+        module = fed.engine.setup.module
+        clean = copy.deepcopy(module)
+        clean.load_state_dict(to_device(state, fed.device), strict=False)
+        return clean.eval()
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError):
+        raise BadInput(f"the device '{name}' is not here; use cpu, cuda or auto.") from None
+    return device

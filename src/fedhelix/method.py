@@ -1,0 +1,188 @@
+"""What a method is: a frozen value whose hooks are FedAvg's until it says otherwise.
+
+A method has no loop, no device, no logger and no state. Its fields are its hyperparameters. State passes through
+the hooks as trees of named tensors: `server` is what the server keeps, `own` is what one client keeps. A hook sees
+only what its side would see on real machines: client hooks get a `Client`, server hooks a `Context`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedhelix import seeds
+from fedhelix.options import Checked
+from fedhelix.tree import State, Tree, drop, masked_mean, take
+from fedhelix.units import Units
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Train one part of one of the client's models for some epochs, with a fresh optimiser."""
+
+    part: str = "all"  # all, head or body
+    epochs: int | None = None  # None: as many as the federation says
+    model: str = "model"  # which of the models that `start` returned
+
+
+class Batch(NamedTuple):
+    """Samples of one training step; `mask` is 0 for samples that only fill the batch up."""
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor | None = None
+
+
+class Upload(NamedTuple):
+    """What the server received from one client."""
+
+    client: int
+    samples: int
+    tree: Tree
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """What a client knows of itself in one round."""
+
+    id: int
+    samples: int  # how many it trains on
+    round: int  # 0 in the first round
+    lr: float  # this round's learning rate
+    epochs: int  # local epochs of one round
+    units: Units
+    initial: State  # the initial model, which everybody can make from the seed
+    seed: int
+    inputs: Callable[[], Tensor]  # its training samples, prepared as the model gets them
+    targets: Callable[[], Tensor]
+    gradients: Callable[[State], Iterator[State]]  # the gradient of the loss on each of its batches, at a model
+
+    def draw(self, purpose: str, every_round: bool = True) -> torch.Generator:
+        """Random numbers of this client, new in each round or the same all along."""
+        return seeds.draw(self.seed, purpose, self.round if every_round else -1, self.id)
+
+
+@dataclass(frozen=True, eq=False)
+class Local:
+    """A client at work. `loss` may look at `anchor`, `phase`, `units` and call `risk`; `upload` may look at all."""
+
+    anchor: Tree
+    phase: Phase
+    units: Units
+    risk: Callable[[Mapping[str, Tensor], Batch], Tensor]  # mean loss of a model's state on a batch
+    client: Client
+    payload: Tree
+    own: Tree
+    models: dict[str, State]
+    steps: int  # optimiser steps of the round
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What the server knows in one round, besides its own state."""
+
+    round: int
+    rounds: int
+    clients: int
+    units: Units
+    initial: State
+    device: torch.device
+    seed: int
+    cohort: Callable[[int], list[int]]  # who is sampled in a given round
+    score: Callable[[Sequence[State]], list[tuple[float, float]]] | None = None  # (metric, loss) on validation data
+    notes: dict[str, Any] = field(default_factory=dict)  # what the method wants recorded of this round
+
+    def draw(self, purpose: str) -> torch.Generator:
+        """Random numbers of the server, new in each round."""
+        return seeds.draw(self.seed, purpose, self.round, -1)
+
+
+@dataclass(frozen=True)
+class Method(Checked):
+    """Federated averaging, hook by hook, in the order in which a round calls them."""
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+
+    # Both sides ------------------------------------------------------------------------------------------------
+
+    def check(self, units: Units) -> None:
+        """Raise BadInput when the method cannot work with this network."""
+
+    def shared(self, units: Units) -> Sequence[str]:
+        """The entries that travel; the others never leave their client."""
+        return units.names
+
+    # Before the first round ------------------------------------------------------------------------------------
+
+    def hello(self, client: Client) -> Tree:
+        """Client: what it tells the server once, before round 0."""
+        return {}
+
+    def begin(self, hellos: Mapping[int, Tree], ctx: Context) -> tuple[Tree, dict[int, Tree]]:
+        """Server: its first state, and a reply to each hello (which becomes the client's first `own`)."""
+        return {"model": take(ctx.initial, self.shared(ctx.units))}, {}
+
+    # Each round ------------------------------------------------------------------------------------------------
+
+    def workers(self, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
+        """Server: who works in this round."""
+        return cohort
+
+    def download(self, server: Tree, client: int, ctx: Context) -> Tree:
+        """Server: what one client receives."""
+        return {"model": server["model"]}
+
+    def start(self, payload: Tree, own: Tree, client: Client) -> dict[str, State]:
+        """Client: its models at the start of the round; what was received replaces what was kept."""
+        return {"model": {**client.initial, **own.get("model", {}), **payload.get("model", {})}}
+
+    def anchor(self, payload: Tree, own: Tree, client: Client) -> Tree:
+        """Client: tensors that the loss looks at and that stay fixed during the round."""
+        return {}
+
+    def phases(self, client: Client) -> Sequence[Phase]:
+        """Client: which parts train, in which order and for how long."""
+        return (Phase(),)
+
+    def loss(self, params: Mapping[str, Tensor], batch: Batch, local: Local) -> Tensor:
+        """Client: the objective on one batch. It must be a pure function, since engines run many clients at once."""
+        return local.risk(params, batch)
+
+    def upload(self, local: Local) -> tuple[Tree, Tree]:
+        """Client: what leaves it, and what it keeps for its next round."""
+        shared, model = self.shared(local.units), local.models["model"]
+        personal = drop(model, shared)
+        return {"model": take(model, shared)}, {**local.own, "model": personal} if personal else local.own
+
+    def weigh(self, server: Tree, uploads: Sequence[Upload], ctx: Context) -> list[float]:
+        """Server: the weight of each upload; zero leaves it out."""
+        total = sum(upload.samples for upload in uploads)
+        return [upload.samples / total for upload in uploads]
+
+    def merge(self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context) -> Tree:
+        """Server: its next state."""
+        models = [upload.tree.get("model", {}) for upload in uploads]
+        return {**server, "model": masked_mean(models, weights, server["model"])}
+
+    # When models are used --------------------------------------------------------------------------------------
+
+    def model(self, server: Tree, ctx: Context) -> State | None:
+        """Server: the one global model, if there is one."""
+        return server["model"] if len(server["model"]) == len(ctx.units.names) else None
+
+    def personal(self, models: dict[str, State]) -> str:
+        """Client: which of its models it uses."""
+        return "model"
+
+    def tune(self, client: Client) -> Sequence[Phase]:
+        """Client: training before the personal model is used; its result is never uploaded nor kept."""
+        return ()
+
+    def welcome(self, server: Tree, message: Tree, ctx: Context) -> tuple[Tree, Tree, bool]:
+        """Server: one turn of a dialogue with an unseen client: next state, what it receives, whether that was all."""
+        return server, self.download(server, ctx.clients, ctx), True

@@ -1,0 +1,37 @@
+"""The methods, one file each. Importing this package registers them all."""
+
+from fedhelix.methods.ditto import Ditto
+from fedhelix.methods.fedavg import FedAvg
+from fedhelix.methods.fedavg_ft import FedAvgFT
+from fedhelix.methods.fedbabu import FedBABU
+from fedhelix.methods.fedbn import FedBN
+from fedhelix.methods.fedfina import FedFina
+from fedhelix.methods.fedlg import FedLG
+from fedhelix.methods.fedlp import FedLP
+from fedhelix.methods.fedopt import FedOpt
+from fedhelix.methods.fedper import FedPer
+from fedhelix.methods.fedprox import FedProx
+from fedhelix.methods.fedrep import FedRep
+from fedhelix.methods.lg_fedavg import LGFedAvg
+from fedhelix.methods.local import LocalOnly
+from fedhelix.methods.partialfed import PartialFed
+from fedhelix.methods.scaffold import Scaffold
+
+__all__ = [
+    "Ditto",
+    "FedAvg",
+    "FedAvgFT",
+    "FedBABU",
+    "FedBN",
+    "FedFina",
+    "FedLG",
+    "FedLP",
+    "FedOpt",
+    "FedPer",
+    "FedProx",
+    "FedRep",
+    "LGFedAvg",
+    "LocalOnly",
+    "PartialFed",
+    "Scaffold",
+]

@@ -1,0 +1,25 @@
+"""FedAvg-FT: FedAvg whose model every client fine-tunes before using it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedhelix.method import Client, Phase
+from fedhelix.methods.fedavg import FedAvg
+from fedhelix.options import option
+from fedhelix.registry import register
+
+
+@register("fedavg-ft", paper="the baseline of FedPAC, ICLR 2023, arXiv:2306.11867")
+@dataclass(frozen=True)
+class FedAvgFT(FedAvg):
+    """FedAvg, then local fine-tuning for use only; the result is never sent back."""
+
+    ft_epochs: int | None = option(None, "epochs of fine-tuning; auto: as many as in a round", low=0)
+    ft_part: Literal["all", "head"] = option("all", "which part is fine-tuned")
+
+    def tune(self, client: Client) -> Sequence[Phase]:
+        """Client: fine-tune the received model."""
+        return (Phase(self.ft_part, self.ft_epochs),)

@@ -1,0 +1,34 @@
+"""FedBABU: only the body learns during the federation; the head is a random, common frame until it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedhelix.method import Client, Phase
+from fedhelix.methods.fedavg import FedAvg
+from fedhelix.options import option
+from fedhelix.registry import register
+from fedhelix.units import Units
+
+
+@register("fedbabu", paper="Oh et al., ICLR 2022, arXiv:2106.06042")
+@dataclass(frozen=True)
+class FedBABU(FedAvg):
+    """The body is trained and averaged under a frozen head; each client fine-tunes before use."""
+
+    ft_epochs: int = option(2, "epochs of fine-tuning before the model is used", low=0)
+    ft_part: Literal["all", "head", "body"] = option("all", "which part is fine-tuned")
+
+    def shared(self, units: Units) -> Sequence[str]:
+        """The body; everybody can make the random head from the seed."""
+        return units.body
+
+    def phases(self, client: Client) -> Sequence[Phase]:
+        """Client: the head stays as it was drawn."""
+        return (Phase("body"),)
+
+    def tune(self, client: Client) -> Sequence[Phase]:
+        """Client: now the head may learn too."""
+        return (Phase(self.ft_part, self.ft_epochs),)

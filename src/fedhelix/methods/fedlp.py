@@ -1,0 +1,40 @@
+"""FedLP: every layer is uploaded only with some probability."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from fedhelix.method import Client, Local
+from fedhelix.methods.fedavg import FedAvg
+from fedhelix.options import option
+from fedhelix.registry import register
+from fedhelix.tree import State, Tree, take
+
+
+@register("fedlp", paper="Zhu et al., ICC 2023, arXiv:2303.06360")
+@dataclass(frozen=True)
+class FedLP(FedAvg):
+    """Layer-wise pruning of uploads: the server averages each layer over the clients that sent it."""
+
+    keep: float = option(0.5, "probability that a layer is uploaded", low=0, high=1)
+    redraw: Literal["round", "run"] = option("round", "draw the layers anew in each round, or once per client")
+
+    def start(self, payload: Tree, own: Tree, client: Client) -> dict[str, State]:
+        """Client: trains the received model, and uses the one that it trained last."""
+        models = super().start(payload, {}, client)
+        return {**models, "trained": own.get("trained", models["model"])}
+
+    def upload(self, local: Local) -> tuple[Tree, Tree]:
+        """Client: a random part of the layers, each with its BatchNorm."""
+        layers = list(local.units.split("module").values())
+        generator = local.client.draw("fedlp", every_round=self.redraw == "round")
+        kept = torch.rand(len(layers), generator=generator) < self.keep
+        names = [name for layer, keep in zip(layers, kept.tolist(), strict=True) if keep for name in layer]
+        return {"model": take(local.models["model"], names)}, {"trained": local.models["model"]}
+
+    def personal(self, models: dict[str, State]) -> str:
+        """Client: the locally trained model."""
+        return "trained"

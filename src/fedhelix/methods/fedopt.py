@@ -1,0 +1,50 @@
+"""FedOpt: the server treats the mean update as a gradient for Adam, Yogi or Adagrad."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from fedhelix.method import Context, Upload
+from fedhelix.methods.fedavg import FedAvg
+from fedhelix.options import option
+from fedhelix.registry import register
+from fedhelix.tree import Tree, subtract, take, zeros
+
+
+@register("fedopt", paper="Reddi et al., ICLR 2021, arXiv:2003.00295")
+@dataclass(frozen=True)
+class FedOpt(FedAvg):
+    """FedAdam, FedYogi or FedAdagrad: an adaptive optimiser on the server, plain SGD on the clients."""
+
+    optimizer: Literal["adam", "yogi", "adagrad"] = option("adam", "the server's rule for the second moment")
+    server_lr: float = option(0.03, "the server's learning rate", above=0)
+    beta1: float = option(0.9, "memory of the first moment", low=0, high=1)
+    beta2: float = option(0.99, "memory of the second moment (not for adagrad)", low=0, high=1)
+    tau: float = option(1e-3, "adaptivity: small values trust the second moment more", above=0)
+
+    def begin(self, hellos: Mapping[int, Tree], ctx: Context) -> tuple[Tree, dict[int, Tree]]:
+        """Server: both moments start at zero."""
+        server, replies = super().begin(hellos, ctx)
+        params = take(ctx.initial, ctx.units.parameters)
+        return {**server, "first": zeros(params), "second": zeros(params)}, replies
+
+    def merge(self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context) -> Tree:
+        """Server: one adaptive step along the mean update; BatchNorm statistics are plainly averaged."""
+        merged = super().merge(server, uploads, weights, ctx)
+        update = subtract(take(merged["model"], ctx.units.parameters), server["model"])
+        first, second = {}, {}
+        for name, delta in update.items():
+            square, old = delta.square(), server["second"][name]
+            first[name] = self.beta1 * server["first"][name] + (1 - self.beta1) * delta
+            second[name] = {
+                "adam": self.beta2 * old + (1 - self.beta2) * square,
+                "yogi": old - (1 - self.beta2) * square * torch.sign(old - square),
+                "adagrad": old + square,
+            }[self.optimizer]
+            step = first[name] / (second[name].sqrt() + self.tau)
+            merged["model"][name] = server["model"][name] + self.server_lr * step
+        return {**merged, "first": first, "second": second}

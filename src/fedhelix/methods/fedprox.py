@@ -1,0 +1,31 @@
+"""FedProx: local training is held near the global model by a quadratic leash."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedhelix.method import Batch, Client, Local
+from fedhelix.methods.fedavg import FedAvg
+from fedhelix.options import option
+from fedhelix.registry import register
+from fedhelix.tree import Tree, take
+
+
+@register("fedprox", paper="Li et al., MLSys 2020, arXiv:1812.06127")
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """FedAvg with mu/2 times the squared distance to the received model in the local objective."""
+
+    mu: float = option(0.01, "strength of the pull towards the received model", low=0)
+
+    def anchor(self, payload: Tree, own: Tree, client: Client) -> Tree:
+        """Client: the received parameters."""
+        return take(payload["model"], client.units.parameters)
+
+    def loss(self, params: Mapping[str, Tensor], batch: Batch, local: Local) -> Tensor:
+        """Client: risk plus leash."""
+        drift = sum((params[name] - value).square().sum() for name, value in local.anchor.items())
+        return local.risk(params, batch) + self.mu / 2 * drift

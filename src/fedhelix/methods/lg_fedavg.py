@@ -1,0 +1,53 @@
+"""LG-FedAvg: personal representations under one shared head, the mirror image of FedPer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedhelix.method import Context, Local, Upload
+from fedhelix.methods.fedavg import FedAvg
+from fedhelix.options import option
+from fedhelix.registry import register
+from fedhelix.tree import Tree, take
+from fedhelix.units import Units
+
+
+@register("lg-fedavg", paper="Liang et al., 2020, arXiv:2001.01523")
+@dataclass(frozen=True)
+class LGFedAvg(FedAvg):
+    """Only the last layers are averaged; what is below them stays with its client."""
+
+    shared_layers: int = option(1, "how many layers, counted from the output, are shared", low=1)
+    warm_start: int = option(0, "rounds of plain FedAvg before, whose model everybody then starts from", low=0)
+
+    def shared(self, units: Units) -> Sequence[str]:
+        """The last layers."""
+        return units.tail(self.shared_layers)
+
+    def begin(self, hellos: Mapping[int, Tree], ctx: Context) -> tuple[Tree, dict[int, Tree]]:
+        """Server: with a warm start it keeps the whole model, and who has received it since."""
+        if not self.warm_start:
+            return super().begin(hellos, ctx)
+        return {"model": ctx.initial, "warmed": torch.zeros(ctx.clients, dtype=torch.bool)}, {}
+
+    def download(self, server: Tree, client: int, ctx: Context) -> Tree:
+        """Server: the whole model until the client has been warmed, then the shared layers."""
+        if "warmed" in server and (client >= len(server["warmed"]) or not server["warmed"][client]):
+            return {"model": server["model"]}
+        return {"model": take(server["model"], self.shared(ctx.units))}
+
+    def upload(self, local: Local) -> tuple[Tree, Tree]:
+        """Client: everything while warming up, then the shared layers."""
+        method = FedAvg() if local.client.round < self.warm_start else replace(self, warm_start=0)
+        return FedAvg.upload(method, local)
+
+    def merge(self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context) -> Tree:
+        """Server: after the warm-up a client that took part has its own body."""
+        merged = super().merge(server, uploads, weights, ctx)
+        if "warmed" in server and ctx.round >= self.warm_start:
+            merged["warmed"] = server["warmed"].clone()
+            merged["warmed"][[upload.client for upload in uploads]] = True
+        return merged

@@ -1,0 +1,140 @@
+"""The papers' networks by name; any `nn.Module`, or a function that makes one, works as well."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedhelix import seeds
+from fedhelix.errors import BadInput, unknown
+from fedhelix.models import cnn, dense, resnet
+from fedhelix.models.fit import check_fits
+
+__all__ = ["build", "check_fits", "describe", "names"]
+
+Builder = Callable[[tuple[int, ...], int], nn.Module]
+
+NETWORKS: dict[str, Builder] = {
+    "digits-cnn": cnn.digits_cnn,
+    "digits-bn-cnn": cnn.digits_bn_cnn,
+    "small-cnn": cnn.small_cnn,
+    "fedpac-cnn": cnn.fedpac_cnn,
+    "genfed-cnn": cnn.genfed_cnn,
+    "w1-cnn": cnn.w1_cnn,
+    "lenet": cnn.lenet,
+    "lenet-sigmoid": cnn.lenet_sigmoid,
+    "resnet18": resnet.resnet18,
+    "mlp": dense.mlp,
+    "linear": dense.linear,
+}
+
+CHOSEN_BY_SHAPE = {
+    "auto": "The network that suits the data set; for tables and odd shapes `mlp`.",
+    "cnn": "The small convolutional network that suits the size of the pictures.",
+}
+
+FOR_DATA = {
+    "digits": "digits-cnn",
+    "mnist": "small-cnn",
+    "fashion-mnist": "small-cnn",
+    "emnist": "fedpac-cnn",
+    "cifar10": "fedpac-cnn",
+    "svhn": "fedpac-cnn",
+    "cifar100": "resnet18",
+}
+
+
+def names() -> tuple[str, ...]:
+    """Every name that `build` knows."""
+    return (*CHOSEN_BY_SHAPE, *NETWORKS)
+
+
+def describe() -> dict[str, str]:
+    """One line of help for each name."""
+    return CHOSEN_BY_SHAPE | {name: (builder.__doc__ or "").partition("\n")[0] for name, builder in NETWORKS.items()}
+
+
+def build(
+    model: str | nn.Module | Callable[..., nn.Module],
+    shape: tuple[int, ...],
+    outputs: int,
+    data_name: str | None = None,
+    seed: int = 0,
+) -> nn.Module:
+    """A network for samples of a shape and a number of outputs, on the CPU.
+
+    `model` is a name (see `names()`), a module, which is copied, or a callable that returns a module; the callable
+    gets `shape` and `outputs` if it has parameters of these names. New weights depend on the seed alone.
+    """
+    shape = tuple(shape)
+    if isinstance(model, nn.Module):
+        return checked(copy.deepcopy(model))
+    # The default generator alone is forked and seeded: `torch.manual_seed` would disturb other devices too.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seeds.key(seed, "model"))
+        if isinstance(model, str):
+            return named(model, shape, outputs, data_name)
+        if callable(model):
+            return checked(call(model, shape=shape, outputs=outputs))
+    raise BadInput(f"a model is a name, a torch.nn.Module or a function that makes one, not {type(model).__name__}.")
+
+
+def named(name: str, shape: tuple[int, ...], outputs: int, data_name: str | None) -> nn.Module:
+    """A network of this library."""
+    wanted = name.lower().replace("_", "-")
+    if wanted not in names():
+        raise unknown("model", name, names())
+    if not shape or min(shape) < 1 or outputs < 1:
+        raise BadInput(f"a model needs at least one input and one output, not shape {shape} and {outputs} outputs.")
+    if wanted == "auto":
+        wanted = suited(shape, data_name)
+    elif wanted == "cnn":
+        wanted = suited_to_pictures(shape)
+    try:
+        return NETWORKS[wanted](shape, outputs)
+    except BadInput as problem:
+        raise BadInput(f"model '{name}' does not fit samples of shape {shape}: {problem}") from None
+
+
+def suited(shape: tuple[int, ...], data_name: str | None) -> str:
+    """The network that a data set is usually trained with, or one that takes samples of this shape."""
+    if len(shape) != 3 or min(shape[1:]) < 4:
+        return "mlp"
+    return FOR_DATA.get((data_name or "").lower().replace("_", "-")) or suited_to_pictures(shape)
+
+
+def suited_to_pictures(shape: tuple[int, ...]) -> str:
+    """A small CNN by the size of the pictures: 5×5 kernels without padding would use up the tiny ones."""
+    if len(shape) != 3 or min(shape[1:]) < 24:
+        return "digits-cnn"
+    return "small-cnn" if shape[0] == 1 else "fedpac-cnn"
+
+
+def call(make: Callable[..., nn.Module], **known: Any) -> nn.Module:
+    """Call a user's function or class with what it asks for by name."""
+    title = getattr(make, "__name__", "the model function")
+    signature = inspect.signature(make)
+    given = {name: value for name, value in known.items() if name in signature.parameters}
+    try:
+        signature.bind(**given)
+    except TypeError as problem:
+        raise BadInput(f"{title} cannot be called with {' and '.join(known)} alone: {problem}.") from None
+    made = make(**given)
+    if not isinstance(made, nn.Module):
+        raise BadInput(f"{title} must return a torch.nn.Module, not {type(made).__name__}.")
+    return made
+
+
+def checked(module: nn.Module) -> nn.Module:
+    """A user's network on the CPU, if it has weights to train."""
+    parameters = list(module.parameters())
+    if any(nn.parameter.is_lazy(parameter) for parameter in parameters):
+        raise BadInput("the model has lazy layers without weights yet: run it once on a batch before you hand it over.")
+    if not any(parameter.requires_grad for parameter in parameters):
+        raise BadInput("the model has no trainable parameters.")
+    return module.cpu()

@@ -1,0 +1,114 @@
+"""The papers' small convolutional networks, each one line of numbers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import nn
+
+from fedhelix.errors import BadInput
+
+
+class Conv(NamedTuple):
+    """One convolution of a plain CNN; an activation and max-pooling over `pool` × `pool` pixels follow it."""
+
+    channels: int
+    kernel: int
+    padding: int = 0
+    stride: int = 1
+    pool: int = 2
+
+
+def plain_cnn(
+    shape: tuple[int, ...],
+    outputs: int,
+    convs: Sequence[Conv],
+    hidden: Sequence[int],
+    activation: type[nn.Module] = nn.ReLU,
+    batch_norm: bool = False,
+) -> nn.Sequential:
+    """Convolutions `conv1`, `conv2`, … (each with `bn1`, … if wanted), then linear layers `fc1`, `fc2`, …"""
+    channels, height, width = picture(shape)
+    net = nn.Sequential()
+    for place, conv in enumerate(convs, 1):
+        # BatchNorm subtracts the mean, so a bias before it would do nothing.
+        layer = nn.Conv2d(channels, conv.channels, conv.kernel, conv.stride, conv.padding, bias=not batch_norm)
+        net.add_module(f"conv{place}", layer)
+        if batch_norm:
+            net.add_module(f"bn{place}", nn.BatchNorm2d(conv.channels))
+        net.add_module(f"act{place}", activation())
+        if conv.pool > 1:
+            net.add_module(f"pool{place}", nn.MaxPool2d(conv.pool))
+        channels, height, width = conv.channels, side_after(conv, height), side_after(conv, width)
+        if min(height, width) < 1:
+            raise BadInput(f"nothing is left of such a small picture after convolution {place}.")
+    net.add_module("flatten", nn.Flatten())
+    widths = [channels * height * width, *hidden, outputs]
+    for place, (inner, outer) in enumerate(itertools.pairwise(widths), 1):
+        net.add_module(f"fc{place}", nn.Linear(inner, outer))
+        if place <= len(hidden):
+            net.add_module(f"fc{place}_act", activation())
+    return net
+
+
+def picture(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """The shape as (channels, height, width), or an error for samples that are no pictures."""
+    if len(shape) != 3:
+        raise BadInput("it needs pictures, that is samples of shape (channels, height, width).")
+    return shape[0], shape[1], shape[2]
+
+
+def side_after(conv: Conv, side: int) -> int:
+    """How many of `side` pixels a convolution and its pooling leave."""
+    return ((side + 2 * conv.padding - conv.kernel) // conv.stride + 1) // conv.pool
+
+
+def genfed_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """GenFed's network: two 3×3 convolutions of 32 channels, one hidden linear layer (colour: two)."""
+    hidden = [128] if picture(shape)[0] == 1 else [256, 64]
+    return plain_cnn(shape, outputs, [Conv(32, 3, padding=1), Conv(32, 3, padding=1)], hidden)
+
+
+def fedpac_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """FedPAC's and pFedGPA's network: 5×5 convolutions of 16 and 32 channels (colour: 64 more), leaky ReLU."""
+    convs = [Conv(16, 5), Conv(32, 5, padding=1)]
+    if picture(shape)[0] > 1:
+        convs.append(Conv(64, 3, padding=1))
+    return plain_cnn(shape, outputs, convs, [128], nn.LeakyReLU)
+
+
+def small_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """pFedGPA's small network: 5×5 convolutions of 8 and 16 channels, 64 hidden features, leaky ReLU."""
+    return plain_cnn(shape, outputs, [Conv(8, 5), Conv(16, 5)], [64], nn.LeakyReLU)
+
+
+def w1_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """A small network for 28×28 pictures: 5×5 convolutions of 10 and 20 channels, 50 hidden features."""
+    return plain_cnn(shape, outputs, [Conv(10, 5), Conv(20, 5)], [50])
+
+
+def lenet(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """LeNet-5 with ReLU and max-pooling: 5×5 convolutions of 6 and 16 channels, 120 and 84 hidden features."""
+    return plain_cnn(shape, outputs, [Conv(6, 5), Conv(16, 5)], [120, 84])
+
+
+def lenet_sigmoid(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """iDLG's sigmoid LeNet for privacy audits: three 5×5 convolutions of 12 channels, smooth everywhere."""
+    halving, keeping = Conv(12, 5, padding=2, stride=2, pool=1), Conv(12, 5, padding=2, pool=1)
+    net = plain_cnn(shape, outputs, [halving, halving, keeping], [], nn.Sigmoid)
+    for parameter in net.parameters():
+        # The reference draws wide weights: with the usual narrow ones its sigmoids pass hardly any gradient.
+        nn.init.uniform_(parameter, -0.5, 0.5)
+    return net
+
+
+def digits_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """A fast network for tiny pictures: 3×3 convolutions of 8 and 16 channels, 64 hidden features."""
+    return plain_cnn(shape, outputs, [Conv(8, 3, padding=1), Conv(16, 3, padding=1)], [64])
+
+
+def digits_bn_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """`digits-cnn` with BatchNorm after each convolution, for methods that treat BatchNorm apart."""
+    return plain_cnn(shape, outputs, [Conv(8, 3, padding=1), Conv(16, 3, padding=1)], [64], batch_norm=True)

@@ -1,0 +1,102 @@
+"""Fields that document and check themselves: a method's hyperparameters and a run's settings are made of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from fedhelix.errors import BadInput, unknown
+
+
+def option(
+    default: Any,
+    meaning: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+) -> Any:
+    """A dataclass field with its meaning and its range (`low` and `high` are allowed values, `above` is not)."""
+    return dataclasses.field(default=default, metadata={"meaning": meaning, "low": low, "high": high, "above": above})
+
+
+class Checked:
+    """Base of dataclasses whose fields are checked against their types and ranges when they are made."""
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = convert(field.name, getattr(self, field.name), hints[field.name])
+            check_range(field, value)
+            object.__setattr__(self, field.name, value)
+
+
+def check_range(field: dataclasses.Field[Any], value: Any) -> None:
+    """Refuse a number outside the field's range."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    rule = field.metadata
+    if rule.get("low") is not None and not value >= rule["low"]:
+        raise BadInput(f"{field.name} must be at least {rule['low']}, not {value}.")
+    if rule.get("above") is not None and not value > rule["above"]:
+        raise BadInput(f"{field.name} must be greater than {rule['above']}, not {value}.")
+    if rule.get("high") is not None and not value <= rule["high"]:
+        raise BadInput(f"{field.name} must be at most {rule['high']}, not {value}.")
+
+
+def convert(name: str, value: Any, kind: Any) -> Any:
+    """The value as its declared type; text is read as on a command line, anything else must fit already."""
+    origin, choices = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        if value in choices:
+            return value
+        raise BadInput(f"{name} must be one of {', '.join(map(str, choices))}, not '{value}'.")
+    if origin in (typing.Union, types.UnionType):
+        if value is None or (isinstance(value, str) and value.lower() in ("none", "auto") and type(None) in choices):
+            return None
+        return convert(name, value, next(choice for choice in choices if choice is not type(None)))
+    if kind is bool:
+        words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in words:
+            return words[value.lower()]
+        raise BadInput(f"{name} must be true or false, not '{value}'.")
+    if kind in (int, float):
+        word = "a whole number" if kind is int else "a number"
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise BadInput(f"{name} must be {word}, not '{value}'.")
+        try:
+            number = kind(value)
+        except ValueError:
+            raise BadInput(f"{name} must be {word}, not '{value}'.") from None
+        if number != number or (isinstance(value, float) and number != value):
+            raise BadInput(f"{name} must be {word}, not '{value}'.")
+        return number
+    if kind is str and not isinstance(value, str):
+        raise BadInput(f"{name} must be text, not '{value}'.")
+    return value
+
+
+def find(key: str, names: Iterable[str], kind: str = "key") -> str:
+    """The field that a key means: a dot reads as an underscore, and a leading group name may be kept or left out.
+
+    So `bn.filter`, `bn_filter` and, where there is no such field, plain `filter` behind any group find their field.
+    """
+    known = list(names)
+    flat = key.replace(".", "_").replace("-", "_")
+    if flat in known:
+        return flat
+    tail = key.partition(".")[2].replace(".", "_").replace("-", "_")
+    if tail in known:
+        return tail
+    raise unknown(kind, key, known)
+
+
+def build(kind: type, values: Mapping[str, Any], what: str) -> Any:
+    """A checked dataclass from keys and values; unknown keys are refused with the nearest right one."""
+    names = [field.name for field in dataclasses.fields(kind) if field.init]
+    return kind(**{find(key, names, f"key of {what}"): value for key, value in values.items()})

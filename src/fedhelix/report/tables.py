@@ -1,0 +1,140 @@
+"""Comparison tables: one row per method, mean and standard error over seeds, differences paired by seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from rich.table import Table
+from rich.text import Text
+
+from fedhelix.progress import human_bytes, human_seconds
+from fedhelix.report.results import JUDGED_BY, Result, grouped
+from fedhelix.store import RunFolder
+
+METRICS = ("accuracy", "score", "personal_accuracy", "personal_score", "personal_p10")
+AT_BEST = "personal_accuracy_at_best"
+
+
+def comparison(folders: Sequence[RunFolder]) -> pd.DataFrame:
+    """One row per method, in the order of the folders; the index is the method.
+
+    Metrics are those of the last evaluated round (`personal_accuracy_at_best`: of the round that the validation set
+    chose). `*_se` is the standard error over seeds, and missing for a single seed. `difference` is the mean difference
+    to the first row over the seeds that both have, because paired differences are surer than differences of means.
+    """
+    groups = grouped(folders)
+    first = next(iter(groups.values()))
+    judged_by = next((column for column in JUDGED_BY if _has(first, column)), None)
+    rows = {}
+    for label, results in groups.items():
+        row: dict[str, Any] = {
+            "seeds": len(results),
+            "rounds": min(int(result.metrics["round"].max()) if len(result.metrics) else 0 for result in results),
+        }
+        for column in METRICS:
+            _add(row, column, [result.final(column) for result in results])
+        _add(row, AT_BEST, [_number(result.summary.get(AT_BEST)) for result in results])
+        row["uplink_bytes"] = _mean([result.total("uplink_bytes") for result in results])
+        row["seconds"] = _mean([result.total("seconds") for result in results])
+        if judged_by and results is not first:
+            pairs = _paired_differences(results, first, judged_by)
+            row["pairs"] = len(pairs)
+            _add(row, "difference", pairs)
+        rows[label] = row
+    table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("method")
+    return table.dropna(axis="columns", how="all")
+
+
+def render(table: pd.DataFrame) -> Table:
+    """The comparison for the terminal."""
+    headers, rows = _texts(table)
+    shown = Table(header_style="bold", show_edge=False, pad_edge=False)
+    for position, header in enumerate(headers):
+        shown.add_column(Text(header), justify="right" if position else "left")
+    for cells in rows:
+        shown.add_row(*map(Text, cells))  # Text, because brackets in a label are not meant as markup
+    return shown
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """The comparison as a Markdown table."""
+    headers, rows = _texts(table)
+    rule = ["---", *["---:"] * (len(headers) - 1)]
+    lines = [[cell.replace("|", r"\|") for cell in cells] for cells in (headers, rule, *rows)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def _has(results: Sequence[Result], column: str) -> bool:
+    return any(len(result.series(column)) for result in results)
+
+
+def _paired_differences(results: Sequence[Result], base: Sequence[Result], column: str) -> list[float]:
+    base_of_seed = {result.seed: result.final(column) for result in base}
+    differences = [result.final(column) - base_of_seed.get(result.seed, math.nan) for result in results]
+    return [difference for difference in differences if not math.isnan(difference)]
+
+
+def _add(row: dict[str, Any], name: str, values: Sequence[float]) -> None:
+    row[name], row[f"{name}_se"] = _mean(values), _standard_error(values)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(pd.Series(values, dtype=float).mean())
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    return float(pd.Series(values, dtype=float).sem(ddof=1))
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def _plain(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _columns(table: pd.DataFrame) -> list[tuple[str, str, Callable[[float], str]]]:
+    """Name, header and format of the columns that this table has."""
+    is_share = "personal_accuracy" in table or "accuracy" in table
+    metric, unit, points = (_percent, " %", " (points)") if is_share else (_plain, "", "")
+    columns: list[tuple[str, str, Callable[[float], str]]] = [
+        ("seeds", "seeds", str),
+        ("rounds", "rounds", str),
+        ("accuracy", "global %", _percent),
+        ("score", "global score", _plain),
+        ("personal_accuracy", "personal %", _percent),
+        ("personal_score", "personal score", _plain),
+        ("personal_p10", f"worst tenth{unit}", metric),
+        (AT_BEST, "personal at best round %", _percent),
+        ("difference", f"against {table.index[0]}{points}", metric),
+        ("uplink_bytes", "uploaded", human_bytes),
+        ("seconds", "time", human_seconds),
+    ]
+    return [column for column in columns if column[0] in table]
+
+
+def _texts(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """Headers and cells as text."""
+    columns = _columns(table)
+    headers = ["method", *(header for _, header, _ in columns)]
+    rows = [
+        [str(label), *(_cell(row, name, show) for name, _, show in columns)]
+        for label, row in table.to_dict(orient="index").items()
+    ]
+    return headers, rows
+
+
+def _cell(row: Mapping[Hashable, Any], name: str, show: Callable[[float], str]) -> str:
+    value, error = row[name], row.get(f"{name}_se", math.nan)
+    if pd.isna(value):
+        return "–"
+    sign = "+" if name == "difference" and value > 0 else ""
+    return f"{sign}{show(value)}" if pd.isna(error) else f"{sign}{show(value)} ± {show(error)}"

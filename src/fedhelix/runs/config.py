@@ -1,0 +1,170 @@
+"""The settings of a run: defaults, presets, files and flags become one checked value, and a federation."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+import fedhelix
+from fedhelix import toml
+from fedhelix.client import Training
+from fedhelix.data import load, partitions
+from fedhelix.errors import BadInput, unknown
+from fedhelix.federation import Federation
+from fedhelix.method import Method
+from fedhelix.options import find, option
+from fedhelix.registry import make
+from fedhelix.runs.presets import PRESETS
+
+# Entries of a run's config.toml that describe where it came from; they are written, not obeyed.
+PROVENANCE = ("format", "versions")
+
+
+@dataclass(frozen=True)
+class Config(Training):
+    """Everything that determines a run, but for the method's own options."""
+
+    data: str = option("digits", "data set: digits, mnist, fashion-mnist, emnist, cifar10, cifar100 or svhn")
+    data_dir: str | None = option(None, "folder with NAME.npz or the official files (or set FEDHELIX_DATA)")
+    model: str = option("auto", "network: auto, cnn, mlp, linear, small-cnn, fedpac-cnn, genfed-cnn, resnet18, ...")
+    clients: int = option(20, "how many clients there are", low=1)
+    cohort: int | None = option(None, "clients sampled in each round (auto: 10, or all if there are fewer)", low=1)
+    partition: str = option("dirichlet:0.3", "who owns what: iid, shard:S, dirichlet:A or dominant:S")
+    valid: float = option(0.1, "share of a client's samples kept for choosing rounds and settings", low=0, high=0.9)
+    rounds: int = option(30, "rounds of the federation", low=1)
+    eval_every: int = option(1, "evaluate after every so many rounds, and after the last", low=1)
+    checkpoint_every: int = option(1, "write a checkpoint after every so many rounds", low=1)
+    seed: int = option(0, "every random draw follows from it", low=0)
+    engine: str = option("auto", "how many clients run at once: auto or serial")
+    device: str = option("auto", "cpu, cuda or auto")
+
+    names: ClassVar[list[str]]
+
+    def federation(self, method: Method) -> Federation:
+        """The federation that these settings describe."""
+        training = {field.name: getattr(self, field.name) for field in dataclasses.fields(Training)}
+        return Federation(
+            load(self.data, data_dir=self.data_dir),
+            partitions.parse(self.partition, self.clients, valid=self.valid),
+            model=self.model,
+            method=method,
+            cohort=self.cohort,
+            seed=self.seed,
+            engine=self.engine,
+            device=self.device,
+            **training,
+        )
+
+
+Config.names = [field.name for field in dataclasses.fields(Config)]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A method with its options, and the settings it runs under."""
+
+    spec: str  # the method as it was named: a registered name, or FILE.py
+    method: Method
+    config: Config
+
+    def as_dict(self) -> dict[str, Any]:
+        """For config.toml; `read_plan` gives the same plan back."""
+        values = {**vars(self.config), "method": {"name": self.spec, **vars(self.method)}}
+        return {**values, "versions": versions()}
+
+
+def layered(
+    preset: str | None = None,
+    file: str | Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    assignments: list[str] | None = None,
+) -> dict[str, Any]:
+    """Flat keys and values; later layers win: preset, file, flags, and KEY=VALUE assignments."""
+    values: dict[str, Any] = {}
+    if preset is not None:
+        if preset not in PRESETS:
+            raise unknown("preset", preset, PRESETS)
+        values |= flat(PRESETS[preset])
+    if file is not None:
+        values |= flat(toml.read(file))
+    values |= {key: value for key, value in (flags or {}).items() if value is not None}
+    for text in assignments or []:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise BadInput(f"--set takes KEY=VALUE, not '{text}'.")
+        values[key.strip()] = value.strip()
+    return values
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as dotted keys, without the entries that only say where a run came from."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if not prefix and key in PROVENANCE:
+            continue
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
+def make_plan(spec: str, values: Mapping[str, Any]) -> Plan:
+    """A checked plan for one method.
+
+    Keys are those of `Config`; `method.KEY` is an option of the method, and `NAME.KEY` one of the method NAME only.
+    """
+    settings: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    for key, value in values.items():
+        group, _, rest = key.partition(".")
+        if group in ("method", spec) and rest:
+            if key != "method.name":
+                options[rest] = value
+        elif rest and group in fedhelix.METHODS:
+            continue  # an option of another method in the same comparison
+        elif key != "method":
+            settings[find(key, Config.names)] = value
+    return Plan(spec, make(spec, options), Config(**settings))
+
+
+def read_plan(config: Mapping[str, Any], where: str | Path) -> Plan:
+    """The plan behind a run folder's config."""
+    method = config.get("method")
+    if not isinstance(method, Mapping) or "name" not in method:
+        raise BadInput(f"'{where}' does not say which method it ran.")
+    if config.get("library"):
+        raise BadInput(f"'{where}' was made from Python objects; resume it with Federation.fit(out=..., resume=True).")
+    return make_plan(str(method["name"]), flat(config))
+
+
+def versions() -> dict[str, str]:
+    """What produced a run: package versions, and the commit when this is a source checkout."""
+    found = {
+        "fedhelix": fedhelix.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "machine": f"{platform.system()} {platform.machine()}",
+    }
+    commit = _git("rev-parse", "HEAD")
+    if commit:
+        found["commit"] = commit + ("+changes" if _git("status", "--porcelain", "--", "src") else "")
+    return found
+
+
+def _git(*words: str) -> str:
+    # Only a checkout of this project counts, not whatever repository an installed package happens to lie in.
+    root = Path(__file__).parents[3]
+    if not (root / ".git").exists():
+        return ""
+    try:
+        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

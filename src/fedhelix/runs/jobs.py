@@ -1,0 +1,113 @@
+"""Start, resume and compare runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedhelix import toml
+from fedhelix.errors import BadInput
+from fedhelix.federation import Run
+from fedhelix.runs.config import Plan, make_plan, read_plan
+from fedhelix.store import RunFolder
+from fedhelix.tree import write_atomically
+
+COMPARISON = "comparison.toml"
+
+
+def start(plan: Plan, out: Path, quiet: bool | None = None, title: str | None = None) -> Run:
+    """Run a plan into a new folder."""
+    return _fit(plan, out, resume=False, quiet=quiet, title=title)
+
+
+def resume(path: Path, quiet: bool | None = None, title: str | None = None) -> Run:
+    """Continue a run that was stopped at any moment."""
+    plan = read_plan(RunFolder.open(path).config, path)
+    return _fit(plan, path, resume=True, quiet=quiet, title=title)
+
+
+def _fit(plan: Plan, out: Path, resume: bool, quiet: bool | None, title: str | None) -> Run:
+    federation = plan.config.federation(plan.method)
+    try:
+        return federation.fit(
+            plan.config.rounds,
+            out=out,
+            resume=resume,
+            config=plan.as_dict(),
+            eval_every=plan.config.eval_every,
+            checkpoint_every=plan.config.checkpoint_every,
+            quiet=quiet,
+            title=title,
+        )
+    finally:
+        federation.close()
+
+
+def compare(
+    methods: Sequence[str], values: Mapping[str, Any], seeds: int, out: Path, quiet: bool | None = None
+) -> list[RunFolder]:
+    """Run every method with every seed into one folder; what is there already is continued or left as it is.
+
+    All methods meet the same partitions and cohorts, seed by seed, so that their differences are paired.
+    """
+    if seeds < 1:
+        raise BadInput(f"seeds must be at least 1, not {seeds}.")
+    repeated = sorted({name for name in methods if list(methods).count(name) > 1})
+    if repeated:
+        raise BadInput(f"'{repeated[0]}' is named twice; a comparison needs different methods.")
+    first = int(make_plan(methods[0], values).config.seed)
+    plans = {
+        out / f"{Path(name).stem}-seed{seed}": make_plan(name, {**values, "seed": seed})
+        for seed in range(first, first + seeds)
+        for name in methods
+    }
+    for plan in plans.values():
+        plan.config.federation(plan.method).close()  # every mistake shows before the first round
+    _note(out, {"methods": list(methods), "seeds": seeds, "settings": dict(values)})
+    for number, (path, plan) in enumerate(plans.items(), start=1):
+        title = f"{plan.spec} seed {plan.config.seed} ({number}/{len(plans)})"
+        if not (path / "config.toml").exists():
+            start(plan, path, quiet, title)
+        elif RunFolder.open(path).summary is None:
+            resume(path, quiet, title)
+    return [RunFolder.open(path) for path in plans]
+
+
+def resume_comparison(path: Path, quiet: bool | None = None) -> list[RunFolder]:
+    """Continue a comparison that was stopped."""
+    note = toml.read(path / COMPARISON)
+    try:
+        return compare(note["methods"], note["settings"], note["seeds"], path, quiet)
+    except KeyError as missing:
+        raise BadInput(f"'{path / COMPARISON}' is damaged: it lacks {missing}.") from None
+
+
+def is_comparison(path: Path) -> bool:
+    """Whether a folder holds a comparison."""
+    return (path / COMPARISON).is_file()
+
+
+def _note(out: Path, note: dict[str, Any]) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if is_comparison(out):
+            if toml.read(out / COMPARISON) != note:
+                raise BadInput(f"'{out}' holds another comparison; choose another folder.")
+        elif any(out.iterdir()):
+            raise BadInput(f"'{out}' is not empty; choose an empty or a new folder for the comparison.")
+        else:
+            write_atomically(out / COMPARISON, toml.dumps(note).encode())
+    except (FileExistsError, NotADirectoryError):
+        raise BadInput(f"'{out}' is a file or lies below one; choose a folder.") from None
+    except OSError as problem:
+        raise BadInput(f"'{out}' cannot be written ({problem.strerror}); choose another folder.") from None
+
+
+def free_folder(stem: str, parent: Path = Path("runs")) -> Path:
+    """A folder that does not exist yet: runs/STEM, runs/STEM-2, ..."""
+    found, number = parent / stem, 1
+    while found.exists():
+        number += 1
+        found = parent / f"{stem}-{number}"
+    return found

@@ -1,0 +1,44 @@
+"""Named settings: the papers' experiments, and what we recommend after trying them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_PFEDGPA = {
+    "clients": 20,
+    "cohort": 20,
+    "partition": "dominant:20",
+    "valid": 0.0,
+    "epochs": 2,
+    "batch_size": 50,
+    "momentum": 0.5,
+    "weight_decay": 5e-4,
+    "lr": 0.01,
+    "rounds": 200,
+    "eval_every": 10,
+}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "pfedgpa.fashion-mnist": {**_PFEDGPA, "data": "fashion-mnist", "model": "small-cnn"},
+    "pfedgpa.emnist": {**_PFEDGPA, "data": "emnist", "model": "fedpac-cnn"},
+    "pfedgpa.cifar10": {
+        **_PFEDGPA,
+        "data": "cifar10",
+        "model": "fedpac-cnn",
+        "lr": 0.02,
+        "rounds": 300,
+        "augment": True,
+    },
+    "genfed.setting": {
+        "clients": 100,
+        "cohort": 10,
+        "partition": "dirichlet:0.1",
+        "model": "genfed-cnn",
+        "epochs": 5,
+        "batch_size": 32,
+        "lr": 0.001,
+        "lr_decay": 0.9995,
+        "rounds": 2000,
+        "eval_every": 10,
+    },
+}

@@ -1,0 +1,69 @@
+"""What is learned: the loss of one sample, the metric of many, and their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Metric = Callable[[Tensor, Tensor], Tensor | float]
+
+
+def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """One value per sample."""
+    return F.cross_entropy(output, target, reduction="none")
+
+
+def squared_error(output: Tensor, target: Tensor) -> Tensor:
+    """One value per sample; a single output column is compared with a flat target."""
+    return (output.reshape(target.shape) - target).square().reshape(len(target), -1).mean(1)
+
+
+def accuracy(output: Tensor, target: Tensor) -> Tensor:
+    """The share of samples whose largest output is the right class."""
+    return (output.argmax(-1) == target).float().mean()
+
+
+def r2(output: Tensor, target: Tensor) -> Tensor:
+    """The coefficient of determination: 1 is perfect, 0 is as good as predicting the mean."""
+    residual = (output.reshape(target.shape) - target).square().sum()
+    return 1 - residual / (target - target.mean(0)).square().sum().clamp_min(1e-12)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A loss to train with and a metric to judge by, of which more is better.
+
+    `loss(output, target)` returns one value per sample (their mean is minimised) or a scalar;
+    `metric(outputs, targets)` sees all samples of a test part at once. `name` is the metric's name in records.
+    """
+
+    loss: Loss
+    metric: Metric
+    name: str = "score"
+
+    def risk(self, output: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The mean loss of a batch; samples that only pad it (`mask` = 0) do not count."""
+        values = self.loss(output, target)
+        if mask is None or values.dim() == 0:
+            return values.mean()
+        return (values * mask).sum() / mask.sum().clamp_min(1)
+
+
+def task_for(classes: int | None, loss: Loss | None = None, metric: Metric | None = None) -> Task:
+    """Classification when there are classes, regression when there are none; both parts can be replaced."""
+    if classes is None:
+        return Task(loss or squared_error, metric or r2, "score")
+    return Task(loss or cross_entropy, metric or accuracy, "score" if metric else "accuracy")
+
+
+@torch.no_grad()
+def judge(task: Task, output: Tensor, target: Tensor) -> tuple[float, float]:
+    """The metric and the mean loss on a set of samples; not-a-number when there are none."""
+    if not len(target):
+        return float("nan"), float("nan")
+    return float(task.metric(output, target)), float(task.risk(output, target))

@@ -1,0 +1,57 @@
+"""Run folders with realistic curves, written as a run would write them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedhelix.store import RunFolder
+
+Maker = Callable[..., RunFolder]
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Maker:
+    def make(
+        method: str = "fedavg",
+        seed: int = 0,
+        final: float = 0.8,
+        rounds: int = 20,
+        clients: int = 20,
+        every: int = 2,
+        mib: float = 1.0,
+        complete: bool = True,
+        summary: bool = True,
+        global_model: bool = True,
+        evaluated: bool = True,
+        metric: str = "accuracy",
+        options: dict | None = None,
+        data: str = "digits",
+    ) -> RunFolder:
+        name = f"{method}-{seed}-{len(list(tmp_path.iterdir()))}"
+        draw = np.random.default_rng([seed, len(method), int(1000 * final)])
+        skill = draw.normal(0, 0.08, clients)
+        with RunFolder.create(tmp_path / name, {"seed": seed, "method": {"name": method, **(options or {})}}) as folder:
+            personal: list[float] = []
+            for round in range(1, rounds + 1):
+                record: dict = {"round": round, "uplink_bytes": int(mib * 2**20), "seconds": 1.5, "train_loss": 1 / round}
+                if evaluated and round % every == 0:
+                    level = final * (1 - np.exp(-4 * round / rounds)) + draw.normal(0, 0.006)
+                    personal = np.clip(level + skill, 0, 1).tolist()
+                    record |= {f"personal_{metric}": float(np.mean(personal)), "personal": personal}
+                    record |= {"personal_p10": float(np.quantile(personal, 0.1)), "valid_accuracy": level}
+                    if global_model:
+                        record |= {metric: level - 0.1}
+                folder.append(record)
+            if summary:
+                folder.write_summary(
+                    {
+                        "method": method, "options": options or {}, "rounds": rounds, "seed": seed, "data": data,
+                        "clients": clients, "complete": complete, "uplink_bytes": int(rounds * mib * 2**20),
+                        "seconds": 1.5 * rounds, "personal_accuracy_at_best": float(np.mean(personal or [np.nan])),
+                    }
+                )  # fmt: skip
+        return folder
+
+    return make
