@@ -33,6 +33,7 @@ except PackageNotFoundError:  # run from the source tree
     __version__ = "0.1.0"
 
 __all__ = [
+    "METHODS",
     "BadInput",
     "Batch",
     "Client",
@@ -54,7 +55,6 @@ __all__ = [
     "LGFedAvg",
     "Local",
     "LocalOnly",
-    "METHODS",
     "Method",
     "PartialFed",
     "Phase",

@@ -192,7 +192,7 @@ def show_models() -> None:
     console.print(table)
 
 
-class resumable:  # noqa: N801 - reads as a phrase: with resumable(folder)
+class resumable:
     """Ctrl-C ends a command with one line on how to go on."""
 
     def __init__(self, folder: Path):
@@ -212,8 +212,8 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps({**(RunFolder.open(folder).summary or summary), "folder": str(folder)}, indent=2))
         return
-    shown = {key: value for key, value in summary.items() if value is not None and "accuracy" in key or "score" in key}
-    figures = {key: f"{value:.4f}" for key, value in shown.items() if value is not None}
+    metrics = [key for key in summary if ("accuracy" in key or "score" in key) and summary[key] is not None]
+    figures = {key: f"{summary[key]:.4f}" for key in metrics}
     if not console.is_terminal:
         words = {"method": summary["method"], "rounds": summary["rounds"], **figures, "folder": folder}
         print(" ".join(f"{key}={value}" for key, value in words.items()))
@@ -222,7 +222,9 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
     for key, value in figures.items():
         table.add_row(key.replace("_", " "), value)
     table.add_row("best round (on validation)", str(summary["best_round"]))
-    table.add_row("uploaded / downloaded", f"{human_bytes(summary['uplink_bytes'])} / {human_bytes(summary['downlink_bytes'])}")
+    table.add_row(
+        "uploaded / downloaded", f"{human_bytes(summary['uplink_bytes'])} / {human_bytes(summary['downlink_bytes'])}"
+    )
     table.add_row("time", human_seconds(summary["seconds"]))
     table.add_row("folder", str(folder))
     console.print(table)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -29,10 +30,10 @@ class Training(Checked):
     """How a client trains: minibatch SGD, with a fresh optimiser in every round and phase."""
 
     epochs: int = option(2, "local epochs of one round", low=0)
-    batch_size: int = option(32, "samples in a minibatch", low=1)
+    batch_size: int = option(16, "samples in a minibatch", low=1)
     lr: float = option(0.1, "learning rate", above=0)
     lr_decay: float = option(1.0, "factor on the learning rate after each round", above=0, high=1)
-    momentum: float = option(0.0, "momentum of SGD", low=0, high=1)
+    momentum: float = option(0.5, "momentum of SGD", low=0, high=1)
     weight_decay: float = option(0.0, "weight decay of SGD", low=0)
     augment: bool = option(False, "random crop and horizontal flip of the training pictures")
 
@@ -118,12 +119,13 @@ def plan(setup: Setup, job: Job, phase: Phase, purpose: str, index: int = 0) -> 
     indices = torch.from_numpy(setup.splits[job.client].train)
     epochs = setup.training.epochs if phase.epochs is None else phase.epochs
     generator = draw(setup.seed, f"{purpose}-{index}", job.round, job.client)
-    size, steps = setup.training.batch_size, []
+    size = setup.training.batch_size
+    steps: list[Step] = []
     for _ in range(epochs):
         order = indices[torch.randperm(len(indices), generator=generator)]
         crops = draw_crops(len(indices), generator) if setup.training.augment else None
-        for at in range(0, len(order), size):
-            steps.append(Step(order[at : at + size], None if crops is None else crops[at : at + size]))
+        cuts = [slice(at, at + size) for at in range(0, len(order), size)]
+        steps += [Step(order[cut], None if crops is None else crops[cut]) for cut in cuts]
     if not setup.units.norm:
         return steps
     if len(indices) < 2:
@@ -245,7 +247,7 @@ def evaluate(setup: Setup, state: State, clients: Sequence[int]) -> dict[int, Sc
 
 
 def _outputs(
-    setup: Setup, state: State, x: Tensor, y: Tensor, parts: Sequence[Sequence[int]]
+    setup: Setup, state: State, x: Tensor, y: Tensor, parts: Sequence[np.ndarray]
 ) -> list[tuple[Tensor, Tensor]]:
     """Outputs and targets for overlapping sets of samples, each sample computed once."""
     indices = [torch.as_tensor(part) for part in parts]

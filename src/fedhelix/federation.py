@@ -99,7 +99,9 @@ class Federation:
         )  # fmt: skip
         self.engine = engine_for(engine, setup)
 
-    def play(self, rounds: int, since: Standing | None = None, eval_every: int = 1) -> Iterator[tuple[Record, Standing]]:
+    def play(
+        self, rounds: int, since: Standing | None = None, eval_every: int = 1
+    ) -> Iterator[tuple[Record, Standing]]:
         """THE round loop: yields a record and the new standing after every round."""
         standing = since or self.begin(rounds)
         for t in range(standing.round, rounds):
@@ -189,44 +191,40 @@ class Federation:
         for name, value in (("rounds", rounds), ("eval_every", eval_every), ("checkpoint_every", checkpoint_every)):
             if value < 1:
                 raise BadInput(f"{name} must be at least 1, not {value}.")
-        records: list[Record] = []
-        standing: Standing | None = None
+        run = Run(self, [], self.begin(rounds))
         with ExitStack() as stack:
-            folder = None
             if out is not None:
-                folder = RunFolder.open(out) if resume else RunFolder.create(out, dict(config or self.describe(rounds)))
-                stack.enter_context(folder)
-                restored = folder.restore(self.device) if resume else None
+                run.folder = RunFolder.open(out) if resume else RunFolder.create(out, config or self.describe(rounds))
+                stack.enter_context(run.folder)
+                restored = run.folder.restore(str(self.device)) if resume else None
                 if restored is not None:
-                    standing, records = Standing(*restored), list(folder.records())
-            progress = stack.enter_context(
-                Progress(rounds, title or self.method.name, standing.round if standing else 0, quiet)
-            )
-            saved = standing.round if standing else 0
+                    run.records, run.standing = run.folder.records(), Standing(*restored)
+            progress = stack.enter_context(Progress(rounds, title or self.method.name, run.standing.round, quiet))
+            for record in run.records:
+                progress.update(record)
             try:
-                for record, standing in self.play(rounds, standing, eval_every):
-                    records.append(record)
-                    if folder is not None:
-                        folder.append(record)
-                        if standing.round % checkpoint_every == 0 or standing.round == rounds:
-                            saved = self._checkpoint(folder, standing)
+                for record, standing in self.play(rounds, run.standing, eval_every):
+                    run.records.append(record)
+                    run.standing = standing
+                    if run.folder is not None:
+                        run.folder.append(record)
+                        if run.standing.round % checkpoint_every == 0 or run.standing.round == rounds:
+                            self._checkpoint(run)
                     progress.update(record)
             except KeyboardInterrupt:
-                # Rounds that are complete are not lost; the one in progress is played again on resume.
-                if folder is not None and standing is not None and standing.round > saved:
-                    self._checkpoint(folder, standing)
+                # Complete rounds are not lost; one whose record is not on disk yet is played again on resume.
+                if run.folder is not None and len(run.folder.records()) == run.standing.round:
+                    self._checkpoint(run)
                 raise
-            if standing is None:
-                raise BadInput("a run needs at least one round.")
-            run = Run(self, records, standing, folder)
-            if folder is not None:
-                folder.write_summary(run.summary)
-            return run
+            if run.folder is not None:
+                run.folder.write_summary(run.summary)
+        return run
 
-    def _checkpoint(self, folder: RunFolder, standing: Standing) -> int:
-        folder.checkpoint(standing.round, standing.server, {i: standing.own[i] for i in sorted(standing.changed)})
-        standing.changed.clear()
-        return standing.round
+    def _checkpoint(self, run: Run) -> None:
+        if run.folder is not None and run.standing.round:
+            own = {client: run.standing.own[client] for client in sorted(run.standing.changed)}
+            run.folder.checkpoint(run.standing.round, run.standing.server, own)
+            run.standing.changed.clear()
 
     def describe(self, rounds: int) -> dict[str, Any]:
         """What determines a run, for its config.toml, as far as a library user's objects can be written down."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -59,7 +60,16 @@ def convert(name: str, value: Any, kind: Any) -> Any:
             return None
         return convert(name, value, next(choice for choice in choices if choice is not type(None)))
     if kind is bool:
-        words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+        words = {
+            "true": True,
+            "yes": True,
+            "on": True,
+            "1": True,
+            "false": False,
+            "no": False,
+            "off": False,
+            "0": False,
+        }
         if isinstance(value, bool):
             return value
         if isinstance(value, str) and value.lower() in words:
@@ -67,13 +77,13 @@ def convert(name: str, value: Any, kind: Any) -> Any:
         raise BadInput(f"{name} must be true or false, not '{value}'.")
     if kind in (int, float):
         word = "a whole number" if kind is int else "a number"
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
+        if isinstance(value, bool) or not isinstance(value, numbers.Real | str):
             raise BadInput(f"{name} must be {word}, not '{value}'.")
         try:
             number = kind(value)
         except ValueError:
             raise BadInput(f"{name} must be {word}, not '{value}'.") from None
-        if number != number or (isinstance(value, float) and number != value):
+        if number != number or (not isinstance(value, str) and number != value):
             raise BadInput(f"{name} must be {word}, not '{value}'.")
         return number
     if kind is str and not isinstance(value, str):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
+from time import monotonic
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -21,6 +21,8 @@ SHOWN = {
     "personal_accuracy": "personal",
     "personal_score": "personal",
 }
+
+WIDE = 100
 
 
 class Progress:
@@ -48,13 +50,15 @@ class Progress:
         self._total, self._first, self._done = total, done, done
         self._latest: dict[str, float] = {}
         self._uploaded = self._refused = 0
-        self._started = time.monotonic()
+        self._started = monotonic()
+        # On a narrow terminal the numbers matter more than the time that has passed; the bar gives way by itself.
+        elapsed = [TimeElapsedColumn(table_column=Column(no_wrap=True))] if self._console.width >= WIDE else []
         self._display = Display(
             TextColumn("[bold]{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
             BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=6)),
             TextColumn("{task.completed:.0f}/{task.total:.0f}", table_column=Column(no_wrap=True)),
             TextColumn("{task.fields[numbers]}", table_column=Column(no_wrap=True)),
-            TimeElapsedColumn(table_column=Column(no_wrap=True)),
+            *elapsed,
             TextColumn("[dim]{task.fields[left]}", table_column=Column(no_wrap=True)),
             console=self._console,
             expand=True,
@@ -63,7 +67,7 @@ class Progress:
         self._task = self._display.add_task(title, total=total, completed=done, numbers="", left="")
 
     def __enter__(self) -> Progress:
-        self._started = time.monotonic()
+        self._started = monotonic()
         self._display.start()
         return self
 
@@ -95,12 +99,12 @@ class Progress:
         left = self._total - self._done
         if now_done <= 0 or left <= 0:
             return ""
-        return f"{human_seconds((time.monotonic() - self._started) / now_done * left)} left"
+        return f"{human_seconds((monotonic() - self._started) / now_done * left)} left"
 
     def _line(self, record: Mapping[str, Any], found: Mapping[str, float]) -> str:
         values = [f"round={record['round']}", f"rounds={self._total}"]
         values += [f"{key}={value:.4f}" for key, value in found.items()]
-        values += [f"uploaded_bytes={self._uploaded}", f"seconds={time.monotonic() - self._started:.1f}"]
+        values += [f"uploaded_bytes={self._uploaded}", f"seconds={monotonic() - self._started:.1f}"]
         return " ".join(values)
 
 

@@ -61,5 +61,7 @@ def _from_file(spec: str) -> type[Method]:
             raise unknown(f"method in '{path}'", wanted, found)
         return found[wanted]
     if len(found) != 1:
-        raise BadInput(f"'{path}' registers {len(found)} methods; name one as {path}:NAME (it has: {', '.join(found) or 'none'}).")
+        raise BadInput(
+            f"'{path}' registers {len(found)} methods; name one as {path}:NAME (it has: {', '.join(found) or 'none'})."
+        )
     return next(iter(found.values()))

@@ -115,7 +115,8 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if SEPARATOR in name:
             raise BadInput(f"the name '{name}' holds a '{SEPARATOR}', which separates the levels of a tree.")
         if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{prefix}{name}{SEPARATOR}"))
+            below = f"{prefix}{name}{SEPARATOR}"
+            flat.update(flatten(value, below) or {below: None})  # an empty level leaves its bare name behind
         else:
             flat[prefix + name] = value
     return flat
@@ -129,7 +130,8 @@ def unflatten(flat: Mapping[str, Any]) -> Tree:
         place = tree
         for parent in parents:
             place = place.setdefault(parent, {})
-        place[name] = value
+        if name:
+            place[name] = value
     return tree
 
 
@@ -142,10 +144,18 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        Path(temporary).chmod(0o666 & ~_umask())  # temporary files are private, run folders need not be
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _umask() -> int:
+    """The process's mask for new files, which can only be read by setting it."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
 
 
 def encode(tree: Mapping[str, Any]) -> bytes:

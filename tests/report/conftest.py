@@ -35,7 +35,7 @@ def make_run(tmp_path: Path) -> Maker:
         with RunFolder.create(tmp_path / name, {"seed": seed, "method": {"name": method, **(options or {})}}) as folder:
             personal: list[float] = []
             for round in range(1, rounds + 1):
-                record: dict = {"round": round, "uplink_bytes": int(mib * 2**20), "seconds": 1.5, "train_loss": 1 / round}
+                record: dict = {"round": round, "uplink_bytes": int(mib * 2**20), "seconds": 1.5}
                 if evaluated and round % every == 0:
                     level = final * (1 - np.exp(-4 * round / rounds)) + draw.normal(0, 0.006)
                     personal = np.clip(level + skill, 0, 1).tolist()
@@ -49,7 +49,7 @@ def make_run(tmp_path: Path) -> Maker:
                     {
                         "method": method, "options": options or {}, "rounds": rounds, "seed": seed, "data": data,
                         "clients": clients, "complete": complete, "uplink_bytes": int(rounds * mib * 2**20),
-                        "seconds": 1.5 * rounds, "personal_accuracy_at_best": float(np.mean(personal or [np.nan])),
+                        "seconds": 1.5 * rounds, f"personal_{metric}_at_best": float(np.mean(personal or [np.nan])),
                     }
                 )  # fmt: skip
         return folder

@@ -16,6 +16,7 @@ from fedhelix.errors import BadInput
 from fedhelix.seeds import numpy_draw
 
 Classes = int | Literal["auto"] | None
+Pair = tuple[Tensor, Tensor]
 HELD_OUT = 0.2
 """The share of samples that becomes the test pool when the user gives none."""
 
@@ -47,9 +48,9 @@ def from_arrays(
     if x_test is not None:
         test_inputs, test_targets = read_pair(x_test, y_test, f"the test part of '{name}'")
     else:
-        held = held_out(targets, numpy_draw(seed, "hold-out"))
+        held = held_out(targets, classes, numpy_draw(seed, "hold-out"))
         if not held.any():
-            raise BadInput(f"'{name}' has too few samples ({len(targets)}) to hold out a test pool; give x_test, y_test.")
+            raise BadInput(f"'{name}' has too few samples of each class for a test pool; give x_test and y_test.")
         test_inputs, test_targets = inputs[held], targets[held]
         inputs, targets = inputs[~held], targets[~held]
     count = count_classes(classes, targets, test_targets)
@@ -77,7 +78,7 @@ def from_clients(
     if not parts:
         raise BadInput(f"'{name}' has no clients; give at least one pair (x, y).")
     if test is None:
-        train, tests = hold_out_each(parts, seed)
+        train, tests = hold_out_each(parts, classes, seed)
     elif isinstance(test, list):
         if len(test) != len(parts):
             raise BadInput(f"'{name}' has {len(parts)} clients, but test has {len(test)} parts; give one for each.")
@@ -85,15 +86,14 @@ def from_clients(
     else:
         train, tests = parts, [read_part(test, f"the test part of '{name}'")]
     x, y, owners = pool(train, f"client {{}} of '{name}'")
-    x_test, y_test, owners_test = pool(tests, f"test part {{}} of '{name}'")
-    if test is not None and not isinstance(test, list):
-        owners_test = None
+    x_test, y_test, testers = pool(tests, f"test part {{}} of '{name}'")
+    common_test = test is not None and not isinstance(test, list)
     count = count_classes(classes, y, y_test)
     y, y_test = (as_targets(part, count, name) for part in (y, y_test))
-    return Dataset(name, x, y, x_test, y_test, count, mean, std, owners, owners_test)
+    return Dataset(name, x, y, x_test, y_test, count, mean, std, owners, None if common_test else testers)
 
 
-def read_part(part: Any, where: str) -> tuple[Tensor, Tensor]:
+def read_part(part: Any, where: str) -> Pair:
     """One client's samples from a pair or a map-style data set."""
     if isinstance(part, TensorDataset) and len(part.tensors) == 2:
         part = part.tensors
@@ -103,14 +103,17 @@ def read_part(part: Any, where: str) -> tuple[Tensor, Tensor]:
         return read_pair(part[0], part[1], where)
     if not hasattr(part, "__len__") or not hasattr(part, "__getitem__"):
         raise BadInput(f"{where} is a {type(part).__name__}; a pair (x, y) or a map-style torch Dataset is right.")
+    if len(part) == 0:
+        raise BadInput(f"{where} is empty; at least one sample is needed.")
     try:
-        samples = [(np.asarray(x), np.asarray(y)) for x, y in (part[index] for index in range(len(part)))]
-        return read_pair(np.stack([x for x, _ in samples]), np.stack([y for _, y in samples]), where)
+        inputs, targets = zip(*(part[index] for index in range(len(part))), strict=True)
+        x, y = np.stack([np.asarray(one) for one in inputs]), np.stack([np.asarray(one) for one in targets])
     except (TypeError, ValueError) as problem:
         raise BadInput(f"{where} cannot be read as samples (x, y) of one shape: {problem}.") from None
+    return read_pair(x, y, where)
 
 
-def read_pair(x: Any, y: Any, where: str) -> tuple[Tensor, Tensor]:
+def read_pair(x: Any, y: Any, where: str) -> Pair:
     """Inputs and raw targets as tensors of equal length."""
     inputs, targets = as_tensor(x, f"x of {where}"), as_tensor(y, f"y of {where}")
     if inputs.dtype == torch.uint8 and inputs.dim() == 3:
@@ -140,13 +143,13 @@ def as_tensor(values: Any, where: str) -> Tensor:
             raise BadInput(f"{where} must be numbers, not {array.dtype}.")
         if array.dtype.kind == "u" and array.dtype != np.uint8:
             array = array.astype(np.int64)  # torch knows few unsigned types
-        values = torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), "CW"))
+        values = torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
     if values.is_floating_point():
         return values.detach().float()
     return values if values.dtype in (torch.uint8, torch.bool) else values.long()
 
 
-def count_classes(classes: Classes, *targets: Tensor) -> int | None:
+def count_classes(classes: Classes, targets: Tensor, test_targets: Tensor) -> int | None:
     """The number of classes that the user gave or that the labels show; None for a regression."""
     if classes is None:
         return None
@@ -154,9 +157,9 @@ def count_classes(classes: Classes, *targets: Tensor) -> int | None:
         if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
             raise BadInput(f"classes must be 'auto', None or a whole number above 0, not {classes!r}.")
         return classes
-    if any(part.is_floating_point() for part in targets):
+    if targets.is_floating_point():
         return None
-    return max(1 + max(int(part.max()) for part in targets), 1)
+    return 1 + max(int(targets.max()), int(test_targets.max()), 0)
 
 
 def as_targets(targets: Tensor, classes: int | None, name: str) -> Tensor:
@@ -167,25 +170,25 @@ def as_targets(targets: Tensor, classes: int | None, name: str) -> Tensor:
         targets = targets[:, 0]
     whole = targets.long()
     if targets.is_floating_point() and not torch.equal(whole.float(), targets):
-        raise BadInput(f"labels of '{name}' must be whole numbers from 0 to {classes - 1}; classes=None is a regression.")
+        raise BadInput(f"labels of '{name}' must be whole numbers; classes=None would be a regression.")
     return whole
 
 
-def held_out(targets: Tensor, draw: np.random.Generator) -> np.ndarray:
+def held_out(targets: Tensor, classes: Classes, draw: np.random.Generator) -> np.ndarray:
     """A mask of the samples that become test samples: a share of each class, but never all of a class."""
     codes = np.zeros(len(targets), dtype=np.int64)
-    if not targets.is_floating_point() and targets.numel() == len(targets):
+    if classes is not None and not targets.is_floating_point() and targets.numel() == len(targets):
         codes = np.unique(targets.cpu().numpy().ravel(), return_inverse=True)[1]
     mask = np.zeros(len(targets), dtype=bool)
     mask[stratified(codes, round(HELD_OUT * len(targets)), draw, leave_one=True)] = True
     return mask
 
 
-def hold_out_each(parts: list[tuple[Tensor, Tensor]], seed: int) -> tuple[list[Any], list[Any]]:
+def hold_out_each(parts: list[Pair], classes: Classes, seed: int) -> tuple[list[Pair], list[Pair]]:
     """Every client's samples cut into training and test samples."""
     train, test = [], []
     for index, (x, y) in enumerate(parts):
-        held = held_out(y, numpy_draw(seed, "hold-out", index))
+        held = held_out(y, classes, numpy_draw(seed, "hold-out", index))
         if not held.any() and len(y) > 1:
             held[-1] = True
         train.append((x[~held], y[~held]))
@@ -193,13 +196,13 @@ def hold_out_each(parts: list[tuple[Tensor, Tensor]], seed: int) -> tuple[list[A
     return train, test
 
 
-def pool(parts: list[tuple[Tensor, Tensor]], where: str) -> tuple[Tensor, Tensor, np.ndarray]:
+def pool(parts: list[Pair], where: str) -> tuple[Tensor, Tensor, np.ndarray]:
     """All parts as one, with the number of the part that each sample came from."""
     first_x, first_y = parts[0]
     for index, (x, y) in enumerate(parts):
         if x.shape[1:] != first_x.shape[1:] or x.dtype != first_x.dtype:
-            raise BadInput(f"{where.format(index)} has samples of {describe(x)}, but the first has {describe(first_x)}.")
+            raise BadInput(f"{where.format(index)} has samples of {describe(x)}, the first of {describe(first_x)}.")
         if y.shape[1:] != first_y.shape[1:] or y.is_floating_point() != first_y.is_floating_point():
-            raise BadInput(f"{where.format(index)} has targets of {describe(y)}, but the first has {describe(first_y)}.")
+            raise BadInput(f"{where.format(index)} has targets of {describe(y)}, the first of {describe(first_y)}.")
     owners = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
     return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]), owners

@@ -105,7 +105,7 @@ class Dataset:
     def _per_channel(self, field: str, values: tuple[float, ...]) -> Tensor:
         channels = self.x.shape[1]
         if len(values) not in (1, channels):
-            raise BadInput(f"{field} of '{self.name}' has {len(values)} values, but the samples have {channels} channels.")
+            raise BadInput(f"{field} of '{self.name}' has {len(values)} values for {channels} channels.")
         tensor = torch.tensor(values, dtype=torch.float32, device=self.x.device)
         if not bool(tensor.isfinite().all()) or (field == "std" and not bool((tensor > 0).all())):
             raise BadInput(f"{field} of '{self.name}' is {values}; {field} must be finite and std above zero.")
@@ -114,7 +114,7 @@ class Dataset:
     def _check_pool(self, x_name: str, x: Tensor, y_name: str, y: Tensor, owners: np.ndarray | None) -> None:
         for name, value in ((x_name, x), (y_name, y)):
             if not isinstance(value, Tensor):
-                raise BadInput(f"{name} of '{self.name}' must be a tensor, not {type(value).__name__}; see from_arrays.")
+                raise BadInput(f"{name} of '{self.name}' must be a tensor, not {type(value).__name__}.")
         if x.dtype not in (torch.uint8, torch.float32, torch.int64):
             raise BadInput(f"{x_name} of '{self.name}' must be uint8, float32 or int64, not {x.dtype}.")
         if x.dim() < 2:
@@ -157,7 +157,7 @@ class Dataset:
 
 def describe(x: Tensor) -> str:
     """Shape and type of one sample, for people."""
-    return f"{'×'.join(map(str, x.shape[1:]))} {str(x.dtype).removeprefix('torch.')}"
+    return f"{'×'.join(map(str, x.shape[1:])) or 1} {str(x.dtype).removeprefix('torch.')}"
 
 
 @dataclass(frozen=True)
@@ -227,5 +227,5 @@ def load_digits() -> Dataset:
     y = labels.astype(np.int64)
     test = np.zeros(len(y), dtype=bool)
     test[stratified(y, DIGITS_SIZES[1], numpy_draw(0, "digits"))] = True
-    arrays = (torch.from_numpy(array) for array in (x[~test], y[~test], x[test], y[test]))
-    return Dataset(DIGITS, *arrays, classes=10, mean=(0.3053,), std=(0.3760,))
+    pixels, digits = torch.from_numpy(x), torch.from_numpy(y)
+    return Dataset(DIGITS, pixels[~test], digits[~test], pixels[test], digits[test], 10, (0.3053,), (0.3760,))

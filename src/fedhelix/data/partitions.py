@@ -20,8 +20,6 @@ from fedhelix.errors import BadInput, unknown
 from fedhelix.options import Checked, build, option
 from fedhelix.seeds import numpy_draw
 
-DIGITS_UPPER_LOWER = (tuple(range(10)), tuple(range(10, 36)), tuple(range(36, 62)))
-
 
 @dataclass(frozen=True, eq=False)
 class Split:
@@ -47,7 +45,7 @@ class Partition(Checked):
 
     def __post_init__(self) -> None:
         if self.classes is not None:
-            object.__setattr__(self, "classes", tuple(int(label) for label in self.classes))
+            object.__setattr__(self, "classes", whole_numbers("classes", self.classes))
         super().__post_init__()
 
     @property
@@ -65,7 +63,7 @@ class Partition(Checked):
             raise BadInput(f"a {self.name} partition needs classes, but '{data.name}' has none; use iid or natural.")
         usable = self.usable(data, data.y)
         if exclude is not None:
-            usable = np.setdiff1d(usable, without_strangers(exclude, len(data.y)))
+            usable = np.setdiff1d(usable, training_indices(exclude, len(data.y)))
         if len(usable) == 0:
             raise BadInput(f"no training samples of '{data.name}' are left for the clients.")
         members, sizes = self.members(data, usable, numpy_draw(seed, "partition"))
@@ -86,6 +84,10 @@ class Partition(Checked):
             return np.arange(len(targets))
         if data.classes is None:
             raise BadInput(f"classes are given, but '{data.name}' is not a classification; leave them out.")
+        if max(self.classes) >= data.classes:
+            raise BadInput(
+                f"there is no class {max(self.classes)} in '{data.name}'; its classes are 0 to {data.classes - 1}."
+            )
         return np.flatnonzero(np.isin(codes(data, targets), self.classes))
 
     def members(self, data: Dataset, usable: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -150,7 +152,8 @@ class Shard(Partition):
         shards = self.shards_of(supply)
         holds = self.deal(shards, draw)
         rank = np.cumsum(holds, axis=0) - 1
-        return np.where(holds, supply // shards + (rank < supply % shards), 0)
+        size, rest = np.divmod(supply, np.maximum(shards, 1))
+        return np.where(holds, size + (rank < rest), 0)
 
     def shards_of(self, supply: np.ndarray) -> np.ndarray:
         """Into how many shards each class is cut: the next cut always goes to the class with the largest shards."""
@@ -222,10 +225,8 @@ class Dominant(Partition):
         if self.share > 1:
             object.__setattr__(self, "share", self.share / 100)
         if self.groups is not None:
-            groups = tuple(tuple(int(label) for label in group) for group in self.groups)
-            if not all(groups) or not groups:
-                raise BadInput("groups must be lists of classes, each with at least one class.")
-            object.__setattr__(self, "groups", groups)
+            groups = tuple(whole_numbers("each of groups", group) for group in self.groups)
+            object.__setattr__(self, "groups", groups or None)
 
     def counts(self, present: np.ndarray, supply: np.ndarray, draw: np.random.Generator) -> np.ndarray:
         """The law of the groups, in whole numbers."""
@@ -263,7 +264,7 @@ class Natural(Partition):
         names, owner = self.owners(data)
         sizes = np.bincount(owner[usable], minlength=len(names))
         if not sizes.all():
-            raise BadInput(f"client '{names[np.argmin(sizes)]}' of '{data.name}' has no training samples; leave it out.")
+            raise BadInput(f"client '{names[np.argmin(sizes)]}' of '{data.name}' has no training samples left.")
         return usable[np.argsort(owner[usable], kind="stable")], sizes
 
     def tests(
@@ -303,7 +304,7 @@ def iid(clients: int, **common: Any) -> Partition:
 
 
 def shard(clients: int, classes_per_client: int, **common: Any) -> Partition:
-    """Every client holds `classes_per_client` distinct classes, one of clients × classes_per_client equal shards each."""
+    """Every client holds `classes_per_client` distinct classes: clients × classes_per_client equal shards."""
     values = {"clients": clients, "classes_per_client": classes_per_client, **common}
     return build(Shard, values, "the shard partition")
 
@@ -372,8 +373,16 @@ def codes(data: Dataset, targets: Tensor) -> np.ndarray:
     return np.zeros(len(targets), dtype=np.int64) if data.classes is None else targets.cpu().numpy()
 
 
-def without_strangers(indices: Any, samples: int) -> np.ndarray:
-    """The indices, if they are such of training samples."""
+def whole_numbers(name: str, values: Any) -> tuple[int, ...]:
+    """Classes that the user listed, as a tuple."""
+    array = np.asarray(values)
+    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu" or array.min() < 0:
+        raise BadInput(f"{name} must be a list of classes such as [0, 1, 2], not {values!r}.")
+    return tuple(array.tolist())
+
+
+def training_indices(indices: Any, samples: int) -> np.ndarray:
+    """Indices that the user gave, if they are such of training samples."""
     array = np.asarray(indices)
     if array.size and (array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= samples):
         raise BadInput(f"exclude must hold indices of training samples, whole numbers from 0 to {samples - 1}.")
@@ -382,8 +391,9 @@ def without_strangers(indices: Any, samples: int) -> np.ndarray:
 
 def enough_for(clients: int, supply: np.ndarray) -> None:
     """Refuse more clients than samples."""
-    if supply.sum() < clients:
-        raise BadInput(f"{clients} clients cannot share {supply.sum()} samples; lower clients to at most {supply.sum()}.")
+    samples = supply.sum()
+    if samples < clients:
+        raise BadInput(f"{clients} clients cannot share {samples} samples; lower clients to at most {samples}.")
 
 
 def even(total: int, parts: int) -> np.ndarray:
@@ -413,7 +423,7 @@ def usual_groups(present: np.ndarray) -> tuple[tuple[int, ...], ...]:
     """Five groups that overlap in a ring, {0,1,2}, {2,3,4} .. {8,9,0} for ten classes; EMNIST: digits, upper, lower."""
     classes = len(present)
     if classes == 62:
-        return DIGITS_UPPER_LOWER
-    width = max(1, round(0.3 * classes))
-    starts = [group * classes // 5 for group in range(5)]
-    return tuple(tuple(int(present[(start + step) % classes]) for step in range(width)) for start in starts)
+        spans = [(0, 10), (10, 26), (36, 26)]
+    else:
+        spans = [(group * classes // 5, max(1, round(0.3 * classes))) for group in range(5)]
+    return tuple(tuple(present[(start + np.arange(width)) % classes].tolist()) for start, width in spans)

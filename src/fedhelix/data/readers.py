@@ -41,7 +41,7 @@ def labels(y: np.ndarray) -> np.ndarray:
 def read_entries(path: Path, names: tuple[str, ...]) -> list[np.ndarray]:
     """Some arrays of an npz file."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             return [file[name] for name in names]
     except KeyError:
         raise BadInput(f"'{path}' lacks some of {', '.join(names)}.") from None
@@ -65,12 +65,12 @@ def read_idx(path: Path) -> np.ndarray:
             content = file.read()
     except (OSError, EOFError, zlib.error) as problem:
         raise damaged(path, problem) from None
-    if len(content) < 4 or content[:3] != b"\0\0\x08":
+    start = 4 + 4 * content[3] if len(content) >= 4 else 4
+    if content[:3] != b"\0\0\x08" or len(content) < start:
         raise damaged(path, "it does not begin like an IDX file of bytes")
-    start = 4 + 4 * content[3]
     shape = tuple(np.frombuffer(content[4:start], dtype=">u4").tolist())
-    if len(shape) != content[3] or len(content) - start != math.prod(shape):
-        raise damaged(path, f"it has {max(len(content) - start, 0)} bytes of data where its head says {shape}")
+    if len(content) - start != math.prod(shape):
+        raise damaged(path, f"it has {len(content) - start} bytes of data where its head says {shape}")
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
 
 

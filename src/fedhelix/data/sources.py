@@ -43,7 +43,8 @@ class Source:
     std: tuple[float, ...]
     files: tuple[str, ...]
     read: Callable[[list[Path]], Arrays]
-    folders: tuple[str, ...] = ()
+    folders: tuple[str, ...]
+    """Where the files lie below a data folder; "." where their names cannot be mistaken."""
     hub: str | None = None
     hub_config: str | None = None
     pickled: str | None = None
@@ -107,10 +108,10 @@ def find(source: Source, folder: Path | None) -> Found | None:
             path = root / f"{spelling}.npz"
             if path.is_file():
                 return Found(path, source, [])
-        for place in [root / sub for sub in source.folders] + [root]:
-            files = [existing(place / name) for name in source.files]
-            if all(files) and not named_after_another(place, source):
-                return Found(place, source, [file for file in files if file])
+        for place in places(root, source):
+            files = [file for file in (existing(place / name) for name in source.files) if file]
+            if len(files) == len(source.files):
+                return Found(place, source, files)
     return None
 
 
@@ -123,21 +124,24 @@ def existing(path: Path) -> Path | None:
     return None
 
 
-def named_after_another(place: Path, source: Source) -> bool:
-    """Whether the folder's name says that it holds another set: the files of MNIST and its kin are named alike."""
-    names = {squash(part) for part in place.absolute().parts[-2:]}
-    return squash(source.name) not in names and any(squash(name) in names for name in SOURCES)
+def places(root: Path, source: Source) -> list[Path]:
+    """Folders that may hold the official files: those named after the set, of which the root itself may be one.
 
-
-def squash(name: str) -> str:
-    """A name without case and separators."""
-    return name.lower().replace("-", "").replace("_", "")
+    The name matters: the files of MNIST and Fashion-MNIST are named alike.
+    """
+    inside = [root / folder for folder in source.folders]
+    tails = [Path(folder).parts for folder in source.folders]
+    named = any(tail and root.absolute().parts[-len(tail) :] == tail for tail in tails)
+    return [*inside, root] if named else inside
 
 
 def advice(source: Source, folder: Path | None) -> str:
     """What the user can do to get a data set that was not found."""
     target = folder or cache_folder()
-    ways = [f"put {source.name}.npz ({', '.join(KEYS)}) or the official files ({', '.join(source.files)}) into {target}"]
+    ways = [
+        f"put {source.name}.npz ({', '.join(KEYS)}) into {target} "
+        f"or the official files ({', '.join(source.files)}) into {target / source.folders[0]}"
+    ]
     if source.hub is None:
         ways.append("the official files are at https://www.nist.gov/itl/products-and-services/emnist-dataset")
     elif importlib.util.find_spec("datasets") is None:
@@ -164,15 +168,14 @@ def download(source: Source, folder: Path | None = None) -> Arrays:
     except Exception as problem:  # whatever a network may bring
         reason = " ".join(str(problem).split())
         raise BadInput(f"{missing} and could not be downloaded ({reason}): {advice(source, folder)}.") from problem
-    arrays = (*train, *test)
     buffer = io.BytesIO()
-    np.savez(buffer, **dict(zip(KEYS, arrays, strict=True)))
+    np.savez(buffer, x_train=train[0], y_train=train[1], x_test=test[0], y_test=test[1])
     path = cache_folder() / f"{source.name}.npz"
     try:
         write_atomically(path, buffer.getvalue())
     except OSError as problem:
         warnings.warn(f"{source.name} could not be kept as {path}: {problem}", stacklevel=2)
-    return pictures(arrays[0]), labels(arrays[1]), pictures(arrays[2]), labels(arrays[3])
+    return pictures(train[0]), labels(train[1]), pictures(test[0]), labels(test[1])
 
 
 def columns(part: object) -> tuple[np.ndarray, np.ndarray]:
@@ -186,9 +189,7 @@ def columns(part: object) -> tuple[np.ndarray, np.ndarray]:
 
 # The sets -------------------------------------------------------------------------------------------------------
 
-IDX_FILES = tuple(
-    f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
-)
+IDX_FILES = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 EMNIST_FILES = tuple(f"emnist-byclass-{name.replace('t10k', 'test')}" for name in IDX_FILES)
 CIFAR10_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
 
@@ -207,12 +208,12 @@ SOURCES = {
         Source(
             "emnist", 62, (697_932, 116_323), (0.1307,), (0.3081,), EMNIST_FILES,
             functools.partial(read_idx_set, transposed=True),
-            folders=("emnist", "EMNIST", "EMNIST/raw", "gzip"),
+            folders=("emnist", "EMNIST/raw", "gzip", "."),
         ),
         Source(
             "cifar10", 10, (50_000, 10_000), (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), CIFAR10_FILES,
             functools.partial(read_cifar, label_bytes=1),
-            folders=("cifar-10-batches-bin", "cifar10"), hub="uoft-cs/cifar10", pickled="cifar-10-batches-py",
+            folders=("cifar-10-batches-bin", "cifar10", "."), hub="uoft-cs/cifar10", pickled="cifar-10-batches-py",
         ),
         Source(
             "cifar100", 100, (50_000, 10_000), (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762),
@@ -222,7 +223,7 @@ SOURCES = {
         Source(
             "svhn", 10, (73_257, 26_032), (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970),
             ("train_32x32.mat", "test_32x32.mat"), read_svhn,
-            folders=("svhn", "SVHN"), hub="ufldl-stanford/svhn", hub_config="cropped_digits",
+            folders=("svhn", "."), hub="ufldl-stanford/svhn", hub_config="cropped_digits",
         ),
     )
 }  # fmt: skip

@@ -50,5 +50,5 @@ class Engine(ABC):
         """Metric and loss of whole models on common samples."""
         return [judge(self.setup.task, predict(self.setup, state, x), y) for state in states]
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most engines hold nothing
         """Give back processes or memory, if the engine holds any."""

@@ -75,7 +75,7 @@ def partition_plot(counts: np.ndarray, path: Path | str) -> None:
     """Draw who has what: a bubble per client and class whose area is the number of samples."""
     counts = np.asarray(counts)
     if counts.ndim != 2 or not counts.size or not (counts >= 0).all():
-        raise BadInput(f"counts must be a table of clients × classes with numbers of samples, not shape {counts.shape}.")
+        raise BadInput(f"counts must be a table of sample numbers, clients × classes, but its shape is {counts.shape}.")
     clients, classes = counts.shape
     width, height = float(np.clip(0.26 * clients, 3.5, 13)), float(np.clip(0.26 * classes, 1.5, 8))
     figure = Figure(figsize=(width + 0.9, height + 1.0), layout="constrained")
@@ -150,8 +150,9 @@ def _draw_clients(axes: Axes, curves: Sequence[_Curve]) -> None:
     """A row per method, a dot per client, risen by rank so that equal clients do not hide each other."""
     for row, curve in enumerate(curves):
         rank = (np.arange(len(curve.clients)) + 0.5) / len(curve.clients)
-        opacity = np.where(rank <= 0.1, 1.0, 0.3)
-        axes.scatter(curve.clients, row + 0.32 - 0.64 * rank, s=10, color=curve.colour, alpha=opacity, linewidths=0)
+        height = row + 0.32 - 0.64 * rank
+        for part, opacity in ((rank <= 0.1, 1.0), (rank > 0.1, 0.3)):
+            axes.scatter(curve.clients[part], height[part], s=10, color=curve.colour, alpha=opacity, linewidths=0)
         median = np.median(curve.clients)
         axes.plot([median, median], [row - 0.36, row + 0.36], color=curve.colour, linewidth=1.6)
     _tidy(axes, "Who is left behind?", curves)
@@ -184,7 +185,7 @@ def _are_shares(curves: Sequence[_Curve]) -> bool:
     return all(curve.is_share for curve in curves)
 
 
-def _percent(value: float, _: int) -> str:
+def _percent(value: float, _: float) -> str:
     return f"{100 * value:.0f} %"
 
 
@@ -192,8 +193,8 @@ def _tidy(axes: Axes, title: str, curves: Sequence[_Curve] | None = None) -> Non
     axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8.5)
-    axes.xaxis.label.set_size(9)
-    axes.yaxis.label.set_size(9)
+    axes.xaxis.label.set_fontsize(9)
+    axes.yaxis.label.set_fontsize(9)
     axes.grid(True, color="#e6e6e6", linewidth=0.7)
     axes.set_axisbelow(True)
     if curves is not None and not curves:

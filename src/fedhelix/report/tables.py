@@ -15,7 +15,7 @@ from fedhelix.report.results import JUDGED_BY, Result, grouped
 from fedhelix.store import RunFolder
 
 METRICS = ("accuracy", "score", "personal_accuracy", "personal_score", "personal_p10")
-AT_BEST = "personal_accuracy_at_best"
+AT_BEST = ("personal_accuracy_at_best", "personal_score_at_best")
 
 
 def comparison(folders: Sequence[RunFolder]) -> pd.DataFrame:
@@ -36,7 +36,8 @@ def comparison(folders: Sequence[RunFolder]) -> pd.DataFrame:
         }
         for column in METRICS:
             _add(row, column, [result.final(column) for result in results])
-        _add(row, AT_BEST, [_number(result.summary.get(AT_BEST)) for result in results])
+        for column in AT_BEST:
+            _add(row, column, [_number(result.summary.get(column)) for result in results])
         row["uplink_bytes"] = _mean([result.total("uplink_bytes") for result in results])
         row["seconds"] = _mean([result.total("seconds") for result in results])
         if judged_by and results is not first:
@@ -113,7 +114,8 @@ def _columns(table: pd.DataFrame) -> list[tuple[str, str, Callable[[float], str]
         ("personal_accuracy", "personal %", _percent),
         ("personal_score", "personal score", _plain),
         ("personal_p10", f"worst tenth{unit}", metric),
-        (AT_BEST, "personal at best round %", _percent),
+        ("personal_accuracy_at_best", "personal at best round %", _percent),
+        ("personal_score_at_best", "personal score at best round", _plain),
         ("difference", f"against {table.index[0]}{points}", metric),
         ("uplink_bytes", "uploaded", human_bytes),
         ("seconds", "time", human_seconds),

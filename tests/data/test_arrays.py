@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import TensorDataset
+
+from fedhelix.data import from_arrays, from_clients
+from fedhelix.errors import BadInput
+
+
+class Squares(TorchDataset):
+    """A map-style data set that gives (float vector, int)."""
+
+    def __init__(self, n: int, offset: int = 0) -> None:
+        self.n, self.offset = n, offset
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int):
+        return torch.full((3,), float(index + self.offset)), index % 2
+
+
+class Ragged(Squares):
+    def __getitem__(self, index: int):
+        return torch.zeros(index), 0
+
+
+class TestFromArrays:
+    def test_a_stratified_fifth_is_held_out(self):
+        y = np.repeat([0, 1, 2], [50, 30, 20])
+        data = from_arrays(np.arange(100.0)[:, None], y)
+        assert data.classes == 3
+        assert data.y_test.bincount().tolist() == [10, 6, 4]
+        both = torch.cat([data.x, data.x_test]).flatten().sort().values
+        assert torch.equal(both, torch.arange(100.0))
+        assert torch.equal(data.x, from_arrays(np.arange(100.0)[:, None], y).x)
+        assert not torch.equal(data.x, from_arrays(np.arange(100.0)[:, None], y, seed=1).x)
+
+    def test_a_class_with_one_sample_stays_in_training(self):
+        data = from_arrays(np.zeros((11, 2)), [0] * 10 + [1])
+        assert data.y.tolist().count(1) == 1
+
+    def test_given_test_pool(self):
+        x = torch.rand(6, 4)
+        data = from_arrays(x, [0, 1, 2, 0, 1, 2], x[:2], [0, 4], name="mine")
+        assert data.name == "mine"
+        assert data.classes == 5
+        assert data.x is x or torch.equal(data.x, x)
+
+    @pytest.mark.parametrize(
+        ("shape", "dtype", "expected"),
+        [
+            ((10, 8, 8), np.uint8, (1, 8, 8)),
+            ((10, 8, 8, 3), np.uint8, (3, 8, 8)),
+            ((10, 3, 8, 8), np.uint8, (3, 8, 8)),
+            ((10, 8, 8), np.float64, (8, 8)),
+            ((10, 5), np.float64, (5,)),
+            ((10, 5), np.int32, (5,)),
+            ((10, 5), np.uint16, (5,)),
+            ((10, 5), bool, (5,)),
+        ],
+    )
+    def test_shapes(self, shape, dtype, expected):
+        assert from_arrays(np.ones(shape, dtype), np.arange(10) % 2).shape == expected
+
+    def test_regression(self):
+        x = np.random.default_rng(0).random((20, 3))
+        for data in (from_arrays(x, x.sum(1)), from_arrays(x, np.arange(20), classes=None)):
+            assert data.classes is None
+            assert data.y.dtype == torch.float32
+            assert len(data.y_test) == 4
+
+    def test_labels_may_be_whole_floats_or_a_column(self):
+        data = from_arrays(np.zeros((10, 2)), np.arange(10)[:, None] % 2 * 1.0, classes=2)
+        assert data.y.dtype == torch.int64
+
+    def test_float_test_labels_do_not_make_a_regression(self):
+        assert from_arrays(np.zeros((3, 2)), [0, 1, 1], np.zeros((2, 2)), [0.0, 2.0]).classes == 3
+
+    def test_arrays_that_may_not_be_written_and_odd_byte_order(self):
+        x = np.frombuffer(bytes(range(40)), dtype=np.uint8).reshape(10, 4)
+        assert from_arrays(x, np.arange(10, dtype=">i4") % 2).shape == (4,)
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"y": [0, 1, -2, 0]}, "labels outside the classes: -2"),
+            ({"y": [0, 1, 2, 9], "classes": 3, "x_test": [[0.0]], "y_test": [0]}, "9 at index 3"),
+            ({"y": [0, 1, 2.5, 0], "classes": 3}, "must be whole numbers"),
+            ({"y": list("abcd")}, "y of 'data' must be numbers"),
+            ({"y": [0, 1]}, r"shapes are \(4, 1\) and \(2,\)"),
+            ({"x": [[1.0], [2.0], [3.0], [float("nan")]], "x_test": [[0.0]], "y_test": [0]}, "nan in sample 3"),
+            ({"x": [[1.0], [2.0, 3.0]]}, "x of 'data' is no array"),
+            ({"x": np.zeros((0, 1)), "y": []}, "'data' is empty"),
+            ({"x": [[1.0]], "y": [0]}, "too few samples"),
+            ({"x_test": [[1.0]]}, "only one of x_test and y_test"),
+            ({"classes": 0}, "classes must be"),
+        ],
+    )
+    def test_bad_input(self, arguments, message):
+        with pytest.raises(BadInput, match=message):
+            from_arrays(**({"x": [[1.0], [2.0], [3.0], [4.0]], "y": [0, 1, 2, 0]} | arguments))
+
+
+class TestFromClients:
+    def test_pairs_and_data_sets_are_pooled(self):
+        pair = np.zeros((10, 3)), np.arange(10) % 2
+        tensors = TensorDataset(torch.ones(5, 3), torch.zeros(5, dtype=torch.int64))
+        data = from_clients([pair, Squares(20), tensors])
+        assert np.bincount(data.owners).tolist() == [8, 16, 4]
+        assert np.bincount(data.owners_test).tolist() == [2, 4, 1]
+        second = torch.cat([data.x[data.owners == 1], data.x_test[data.owners_test == 1]])
+        assert sorted(second[:, 0].tolist()) == list(range(20))
+
+    def test_small_clients_give_one_test_sample_if_they_can(self):
+        data = from_clients([Squares(1), Squares(2), Squares(3)])
+        assert np.bincount(data.owners).tolist() == [1, 1, 2]
+        assert np.bincount(data.owners_test).tolist() == [0, 1, 1]
+
+    def test_common_and_own_test_pools(self):
+        clients = [Squares(4), Squares(6)]
+        common = from_clients(clients, test=Squares(5))
+        assert len(common.x) == 10
+        assert len(common.x_test) == 5
+        assert common.owners_test is None
+        own = from_clients(clients, test=[Squares(2), (torch.zeros(1, 3), [1])])
+        assert own.owners_test.tolist() == [0, 0, 1]
+
+    @pytest.mark.parametrize(
+        ("clients", "test", "message"),
+        [
+            ([], None, "has no clients"),
+            ([Squares(3), (np.zeros((2, 4)), [0, 1])], None, "client 1 of 'data' has samples of 4 float32"),
+            ([Squares(3), (np.zeros((2, 3)), [0.5, 1])], None, "client 1 of 'data' has targets of"),
+            ([Squares(3), Squares(0)], None, "client 1 of 'data' is empty"),
+            ([[(1, 2, 3)] * 3], None, "client 0 of 'data' has 3 entries"),
+            ([Squares(3), Ragged(3)], None, "client 1 of 'data' cannot be read as samples"),
+            ([iter([1])], None, "client 0 of 'data' is a list_iterator"),
+            ([(np.zeros((2, 4)),)], None, "client 0 of 'data' has 1 entries"),
+            ([Squares(3)], [Squares(3), Squares(3)], "has 1 clients, but test has 2 parts"),
+        ],
+    )
+    def test_bad_input(self, clients, test, message):
+        with pytest.raises(BadInput, match=message):
+            from_clients(clients, test)

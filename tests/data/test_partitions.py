@@ -1,0 +1,339 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedhelix.data import Dataset, class_split, from_arrays, from_clients, load
+from fedhelix.data.partitions import Split, dirichlet, dominant, iid, natural, parse, shard
+from fedhelix.data.sampling import affordable, apportion
+from fedhelix.errors import BadInput
+
+quick = settings(max_examples=40, deadline=None)
+
+
+def labelled(sizes: list[int], test_sizes: list[int] | None = None, shape: tuple[int, ...] = (1,)) -> Dataset:
+    """Data with so many samples of each class."""
+    y = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    y_test = torch.arange(len(sizes)).repeat_interleave(torch.tensor(test_sizes or sizes))
+    empty = torch.zeros(1, dtype=torch.uint8)
+    return Dataset(
+        "toy", empty.expand(len(y), *shape), y, empty.expand(len(y_test), *shape), y_test, classes=len(sizes)
+    )
+
+
+def held(split: Split) -> np.ndarray:
+    return np.concatenate([split.train, split.valid])
+
+
+def table(data: Dataset, splits: list[Split]) -> np.ndarray:
+    """Clients × classes: how many training and validation samples."""
+    return np.stack([np.bincount(data.y[held(split)], minlength=data.classes) for split in splits])
+
+
+def in_tests(data: Dataset, splits: list[Split]) -> np.ndarray:
+    return np.stack([np.bincount(data.y_test[split.test], minlength=data.classes) for split in splits])
+
+
+CIFAR_LIKE = labelled([5000] * 10, [1000] * 10, (3, 32, 32))
+ALL_RULES = ["iid", "shard:2", "dirichlet:0.1", "dominant:20"]
+
+
+@pytest.mark.parametrize("text", ALL_RULES)
+def test_the_same_seed_gives_the_same_partition(text):
+    data = load("digits")
+    first, again, other = (parse(text, 7).split(data, seed) for seed in (3, 3, 4))
+    for left, right in zip(first, again, strict=True):
+        assert np.array_equal(left.train, right.train)
+        assert np.array_equal(left.valid, right.valid)
+        assert np.array_equal(left.test, right.test)
+    assert any(not np.array_equal(left.train, right.train) for left, right in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("text", ALL_RULES)
+def test_no_client_holds_a_sample_twice(text):
+    data = load("digits")
+    for split in parse(text, 20).split(data, 0):
+        assert len(np.unique(held(split))) == len(held(split)) > 0
+        assert len(np.unique(split.test)) == len(split.test) > 0
+        assert held(split).dtype == split.test.dtype == np.int64
+
+
+class TestRules:
+    @given(
+        sizes=st.lists(st.integers(1, 60), min_size=1, max_size=6),
+        clients=st.integers(1, 12),
+        alpha=st.floats(1e-6, 100),
+        seed=st.integers(0, 2**31),
+    )
+    @quick
+    def test_iid_and_dirichlet_use_every_sample_once(self, sizes, clients, alpha, seed):
+        data = labelled(sizes)
+        for partition in (iid(clients), dirichlet(clients, alpha)):
+            if clients > sum(sizes):
+                with pytest.raises(BadInput, match="clients cannot share"):
+                    partition.split(data, seed)
+                continue
+            splits = partition.split(data, seed)
+            everything = np.concatenate([held(split) for split in splits])
+            assert np.array_equal(np.sort(everything), np.arange(sum(sizes)))
+            assert min(len(held(split)) for split in splits) >= min(10, sum(sizes) // clients)
+
+    @given(
+        sizes=st.lists(st.integers(1, 60), min_size=1, max_size=6),
+        clients=st.integers(1, 12),
+        per_client=st.integers(1, 6),
+        seed=st.integers(0, 2**31),
+    )
+    @quick
+    def test_shards_are_of_distinct_classes(self, sizes, clients, per_client, seed):
+        data = labelled(sizes)
+        possible = per_client <= len(sizes) and sum(min(clients, size) for size in sizes) >= clients * per_client
+        if not possible:
+            with pytest.raises(BadInput, match=r"distinct classes|shards"):
+                shard(clients, per_client).split(data, seed)
+            return
+        splits = shard(clients, per_client).split(data, seed)
+        counts = table(data, splits)
+        assert ((counts > 0).sum(1) == per_client).all()
+        everything = np.concatenate([held(split) for split in splits])
+        assert len(np.unique(everything)) == len(everything)
+        for one_class in counts.T:
+            shards = one_class[one_class > 0]
+            assert len(shards) == 0 or shards.max() - shards.min() <= 1
+
+    def test_shard_of_half_of_cifar(self):
+        known, unseen = class_split(CIFAR_LIKE, seed=1)
+        for half in (known, unseen):
+            counts = table(CIFAR_LIKE, shard(50, 4, classes=half).split(CIFAR_LIKE, 0))
+            assert set(np.unique(counts)) == {0, 125}
+            assert (counts.sum(1) == 500).all()
+            assert np.flatnonzero(counts.sum(0)).tolist() == half.tolist()
+
+    def test_shards_mix_classes_freely(self):
+        counts = table(CIFAR_LIKE, shard(100, 2).split(CIFAR_LIKE, 0))
+        assert (counts.sum(1) == 500).all()
+        assert len({tuple(row) for row in counts > 0}) > 25  # of 45 pairs of classes
+
+    def test_unequal_classes_give_about_equal_shards(self):
+        counts = table(data := labelled([4000, 1000, 1000, 2000]), shard(20, 2).split(data, 0))
+        assert counts.sum() == 8000
+        assert (counts > 0).sum(0).tolist() == [20, 5, 5, 10]
+        assert set(counts[counts > 0]) == {200}
+
+    def test_dirichlet_tops_up_from_the_largest(self):
+        splits = dirichlet(50, 0.01, min_samples=20).split(CIFAR_LIKE, 0)
+        sizes = np.array([len(held(split)) for split in splits])
+        assert sizes.min() == 20
+        assert sizes.sum() == 50_000
+        assert sizes.max() > 2000
+
+    def test_dirichlet_gets_even_with_a_large_alpha(self):
+        counts = table(CIFAR_LIKE, dirichlet(10, 1e6).split(CIFAR_LIKE, 0))
+        assert (abs(counts - 500) < 10).all()
+
+    def test_golden_dominant(self):
+        splits = dominant(100, share=0.2, samples=600).split(CIFAR_LIKE, 0)
+        counts = table(CIFAR_LIKE, splits)
+        assert counts[0].tolist() == [172] * 3 + [12] * 7
+        for client, group in enumerate([[0, 1, 2], [2, 3, 4], [4, 5, 6], [6, 7, 8], [8, 9, 0]] * 2):
+            assert np.flatnonzero(counts[client] == 172).tolist() == sorted(group)
+        assert in_tests(CIFAR_LIKE, splits)[0].tolist() == [86] * 3 + [6] * 7
+        assert len(dominant(5).split(labelled([800] * 10), 0)[0].test) == 600
+
+    def test_dominant_shares_samples_only_when_the_supply_is_used_up(self):
+        few = np.concatenate([held(split) for split in dominant(10).split(CIFAR_LIKE, 0)])
+        assert len(np.unique(few)) == len(few) == 6000
+        many = np.concatenate([held(split) for split in dominant(100).split(CIFAR_LIKE, 0)])
+        assert len(many) == 60_000
+        assert np.bincount(many).max() == 2
+
+    def test_dominant_emnist_groups_and_own_groups(self):
+        data = labelled([100] * 62)
+        counts = table(data, dominant(4, samples=310).split(data, 0))
+        for client, group in enumerate([range(10), range(10, 36), range(36, 62), range(10)]):
+            assert set(np.argsort(-counts[client], kind="stable")[: len(group)]) == set(group)
+        data = labelled([100] * 4)
+        counts = table(data, dominant(2, share=0, samples=30, groups=[[0, 1], [3]]).split(data, 0))
+        assert counts.tolist() == [[15, 15, 0, 0], [0, 0, 0, 30]]
+
+    def test_dominant_gives_fewer_where_a_class_is_small(self):
+        counts = table(data := labelled([100] * 10), dominant(5).split(data, 0))
+        assert (counts.max(1) <= 100).all()
+        assert abs(counts[0, 0] / counts[0].sum() - 172 / 600) < 0.01
+
+    @pytest.mark.parametrize("classes", [1, 2, 3, 7, 100])
+    def test_dominant_works_with_any_number_of_classes(self, classes):
+        data = labelled([50] * classes)
+        assert len(dominant(6, samples=40).split(data, 0)) == 6
+
+    def test_natural(self):
+        clients = [(np.full((n, 1), n), np.arange(n) % 2) for n in (10, 20, 30)]
+        data = from_clients(clients)
+        splits = natural(valid=0).split(data, 0)
+        for split, n in zip(splits, (10, 20, 30), strict=True):
+            assert set(data.x[split.train].flatten().tolist()) == {n}
+            assert set(data.x_test[split.test].flatten().tolist()) == {n}
+            assert len(split.test) == n // 5
+        assert [len(split.test) for split in natural(test_samples=3).split(data, 0)] == [2, 3, 3]
+
+    def test_natural_with_ids(self):
+        data = labelled([10, 10], [40, 40])
+        splits = natural(ids=["b"] * 10 + ["a"] * 10, test_samples=5).split(data, 0)
+        assert table(data, splits).tolist() == [[0, 10], [10, 0]]
+        assert in_tests(data, splits).tolist() == [[0, 5], [5, 0]]
+
+    def test_natural_client_without_own_test_samples(self):
+        data = from_clients([(np.zeros((1, 1)), [0]), (np.ones((20, 1)), [0, 1] * 10)])
+        assert all(len(split.test) for split in natural().split(data, 0))
+
+    def test_regression(self):
+        data = from_arrays(np.zeros((100, 2)), np.linspace(0, 1, 100))
+        splits = iid(4).split(data, 0)
+        assert [len(held(split)) for split in splits] == [20] * 4
+        assert [len(np.unique(split.test)) for split in splits] == [20] * 4
+        assert len(natural(ids=np.arange(80) % 5).split(data, 0)) == 5
+        for partition in (dirichlet(4, 1), shard(4, 1), dominant(4)):
+            with pytest.raises(BadInput, match="needs classes, but 'data' has none; use iid or natural"):
+                partition.split(data, 0)
+
+
+class TestParts:
+    @pytest.mark.parametrize("text", ["shard:2", "dirichlet:0.1", "dirichlet:1", "dominant:20", "iid"])
+    def test_test_parts_follow_the_training_parts(self, text):
+        splits = parse(text, 20).split(CIFAR_LIKE, 0)
+        train, test = table(CIFAR_LIKE, splits), in_tests(CIFAR_LIKE, splits)
+        wanted = train / train.sum(1, keepdims=True) * test.sum(1, keepdims=True)
+        assert (abs(test - wanted) <= 1).all()
+
+    def test_size_of_test_parts(self):
+        assert {len(split.test) for split in iid(20).split(CIFAR_LIKE, 0)} == {500}
+        assert {len(split.test) for split in iid(1000).split(CIFAR_LIKE, 0)} == {100}
+        assert {len(split.test) for split in iid(20, test_samples=7).split(CIFAR_LIKE, 0)} == {7}
+        scarce = labelled([100, 100], [30, 3])
+        assert in_tests(scarce, iid(1).split(scarce, 0)).tolist() == [[3, 3]]
+        assert in_tests(scarce, shard(2, 1).split(scarce, 0)).sum(0).tolist() == [30, 3]
+
+    def test_a_class_without_test_samples(self):
+        data = labelled([50, 50, 50], [40, 40, 1])
+        data = Dataset("toy", data.x, data.y, data.x_test[:-1], data.y_test[:-1], 3)
+        assert in_tests(data, iid(1).split(data, 0)).tolist() == [[40, 40, 0]]
+        with pytest.raises(BadInput, match="no sample of any class that client"):
+            shard(3, 1).split(data, 0)
+
+    @given(valid=st.floats(0, 0.9), samples=st.integers(3, 200), clients=st.integers(1, 3))
+    @quick
+    def test_validation_part(self, valid, samples, clients):
+        for split in iid(clients, valid=valid).split(labelled([samples]), 0):
+            size = len(held(split))
+            assert len(split.train) >= 1
+            assert not set(split.train) & set(split.valid)
+            if valid == 0 or size < 2:
+                assert len(split.valid) == 0
+            else:
+                assert len(split.valid) == min(max(round(valid * size), 1), size - 1)
+
+    def test_excluded_samples_and_other_classes_are_left_out(self):
+        data = labelled([40] * 5)
+        exclude = np.arange(0, 200, 2)
+        for partition in (iid(4), dirichlet(4, 0.5), shard(4, 2), natural(ids=np.arange(200) // 2 % 4)):
+            splits = partition.split(data, 0, exclude=exclude)
+            everything = np.concatenate([held(split) for split in splits])
+            assert sorted(everything) == list(range(1, 200, 2))
+        counts = table(data, splits := iid(4, classes=[1, 3]).split(data, 0))
+        assert counts.sum(0).tolist() == [0, 40, 0, 40, 0]
+        assert in_tests(data, splits).sum(0)[[0, 2, 4]].tolist() == [0, 0, 0]
+
+    def test_class_split(self):
+        known, unseen = class_split(CIFAR_LIKE)
+        assert len(known) == len(unseen) == 5
+        assert sorted([*known, *unseen]) == list(range(10))
+        assert np.array_equal(known, class_split(CIFAR_LIKE)[0])
+        assert any(not np.array_equal(known, class_split(CIFAR_LIKE, seed=seed)[0]) for seed in (1, 2))
+        with pytest.raises(BadInput, match="leaves one side"):
+            class_split(CIFAR_LIKE, 0.01)
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("make", "message"),
+        [
+            (lambda: dirichlet(10, 0), "alpha must be greater than 0, not 0"),
+            (lambda: dirichlet(10, -1), "alpha must be greater than 0"),
+            (lambda: dirichlet(10, float("inf")), "alpha must be at most"),
+            (lambda: iid(0), "clients must be at least 1"),
+            (lambda: iid(10, valid=1.5), "valid must be at most 0.9"),
+            (lambda: iid(10, test_sample=5), "unknown key of the iid partition 'test_sample'; did you mean"),
+            (lambda: iid(10, classes="all"), "classes must be a list of classes"),
+            (lambda: dominant(10, share=120), "share must be at most 100"),
+            (lambda: dominant(10, share=-0.1), "share must be at least 0"),
+            (lambda: dominant(10, groups=[[]]), "each of groups must be a list of classes"),
+            (lambda: parse("dirichlt:0.1", 10), "unknown partition 'dirichlt'; did you mean 'dirichlet'"),
+            (lambda: parse("dirichlet", 10), "lacks its alpha"),
+            (lambda: parse("dirichlet:x", 10), "alpha must be a number, not 'x'"),
+            (lambda: parse("shard:1.5", 10), "classes_per_client must be a whole number"),
+            (lambda: parse("iid:3", 10), "iid takes no number"),
+        ],
+    )
+    def test_when_made(self, make, message):
+        with pytest.raises(BadInput, match=message):
+            make()
+
+    @pytest.mark.parametrize(
+        ("partition", "message"),
+        [
+            (iid(31), "31 clients cannot share 30 samples"),
+            (dirichlet(31, 0.1), "31 clients cannot share 30 samples"),
+            (shard(2, 4), "4 distinct classes, but there are only 3"),
+            (shard(2, 3, classes=(0, 1)), "3 distinct classes, but there are only 2"),
+            (shard(20, 2), "20 clients with 2 classes each need 40 shards, but the 30 samples give only 30"),
+            (iid(2, classes=[5]), "there is no class 5 in 'toy'; its classes are 0 to 2"),
+            (dominant(2, groups=[[0], [7]]), r"group 1 is \[7\]"),
+            (natural(), "does not say who owns which sample"),
+            (natural(ids=[1, 2, 3]), r"30 training samples, but ids has the shape \(3,\)"),
+            (natural(ids=[0] * 10 + [1] * 20, classes=[0]), "client '1' of 'toy' has no training samples left"),
+        ],
+    )
+    def test_when_impossible(self, partition, message):
+        with pytest.raises(BadInput, match=message):
+            partition.split(labelled([10, 10, 10]), 0)
+
+    def test_exclude(self):
+        data = labelled([10])
+        with pytest.raises(BadInput, match="whole numbers from 0 to 9"):
+            iid(2).split(data, 0, exclude=[10])
+        with pytest.raises(BadInput, match="no training samples"):
+            iid(2).split(data, 0, exclude=np.arange(10))
+
+    def test_test_owner_without_training_samples(self):
+        x, y = torch.zeros(4, 1), torch.zeros(4, dtype=torch.int64)
+        data = Dataset("toy", x, y, x, y, 1, owners=np.array([0, 0, 1, 1]), owners_test=np.array([0, 1, 1, 2]))
+        with pytest.raises(BadInput, match="owner '2' of 'toy' has test samples but no training samples"):
+            natural().split(data, 0)
+
+
+def test_parse():
+    assert parse("shard:4", 8) == shard(8, 4)
+    assert parse("dirichlet:0.1", 8, valid=0.2) == dirichlet(8, 0.1, valid=0.2)
+    assert parse("dominant:20", 8) == dominant(8, 0.2)
+    assert parse(" iid ", 8) == iid(8)
+    assert parse("natural", 8) == natural()
+    assert parse("natural", 8).name == "natural"
+
+
+@given(
+    weights=st.lists(st.lists(st.integers(0, 1000), min_size=4, max_size=4).filter(any), min_size=1, max_size=5),
+    supply=st.lists(st.integers(1, 500), min_size=4, max_size=4),
+    wanted=st.integers(1, 1000),
+)
+@quick
+def test_apportionment(weights, supply, wanted):
+    shares, available = np.array(weights), np.array(supply)
+    totals = affordable(wanted, shares, available)
+    counts = apportion(totals, shares)
+    assert (totals >= 1).all()
+    assert (counts.sum(1) == totals).all()
+    assert (counts <= available).all()
+    assert (abs(counts - totals[:, None] * shares / shares.sum(1, keepdims=True)) < 1).all()

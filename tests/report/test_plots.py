@@ -1,0 +1,80 @@
+import struct
+import threading
+import xml.dom.minidom
+
+import numpy as np
+import pytest
+
+from fedhelix.errors import BadInput
+from fedhelix.report.plots import comparison_plot, partition_plot
+
+
+def png_size(path) -> tuple[int, int]:
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n") and content[-8:-4] == b"IEND"
+    return struct.unpack(">II", content[16:24])
+
+
+def test_a_comparison_of_methods_and_seeds(make_run, tmp_path):
+    runs = [make_run(method, seed) for method in ("fedavg", "genfed") for seed in (0, 1)]
+    runs += [make_run("local", mib=0, global_model=False), make_run("gene-fl", mib=0.05)]
+    comparison_plot(runs, tmp_path / "plot.png")
+    assert png_size(tmp_path / "plot.png") == (2000, 840)
+    assert [path.name for path in tmp_path.glob("*plot*")] == ["plot.png"], "no temporary files stay"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {},
+        {"rounds": 1, "every": 1},
+        {"rounds": 0},
+        {"evaluated": False},
+        {"summary": False},
+        {"global_model": False, "mib": 0},
+        {"metric": "score"},
+        {"clients": 1},
+    ],
+)
+def test_odd_runs_are_drawn_too(make_run, tmp_path, odd):
+    comparison_plot([make_run(**odd)], tmp_path / "plot.png")
+    assert png_size(tmp_path / "plot.png") == (2000, 840)
+
+
+def test_a_method_with_only_a_global_model(make_run, tmp_path):
+    folder = make_run(rounds=0, summary=False)
+    with folder:
+        folder.append({"round": 1, "accuracy": 0.5, "uplink_bytes": 10})
+        folder.append({"round": 2, "accuracy": 0.6, "uplink_bytes": None})
+    comparison_plot([folder], tmp_path / "plot.svg")
+    assert "global model" in (tmp_path / "plot.svg").read_text()
+
+
+def test_svg_by_suffix_and_from_any_thread(make_run, tmp_path):
+    thread = threading.Thread(target=comparison_plot, args=([make_run()], tmp_path / "new" / "plot.SVG"))
+    thread.start()
+    thread.join()
+    assert xml.dom.minidom.parse(str(tmp_path / "new" / "plot.SVG")).documentElement.tagName == "svg"
+
+
+def test_bad_paths(make_run, tmp_path):
+    for name in ("plot", "plot.jpeg"):
+        with pytest.raises(BadInput, match=r"must end in \.png, \.svg, \.pdf"):
+            comparison_plot([make_run()], tmp_path / name)
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput, match="cannot be written"):
+        partition_plot(np.ones((2, 2), int), tmp_path / "file" / "plot.png")
+
+
+@pytest.mark.parametrize("shape", [(20, 10), (1, 1), (100, 10), (3, 100)])
+def test_partition(tmp_path, shape):
+    partition_plot(np.random.default_rng(0).integers(0, 50, shape), tmp_path / "partition.png")
+    width, height = png_size(tmp_path / "partition.png")
+    assert 800 <= width <= 2800 and 500 <= height <= 1800
+
+
+def test_partition_refuses_nonsense(tmp_path):
+    for counts in (np.ones(3), np.ones((0, 3)), np.array([[1, -1]])):
+        with pytest.raises(BadInput, match="clients × classes"):
+            partition_plot(counts, tmp_path / "partition.png")
+    partition_plot(np.zeros((2, 2), int), tmp_path / "partition.png")

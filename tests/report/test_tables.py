@@ -1,0 +1,99 @@
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from fedhelix.errors import BadInput
+from fedhelix.report.tables import comparison, markdown, render
+from fedhelix.store import RunFolder
+
+
+def small_run(path, method, seed, personal, **summary) -> RunFolder:
+    with RunFolder.create(path, {"seed": seed, "method": {"name": method}}) as folder:
+        folder.append({"round": 1, "personal_accuracy": 0.99, "uplink_bytes": 1024, "seconds": 2.0})
+        folder.append({"round": 2, "personal_accuracy": personal, "uplink_bytes": 1024, "seconds": 2.0})
+        folder.append({"round": 3, "uplink_bytes": 1024, "seconds": 2.0})
+        folder.write_summary({"method": method, "options": {}, "seed": seed, "complete": True, **summary})
+    return folder
+
+
+def test_means_errors_and_paired_differences_by_hand(tmp_path):
+    folders = [
+        small_run(tmp_path / "a1", "fedavg", 1, 0.50),
+        small_run(tmp_path / "a2", "fedavg", 2, 0.60),
+        small_run(tmp_path / "b1", "genfed", 1, 0.70, personal_accuracy_at_best=0.75),
+        small_run(tmp_path / "b2", "genfed", 2, 0.90, personal_accuracy_at_best=0.85),
+        small_run(tmp_path / "b3", "genfed", 3, 0.80, uplink_bytes=6144),
+    ]
+    table = comparison(folders)
+    assert list(table.index) == ["fedavg", "genfed"]
+    fedavg, genfed = table.loc["fedavg"], table.loc["genfed"]
+    assert fedavg["seeds"] == 2 and genfed["seeds"] == 3 and fedavg["rounds"] == 3
+    # The last evaluated round counts, not the best one (0.99).
+    assert fedavg["personal_accuracy"] == pytest.approx(0.55)
+    assert fedavg["personal_accuracy_se"] == pytest.approx(0.05)  # s = 0.0707, divided by the root of 2
+    assert genfed["personal_accuracy_at_best"] == pytest.approx(0.80)
+    # Seed 3 has no partner; the other differences are 0.2 and 0.3.
+    assert genfed["pairs"] == 2
+    assert genfed["difference"] == pytest.approx(0.25) and genfed["difference_se"] == pytest.approx(0.05)
+    assert fedavg["uplink_bytes"] == 3072 and genfed["uplink_bytes"] == 4096 and fedavg["seconds"] == 6
+    assert "accuracy" not in table, "nobody measured a global model"
+    headers, *rows = markdown(table).splitlines(keepends=True)
+    assert headers == (
+        "| method | seeds | rounds | personal % | personal at best round % "
+        "| against fedavg (points) | uploaded | time |\n"
+    )
+    assert "".join(rows) == (
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+        "| fedavg | 2 | 3 | 55.0 ± 5.0 | – | – | 3.0 KiB | 6.0 s |\n"
+        "| genfed | 3 | 3 | 80.0 ± 5.8 | 80.0 ± 5.0 | +25.0 ± 5.0 | 4.0 KiB | 6.0 s |\n"
+    )
+
+
+def test_one_seed_shows_no_error(make_run):
+    table = comparison([make_run("fedavg"), make_run("local", mib=0, global_model=False)])
+    assert math.isnan(table.loc["fedavg"].get("personal_accuracy_se", math.nan))
+    assert math.isnan(table.loc["local", "accuracy"])
+    assert "±" not in markdown(table)
+    assert table.loc["local", "uplink_bytes"] == 0
+
+
+def test_the_terminal_table_shows_labels_as_they_are(make_run):
+    runs = [make_run("genfed", options={"keep": keep}) for keep in ("[bold]", "all")]
+    console = Console(file=io.StringIO(), width=200)
+    console.print(render(comparison(runs)))
+    assert "genfed (keep=[bold])" in console.file.getvalue() and "20.0 MiB" in console.file.getvalue()
+
+
+def test_labels_name_only_the_settings_that_differ(make_run):
+    runs = [
+        make_run("fedavg"),
+        make_run("genfed", options={"rho_max": 1, "decay": 0.5}),
+        make_run("genfed", options={"rho_max": 3, "decay": 0.5}),
+        make_run("genfed", options={"rho_max": 3, "decay": 0.5}, complete=False),
+        make_run("genfed", seed=1, options={"rho_max": 3, "decay": 0.5}, summary=False, rounds=6),
+    ]
+    table = comparison(runs)
+    assert list(table.index) == ["fedavg", "genfed (rho_max=1)", "genfed (rho_max=3)", "genfed (rho_max=3, unfinished)"]
+    assert table.loc["genfed (rho_max=3, unfinished)", ["seeds", "rounds"]].tolist() == [2, 6]
+
+
+def test_different_data_are_named(make_run):
+    table = comparison([make_run("fedavg"), make_run("genfed", data="mnist")])
+    assert list(table.index) == ["fedavg (data=digits)", "genfed (data=mnist)"]
+
+
+def test_the_same_run_twice_is_refused(make_run):
+    with pytest.raises(BadInput, match="are both fedavg with seed 0; compare only one"):
+        comparison([make_run("fedavg"), make_run("fedavg")])
+    with pytest.raises(BadInput, match="no run to compare"):
+        comparison([])
+
+
+def test_other_metrics_and_empty_runs(make_run):
+    scores = markdown(comparison([make_run(metric="score"), make_run("local", metric="score", final=0.7)]))
+    assert "personal score" in scores and "global score" in scores and "%" not in scores
+    empty = comparison([make_run(rounds=0, summary=False), make_run("local", evaluated=False)])
+    assert empty["rounds"].tolist() == [0, 20]
+    assert "| fedavg (unfinished) | 1 | 0 |" in markdown(empty)
