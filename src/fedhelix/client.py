@@ -5,10 +5,11 @@ Everything here is a function of (setup, job) alone: no process, device or other
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from fedhelix.method import Batch, Client, Local, Method, Phase
 from fedhelix.options import Checked, option
 from fedhelix.seeds import draw
 from fedhelix.task import Task, judge
-from fedhelix.tree import State, Tree, take
+from fedhelix.tree import State, Tree
 from fedhelix.units import Units
 
 
@@ -52,6 +53,10 @@ class Setup:
     task: Task
     seed: int
     device: torch.device
+
+
+Pool = Literal["train", "test"]
+Outputs = Callable[[Pool, Tensor], Tensor]  # what a model says to some samples of a pool
 
 
 class Job(NamedTuple):
@@ -226,34 +231,53 @@ def personal_model(setup: Setup, job: Job) -> State:
     return local.models[used]
 
 
+def untuned_model(setup: Setup, job: Job) -> State | None:
+    """The personal model where it needs no training, sharing its tensors with what was received; otherwise None."""
+    client, method = client_of(setup, job), setup.method
+    if method.tune(client):
+        return None
+    models = method.start(job.payload, job.own, client)
+    return models[method.personal(models)]
+
+
+def samples_of(setup: Setup, pool: Pool) -> tuple[Tensor, Tensor]:
+    """The raw samples and targets of a pool."""
+    return (setup.data.x, setup.data.y) if pool == "train" else (setup.data.x_test, setup.data.y_test)
+
+
 @torch.no_grad()
-def predict(setup: Setup, state: State, x: Tensor, batch: int = 1000) -> Tensor:
-    """A model's outputs for raw samples, in evaluation mode."""
+def predict(setup: Setup, state: State, pool: Pool, indices: Tensor, batch: int = 1000) -> Tensor:
+    """A model's outputs for some samples of a pool, in evaluation mode."""
     setup.module.eval()
-    state = take(state, setup.units.names)
-    parts = [functional_call(setup.module, state, (setup.data.prepare(part),)) for part in x.split(batch)]
+    x, indices = samples_of(setup, pool)[0], indices.to(setup.device)
+    parts = [functional_call(setup.module, state, (setup.data.prepare(x[part]),)) for part in indices.split(batch)]
     return torch.cat(parts)
 
 
-def evaluate(setup: Setup, state: State, clients: Sequence[int]) -> dict[int, Scores]:
-    """One model on the own test and validation parts of the clients that use it; every sample is seen once."""
+def judge_clients(setup: Setup, clients: Sequence[int], outputs: Outputs) -> dict[int, Scores]:
+    """One model on the own test and validation parts of the clients that use it; every sample is computed once."""
     parts = [setup.splits[client] for client in clients]
-    test = _outputs(setup, state, setup.data.x_test, setup.data.y_test, [part.test for part in parts])
-    valid = _outputs(setup, state, setup.data.x, setup.data.y, [part.valid for part in parts])
+    test = _judge_parts(setup, "test", [part.test for part in parts], outputs)
+    valid = _judge_parts(setup, "train", [part.valid for part in parts], outputs)
     return {
-        client: Scores(*judge(setup.task, *on_test), judge(setup.task, *on_valid)[0])
-        for client, on_test, on_valid in zip(clients, test, valid, strict=True)
+        client: Scores(*on_test, on_valid[0]) for client, on_test, on_valid in zip(clients, test, valid, strict=True)
     }
 
 
-def _outputs(
-    setup: Setup, state: State, x: Tensor, y: Tensor, parts: Sequence[np.ndarray]
-) -> list[tuple[Tensor, Tensor]]:
-    """Outputs and targets for overlapping sets of samples, each sample computed once."""
+def _judge_parts(setup: Setup, pool: Pool, parts: Sequence[np.ndarray], outputs: Outputs) -> list[tuple[float, float]]:
     indices = [torch.as_tensor(part) for part in parts]
     wanted = torch.cat(indices).unique()
     if not len(wanted):
-        return [(x.new_zeros(0), y[:0]) for _ in parts]
-    outputs = predict(setup, state, x[wanted.to(x.device)])
-    places = [torch.searchsorted(wanted, index).to(x.device) for index in indices]
-    return [(outputs[place], y[index.to(y.device)]) for place, index in zip(places, indices, strict=True)]
+        return [(math.nan, math.nan) for _ in parts]
+    found, targets = outputs(pool, wanted), samples_of(setup, pool)[1]
+    places = [torch.searchsorted(wanted, index).to(found.device) for index in indices]
+    return [
+        judge(setup.task, found[place], targets[index.to(targets.device)])
+        for place, index in zip(places, indices, strict=True)
+    ]
+
+
+def evaluate(setup: Setup, job: Job) -> Scores:
+    """A client's personal model on its own samples."""
+    state = personal_model(setup, job)
+    return judge_clients(setup, [job.client], partial(predict, setup, state))[job.client]

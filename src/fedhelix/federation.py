@@ -159,7 +159,7 @@ class Federation:
         tests = np.array([score.test for score in scores])
         record["loss"] = float(np.nanmean([score.test_loss for score in scores]))
         if model is not None:
-            record[name], record["loss"] = self.engine.score([model], self.data.x_test, self.data.y_test)[0]
+            record[name], record["loss"] = self.engine.score([model], "test")[0]
         record[f"personal_{name}"] = float(np.nanmean(tests))
         record["personal_p10"] = float(np.nanpercentile(tests, 10))
         record["personal"] = [float(test) for test in tests]

@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from fedhelix.client import Job, Outcome, Scores, Setup, client_of, evaluate, personal_model, predict
+from fedhelix.client import (
+    Job,
+    Outcome,
+    Pool,
+    Scores,
+    Setup,
+    client_of,
+    evaluate,
+    judge_clients,
+    personal_model,
+    predict,
+    samples_of,
+    untuned_model,
+)
 from fedhelix.task import judge
 from fedhelix.tree import State, Tree
 
@@ -33,22 +48,41 @@ class Engine(ABC):
         """The models that the clients would use now."""
         return [personal_model(self.setup, job) for job in jobs]
 
+    def outputs(self, state: State, pool: Pool, indices: Tensor) -> Tensor:
+        """What one model says to some samples of a pool."""
+        return predict(self.setup, state, pool, indices)
+
+    def score(self, states: Sequence[State], pool: Pool, indices: Tensor | None = None) -> list[tuple[float, float]]:
+        """Metric and loss of whole models on common samples: all of a pool, or some."""
+        targets = samples_of(self.setup, pool)[1]
+        wanted = torch.arange(len(targets)) if indices is None else indices
+        targets = targets[wanted.to(targets.device)]
+        return [judge(self.setup.task, self.outputs(state, pool, wanted), targets) for state in states]
+
     def evaluate(self, jobs: Sequence[Job]) -> list[Scores]:
-        """Every client's personal model on its own samples. Clients that use one model are judged in one go."""
-        found: dict[int, Scores] = {}
-        users: dict[tuple[int, ...], list[int]] = {}
-        models: dict[tuple[int, ...], State] = {}
-        for job, state in zip(jobs, self.personal(jobs), strict=True):
-            same = tuple(id(value) for value in state.values())
-            users.setdefault(same, []).append(job.client)
+        """Every client's personal model on its own samples. Clients that use one and the same model share a pass."""
+        users: dict[object, list[Job]] = {}
+        models: dict[object, State | None] = {}
+        for job in jobs:
+            state = untuned_model(self.setup, job)
+            same = object() if state is None else tuple(id(value) for value in state.values())
+            users.setdefault(same, []).append(job)
             models[same] = state
-        for same, clients in users.items():
-            found.update(evaluate(self.setup, models[same], clients))
+        found: dict[int, Scores] = {}
+        alone: list[Job] = []
+        for same, group in users.items():
+            state = models[same]
+            if state is None or len(group) == 1:
+                alone += group
+            else:
+                clients = [job.client for job in group]
+                found |= judge_clients(self.setup, clients, partial(self.outputs, state))
+        found |= {job.client: scores for job, scores in zip(alone, self.evaluate_each(alone), strict=True)}
         return [found[job.client] for job in jobs]
 
-    def score(self, states: Sequence[State], x: Tensor, y: Tensor) -> list[tuple[float, float]]:
-        """Metric and loss of whole models on common samples."""
-        return [judge(self.setup.task, predict(self.setup, state, x), y) for state in states]
+    def evaluate_each(self, jobs: Sequence[Job]) -> list[Scores]:
+        """Clients that each use a model of their own."""
+        return [evaluate(self.setup, job) for job in jobs]
 
     def close(self) -> None:  # noqa: B027 - most engines hold nothing
         """Give back processes or memory, if the engine holds any."""
