@@ -47,12 +47,15 @@ Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder it
 
 def settings(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command a flag for every field of `Config`, and --config, --preset and --set; it gets them as `values`."""
-    fixed = [p for p in inspect.signature(command).parameters.values() if p.name != "values"]
+    notes = typing.get_type_hints(command, include_extras=True)
+    given = [p for p in inspect.signature(command).parameters.values() if p.name != "values"]
+    fixed = [p.replace(annotation=notes[p.name]) for p in given]
     hints = typing.get_type_hints(Config)
     flags = []
     for field in dataclasses.fields(Config):
         default = "auto" if field.default is None else field.default
-        words = f"{field.metadata['meaning'].capitalize()} (default: {str(default).lower()})."
+        meaning = field.metadata["meaning"]
+        words = f"{meaning[0].upper()}{meaning[1:]} (default: {str(default).lower()})."
         name = "--" + field.name.replace("_", "-")
         kind: Any = bool if hints[field.name] is bool else str  # text: one place alone reads and checks values
         both = f"{name}/--no{name[1:]}" if kind is bool else name
@@ -97,7 +100,7 @@ def run(
     minute:  fedhelix run fedavg
     """
     plan = make_plan(method, values)
-    folder = out or jobs.free_folder(f"{Path(method).stem}-{plan.config.data}-seed{plan.config.seed}")
+    folder = out or jobs.free_folder(f"{plan.method.name}-{plan.config.data}-seed{plan.config.seed}")
     with resumable(folder):
         done = jobs.start(plan, folder, quiet=quiet or None)
     show_run(folder, done.summary, as_json)
@@ -133,7 +136,7 @@ def compare(
 
     Options of one method are set by its name:  fedhelix compare fedavg fedprox --set fedprox.mu=0.1 --seeds 3
     """
-    folder = out or jobs.free_folder("compare-" + "-".join(Path(name).stem for name in methods)[:60])
+    folder = out or jobs.free_folder("compare-" + "-".join(method_type(name).name for name in methods)[:60])
     with resumable(folder):
         folders = jobs.compare(methods, values, seeds, folder, quiet or None)
     show_comparison(folder, folders, as_json)
@@ -203,7 +206,9 @@ class resumable:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and issubclass(kind, KeyboardInterrupt):
-            print(f"stopped; continue with: fedhelix resume {self.folder}", file=sys.stderr)
+            begun = any((self.folder / name).exists() for name in ("config.toml", jobs.COMPARISON))
+            how = f"continue with: fedhelix resume {self.folder}" if begun else "nothing was written yet."
+            print(f"stopped; {how}", file=sys.stderr)
             raise SystemExit(130)
 
 
@@ -257,6 +262,8 @@ def main() -> None:
     except BadInput as problem:
         _stop(str(problem), 2)
     except click.UsageError as problem:
+        if not problem.format_message():
+            sys.exit(2)  # a bare command, whose help is on the screen already
         where = problem.ctx.command_path if problem.ctx else "fedhelix"
         _stop(f"{problem.format_message().rstrip('.')}; see `{where} --help`.", 2)
     except (KeyboardInterrupt, click.Abort):

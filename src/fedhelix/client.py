@@ -18,9 +18,9 @@ from torch.func import functional_call
 
 from fedhelix.data import Dataset, Split, crop_and_flip, draw_crops
 from fedhelix.errors import BadInput
-from fedhelix.method import Batch, Client, Local, Method, Phase
+from fedhelix.method import Batch, Client, LocalRound, Method, Phase
 from fedhelix.options import Checked, option
-from fedhelix.seeds import draw
+from fedhelix.seeds import draw, key, seeded
 from fedhelix.task import Task, judge
 from fedhelix.tree import State, Tree
 from fedhelix.units import Units
@@ -86,11 +86,17 @@ class Scores(NamedTuple):
     valid: float
 
 
-class Step(NamedTuple):
-    """Which samples a training step sees, and how they are cropped and flipped."""
+class Plan(NamedTuple):
+    """Which samples each training step sees, and how they are cropped and flipped; short rows are filled with zeros."""
 
-    samples: Tensor
+    samples: Tensor  # steps x batch size
     crops: Tensor | None
+    sizes: list[int]  # how many samples of each row count
+
+    def steps(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """The batches one by one, without the filling."""
+        for row, size in enumerate(self.sizes):
+            yield self.samples[row, :size], None if self.crops is None else self.crops[row, :size]
 
 
 def client_of(setup: Setup, job: Job) -> Client:
@@ -99,9 +105,10 @@ def client_of(setup: Setup, job: Job) -> Client:
 
     def gradients(state: State) -> Iterator[State]:
         names = setup.units.parameters
-        for step in plan(setup, job, Phase(epochs=1), purpose="gradients"):
+        setup.module.train()
+        for samples, crops in plan(setup, job, Phase(epochs=1), "gradients").steps():
             leaves = {name: state[name].detach().clone().requires_grad_() for name in names}
-            loss = risk(setup, {**{k: v.clone() for k, v in state.items()}, **leaves}, gather(setup, step))
+            loss = risk(setup, {**{k: v.clone() for k, v in state.items()}, **leaves}, gather(setup, samples, crops))
             yield dict(zip(names, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
     return Client(
@@ -119,32 +126,38 @@ def client_of(setup: Setup, job: Job) -> Client:
     )
 
 
-def plan(setup: Setup, job: Job, phase: Phase, purpose: str, index: int = 0) -> list[Step]:
+def plan(setup: Setup, job: Job, phase: Phase, purpose: str, index: int = 0) -> Plan:
     """The minibatches of a phase: every epoch visits every sample once, in a new order."""
     indices = torch.from_numpy(setup.splits[job.client].train)
     epochs = setup.training.epochs if phase.epochs is None else phase.epochs
-    generator = draw(setup.seed, f"{purpose}-{index}", job.round, job.client)
-    size = setup.training.batch_size
-    steps: list[Step] = []
-    for _ in range(epochs):
-        order = indices[torch.randperm(len(indices), generator=generator)]
-        crops = draw_crops(len(indices), generator) if setup.training.augment else None
-        cuts = [slice(at, at + size) for at in range(0, len(order), size)]
-        steps += [Step(order[cut], None if crops is None else crops[cut]) for cut in cuts]
-    if not setup.units.norm:
-        return steps
-    if len(indices) < 2:
+    count, size = len(indices), setup.training.batch_size
+    if setup.units.norm and count < 2:
         raise BadInput(f"client {job.client} has one training sample, but BatchNorm needs two; use larger clients.")
-    # A batch of one sample has no variance to normalise by; another epoch's order will bring that sample back.
-    return [step for step in steps if len(step.samples) > 1]
+    generator = draw(setup.seed, f"{purpose}-{index}", job.round, job.client)
+    sizes = [min(size, count - at) for at in range(0, count, size)]
+    if setup.units.norm and sizes[-1] == 1:
+        sizes.pop()  # one sample has no variance to normalise by; another epoch's order will bring it back
+    rows = len(sizes)
+    samples = torch.zeros(epochs, rows * size, dtype=torch.int64)
+    crops = torch.zeros(epochs, rows * size, 3, dtype=torch.int64) if setup.training.augment else None
+    for epoch in range(epochs):
+        order = indices[torch.randperm(count, generator=generator)]
+        samples[epoch, : sum(sizes)] = order[: sum(sizes)]
+        if crops is not None:
+            crops[epoch, : sum(sizes)] = draw_crops(count, generator)[: sum(sizes)]
+    return Plan(
+        samples.view(epochs * rows, size),
+        None if crops is None else crops.view(epochs * rows, size, 3),
+        sizes * epochs,
+    )
 
 
-def gather(setup: Setup, step: Step) -> Batch:
-    """The samples of a step as the model gets them."""
-    samples = step.samples.to(setup.device)
+def gather(setup: Setup, samples: Tensor, crops: Tensor | None) -> Batch:
+    """Samples as the model gets them; both arguments may carry a leading axis of clients."""
+    samples = samples.to(setup.device)
     x = setup.data.x[samples]
-    if step.crops is not None:
-        x = crop_and_flip(x, step.crops.to(setup.device))
+    if crops is not None:
+        x = crop_and_flip(x, crops.to(setup.device))
     return Batch(setup.data.prepare(x), setup.data.y[samples])
 
 
@@ -172,7 +185,7 @@ def sgd_step(params: list[Tensor], grads: list[Tensor], velocity: list[Tensor], 
     torch._foreach_add_(params, grads, alpha=-lr)
 
 
-def train(setup: Setup, job: Job, local: Local, index: int, purpose: str) -> tuple[int, Tensor]:
+def train(setup: Setup, job: Job, local: LocalRound, index: int, purpose: str) -> tuple[int, Tensor]:
     """Run one phase; the model in `local.models` is replaced by the trained one. Returns steps and summed loss."""
     setup.module.train()
     model = {name: value.detach().clone() for name, value in local.models[local.phase.model].items()}
@@ -182,21 +195,22 @@ def train(setup: Setup, job: Job, local: Local, index: int, purpose: str) -> tup
     lr = setup.training.lr * setup.training.lr_decay**job.round
     steps = plan(setup, job, local.phase, purpose, index)
     total = torch.zeros((), device=setup.device)
-    for step in steps:
-        loss = setup.method.loss(model, gather(setup, step), local)
-        found = torch.autograd.grad(loss, leaves, allow_unused=True)
-        grads = [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, found, strict=True)]
-        with torch.no_grad():
-            sgd_step(leaves, grads, velocity, lr, setup.training)
-        total += loss.detach()
+    with seeded(key(setup.seed, f"noise-{purpose}-{index}", job.round, job.client), setup.device):
+        for samples, crops in steps.steps():
+            loss = setup.method.loss(model, gather(setup, samples, crops), local)
+            found = torch.autograd.grad(loss, leaves, allow_unused=True)
+            grads = [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, found, strict=True)]
+            with torch.no_grad():
+                sgd_step(leaves, grads, velocity, lr, setup.training)
+            total += loss.detach()
     for leaf in leaves:
         leaf.requires_grad_(False)
-    return len(steps), total
+    return len(steps.sizes), total
 
 
 def work(setup: Setup, job: Job) -> Outcome:
     """A client's whole round: start, phases, upload."""
-    local, method = open_local(setup, job), setup.method
+    local, method = open_round(setup, job), setup.method
     total = torch.zeros((), device=setup.device)
     steps = 0
     for index, phase in enumerate(method.phases(local.client)):
@@ -206,10 +220,10 @@ def work(setup: Setup, job: Job) -> Outcome:
     return Outcome(job.client, local.client.samples, upload, own, float(total) / max(steps, 1))
 
 
-def open_local(setup: Setup, job: Job) -> Local:
+def open_round(setup: Setup, job: Job) -> LocalRound:
     """A client that has received its payload and is about to train."""
     client = client_of(setup, job)
-    return Local(
+    return LocalRound(
         anchor=setup.method.anchor(job.payload, job.own, client),
         phase=Phase(),
         units=setup.units,
@@ -224,7 +238,7 @@ def open_local(setup: Setup, job: Job) -> Local:
 
 def personal_model(setup: Setup, job: Job) -> State:
     """The model that a client would use now: what it starts from, after `tune`."""
-    local = open_local(setup, job)
+    local = open_round(setup, job)
     used = setup.method.personal(local.models)
     for index, phase in enumerate(setup.method.tune(local.client)):
         train(setup, job, replace(local, phase=replace(phase, model=used)), index, "tune")

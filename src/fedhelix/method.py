@@ -68,12 +68,18 @@ class Client:
 
 @dataclass(frozen=True, eq=False)
 class Local:
-    """A client at work. `loss` may look at `anchor`, `phase`, `units` and call `risk`; `upload` may look at all."""
+    """What a client's loss may look at. Engines run many clients at once, so nothing here names a single client."""
 
     anchor: Tree
     phase: Phase
     units: Units
     risk: Callable[[Mapping[str, Tensor], Batch], Tensor]  # mean loss of a model's state on a batch
+
+
+@dataclass(frozen=True, eq=False)
+class LocalRound(Local):
+    """A client's round, from what it received to what it trained; `upload` may look at all of it."""
+
     client: Client
     payload: Tree
     own: Tree
@@ -153,7 +159,7 @@ class Method(Checked):
         """Client: the objective on one batch. It must be a pure function, since engines run many clients at once."""
         return local.risk(params, batch)
 
-    def upload(self, local: Local) -> tuple[Tree, Tree]:
+    def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
         """Client: what leaves it, and what it keeps for its next round."""
         shared, model = self.shared(local.units), local.models["model"]
         personal = drop(model, shared)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import numbers
 import types
 import typing
@@ -19,9 +20,11 @@ def option(
     low: float | None = None,
     high: float | None = None,
     above: float | None = None,
+    below: float | None = None,
 ) -> Any:
-    """A dataclass field with its meaning and its range (`low` and `high` are allowed values, `above` is not)."""
-    return dataclasses.field(default=default, metadata={"meaning": meaning, "low": low, "high": high, "above": above})
+    """A dataclass field with its meaning and its range (`low` and `high` are allowed, `above` and `below` are not)."""
+    rule = {"meaning": meaning, "low": low, "high": high, "above": above, "below": below}
+    return dataclasses.field(default=default, metadata=rule)
 
 
 class Checked:
@@ -46,6 +49,10 @@ def check_range(field: dataclasses.Field[Any], value: Any) -> None:
         raise BadInput(f"{field.name} must be greater than {rule['above']}, not {value}.")
     if rule.get("high") is not None and not value <= rule["high"]:
         raise BadInput(f"{field.name} must be at most {rule['high']}, not {value}.")
+    if rule.get("below") is not None and not value < rule["below"]:
+        raise BadInput(f"{field.name} must be less than {rule['below']}, not {value}.")
+    if not math.isfinite(value):
+        raise BadInput(f"{field.name} must be finite, not {value}.")
 
 
 def convert(name: str, value: Any, kind: Any) -> Any:
@@ -81,7 +88,7 @@ def convert(name: str, value: Any, kind: Any) -> Any:
             raise BadInput(f"{name} must be {word}, not '{value}'.")
         try:
             number = kind(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             raise BadInput(f"{name} must be {word}, not '{value}'.") from None
         if number != number or (not isinstance(value, str) and number != value):
             raise BadInput(f"{name} must be {word}, not '{value}'.")
@@ -91,17 +98,17 @@ def convert(name: str, value: Any, kind: Any) -> Any:
     return value
 
 
-def find(key: str, names: Iterable[str], kind: str = "key") -> str:
-    """The field that a key means: a dot reads as an underscore, and a leading group name may be kept or left out.
+def find(key: str, names: Iterable[str], kind: str = "key", grouped: bool = True) -> str:
+    """The field that a key means: a dot reads as an underscore, and (if `grouped`) a leading group may be left out.
 
-    So `bn.filter`, `bn_filter` and, where there is no such field, plain `filter` behind any group find their field.
+    So `bn.filter` and `bn_filter` find the field `bn_filter`, and `fedlp.redraw` finds the field `redraw`.
     """
     known = list(names)
     flat = key.replace(".", "_").replace("-", "_")
     if flat in known:
         return flat
     tail = key.partition(".")[2].replace(".", "_").replace("-", "_")
-    if tail in known:
+    if grouped and tail in known:
         return tail
     raise unknown(kind, key, known)
 

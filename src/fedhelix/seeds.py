@@ -7,6 +7,8 @@ worked on in any order or process, and two methods with one seed meet the same c
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -26,3 +28,14 @@ def draw(seed: int, purpose: str, *where: int) -> torch.Generator:
 def numpy_draw(seed: int, purpose: str, *where: int) -> np.random.Generator:
     """A fresh NumPy generator for the same kind of place."""
     return np.random.default_rng(key(seed, purpose, *where))
+
+
+@contextmanager
+def seeded(number: int, device: torch.device) -> Iterator[None]:
+    """Layers such as dropout draw from PyTorch's own generators: lend them a seed, and put everything back after."""
+    cuda = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        torch.default_generator.manual_seed(number)
+        if cuda:
+            torch.cuda.manual_seed(number)
+        yield

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from fedhelix.client import Setup
 from fedhelix.engines.base import Engine
+from fedhelix.engines.batched import Batched
 from fedhelix.engines.serial import Serial
 from fedhelix.errors import unknown
 
-ENGINES: dict[str, type[Engine]] = {"serial": Serial}
+ENGINES: dict[str, type[Engine]] = {"serial": Serial, "batched": Batched}
 
 __all__ = ["ENGINES", "Engine", "Serial", "engine_for"]
 

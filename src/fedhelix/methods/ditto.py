@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedhelix.method import Batch, Client, Local, Phase
+from fedhelix.method import Batch, Client, Local, LocalRound, Phase
 from fedhelix.methods.fedprox import FedProx
 from fedhelix.options import option
 from fedhelix.registry import register
@@ -37,7 +37,7 @@ class Ditto(FedProx):
             return super().loss(params, batch, local)
         return local.risk(params, batch)
 
-    def upload(self, local: Local) -> tuple[Tree, Tree]:
+    def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
         """Client: the global model leaves, the personal one stays."""
         return super().upload(local)[0], {"personal": local.models["personal"]}
 

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedhelix.errors import BadInput
 from fedhelix.method import Method
 from fedhelix.registry import register
+from fedhelix.units import Units
 
 
 @register("fedavg", paper="McMahan et al., AISTATS 2017, arXiv:1602.05629")
 @dataclass(frozen=True)
 class FedAvg(Method):
     """One model for all: the mean of the clients' models, weighted by their numbers of samples."""
+
+    def check(self, units: Units) -> None:
+        """A network may be too small for a method that shares only some of its layers."""
+        if not self.shared(units):
+            raise BadInput(f"{self.name} would share no layer of this model; choose a model with more layers.")

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from fedhelix.method import Context, Local, Upload
+from fedhelix.method import Context, LocalRound, Upload
 from fedhelix.methods.fedavg import FedAvg
 from fedhelix.options import option
 from fedhelix.registry import register
@@ -30,7 +30,8 @@ class FedLG(FedAvg):
         """The fixed set (in ResNet-18: layer2.0.conv1, layer4.1.conv1, layer4.1.conv2), or whatever may be chosen."""
         if self.select == "gradient":
             return [name for layer in units.convs for name in layer.entries]
-        chosen = {layer.name: layer for layer in (units.stages[min(1, len(units.stages) - 1)][0], *units.convs[-2:])}
+        second = units.stages[:2][-1:]
+        chosen = {layer.name: layer for layer in (*(stage[0] for stage in second), *units.convs[-2:])}
         return [name for layer in chosen.values() for name in layer.entries]
 
     def begin(self, hellos: Mapping[int, Tree], ctx: Context) -> tuple[Tree, dict[int, Tree]]:
@@ -47,7 +48,7 @@ class FedLG(FedAvg):
         stillest = server["moving"].argsort(stable=True)[: self.layers].tolist()
         return {"model": take(server["model"], [name for at in stillest for name in ctx.units.convs[at].entries])}
 
-    def upload(self, local: Local) -> tuple[Tree, Tree]:
+    def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
         """Client: the layers that it received, and how much of each convolution's gradient moves."""
         if self.select == "fixed":
             return super().upload(local)

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from fedhelix.method import Client, Local
+from fedhelix.method import Client, LocalRound
 from fedhelix.methods.fedavg import FedAvg
 from fedhelix.options import option
 from fedhelix.registry import register
@@ -27,7 +27,7 @@ class FedLP(FedAvg):
         models = super().start(payload, {}, client)
         return {**models, "trained": own.get("trained", models["model"])}
 
-    def upload(self, local: Local) -> tuple[Tree, Tree]:
+    def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
         """Client: a random part of the layers, each with its BatchNorm."""
         layers = list(local.units.split("module").values())
         generator = local.client.draw("fedlp", every_round=self.redraw == "round")

@@ -22,9 +22,10 @@ class FedOpt(FedAvg):
 
     optimizer: Literal["adam", "yogi", "adagrad"] = option("adam", "the server's rule for the second moment")
     server_lr: float = option(0.03, "the server's learning rate", above=0)
-    beta1: float = option(0.9, "memory of the first moment", low=0, high=1)
-    beta2: float = option(0.99, "memory of the second moment (not for adagrad)", low=0, high=1)
+    beta1: float = option(0.9, "memory of the first moment", low=0, below=1)
+    beta2: float = option(0.99, "memory of the second moment (not for adagrad)", low=0, below=1)
     tau: float = option(1e-3, "adaptivity: small values trust the second moment more", above=0)
+    bias_correction: bool = option(False, "larger first steps, since the moments start at zero (not for adagrad)")
 
     def begin(self, hellos: Mapping[int, Tree], ctx: Context) -> tuple[Tree, dict[int, Tree]]:
         """Server: both moments start at zero."""
@@ -36,6 +37,9 @@ class FedOpt(FedAvg):
         """Server: one adaptive step along the mean update; BatchNorm statistics are plainly averaged."""
         merged = super().merge(server, uploads, weights, ctx)
         update = subtract(take(merged["model"], ctx.units.parameters), server["model"])
+        lr, t = self.server_lr, ctx.round + 1
+        if self.bias_correction and self.optimizer != "adagrad":
+            lr *= (1 - self.beta2**t) ** 0.5 / (1 - self.beta1**t)
         first, second = {}, {}
         for name, delta in update.items():
             square, old = delta.square(), server["second"][name]
@@ -46,5 +50,5 @@ class FedOpt(FedAvg):
                 "adagrad": old + square,
             }[self.optimizer]
             step = first[name] / (second[name].sqrt() + self.tau)
-            merged["model"][name] = server["model"][name] + self.server_lr * step
+            merged["model"][name] = server["model"][name] + lr * step
         return {**merged, "first": first, "second": second}

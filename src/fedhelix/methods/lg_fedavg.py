@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedhelix.method import Context, Local, Upload
+from fedhelix.method import Context, LocalRound, Upload
 from fedhelix.methods.fedavg import FedAvg
 from fedhelix.options import option
 from fedhelix.registry import register
-from fedhelix.tree import Tree, take
+from fedhelix.tree import State, Tree, take
 from fedhelix.units import Units
 
 
@@ -39,7 +39,7 @@ class LGFedAvg(FedAvg):
             return {"model": server["model"]}
         return {"model": take(server["model"], self.shared(ctx.units))}
 
-    def upload(self, local: Local) -> tuple[Tree, Tree]:
+    def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
         """Client: everything while warming up, then the shared layers."""
         method = FedAvg() if local.client.round < self.warm_start else replace(self, warm_start=0)
         return FedAvg.upload(method, local)
@@ -51,3 +51,8 @@ class LGFedAvg(FedAvg):
             merged["warmed"] = server["warmed"].clone()
             merged["warmed"][[upload.client for upload in uploads]] = True
         return merged
+
+    def model(self, server: Tree, ctx: Context) -> State | None:
+        """Server: one model for all only while warming up; later the bodies differ."""
+        apart = "warmed" in server and bool(server["warmed"].any())
+        return None if apart else super().model(server, ctx)

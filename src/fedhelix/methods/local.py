@@ -19,6 +19,9 @@ class LocalOnly(FedAvg):
 
     follow_sampling: bool = option(False, "train only the sampled clients instead of everybody in every round")
 
+    def check(self, units: Units) -> None:
+        """Any network will do."""
+
     def shared(self, units: Units) -> Sequence[str]:
         """Nothing travels."""
         return ()

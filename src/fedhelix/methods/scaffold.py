@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedhelix.method import Batch, Client, Context, Local, Upload
+from fedhelix.method import Batch, Client, Context, Local, LocalRound, Upload
 from fedhelix.methods.fedavg import FedAvg
 from fedhelix.options import option
 from fedhelix.registry import register
@@ -39,7 +39,7 @@ class Scaffold(FedAvg):
         """Client: a linear term has the correction as its gradient."""
         return local.risk(params, batch) + sum((params[name] * value).sum() for name, value in local.anchor.items())
 
-    def upload(self, local: Local) -> tuple[Tree, Tree]:
+    def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
         """Client: the model, and how its control changed: (received - trained) / (steps * lr) - server control."""
         tree, own = super().upload(local)
         received = take(local.payload["model"], local.payload["control"])

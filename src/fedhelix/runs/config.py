@@ -21,8 +21,9 @@ from fedhelix.errors import BadInput, unknown
 from fedhelix.federation import Federation
 from fedhelix.method import Method
 from fedhelix.options import find, option
-from fedhelix.registry import make
+from fedhelix.registry import make, method_type
 from fedhelix.runs.presets import PRESETS
+from fedhelix.store import FORMAT
 
 # Entries of a run's config.toml that describe where it came from; they are written, not obeyed.
 PROVENANCE = ("format", "versions")
@@ -88,20 +89,42 @@ def layered(
     assignments: list[str] | None = None,
 ) -> dict[str, Any]:
     """Flat keys and values; later layers win: preset, file, flags, and KEY=VALUE assignments."""
-    values: dict[str, Any] = {}
+    layers: list[dict[str, Any]] = []
     if preset is not None:
         if preset not in PRESETS:
             raise unknown("preset", preset, PRESETS)
-        values |= flat(PRESETS[preset])
+        layers.append(flat(PRESETS[preset]))
     if file is not None:
-        values |= flat(toml.read(file))
-    values |= {key: value for key, value in (flags or {}).items() if value is not None}
+        layers.append(read_settings(file))
+    layers.append({key: value for key, value in (flags or {}).items() if value is not None})
     for text in assignments or []:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise BadInput(f"--set takes KEY=VALUE, not '{text}'.")
-        values[key.strip()] = value.strip()
+        layers.append({key.strip(): value.strip()})
+    values: dict[str, Any] = {}
+    for layer in layers:
+        # Two spellings of one key are settled by their order, so what is set anew goes to the end.
+        values = {key: value for key, value in values.items() if key not in layer} | layer
     return values
+
+
+def read_settings(file: str | Path) -> dict[str, Any]:
+    """The settings in a TOML file; the method's options in a run's config.toml count for that method only."""
+    content = toml.read(file)
+    number = content.get("format")
+    if isinstance(number, int) and number > FORMAT:
+        raise BadInput(
+            f"'{file}' was written by a newer fedhelix (format {number}, this one reads up to {FORMAT}); "
+            "upgrade fedhelix to read it."
+        )
+    if content.get("library"):
+        raise BadInput(f"'{file}' describes Python objects and not settings; give the config.toml of a command's run.")
+    method = content.get("method")
+    if isinstance(method, Mapping) and method.get("name") in fedhelix.METHODS:
+        content = {key: value for key, value in content.items() if key != "method"}
+        content[method["name"]] = {key: value for key, value in method.items() if key != "name"}
+    return flat(content)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -121,15 +144,15 @@ def make_plan(spec: str, values: Mapping[str, Any]) -> Plan:
     """
     settings: dict[str, Any] = {}
     options: dict[str, Any] = {}
+    name = method_type(spec).name
     for key, value in values.items():
         group, _, rest = key.partition(".")
-        if group in ("method", spec) and rest:
-            if key != "method.name":
-                options[rest] = value
+        if group in ("method", name) and rest:
+            options[rest] = value
         elif rest and group in fedhelix.METHODS:
             continue  # an option of another method in the same comparison
-        elif key != "method":
-            settings[find(key, Config.names)] = value
+        else:
+            settings[find(key, Config.names, grouped=False)] = value
     return Plan(spec, make(spec, options), Config(**settings))
 
 
@@ -140,7 +163,8 @@ def read_plan(config: Mapping[str, Any], where: str | Path) -> Plan:
         raise BadInput(f"'{where}' does not say which method it ran.")
     if config.get("library"):
         raise BadInput(f"'{where}' was made from Python objects; resume it with Federation.fit(out=..., resume=True).")
-    return make_plan(str(method["name"]), flat(config))
+    values = {key: value for key, value in flat(config).items() if key != "method.name"}
+    return make_plan(str(method["name"]), values)
 
 
 def versions() -> dict[str, str]:

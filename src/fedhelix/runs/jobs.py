@@ -9,6 +9,7 @@ from typing import Any
 from fedhelix import toml
 from fedhelix.errors import BadInput
 from fedhelix.federation import Run
+from fedhelix.registry import method_type
 from fedhelix.runs.config import Plan, make_plan, read_plan
 from fedhelix.store import RunFolder
 from fedhelix.tree import write_atomically
@@ -53,20 +54,21 @@ def compare(
     """
     if seeds < 1:
         raise BadInput(f"seeds must be at least 1, not {seeds}.")
-    repeated = sorted({name for name in methods if list(methods).count(name) > 1})
+    names = [method_type(spec).name for spec in methods]
+    repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise BadInput(f"'{repeated[0]}' is named twice; a comparison needs different methods.")
     first = int(make_plan(methods[0], values).config.seed)
     plans = {
-        out / f"{Path(name).stem}-seed{seed}": make_plan(name, {**values, "seed": seed})
+        out / f"{name}-seed{seed}": make_plan(spec, {**values, "seed": seed})
         for seed in range(first, first + seeds)
-        for name in methods
+        for name, spec in zip(names, methods, strict=True)
     }
     for plan in plans.values():
         plan.config.federation(plan.method).close()  # every mistake shows before the first round
     _note(out, {"methods": list(methods), "seeds": seeds, "settings": dict(values)})
     for number, (path, plan) in enumerate(plans.items(), start=1):
-        title = f"{plan.spec} seed {plan.config.seed} ({number}/{len(plans)})"
+        title = f"{plan.method.name} seed {plan.config.seed} ({number}/{len(plans)})"
         if not (path / "config.toml").exists():
             start(plan, path, quiet, title)
         elif RunFolder.open(path).summary is None:
@@ -77,10 +79,10 @@ def compare(
 def resume_comparison(path: Path, quiet: bool | None = None) -> list[RunFolder]:
     """Continue a comparison that was stopped."""
     note = toml.read(path / COMPARISON)
-    try:
-        return compare(note["methods"], note["settings"], note["seeds"], path, quiet)
-    except KeyError as missing:
-        raise BadInput(f"'{path / COMPARISON}' is damaged: it lacks {missing}.") from None
+    for key, kind in (("methods", list), ("settings", dict), ("seeds", int)):
+        if not isinstance(note.get(key), kind):
+            raise BadInput(f"'{path / COMPARISON}' is damaged: it lacks its {key}.")
+    return compare(note["methods"], note["settings"], note["seeds"], path, quiet)
 
 
 def is_comparison(path: Path) -> bool:

@@ -1,0 +1,255 @@
+"""Many clients as one program: the engine for GPUs, where one small network at a time would leave them idle."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from fedhelix.client import Job, Outcome, Pool, Scores, Setup, open_round, samples_of
+from fedhelix.engines.base import Engine
+from fedhelix.engines.stack import Batches, Mode, Stack, Task
+from fedhelix.method import LocalRound, Phase
+from fedhelix.task import judge
+from fedhelix.tree import State
+
+MOST_SLOTS = 512
+SAMPLES_AT_ONCE = 20_000  # of a stacked evaluation
+
+
+@dataclass(eq=False)
+class Workshop:
+    """Stacks of one kind of task, kept from round to round with what was learnt about them."""
+
+    batches: Batches
+    mode: Mode | None = None
+    slots: int = MOST_SLOTS
+    stacks: dict[int, Stack] = field(default_factory=dict)
+
+
+class Batched(Engine):
+    """Clients share a stack of slots; on a GPU a step of all slots is one CUDA graph."""
+
+    name: ClassVar[str] = "batched"
+
+    def __init__(self, setup: Setup, slots: int | None = None):
+        super().__init__(setup)
+        self.slots = slots or (MOST_SLOTS if setup.device.type == "cuda" else 16)
+        self.workshops: dict[Any, Workshop] = {}
+        self.steps_taken = 0  # by slots, idle ones included
+        self.steps_needed = 0
+
+    def work(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """The outcomes of the jobs, in their order."""
+        return self.work_together([(self.setup, job) for job in jobs])
+
+    def work_together(self, jobs: Sequence[tuple[Setup, Job]]) -> list[Outcome]:
+        """Jobs of one run or of several: those that train alike share the slots."""
+        rounds = [open_round(setup, job) for setup, job in jobs]
+        phases = [setup.method.phases(local.client) for (setup, _), local in zip(jobs, rounds, strict=True)]
+        tasks = self._train(jobs, rounds, phases, "batches")
+        outcomes, losses = [], []
+        for (setup, job), local, mine in zip(jobs, rounds, tasks, strict=True):
+            steps = sum(task.steps for task in mine)
+            upload, own = setup.method.upload(replace(local, steps=steps))
+            total = sum((task.loss for task in mine if task.loss is not None), torch.zeros(()).to(setup.device))
+            losses.append(total / max(steps, 1))
+            outcomes.append(Outcome(job.client, local.client.samples, upload, own, 0.0))
+        figures = torch.stack(losses).tolist() if losses else []  # the only wait for the device
+        return [outcome._replace(loss=loss) for outcome, loss in zip(outcomes, figures, strict=True)]
+
+    def personal(self, jobs: Sequence[Job]) -> list[State]:
+        """The models that the clients would use now."""
+        rounds = [open_round(self.setup, job) for job in jobs]
+        used = [self.setup.method.personal(local.models) for local in rounds]
+        phases = [
+            [replace(phase, model=model) for phase in self.setup.method.tune(local.client)]
+            for local, model in zip(rounds, used, strict=True)
+        ]
+        self._train([(self.setup, job) for job in jobs], rounds, phases, "tune")
+        return [local.models[model] for local, model in zip(rounds, used, strict=True)]
+
+    def _train(
+        self,
+        jobs: Sequence[tuple[Setup, Job]],
+        rounds: Sequence[LocalRound],
+        phases: Sequence[Sequence[Phase]],
+        purpose: str,
+    ) -> list[list[Task]]:
+        """All clients through their first phase, then all through their second, and so on."""
+        tasks: list[list[Task]] = [[] for _ in jobs]
+        for index in range(max((len(mine) for mine in phases), default=0)):
+            kinds: dict[Any, list[Task]] = {}
+            for (setup, job), local, mine, done in zip(jobs, rounds, phases, tasks, strict=True):
+                if index < len(mine):
+                    task = Task.of(setup, job, local, mine[index], index, purpose)
+                    done.append(task)
+                    if task.steps:
+                        kinds.setdefault(task.kind, []).append(task)
+            for kind, alike in kinds.items():
+                self._train_alike(kind, alike)
+        return tasks
+
+    def _train_alike(self, kind: Any, tasks: list[Task]) -> None:
+        """Tasks of one kind; with too little memory, again with half of the slots."""
+        shop = self._workshop(kind, tasks)
+        while True:
+            try:
+                return self._schedule(shop, tasks)
+            except torch.cuda.OutOfMemoryError:
+                widest = max(shop.stacks, default=1)
+                if widest == 1:
+                    raise
+                shop.slots = widest // 2
+                shop.stacks.clear()
+                torch.cuda.empty_cache()
+                warnings.warn(f"out of GPU memory: going on with {shop.slots} clients at once", stacklevel=2)
+
+    def _workshop(self, kind: Any, tasks: list[Task]) -> Workshop:
+        rows = sum(task.steps for task in tasks)
+        shop = self.workshops.get(kind)
+        if shop is None or len(shop.batches.samples) < rows:
+            # Graphs hold addresses, so a table that has become too small takes its stacks with it: leave some room.
+            batches = Batches.empty(rows + rows // 2, tasks[0].setup)
+            shop = Workshop(batches, shop.mode if shop else None, shop.slots if shop else self.slots)
+            self.workshops[kind] = shop
+        return shop
+
+    def _schedule(self, shop: Workshop, tasks: list[Task]) -> None:
+        """Longest tasks first; a slot that is done takes the next; the last few move to a narrower stack."""
+        tasks[0].setup.module.train()
+        starts = dict(zip(map(id, tasks), shop.batches.fill(tasks), strict=True))
+        waiting = sorted(tasks, key=lambda task: -task.steps)[::-1]
+        stack = self._stack(shop, tasks[0], min(len(tasks), shop.slots))
+        while True:
+            for place, slot in enumerate(stack.slots):
+                if slot is not None and not slot.left:
+                    stack.unload(place)
+                if stack.slots[place] is None and waiting:
+                    task = waiting.pop()
+                    stack.load(place, task, starts[id(task)])
+            busy = [place for place, slot in enumerate(stack.slots) if slot is not None]
+            if not busy:
+                stack.seen.clear()
+                return
+            if len(busy) <= stack.width // 2:
+                narrow = self._stack(shop, tasks[0], len(busy))
+                if narrow.width < stack.width:
+                    for there, place in enumerate(busy):
+                        stack.move(place, narrow, there)
+                    stack.seen.clear()
+                    stack, busy = narrow, list(range(len(busy)))
+            self._advance(stack, busy)
+
+    def _advance(self, stack: Stack, busy: list[int]) -> None:
+        """As many steps as all busy slots can take alike, or one for each size of batch that is due."""
+        slots = {place: slot for place in busy if (slot := stack.slots[place]) is not None}
+        full = stack.batches.samples.shape[1]
+        if not stack.example.setup.units.norm:
+            steps = min(slot.left for slot in slots.values())
+            stack.run(steps, full)
+        else:
+            # A filled-up batch would spoil BatchNorm's statistics: only batches of one size go together.
+            sizes: dict[int, list[int]] = {}
+            for place, slot in slots.items():
+                sizes.setdefault(slot.size, []).append(place)
+            steps = 1
+            if len(sizes) == 1:
+                stack.run(1, next(iter(sizes)))
+            else:
+                for size, places in sizes.items():
+                    stack.run_some(places, size)
+        self.steps_taken += steps * stack.width
+        self.steps_needed += steps * len(busy)
+
+    def _stack(self, shop: Workshop, example: Task, wanted: int) -> Stack:
+        """A stack of at least the wanted width: powers of two, so that few graphs serve all, up to the limit."""
+        width = min(1 << (wanted - 1).bit_length(), shop.slots) if wanted not in shop.stacks else wanted
+        if wanted <= shop.slots and not shop.stacks:
+            width = wanted
+        if width not in shop.stacks:
+            if shop.mode is None:
+                shop.mode = self._choose_mode(shop, example, width)
+            shop.stacks[width] = self._make(shop, example, width, shop.mode)
+        return shop.stacks[width]
+
+    def _make(self, shop: Workshop, example: Task, width: int, mode: Mode) -> Stack:
+        stack = Stack(example, width, shop.batches, mode)
+        if example.setup.device.type == "cuda":
+            stack.capture()
+        return stack
+
+    def _choose_mode(self, shop: Workshop, example: Task, width: int) -> Mode:
+        """Time a few steps of each way and keep the fastest; one that fails with this network is out."""
+        if example.setup.device.type != "cuda":
+            return "grouped"
+        seconds: dict[Mode, float] = {}
+        for mode in ("products", "grouped", "apart"):
+            try:
+                stack = self._make(shop, example, width, mode)
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except RuntimeError as problem:
+                warnings.warn(f"this model cannot be run as '{mode}': {str(problem)[:200]}", stacklevel=2)
+                continue
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            stack.row.zero_()
+            for _ in range(5):
+                stack.row.zero_()
+                stack.graph.replay()
+            torch.cuda.synchronize()
+            seconds[mode] = time.perf_counter() - began
+            del stack
+        return min(seconds, key=lambda mode: seconds[mode])
+
+    def score(self, states: Sequence[State], pool: Pool, indices: Tensor | None = None) -> list[tuple[float, float]]:
+        """Metric and loss of whole models on common samples, many models at once."""
+        targets = samples_of(self.setup, pool)[1]
+        wanted = torch.arange(len(targets)) if indices is None else indices
+        outputs = self._outputs(states, pool, [wanted] * len(states))
+        return [judge(self.setup.task, output, targets[wanted.to(targets.device)]) for output in outputs]
+
+    def evaluate_each(self, jobs: Sequence[Job]) -> list[Scores]:
+        """Clients that each use a model of their own, many at once."""
+        states, task = self.personal(jobs), self.setup.task
+        parts = [self.setup.splits[job.client] for job in jobs]
+        tests, valids = [torch.as_tensor(part.test) for part in parts], [torch.as_tensor(part.valid) for part in parts]
+        on_test, on_valid = self._outputs(states, "test", tests), self._outputs(states, "train", valids)
+        y_test, y = self.setup.data.y_test, self.setup.data.y
+        scores = []
+        for test, valid, said, said_valid in zip(tests, valids, on_test, on_valid, strict=True):
+            on_valid_part = judge(task, said_valid, y[valid.to(y.device)])
+            scores.append(Scores(*judge(task, said, y_test[test.to(y.device)]), on_valid_part[0]))
+        return scores
+
+    @torch.no_grad()
+    def _outputs(self, states: Sequence[State], pool: Pool, indices: Sequence[Tensor]) -> list[Tensor]:
+        """What each model says to its own samples: several models in one program."""
+        setup, device = self.setup, self.setup.device
+        setup.module.eval()
+        x = samples_of(setup, pool)[0]
+        longest = max((len(part) for part in indices), default=0)
+        if not longest:
+            return [x.new_zeros(0) for _ in indices]
+        together = max(1, SAMPLES_AT_ONCE // longest)
+        found: list[Tensor] = []
+        for at in range(0, len(states), together):
+            some, wanted = states[at : at + together], indices[at : at + together]
+            rows = torch.nn.utils.rnn.pad_sequence(list(wanted), batch_first=True).to(device)
+            stacked = {name: torch.stack([state[name] for state in some]) for name in setup.units.names}
+            call = vmap(lambda state, batch: functional_call(setup.module, state, (batch,)))
+            pieces = [call(stacked, setup.data.prepare(x[piece])) for piece in rows.split(1000, dim=1)]
+            outputs = torch.cat(pieces, dim=1)
+            found += [output[: len(part)] for output, part in zip(outputs, wanted, strict=True)]
+        return found
+
+    def close(self) -> None:
+        """Give the device's memory back."""
+        self.workshops.clear()

@@ -1,0 +1,114 @@
+"""oneDNN or PyTorch's native kernels on the CPU: which of the two is faster depends on processor and network.
+
+Their results differ in the last bits. So that two runs with one seed are equal, a choice that was timed once is
+kept in the user's cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from fedhelix.client import Setup, Step, gather, risk
+from fedhelix.data.sources import cache_folder
+from fedhelix.tree import clone, write_atomically
+
+Kernels = Literal["onednn", "native"]
+
+CLEARLY = 0.9  # native kernels must take less than this share of oneDNN's time
+PATIENCE = 1.0  # seconds for all repetitions; a warm-up and the first one always happen
+REPETITIONS = 15
+
+
+@contextmanager
+def applied(choice: Kernels) -> Iterator[None]:
+    """Compute with these kernels."""
+    before = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = choice == "onednn"
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = before
+
+
+def choose(setup: Setup) -> Kernels:
+    """The faster kernels for this network on this processor; timed at the first time, remembered afterwards."""
+    convolves = any(layer.kind == "conv" for layer in setup.units.layers)
+    if not convolves or setup.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return "onednn"
+    path, key = cache_folder() / "kernels.json", signature(setup)
+    if key not in read_choices(path):
+        found = fastest(setup)
+        with suppress(OSError):  # a cache that cannot be written costs time in the next run, nothing else
+            # Read once more: of two runs that started together, both shall go by the first one's choice.
+            write_atomically(path, json.dumps({key: found, **read_choices(path)}, indent=1).encode())
+        return read_choices(path).get(key, found)
+    return read_choices(path)[key]
+
+
+def read_choices(path: Path) -> dict[str, Kernels]:
+    """What was chosen before; an unreadable file counts as empty."""
+    try:
+        known = json.loads(path.read_bytes())
+        return {key: choice for key, choice in known.items() if choice in ("onednn", "native")}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def signature(setup: Setup) -> str:
+    """All that the speed depends on: processor, PyTorch, network, sample and batch size."""
+    entries = [(name, tuple(value.shape), str(value.dtype)) for name, value in setup.initial.items()]
+    network = hashlib.blake2b(f"{setup.module}{entries}".encode(), digest_size=8).hexdigest()
+    sample = "x".join(map(str, setup.data.shape))
+    return f"{processor()} torch {torch.__version__} network {network} {sample} batch {setup.training.batch_size}"
+
+
+def processor() -> str:
+    """The kind of processor, as exactly as the system tells."""
+    wanted = ("model name", "CPU implementer", "CPU part", "CPU variant")
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+        words = [line.partition(":")[2].strip() for line in lines if line.startswith(wanted)]
+        return " ".join([platform.machine(), *words])
+    return f"{platform.machine()} {platform.processor()}"
+
+
+def fastest(setup: Setup) -> Kernels:
+    """Time one training step both ways, by turns, so that other work on the machine slows down both alike."""
+    times: dict[Kernels, list[float]] = {"onednn": [], "native": []}
+    threads, mode = torch.get_num_threads(), setup.module.training
+    with torch.random.fork_rng(devices=[]):  # a network with dropout draws from the global generator
+        try:
+            torch.set_num_threads(1)  # as in worker processes
+            for kernels in times:
+                step_seconds(setup, kernels)
+            end = time.perf_counter() + PATIENCE
+            while not times["native"] or (time.perf_counter() < end and len(times["native"]) < REPETITIONS):
+                for kernels, found in times.items():
+                    found.append(step_seconds(setup, kernels))
+        finally:
+            torch.set_num_threads(threads)
+            setup.module.train(mode)
+    native, onednn = statistics.median(times["native"]), statistics.median(times["onednn"])
+    return "native" if native < CLEARLY * onednn else "onednn"
+
+
+def step_seconds(setup: Setup, kernels: Kernels) -> float:
+    """How long the gradient of one minibatch takes."""
+    size = min(max(setup.training.batch_size, 2), len(setup.data.x))  # BatchNorm needs two samples
+    batch, state = gather(setup, Step(torch.arange(size), None)), clone(setup.initial)
+    leaves = [state[name].requires_grad_() for name in setup.units.parameters]
+    setup.module.train()
+    with applied(kernels):
+        start = time.perf_counter()
+        torch.autograd.grad(risk(setup, state, batch), leaves, allow_unused=True)
+        return time.perf_counter() - start

@@ -1,0 +1,333 @@
+"""Clients stacked along a leading axis: one training step of many clients is one program.
+
+A `Stack` has a number of slots. Each slot holds one client's parameters, buffers, optimiser state and place in its
+plan of batches; `run` takes a step in every slot at once. When a client is done, its slot takes the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+
+from fedhelix.client import Job, Plan, Setup, gather, part_of, plan, risk
+from fedhelix.engines.convolution import AsProducts
+from fedhelix.method import Batch, Local, LocalRound, Phase
+from fedhelix.tree import State, flatten, unflatten
+
+# How a step computes the gradients of its slots: as one program with grouped convolutions or with convolutions as
+# matrix products (small networks), or apart, slot by slot on parallel streams (large ones).
+Mode = Literal["grouped", "products", "apart"]
+
+
+@dataclass(eq=False)
+class Task:
+    """One phase of one client's training."""
+
+    setup: Setup
+    job: Job
+    local: LocalRound
+    phase: Phase
+    plan: Plan
+    loss: Tensor | None = None  # summed over the steps, once the task is done
+
+    @classmethod
+    def of(cls, setup: Setup, job: Job, local: LocalRound, phase: Phase, index: int, purpose: str) -> Task:
+        """The task with its batches drawn."""
+        return cls(setup, job, local, phase, plan(setup, job, phase, purpose, index))
+
+    @property
+    def steps(self) -> int:
+        """How many steps it takes."""
+        return len(self.plan.sizes)
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Tasks of one kind can share a stack: same network, same objective, same names and shapes."""
+        training = self.setup.training
+        anchor = tuple((name, value.shape) for name, value in flatten(self.local.anchor).items())
+        return (
+            self.setup.method,
+            self.setup.task,
+            self.phase.part,
+            self.phase.model,
+            training.batch_size,
+            training.augment,
+            bool(training.momentum),
+            anchor,
+            tuple(self.local.models[self.phase.model]),
+        )
+
+
+@dataclass(eq=False)
+class Batches:
+    """The plans of all tasks as one table on the device; a slot is at one of its rows."""
+
+    samples: Tensor  # rows x batch size
+    mask: Tensor
+    crops: Tensor | None
+
+    @classmethod
+    def empty(cls, rows: int, setup: Setup) -> Batches:
+        """A table for some rows."""
+        size, device = setup.training.batch_size, setup.device
+        return cls(
+            torch.zeros(rows, size, dtype=torch.int64, device=device),
+            torch.zeros(rows, size, device=device),
+            torch.zeros(rows, size, 3, dtype=torch.int64, device=device) if setup.training.augment else None,
+        )
+
+    def fill(self, tasks: Sequence[Task]) -> list[int]:
+        """Write the tasks' plans one below the other; returns the row at which each begins."""
+        samples = torch.cat([task.plan.samples for task in tasks])
+        sizes = torch.tensor([size for task in tasks for size in task.plan.sizes])
+        self.samples[: len(samples)] = samples.to(self.samples.device)
+        self.mask[: len(samples)] = (torch.arange(samples.shape[1]) < sizes[:, None]).to(self.mask)
+        if self.crops is not None:
+            self.crops[: len(samples)] = torch.cat([_crops(task.plan) for task in tasks]).to(self.crops.device)
+        starts, row = [], 0
+        for task in tasks:
+            starts.append(row)
+            row += task.steps
+        return starts
+
+
+def _crops(plan: Plan) -> Tensor:
+    assert plan.crops is not None
+    return plan.crops
+
+
+@dataclass(eq=False)
+class Slot:
+    """Which task a slot works on and how far it is."""
+
+    task: Task
+    done: int = 0
+
+    @property
+    def left(self) -> int:
+        """Steps to go."""
+        return self.task.steps - self.done
+
+    @property
+    def size(self) -> int:
+        """Samples in its next batch."""
+        return self.task.plan.sizes[self.done]
+
+
+@dataclass(eq=False)
+class Stack:
+    """Slots for tasks of one kind.
+
+    Trainable entries lie side by side in one flat row per slot, so that an optimiser step is three kernels whatever
+    the number of layers; the network sees views into it.
+    """
+
+    example: Task
+    width: int
+    batches: Batches
+    mode: Mode = "grouped"
+    slots: list[Slot | None] = field(default_factory=list)
+    graph: Any = None  # the captured step, on a GPU
+
+    def __post_init__(self) -> None:
+        setup, device, width = self.example.setup, self.example.setup.device, self.width
+        model = self.example.local.models[self.example.phase.model]
+        self.names = part_of(setup.units, self.example.phase.part)
+        self.shapes = [model[name].shape for name in self.names]
+        self.lengths = [model[name].numel() for name in self.names]
+        self.flat = torch.zeros(width, sum(self.lengths), device=device)
+        self.velocity = torch.zeros_like(self.flat) if setup.training.momentum else None
+        self.fixed = {
+            name: torch.zeros(width, *value.shape, dtype=value.dtype, device=device)
+            for name, value in model.items()
+            if name not in set(self.names)
+        }
+        self.anchor = {
+            name: torch.zeros(width, *value.shape, dtype=value.dtype, device=device)
+            for name, value in flatten(self.example.local.anchor).items()
+        }
+        self.row = torch.zeros(width, dtype=torch.int64, device=device)
+        self.lr, self.momentum, self.decay = (torch.zeros(width, 1, device=device) for _ in range(3))
+        self.loss = torch.zeros(width, device=device)
+        self.slots = [None] * width
+        self.seen: dict[tuple[int, ...], Tensor] = {}  # flattened start of clients that received the same model
+
+    def views(self, flat: Tensor) -> State:
+        """The trainable entries of one row, or of all rows."""
+        parts = flat.split(self.lengths, dim=-1)
+        lead = flat.shape[:-1]
+        return {
+            name: part.view(*lead, *shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
+        }
+
+    def load(self, place: int, task: Task, row: int) -> None:
+        """Put a task into a slot."""
+        model, training = task.local.models[task.phase.model], task.setup.training
+        same = tuple(id(model[name]) for name in self.names)
+        if same not in self.seen:
+            self.seen[same] = torch.cat([model[name].reshape(-1) for name in self.names])
+        self.flat[place] = self.seen[same]
+        if self.velocity is not None:
+            self.velocity[place] = 0
+        for name, value in self.fixed.items():
+            value[place] = model[name]
+        for name, value in flatten(task.local.anchor).items():
+            self.anchor[name][place] = value
+        self.row[place], self.loss[place] = row, 0
+        self.lr[place] = training.lr * training.lr_decay**task.job.round
+        self.momentum[place], self.decay[place] = training.momentum, training.weight_decay
+        self.slots[place] = Slot(task)
+
+    def unload(self, place: int) -> None:
+        """Take a finished task out of its slot."""
+        slot = self.slots[place]
+        assert slot is not None
+        model = {**self.views(self.flat[place].clone()), **{k: v[place].clone() for k, v in self.fixed.items()}}
+        slot.task.local.models[slot.task.phase.model] = {name: model[name] for name in slot.task.setup.units.names}
+        slot.task.loss = self.loss[place].clone()
+        self.slots[place] = None
+
+    def move(self, place: int, other: Stack, there: int) -> None:
+        """Carry a half-done task over to another stack."""
+        pairs = [(self.flat, other.flat), (self.row, other.row), (self.loss, other.loss), (self.lr, other.lr)]
+        pairs += [(self.momentum, other.momentum), (self.decay, other.decay)]
+        pairs += [(value, other.fixed[name]) for name, value in self.fixed.items()]
+        pairs += [(value, other.anchor[name]) for name, value in self.anchor.items()]
+        if self.velocity is not None and other.velocity is not None:
+            pairs.append((self.velocity, other.velocity))
+        for mine, its in pairs:
+            its[there] = mine[place]
+        other.slots[there], self.slots[place] = self.slots[place], None
+
+    def step(self, places: Tensor | None = None, size: int | None = None) -> None:
+        """One step in every slot, or in some that have a shorter batch."""
+        setup = self.example.setup
+        row = self.row if places is None else self.row[places]
+        samples, mask = self.batches.samples[row][:, :size], self.batches.mask[row][:, :size]
+        crops = None if self.batches.crops is None else self.batches.crops[row][:, :size]
+        x, y, _ = gather(setup, samples, crops)
+        # Batches of a network with BatchNorm are never filled up, so nothing has to be masked there.
+        batch = Batch(x, y, None if setup.units.norm else mask)
+        pick = (lambda value: value) if places is None else (lambda value: value[places])
+        flat = pick(self.flat)
+        fixed = {name: pick(value) for name, value in self.fixed.items()}
+        anchor = {name: pick(value) for name, value in self.anchor.items()}
+        gradients = self._apart if self.mode == "apart" else self._stacked
+        grads, loss = gradients(self.views(flat), fixed, anchor, batch)
+        with torch.no_grad():
+            update = torch.cat([grads[name].reshape(len(flat), -1) for name in self.names], dim=1)
+            update = update + pick(self.decay) * flat
+            if self.velocity is not None:
+                velocity = pick(self.velocity).mul_(pick(self.momentum)).add_(update)
+                update = velocity
+            flat.sub_(pick(self.lr) * update)
+            if places is None:
+                self.loss += loss
+                self.row += 1
+                return
+            self.flat[places] = flat
+            if self.velocity is not None:
+                self.velocity[places] = velocity
+            for name, value in fixed.items():
+                self.fixed[name][places] = value
+            self.loss[places] += loss
+            self.row[places] += 1
+
+    def _one(self, params: State, fixed: State, anchor: State, x: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
+        """The objective of one client, as its method wrote it."""
+        setup = self.example.setup
+        local = Local(unflatten(anchor), self.example.phase, setup.units, partial(risk, setup))
+        return setup.method.loss({**params, **fixed}, Batch(x, y, mask), local)
+
+    def _stacked(self, params: State, fixed: State, anchor: State, batch: Batch) -> tuple[State, Tensor]:
+        """Gradients and losses of all slots in one program."""
+        axes = (0, 0, 0, 0, 0, None if batch.mask is None else 0)
+        with AsProducts() if self.mode == "products" else nullcontext():
+            return vmap(grad_and_value(self._one), axes, randomness="different")(params, fixed, anchor, *batch)
+
+    def _apart(self, params: State, fixed: State, anchor: State, batch: Batch) -> tuple[State, Tensor]:
+        """The same, slot by slot, on parallel streams where there are any."""
+        width = len(batch.y)
+        streams = _streams(batch.x.device, min(4, width))
+        found: list[tuple[tuple[Tensor, ...], Tensor]] = []
+        for at in range(width):
+            with _on(streams, at):
+                mine = {name: value[at].detach().requires_grad_() for name, value in params.items()}
+                still, held = ({name: value[at] for name, value in part.items()} for part in (fixed, anchor))
+                mask = None if batch.mask is None else batch.mask[at]
+                loss = self._one(mine, still, held, batch.x[at], batch.y[at], mask)
+                found.append((torch.autograd.grad(loss, list(mine.values()), allow_unused=True), loss.detach()))
+        _join(streams)
+        grads = {
+            name: torch.stack([torch.zeros_like(params[name][0]) if g[k] is None else g[k] for g, _ in found])
+            for k, name in enumerate(self.names)
+        }
+        return grads, torch.stack([loss for _, loss in found])
+
+    def run(self, steps: int, size: int) -> None:
+        """Take some steps in all slots, each with a batch of this size.
+
+        Slots without a task idle along from row 0; their results are never used.
+        """
+        idle = [place for place, slot in enumerate(self.slots) if slot is None]
+        if idle:
+            self.row[idle] = 0
+        full = size == self.batches.samples.shape[1]
+        for _ in range(steps):
+            if self.graph is not None and full:
+                self.graph.replay()
+            else:
+                self.step(None, size)
+        for slot in self.slots:
+            if slot is not None:
+                slot.done += steps
+
+    def run_some(self, places: list[int], size: int) -> None:
+        """One step in some slots only: those whose next batch has this size."""
+        self.step(torch.tensor(places, device=self.flat.device), size)
+        for place in places:
+            slot = self.slots[place]
+            assert slot is not None
+            slot.done += 1
+
+    def capture(self, pool: Any = None) -> None:
+        """Record the step as a CUDA graph, so that later steps cost no Python; leaves nothing loaded."""
+        self.load(0, self.example, 0)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):  # kernels are chosen and workspaces made outside of the recording
+                self.row.zero_()
+                self.step()
+        torch.cuda.current_stream().wait_stream(side)
+        self.row.zero_()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            self.step()
+        self.graph, self.slots[0] = graph, None
+
+
+def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
+    """Streams that begin where the current one stands; none on a CPU."""
+    if device.type != "cuda":
+        return []
+    streams = [torch.cuda.Stream(device) for _ in range(count)]
+    for stream in streams:
+        stream.wait_stream(torch.cuda.current_stream())
+    return streams
+
+
+def _on(streams: list[torch.cuda.Stream], turn: int) -> AbstractContextManager[Any]:
+    return torch.cuda.stream(streams[turn % len(streams)]) if streams else nullcontext()
+
+
+def _join(streams: list[torch.cuda.Stream]) -> None:
+    for stream in streams:
+        torch.cuda.current_stream().wait_stream(stream)
