@@ -14,7 +14,7 @@ LARGEST = 10  # an upload may weigh at most this many models
 
 
 def refusal(tree: Tree, initial: State) -> str | None:
-    """Why an upload cannot be used, or None."""
+    """Why an upload cannot be used as it is shaped, or None."""
     if payload_bytes(tree) > LARGEST * payload_bytes(initial):
         return f"weighs more than {LARGEST} models"
     for name, value in tree.get("model", {}).items():
@@ -22,16 +22,21 @@ def refusal(tree: Tree, initial: State) -> str | None:
             return f"has an unknown entry '{name}'"
         if value.shape != initial[name].shape:
             return f"has shape {tuple(value.shape)} for '{name}' instead of {tuple(initial[name].shape)}"
-    if not all(bool(torch.isfinite(value).all()) for value in tensors(tree)):
-        return "holds values that are not finite"
     return None
+
+
+def finite(trees: Sequence[Tree]) -> list[bool]:
+    """Which trees hold nothing but finite numbers: one wait for the device, however many there are."""
+    sums = [sum((value.sum(dtype=torch.float64) for value in tensors(tree)), torch.zeros(())) for tree in trees]
+    return torch.stack([total.to(sums[0].device) for total in sums]).isfinite().tolist() if sums else []
 
 
 def receive(outcomes: Sequence[Outcome], initial: State) -> tuple[list[Upload], dict[str, str]]:
     """The uploads that arrived whole, ordered by client, and why the others were refused."""
     uploads, refused = [], {}
-    for outcome in sorted(outcomes, key=lambda outcome: outcome.client):
-        reason = refusal(outcome.upload, initial)
+    ordered = sorted(outcomes, key=lambda outcome: outcome.client)
+    for outcome, sound in zip(ordered, finite([outcome.upload for outcome in ordered]), strict=True):
+        reason = refusal(outcome.upload, initial) or (None if sound else "holds values that are not finite")
         if reason is None:
             uploads.append(Upload(outcome.client, outcome.samples, outcome.upload))
         else:

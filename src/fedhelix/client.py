@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
@@ -37,6 +38,9 @@ class Training(Checked):
     momentum: float = option(0.5, "momentum of SGD", low=0, high=1)
     weight_decay: float = option(0.0, "weight decay of SGD", low=0)
     augment: bool = option(False, "random crop and horizontal flip of the training pictures")
+    precision: Literal["float32", "bfloat16"] = option(
+        "float32", "arithmetic of the training steps (float32, bfloat16)"
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +167,10 @@ def gather(setup: Setup, samples: Tensor, crops: Tensor | None) -> Batch:
 
 def risk(setup: Setup, params: Mapping[str, Tensor], batch: Batch) -> Tensor:
     """The mean loss of a model on a batch. BatchNorm statistics in `params` are brought up to date in place."""
-    return setup.task.risk(functional_call(setup.module, dict(params), (batch.x,)), batch.y, batch.mask)
+    half = setup.training.precision == "bfloat16"
+    with torch.autocast(setup.device.type, torch.bfloat16) if half else nullcontext():
+        output = functional_call(setup.module, dict(params), (batch.x,))
+    return setup.task.risk(output.float(), batch.y, batch.mask)
 
 
 def part_of(units: Units, part: str) -> list[str]:
@@ -279,16 +286,21 @@ def judge_clients(setup: Setup, clients: Sequence[int], outputs: Outputs) -> dic
 
 
 def _judge_parts(setup: Setup, pool: Pool, parts: Sequence[np.ndarray], outputs: Outputs) -> list[tuple[float, float]]:
-    indices = [torch.as_tensor(part) for part in parts]
-    wanted = torch.cat(indices).unique()
+    wanted = np.unique(np.concatenate(parts))
     if not len(wanted):
         return [(math.nan, math.nan) for _ in parts]
-    found, targets = outputs(pool, wanted), samples_of(setup, pool)[1]
-    places = [torch.searchsorted(wanted, index).to(found.device) for index in indices]
-    return [
-        judge(setup.task, found[place], targets[index.to(targets.device)])
-        for place, index in zip(places, indices, strict=True)
-    ]
+    samples = torch.from_numpy(wanted)
+    found, targets = outputs(pool, samples), samples_of(setup, pool)[1]
+    targets = targets[samples.to(targets.device)]
+    places = [np.searchsorted(wanted, part) for part in parts]
+    if setup.task.by_sample is None:
+        at = [torch.from_numpy(place).to(found.device) for place in places]
+        return [judge(setup.task, found[place], targets[place]) for place in at]
+    # One copy from the device for all clients instead of several waits for each.
+    values = (torch.as_tensor(rule(found, targets)) for rule in (setup.task.by_sample, setup.task.loss))
+    table = torch.stack(list(values)).double().cpu().numpy()
+    means = [table[:, place].mean(1) if len(place) else np.full(2, math.nan) for place in places]
+    return [(float(metric), float(loss)) for metric, loss in means]
 
 
 def evaluate(setup: Setup, job: Job) -> Scores:

@@ -1,4 +1,4 @@
-"""The one error that means "you can mend this": a sentence for the user, exit code 2 on the command line."""
+"""`BadInput` means "you can mend this": a sentence for the user, exit code 2 on the command line."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from collections.abc import Iterable
 
 class BadInput(ValueError):
     """Something given by the user is wrong; the message says what, where, and what would be right."""
+
+
+class EngineFailure(RuntimeError):
+    """A client's work could not be done, through no fault of what the user gave; exit code 1 on the command line."""
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> BadInput:

@@ -25,7 +25,12 @@ def squared_error(output: Tensor, target: Tensor) -> Tensor:
 
 def accuracy(output: Tensor, target: Tensor) -> Tensor:
     """The share of samples whose largest output is the right class."""
-    return (output.argmax(-1) == target).float().mean()
+    return correct(output, target).mean()
+
+
+def correct(output: Tensor, target: Tensor) -> Tensor:
+    """One for each sample whose largest output is the right class, otherwise zero; its mean is the accuracy."""
+    return (output.argmax(-1) == target).float()
 
 
 def r2(output: Tensor, target: Tensor) -> Tensor:
@@ -40,11 +45,13 @@ class Task:
 
     `loss(output, target)` returns one value per sample (their mean is minimised) or a scalar;
     `metric(outputs, targets)` sees all samples of a test part at once. `name` is the metric's name in records.
+    `by_sample` is the metric of each sample alone, where the metric is just their mean: that saves time.
     """
 
     loss: Loss
     metric: Metric
     name: str = "score"
+    by_sample: Metric | None = None
 
     def risk(self, output: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """The mean loss of a batch; samples that only pad it (`mask` = 0) do not count."""
@@ -58,7 +65,9 @@ def task_for(classes: int | None, loss: Loss | None = None, metric: Metric | Non
     """Classification when there are classes, regression when there are none; both parts can be replaced."""
     if classes is None:
         return Task(loss or squared_error, metric or r2, "score")
-    return Task(loss or cross_entropy, metric or accuracy, "score" if metric else "accuracy")
+    if metric is not None:
+        return Task(loss or cross_entropy, metric, "score")
+    return Task(loss or cross_entropy, accuracy, "accuracy", None if loss else correct)
 
 
 @torch.no_grad()

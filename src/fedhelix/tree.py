@@ -163,8 +163,10 @@ def encode(tree: Mapping[str, Any]) -> bytes:
     flat = flatten(tree)
     # A tensor may be a view or shared between entries; safetensors wants each one whole and alone.
     arrays = {name: value.detach().cpu().clone() for name, value in flat.items() if isinstance(value, Tensor)}
-    numbers = {name: value for name, value in flat.items() if not isinstance(value, Tensor)}
-    return to_bytes({name: value.contiguous() for name, value in arrays.items()}, {"numbers": json.dumps(numbers)})
+    # One header entry with all names in order: safetensors sorts tensors, and writes several header entries in any
+    # order, but a reloaded tree must be summed in the same order, and equal trees must have equal bytes.
+    entries = {name: None if name in arrays else value for name, value in flat.items()}
+    return to_bytes({name: value.contiguous() for name, value in arrays.items()}, {"entries": json.dumps(entries)})
 
 
 def save(tree: Mapping[str, Any], path: Path) -> None:
@@ -176,10 +178,10 @@ def load(path: Path, device: torch.device | str = "cpu") -> Tree:
     """Read a tree back."""
     try:
         with safetensors.safe_open(str(path), framework="pt", device=str(device)) as file:
-            flat: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            flat.update(json.loads((file.metadata() or {}).get("numbers", "{}")))
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            entries = json.loads((file.metadata() or {}).get("entries", "{}"))
     except FileNotFoundError:
         raise BadInput(f"'{path}' is missing.") from None
     except (safetensors.SafetensorError, OSError, ValueError) as problem:
         raise BadInput(f"'{path}' is damaged: {problem}.") from None
-    return unflatten(flat)
+    return unflatten({name: arrays.get(name, value) for name, value in (entries or arrays).items()})

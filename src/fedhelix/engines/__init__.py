@@ -5,12 +5,13 @@ from __future__ import annotations
 from fedhelix.client import Setup
 from fedhelix.engines.base import Engine
 from fedhelix.engines.batched import Batched
+from fedhelix.engines.parallel import Parallel
 from fedhelix.engines.serial import Serial
 from fedhelix.errors import unknown
 
-ENGINES: dict[str, type[Engine]] = {"serial": Serial, "batched": Batched}
+ENGINES: dict[str, type[Engine]] = {"serial": Serial, "parallel": Parallel, "batched": Batched}
 
-__all__ = ["ENGINES", "Engine", "Serial", "engine_for"]
+__all__ = ["ENGINES", "Engine", "Parallel", "Serial", "engine_for"]
 
 
 def engine_for(name: str, setup: Setup) -> Engine:

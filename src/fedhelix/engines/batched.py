@@ -19,7 +19,7 @@ from fedhelix.method import LocalRound, Phase
 from fedhelix.task import judge
 from fedhelix.tree import State
 
-MOST_SLOTS = 512
+WIDTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
 SAMPLES_AT_ONCE = 20_000  # of a stacked evaluation
 
 
@@ -29,7 +29,7 @@ class Workshop:
 
     batches: Batches
     mode: Mode | None = None
-    slots: int = MOST_SLOTS
+    slots: int = WIDTHS[-1]
     stacks: dict[int, Stack] = field(default_factory=dict)
 
 
@@ -40,7 +40,7 @@ class Batched(Engine):
 
     def __init__(self, setup: Setup, slots: int | None = None):
         super().__init__(setup)
-        self.slots = slots or (MOST_SLOTS if setup.device.type == "cuda" else 16)
+        self.slots = slots or (WIDTHS[-1] if setup.device.type == "cuda" else 16)
         self.workshops: dict[Any, Workshop] = {}
         self.steps_taken = 0  # by slots, idle ones included
         self.steps_needed = 0
@@ -125,8 +125,10 @@ class Batched(Engine):
         """Longest tasks first; a slot that is done takes the next; the last few move to a narrower stack."""
         tasks[0].setup.module.train()
         starts = dict(zip(map(id, tasks), shop.batches.fill(tasks), strict=True))
-        waiting = sorted(tasks, key=lambda task: -task.steps)[::-1]
-        stack = self._stack(shop, tasks[0], min(len(tasks), shop.slots))
+        waiting = sorted(tasks, key=lambda task: task.steps)
+        # More slots than this would only wait for the longest task.
+        enough = -(-sum(task.steps for task in tasks) // waiting[-1].steps)
+        stack = self._stack(shop, tasks[0], enough)
         while True:
             for place, slot in enumerate(stack.slots):
                 if slot is not None and not slot.left:
@@ -138,7 +140,7 @@ class Batched(Engine):
             if not busy:
                 stack.seen.clear()
                 return
-            if len(busy) <= stack.width // 2:
+            if len(busy) < stack.width:
                 narrow = self._stack(shop, tasks[0], len(busy))
                 if narrow.width < stack.width:
                     for there, place in enumerate(busy):
@@ -169,10 +171,8 @@ class Batched(Engine):
         self.steps_needed += steps * len(busy)
 
     def _stack(self, shop: Workshop, example: Task, wanted: int) -> Stack:
-        """A stack of at least the wanted width: powers of two, so that few graphs serve all, up to the limit."""
-        width = min(1 << (wanted - 1).bit_length(), shop.slots) if wanted not in shop.stacks else wanted
-        if wanted <= shop.slots and not shop.stacks:
-            width = wanted
+        """A stack of at least the wanted width, as far as memory allows; few widths, so that few graphs serve all."""
+        width = min(next(width for width in WIDTHS if width >= min(wanted, WIDTHS[-1])), shop.slots)
         if width not in shop.stacks:
             if shop.mode is None:
                 shop.mode = self._choose_mode(shop, example, width)

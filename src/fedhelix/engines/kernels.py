@@ -18,7 +18,7 @@ from typing import Literal
 
 import torch
 
-from fedhelix.client import Setup, Step, gather, risk
+from fedhelix.client import Setup, gather, risk
 from fedhelix.data.sources import cache_folder
 from fedhelix.tree import clone, write_atomically
 
@@ -33,7 +33,7 @@ REPETITIONS = 15
 def applied(choice: Kernels) -> Iterator[None]:
     """Compute with these kernels."""
     before = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = choice == "onednn"
+    torch.backends.mkldnn.enabled = choice == "onednn"  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -46,13 +46,13 @@ def choose(setup: Setup) -> Kernels:
     if not convolves or setup.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return "onednn"
     path, key = cache_folder() / "kernels.json", signature(setup)
-    if key not in read_choices(path):
+    known = read_choices(path)
+    if key not in known:
         found = fastest(setup)
-        with suppress(OSError):  # a cache that cannot be written costs time in the next run, nothing else
-            # Read once more: of two runs that started together, both shall go by the first one's choice.
-            write_atomically(path, json.dumps({key: found, **read_choices(path)}, indent=1).encode())
-        return read_choices(path).get(key, found)
-    return read_choices(path)[key]
+        known = {key: found, **read_choices(path)}  # of two runs that started together, both go by the first one
+        with suppress(OSError):  # a cache that cannot be written only costs time in the next run
+            write_atomically(path, json.dumps(known, indent=1).encode())
+    return known[key]
 
 
 def read_choices(path: Path) -> dict[str, Kernels]:
@@ -105,7 +105,7 @@ def fastest(setup: Setup) -> Kernels:
 def step_seconds(setup: Setup, kernels: Kernels) -> float:
     """How long the gradient of one minibatch takes."""
     size = min(max(setup.training.batch_size, 2), len(setup.data.x))  # BatchNorm needs two samples
-    batch, state = gather(setup, Step(torch.arange(size), None)), clone(setup.initial)
+    batch, state = gather(setup, torch.arange(size), None), clone(setup.initial)
     leaves = [state[name].requires_grad_() for name in setup.units.parameters]
     setup.module.train()
     with applied(kernels):

@@ -79,7 +79,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 def view_bytes(tensor: Tensor) -> memoryview:
     """The values of a plain tensor, without a copy."""
-    return memoryview(tensor.view(-1).view(torch.uint8).numpy())
+    return tensor.view(-1).view(torch.uint8).numpy().data
 
 
 def shape_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:

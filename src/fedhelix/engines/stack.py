@@ -6,6 +6,7 @@ plan of batches; `run` takes a step in every slot at once. When a client is done
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -17,13 +18,16 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from fedhelix.client import Job, Plan, Setup, gather, part_of, plan, risk
-from fedhelix.engines.convolution import AsProducts
+from fedhelix.engines.convolution import StackedConvolutions
 from fedhelix.method import Batch, Local, LocalRound, Phase
 from fedhelix.tree import State, flatten, unflatten
 
 # How a step computes the gradients of its slots: as one program with grouped convolutions or with convolutions as
 # matrix products (small networks), or apart, slot by slot on parallel streams (large ones).
-Mode = Literal["grouped", "products", "apart"]
+Mode = Literal["products", "grouped", "apart"]
+
+ALIGNED = 64  # values
+STREAMS = 4
 
 
 @dataclass(eq=False)
@@ -59,7 +63,10 @@ class Task:
             self.phase.model,
             training.batch_size,
             training.augment,
+            training.precision,
             bool(training.momentum),
+            str(self.setup.module),
+            id(self.setup.data.x),
             anchor,
             tuple(self.local.models[self.phase.model]),
         )
@@ -141,8 +148,11 @@ class Stack:
         model = self.example.local.models[self.example.phase.model]
         self.names = part_of(setup.units, self.example.phase.part)
         self.shapes = [model[name].shape for name in self.names]
-        self.lengths = [model[name].numel() for name in self.names]
-        self.flat = torch.zeros(width, sum(self.lengths), device=device)
+        # Every entry begins at a multiple of 256 bytes, as fast kernels want it.
+        lengths = [-(-model[name].numel() // ALIGNED) * ALIGNED for name in self.names]
+        self.starts = list(itertools.accumulate(lengths, initial=0))
+        self.flat = torch.zeros(width, self.starts[-1], device=device)
+        self.gradient = torch.zeros_like(self.flat)
         self.velocity = torch.zeros_like(self.flat) if setup.training.momentum else None
         self.fixed = {
             name: torch.zeros(width, *value.shape, dtype=value.dtype, device=device)
@@ -161,18 +171,17 @@ class Stack:
 
     def views(self, flat: Tensor) -> State:
         """The trainable entries of one row, or of all rows."""
-        parts = flat.split(self.lengths, dim=-1)
         lead = flat.shape[:-1]
-        return {
-            name: part.view(*lead, *shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
-        }
+        places = zip(self.names, self.starts, self.shapes, strict=False)
+        return {name: flat.narrow(-1, start, shape.numel()).view(*lead, *shape) for name, start, shape in places}
 
     def load(self, place: int, task: Task, row: int) -> None:
         """Put a task into a slot."""
         model, training = task.local.models[task.phase.model], task.setup.training
         same = tuple(id(model[name]) for name in self.names)
         if same not in self.seen:
-            self.seen[same] = torch.cat([model[name].reshape(-1) for name in self.names])
+            self.seen[same] = torch.zeros_like(self.flat[place])
+            torch._foreach_copy_(list(self.views(self.seen[same]).values()), [model[name] for name in self.names])
         self.flat[place] = self.seen[same]
         if self.velocity is not None:
             self.velocity[place] = 0
@@ -220,10 +229,10 @@ class Stack:
         fixed = {name: pick(value) for name, value in self.fixed.items()}
         anchor = {name: pick(value) for name, value in self.anchor.items()}
         gradients = self._apart if self.mode == "apart" else self._stacked
-        grads, loss = gradients(self.views(flat), fixed, anchor, batch)
+        gradient = pick(self.gradient)
+        loss = gradients(self.views(flat), fixed, anchor, batch, self.views(gradient))
         with torch.no_grad():
-            update = torch.cat([grads[name].reshape(len(flat), -1) for name in self.names], dim=1)
-            update = update + pick(self.decay) * flat
+            update = gradient + pick(self.decay) * flat
             if self.velocity is not None:
                 velocity = pick(self.velocity).mul_(pick(self.momentum)).add_(update)
                 update = velocity
@@ -246,30 +255,29 @@ class Stack:
         local = Local(unflatten(anchor), self.example.phase, setup.units, partial(risk, setup))
         return setup.method.loss({**params, **fixed}, Batch(x, y, mask), local)
 
-    def _stacked(self, params: State, fixed: State, anchor: State, batch: Batch) -> tuple[State, Tensor]:
-        """Gradients and losses of all slots in one program."""
+    def _stacked(self, params: State, fixed: State, anchor: State, batch: Batch, out: State) -> Tensor:
+        """Losses of all slots in one program; the gradients go to `out`."""
         axes = (0, 0, 0, 0, 0, None if batch.mask is None else 0)
-        with AsProducts() if self.mode == "products" else nullcontext():
-            return vmap(grad_and_value(self._one), axes, randomness="different")(params, fixed, anchor, *batch)
+        with StackedConvolutions() if self.mode == "products" else nullcontext():
+            grads, loss = vmap(grad_and_value(self._one), axes, randomness="different")(params, fixed, anchor, *batch)
+        torch._foreach_copy_(list(out.values()), [grads[name] for name in out])
+        return loss
 
-    def _apart(self, params: State, fixed: State, anchor: State, batch: Batch) -> tuple[State, Tensor]:
+    def _apart(self, params: State, fixed: State, anchor: State, batch: Batch, out: State) -> Tensor:
         """The same, slot by slot, on parallel streams where there are any."""
-        width = len(batch.y)
-        streams = _streams(batch.x.device, min(4, width))
-        found: list[tuple[tuple[Tensor, ...], Tensor]] = []
-        for at in range(width):
+        losses: list[Tensor] = []
+        streams = _streams(batch.x.device, min(STREAMS, len(batch.y)))
+        for at in range(len(batch.y)):
             with _on(streams, at):
                 mine = {name: value[at].detach().requires_grad_() for name, value in params.items()}
                 still, held = ({name: value[at] for name, value in part.items()} for part in (fixed, anchor))
                 mask = None if batch.mask is None else batch.mask[at]
                 loss = self._one(mine, still, held, batch.x[at], batch.y[at], mask)
-                found.append((torch.autograd.grad(loss, list(mine.values()), allow_unused=True), loss.detach()))
+                grads = torch.autograd.grad(loss, list(mine.values()), allow_unused=True, materialize_grads=True)
+                torch._foreach_copy_([value[at] for value in out.values()], list(grads))
+                losses.append(loss.detach())
         _join(streams)
-        grads = {
-            name: torch.stack([torch.zeros_like(params[name][0]) if g[k] is None else g[k] for g, _ in found])
-            for k, name in enumerate(self.names)
-        }
-        return grads, torch.stack([loss for _, loss in found])
+        return torch.stack(losses)
 
     def run(self, steps: int, size: int) -> None:
         """Take some steps in all slots, each with a batch of this size.

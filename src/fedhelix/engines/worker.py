@@ -1,8 +1,4 @@
-"""A worker process of the parallel engine: it gets the setup once, and then one task after the other.
-
-It is started as `python -m fedhelix.engines.worker`, not through `multiprocessing`, which would run the user's
-script once more in every worker.
-"""
+"""A worker process of the parallel engine: it gets a setup once, and then one task after the other."""
 
 from __future__ import annotations
 
@@ -13,7 +9,6 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing import connection
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -22,16 +17,33 @@ import torch
 from fedhelix.client import Job, Setup, client_of
 from fedhelix.data import Split
 from fedhelix.engines.kernels import Kernels, applied
-from fedhelix.engines.shared import dumps, loads
+from fedhelix.engines.shared import dumps, loads, open_map
 from fedhelix.errors import BadInput
 from fedhelix.tree import Tree
 
+if sys.platform == "win32":
+    from multiprocessing.connection import PipeConnection as Connection
+else:
+    from multiprocessing.connection import Connection
+
+
+class Opening(NamedTuple):
+    """The first message of a crew to its workers."""
+
+    path: list[str]  # where to import from
+    folder: str  # where the shared files lie
+    kernels: Kernels
+    setup: memoryview | bytes  # pickled on its own, for it can be read only when the path is set
+
 
 class Failure(NamedTuple):
-    """An exception of a task, as it travels home."""
+    """An exception, as it travels home."""
 
-    sentence: str | None  # a user's mistake, in one sentence
-    trace: str
+    sentence: str
+    trace: str  # empty: a mistake of the user's, whom the sentence alone helps
+
+
+RETIRE = "retire"  # the last message of a crew; the answer says whether the next crew can take the worker over
 
 
 def hello(setup: Setup, job: Job) -> Tree:
@@ -41,47 +53,66 @@ def hello(setup: Setup, job: Job) -> Tree:
 
 def for_client(setup: Setup, function: Callable[[Setup, Job], Any], job: Job, split: Split) -> Any:
     """A function of one client. Its split comes with the task, for those of all clients may be many."""
-    return function(replace(setup, splits={job.client: split}), job)
+    return function(replace(setup, splits={job.client: split}), job)  # type: ignore[arg-type]
 
 
-def attempt(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What the function returns, or how it failed."""
-    try:
-        return function(*arguments)
-    except BadInput as problem:
-        return Failure(str(problem), "")
-    except Exception:
-        return Failure(None, traceback.format_exc())
+class Worker:
+    """Does tasks for the process at the other end of a pipe."""
 
+    def __init__(self, pipe: Connection):
+        self.pipe = pipe
+        self.inbox: SimpleQueue[bytes] = SimpleQueue()
+        self.folder = ""
+        self.kernels: Kernels = "onednn"
+        self.setup: Setup | None = None
+        self.known = packages()
 
-def read(pipe: Any, inbox: SimpleQueue[bytes], folder: str) -> None:
-    """Keep an ear on the parent: when it vanishes, tidy up for it and end at once, even amid a long task."""
-    try:
+    def serve(self) -> None:
+        """Answer one message after the other."""
+        threading.Thread(target=self.listen, daemon=True).start()
         while True:
-            inbox.put(pipe.recv_bytes())
-    except (EOFError, OSError):
-        shutil.rmtree(folder, ignore_errors=True)
-        os._exit(0)
+            self.pipe.send_bytes(self.answer(self.inbox.get()))
+
+    def listen(self) -> None:
+        """Take in messages. When the other end vanishes, tidy up for it and end at once, even amid a long task."""
+        try:
+            while True:
+                self.inbox.put(self.pipe.recv_bytes())
+        except (EOFError, OSError):
+            if self.folder:
+                shutil.rmtree(self.folder, ignore_errors=True)
+            os._exit(0)
+
+    def answer(self, message: bytes) -> memoryview:
+        """What comes of a message, or how it failed."""
+        try:
+            return dumps(self.obey(loads(message)))
+        except BadInput as problem:
+            return dumps(Failure(str(problem), ""))
+        except Exception as problem:
+            return dumps(Failure(f"{type(problem).__name__}: {problem}", traceback.format_exc()))
+
+    def obey(self, message: Any) -> Any:
+        """Get ready, retire, or do a task: a function and its arguments."""
+        if isinstance(message, Opening):
+            sys.path[:], self.folder, self.kernels = message.path, message.folder, message.kernels
+            self.setup = loads(message.setup)
+            return None
+        if message == RETIRE:
+            self.folder, self.setup = "", None
+            open_map.cache_clear()
+            return packages() == self.known
+        function, arguments = message
+        with applied(self.kernels):
+            return function(self.setup, *arguments)
 
 
-def serve(pipe: Any, folder: str, kernels: Kernels) -> None:
-    """Answer every message: first the setup, then tasks (a function and its arguments)."""
-    inbox: SimpleQueue[bytes] = SimpleQueue()
-    threading.Thread(target=read, args=(pipe, inbox, folder), daemon=True).start()
+def packages() -> set[str]:
+    """The packages that were imported here: those of the user's may change on disk until the next crew."""
+    return {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names
+
+
+def main(handle: str) -> None:
+    """Serve over the pipe whose end was handed down to this process."""
     torch.set_num_threads(1)
-    with applied(kernels):
-        setup = attempt(loads, inbox.get())
-        pipe.send_bytes(dumps(setup if isinstance(setup, Failure) else None))
-        while True:
-            function, arguments = loads(inbox.get())
-            pipe.send_bytes(dumps(attempt(function, setup, *arguments)))
-
-
-def main(handle: str, folder: str, kernels: Any) -> None:
-    """Serve over the pipe whose end the parent handed down."""
-    kind = connection.PipeConnection if sys.platform == "win32" else connection.Connection
-    serve(kind(int(handle)), folder, kernels)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    Worker(Connection(int(handle))).serve()

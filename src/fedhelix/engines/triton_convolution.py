@@ -1,0 +1,118 @@
+"""The primitives of `convolution` as Triton kernels: matrix products whose patches exist only in registers."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+Pair = tuple[int, int]
+
+ROWS = 128  # places (picture, row, column) that one program handles at a time
+PROGRAMS = 528  # enough to fill a large GPU
+
+
+@triton.jit
+def _patches(x, place, column, places, columns, C, H, W, X, Y, KH: tl.constexpr, KW: tl.constexpr, PH, PW):  # type: ignore[no-untyped-def]
+    """A block of patches: for each place (row) the value under each kernel position of each channel (column)."""
+    picture, inside = place // (Y * X), place % (Y * X)
+    channel, offset = column // (KH * KW), column % (KH * KW)
+    row = (inside // X)[:, None] + (offset // KW)[None, :] - PH
+    col = (inside % X)[:, None] + (offset % KW)[None, :] - PW
+    valid = (place < places)[:, None] & (column < columns)[None, :] & (row >= 0) & (row < H) & (col >= 0) & (col < W)
+    at = picture[:, None] * (C * H * W) + channel[None, :] * (H * W) + row * W + col
+    return tl.load(x + at, mask=valid, other=0.0)
+
+
+@triton.jit
+def _forward(  # type: ignore[no-untyped-def]
+    x, weight, out, B, C, H, W, F, Y, X, x_stride, weight_stride, PH, PW,
+    KH: tl.constexpr, KW: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    client = tl.program_id(1).to(tl.int64)
+    place, output = tl.program_id(0) * M + tl.arange(0, M), tl.program_id(2) * N + tl.arange(0, N)
+    places, columns = B * Y * X, C * KH * KW
+    total = tl.zeros((M, N), dtype=tl.float32)
+    for start in range(0, columns, K):
+        column = start + tl.arange(0, K)
+        block = _patches(x + client * x_stride, place, column, places, columns, C, H, W, X, Y, KH, KW, PH, PW)
+        kernel = tl.load(
+            weight + client * weight_stride + output[None, :] * columns + column[:, None],
+            mask=(output < F)[None, :] & (column < columns)[:, None],
+            other=0.0,
+        )
+        total += tl.dot(block, kernel, input_precision=PRECISION)
+    at = (place // (Y * X))[:, None] * (F * Y * X) + output[None, :] * (Y * X) + (place % (Y * X))[:, None]
+    tl.store(out + client * (B * F * Y * X) + at, total, mask=(place < places)[:, None] & (output < F)[None, :])
+
+
+@triton.jit
+def _to_weight(  # type: ignore[no-untyped-def]
+    x, gradient, out, B, C, H, W, F, Y, X, x_stride, gradient_stride, PH, PW, share,
+    KH: tl.constexpr, KW: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    client, part = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    places, columns = B * Y * X, C * KH * KW
+    blocks = tl.cdiv(columns, K)
+    column = (tl.program_id(0) % blocks) * K + tl.arange(0, K)
+    output = (tl.program_id(0) // blocks) * N + tl.arange(0, N)
+    total = tl.zeros((N, K), dtype=tl.float32)
+    for start in range(part * share, (part + 1) * share, M):
+        place = start + tl.arange(0, M)
+        block = _patches(x + client * x_stride, place, column, places, columns, C, H, W, X, Y, KH, KW, PH, PW)
+        at = (place // (Y * X))[None, :] * (F * Y * X) + output[:, None] * (Y * X) + (place % (Y * X))[None, :]
+        inside = (place < places)[None, :] & (output < F)[:, None]
+        back = tl.load(gradient + client * gradient_stride + at, mask=inside, other=0.0)
+        total += tl.dot(back, block, input_precision=PRECISION)
+    clients = tl.num_programs(1)
+    at = (part * clients + client) * (F * columns) + output[:, None] * columns + column[None, :]
+    tl.store(out + at, total, mask=(output < F)[:, None] & (column < columns)[None, :])
+
+
+def _precision() -> str:
+    """As PyTorch's own convolutions: TF32 unless the user has switched it off."""
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+
+
+def _dense(value: Tensor) -> Tensor:
+    """Contiguous within each client; a stack that only repeats one client stays as it is."""
+    return value if value[0].is_contiguous() else value.contiguous()
+
+
+def _block(size: int, most: int) -> int:
+    return max(16, min(most, triton.next_power_of_2(size)))
+
+
+def forward(x: Tensor, weight: Tensor, padding: Pair) -> Tensor:
+    """The convolution of every client's batch with its own weights."""
+    x, weight = _dense(x), _dense(weight)
+    clients, batch, channels, height, width = x.shape
+    outputs, kernel = weight.shape[1], weight.shape[3:]
+    rows, columns = height + 2 * padding[0] - kernel[0] + 1, width + 2 * padding[1] - kernel[1] + 1
+    out = torch.empty(clients, batch, outputs, rows, columns, device=x.device, dtype=x.dtype)
+    n, k = _block(outputs, 64), _block(channels * kernel[0] * kernel[1], 32)
+    grid = (triton.cdiv(batch * rows * columns, ROWS), clients, triton.cdiv(outputs, n))
+    _forward[grid](
+        x, weight, out, batch, channels, height, width, outputs, rows, columns, x.stride(0), weight.stride(0), *padding,
+        KH=kernel[0], KW=kernel[1], M=ROWS, N=n, K=k, PRECISION=_precision(),
+    )  # fmt: skip
+    return out
+
+
+def to_weight(x: Tensor, gradient: Tensor, kernel: Pair, padding: Pair) -> Tensor:
+    """The gradient of the weights, summed in a fixed order so that two runs agree to the bit."""
+    x, gradient = _dense(x), _dense(gradient)
+    clients, batch, channels, height, width = x.shape
+    outputs, rows, columns = gradient.shape[2:]
+    n, k = _block(outputs, 64), _block(channels * kernel[0] * kernel[1], 64)
+    blocks = triton.cdiv(outputs, n) * triton.cdiv(channels * kernel[0] * kernel[1], k)
+    places = batch * rows * columns
+    parts = max(1, min(PROGRAMS // (blocks * clients), triton.cdiv(places, 2 * ROWS)))
+    share = triton.cdiv(triton.cdiv(places, parts), ROWS) * ROWS
+    out = torch.empty(parts, clients, outputs, channels, *kernel, device=x.device, dtype=x.dtype)
+    _to_weight[(blocks, clients, parts)](
+        x, gradient, out, batch, channels, height, width, outputs, rows, columns, x.stride(0), gradient.stride(0),
+        *padding, share, KH=kernel[0], KW=kernel[1], M=ROWS, N=n, K=k, PRECISION=_precision(),
+    )  # fmt: skip
+    return out.sum(0) if parts > 1 else out[0]
