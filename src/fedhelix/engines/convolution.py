@@ -144,7 +144,7 @@ class StackedConvolutions(TorchFunctionMode):
         function: Callable[..., Any],
         kinds: Any,
         args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Catch conv2d."""
         kwargs = kwargs or {}

@@ -272,7 +272,7 @@ class Stack:
                 mine = {name: value[at].detach().requires_grad_() for name, value in params.items()}
                 still, held = ({name: value[at] for name, value in part.items()} for part in (fixed, anchor))
                 mask = None if batch.mask is None else batch.mask[at]
-                loss = self._one(mine, still, held, batch.x[at], batch.y[at], mask)
+                loss = self._one(mine, still, held, _layout(batch.x[at]), batch.y[at], mask)
                 grads = torch.autograd.grad(loss, list(mine.values()), allow_unused=True, materialize_grads=True)
                 torch._foreach_copy_([value[at] for value in out.values()], list(grads))
                 losses.append(loss.detach())
@@ -320,6 +320,11 @@ class Stack:
         with torch.cuda.graph(graph, pool=pool):
             self.step()
         self.graph, self.slots[0] = graph, None
+
+
+def _layout(x: Tensor) -> Tensor:
+    """Large convolutions are fastest on a GPU when the channels of a pixel lie together."""
+    return x.contiguous(memory_format=torch.channels_last) if x.is_cuda and x.dim() == 4 else x
 
 
 def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
