@@ -20,7 +20,7 @@ from fedhelix import models, seeds
 from fedhelix.channel import receive
 from fedhelix.client import Job, Setup, Training
 from fedhelix.data import Dataset, Partition, from_clients, load, partitions
-from fedhelix.engines import engine_for
+from fedhelix.engines import Engine, engine_for
 from fedhelix.errors import BadInput
 from fedhelix.method import Context, Method
 from fedhelix.methods import FedAvg
@@ -61,10 +61,11 @@ class Federation:
         method: Method | None = None,
         clients: int = 20,
         cohort: int | None = None,
+        eval_clients: int | None = None,
         seed: int = 0,
         loss: Loss | None = None,
         metric: Metric | None = None,
-        engine: str = "auto",
+        engine: str | Callable[[Setup], Engine] = "auto",
         device: str = "auto",
         **training: Any,
     ):
@@ -81,6 +82,7 @@ class Federation:
         self.cohort_size = min(10, self.clients) if cohort is None else cohort
         if not 1 <= self.cohort_size <= self.clients:
             raise BadInput(f"cohort must lie between 1 and the number of clients ({self.clients}), not {cohort}.")
+        self.judged = self._judged(eval_clients)
         self.data = pool.to(self.device)
         outputs = pool.classes if pool.classes is not None else math.prod(pool.y.shape[1:])
         module = models.build(model, pool.shape, outputs, data_name=pool.name, seed=self.seed)
@@ -97,7 +99,7 @@ class Federation:
             self.method, module, self.units, self.initial, self.data, self.splits, self.training, self.task, self.seed,
             self.device,
         )  # fmt: skip
-        self.engine = engine_for(engine, setup)
+        self.engine = engine_for(engine, setup) if isinstance(engine, str) else engine(setup)
 
     def play(
         self, rounds: int, since: Standing | None = None, eval_every: int = 1
@@ -147,6 +149,12 @@ class Federation:
         chosen = seeds.numpy_draw(self.seed, "cohort", t).choice(self.clients, self.cohort_size, replace=False)
         return sorted(int(client) for client in chosen)
 
+    def _judged(self, count: int | None) -> list[int]:
+        """The clients whose personal models are judged: all, or the same few every time."""
+        if count is None or count >= self.clients:
+            return list(range(self.clients))
+        return sorted(seeds.numpy_draw(self.seed, "judged").choice(self.clients, count, replace=False).tolist())
+
     def context(self, t: int, rounds: int) -> Context:
         """What the server's hooks see in round t."""
         return Context(t, rounds, self.clients, self.units, self.initial, self.device, self.seed, self.cohort)
@@ -155,17 +163,18 @@ class Federation:
         """The server's model on the test set, and every client's personal model on its own part of it."""
         record, name = Record(), self.task.name
         model = self.method.model(standing.server, ctx)
-        scores = self.engine.evaluate(self._jobs(standing, range(self.clients), ctx))
-        tests = np.array([score.test for score in scores])
-        record["loss"] = float(np.nanmean([score.test_loss for score in scores]))
-        if model is not None:
-            record[name], record["loss"] = self.engine.score([model], "test")[0]
+        scores, judgement = self.engine.evaluate(self._jobs(standing, self.judged, ctx), model)
+        if judgement is not None:
+            record[name], record["loss"] = judgement
+        if not scores:
+            return record
+        tests, losses, valids = (np.array(column) for column in zip(*scores, strict=True))
+        record.setdefault("loss", float(np.nanmean(losses)))
         record[f"personal_{name}"] = float(np.nanmean(tests))
         record["personal_p10"] = float(np.nanpercentile(tests, 10))
         record["personal"] = [float(test) for test in tests]
-        valid = np.array([score.valid for score in scores])
-        if not np.isnan(valid).all():
-            record[f"valid_{name}"] = float(np.nanmean(valid))
+        if not np.isnan(valids).all():
+            record[f"valid_{name}"] = float(np.nanmean(valids))
         return record
 
     def _jobs(self, standing: Standing, clients: Sequence[int], ctx: Context) -> list[Job]:

@@ -8,9 +8,14 @@ from typing import Any
 Record = dict[str, Any]
 
 
+def evaluated_records(records: Sequence[Record], metric: str = "accuracy") -> list[Record]:
+    """The records of rounds after which models were judged."""
+    return [record for record in records if metric in record or f"personal_{metric}" in record]
+
+
 def best_record(records: Sequence[Record], metric: str = "accuracy") -> Record | None:
     """The evaluated round that was best on *validation* data (the first of equals); without any, the last one."""
-    evaluated = [record for record in records if f"personal_{metric}" in record]
+    evaluated = evaluated_records(records, metric)
     judged = [record for record in evaluated if record.get(f"valid_{metric}") is not None]
     if judged:
         return max(judged, key=lambda record: (record[f"valid_{metric}"], -record["round"]))
@@ -19,7 +24,7 @@ def best_record(records: Sequence[Record], metric: str = "accuracy") -> Record |
 
 def summarise(records: Sequence[Record], facts: dict[str, Any], metric: str = "accuracy") -> dict[str, Any]:
     """The figures of a run: final and at the round chosen on validation, never the best on test."""
-    evaluated = [record for record in records if f"personal_{metric}" in record]
+    evaluated = evaluated_records(records, metric)
     last, best = (evaluated[-1] if evaluated else {}), best_record(records, metric) or {}
     return {
         **facts,

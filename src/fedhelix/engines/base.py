@@ -27,6 +27,8 @@ from fedhelix.client import (
 from fedhelix.task import judge
 from fedhelix.tree import State, Tree
 
+Judgement = tuple[float, float]  # metric and mean loss
+
 
 class Engine(ABC):
     """Maps a client's work over many clients. Only `work` must be written; the rest has a plain default."""
@@ -52,20 +54,27 @@ class Engine(ABC):
         """What one model says to some samples of a pool."""
         return predict(self.setup, state, pool, indices)
 
-    def score(self, states: Sequence[State], pool: Pool, indices: Tensor | None = None) -> list[tuple[float, float]]:
+    def score(self, states: Sequence[State], pool: Pool, indices: Tensor | None = None) -> list[Judgement]:
         """Metric and loss of whole models on common samples: all of a pool, or some."""
         targets = samples_of(self.setup, pool)[1]
         wanted = torch.arange(len(targets)) if indices is None else indices
         targets = targets[wanted.to(targets.device)]
         return [judge(self.setup.task, self.outputs(state, pool, wanted), targets) for state in states]
 
-    def evaluate(self, jobs: Sequence[Job]) -> list[Scores]:
-        """Every client's personal model on its own samples. Clients that use one and the same model share a pass."""
+    def evaluate(self, jobs: Sequence[Job], model: State | None = None) -> tuple[list[Scores], Judgement | None]:
+        """Every client's personal model on its own samples, and the server's model on the whole test pool.
+
+        Clients that use one and the same model share a pass, and where that is the server's, its pass as well.
+        """
+        whole = None
+        if model is not None:
+            targets = self.setup.data.y_test
+            whole = self.outputs(model, "test", torch.arange(len(targets)))
         users: dict[object, list[Job]] = {}
         models: dict[object, State | None] = {}
         for job in jobs:
             state = untuned_model(self.setup, job)
-            same = object() if state is None else tuple(id(value) for value in state.values())
+            same = object() if state is None else _identity(state)
             users.setdefault(same, []).append(job)
             models[same] = state
         found: dict[int, Scores] = {}
@@ -74,11 +83,18 @@ class Engine(ABC):
             state = models[same]
             if state is None or len(group) == 1:
                 alone += group
-            else:
-                clients = [job.client for job in group]
-                found |= judge_clients(self.setup, clients, partial(self.outputs, state))
+                continue
+            known = whole if model is not None and same == _identity(model) else None
+            outputs = partial(self._outputs_or_known, state, known)
+            found |= judge_clients(self.setup, [job.client for job in group], outputs)
         found |= {job.client: scores for job, scores in zip(alone, self.evaluate_each(alone), strict=True)}
-        return [found[job.client] for job in jobs]
+        judgement = None if whole is None else judge(self.setup.task, whole, self.setup.data.y_test)
+        return [found[job.client] for job in jobs], judgement
+
+    def _outputs_or_known(self, state: State, known: Tensor | None, pool: Pool, indices: Tensor) -> Tensor:
+        if pool == "test" and known is not None:
+            return known[indices.to(known.device)]
+        return self.outputs(state, pool, indices)
 
     def evaluate_each(self, jobs: Sequence[Job]) -> list[Scores]:
         """Clients that each use a model of their own."""
@@ -86,3 +102,8 @@ class Engine(ABC):
 
     def close(self) -> None:  # noqa: B027 - most engines hold nothing
         """Give back processes or memory, if the engine holds any."""
+
+
+def _identity(state: State) -> tuple[int, ...]:
+    """Equal for states that are made of the very same tensors."""
+    return tuple(id(value) for value in state.values())

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar, TypeVar
 
 from fedhelix.client import Job, Outcome, Scores, Setup
-from fedhelix.engines.base import Engine
+from fedhelix.engines.base import Engine, Judgement
 from fedhelix.engines.batched import Batched
 from fedhelix.tree import State
 
@@ -81,10 +81,10 @@ class Guest(Engine):
         with self.meeting.device:
             return self.alone.personal(jobs)
 
-    def evaluate(self, jobs: Sequence[Job]) -> list[Scores]:
-        """Every client's personal model on its own samples."""
+    def evaluate(self, jobs: Sequence[Job], model: State | None = None) -> tuple[list[Scores], Judgement | None]:
+        """Every client's personal model on its own samples, and the server's model on the whole test pool."""
         with self.meeting.device:
-            return self.alone.evaluate(jobs)
+            return self.alone.evaluate(jobs, model)
 
 
 def together(runs: Sequence[Callable[[Callable[[Setup], Engine]], T]]) -> list[T]:

@@ -42,6 +42,7 @@ class Config(Training):
     valid: float = option(0.1, "share of a client's samples kept for choosing rounds and settings", low=0, high=0.9)
     rounds: int = option(30, "rounds of the federation", low=1)
     eval_every: int = option(1, "evaluate after every so many rounds, and after the last", low=1)
+    eval_clients: int | None = option(None, "clients whose personal models are judged (auto: all; 0: none)", low=0)
     checkpoint_every: int = option(1, "write a checkpoint after every so many rounds", low=1)
     seed: int = option(0, "every random draw follows from it", low=0)
     engine: str = option("auto", "how many clients run at once: auto or serial")
@@ -58,6 +59,7 @@ class Config(Training):
             model=self.model,
             method=method,
             cohort=self.cohort,
+            eval_clients=self.eval_clients,
             seed=self.seed,
             engine=self.engine,
             device=self.device,
