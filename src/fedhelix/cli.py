@@ -258,7 +258,7 @@ def about(version: Annotated[bool, typer.Option("--version", help="Print the ver
 def main() -> None:
     """Run the command line: mistakes of the user end with one sentence and exit code 2."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="fedhelix", standalone_mode=False)
     except BadInput as problem:
         _stop(str(problem), 2)
     except click.UsageError as problem:

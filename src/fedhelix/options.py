@@ -63,7 +63,9 @@ def convert(name: str, value: Any, kind: Any) -> Any:
             return value
         raise BadInput(f"{name} must be one of {', '.join(map(str, choices))}, not '{value}'.")
     if origin in (typing.Union, types.UnionType):
-        if value is None or (isinstance(value, str) and value.lower() in ("none", "auto") and type(None) in choices):
+        # Where any text is a value (a folder may be called none), no text stands for nothing.
+        nothing = ("none", "auto") if type(None) in choices and str not in choices else ()
+        if value is None or (isinstance(value, str) and value.lower() in nothing):
             return None
         return convert(name, value, next(choice for choice in choices if choice is not type(None)))
     if kind is bool:

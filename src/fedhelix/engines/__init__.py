@@ -17,7 +17,7 @@ __all__ = ["ENGINES", "Engine", "Parallel", "Serial", "engine_for"]
 def engine_for(name: str, setup: Setup) -> Engine:
     """The engine of that name; `auto` takes the fastest that fits the device."""
     if name == "auto":
-        return Serial(setup)
+        return Batched(setup) if setup.device.type == "cuda" else Serial(setup)
     if name not in ENGINES:
         raise unknown("engine", name, [*ENGINES, "auto"])
     return ENGINES[name](setup)

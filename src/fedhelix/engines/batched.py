@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from torch.func import functional_call, vmap
 from fedhelix.client import Job, Outcome, Pool, Scores, Setup, open_round, samples_of
 from fedhelix.engines.base import Engine
 from fedhelix.engines.stack import Batches, Mode, Stack, Task
+from fedhelix.errors import EngineFailure
 from fedhelix.method import LocalRound, Phase
 from fedhelix.task import judge
 from fedhelix.tree import State
@@ -42,6 +42,7 @@ class Batched(Engine):
         super().__init__(setup)
         self.slots = slots or (WIDTHS[-1] if setup.device.type == "cuda" else 16)
         self.workshops: dict[Any, Workshop] = {}
+        self.pool = torch.cuda.graph_pool_handle() if setup.device.type == "cuda" else None
         self.steps_taken = 0  # by slots, idle ones included
         self.steps_needed = 0
 
@@ -176,14 +177,8 @@ class Batched(Engine):
         if width not in shop.stacks:
             if shop.mode is None:
                 shop.mode = self._choose_mode(shop, example, width)
-            shop.stacks[width] = self._make(shop, example, width, shop.mode)
+            shop.stacks[width] = Stack(example, width, shop.batches, shop.mode, pool=self.pool)
         return shop.stacks[width]
-
-    def _make(self, shop: Workshop, example: Task, width: int, mode: Mode) -> Stack:
-        stack = Stack(example, width, shop.batches, mode)
-        if example.setup.device.type == "cuda":
-            stack.capture()
-        return stack
 
     def _choose_mode(self, shop: Workshop, example: Task, width: int) -> Mode:
         """Time a few steps of each way and keep the fastest; one that fails with this network is out."""
@@ -192,21 +187,14 @@ class Batched(Engine):
         seconds: dict[Mode, float] = {}
         for mode in ("products", "grouped", "apart"):
             try:
-                stack = self._make(shop, example, width, mode)
+                seconds[mode] = Stack(example, width, shop.batches, mode, pool=self.pool).seconds_per_step()
             except torch.cuda.OutOfMemoryError:
                 raise
             except RuntimeError as problem:
-                warnings.warn(f"this model cannot be run as '{mode}': {str(problem)[:200]}", stacklevel=2)
-                continue
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            stack.row.zero_()
-            for _ in range(5):
-                stack.row.zero_()
-                stack.graph.replay()
-            torch.cuda.synchronize()
-            seconds[mode] = time.perf_counter() - began
-            del stack
+                reason = str(problem).partition("\n")[0]
+                warnings.warn(f"clients of this model cannot be run as '{mode}': {reason}", stacklevel=2)
+        if not seconds:
+            raise EngineFailure("this model cannot be run by the batched engine; use --engine serial.")
         return min(seconds, key=lambda mode: seconds[mode])
 
     def score(self, states: Sequence[State], pool: Pool, indices: Tensor | None = None) -> list[tuple[float, float]]:

@@ -7,6 +7,7 @@ plan of batches; `run` takes a step in every slot at once. When a client is done
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ Mode = Literal["products", "grouped", "apart"]
 
 ALIGNED = 64  # values
 STREAMS = 4
+WARM_UP = 2
 
 
 @dataclass(eq=False)
@@ -141,7 +143,7 @@ class Stack:
     batches: Batches
     mode: Mode = "grouped"
     slots: list[Slot | None] = field(default_factory=list)
-    graph: Any = None  # the captured step, on a GPU
+    pool: Any = None  # memory that all graphs of an engine share, since only one of them runs at a time
 
     def __post_init__(self) -> None:
         setup, device, width = self.example.setup, self.example.setup.device, self.width
@@ -167,6 +169,8 @@ class Stack:
         self.lr, self.momentum, self.decay = (torch.zeros(width, 1, device=device) for _ in range(3))
         self.loss = torch.zeros(width, device=device)
         self.slots = [None] * width
+        self.graphs: dict[int, Any] = {}  # on a GPU the recorded step for each size of batch
+        self.warm: dict[int, int] = {}  # how often each size was run without a graph
         self.seen: dict[tuple[int, ...], Tensor] = {}  # flattened start of clients that received the same model
 
     def views(self, flat: Tensor) -> State:
@@ -287,10 +291,9 @@ class Stack:
         idle = [place for place, slot in enumerate(self.slots) if slot is None]
         if idle:
             self.row[idle] = 0
-        full = size == self.batches.samples.shape[1]
         for _ in range(steps):
-            if self.graph is not None and full:
-                self.graph.replay()
+            if size in self.graphs or self._record(size):
+                self.graphs[size].replay()
             else:
                 self.step(None, size)
         for slot in self.slots:
@@ -305,21 +308,32 @@ class Stack:
             assert slot is not None
             slot.done += 1
 
-    def capture(self, pool: Any = None) -> None:
-        """Record the step as a CUDA graph, so that later steps cost no Python; leaves nothing loaded."""
-        self.load(0, self.example, 0)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):  # kernels are chosen and workspaces made outside of the recording
-                self.row.zero_()
-                self.step()
-        torch.cuda.current_stream().wait_stream(side)
-        self.row.zero_()
+    def _record(self, size: int) -> bool:
+        """Record the step as a CUDA graph, so that it costs no Python any more, once it has run a few times without.
+
+        Those first runs choose kernels and make workspaces, which must not happen during the recording.
+        """
+        self.warm[size] = self.warm.get(size, 0) + 1
+        if self.flat.device.type != "cuda" or self.warm[size] <= WARM_UP:
+            return False
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            self.step()
-        self.graph, self.slots[0] = graph, None
+        with torch.cuda.graph(graph, pool=self.pool):
+            self.step(None, size)
+        self.graphs[size] = graph
+        return True
+
+    def seconds_per_step(self, repetitions: int = 5) -> float:
+        """How long a step takes; what is loaded is lost."""
+        self.load(0, self.example, 0)
+        size, self.slots[0] = self.batches.samples.shape[1], None
+        for _ in range(WARM_UP + 2):
+            self.run(1, size)
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(repetitions):
+            self.run(1, size)
+        torch.cuda.synchronize()
+        return (time.perf_counter() - began) / repetitions
 
 
 def _layout(x: Tensor) -> Tensor:

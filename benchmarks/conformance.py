@@ -1,0 +1,101 @@
+"""Every registered method on an engine and device, held against the serial engine on the CPU.
+
+    PYTHONPATH=src python benchmarks/conformance.py --engine batched --device cuda --out FILE.json
+
+The network is smooth (tanh, mean pooling), so that rounding cannot be magnified by a switch of a ReLU or a maximum.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fedhelix import METHODS, Federation, load, partition
+from fedhelix.runs.config import versions
+from fedhelix.tree import flatten
+
+TOLERANCE = 2e-4
+
+
+def smooth(norm: bool) -> nn.Module:
+    """A small network without corners."""
+    layers = [nn.Conv2d(1, 6, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2), nn.Conv2d(6, 8, 3), nn.Tanh()]
+    if norm:
+        layers.insert(1, nn.BatchNorm2d(6))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 10))
+
+
+def distance(left: dict, right: dict) -> float:
+    """The largest difference of any value of two trees."""
+    left, right = flatten(left), flatten(right)
+    if set(left) != set(right):
+        return math.inf
+    pairs = [(left[name], right[name].cpu()) for name in left if isinstance(left[name], torch.Tensor)]
+    return max((float((a.double().cpu() - b.double()).abs().max()) for a, b in pairs if a.numel()), default=0.0)
+
+
+def check(name: str, norm: bool, engine: str, device: str) -> dict:
+    """Three rounds of one method on both."""
+    runs = []
+    for kind, where in (("serial", "cpu"), (engine, device)):
+        fed = Federation(
+            load("digits"),
+            partition.dirichlet(clients=8, alpha=0.5),
+            model=lambda: smooth(norm),
+            method=METHODS[name](),
+            cohort=5,
+            engine=kind,
+            device=where,
+        )
+        runs.append(fed.fit(3, quiet=True))
+        fed.close()
+    one, other = runs
+    keys = ("uplink_bytes", "downlink_bytes", "other_bytes", "participants")
+    differences = {
+        "server": distance(one.standing.server, other.standing.server),
+        "own": max((distance(one.standing.own[i], other.standing.own[i]) for i in one.standing.own), default=0.0),
+    }
+    same = all([r[key] for r in one.records] == [r[key] for r in other.records] for key in keys)
+    return {**differences, "same_bytes_and_cohorts": same, "holds": same and max(differences.values()) < TOLERANCE}
+
+
+def main() -> None:
+    """Check all methods with and without BatchNorm."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", default="batched")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--commit", default="")
+    args = parser.parse_args()
+    torch.backends.cudnn.allow_tf32 = False  # the CPU has no TF32 to agree with
+    found = {}
+    for name in sorted(METHODS):
+        for norm in (False, True):
+            if name == "fedbn" and not norm:
+                continue
+            label = name + (" + BatchNorm" if norm else "")
+            found[label] = check(name, norm, args.engine, args.device)
+            print(label, found[label], flush=True)
+    holds = all(result["holds"] for result in found.values())
+    device = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
+    report = {
+        "command": f"python benchmarks/conformance.py --engine {args.engine} --device {args.device}",
+        "device": device,
+        "versions": {**versions(), **({"commit": args.commit} if args.commit else {})},
+        "tolerance": TOLERANCE,
+        "holds": holds,
+        "methods": found,
+    }
+    if args.out:
+        args.out.write_text(json.dumps(report, indent=1) + "\n")
+    print("all hold" if holds else "SOME DIFFER")
+    raise SystemExit(0 if holds else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""The workloads of the races, and the plain loop that stands for "one client after the other"."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from fedhelix import Dataset, Federation, partition
+from fedhelix.client import Job, plan
+from fedhelix.method import Phase
+from fedhelix.tree import masked_mean
+
+W1 = {"clients": 100, "cohort": 10, "epochs": 5, "batch_size": 32, "lr": 0.01, "momentum": 0.0, "model": "w1-cnn"}
+W2 = {**W1, "clients": 1000, "cohort": 50, "epochs": 1}
+RESNET = {"clients": 10, "cohort": 10, "epochs": 1, "batch_size": 64, "lr": 0.01, "momentum": 0.9, "model": "resnet18"}
+
+
+def federation(data: Dataset, settings: dict[str, Any], **more: Any) -> Federation:
+    """A federation that judges the server's model on the whole test set, and nothing else, as the peers do."""
+    settings = {**settings, **more}
+    kind = partition.iid if settings["model"] == "resnet18" else partition.dirichlet
+    alpha = {} if kind is partition.iid else {"alpha": 0.1}
+    cut = kind(clients=settings.pop("clients"), valid=0.0, **alpha)
+    return Federation(data, cut, eval_clients=0, **settings)
+
+
+@dataclass
+class PlainLoop:
+    """FedAvg as a careful user writes it: one module, torch.optim.SGD, data on the device, the same batches as ours."""
+
+    fed: Federation
+
+    def __post_init__(self) -> None:
+        self.setup = self.fed.engine.setup
+        self.model = {name: value.clone() for name, value in self.fed.initial.items()}
+
+    def round(self, t: int) -> float:
+        """One round with the evaluation of the global model; returns its accuracy."""
+        setup, module = self.setup, self.setup.module
+        uploads, weights = [], []
+        for client in self.fed.cohort(t):
+            module.load_state_dict(self.model)
+            module.train()
+            settings = setup.training
+            optimizer = torch.optim.SGD(module.parameters(), lr=settings.lr, momentum=settings.momentum)
+            for samples, _ in plan(setup, Job(client, t, {}, {}), Phase(), "batches").steps():
+                index = samples.to(setup.device)
+                loss = F.cross_entropy(module(setup.data.prepare(setup.data.x[index])), setup.data.y[index])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            uploads.append({name: value.detach().clone() for name, value in module.state_dict().items()})
+            weights.append(len(setup.splits[client].train))
+        self.model = masked_mean(uploads, weights, self.model)
+        module.load_state_dict(self.model)
+        module.eval()
+        with torch.no_grad():
+            parts = [module(setup.data.prepare(part)).argmax(1) for part in setup.data.x_test.split(1000)]
+        return float((torch.cat(parts) == setup.data.y_test).float().mean())
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has nothing left to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def race(ours: Federation, plain: Federation, rounds: int, every: int = 1) -> dict[str, Any]:
+    """Rounds of both in turns; the plain loop may run only every so many rounds where it is very slow."""
+    loop, played = PlainLoop(plain), ours.play(rounds)
+    seconds: dict[str, list[float]] = {"ours": [], "plain": []}
+    accuracy: dict[str, float] = {}
+    for t in range(rounds):
+        wait(ours.device)
+        began = time.perf_counter()
+        record, _ = next(played)
+        wait(ours.device)
+        seconds["ours"].append(time.perf_counter() - began)
+        accuracy["ours"] = record["accuracy"]
+        if t % every == 0:
+            began = time.perf_counter()
+            accuracy["plain"] = loop.round(t)
+            wait(ours.device)
+            seconds["plain"].append(time.perf_counter() - began)
+    # The first rounds hold what is done once: graphs, kernels, workspaces.
+    middle = {name: statistics.median(values[min(2, len(values) - 1) :]) for name, values in seconds.items()}
+    return {
+        "rounds": rounds,
+        "seconds_per_round": middle,
+        "ratio": middle["plain"] / middle["ours"],
+        "first_rounds": {name: values[:3] for name, values in seconds.items()},
+        "all_seconds": seconds,
+        "accuracy_after": accuracy,
+    }
