@@ -42,7 +42,6 @@ class Batched(Engine):
         super().__init__(setup)
         self.slots = slots or (WIDTHS[-1] if setup.device.type == "cuda" else 16)
         self.workshops: dict[Any, Workshop] = {}
-        self.pool = torch.cuda.graph_pool_handle() if setup.device.type == "cuda" else None
         self.steps_taken = 0  # by slots, idle ones included
         self.steps_needed = 0
 
@@ -177,8 +176,13 @@ class Batched(Engine):
         if width not in shop.stacks:
             if shop.mode is None:
                 shop.mode = self._choose_mode(shop, example, width)
-            shop.stacks[width] = Stack(example, width, shop.batches, shop.mode, pool=self.pool)
+            shop.stacks[width] = Stack(example, width, shop.batches, shop.mode, self._pool)
         return shop.stacks[width]
+
+    def _pool(self) -> Any:
+        """The memory of any graph that is alive."""
+        stacks = [stack for shop in self.workshops.values() for stack in shop.stacks.values()]
+        return next((graph.pool() for stack in stacks for graph in stack.graphs.values()), None)
 
     def _choose_mode(self, shop: Workshop, example: Task, width: int) -> Mode:
         """Time a few steps of each way and keep the fastest; one that fails with this network is out."""
@@ -187,7 +191,7 @@ class Batched(Engine):
         seconds: dict[Mode, float] = {}
         for mode in ("products", "grouped", "apart"):
             try:
-                seconds[mode] = Stack(example, width, shop.batches, mode, pool=self.pool).seconds_per_step()
+                seconds[mode] = Stack(example, width, shop.batches, mode).seconds_per_step()
             except torch.cuda.OutOfMemoryError:
                 raise
             except RuntimeError as problem:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -142,8 +142,7 @@ class Stack:
     width: int
     batches: Batches
     mode: Mode = "grouped"
-    slots: list[Slot | None] = field(default_factory=list)
-    pool: Any = None  # memory that all graphs of an engine share, since only one of them runs at a time
+    pool: Callable[[], Any] = lambda: None  # memory for graphs to share, since only one of them runs at a time
 
     def __post_init__(self) -> None:
         setup, device, width = self.example.setup, self.example.setup.device, self.width
@@ -168,7 +167,7 @@ class Stack:
         self.row = torch.zeros(width, dtype=torch.int64, device=device)
         self.lr, self.momentum, self.decay = (torch.zeros(width, 1, device=device) for _ in range(3))
         self.loss = torch.zeros(width, device=device)
-        self.slots = [None] * width
+        self.slots: list[Slot | None] = [None] * width
         self.graphs: dict[int, Any] = {}  # on a GPU the recorded step for each size of batch
         self.warm: dict[int, int] = {}  # how often each size was run without a graph
         self.seen: dict[tuple[int, ...], Tensor] = {}  # flattened start of clients that received the same model
@@ -317,7 +316,7 @@ class Stack:
         if self.flat.device.type != "cuda" or self.warm[size] <= WARM_UP:
             return False
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        with torch.cuda.graph(graph, pool=self.pool()):
             self.step(None, size)
         self.graphs[size] = graph
         return True
