@@ -1,0 +1,115 @@
+"""The documentation keeps its word: its code runs, its commands work, its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from fedhelix import METHODS, Federation, cli
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+WITH_CODE = ["README.md", "docs/your-own-method.md", "docs/your-own-data.md", "docs/methods.md"]
+WITH_COMMANDS = ["README.md", "docs/your-own-method.md"]
+
+# A file that a page shows begins with a comment that names it.
+FILE_NAME = re.compile(r"# (\w+\.py)\n")
+# What makes a command of the documentation cheap; of an option given twice the last one counts.
+CHEAPLY = {
+    "run": ["--rounds", "1", "--clients", "5"],
+    "compare": ["--rounds", "1", "--clients", "5", "--seeds", "1"],
+}
+FEW_ROUNDS = 4
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def commands(page: str) -> list[list[str]]:
+    lines = [line for block in blocks(page, "bash") for line in block.splitlines()]
+    return [words[1:] for line in lines if (words := shlex.split(line, comments=True)) and words[0] == "fedhelix"]
+
+
+@pytest.fixture(autouse=True)
+def registry(monkeypatch):
+    """Methods of the documentation are forgotten again."""
+    before = dict(METHODS)
+    yield
+    METHODS.clear()
+    METHODS.update(before)
+
+
+@pytest.mark.parametrize("page", WITH_CODE)
+def test_code_runs(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    fit = Federation.fit
+    monkeypatch.setattr(Federation, "fit", lambda fed, rounds, **more: fit(fed, min(rounds, FEW_ROUNDS), **more))
+    module = types.ModuleType("docs_page")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    scope = vars(module)
+    found = blocks(page, "python")
+    assert found, f"{page} has no code"
+    for number, block in enumerate(found, start=1):
+        exec(compile(block, f"{page}, block {number}", "exec", dont_inherit=True), scope)
+    for name, test in list(scope.items()):
+        if name.startswith("test_") and callable(test):
+            takes_folder = "tmp_path" in test.__code__.co_varnames[: test.__code__.co_argcount]
+            (tmp_path / name).mkdir()
+            test(**({"tmp_path": tmp_path / name} if takes_folder else {}))
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS)
+def test_commands_run(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(page, "python"):
+        if name := FILE_NAME.match(block):
+            (tmp_path / name[1]).write_text(block, encoding="utf-8")
+    found = commands(page)
+    assert found, f"{page} has no commands"
+    for number, words in enumerate(found):
+        cheaply = CHEAPLY.get(words[0], [])
+        out = ["--out", f"run-{number}"] if cheaply and "--out" not in words else []
+        monkeypatch.setattr(sys, "argv", ["fedhelix", *words, *cheaply, *out])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert end.value.code == 0, f"fedhelix {' '.join(words)}: {capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'src="([^"]+)"', text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        other = (page.parent / path).resolve() if path else page
+        assert other.exists(), f"{page.name} points to {target}, which is not there"
+        if anchor:
+            assert anchor in anchors(other), f"{page.name} points to {target}, and there is no such heading"
+
+
+def anchors(page: Path) -> set[str]:
+    """The names by which headings are linked to on GitHub."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_method_is_in_the_table():
+    table = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE))
+    assert listed == set(METHODS)
+
+
+def test_options_of_methods_are_in_the_table():
+    rows = dict(re.findall(r"^\| `([\w-]+)` \|(.*)$", (ROOT / "docs/methods.md").read_text("utf-8"), re.MULTILINE))
+    for name, kind in METHODS.items():
+        for field in kind.__dataclass_fields__:
+            if field not in ("name", "paper"):
+                assert f"`{field}`" in rows[name], f"docs/methods.md lacks the option {field} of {name}"

@@ -1,0 +1,80 @@
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from fedhelix.engines import kernels
+from fedhelix.engines.kernels import applied, choose, signature
+from helpers import small
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "fedhelix" / "kernels.json"
+
+
+def pretend(monkeypatch, **seconds):
+    """Steps that take so long."""
+    monkeypatch.setattr(kernels, "step_seconds", lambda setup, choice: seconds[choice])
+
+
+def test_applied_switches_and_restores():
+    before = torch.backends.mkldnn.enabled
+    with pytest.raises(RuntimeError), applied("native"):
+        assert not torch.backends.mkldnn.enabled
+        with applied("onednn"):
+            assert torch.backends.mkldnn.enabled
+        raise RuntimeError
+    assert torch.backends.mkldnn.enabled == before
+
+
+def test_native_kernels_must_be_clearly_faster(cache, monkeypatch):
+    setup = small(model="digits-cnn").engine.setup
+    for native, expected in ((0.5, "native"), (0.95, "onednn"), (2.0, "onednn")):
+        pretend(monkeypatch, onednn=1.0, native=native)
+        assert choose(setup) == expected
+        cache.unlink()
+
+
+def test_a_choice_is_kept(cache, monkeypatch):
+    setup = small(model="digits-cnn").engine.setup
+    pretend(monkeypatch, onednn=1.0, native=0.5)
+    assert choose(setup) == "native"
+    pretend(monkeypatch, onednn=0.5, native=1.0)
+    assert choose(setup) == "native"  # remembered
+    assert choose(small(model="digits-cnn", batch_size=8).engine.setup) == "onednn"  # another batch size, timed
+    assert len(json.loads(cache.read_text())) == 2
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"a": 3}', "\xff{"])
+def test_an_unreadable_cache_means_time_again(cache, monkeypatch, content):
+    cache.parent.mkdir()
+    cache.write_text(content, encoding="latin-1")
+    pretend(monkeypatch, onednn=1.0, native=0.5)
+    setup = small(model="digits-cnn").engine.setup
+    assert choose(setup) == "native" and signature(setup) in json.loads(cache.read_text())
+
+
+def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    pretend(monkeypatch, onednn=1.0, native=0.5)
+    assert choose(small(model="digits-cnn").engine.setup) == "native"
+
+
+def test_networks_without_convolutions_are_not_timed(cache, monkeypatch):
+    monkeypatch.setattr(kernels, "fastest", lambda setup: pytest.fail("timed"))
+    assert choose(small(model="mlp").engine.setup) == "onednn"
+
+
+def test_timing_leaves_no_trace(cache):
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.Flatten(), nn.Linear(144, 10)).eval()
+    setup = small(model=model).engine.setup
+    threads, mode, state = torch.get_num_threads(), setup.module.training, torch.get_rng_state()
+    initial = {name: value.clone() for name, value in setup.initial.items()}
+    assert choose(setup) in ("onednn", "native")
+    assert (torch.get_num_threads(), setup.module.training) == (threads, mode)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(setup.initial[name], value) for name, value in initial.items())

@@ -1,0 +1,52 @@
+"""What many tests share: small federations, and comparisons of runs and trees."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedhelix import Federation, Method
+from fedhelix.tree import flatten, load
+
+
+def small(method: Method | None = None, model: Any = "linear", **more: Any) -> Federation:
+    """Six clients on digits, three in a round; the slow engine, because it is the reference."""
+    settings = {"data": "digits", "partition": "dirichlet:0.3", "clients": 6, "cohort": 3, "epochs": 1} | more
+    settings = {"batch_size": 64, "engine": "serial"} | settings
+    return Federation(settings.pop("data"), settings.pop("partition"), model=model, method=method, **settings)
+
+
+def timeless(records: list[dict]) -> list[dict]:
+    """Records without the one thing that may differ between equal runs."""
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+
+
+def on_disk(run: Path) -> list[dict]:
+    """The records of a run folder, without seconds."""
+    return timeless([json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()])
+
+
+def checkpoint(run: Path) -> dict[str, dict]:
+    """The trees of a run's checkpoint, by who owns them."""
+    manifest = json.loads((run / "checkpoint" / "manifest.json").read_text())
+    entries = {"server": manifest["server"], **manifest["clients"]}
+    return {owner: load(run / "checkpoint" / entry["file"]) for owner, entry in entries.items()}
+
+
+def same(left: dict, right: dict) -> bool:
+    """Whether two trees are equal to the bit."""
+    left, right = flatten(left), flatten(right)
+    return left.keys() == right.keys() and all(
+        value.dtype == right[name].dtype and torch.equal(value, right[name])
+        if isinstance(value, torch.Tensor)
+        else value == right[name]
+        for name, value in left.items()
+    )
+
+
+def close(left: dict, right: dict, tolerance: float = 1e-6) -> bool:
+    """Whether two states are equal up to rounding."""
+    return left.keys() == right.keys() and all(
+        torch.allclose(value, right[name], rtol=tolerance, atol=tolerance) for name, value in left.items()
+    )

@@ -1,0 +1,147 @@
+"""What must hold for every registered method; a new one is covered as soon as it is registered."""
+
+import dataclasses
+import shutil
+
+import pytest
+import torch
+
+from fedhelix import METHODS, federation, load
+from fedhelix.client import Job, client_of
+from helpers import checkpoint, on_disk, same, small, timeless
+
+DIGITS = load("digits").subsample(300, 100)
+# FedBN has nothing to do in a network without BatchNorm.
+NETWORKS = {"fedbn": "digits-bn-cnn"}
+# Options that change what travels or what is kept.
+VARIANTS = {
+    "fedbn": [{"bn_filter": "name"}],
+    "fedlg": [{"select": "gradient", "layers": 1}],
+    "fedlp": [{"redraw": "run"}],
+    "fedopt": [{"optimizer": "yogi", "bias_correction": True}],
+    "lg-fedavg": [{"warm_start": 1}, {"shared_layers": 2}],
+    "local": [{"follow_sampling": True}],
+}
+METHOD_CASES = [METHODS[name](**options) for name in METHODS for options in ({}, *VARIANTS.get(name, []))]
+
+
+def label(method) -> str:
+    plain = type(method)()
+    changed = [f"{key}={value}" for key, value in vars(method).items() if value != vars(plain)[key]]
+    return " ".join([method.name, *changed])
+
+
+every_method = pytest.mark.parametrize("method", METHOD_CASES, ids=label)
+
+
+def build(method, **more):
+    # Three of four: whoever works in one round mostly works in the next one too, with what it kept.
+    usual = {"model": NETWORKS.get(method.name, "digits-cnn"), "data": DIGITS, "clients": 4, "batch_size": 32}
+    return small(method, **usual | more)
+
+
+@every_method
+def test_resuming_gives_the_straight_run_to_the_bit(method, tmp_path):
+    build(method).fit(2, out=tmp_path / "straight", quiet=True)
+    build(method).fit(1, out=tmp_path / "part", quiet=True)
+    shutil.copytree(tmp_path / "part", tmp_path / "moved")
+    build(method).fit(2, out=tmp_path / "moved", resume=True, quiet=True)
+    assert len(on_disk(tmp_path / "straight")) == 2
+    assert on_disk(tmp_path / "moved") == on_disk(tmp_path / "straight")
+    assert same(checkpoint(tmp_path / "moved"), checkpoint(tmp_path / "straight"))
+
+
+@every_method
+def test_two_runs_are_equal_to_the_bit(method):
+    one, other = (build(method, seed=1).fit(1, quiet=True) for _ in range(2))
+    assert timeless(one.records) == timeless(other.records)
+    assert same(one.standing.server, other.standing.server)
+    assert one.standing.own.keys() == other.standing.own.keys()
+    assert all(same(one.standing.own[client], other.standing.own[client]) for client in one.standing.own)
+
+
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [
+        pytest.param(method, model, id=f"{label(method)} {model}")
+        for method in METHOD_CASES
+        for model in dict.fromkeys([NETWORKS.get(method.name, "digits-cnn"), "digits-bn-cnn"])
+    ],
+)
+def test_only_what_is_declared_travels_and_every_byte_is_counted(method, model, monkeypatch):
+    fed, seen = build(method, model=model), []
+    receive = federation.receive
+
+    def spy(outcomes, initial):
+        seen.extend(outcomes)
+        return receive(outcomes, initial)
+
+    monkeypatch.setattr(federation, "receive", spy)
+    (record, standing), *_ = fed.play(1)
+    shared, sizes = set(method.shared(fed.units)), fed.units.sizes
+    if method.name == "lg-fedavg" and method.warm_start:
+        shared = set(fed.units.names)  # round 0 warms up
+    assert [outcome.client for outcome in seen] == record["participants"]
+    for outcome in seen:
+        sent = outcome.upload["model"]
+        assert set(sent) <= shared
+        if method.name not in ("fedlp", "fedlg"):
+            assert set(sent) == shared
+        assert all(value.shape == fed.initial[name].shape for name, value in sent.items())
+        # What stays and what leaves make up the whole model.
+        assert set(outcome.own.get("model", {})) | set(sent) >= set(fed.units.names) or method.name == "fedlp"
+        assert not set(outcome.own.get("model", {})) & set(sent)
+    extra = 0
+    if method.name == "scaffold":
+        extra = sum(sizes[name] for name in fed.units.parameters)
+    elif method.name == "fedlg" and method.select == "gradient":
+        extra = len(fed.units.convs)
+    values = sum(sizes[name] for outcome in seen for name in outcome.upload["model"]) + len(seen) * extra
+    assert record["uplink_bytes"] == 4 * values
+    assert record["refused"] == {}
+    assert 0 <= record["personal_accuracy"] <= 1
+    assert all(bool(value.isfinite().all()) for value in standing.server["model"].values())
+
+
+@every_method
+def test_downloads_are_counted_and_hold_nothing_personal(method):
+    fed = build(method)
+    standing = fed.begin(2)
+    for round, (record, after) in enumerate(fed.play(2)):
+        payloads = [method.download(standing.server, i, fed.context(round, 2)) for i in record["participants"]]
+        values = sum(value.numel() for payload in payloads for part in payload.values() for value in part.values())
+        assert record["downlink_bytes"] == 4 * values
+        standing = after
+
+
+@every_method
+def test_an_unseen_client_can_start(method):
+    run = build(method).fit(1, quiet=True)
+    fed = run.federation
+    ctx = fed.context(1, 2)
+    server, payload, done = method.welcome(run.standing.server, {}, ctx)
+    assert done and same(server, run.standing.server)
+    newcomer = dataclasses.replace(client_of(fed.engine.setup, Job(0, 1, {}, {})), id=fed.clients)
+    models = method.start(payload, {}, newcomer)
+    used = models[method.personal(models)]
+    assert list(used) == list(fed.units.names)
+    # It gets what the others learned together, and draws the rest.
+    for name, value in used.items():
+        known = run.standing.server["model"].get(name) if name in payload["model"] else fed.initial[name]
+        assert torch.equal(value, known)
+
+
+@every_method
+def test_a_method_is_described_by_its_options(method):
+    assert dataclasses.is_dataclass(method) and type(method).__dataclass_params__.frozen
+    for field in dataclasses.fields(method):
+        assert field.metadata["meaning"]
+    assert type(method)(**vars(method)) == method
+
+
+def test_methods_that_share_everything_and_never_tune_begin_alike():
+    """The first round of the variants of FedAvg trains the same models on the same batches."""
+    names = ["fedavg", "fedavg-ft", "fedopt", "ditto", "scaffold", "fedlp"]
+    losses = {name: timeless(build(METHODS[name]()).fit(1, quiet=True).records)[0]["train_loss"] for name in names}
+    assert losses["fedavg"] == losses["fedavg-ft"] == losses["fedopt"] == losses["fedlp"]
+    assert losses["scaffold"] == pytest.approx(losses["fedavg"], rel=1e-6)  # its controls are still zero

@@ -1,0 +1,160 @@
+import dataclasses
+
+import pytest
+
+from fedhelix import METHODS, FedAvgFT, FedProx, toml
+from fedhelix.client import Training
+from fedhelix.errors import BadInput
+from fedhelix.runs.config import Config, layered, make_plan, read_plan, versions
+from fedhelix.runs.presets import PRESETS
+from fedhelix.store import RunFolder
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text: str, name: str = "settings.toml"):
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+
+    return write
+
+
+# Layers
+
+
+def test_later_layers_win(write, monkeypatch):
+    monkeypatch.setitem(PRESETS, "test", {"rounds": 1, "epochs": 1, "lr": 1.0, "clients": 1, "batch_size": 1})
+    file = write("epochs = 2\nlr = 0.2\nclients = 2\nbatch_size = 2\n")
+    flags = {"lr": "0.3", "clients": "3", "batch_size": "3", "seed": None}
+    assignments = ["clients=4", "batch-size=4", "batch_size=5"]
+    config = make_plan("fedavg", layered("test", file, flags, assignments)).config
+    assert (config.rounds, config.epochs, config.lr, config.clients, config.batch_size) == (1, 2, 0.3, 4, 5)
+    assert config.seed == 0
+
+
+def test_options_of_the_method_by_either_name(write):
+    file = write("[method]\nmu = 0.2\n")
+    for last, mu in (("method.mu=0.3", 0.3), ("fedprox.mu=0.4", 0.4)):
+        assert (
+            make_plan("fedprox", layered(file=file, assignments=["fedprox.mu=1", "method.mu=2", last])).method.mu == mu
+        )
+    assert make_plan("fedprox", layered(file=file)).method == FedProx(mu=0.2)
+    nested = write("[fedprox]\nmu = 0.5\n")
+    assert make_plan("fedprox", layered(file=nested)).method.mu == 0.5
+    assert make_plan("fedavg", layered(file=nested)).method == METHODS["fedavg"]()
+
+
+def test_what_is_for_one_method_does_not_touch_the_others():
+    values = layered(assignments=["fedprox.mu=0.5", "fedavg-ft.ft.epochs=3"])
+    assert make_plan("fedprox", values).method == FedProx(mu=0.5)
+    assert make_plan("fedavg-ft", values).method == FedAvgFT(ft_epochs=3)
+    assert make_plan("fedavg", values).method == METHODS["fedavg"]()
+
+
+@pytest.mark.parametrize(
+    ("assignment", "sentence"),
+    [
+        ("round=3", "unknown key 'round'; did you mean 'rounds'?"),
+        ("fedprx.lr=3", "unknown key 'fedprx.lr'"),  # must not pass as the learning rate
+        ("method.muu=3", "unknown key of the method fedprox 'muu'; did you mean 'mu'?"),
+        ("method.name=fedavg", "unknown key of the method fedprox 'name'"),
+        ("method=fedavg", "unknown key 'method'"),
+        ("rounds=many", "rounds must be a whole number, not 'many'"),
+        ("rounds=0", "rounds must be at least 1, not 0"),
+        ("valid=0.95", "valid must be at most 0.9, not 0.95"),
+        ("rounds", "--set takes KEY=VALUE, not 'rounds'"),
+        ("=3", "--set takes KEY=VALUE, not '=3'"),
+    ],
+)
+def test_settings_that_cannot_be(assignment, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        make_plan("fedprox", layered(assignments=[assignment]))
+
+
+# Presets
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_valid(name):
+    plan = make_plan("fedavg", layered(name))
+    assert dataclasses.replace(plan.config) == plan.config
+    assert {key: getattr(plan.config, key) for key in PRESETS[name]} == PRESETS[name]
+
+
+def test_the_papers_setting():
+    config = make_plan("fedavg-ft", layered("pfedgpa.fashion-mnist")).config
+    assert (config.clients, config.cohort, config.partition, config.rounds) == (20, 20, "dominant:20", 200)
+    assert (config.epochs, config.batch_size, config.lr, config.momentum, config.weight_decay) == (
+        2,
+        50,
+        0.01,
+        0.5,
+        5e-4,
+    )
+    with pytest.raises(BadInput, match=r"unknown preset 'pfedgpa\.mnist'; did you mean 'pfedgpa\.emnist'?"):
+        layered("pfedgpa.mnist")
+
+
+# Files
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_plan_survives_its_config_toml(name, tmp_path):
+    plan = make_plan(name, {"rounds": 7, "lr": 1e-4, "augment": True, "data_dir": 'a "b"\\c', "cohort": "auto"})
+    RunFolder.create(tmp_path, plan.as_dict())
+    assert read_plan(RunFolder.open(tmp_path).config, tmp_path) == plan
+
+
+def test_the_config_of_a_run_is_a_settings_file(tmp_path):
+    plan = make_plan("fedprox", {"rounds": 7, "method.mu": 0.7})
+    RunFolder.create(tmp_path, plan.as_dict())
+    values = layered(file=tmp_path / "config.toml", flags={"rounds": "8"})
+    again = make_plan("fedprox", values)
+    assert again.method == plan.method and again.config == dataclasses.replace(plan.config, rounds=8)
+    # Another method takes the settings, but not the options of the first one.
+    assert make_plan("ditto", values).method == METHODS["ditto"]()
+
+
+def test_a_newer_or_damaged_file(write, tmp_path):
+    with pytest.raises(BadInput, match=r"settings\.toml' was written by a newer fedhelix \(format 99"):
+        layered(file=write("format = 99\nrounds = 3\n"))
+    with pytest.raises(BadInput, match="is not valid TOML"):
+        layered(file=write("rounds = \n"))
+    with pytest.raises(BadInput, match=r"none\.toml' is missing"):
+        layered(file=tmp_path / "none.toml")
+    with pytest.raises(BadInput, match="describes Python objects"):
+        layered(file=write("library = true\n"))
+    with pytest.raises(BadInput, match=r"unknown key 'rounds\.more'"):
+        make_plan("fedavg", layered(file=write("[rounds]\nmore = 3\n")))
+    with pytest.raises(BadInput, match=r"rounds must be a whole number, not '\[1, 2\]'"):
+        make_plan("fedavg", layered(file=write("rounds = [1, 2]\n")))
+
+
+def test_a_run_from_python_objects_is_resumed_from_python():
+    with pytest.raises(BadInput, match=r"'here' was made from Python objects; resume it with Federation\.fit"):
+        read_plan({"library": True, "method": {"name": "fedavg"}}, "here")
+    with pytest.raises(BadInput, match="'here' does not say which method it ran"):
+        read_plan({"rounds": 3}, "here")
+
+
+def test_the_config_says_what_made_it():
+    found = versions()
+    assert {"fedhelix", "python", "torch", "numpy", "machine"} <= found.keys()
+    assert toml.dumps({"versions": found})
+    assert make_plan("fedavg", {}).as_dict()["versions"] == found
+
+
+def test_the_defaults_are_the_librarys():
+    config = Config()
+    assert {field.name: getattr(config, field.name) for field in dataclasses.fields(Training)} == vars(Training())
+    for field in dataclasses.fields(Config):
+        assert field.metadata["meaning"]
+
+
+def test_a_config_makes_its_federation():
+    plan = make_plan(
+        "fedprox", {"clients": 5, "cohort": 2, "partition": "iid", "valid": 0.2, "model": "linear", "lr": 0.3}
+    )
+    fed = plan.config.federation(plan.method)
+    assert (fed.clients, fed.cohort_size, fed.training.lr, fed.method) == (5, 2, 0.3, FedProx())
+    assert len(fed.splits[0].valid) == round(0.2 * (len(fed.splits[0].valid) + len(fed.splits[0].train)))

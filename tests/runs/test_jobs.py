@@ -1,0 +1,149 @@
+import pytest
+
+from fedhelix import METHODS, FedAvg, toml
+from fedhelix.errors import BadInput
+from fedhelix.runs import jobs
+from fedhelix.runs.config import make_plan
+from helpers import checkpoint, on_disk, same
+
+SMALL = {"clients": 6, "cohort": 3, "rounds": 2, "epochs": 1, "batch_size": 64, "model": "mlp", "engine": "serial"}
+
+
+def test_a_started_run_can_be_resumed_to_the_end(tmp_path):
+    done = jobs.start(make_plan("fedper", SMALL), tmp_path / "run", quiet=True)
+    before = on_disk(tmp_path / "run"), done.summary
+    again = jobs.resume(tmp_path / "run", quiet=True)  # nothing is left to do
+    assert (on_disk(tmp_path / "run"), again.summary) == before
+    assert not (tmp_path / "run" / "lock").exists()
+
+
+def test_resuming_what_is_no_run(tmp_path):
+    with pytest.raises(BadInput, match=r"is not a run: it holds no config\.toml"):
+        jobs.resume(tmp_path)
+
+
+def test_a_comparison_runs_every_method_with_every_seed_on_the_same_cohorts(tmp_path):
+    folders = jobs.compare(["fedavg", "fedper"], {**SMALL, "seed": 4}, 2, tmp_path / "c", quiet=True)
+    names = ["fedavg-seed4", "fedper-seed4", "fedavg-seed5", "fedper-seed5"]
+    assert [folder.path.name for folder in folders] == names
+    assert all(folder.summary["complete"] for folder in folders)
+    cohorts = [[record["participants"] for record in folder.records()] for folder in folders]
+    assert cohorts[0] == cohorts[1] and cohorts[2] == cohorts[3] and cohorts[0] != cohorts[2]
+    assert [folder.summary["seed"] for folder in folders] == [4, 4, 5, 5]
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == sorted(["comparison.toml", *names])
+
+
+def test_a_stopped_comparison_goes_on_and_leaves_the_finished_runs_alone(tmp_path, monkeypatch):
+    methods, out = ["fedavg", "fedrep", "local"], tmp_path / "c"
+    jobs.compare(methods, SMALL, 1, tmp_path / "straight", quiet=True)
+
+    class Killed(Exception):
+        pass
+
+    seen = []
+    merge = FedAvg.merge
+
+    def dies_in_the_second_run(self, server, uploads, weights, ctx):
+        seen.append((self.name, ctx.round))
+        if (self.name, ctx.round) == ("fedrep", 1):
+            raise Killed
+        return merge(self, server, uploads, weights, ctx)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FedAvg, "merge", dies_in_the_second_run)
+        with pytest.raises(Killed):
+            jobs.compare(methods, SMALL, 1, out, quiet=True)
+    assert seen == [("fedavg", 0), ("fedavg", 1), ("fedrep", 0), ("fedrep", 1)]
+    finished = [out / "fedavg-seed0" / name for name in ("metrics.jsonl", "summary.json")]
+    written = [path.stat().st_mtime_ns for path in finished]
+    assert jobs.is_comparison(out) and not jobs.is_comparison(out / "fedavg-seed0")
+
+    jobs.resume_comparison(out, quiet=True)
+    assert [path.stat().st_mtime_ns for path in finished] == written
+    for name in methods:
+        run = f"{name}-seed0"
+        assert on_disk(out / run) == on_disk(tmp_path / "straight" / run)
+        assert same(checkpoint(out / run), checkpoint(tmp_path / "straight" / run))
+
+
+def test_a_run_without_its_summary_is_summed_up_again(tmp_path):
+    jobs.compare(["fedavg", "local"], SMALL, 1, tmp_path / "c", quiet=True)
+    summary = tmp_path / "c" / "local-seed0" / "summary.json"
+    content = summary.read_text()
+    summary.unlink()
+    jobs.compare(["fedavg", "local"], SMALL, 1, tmp_path / "c", quiet=True)
+    assert summary.read_text() == content
+
+
+def test_a_folder_belongs_to_one_comparison(tmp_path):
+    jobs.compare(["fedavg"], SMALL, 1, tmp_path / "c", quiet=True)
+    for methods, values, seeds in (
+        (["local"], SMALL, 1),
+        (["fedavg"], {**SMALL, "lr": 0.2}, 1),
+        (["fedavg"], SMALL, 2),
+    ):
+        with pytest.raises(BadInput, match="holds another comparison; choose another folder"):
+            jobs.compare(methods, values, seeds, tmp_path / "c", quiet=True)
+    with pytest.raises(BadInput, match="is not empty"):
+        jobs.compare(["fedavg"], SMALL, 1, tmp_path, quiet=True)
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput, match="is a file or lies below one"):
+        jobs.compare(["fedavg"], SMALL, 1, tmp_path / "file" / "c", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("methods", "values", "seeds", "sentence"),
+    [
+        (["fedavg", "fedavg"], {}, 1, "'fedavg' is named twice; a comparison needs different methods"),
+        (["fedavg"], {}, 0, "seeds must be at least 1, not 0"),
+        (["fedavg", "fedbn"], {}, 1, "fedbn needs a model with BatchNorm"),
+        (["fedavg", "fedprox"], {"fedprox.muu": 1}, 1, "unknown key of the method fedprox 'muu'"),
+        (["fedavg", "local"], {"method.mu": 1}, 1, "unknown key of the method fedavg 'mu'"),
+    ],
+)
+def test_every_mistake_shows_before_the_first_round(methods, values, seeds, sentence, tmp_path):
+    with pytest.raises(BadInput, match=sentence):
+        jobs.compare(methods, SMALL | values, seeds, tmp_path / "c", quiet=True)
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("key", ["methods", "settings", "seeds"])
+def test_a_damaged_note(tmp_path, key):
+    note = {"methods": ["fedavg"], "settings": {}, "seeds": 1, key: "damaged"}
+    (tmp_path / "comparison.toml").write_text(toml.dumps(note))
+    with pytest.raises(BadInput, match=rf"comparison\.toml' is damaged: it lacks its {key}"):
+        jobs.resume_comparison(tmp_path)
+
+
+MINE = """
+from dataclasses import dataclass
+from fedhelix import FedAvg, register
+
+@register("mine")
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    rate: float = 1.0
+
+@register("other")
+@dataclass(frozen=True)
+class Other(FedAvg):
+    pass
+"""
+
+
+def test_methods_of_one_file_side_by_side(tmp_path, monkeypatch):
+    for name in ("mine", "other"):
+        monkeypatch.setitem(METHODS, name, None)  # so that they are forgotten afterwards
+    (tmp_path / "mine.py").write_text(MINE)
+    specs = [f"{tmp_path / 'mine.py'}:{name}" for name in ("mine", "other")]
+    folders = jobs.compare(["fedavg", *specs], {**SMALL, "rounds": 1, "mine.rate": 3}, 1, tmp_path / "c", quiet=True)
+    assert [folder.path.name for folder in folders] == ["fedavg-seed0", "mine-seed0", "other-seed0"]
+    assert folders[1].summary["options"] == {"rate": 3.0}
+    assert [folder.summary["method"] for folder in folders] == ["fedavg", "mine", "other"]
+
+
+def test_a_free_folder_is_never_one_that_exists(tmp_path):
+    assert jobs.free_folder("run", tmp_path) == tmp_path / "run"
+    for name in ("run", "run-2"):
+        (tmp_path / name).mkdir()
+    assert jobs.free_folder("run", tmp_path) == tmp_path / "run-3"

@@ -1,0 +1,57 @@
+import re
+
+import pytest
+import torch
+
+from fedhelix.channel import LARGEST, receive, refusal
+from fedhelix.client import Outcome
+
+INITIAL = {"w": torch.zeros(3, 2), "n": torch.tensor(0)}
+
+
+def outcome(client: int, upload: dict) -> Outcome:
+    return Outcome(client, 10 * client, upload, {}, 0.5)
+
+
+def whole(value: float = 1.0) -> dict:
+    return {"model": {"w": torch.full((3, 2), value), "n": torch.tensor(4)}}
+
+
+@pytest.mark.parametrize(
+    ("upload", "reason"),
+    [
+        (whole(float("nan")), "not finite"),
+        (whole(float("inf")), "not finite"),
+        ({"model": {"w": torch.tensor([[float("inf"), -float("inf")], [0, 0], [0, 0]])}}, "not finite"),
+        ({**whole(), "control": {"w": torch.tensor([float("nan")])}}, "not finite"),
+        ({"model": {"w": torch.zeros(2, 3)}}, r"has shape \(2, 3\) for 'w' instead of \(3, 2\)"),
+        ({"model": {"w": torch.zeros(3, 1)}}, r"has shape \(3, 1\)"),
+        ({"model": {"spy": torch.zeros(1)}}, "has an unknown entry 'spy'"),
+        ({**whole(), "junk": torch.zeros(7 * LARGEST)}, f"weighs more than {LARGEST} models"),
+    ],
+)
+def test_a_bad_upload_is_refused_with_its_reason(upload, reason):
+    uploads, refused = receive([outcome(3, whole()), outcome(1, upload)], INITIAL)
+    assert [upload.client for upload in uploads] == [3]
+    assert list(refused) == ["1"]
+    assert re.search(reason, refused["1"])
+
+
+def test_good_uploads_arrive_in_the_order_of_the_clients():
+    uploads, refused = receive([outcome(5, whole(5.0)), outcome(2, whole(2.0))], INITIAL)
+    assert refused == {}
+    assert [(upload.client, upload.samples, upload.tree["model"]["w"][0, 0].item()) for upload in uploads] == [
+        (2, 20, 2.0),
+        (5, 50, 5.0),
+    ]
+
+
+def test_large_numbers_are_numbers():
+    assert receive([outcome(1, whole(3e38))], INITIAL)[1] == {}
+    assert receive([], INITIAL) == ([], {})
+
+
+def test_a_part_of_the_model_and_nothing_at_all_are_fine():
+    assert refusal({"model": {"n": torch.tensor(1)}}, INITIAL) is None
+    assert refusal({"model": {}}, INITIAL) is None
+    assert refusal({}, INITIAL) is None

@@ -1,0 +1,250 @@
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parameters_to_vector
+
+from fedhelix import FedAvg, FedAvgFT, FedBABU, FedRep, Phase, from_arrays, from_clients, partition
+from fedhelix.client import (
+    Job,
+    Training,
+    client_of,
+    gather,
+    personal_model,
+    plan,
+    sgd_step,
+    work,
+)
+from fedhelix.errors import BadInput
+from fedhelix.tree import clone
+from helpers import close, same, small
+
+
+def job_for(fed, client: int = 0, round: int = 0, own: dict | None = None) -> Job:
+    server, _ = fed.method.begin({}, fed.context(0, 1))
+    return Job(client, round, fed.method.download(server, client, fed.context(round, 1)), own or {})
+
+
+def batches(fed, job: Job, phase: Phase, purpose: str = "batches", index: int = 0) -> list[torch.Tensor]:
+    return [samples for samples, _ in plan(fed.engine.setup, job, phase, purpose, index).steps()]
+
+
+def by_hand(fed, job: Job, parts: list[tuple[str, int]], purpose: str = "batches") -> dict[str, torch.Tensor]:
+    """A client's training as anybody would write it in plain PyTorch, on the same batches."""
+    setup, options = fed.engine.setup, fed.training
+    model = copy.deepcopy(setup.module).train()
+    model.load_state_dict({**fed.initial, **job.own.get("model", {}), **job.payload["model"]})
+    trained = {"all": fed.units.names, "head": fed.units.head, "body": fed.units.body}
+    for index, (part, epochs) in enumerate(parts):
+        chosen = [value for name, value in model.named_parameters() if name in trained[part]]
+        lr = options.lr * options.lr_decay**job.round
+        optimiser = torch.optim.SGD(chosen, lr, options.momentum, weight_decay=options.weight_decay)
+        for samples in batches(fed, job, Phase(part, epochs), purpose, index):
+            model.zero_grad()
+            F.cross_entropy(model(fed.data.prepare(fed.data.x[samples])), fed.data.y[samples]).backward()
+            optimiser.step()
+    return model.state_dict()
+
+
+# The optimiser
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_a_step_is_that_of_torch_sgd(momentum, weight_decay):
+    torch.manual_seed(0)
+    theirs = [nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(3))]
+    ours = [value.detach().clone() for value in theirs]
+    velocity = [torch.zeros_like(value) for value in ours]
+    optimiser = torch.optim.SGD(theirs, 0.1, momentum, weight_decay=weight_decay)
+    for _ in range(5):
+        grads = [torch.randn_like(value) for value in ours]
+        for value, grad in zip(theirs, grads, strict=True):
+            value.grad = grad.clone()
+        optimiser.step()
+        sgd_step(ours, grads, velocity, 0.1, Training(momentum=momentum, weight_decay=weight_decay))
+    assert torch.allclose(parameters_to_vector(ours), parameters_to_vector(theirs), rtol=1e-6, atol=1e-7)
+
+
+# Batches
+
+
+def test_every_epoch_visits_every_sample_once():
+    fed = small(batch_size=16)
+    own = np.sort(fed.splits[2].train)
+    found = batches(fed, job_for(fed, 2), Phase(epochs=3))
+    per_epoch = -(-len(own) // 16)
+    assert len(found) == 3 * per_epoch
+    epochs = [torch.cat(found[at : at + per_epoch]) for at in range(0, len(found), per_epoch)]
+    for epoch in epochs:
+        assert np.array_equal(np.sort(epoch), own)
+    assert not torch.equal(epochs[0], epochs[1])
+    assert all(len(batch) == 16 for batch in found[: per_epoch - 1])
+
+
+def test_batches_follow_from_seed_purpose_round_and_client():
+    fed = small()
+    first = torch.cat(batches(fed, job_for(fed), Phase()))
+    assert torch.equal(first, torch.cat(batches(fed, job_for(fed), Phase())))
+    for other in (
+        batches(fed, job_for(fed, round=1), Phase()),
+        batches(fed, job_for(fed), Phase(), "tune"),
+        batches(fed, job_for(fed), Phase(), index=1),
+    ):
+        assert not torch.equal(first, torch.cat(other))
+    other_seed = small(partition=partition.iid(6), seed=1), small(partition=partition.iid(6), seed=2)
+    orders = [np.argsort(torch.cat(batches(some, job_for(some), Phase())).numpy()) for some in other_seed]
+    assert not np.array_equal(*orders)
+
+
+def test_a_phase_may_set_its_own_epochs():
+    fed = small(epochs=4)
+    one, usual = (len(batches(fed, job_for(fed), phase)) for phase in (Phase(epochs=1), Phase()))
+    assert usual == 4 * one
+    assert batches(fed, job_for(fed), Phase(epochs=0)) == []
+
+
+def with_one_left_over(model: str):
+    data = from_arrays(torch.randn(9, 1, 8, 8), torch.arange(9) % 2, torch.randn(4, 1, 8, 8), torch.arange(4) % 2)
+    return small(model=model, data=data, partition=partition.iid(1, valid=0), cohort=1, batch_size=4)
+
+
+def test_batchnorm_never_sees_a_single_sample():
+    sizes = {
+        model: [len(samples) for samples in batches(fed, job_for(fed), Phase(epochs=2))]
+        for model in ("digits-cnn", "digits-bn-cnn")
+        for fed in [with_one_left_over(model)]
+    }
+    assert sizes == {"digits-cnn": [4, 4, 1, 4, 4, 1], "digits-bn-cnn": [4, 4, 4, 4]}
+    with_one_left_over("digits-bn-cnn").fit(1, quiet=True)
+
+
+def test_a_client_with_one_sample_cannot_have_batchnorm():
+    pictures = torch.randn(6, 1, 8, 8)
+    parts = [(pictures[:1], torch.zeros(1, dtype=torch.long)), (pictures[1:], torch.arange(5) % 2)]
+    data = from_clients(parts, test=(torch.randn(4, 1, 8, 8), torch.arange(4) % 2))
+    fed = small(model="digits-bn-cnn", data=data, partition=partition.natural(valid=0), cohort=2)
+    with pytest.raises(BadInput, match="client 0 has one training sample, but BatchNorm needs two"):
+        fed.fit(1, quiet=True)
+
+
+def test_augmentation_moves_the_pictures_and_nothing_else():
+    plain, moved = small(model="mlp"), small(model="mlp", augment=True)
+    setup = moved.engine.setup
+    samples, crops = next(iter(plan(setup, job_for(moved), Phase(), "batches").steps()))
+    assert (
+        crops is not None
+        and next(iter(plan(plain.engine.setup, job_for(plain), Phase(), "batches").steps()))[1] is None
+    )
+    batch, untouched = gather(setup, samples, crops), gather(setup, samples, None)
+    assert torch.equal(batch.y, untouched.y) and batch.x.shape == untouched.x.shape
+    assert not torch.equal(batch.x, untouched.x)
+
+
+# A client's round
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "parts"),
+    [
+        (FedAvg(), "digits-cnn", [("all", 2)]),
+        (FedAvg(), "digits-bn-cnn", [("all", 2)]),
+        (FedRep(head_epochs=2), "digits-cnn", [("head", 2), ("body", 1)]),
+        (FedBABU(), "digits-cnn", [("body", 2)]),
+    ],
+    ids=["fedavg", "fedavg-bn", "fedrep", "fedbabu"],
+)
+def test_a_round_is_a_plain_pytorch_loop(method, model, parts):
+    fed = small(method, model, epochs=2, lr=0.05, lr_decay=0.5, momentum=0.9, weight_decay=1e-3, batch_size=32)
+    job = job_for(fed, client=1, round=2)
+    outcome = work(fed.engine.setup, job)
+    ours = {**outcome.own.get("model", {}), **outcome.upload["model"]}
+    assert close({name: ours[name] for name in fed.units.names}, by_hand(fed, job, parts))
+    assert outcome.samples == len(fed.splits[1].train)
+
+
+def test_the_loss_of_a_round_is_the_mean_over_its_steps():
+    fed = small(lr=1e-12)
+    job = job_for(fed)
+    model = fed.engine.setup.module
+    losses = [
+        F.cross_entropy(model(fed.data.prepare(fed.data.x[samples])), fed.data.y[samples]).item()
+        for samples in batches(fed, job, Phase())
+    ]
+    assert work(fed.engine.setup, job).loss == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+@pytest.mark.parametrize(("phase", "frozen"), [(Phase("head", 1), "body"), (Phase("body", 1), "head")])
+def test_a_phase_changes_its_part_only(phase, frozen):
+    class OnePart(FedAvg):
+        def phases(self, client):
+            return (phase,)
+
+    fed = small(OnePart(), "digits-cnn")
+    trained = work(fed.engine.setup, job_for(fed)).upload["model"]
+    still = set(getattr(fed.units, frozen))
+    for name in fed.units.names:
+        assert torch.equal(trained[name], fed.initial[name]) == (name in still), name
+
+
+def test_work_changes_nothing_that_it_was_given():
+    fed = small(model="digits-bn-cnn")
+    job = job_for(fed)
+    before, module = clone(job.payload["model"]), clone(fed.engine.setup.module.state_dict())
+    work(fed.engine.setup, job)
+    personal_model(fed.engine.setup, job)
+    assert same(job.payload["model"], before) and same(fed.engine.setup.module.state_dict(), module)
+    assert not any(value.requires_grad for value in job.payload["model"].values())
+
+
+def test_a_frozen_parameter_of_the_users_model_stays_frozen():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+    model[1].weight.requires_grad_(False)
+    fed = small(model=model)
+    trained = work(fed.engine.setup, job_for(fed)).upload["model"]
+    assert torch.equal(trained["1.weight"], model[1].weight)
+    assert not torch.equal(trained["3.weight"], model[3].weight)
+
+
+# What a client knows
+
+
+def test_a_client_sees_its_own_samples_and_this_rounds_rate():
+    fed = small(lr=0.4, lr_decay=0.5)
+    client = client_of(fed.engine.setup, job_for(fed, client=3, round=2))
+    own = fed.splits[3].train
+    assert torch.equal(client.inputs(), fed.data.prepare(fed.data.x[own]))
+    assert torch.equal(client.targets(), fed.data.y[own])
+    assert (client.samples, client.lr) == (len(own), 0.1)
+
+
+def test_gradients_are_those_of_the_loss():
+    fed = small(batch_size=10_000)
+    client = client_of(fed.engine.setup, job_for(fed))
+    (found,) = client.gradients(fed.initial)
+    model = copy.deepcopy(fed.engine.setup.module)
+    F.cross_entropy(model(client.inputs()), client.targets()).backward()
+    assert close(found, {name: value.grad for name, value in model.named_parameters()}, 1e-5)
+
+
+# Models in use
+
+
+def test_tuning_is_training_for_use_only():
+    fed = small(FedAvgFT(ft_epochs=2), "digits-cnn")
+    job = job_for(fed, client=4)
+    tuned = personal_model(fed.engine.setup, job)
+    assert close(tuned, by_hand(fed, job, [("all", 2)], "tune"))
+    assert not same(tuned, fed.initial)
+
+
+@pytest.mark.parametrize("kind", [FedAvgFT, FedBABU])
+def test_tuning_never_changes_what_is_sent_or_kept(kind):
+    rounds = [small(kind(ft_epochs=epochs), "mlp").fit(2, quiet=True) for epochs in (0, 2)]
+    assert same(*(run.standing.server for run in rounds))
+    assert rounds[0].standing.own.keys() == rounds[1].standing.own.keys()
+    assert all(same(rounds[0].standing.own[i], rounds[1].standing.own[i]) for i in rounds[0].standing.own)
+    assert rounds[0].records[-1]["personal"] != rounds[1].records[-1]["personal"]

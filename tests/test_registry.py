@@ -1,0 +1,104 @@
+import sys
+
+import pytest
+
+import fedhelix
+from fedhelix import METHODS, FedProx
+from fedhelix.errors import BadInput
+from fedhelix.registry import make, method_type
+
+ISSUED = {
+    "fedavg", "fedavg-ft", "local", "fedbn", "fedper", "fedrep", "lg-fedavg", "fedbabu", "partialfed", "fedfina",
+    "fedlg", "fedlp", "fedprox", "scaffold", "fedopt", "ditto",
+}  # fmt: skip
+
+MINE = """
+from __future__ import annotations
+from dataclasses import dataclass
+from typing import Literal
+from fedhelix import FedAvg, register
+from fedhelix.options import option
+
+@register("{name}")
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    '''Mine.'''
+    speed: Literal["slow", "fast"] = option("slow", "how fast")
+"""
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """A registry that forgets what a test registers."""
+    before = dict(METHODS)
+    yield METHODS
+    METHODS.clear()
+    METHODS.update(before)
+
+
+@pytest.fixture
+def write(tmp_path, registry):
+    def write(text: str, name: str = "mine.py") -> str:
+        (tmp_path / name).write_text(text)
+        return str(tmp_path / name)
+
+    return write
+
+
+def test_every_method_is_there_with_words_and_a_source():
+    assert METHODS.keys() >= ISSUED
+    for name, kind in METHODS.items():
+        assert kind.name == name and kind.paper and kind.__doc__
+        assert getattr(fedhelix, kind.__name__) is kind
+        assert kind() == make(name)  # every option has a default
+
+
+def test_unknown_methods():
+    assert method_type("fedprox") is FedProx
+    with pytest.raises(BadInput, match="unknown method 'fedprx'; did you mean 'fedprox'"):
+        make("fedprx")
+    with pytest.raises(BadInput, match="unknown method 'xyz'; there are: ditto, fedavg,"):
+        make("xyz")
+
+
+def test_a_method_from_a_file(write):
+    path = write(MINE.format(name="mine"))
+    assert make(path, {"speed": "fast"}).speed == "fast"
+    assert make(path).name == "mine"  # once more: a resumed run reads it again
+    with pytest.raises(BadInput, match="speed must be one of slow, fast, not 'warp'"):
+        make(path, {"speed": "warp"})
+
+
+def test_a_file_may_have_any_name(write):
+    """A file called random.py must not stand in for Python's own module."""
+    import random
+
+    make(write(MINE.format(name="mine"), "random.py"))
+    assert sys.modules["random"] is random
+
+
+def test_one_of_several_methods_in_a_file(write):
+    path = write(MINE.format(name="one") + MINE.format(name="two").replace("from __future__ import annotations", ""))
+    assert method_type(f"{path}:two").name == "two"
+    with pytest.raises(BadInput, match=r"registers 2 methods; name one as .*mine\.py:NAME"):
+        method_type(path)
+    with pytest.raises(BadInput, match=r"unknown method in .*mine\.py' 'three'; there are: one, two"):
+        method_type(f"{path}:three")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("x = 1", "registers 0 methods"),
+        ("1 +", "cannot be imported: SyntaxError"),
+        ("import no_such_module", "cannot be imported: ModuleNotFoundError"),
+    ],
+)
+def test_files_without_a_method(write, text, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        method_type(write(text))
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(BadInput, match=r"there is no file '.*none\.py' to take a method from"):
+        method_type(str(tmp_path / "none.py"))
