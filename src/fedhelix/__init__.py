@@ -6,7 +6,7 @@ from fedhelix.data import Dataset, from_arrays, from_clients, load
 from fedhelix.data import partitions as partition
 from fedhelix.errors import BadInput
 from fedhelix.federation import Federation, Run
-from fedhelix.method import Batch, Client, Context, Local, Method, Phase, Upload
+from fedhelix.method import Batch, Client, Context, Local, LocalRound, Method, Phase, Upload
 from fedhelix.methods import (
     Ditto,
     FedAvg,
@@ -25,6 +25,7 @@ from fedhelix.methods import (
     PartialFed,
     Scaffold,
 )
+from fedhelix.options import option
 from fedhelix.registry import METHODS, register
 
 try:
@@ -55,6 +56,7 @@ __all__ = [
     "LGFedAvg",
     "Local",
     "LocalOnly",
+    "LocalRound",
     "Method",
     "PartialFed",
     "Phase",
@@ -64,6 +66,7 @@ __all__ = [
     "from_arrays",
     "from_clients",
     "load",
+    "option",
     "partition",
     "register",
 ]

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import click
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedhelix import METHODS, __version__, models
@@ -182,7 +183,9 @@ def data(
         return
     table = Table("data set", "here", "where, or how to get it", box=None, padding=(0, 2))
     for item in found:
-        table.add_row(item.name, "[green]yes[/]" if item.found else "[yellow]no[/]", str(item.found or item.how))
+        table.add_row(
+            item.name, "[green]yes[/]" if item.found else "[yellow]no[/]", escape(str(item.found or item.how))
+        )
     console.print(table)
 
 
@@ -243,7 +246,8 @@ def show_comparison(folder: Path, folders: list[RunFolder], as_json: bool) -> No
     if as_json:
         print(table.reset_index().to_json(orient="records", indent=2))
         return
-    console.print(render(table))
+    wide = console if console.is_terminal else Console(width=160)
+    wide.print(render(table))
     console.print(f"picture: {picture}\nruns:    {folder}", highlight=False)
 
 

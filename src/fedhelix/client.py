@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedhelix.data import Dataset, Split, crop_and_flip, draw_crops
-from fedhelix.errors import BadInput
-from fedhelix.method import Batch, Client, LocalRound, Method, Phase
+from fedhelix.method import Batch, Client, Local, LocalRound, Method, Phase
 from fedhelix.options import Checked, option
 from fedhelix.seeds import draw, key, seeded
 from fedhelix.task import Task, judge
@@ -57,6 +56,11 @@ class Setup:
     task: Task
     seed: int
     device: torch.device
+
+    @cached_property
+    def architecture(self) -> str:
+        """Equal for networks that can be stacked."""
+        return str(self.module)
 
 
 Pool = Literal["train", "test"]
@@ -110,9 +114,11 @@ def client_of(setup: Setup, job: Job) -> Client:
     def gradients(state: State) -> Iterator[State]:
         names = setup.units.parameters
         setup.module.train()
-        for samples, crops in plan(setup, job, Phase(epochs=1), "gradients").steps():
+        for row, (samples, crops) in enumerate(plan(setup, job, Phase(epochs=1), "gradients").steps()):
             leaves = {name: state[name].detach().clone().requires_grad_() for name in names}
-            loss = risk(setup, {**{k: v.clone() for k, v in state.items()}, **leaves}, gather(setup, samples, crops))
+            model = {**{name: value.clone() for name, value in state.items()}, **leaves}
+            with seeded(key(setup.seed, "noise-gradients", job.round, job.client, row), setup.device):
+                loss = risk(setup, model, gather(setup, samples, crops))
             yield dict(zip(names, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
     return Client(
@@ -135,8 +141,6 @@ def plan(setup: Setup, job: Job, phase: Phase, purpose: str, index: int = 0) -> 
     indices = torch.from_numpy(setup.splits[job.client].train)
     epochs = setup.training.epochs if phase.epochs is None else phase.epochs
     count, size = len(indices), setup.training.batch_size
-    if setup.units.norm and count < 2:
-        raise BadInput(f"client {job.client} has one training sample, but BatchNorm needs two; use larger clients.")
     generator = draw(setup.seed, f"{purpose}-{index}", job.round, job.client)
     sizes = [min(size, count - at) for at in range(0, count, size)]
     if setup.units.norm and sizes[-1] == 1:
@@ -167,10 +171,14 @@ def gather(setup: Setup, samples: Tensor, crops: Tensor | None) -> Batch:
 
 def risk(setup: Setup, params: Mapping[str, Tensor], batch: Batch) -> Tensor:
     """The mean loss of a model on a batch. BatchNorm statistics in `params` are brought up to date in place."""
+    return setup.task.risk(forward(setup, params, batch.x), batch.y, batch.mask)
+
+
+def forward(setup: Setup, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """A model's outputs for prepared samples, in the precision of the training."""
     half = setup.training.precision == "bfloat16"
     with torch.autocast(setup.device.type, torch.bfloat16) if half else nullcontext():
-        output = functional_call(setup.module, dict(params), (batch.x,))
-    return setup.task.risk(output.float(), batch.y, batch.mask)
+        return functional_call(setup.module, dict(params), (x,)).float()
 
 
 def part_of(units: Units, part: str) -> list[str]:
@@ -201,10 +209,11 @@ def train(setup: Setup, job: Job, local: LocalRound, index: int, purpose: str) -
     velocity = [torch.zeros_like(leaf) for leaf in leaves]
     lr = setup.training.lr * setup.training.lr_decay**job.round
     steps = plan(setup, job, local.phase, purpose, index)
+    view = Local(local.anchor, local.phase, local.units, local.risk, local.outputs)
     total = torch.zeros((), device=setup.device)
     with seeded(key(setup.seed, f"noise-{purpose}-{index}", job.round, job.client), setup.device):
         for samples, crops in steps.steps():
-            loss = setup.method.loss(model, gather(setup, samples, crops), local)
+            loss = setup.method.loss(model, gather(setup, samples, crops), view)
             found = torch.autograd.grad(loss, leaves, allow_unused=True)
             grads = [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, found, strict=True)]
             with torch.no_grad():
@@ -235,6 +244,7 @@ def open_round(setup: Setup, job: Job) -> LocalRound:
         phase=Phase(),
         units=setup.units,
         risk=partial(risk, setup),
+        outputs=partial(forward, setup),
         client=client,
         payload=job.payload,
         own=job.own,

@@ -18,5 +18,5 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> BadInput:
     """An error for a name that does not exist, with the nearest one that does."""
     names = sorted(known)
     close = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)
-    hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(names)}."
+    hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(names) or 'none'}."
     return BadInput(f"unknown {kind} '{name}'; {hint}")

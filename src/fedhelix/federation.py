@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from fedhelix import models, seeds
+from fedhelix import models, seeds, toml
 from fedhelix.channel import receive
 from fedhelix.client import Job, Setup, Training
 from fedhelix.data import Dataset, Partition, from_clients, load, partitions
@@ -24,7 +24,7 @@ from fedhelix.engines import Engine, engine_for
 from fedhelix.errors import BadInput
 from fedhelix.method import Context, Method
 from fedhelix.methods import FedAvg
-from fedhelix.options import build
+from fedhelix.options import build, convert
 from fedhelix.progress import Progress
 from fedhelix.records import Record, summarise
 from fedhelix.store import RunFolder
@@ -41,6 +41,7 @@ class Standing:
     server: Tree
     own: dict[int, Tree]
     changed: set[int] = field(default_factory=set)  # clients whose state is newer than the last checkpoint
+    greeting_bytes: int = 0  # of hellos and replies, until the first round has reported them
 
 
 class Federation:
@@ -90,6 +91,8 @@ class Federation:
         models.check_fits(module, example, outputs)
         self.units = Units.of(module, example)
         self.method.check(self.units)
+        if self.units.norm and min(len(split.train) for split in self.splits) < 2:
+            raise BadInput("a client has only one training sample, but BatchNorm needs two; use larger clients.")
         module = module.to(self.device)
         state = module.state_dict()
         self.initial: State = {name: state[name].detach().clone() for name in self.units.names}
@@ -105,7 +108,7 @@ class Federation:
         self, rounds: int, since: Standing | None = None, eval_every: int = 1
     ) -> Iterator[tuple[Record, Standing]]:
         """THE round loop: yields a record and the new standing after every round."""
-        standing = since or self.begin(rounds)
+        standing = since if since is not None else self.begin(rounds)
         for t in range(standing.round, rounds):
             clock, ctx, method = time.perf_counter(), self.context(t, rounds), self.method
             workers = method.workers(self.cohort(t), ctx)
@@ -115,6 +118,7 @@ class Federation:
             server = standing.server
             if uploads:
                 server = method.merge(server, uploads, method.weigh(server, uploads, ctx), ctx)
+            greeting = standing.greeting_bytes
             standing = Standing(
                 t + 1,
                 server,
@@ -126,7 +130,7 @@ class Federation:
                 "train_loss": float(np.mean([outcome.loss for outcome in outcomes])),
                 "uplink_bytes": sum(payload_bytes(outcome.upload) for outcome in outcomes),
                 "downlink_bytes": sum(payload_bytes(payload) for payload in payloads.values()),
-                "other_bytes": 0,
+                "other_bytes": greeting,
                 "participants": list(workers),
                 "refused": refused,
                 "notes": ctx.notes,
@@ -142,7 +146,8 @@ class Federation:
         greets = type(self.method).hello is not Method.hello
         hellos = self.engine.hello([Job(i, 0, {}, {}) for i in range(self.clients)]) if greets else {}
         server, replies = self.method.begin(hellos, ctx)
-        return Standing(0, server, dict(replies), set(replies))
+        said = sum(payload_bytes(tree) for trees in (hellos, replies) for tree in trees.values())
+        return Standing(0, server, dict(replies), set(replies), said)
 
     def cohort(self, t: int) -> list[int]:
         """The clients sampled in round t: the same for every method with this seed."""
@@ -169,12 +174,16 @@ class Federation:
         if not scores:
             return record
         tests, losses, valids = (np.array(column) for column in zip(*scores, strict=True))
-        record.setdefault("loss", float(np.nanmean(losses)))
-        record[f"personal_{name}"] = float(np.nanmean(tests))
-        record["personal_p10"] = float(np.nanpercentile(tests, 10))
+        # Clients without test or validation samples have no say; one whose model has diverged does.
+        tested = np.array([len(self.splits[client].test) > 0 for client in self.judged])
+        checked = np.array([len(self.splits[client].valid) > 0 for client in self.judged])
         record["personal"] = [float(test) for test in tests]
-        if not np.isnan(valids).all():
-            record[f"valid_{name}"] = float(np.nanmean(valids))
+        if tested.any():
+            record.setdefault("loss", float(losses[tested].mean()))
+            record[f"personal_{name}"] = float(tests[tested].mean())
+            record["personal_p10"] = float(np.percentile(tests[tested], 10))
+        if checked.any():
+            record[f"valid_{name}"] = float(valids[checked].mean())
         return record
 
     def _jobs(self, standing: Standing, clients: Sequence[int], ctx: Context) -> list[Job]:
@@ -198,16 +207,20 @@ class Federation:
     ) -> Run:
         """Train for some rounds with live progress; with `out`, into a run folder that can be resumed."""
         for name, value in (("rounds", rounds), ("eval_every", eval_every), ("checkpoint_every", checkpoint_every)):
-            if value < 1:
+            if convert(name, value, int) < 1:
                 raise BadInput(f"{name} must be at least 1, not {value}.")
-        run = Run(self, [], self.begin(rounds))
+        run = Run(self, [], Standing(0, {}, {}))
         with ExitStack() as stack:
             if out is not None:
                 run.folder = RunFolder.open(out) if resume else RunFolder.create(out, config or self.describe(rounds))
                 stack.enter_context(run.folder)
                 restored = run.folder.restore(str(self.device)) if resume else None
+                if resume:
+                    self._check_same(run.folder)
                 if restored is not None:
                     run.records, run.standing = run.folder.records(), Standing(*restored)
+            if not run.standing.round:
+                run.standing = self.begin(rounds)
             progress = stack.enter_context(Progress(rounds, title or self.method.name, run.standing.round, quiet))
             for record in run.records:
                 progress.update(record)
@@ -228,6 +241,13 @@ class Federation:
             if run.folder is not None:
                 run.folder.write_summary(run.summary)
         return run
+
+    def _check_same(self, folder: RunFolder) -> None:
+        """A run from Python objects can only be resumed by a federation that describes itself in the same way."""
+        mine, its = toml.loads(toml.dumps(self.describe(1))), folder.config
+        for key in mine if its.get("library") else ():
+            if key != "rounds" and mine[key] != its.get(key):
+                raise BadInput(f"'{folder.path}' was run with {key} = {its.get(key)}, not {mine[key]}.")
 
     def _checkpoint(self, run: Run) -> None:
         if run.folder is not None and run.standing.round:
@@ -259,6 +279,9 @@ class Federation:
             "seed": self.seed,
         }
 
+    def __repr__(self) -> str:
+        return f"Federation({self.data.name}, {self.clients} clients, {self.method}, seed={self.seed})"
+
     def close(self) -> None:
         """Give back what the engine holds."""
         self.engine.close()
@@ -269,8 +292,8 @@ class Run:
     """A finished run: its records, and the models that came out of it."""
 
     federation: Federation
-    records: list[Record]
-    standing: Standing
+    records: list[Record] = field(repr=False)
+    standing: Standing = field(repr=False)
     folder: RunFolder | None = None
 
     @property

@@ -74,6 +74,7 @@ class Local:
     phase: Phase
     units: Units
     risk: Callable[[Mapping[str, Tensor], Batch], Tensor]  # mean loss of a model's state on a batch
+    outputs: Callable[[Mapping[str, Tensor], Tensor], Tensor]  # what a model's state says to samples
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +24,8 @@ def register(name: str, paper: str = "") -> Callable[[M], M]:
     """Give a method its name on the command line and in run folders, and the paper that it comes from."""
 
     def keep(kind: M) -> M:
+        if "__dataclass_params__" not in vars(kind):  # forgotten, and there is only one way to do it
+            kind = dataclass(frozen=True)(kind)  # type: ignore[assignment]
         kind.name, kind.paper = name, paper
         METHODS[name] = kind
         return kind

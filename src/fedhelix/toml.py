@@ -20,6 +20,11 @@ def dumps(values: Mapping[str, Any]) -> str:
     return "\n".join(_lines(values, ())).lstrip("\n") + "\n"
 
 
+def loads(text: str) -> dict[str, Any]:
+    """The inverse of `dumps`."""
+    return tomllib.loads(text)
+
+
 def read(path: Path | str) -> dict[str, Any]:
     """The content of a TOML file."""
     try:

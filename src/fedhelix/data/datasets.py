@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -78,9 +79,19 @@ class Dataset:
         return (x - self._shift.to(x.device)) / self._scale.to(x.device)
 
     def to(self, device: torch.device | str) -> Dataset:
-        """The same data on a device."""
-        moved = {name: getattr(self, name).to(device) for name in ("x", "y", "x_test", "y_test")}
-        return dataclasses.replace(self, **moved)
+        """The same data on a device; asked again, the same copy."""
+        device = torch.device(device)
+        if device == self.x.device:
+            return self
+        if device not in self._copies:
+            moved = {name: getattr(self, name).to(device) for name in ("x", "y", "x_test", "y_test")}
+            self._copies[device] = dataclasses.replace(self, **moved)
+        return self._copies[device]
+
+    @cached_property
+    def _copies(self) -> dict[torch.device, Dataset]:
+        """What `to` has copied: federations that share a data set share it on their device too."""
+        return {}
 
     def subsample(self, train: int, test: int | None = None, seed: int = 0) -> Dataset:
         """A smaller data set with the same class proportions (`test=None` keeps the whole test pool)."""

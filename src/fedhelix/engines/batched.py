@@ -30,6 +30,7 @@ class Workshop:
     batches: Batches
     mode: Mode | None = None
     slots: int = WIDTHS[-1]
+    width: int = 1  # of the stack in use
     stacks: dict[int, Stack] = field(default_factory=dict)
 
 
@@ -99,17 +100,22 @@ class Batched(Engine):
     def _train_alike(self, kind: Any, tasks: list[Task]) -> None:
         """Tasks of one kind; with too little memory, again with half of the slots."""
         shop = self._workshop(kind, tasks)
-        while True:
-            try:
-                return self._schedule(shop, tasks)
-            except torch.cuda.OutOfMemoryError:
-                widest = max(shop.stacks, default=1)
-                if widest == 1:
-                    raise
-                shop.slots = widest // 2
-                shop.stacks.clear()
-                torch.cuda.empty_cache()
-                warnings.warn(f"out of GPU memory: going on with {shop.slots} clients at once", stacklevel=2)
+        while not self._fits(shop, tasks):
+            tasks = [task for task in tasks if task.loss is None]
+            shop.slots = shop.width // 2
+            shop.stacks.clear()
+            torch.cuda.empty_cache()
+            warnings.warn(f"out of GPU memory: going on with {shop.slots} clients at once", stacklevel=2)
+
+    def _fits(self, shop: Workshop, tasks: list[Task]) -> bool:
+        """Train the tasks; False when that needs more memory than there is."""
+        try:
+            self._schedule(shop, tasks)
+        except torch.cuda.OutOfMemoryError:
+            if shop.width == 1:
+                raise
+            return False
+        return True
 
     def _workshop(self, kind: Any, tasks: list[Task]) -> Workshop:
         rows = sum(task.steps for task in tasks)
@@ -173,6 +179,7 @@ class Batched(Engine):
     def _stack(self, shop: Workshop, example: Task, wanted: int) -> Stack:
         """A stack of at least the wanted width, as far as memory allows; few widths, so that few graphs serve all."""
         width = min(next(width for width in WIDTHS if width >= min(wanted, WIDTHS[-1])), shop.slots)
+        shop.width = width
         if width not in shop.stacks:
             if shop.mode is None:
                 shop.mode = self._choose_mode(shop, example, width)
@@ -188,12 +195,15 @@ class Batched(Engine):
         """Time a few steps of each way and keep the fastest; one that fails with this network is out."""
         if example.setup.device.type != "cuda":
             return "grouped"
+        if example.setup.training.precision != "float32":
+            return "apart"  # the stacked programs know no mixed precision
         seconds: dict[Mode, float] = {}
         for mode in ("products", "grouped", "apart"):
             try:
                 seconds[mode] = Stack(example, width, shop.batches, mode).seconds_per_step()
             except torch.cuda.OutOfMemoryError:
-                raise
+                if mode == "apart" and not seconds:
+                    raise
             except RuntimeError as problem:
                 reason = str(problem).partition("\n")[0]
                 warnings.warn(f"clients of this model cannot be run as '{mode}': {reason}", stacklevel=2)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from fedhelix.client import Job, Plan, Setup, gather, part_of, plan, risk
+from fedhelix.client import Job, Plan, Setup, forward, gather, part_of, plan, risk
 from fedhelix.engines.convolution import StackedConvolutions
 from fedhelix.method import Batch, Local, LocalRound, Phase
 from fedhelix.tree import State, flatten, unflatten
@@ -67,7 +67,7 @@ class Task:
             training.augment,
             training.precision,
             bool(training.momentum),
-            str(self.setup.module),
+            self.setup.architecture,
             id(self.setup.data.x),
             anchor,
             tuple(self.local.models[self.phase.model]),
@@ -255,7 +255,7 @@ class Stack:
     def _one(self, params: State, fixed: State, anchor: State, x: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
         """The objective of one client, as its method wrote it."""
         setup = self.example.setup
-        local = Local(unflatten(anchor), self.example.phase, setup.units, partial(risk, setup))
+        local = Local(unflatten(anchor), self.example.phase, setup.units, partial(risk, setup), partial(forward, setup))
         return setup.method.loss({**params, **fixed}, Batch(x, y, mask), local)
 
     def _stacked(self, params: State, fixed: State, anchor: State, batch: Batch, out: State) -> Tensor:

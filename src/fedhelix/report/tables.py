@@ -105,7 +105,7 @@ def _plain(value: float) -> str:
 def _columns(table: pd.DataFrame) -> list[tuple[str, str, Callable[[float], str]]]:
     """Name, header and format of the columns that this table has."""
     is_share = "personal_accuracy" in table or "accuracy" in table
-    metric, unit, points = (_percent, " %", " (points)") if is_share else (_plain, "", "")
+    metric, unit = (_percent, " %") if is_share else (_plain, "")
     columns: list[tuple[str, str, Callable[[float], str]]] = [
         ("seeds", "seeds", str),
         ("rounds", "rounds", str),
@@ -114,9 +114,9 @@ def _columns(table: pd.DataFrame) -> list[tuple[str, str, Callable[[float], str]
         ("personal_accuracy", "personal %", _percent),
         ("personal_score", "personal score", _plain),
         ("personal_p10", f"worst tenth{unit}", metric),
-        ("personal_accuracy_at_best", "personal at best round %", _percent),
-        ("personal_score_at_best", "personal score at best round", _plain),
-        ("difference", f"against {table.index[0]}{points}", metric),
+        ("personal_accuracy_at_best", "at best round %", _percent),
+        ("personal_score_at_best", "at best round", _plain),
+        ("difference", f"vs {table.index[0]}", metric),
         ("uplink_bytes", "uploaded", human_bytes),
         ("seconds", "time", human_seconds),
     ]
