@@ -13,7 +13,7 @@ from fedhelix.tree import flatten, load
 def small(method: Method | None = None, model: Any = "linear", **more: Any) -> Federation:
     """Six clients on digits, three in a round; the slow engine, because it is the reference."""
     settings = {"data": "digits", "partition": "dirichlet:0.3", "clients": 6, "cohort": 3, "epochs": 1} | more
-    settings = {"batch_size": 64, "engine": "serial"} | settings
+    settings = {"batch_size": 64, "engine": "serial", "kernels": "onednn"} | settings
     return Federation(settings.pop("data"), settings.pop("partition"), model=model, method=method, **settings)
 
 

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from fedhelix import METHODS, __version__, models
 from fedhelix.data import available
-from fedhelix.errors import BadInput
+from fedhelix.errors import BadInput, EngineFailure
 from fedhelix.progress import human_bytes, human_seconds
 from fedhelix.registry import method_type
 from fedhelix.report.plots import comparison_plot
@@ -265,6 +265,8 @@ def main() -> None:
         code = app(prog_name="fedhelix", standalone_mode=False)
     except BadInput as problem:
         _stop(str(problem), 2)
+    except EngineFailure as problem:
+        _stop(str(problem), 1)
     except click.UsageError as problem:
         if not problem.format_message():
             sys.exit(2)  # a bare command, whose help is on the screen already

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedhelix.cpu import Kernels, applied
 from fedhelix.data import Dataset, Split, crop_and_flip, draw_crops
 from fedhelix.method import Batch, Client, Local, LocalRound, Method, Phase
 from fedhelix.options import Checked, option
@@ -56,6 +57,7 @@ class Setup:
     task: Task
     seed: int
     device: torch.device
+    kernels: Kernels = "onednn"
 
     @cached_property
     def architecture(self) -> str:
@@ -117,9 +119,11 @@ def client_of(setup: Setup, job: Job) -> Client:
         for row, (samples, crops) in enumerate(plan(setup, job, Phase(epochs=1), "gradients").steps()):
             leaves = {name: state[name].detach().clone().requires_grad_() for name in names}
             model = {**{name: value.clone() for name, value in state.items()}, **leaves}
-            with seeded(key(setup.seed, "noise-gradients", job.round, job.client, row), setup.device):
+            noise = key(setup.seed, "noise-gradients", job.round, job.client, row)
+            with seeded(noise, setup.device), applied(setup.kernels):
                 loss = risk(setup, model, gather(setup, samples, crops))
-            yield dict(zip(names, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+                found = torch.autograd.grad(loss, list(leaves.values()))
+            yield dict(zip(names, found, strict=True))
 
     return Client(
         id=job.client,
@@ -211,7 +215,8 @@ def train(setup: Setup, job: Job, local: LocalRound, index: int, purpose: str) -
     steps = plan(setup, job, local.phase, purpose, index)
     view = Local(local.anchor, local.phase, local.units, local.risk, local.outputs)
     total = torch.zeros((), device=setup.device)
-    with seeded(key(setup.seed, f"noise-{purpose}-{index}", job.round, job.client), setup.device):
+    noise = key(setup.seed, f"noise-{purpose}-{index}", job.round, job.client)
+    with seeded(noise, setup.device), applied(setup.kernels):
         for samples, crops in steps.steps():
             loss = setup.method.loss(model, gather(setup, samples, crops), view)
             found = torch.autograd.grad(loss, leaves, allow_unused=True)
@@ -281,7 +286,8 @@ def predict(setup: Setup, state: State, pool: Pool, indices: Tensor, batch: int 
     """A model's outputs for some samples of a pool, in evaluation mode."""
     setup.module.eval()
     x, indices = samples_of(setup, pool)[0], indices.to(setup.device)
-    parts = [functional_call(setup.module, state, (setup.data.prepare(x[part]),)) for part in indices.split(batch)]
+    with applied(setup.kernels):
+        parts = [functional_call(setup.module, state, (setup.data.prepare(x[part]),)) for part in indices.split(batch)]
     return torch.cat(parts)
 
 

@@ -7,12 +7,11 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import nn
 
@@ -21,6 +20,7 @@ from fedhelix.channel import receive
 from fedhelix.client import Job, Setup, Training
 from fedhelix.data import Dataset, Partition, from_clients, load, partitions
 from fedhelix.engines import Engine, engine_for
+from fedhelix.engines.kernels import choose
 from fedhelix.errors import BadInput
 from fedhelix.method import Context, Method
 from fedhelix.methods import FedAvg
@@ -31,6 +31,9 @@ from fedhelix.store import RunFolder
 from fedhelix.task import Loss, Metric, task_for
 from fedhelix.tree import State, Tree, payload_bytes, to_device
 from fedhelix.units import Units
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass
@@ -68,6 +71,8 @@ class Federation:
         metric: Metric | None = None,
         engine: str | Callable[[Setup], Engine] = "auto",
         device: str = "auto",
+        workers: int | None = None,
+        kernels: Literal["auto", "onednn", "native", "tuned"] = "auto",
         **training: Any,
     ):
         owned = not isinstance(data, str | Dataset)
@@ -84,7 +89,6 @@ class Federation:
         if not 1 <= self.cohort_size <= self.clients:
             raise BadInput(f"cohort must lie between 1 and the number of clients ({self.clients}), not {cohort}.")
         self.judged = self._judged(eval_clients)
-        self.data = pool.to(self.device)
         outputs = pool.classes if pool.classes is not None else math.prod(pool.y.shape[1:])
         module = models.build(model, pool.shape, outputs, data_name=pool.name, seed=self.seed)
         example = pool.prepare(pool.x[:2])
@@ -99,10 +103,16 @@ class Federation:
         self.task = task_for(pool.classes, loss, metric)
         self.training: Training = build(Training, training, "a federation")
         setup = Setup(
-            self.method, module, self.units, self.initial, self.data, self.splits, self.training, self.task, self.seed,
-            self.device,
+            self.method, module, self.units, self.initial, pool.to(self.device), self.splits, self.training, self.task,
+            self.seed, self.device,
         )  # fmt: skip
-        self.engine = engine_for(engine, setup) if isinstance(engine, str) else engine(setup)
+        setup = replace(setup, kernels=choose(setup) if kernels == "auto" else kernels)
+        self.engine = engine_for(engine, setup, workers) if isinstance(engine, str) else engine(setup)
+
+    @property
+    def data(self) -> Dataset:
+        """The data, where the engine keeps them."""
+        return self.engine.setup.data
 
     def play(
         self, rounds: int, since: Standing | None = None, eval_every: int = 1
@@ -299,6 +309,8 @@ class Run:
     @property
     def metrics(self) -> pd.DataFrame:
         """One row per round."""
+        import pandas as pd  # slow to import, and worker processes have no use for it
+
         return pd.DataFrame(self.records).set_index("round")
 
     @property

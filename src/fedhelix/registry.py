@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedhelix.errors import BadInput, unknown
+from fedhelix.imports import import_file
 from fedhelix.options import build
 
 if TYPE_CHECKING:
@@ -49,19 +47,8 @@ def make(name: str, options: dict[str, Any] | None = None) -> Method:
 
 def _from_file(spec: str) -> type[Method]:
     path, _, wanted = spec.partition(":")
-    if not Path(path).is_file():
-        raise BadInput(f"there is no file '{path}' to take a method from.")
     known = dict(METHODS)
-    # A name of its own: a file called random.py must not stand in for the library's module.
-    module_spec = importlib.util.spec_from_file_location(f"fedhelix_file_{Path(path).stem}", path)
-    if module_spec is None or module_spec.loader is None:
-        raise BadInput(f"'{path}' is not a Python file.")
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module.__name__] = module  # dataclasses look here when they resolve the types of their fields
-    try:
-        module_spec.loader.exec_module(module)
-    except Exception as problem:
-        raise BadInput(f"'{path}' cannot be imported: {type(problem).__name__}: {problem}.") from problem
+    import_file(path)
     found = {name: kind for name, kind in METHODS.items() if known.get(name) is not kind}
     if wanted:
         if wanted not in found:

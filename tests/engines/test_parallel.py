@@ -20,6 +20,7 @@ from fedhelix.engines.crew import cores, opened
 from fedhelix.engines.shared import dumps, loads
 from fedhelix.engines.worker import Worker
 from fedhelix.errors import BadInput, EngineFailure
+from fedhelix.registry import make
 from helpers import same, small, timeless
 
 
@@ -179,6 +180,30 @@ def test_what_cannot_be_sent_runs_in_this_process():
         found = engine.work(jobs_of(fed))
         engine.evaluate(jobs_of(fed))
     assert len(warned) == 1 and equal_outcomes(found, fed.engine.work(jobs_of(fed)))
+
+
+FILE = """
+from dataclasses import dataclass
+from fedhelix import FedAvg, register
+
+@register("halved")
+@dataclass(frozen=True)
+class Halved(FedAvg):
+    def upload(self, local):
+        return {"model": {name: value / 2 for name, value in local.models["model"].items()}}, {}
+"""
+
+
+def test_a_method_from_a_file_reaches_the_workers(tmp_path):
+    (tmp_path / "halved.py").write_text(FILE)
+    method = make(str(tmp_path / "halved.py"))
+    try:
+        fed = parallel(small(method), workers=1)
+        assert equal_outcomes(fed.engine.work(jobs_of(fed)), small(method).engine.work(jobs_of(fed)))
+        assert not fed.engine.alone
+        fed.close()
+    finally:
+        del METHODS["halved"]
 
 
 SCRIPT = """

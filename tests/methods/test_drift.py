@@ -20,7 +20,7 @@ def test_the_gradient_of_fedprox_is_g_plus_mu_times_the_drift():
     def risk(params, batch):
         return sum((value**3).sum() for value in params.values())
 
-    local = Local(anchor=start, phase=Phase(), units=fed.units, risk=risk)
+    local = Local(anchor=start, phase=Phase(), units=fed.units, risk=risk, outputs=None)
     found = torch.autograd.grad(fed.method.loss(here, None, local), list(here.values()))
     for grad, value, name in zip(found, here.values(), here, strict=True):
         by_hand = 3 * value.detach() ** 2 + 0.3 * (value.detach() - start[name])

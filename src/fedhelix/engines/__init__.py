@@ -14,10 +14,10 @@ ENGINES: dict[str, type[Engine]] = {"serial": Serial, "parallel": Parallel, "bat
 __all__ = ["ENGINES", "Engine", "Parallel", "Serial", "engine_for"]
 
 
-def engine_for(name: str, setup: Setup) -> Engine:
+def engine_for(name: str, setup: Setup, workers: int | None = None) -> Engine:
     """The engine of that name; `auto` takes the fastest that fits the device."""
     if name == "auto":
-        return Batched(setup) if setup.device.type == "cuda" else Serial(setup)
+        name = "batched" if setup.device.type == "cuda" else "parallel"
     if name not in ENGINES:
         raise unknown("engine", name, [*ENGINES, "auto"])
-    return ENGINES[name](setup)
+    return Parallel(setup, workers) if name == "parallel" else ENGINES[name](setup)

@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from fedhelix.cpu import Pair, plain_convolution
+
 try:
     from fedhelix.engines import triton_convolution as fast
 except ImportError:  # a machine without Triton
     fast = None  # type: ignore[assignment]
-
-Pair = tuple[int, int]
 
 
 def patches(x: Tensor, kernel: Pair, padding: Pair) -> Tensor:
@@ -148,30 +148,9 @@ class StackedConvolutions(TorchFunctionMode):
     ) -> Any:
         """Catch conv2d."""
         kwargs = kwargs or {}
-        if function is F.conv2d or function is torch.conv2d:
-            found = _convolve(*args, **kwargs)
-            if found is not None:
-                return found
-        return function(*args, **kwargs)
-
-
-def _convolve(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor | None:
-    """The convolution, if it is one of the plain kind."""
-    if _pair(stride) != (1, 1) or _pair(dilation) != (1, 1) or groups != 1 or isinstance(padding, str):
-        return None
-    if input.dim() != 4 or any(pad >= size for pad, size in zip(_pair(padding), weight.shape[2:], strict=True)):
-        return None
-    out = Convolve.apply(input, weight, _pair(padding))
-    return out if bias is None else out + bias.view(1, -1, 1, 1)
-
-
-def _pair(value: Any) -> Pair:
-    return (value, value) if isinstance(value, int) else (value[0], value[1] if len(value) > 1 else value[0])
+        plain = plain_convolution(*args, **kwargs) if function is torch.conv2d else None
+        if plain is None:
+            return function(*args, **kwargs)
+        x, weight, bias, padding = plain
+        out = Convolve.apply(x, weight, padding)
+        return out if bias is None else out + bias.view(1, -1, 1, 1)

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from fedhelix.client import Setup
 from fedhelix.data import Dataset
-from fedhelix.engines.kernels import Kernels
 from fedhelix.engines.shared import Unsendable, dumps, folder_for, loads, mapped, open_map, share
 from fedhelix.engines.worker import RETIRE, Failure, Opening
 from fedhelix.errors import BadInput, EngineFailure
@@ -121,7 +120,7 @@ def disband() -> None:
 class Crew:
     """Workers that know a setup. The data lie in one file that all processes map."""
 
-    def __init__(self, setup: Setup, kernels: Kernels):
+    def __init__(self, setup: Setup):
         tensors = {name: getattr(setup.data, name) for name in POOLS}
         size = sum(tensor.nbytes for tensor in tensors.values())
         model = sum(tensor.nbytes for tensor in setup.initial.values())
@@ -134,7 +133,7 @@ class Crew:
         open_map.cache_clear()  # the memory shall be free when the last of these tensors is
         lean = replace(setup, data=changed(setup.data, owners=None, owners_test=None), splits=())
         try:
-            self.opening = dumps(Opening(_import_path(), self.folder.name, kernels, bytes(dumps(lean, places))))
+            self.opening = dumps(Opening(_import_path(), self.folder.name, bytes(dumps(lean, places))))
         except Unsendable as problem:
             raise NoCrew(f"{problem}; put it into a module of its own and import it from there") from None
         except Exception as problem:

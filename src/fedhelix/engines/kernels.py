@@ -1,4 +1,4 @@
-"""oneDNN or PyTorch's native kernels on the CPU: which of the two is faster depends on processor and network.
+"""Which kernels are the fastest on the CPU depends on the processor and the network: time them once.
 
 Their results differ in the last bits. So that two runs with one seed are equal, a choice that was timed once is
 kept in the user's cache.
@@ -11,33 +11,20 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import typing
+from contextlib import suppress
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from fedhelix.client import Setup, gather, risk
+from fedhelix.cpu import Kernels, applied
 from fedhelix.data.sources import cache_folder
 from fedhelix.tree import clone, write_atomically
 
-Kernels = Literal["onednn", "native"]
-
-CLEARLY = 0.9  # native kernels must take less than this share of oneDNN's time
+CLEARLY = 0.9  # kernels that are to replace others must take less than this share of their time
 PATIENCE = 1.0  # seconds for all repetitions; a warm-up and the first one always happen
 REPETITIONS = 15
-
-
-@contextmanager
-def applied(choice: Kernels) -> Iterator[None]:
-    """Compute with these kernels."""
-    before = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = choice == "onednn"  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        torch.backends.mkldnn.enabled = before
 
 
 def choose(setup: Setup) -> Kernels:
@@ -59,7 +46,7 @@ def read_choices(path: Path) -> dict[str, Kernels]:
     """What was chosen before; an unreadable file counts as empty."""
     try:
         known = json.loads(path.read_bytes())
-        return {key: choice for key, choice in known.items() if choice in ("onednn", "native")}
+        return {key: choice for key, choice in known.items() if choice in typing.get_args(Kernels)}
     except (OSError, ValueError, AttributeError):
         return {}
 
@@ -83,8 +70,8 @@ def processor() -> str:
 
 
 def fastest(setup: Setup) -> Kernels:
-    """Time one training step both ways, by turns, so that other work on the machine slows down both alike."""
-    times: dict[Kernels, list[float]] = {"onednn": [], "native": []}
+    """Time one training step in each way, by turns, so that other work on the machine slows down all alike."""
+    times: dict[Kernels, list[float]] = {kernels: [] for kernels in typing.get_args(Kernels)}
     threads, mode = torch.get_num_threads(), setup.module.training
     with torch.random.fork_rng(devices=[]):  # a network with dropout draws from the global generator
         try:
@@ -92,14 +79,17 @@ def fastest(setup: Setup) -> Kernels:
             for kernels in times:
                 step_seconds(setup, kernels)
             end = time.perf_counter() + PATIENCE
-            while not times["native"] or (time.perf_counter() < end and len(times["native"]) < REPETITIONS):
+            while not times["onednn"] or (time.perf_counter() < end and len(times["onednn"]) < REPETITIONS):
                 for kernels, found in times.items():
                     found.append(step_seconds(setup, kernels))
         finally:
             torch.set_num_threads(threads)
             setup.module.train(mode)
-    native, onednn = statistics.median(times["native"]), statistics.median(times["onednn"])
-    return "native" if native < CLEARLY * onednn else "onednn"
+    chosen: Kernels = "onednn"
+    for kernels in typing.get_args(Kernels):
+        if statistics.median(times[kernels]) < CLEARLY * statistics.median(times[chosen]):
+            chosen = kernels
+    return chosen
 
 
 def step_seconds(setup: Setup, kernels: Kernels) -> float:

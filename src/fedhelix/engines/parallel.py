@@ -13,7 +13,6 @@ from torch import Tensor
 from fedhelix.client import Job, Outcome, Pool, Scores, Setup, evaluate, personal_model, predict, samples_of, work
 from fedhelix.engines.base import Engine
 from fedhelix.engines.crew import Crew, NoCrew, Task, cores
-from fedhelix.engines.kernels import Kernels, applied
 from fedhelix.engines.worker import for_client, hello
 from fedhelix.errors import BadInput
 from fedhelix.task import judge
@@ -30,13 +29,13 @@ class Parallel(Engine):
 
     name: ClassVar[str] = "parallel"
 
-    def __init__(self, setup: Setup, workers: int | None = None, kernels: Kernels = "onednn"):
+    def __init__(self, setup: Setup, workers: int | None = None):
         if setup.device.type != "cpu":
             raise BadInput(f"the parallel engine works on the CPU, not on {setup.device}; use auto or serial there.")
         if workers is not None and workers < 1:
             raise BadInput(f"workers must be at least 1, not {workers}.")
         super().__init__(setup)
-        self.workers, self.kernels = workers or cores(), kernels
+        self.workers = workers or cores()
         self.alone = False
         self._crew: Crew | None = None
 
@@ -100,12 +99,11 @@ class Parallel(Engine):
             except BaseException:
                 self._abandon()
                 raise
-        with applied(self.kernels):
-            return [task.function(self.setup, *task.arguments) for task in tasks]
+        return [task.function(self.setup, *task.arguments) for task in tasks]
 
     def _crew_here(self) -> Crew:
         if self._crew is None:
-            self._crew = Crew(self.setup, self.kernels)
+            self._crew = Crew(self.setup)
             self.setup = replace(self.setup, data=self._crew.data)  # one copy of the data in all
         return self._crew
 

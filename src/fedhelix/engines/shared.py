@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedhelix.imports import IMPORTED, find_in_file
+
 ALIGNMENT = 64  # what PyTorch's own allocator gives: some kernels round differently on other addresses
 
 
@@ -101,8 +103,11 @@ class Pickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         """What pickle asks for every object."""
-        if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
-            raise Unsendable(f"'{value.__qualname__}' is defined in the main script")
+        if isinstance(value, type | FunctionType):
+            if value.__module__ == "__main__":
+                raise Unsendable(f"'{value.__qualname__}' is defined in the main script")
+            if value.__module__ in IMPORTED:
+                return find_in_file, (IMPORTED[value.__module__], value.__qualname__)
         if not isinstance(value, Tensor):
             return NotImplemented
         if id(value) in self.places:

@@ -16,7 +16,6 @@ import torch
 
 from fedhelix.client import Job, Setup, client_of
 from fedhelix.data import Split
-from fedhelix.engines.kernels import Kernels, applied
 from fedhelix.engines.shared import dumps, loads, open_map
 from fedhelix.errors import BadInput
 from fedhelix.tree import Tree
@@ -32,8 +31,7 @@ class Opening(NamedTuple):
 
     path: list[str]  # where to import from
     folder: str  # where the shared files lie
-    kernels: Kernels
-    setup: memoryview | bytes  # pickled on its own, for it can be read only when the path is set
+    setup: bytes  # pickled on its own, for it can be read only when the path is set
 
 
 class Failure(NamedTuple):
@@ -63,7 +61,6 @@ class Worker:
         self.pipe = pipe
         self.inbox: SimpleQueue[bytes] = SimpleQueue()
         self.folder = ""
-        self.kernels: Kernels = "onednn"
         self.setup: Setup | None = None
         self.known = packages()
 
@@ -95,7 +92,7 @@ class Worker:
     def obey(self, message: Any) -> Any:
         """Get ready, retire, or do a task: a function and its arguments."""
         if isinstance(message, Opening):
-            sys.path[:], self.folder, self.kernels = message.path, message.folder, message.kernels
+            sys.path[:], self.folder = message.path, message.folder
             self.setup = loads(message.setup)
             return None
         if message == RETIRE:
@@ -103,8 +100,7 @@ class Worker:
             open_map.cache_clear()
             return packages() == self.known
         function, arguments = message
-        with applied(self.kernels):
-            return function(self.setup, *arguments)
+        return function(self.setup, *arguments)
 
 
 def packages() -> set[str]:

@@ -13,7 +13,7 @@ from torch import nn
 from fedhelix import seeds
 from fedhelix.errors import BadInput, unknown
 from fedhelix.models import cnn, dense, resnet
-from fedhelix.models.fit import check_fits
+from fedhelix.models.fit import LENT, check_fits
 
 __all__ = ["build", "check_fits", "describe", "names"]
 
@@ -75,7 +75,7 @@ def build(
     if isinstance(model, nn.Module):
         return checked(copy.deepcopy(model))
     # The default generator alone is forked and seeded: `torch.manual_seed` would disturb other devices too.
-    with torch.random.fork_rng(devices=[]):
+    with LENT, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seeds.key(seed, "model"))
         if isinstance(model, str):
             return named(model, shape, outputs, data_name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -9,13 +10,16 @@ from torch import Tensor, nn
 
 from fedhelix.errors import BadInput
 
+LENT = threading.RLock()
+"""Held while PyTorch's default generator, which is one for all threads, is lent a seed."""
+
 
 def probe(module: nn.Module, example: Tensor) -> Any:
     """The output for a batch in evaluation mode, without gradients; modes, statistics and generators stay untouched."""
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with LENT, torch.no_grad(), torch.random.fork_rng(devices=[]):
             return module(example)
     except Exception as problem:  # a user's own network may fail in any way
         reason = str(problem).strip().partition("\n")[0].rstrip(".") or type(problem).__name__

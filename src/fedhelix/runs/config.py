@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -45,8 +45,10 @@ class Config(Training):
     eval_clients: int | None = option(None, "clients whose personal models are judged (auto: all; 0: none)", low=0)
     checkpoint_every: int = option(1, "write a checkpoint after every so many rounds", low=1)
     seed: int = option(0, "every random draw follows from it", low=0)
-    engine: str = option("auto", "how many clients run at once: auto or serial")
+    engine: str = option("auto", "how many clients run at once: auto, serial, parallel or batched")
     device: str = option("auto", "cpu, cuda or auto")
+    workers: int | None = option(None, "processes of the parallel engine (auto: as many as there are cores)", low=1)
+    kernels: Literal["auto", "onednn", "native", "tuned"] = option("auto", "CPU kernels (auto: the fastest)")
 
     names: ClassVar[list[str]]
 
@@ -63,6 +65,8 @@ class Config(Training):
             seed=self.seed,
             engine=self.engine,
             device=self.device,
+            workers=self.workers,
+            kernels=self.kernels,
             **training,
         )
 

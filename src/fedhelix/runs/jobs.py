@@ -35,7 +35,8 @@ def _fit(plan: Plan, out: Path, resume: bool, quiet: bool | None, title: str | N
             plan.config.rounds,
             out=out,
             resume=resume,
-            config=plan.as_dict(),
+            # What was chosen by timing is written down, so that a resumed run computes as it began.
+            config=plan.as_dict() | {"kernels": federation.engine.setup.kernels},
             eval_every=plan.config.eval_every,
             checkpoint_every=plan.config.checkpoint_every,
             quiet=quiet,

@@ -1,0 +1,38 @@
+"""fedhelix itself, and the plain PyTorch loop, as contestants of the CPU race; `cpu.py` starts them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from common import Seat, apply  # noqa: E402
+from workloads import PlainLoop, federation  # noqa: E402
+
+from fedhelix import load  # noqa: E402
+from fedhelix.runs.config import versions  # noqa: E402
+
+
+def main(settings: dict[str, Any]) -> None:
+    """Play."""
+    plain = settings["contestant"] == "plain"
+    more = {"engine": "serial", "kernels": "native"} if plain else {"engine": "parallel"}
+    fed = federation(load("fashion-mnist", settings["data_dir"]), settings["workload"], device="cpu", **more)
+    facts = {"versions": versions()}
+    if plain:
+        apply(settings)
+        loop = PlainLoop(fed)
+    else:
+        rounds = fed.play(settings["rounds"])
+        facts |= {"workers": fed.engine.workers, "kernels": fed.engine.setup.kernels}
+    seat = Seat(**facts)
+    for t in range(settings["rounds"]):
+        seat.begin()
+        seat.end(loop.round(t) if plain else next(rounds)[0]["accuracy"])
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,38 @@
+"""Python files of the user's, which lie anywhere and are run as modules."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from fedhelix.errors import BadInput
+
+IMPORTED: dict[str, str] = {}
+"""The files so far, by the names of their modules."""
+
+
+def import_file(path: str) -> str:
+    """Run a file, so that the methods in it register themselves; returns the name of its module."""
+    if not Path(path).is_file():
+        raise BadInput(f"there is no file '{path}' to take a method from.")
+    # A name of its own: a file called random.py must not stand in for the library's module.
+    spec = importlib.util.spec_from_file_location(f"fedhelix_file_{Path(path).stem}", path)
+    if spec is None or spec.loader is None:
+        raise BadInput(f"'{path}' is not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look here when they resolve the types of their fields
+    try:
+        spec.loader.exec_module(module)
+    except Exception as problem:
+        raise BadInput(f"'{path}' cannot be imported: {type(problem).__name__}: {problem}.") from problem
+    IMPORTED[spec.name] = str(Path(path).resolve())
+    return spec.name
+
+
+def find_in_file(path: str, name: str) -> Any:
+    """A class or function of such a file, in another process than the one that imported it first."""
+    known = {file: module for module, file in IMPORTED.items()}
+    return attrgetter(name)(sys.modules[known.get(path) or import_file(path)])

@@ -1,0 +1,137 @@
+"""The stacked engine against the serial one. The network has no corners, so that only rounding can differ."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fedhelix import METHODS, FedAvg, FedRep, load
+from fedhelix.client import Job
+from fedhelix.engines.batched import Batched
+from fedhelix.engines.together import together
+from fedhelix.tree import flatten
+from helpers import small
+
+DIGITS = load("digits").subsample(300, 100)
+
+
+def smooth(norm: bool = False) -> nn.Module:
+    layers = [
+        nn.Conv2d(1, 4, 3),
+        nn.Tanh(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(36, 8),
+        nn.Tanh(),
+        nn.Linear(8, 10),
+    ]
+    if norm:
+        layers.insert(1, nn.BatchNorm2d(4))
+    return nn.Sequential(*layers)
+
+
+def build(method, engine, norm=False, **more):
+    settings = {"model": lambda: smooth(norm), "data": DIGITS, "clients": 5, "batch_size": 16} | more
+    return small(method, engine=engine, **settings)
+
+
+def distance(left: dict, right: dict) -> float:
+    left, right = flatten(left), flatten(right)
+    assert list(left) == list(right)
+    pairs = [(left[name], right[name]) for name in left if isinstance(left[name], torch.Tensor)]
+    return max((float((one.double() - other.double()).abs().max()) for one, other in pairs if one.numel()), default=0)
+
+
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_agrees_with_serial(name, norm):
+    if name == "fedbn" and not norm:
+        pytest.skip("fedbn needs BatchNorm")
+    one, other = (build(METHODS[name](), engine, norm).fit(2, quiet=True) for engine in ("serial", "batched"))
+    assert distance(one.standing.server, other.standing.server) < 1e-5
+    assert one.standing.own.keys() == other.standing.own.keys()
+    assert all(distance(one.standing.own[i], other.standing.own[i]) < 1e-5 for i in one.standing.own)
+    for mine, its in zip(one.records, other.records, strict=True):
+        for key in ("participants", "uplink_bytes", "downlink_bytes"):
+            assert mine[key] == its[key]
+        assert mine["train_loss"] == pytest.approx(its["train_loss"], abs=1e-5)
+        assert mine["personal"] == pytest.approx(its["personal"], abs=0.021), "a sample on the edge may change sides"
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 8])
+def test_the_number_of_slots_changes_nothing(slots):
+    reference, engine = build(FedAvg(), "serial"), build(FedAvg(), lambda setup: Batched(setup, slots))
+    jobs = [Job(client, 0, {"model": reference.initial}, {}) for client in range(5)]
+    for one, other in zip(reference.engine.work(jobs), engine.engine.work(jobs), strict=True):
+        assert one.client == other.client and one.samples == other.samples
+        assert distance(one.upload, other.upload) < 1e-5
+        assert one.loss == pytest.approx(other.loss, abs=1e-5)
+
+
+def test_slots_are_refilled_so_that_few_steps_are_wasted():
+    fed = build(FedAvg(), lambda setup: Batched(setup, 2), batch_size=4, epochs=2)
+    fed.engine.work([Job(client, 0, {"model": fed.initial}, {}) for client in range(5)])
+    longest = max(2 * math.ceil(len(split.train) / 4) for split in fed.splits)
+    needed = sum(2 * math.ceil(len(split.train) / 4) for split in fed.splits)
+    assert fed.engine.steps_needed == needed
+    assert needed <= fed.engine.steps_taken <= needed + longest
+
+
+def test_momentum_decay_and_augmentation_agree_with_serial():
+    more = {"momentum": 0.9, "weight_decay": 0.01, "augment": True, "lr_decay": 0.5}
+    one, other = (build(FedRep(), engine, **more).fit(2, quiet=True) for engine in ("serial", "batched"))
+    assert distance(one.standing.server, other.standing.server) < 1e-5
+
+
+def test_models_are_scored_together_as_one_by_one():
+    reference, stacked = build(FedAvg(), "serial"), build(FedAvg(), "batched")
+    states = [reference.initial, {name: value * 1.5 for name, value in reference.initial.items()}]
+    for indices in (None, torch.tensor([3, 1, 4])):
+        for one, other in zip(
+            reference.engine.score(states, "test", indices), stacked.engine.score(states, "test", indices), strict=True
+        ):
+            assert one == pytest.approx(other, abs=1e-5)
+
+
+def test_too_little_memory_costs_slots_and_not_results(monkeypatch):
+    from fedhelix.engines.stack import Stack
+
+    plain = Stack.step
+
+    def hungry(self, *args):
+        if self.width > 2:
+            raise torch.cuda.OutOfMemoryError("no room")
+        plain(self, *args)
+
+    reference = build(FedAvg(), "serial").fit(1, quiet=True)
+    monkeypatch.setattr(Stack, "step", hungry)
+    fed = build(FedAvg(), "batched", cohort=5)
+    with pytest.warns(UserWarning, match="out of GPU memory: going on with"):
+        fed.engine.work([Job(client, 0, {"model": fed.initial}, {}) for client in range(5)])
+    run = build(FedAvg(), lambda setup: Batched(setup, 2)).fit(1, quiet=True)
+    assert distance(reference.standing.server, run.standing.server) < 1e-5
+
+
+def test_runs_that_share_a_stack_give_what_they_give_alone():
+    settings = [{"seed": seed, "lr": lr} for seed in (0, 1) for lr in (0.05, 0.2)]
+    alone = [build(FedAvg(), "serial", **chosen).fit(2, quiet=True) for chosen in settings]
+    found = together(
+        [lambda maker, chosen=chosen: build(FedAvg(), maker, **chosen).fit(2, quiet=True) for chosen in settings]
+    )
+    for one, other in zip(alone, found, strict=True):
+        assert distance(one.standing.server, other.standing.server) < 1e-5
+        assert one.records[-1]["train_loss"] == pytest.approx(other.records[-1]["train_loss"], abs=1e-5)
+
+
+def test_runs_of_different_length_do_not_wait_for_each_other():
+    runs = together([lambda maker, rounds=rounds: build(FedAvg(), maker).fit(rounds, quiet=True) for rounds in (1, 3)])
+    assert [len(run.records) for run in runs] == [1, 3]
+
+
+def test_a_failing_run_ends_the_meeting_with_its_error():
+    def broken(maker):
+        raise ValueError("this one fails")
+
+    with pytest.raises(ValueError, match="this one fails"):
+        together([broken, lambda maker: build(FedAvg(), maker).fit(1, quiet=True)])
