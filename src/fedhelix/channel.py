@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -27,8 +28,13 @@ def refusal(tree: Tree, initial: State) -> str | None:
 
 def finite(trees: Sequence[Tree]) -> list[bool]:
     """Which trees hold nothing but finite numbers: one wait for the device, however many there are."""
-    sums = [sum((value.sum(dtype=torch.float64) for value in tensors(tree)), torch.zeros(())) for tree in trees]
-    return torch.stack([total.to(sums[0].device) for total in sums]).isfinite().tolist() if sums else []
+    largest = []
+    for tree in trees:
+        floats = [value for value in tensors(tree) if value.is_floating_point() and value.numel()]
+        # The largest magnitude of every tensor, which is not finite if any value is not.
+        norms = torch._foreach_norm(floats, math.inf) if floats else [torch.zeros(())]
+        largest.append(torch.stack([norm.float() for norm in norms]).sum())
+    return torch.stack([value.to(largest[0].device) for value in largest]).isfinite().tolist() if largest else []
 
 
 def receive(outcomes: Sequence[Outcome], initial: State) -> tuple[list[Upload], dict[str, str]]:

@@ -65,6 +65,8 @@ class Setup:
         return str(self.module)
 
 
+EVALUATED_AT_ONCE = (1000, 10_000)  # samples: on a CPU they should stay in its caches, a GPU wants many
+
 Pool = Literal["train", "test"]
 Outputs = Callable[[Pool, Tensor], Tensor]  # what a model says to some samples of a pool
 
@@ -282,8 +284,9 @@ def samples_of(setup: Setup, pool: Pool) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def predict(setup: Setup, state: State, pool: Pool, indices: Tensor, batch: int = 1000) -> Tensor:
+def predict(setup: Setup, state: State, pool: Pool, indices: Tensor) -> Tensor:
     """A model's outputs for some samples of a pool, in evaluation mode."""
+    batch = EVALUATED_AT_ONCE[setup.device.type == "cuda"]
     setup.module.eval()
     x, indices = samples_of(setup, pool)[0], indices.to(setup.device)
     with applied(setup.kernels):

@@ -22,13 +22,18 @@ Pair = tuple[int, int]
 
 @contextmanager
 def applied(kernels: Kernels) -> Iterator[None]:
-    """Compute with these kernels."""
-    before = torch.backends.mkldnn.enabled
+    """Compute with these kernels, in one thread.
+
+    More threads gain next to nothing on small networks, and would make results depend on their number.
+    """
+    before, threads = torch.backends.mkldnn.enabled, torch.get_num_threads()
     torch.backends.mkldnn.enabled = kernels == "onednn"  # type: ignore[assignment]
+    torch.set_num_threads(1)
     try:
         with Tuned() if kernels == "tuned" else nullcontext():
             yield
     finally:
+        torch.set_num_threads(threads)
         torch.backends.mkldnn.enabled = before
 
 

@@ -107,7 +107,7 @@ class Federation:
             self.seed, self.device,
         )  # fmt: skip
         setup = replace(setup, kernels=choose(setup) if kernels == "auto" else kernels)
-        self.engine = engine_for(engine, setup, workers) if isinstance(engine, str) else engine(setup)
+        self.engine = engine_for(engine, setup, workers, self.cohort_size) if isinstance(engine, str) else engine(setup)
 
     @property
     def data(self) -> Dataset:

@@ -165,7 +165,8 @@ class Stack:
             for name, value in flatten(self.example.local.anchor).items()
         }
         self.row = torch.zeros(width, dtype=torch.int64, device=device)
-        self.lr, self.momentum, self.decay = (torch.zeros(width, 1, device=device) for _ in range(3))
+        self.settings = torch.zeros(width, 3, device=device)  # of each slot: learning rate, momentum, weight decay
+        self.lr, self.momentum, self.decay = self.settings.split(1, dim=1)
         self.loss = torch.zeros(width, device=device)
         self.slots: list[Slot | None] = [None] * width
         self.graphs: dict[int, Any] = {}  # on a GPU the recorded step for each size of batch
@@ -193,8 +194,8 @@ class Stack:
         for name, value in flatten(task.local.anchor).items():
             self.anchor[name][place] = value
         self.row[place], self.loss[place] = row, 0
-        self.lr[place] = training.lr * training.lr_decay**task.job.round
-        self.momentum[place], self.decay[place] = training.momentum, training.weight_decay
+        lr = training.lr * training.lr_decay**task.job.round
+        self.settings[place] = torch.tensor([lr, training.momentum, training.weight_decay])
         self.slots[place] = Slot(task)
 
     def unload(self, place: int) -> None:
@@ -208,8 +209,8 @@ class Stack:
 
     def move(self, place: int, other: Stack, there: int) -> None:
         """Carry a half-done task over to another stack."""
-        pairs = [(self.flat, other.flat), (self.row, other.row), (self.loss, other.loss), (self.lr, other.lr)]
-        pairs += [(self.momentum, other.momentum), (self.decay, other.decay)]
+        pairs = [(self.flat, other.flat), (self.row, other.row), (self.loss, other.loss)]
+        pairs += [(self.settings, other.settings)]
         pairs += [(value, other.fixed[name]) for name, value in self.fixed.items()]
         pairs += [(value, other.anchor[name]) for name, value in self.anchor.items()]
         if self.velocity is not None and other.velocity is not None:
