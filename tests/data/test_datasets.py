@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -351,3 +352,11 @@ def test_real_fashion_mnist_where_found(monkeypatch):
     prepared = data.prepare(data.x)
     assert abs(float(prepared.mean())) < 1e-3
     assert abs(float(prepared.std()) - 1) < 1e-3
+
+
+def test_threads_that_move_one_data_set_share_the_copy():
+    data = load("digits")
+    with ThreadPoolExecutor(8) as threads:
+        copies = list(threads.map(lambda _: data.to("meta"), range(8)))
+    assert all(copy is copies[0] for copy in copies)
+    assert data.to("cpu") is data

@@ -53,8 +53,10 @@ class User(Dataset):
         return self.work.samples(self.t, self.client)
 
     def iter(self, batch_size: int | None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """One epoch; the next call gives the next one."""
-        epoch, self.epoch = self.epoch % self.work.epochs, self.epoch + 1
+        """One epoch; the next call for training gives the next one."""
+        epoch = self.epoch % self.work.epochs
+        if batch_size == self.work.batch_size:
+            self.epoch += 1
         return self.work.batches(self.t, self.client, epoch)
 
 

@@ -83,10 +83,11 @@ class Dataset:
         device = torch.device(device)
         if device == self.x.device:
             return self
-        if device not in self._copies:
-            moved = {name: getattr(self, name).to(device) for name in ("x", "y", "x_test", "y_test")}
-            self._copies[device] = dataclasses.replace(self, **moved)
-        return self._copies[device]
+        with COPYING:
+            if device not in self._copies:
+                moved = {name: getattr(self, name).to(device) for name in ("x", "y", "x_test", "y_test")}
+                self._copies[device] = dataclasses.replace(self, **moved)
+            return self._copies[device]
 
     @cached_property
     def _copies(self) -> dict[torch.device, Dataset]:

@@ -211,6 +211,18 @@ class Batched(Engine):
             raise EngineFailure("this model cannot be run by the batched engine; use --engine serial.")
         return min(seconds, key=lambda mode: seconds[mode])
 
+    def outputs(self, state: State, pool: Pool, indices: Tensor) -> Tensor:
+        """What one model says to some samples of a pool; short of memory, in place of the stacks of the training."""
+        try:
+            return super().outputs(state, pool, indices)
+        except torch.cuda.OutOfMemoryError:
+            pass
+        warnings.warn("out of GPU memory: the training makes room for the evaluation", stacklevel=2)
+        for shop in self.workshops.values():
+            shop.stacks.clear()
+        torch.cuda.empty_cache()
+        return super().outputs(state, pool, indices)
+
     def score(self, states: Sequence[State], pool: Pool, indices: Tensor | None = None) -> list[tuple[float, float]]:
         """Metric and loss of whole models on common samples, many models at once."""
         targets = samples_of(self.setup, pool)[1]

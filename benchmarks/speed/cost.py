@@ -1,0 +1,122 @@
+"""What a round costs: seconds and memory against clients per round, clients in the federation, and model size.
+
+    python benchmarks/speed/cost.py
+
+Linux only, on the CPU, with synthetic data. Every point is a process of its own, so that its peak of memory (from its
+start to its end, with all worker processes, shared pages counted once) is its own too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import machine, peak_memory, spread
+from plot import draw_cost
+
+from fedhelix import Dataset, Federation, partition
+from fedhelix.runs.config import versions
+
+ROOT = Path(__file__).parents[2]
+PICTURE, COLOURED, TABLE = (1, 28, 28), (3, 32, 32), (32,)
+BASE = {"clients": 1000, "cohort": 10, "samples": 20, "shape": PICTURE, "model": "w1-cnn"}
+MODELS = ("small-cnn", "lenet", "fedpac-cnn", "genfed-cnn", "resnet18")
+CURVES: dict[str, list[dict[str, Any]]] = {
+    "cohort": [{**BASE, "cohort": cohort} for cohort in (10, 30, 100, 300, 1000)],
+    # The samples themselves are small here: it is the clients that shall count.
+    "clients": [
+        {**BASE, "clients": clients, "samples": 10, "shape": TABLE, "model": "mlp"}
+        for clients in (100, 1000, 10_000, 100_000)
+    ],
+    "parameters": [{**BASE, "clients": 100, "cohort": 4, "shape": COLOURED, "model": model} for model in MODELS],
+}
+LIMIT = 1024  # MiB that 100,000 clients may need more than 100
+
+
+def synthetic(count: int, shape: tuple[int, ...], test: int = 500) -> Dataset:
+    """Noise with ten classes: bytes as pictures, floats as tables."""
+    generator = torch.Generator().manual_seed(0)
+
+    def noise(number: int) -> torch.Tensor:
+        if len(shape) == 3:
+            return torch.randint(0, 256, (number, *shape), generator=generator, dtype=torch.uint8)
+        return torch.randn(number, *shape, generator=generator)
+
+    labels = (torch.randint(0, 10, (number,), generator=generator) for number in (count, test))
+    return Dataset("synthetic", noise(count), next(labels), noise(test), next(labels), 10)
+
+
+def play(point: dict[str, Any]) -> dict[str, Any]:
+    """The rounds of one point, in this process."""
+    data = synthetic(point["clients"] * point["samples"], tuple(point["shape"]))
+    fed = Federation(
+        data, partition.iid(clients=point["clients"], valid=0.0), model=point["model"], cohort=point["cohort"],
+        engine=point["engine"], device="cpu", eval_clients=0, epochs=1, batch_size=10, lr=0.01, momentum=0.0,
+    )  # fmt: skip
+    seconds, clock = [], time.perf_counter()
+    for _ in fed.play(point["rounds"] + 1):
+        seconds.append(time.perf_counter() - clock)
+        clock = time.perf_counter()
+    return {
+        "parameters": sum(value.numel() for value in fed.initial.values()),
+        "seconds": spread(seconds[1:]),
+        "all_seconds": seconds,
+    }
+
+
+def measure(point: dict[str, Any]) -> dict[str, Any]:
+    """The same in a process of its own, watched from here."""
+    process = subprocess.Popen(
+        [sys.executable, __file__, "--point", json.dumps(point)], stdout=subprocess.PIPE, text=True
+    )
+    with peak_memory(process.pid) as most:
+        output = process.communicate()[0]
+    if process.returncode:
+        raise SystemExit(f"the point {point} has failed")
+    found = {**point, **json.loads(output), "peak_memory_MiB": most}
+    print(found["engine"], found["model"], f"{found['clients']} clients, {found['cohort']} per round:",
+          f"{found['seconds']['median']:.3f} s, {most['pss']:.0f} MiB", flush=True)  # fmt: skip
+    return found
+
+
+def main() -> None:
+    """Measure every point, write the figures and the picture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/cost.json")
+    parser.add_argument("--rounds", type=int, default=5, help="timed rounds of a point, after one to warm up")
+    parser.add_argument("--engines", nargs="+", default=["serial", "parallel", "batched"])
+    parser.add_argument("--curves", nargs="+", choices=CURVES, default=list(CURVES))
+    parser.add_argument("--point", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.point:
+        print(json.dumps(play(json.loads(args.point))))
+        return
+    found: dict[str, Any] = {
+        "command": "python benchmarks/speed/cost.py", "machine": machine(), "versions": versions(), "curves": {},
+    }  # fmt: skip
+    for curve in args.curves:
+        found["curves"][curve] = [
+            measure({**point, "engine": engine, "rounds": args.rounds})
+            for engine in args.engines
+            for point in CURVES[curve]
+        ]
+    few_and_many = {}
+    for engine in args.engines if "clients" in args.curves else []:
+        sizes = [point["peak_memory_MiB"]["pss"] for point in found["curves"]["clients"] if point["engine"] == engine]
+        few_and_many[engine] = sizes[-1] - sizes[0]
+        print(f"{engine}: 100,000 clients need {few_and_many[engine]:.0f} MiB more than 100 (limit: {LIMIT})")
+    found["more_MiB_for_100000_clients_than_for_100"] = few_and_many
+    found["under_1_GiB"] = all(more < LIMIT for more in few_and_many.values())
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(found, indent=1) + "\n")
+    draw_cost(found, args.out.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()

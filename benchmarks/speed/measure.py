@@ -1,0 +1,84 @@
+"""Time, memory and machine: what the races and the cost curves measure alike."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def family(pid: int) -> list[int]:
+    """A process and all its descendants."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(entry.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        children.setdefault(parent, []).append(int(entry.parent.name))
+    found = [pid]
+    for one in found:  # grows while it is walked through
+        found += children.get(one, [])
+    return found
+
+
+def memory(pids: Iterable[int]) -> dict[str, float]:
+    """MiB of some processes together: with shared pages counted once (pss), and as often as they appear (rss)."""
+    total = {"pss": 0.0, "rss": 0.0}
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            name = line.partition(":")[0].lower()
+            if name in total:
+                total[name] += int(line.split()[1]) / 1024
+    return total
+
+
+@contextmanager
+def peak_memory(pid: int, every: float = 0.05) -> Iterator[dict[str, float]]:
+    """The most memory that a process and its descendants take meanwhile; in MiB, complete when the block ends."""
+    most, over = {"pss": 0.0, "rss": 0.0}, threading.Event()
+
+    def watch() -> None:
+        while not over.wait(every):
+            for kind, size in memory(family(pid)).items():
+                most[kind] = max(most[kind], size)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield most
+    finally:
+        over.set()
+        watcher.join()
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """The median, and where the middle eighty percent lie."""
+    low, middle, high = np.percentile(values, [10, 50, 90])
+    return {"median": float(middle), "p10": float(low), "p90": float(high)}
+
+
+def machine() -> dict[str, Any]:
+    """Where the race took place."""
+    lines = subprocess.run(["lscpu"], capture_output=True, text=True, check=False).stdout.splitlines()
+    facts = {line.partition(":")[0].strip(): line.partition(":")[2].strip() for line in lines}
+    memory_kib = int(Path("/proc/meminfo").read_text().split()[1])
+    return {
+        "processor": " ".join(filter(None, (facts.get("Vendor ID"), facts.get("Model name")))) or platform.processor(),
+        "architecture": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_GiB": round(memory_kib / 2**20, 1),
+        "system": platform.system(),
+        "load_average_before": os.getloadavg(),
+    }

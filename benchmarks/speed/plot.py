@@ -1,0 +1,92 @@
+"""Pictures of the races and of the cost curves, drawn from their figures.
+
+python benchmarks/speed/plot.py benchmarks/results/speed-cpu.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+# Of the palette of Okabe and Ito; defaults are hatched, so that colour is not needed to tell them apart.
+COLOURS = {"fedhelix": "#0072B2", "flower": "#E69F00", "pfl": "#009E73", "plain": "#999999"}
+LABELS = {
+    "fedhelix": "fedhelix",
+    "flower": "Flower\nbest",
+    "flower-default": "Flower\ndefault",
+    "pfl": "pfl\nbest",
+    "pfl-default": "pfl\ndefault",
+    "plain": "plain\nloop",
+}
+TITLES = {
+    "W1": "W1: 100 clients, 10 per round, 5 epochs",
+    "W2": "W2: 1,000 clients, 50 per round, 1 epoch",
+}
+
+
+def draw_race(found: dict[str, Any], path: Path) -> None:
+    """Seconds per round of every contestant, and how many times fedhelix's they are."""
+    workloads = [name for name in TITLES if name in found]
+    figure = Figure(figsize=(5.2 * len(workloads), 4.2), layout="constrained")
+    for axes, workload in zip(figure.subplots(1, len(workloads), squeeze=False)[0], workloads, strict=True):
+        race = found[workload]
+        names = [name for name in LABELS if name in race["seconds_per_round"]]
+        for place, name in enumerate(names):
+            time = race["seconds_per_round"][name]
+            reach = [[time["median"] - time["p10"]], [time["p90"] - time["median"]]]
+            axes.bar(
+                place, time["median"], yerr=reach, capsize=4, color=COLOURS[name.partition("-")[0]],
+                hatch="//" if name.endswith("default") else None, edgecolor="white", ecolor="#333333",
+            )  # fmt: skip
+            times = race["ratio_to_fedhelix"].get(name, {}).get("of_medians", 1.0)
+            label = f"{time['median']:.2f} s" + (f"\n{times:.2f}×" if name != "fedhelix" else "")
+            axes.annotate(label, (place, time["p90"]), (0, 4), textcoords="offset points", ha="center", fontsize=9)
+        axes.set_xticks(range(len(names)), [LABELS[name] for name in names], fontsize=9)
+        axes.set_title(TITLES[workload], fontsize=11)
+        axes.set_ylabel("seconds per round")
+        axes.margins(y=0.15)
+        axes.spines[["top", "right"]].set_visible(False)
+    machine = found["machine"]
+    figure.supxlabel(
+        f"Fashion-MNIST with evaluation, {machine['cores']} cores ({machine['processor'] or machine['architecture']}). "
+        "Medians, lines from 10 to 90 %; lower is better.",
+        fontsize=8,
+    )
+    figure.savefig(path, dpi=200)
+
+
+def draw_cost(found: dict[str, Any], path: Path) -> None:
+    """Seconds and memory per round against each of the three sizes."""
+    curves = [name for name in ("cohort", "clients", "parameters") if name in found["curves"]]
+    labels = {"cohort": "clients per round", "clients": "clients in the federation", "parameters": "model parameters"}
+    figure = Figure(figsize=(4.2 * len(curves), 6), layout="constrained")
+    grid = figure.subplots(2, len(curves), squeeze=False, sharex="col")
+    for column, curve in enumerate(curves):
+        points = found["curves"][curve]
+        engines = list(dict.fromkeys(point["engine"] for point in points))
+        for engine, colour, marker in zip(engines, ("#0072B2", "#D55E00", "#009E73"), "osD", strict=False):
+            mine = [point for point in points if point["engine"] == engine]
+            x = [point[curve] for point in mine]
+            style = {"color": colour, "marker": marker, "label": engine}
+            grid[0][column].plot(x, [point["seconds"]["median"] for point in mine], **style)
+            grid[1][column].plot(x, [point["peak_memory_MiB"]["pss"] for point in mine], **style)
+        for axes, label in zip(grid[:, column], ("seconds per round", "peak memory (MiB)"), strict=True):
+            axes.set_xscale("log")
+            axes.set_ylabel(label)
+            axes.grid(alpha=0.3)
+            axes.spines[["top", "right"]].set_visible(False)
+        grid[0][column].set_yscale("log")
+        grid[1][column].set_ylim(bottom=0)
+        grid[1][column].set_xlabel(labels[curve])
+    grid[0][0].legend(frameon=False, fontsize=9)
+    figure.savefig(path, dpi=200)
+
+
+if __name__ == "__main__":
+    source = Path(sys.argv[1])
+    figures = json.loads(source.read_text())
+    (draw_cost if "curves" in figures else draw_race)(figures, source.with_suffix(".png"))
