@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,8 @@ from fedhelix.seeds import numpy_draw
 
 DIGITS = "digits"
 DIGITS_SIZES = (1438, 359)
+
+COPYING = threading.Lock()  # of several runs that start together, one copies and all share
 
 
 @dataclass(frozen=True, eq=False, repr=False)
