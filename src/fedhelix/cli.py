@@ -97,8 +97,8 @@ def run(
 ) -> None:
     """Train one method and keep everything in a run folder.
 
-    Without options it trains on scikit-learn's handwritten digits, spread unevenly over 20 clients, in well under a
-    minute:  fedhelix run fedavg
+    METHOD is a name from `fedhelix methods`, or FILE.py with one of your own. Without options it trains on
+    scikit-learn's handwritten digits, spread unevenly over 20 clients, in well under a minute.
     """
     plan = make_plan(method, values)
     folder = out or jobs.free_folder(f"{plan.method.name}-{plan.config.data}-seed{plan.config.seed}")
@@ -113,7 +113,10 @@ def resume(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Continue a run or a comparison that was stopped; the result is the same as without the stop."""
+    """Continue a run or a comparison that was stopped; the result is the same as without the stop.
+
+    FOLDER is what `fedhelix run` or `fedhelix compare` made.
+    """
     with resumable(folder):
         if jobs.is_comparison(folder):
             show_comparison(folder, jobs.resume_comparison(folder, quiet or None), as_json)
@@ -135,7 +138,8 @@ def compare(
 ) -> None:
     """Train several methods on the same clients and cohorts, and show them side by side.
 
-    Options of one method are set by its name:  fedhelix compare fedavg fedprox --set fedprox.mu=0.1 --seeds 3
+    METHOD is a name from `fedhelix methods`, or FILE.py with one of your own. Options of one method are set by its
+    name:  fedhelix compare fedavg fedprox --set fedprox.mu=0.1 --seeds 3
     """
     folder = out or jobs.free_folder("compare-" + "-".join(method_type(name).name for name in methods)[:60])
     with resumable(folder):
@@ -222,6 +226,10 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
         return
     metrics = [key for key in summary if ("accuracy" in key or "score" in key) and summary[key] is not None]
     figures = {key: f"{summary[key]:.4f}" for key in metrics}
+    if summary["refused"]:
+        print(
+            f"fedhelix: {summary['refused']} uploads were refused; metrics.jsonl says which and why.", file=sys.stderr
+        )
     if not console.is_terminal:
         words = {"method": summary["method"], "rounds": summary["rounds"], **figures, "folder": folder}
         print(" ".join(f"{key}={value}" for key, value in words.items()))

@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import TensorDataset
 
-from fedhelix.data import from_arrays, from_clients
+from fedhelix.data import from_arrays, from_clients, from_npz, partitions
 from fedhelix.errors import BadInput
 
 
@@ -146,3 +146,36 @@ class TestFromClients:
     def test_bad_input(self, clients, test, message):
         with pytest.raises(BadInput, match=message):
             from_clients(clients, test)
+
+
+def test_an_npz_file_with_owners_becomes_a_federation(tmp_path):
+    x, y = np.random.default_rng(0).random((40, 3), dtype=np.float32), np.arange(40) % 2
+    np.savez(tmp_path / "mine.npz", x=x, y=y, owners=np.repeat(["a", "b"], 20))
+    data = from_npz(tmp_path / "mine.npz")
+    assert data.name == "mine" and data.classes == 2 and len(data.owners) == len(data.x) == 32
+    assert len(partitions.natural().split(data, 0)) == 2
+
+
+@pytest.mark.parametrize(
+    "content", [{"x": np.zeros((4, 2))}, {"x": np.zeros((4, 2)), "y": np.zeros(4), "z": np.zeros(1)}]
+)
+def test_an_npz_file_must_hold_x_and_y_and_nothing_unknown(tmp_path, content):
+    np.savez(tmp_path / "mine.npz", **content)
+    with pytest.raises(BadInput, match="must hold x and y"):
+        from_npz(tmp_path / "mine.npz")
+
+
+def test_a_file_that_is_no_npz_is_named(tmp_path):
+    (tmp_path / "mine.npz").write_text("no")
+    with pytest.raises(BadInput, match=r"mine\.npz.*cannot be read"):
+        from_npz(tmp_path / "mine.npz")
+    with pytest.raises(BadInput, match="there is no file"):
+        from_npz(tmp_path / "other.npz")
+
+
+def test_owners_follow_the_hold_out_and_must_be_complete():
+    x, y = np.random.default_rng(0).random((40, 3), dtype=np.float32), np.arange(40) % 2
+    data = from_arrays(x, y, owners=np.arange(40) // 10)
+    assert len(data.owners) == len(data.x)
+    with pytest.raises(BadInput, match="3 owners for 40 samples"):
+        from_arrays(x, y, owners=[1, 2, 3])

@@ -1,7 +1,7 @@
 """Data: loading, your own arrays, partitions over clients, augmentation."""
 
 from fedhelix.data import partitions
-from fedhelix.data.arrays import from_arrays, from_clients
+from fedhelix.data.arrays import from_arrays, from_clients, from_npz
 from fedhelix.data.augment import crop_and_flip, draw_crops
 from fedhelix.data.datasets import Availability, Dataset, available, load
 from fedhelix.data.partitions import Partition, Split, class_split
@@ -17,6 +17,7 @@ __all__ = [
     "draw_crops",
     "from_arrays",
     "from_clients",
+    "from_npz",
     "load",
     "partitions",
 ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -31,6 +33,7 @@ def from_arrays(
     *,
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
+    owners: Any = None,
     seed: int = 0,
 ) -> Dataset:
     """A data set from tensors, NumPy arrays or anything that NumPy can read.
@@ -41,10 +44,14 @@ def from_arrays(
     * `classes="auto"`: integer labels are a classification with as many classes as the largest label says, float
       labels a regression. A number or None (regression) decides otherwise.
     * Without a test pool 20 % of the samples, class by class, are held out as one.
+    * `owners` says for each sample whose it is; a federation then takes its clients from there.
     """
     if (x_test is None) != (y_test is None):
         raise BadInput(f"'{name}' has only one of x_test and y_test; give both or none.")
     inputs, targets = read_pair(x, y, f"'{name}'")
+    whose = None if owners is None else np.asarray(owners)
+    if whose is not None and len(whose) != len(inputs):
+        raise BadInput(f"'{name}' has {len(whose)} owners for {len(inputs)} samples; give one for each.")
     if x_test is not None:
         test_inputs, test_targets = read_pair(x_test, y_test, f"the test part of '{name}'")
     else:
@@ -53,9 +60,26 @@ def from_arrays(
             raise BadInput(f"'{name}' has too few samples of each class for a test pool; give x_test and y_test.")
         test_inputs, test_targets = inputs[held], targets[held]
         inputs, targets = inputs[~held], targets[~held]
+        whose = None if whose is None else whose[~held]
     count = count_classes(classes, targets, test_targets)
     targets, test_targets = (as_targets(part, count, name) for part in (targets, test_targets))
-    return Dataset(name, inputs, targets, test_inputs, test_targets, count, mean, std)
+    return Dataset(name, inputs, targets, test_inputs, test_targets, count, mean, std, owners=whose)
+
+
+def from_npz(path: str | Path) -> Dataset:
+    """A data set from one npz file with x, y and, if there are any, x_test, y_test and owners (see `from_arrays`)."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+    except FileNotFoundError:
+        raise BadInput(f"there is no file '{path}'.") from None
+    except (OSError, ValueError, zipfile.BadZipFile) as problem:
+        raise BadInput(f"'{path}' cannot be read as an npz file: {problem}.") from None
+    renamed = {key.removesuffix("_train"): value for key, value in arrays.items()}
+    unknown_keys = sorted(set(renamed) - {"x", "y", "x_test", "y_test", "owners"})
+    if unknown_keys or not {"x", "y"} <= set(renamed):
+        raise BadInput(f"'{path}' must hold x and y, and may hold x_test, y_test and owners; it has {sorted(arrays)}.")
+    return from_arrays(**renamed, name=Path(path).stem)
 
 
 def from_clients(

@@ -16,7 +16,7 @@ import torch
 import fedhelix
 from fedhelix import toml
 from fedhelix.client import Training
-from fedhelix.data import load, partitions
+from fedhelix.data import from_npz, load, partitions
 from fedhelix.errors import BadInput, unknown
 from fedhelix.federation import Federation
 from fedhelix.method import Method
@@ -33,12 +33,12 @@ PROVENANCE = ("format", "versions")
 class Config(Training):
     """Everything that determines a run, but for the method's own options."""
 
-    data: str = option("digits", "data set: digits, mnist, fashion-mnist, emnist, cifar10, cifar100 or svhn")
+    data: str = option("digits", "digits, mnist, fashion-mnist, emnist, cifar10, cifar100, svhn, or FILE.npz")
     data_dir: str | None = option(None, "folder with NAME.npz or the official files (or set FEDHELIX_DATA)")
     model: str = option("auto", "network: auto, cnn, mlp, linear, small-cnn, fedpac-cnn, genfed-cnn, resnet18, ...")
     clients: int = option(20, "how many clients there are", low=1)
     cohort: int | None = option(None, "clients sampled in each round (auto: 10, or all if there are fewer)", low=1)
-    partition: str = option("dirichlet:0.3", "who owns what: iid, shard:S, dirichlet:A or dominant:S")
+    partition: str = option("dirichlet:0.3", "who owns what: iid, shard:S, dirichlet:A, dominant:S or natural")
     valid: float = option(0.1, "share of a client's samples kept for choosing rounds and settings", low=0, high=0.9)
     rounds: int = option(30, "rounds of the federation", low=1)
     eval_every: int = option(1, "evaluate after every so many rounds, and after the last", low=1)
@@ -56,7 +56,7 @@ class Config(Training):
         """The federation that these settings describe."""
         training = {field.name: getattr(self, field.name) for field in dataclasses.fields(Training)}
         return Federation(
-            load(self.data, data_dir=self.data_dir),
+            from_npz(self.data) if self.data.endswith(".npz") else load(self.data, data_dir=self.data_dir),
             partitions.parse(self.partition, self.clients, valid=self.valid),
             model=self.model,
             method=method,
@@ -148,6 +148,7 @@ def make_plan(spec: str, values: Mapping[str, Any]) -> Plan:
 
     Keys are those of `Config`; `method.KEY` is an option of the method, and `NAME.KEY` one of the method NAME only.
     """
+    spec = _absolute(spec)
     settings: dict[str, Any] = {}
     options: dict[str, Any] = {}
     name = method_type(spec).name
@@ -171,6 +172,12 @@ def read_plan(config: Mapping[str, Any], where: str | Path) -> Plan:
         raise BadInput(f"'{where}' was made from Python objects; resume it with Federation.fit(out=..., resume=True).")
     values = {key: value for key, value in flat(config).items() if key != "method.name"}
     return make_plan(str(method["name"]), values)
+
+
+def _absolute(spec: str) -> str:
+    """A method's file as it can be found from any folder."""
+    path, colon, name = spec.partition(":")
+    return f"{Path(path).resolve()}{colon}{name}" if Path(path).is_file() else spec
 
 
 def versions() -> dict[str, str]:
