@@ -242,6 +242,7 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
         "uploaded / downloaded", f"{human_bytes(summary['uplink_bytes'])} / {human_bytes(summary['downlink_bytes'])}"
     )
     table.add_row("time", human_seconds(summary["seconds"]))
+    table.add_row("engine", summary["engine"])
     table.add_row("folder", str(folder))
     console.print(table)
 

@@ -287,6 +287,7 @@ class Federation:
             "data": self.data.name,
             "clients": self.clients,
             "seed": self.seed,
+            "engine": f"{self.engine.name} ({self.engine.why})",
         }
 
     def __repr__(self) -> str:

@@ -17,11 +17,17 @@ ENGINES: dict[str, type[Engine]] = {"serial": Serial, "parallel": Parallel, "bat
 __all__ = ["ENGINES", "Engine", "Parallel", "Serial", "engine_for"]
 
 
-def worth_processes(setup: Setup, cohort: int) -> bool:
-    """Whether a round takes long enough that starting worker processes pays."""
-    steps = cohort * setup.training.epochs * sum(len(split.train) for split in setup.splits) / len(setup.splits)
+def suited(setup: Setup, cohort: int) -> tuple[str, str]:
+    """The engine that `auto` takes, and why."""
+    if setup.device.type == "cuda":
+        return "batched", "a GPU wants many clients at once"
+    samples = sum(len(split.train) for split in setup.splits) / len(setup.splits)
+    steps = cohort * setup.training.epochs * samples / setup.training.batch_size
     step_seconds(setup, setup.kernels)  # the first one is slow
-    return steps / setup.training.batch_size * step_seconds(setup, setup.kernels) > LONG_ROUND
+    seconds = steps * step_seconds(setup, setup.kernels)
+    if seconds > LONG_ROUND:
+        return "parallel", f"a round of about {seconds:.1f} s is worth several processes"
+    return "serial", f"a round of about {seconds:.2f} s is too short to start processes for"
 
 
 def engine_for(name: str, setup: Setup, workers: int | None = None, cohort: int = 10) -> Engine:
@@ -30,8 +36,11 @@ def engine_for(name: str, setup: Setup, workers: int | None = None, cohort: int 
     `auto` takes `batched` on a GPU; on a CPU `parallel` where a round is long and `serial` where it is short. These
     two give the same results to the bit.
     """
+    why = "as asked for"
     if name == "auto":
-        name = "batched" if setup.device.type == "cuda" else "parallel" if worth_processes(setup, cohort) else "serial"
+        name, why = suited(setup, cohort)
     if name not in ENGINES:
         raise unknown("engine", name, [*ENGINES, "auto"])
-    return Parallel(setup, workers) if name == "parallel" else ENGINES[name](setup)
+    engine = Parallel(setup, workers) if name == "parallel" else ENGINES[name](setup)
+    engine.why = why
+    return engine

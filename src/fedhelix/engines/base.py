@@ -34,6 +34,7 @@ class Engine(ABC):
     """Maps a client's work over many clients. Only `work` must be written; the rest has a plain default."""
 
     name: ClassVar[str] = ""
+    why: str = ""  # this engine was taken
 
     def __init__(self, setup: Setup):
         self.setup = setup
