@@ -39,7 +39,7 @@ CURVES: dict[str, list[dict[str, Any]]] = {
 LIMIT = 1024  # MiB that 100,000 clients may need more than 100
 
 
-def synthetic(count: int, shape: tuple[int, ...], test: int = 500) -> Dataset:
+def synthetic(count: int, shape: tuple[int, ...], test: int = 200) -> Dataset:
     """Noise with ten classes: bytes as pictures, floats as tables."""
     generator = torch.Generator().manual_seed(0)
 
@@ -90,7 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/cost.json")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds of a point, after one to warm up")
-    parser.add_argument("--engines", nargs="+", default=["serial", "parallel", "batched"])
+    parser.add_argument("--engines", nargs="+", default=["serial", "parallel"])
     parser.add_argument("--curves", nargs="+", choices=CURVES, default=list(CURVES))
     parser.add_argument("--point", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,11 @@ class Contestant:
                 [python, str(script), json.dumps({**settings, "contestant": kind})], text=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True, cwd=log.parent,
             )  # fmt: skip
-        self.facts = self.listen()
+        try:
+            self.facts = self.listen()
+        except BaseException:
+            self.stop()
+            raise
         self.signal(signal.SIGSTOP)
 
     def listen(self) -> Any:
@@ -117,10 +122,8 @@ class Contestant:
     def signal(self, number: int) -> None:
         """Send a signal to all its processes."""
         for pid in family(self.process.pid):
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, number)
-            except ProcessLookupError:
-                continue
 
     def play(self, rounds: int = 1) -> list[float]:
         """Some rounds; returns their seconds."""
@@ -144,22 +147,13 @@ class Contestant:
         everybody = family(self.process.pid)
         self.signal(signal.SIGCONT)
         self.process.stdin.close()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            pass
         for pid in everybody:
-            if str(self.log.parent) in _environment_of(pid):
-                os.kill(pid, signal.SIGKILL)
+            with suppress(OSError):  # the folder makes sure that the number still means the same process
+                if Path(f"/proc/{pid}/cwd").readlink() == self.log.parent:
+                    os.kill(pid, signal.SIGKILL)
         self.process.wait()
-
-
-def _environment_of(pid: int) -> str:
-    """Where a process works, to be sure that a number still means the same process; empty if it has ended."""
-    try:
-        return os.readlink(f"/proc/{pid}/cwd")
-    except OSError:
-        return ""
 
 
 def compete(workload: str, names: list[str], args: argparse.Namespace) -> dict[str, Any]:
@@ -196,8 +190,7 @@ def compete(workload: str, names: list[str], args: argparse.Namespace) -> dict[s
             chosen[name] = {key: value for key, value in best.items() if key != "seconds"}
         crowd: list[Contestant] = []
         try:
-            for name in names:
-                crowd.append(start(name, chosen[name]))
+            crowd.extend(start(name, chosen[name]) for name in names)
             for t in range(args.rounds):
                 for one in crowd[t % len(crowd) :] + crowd[: t % len(crowd)]:
                     one.play()
@@ -262,7 +255,10 @@ def main() -> None:
         parser.error("--rounds must be more than --warm-up, and --calibrate at least 1")
     if "fedhelix" not in args.contestants:
         parser.error("fedhelix takes part")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that nobody is left behind, frozen
     found = {"command": "python benchmarks/speed/cpu.py", "machine": machine(), "versions": versions()}
+    if os.getloadavg()[0] > 0.5:
+        print("the machine is busy with other things: the figures will not be worth much", flush=True)
     for workload in args.workloads:
         found[workload] = compete(workload, args.contestants, args)
         args.out.parent.mkdir(parents=True, exist_ok=True)

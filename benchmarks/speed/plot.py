@@ -52,7 +52,7 @@ def draw_race(found: dict[str, Any], path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     machine = found["machine"]
     figure.supxlabel(
-        f"Fashion-MNIST with evaluation, {machine['cores']} cores ({machine['processor'] or machine['architecture']}). "
+        f"Fashion-MNIST with evaluation, {machine['cores']} cores ({machine['processor']}).\n"
         "Medians, lines from 10 to 90 %; lower is better.",
         fontsize=8,
     )

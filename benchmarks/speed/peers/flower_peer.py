@@ -89,6 +89,7 @@ def main() -> None:
     """Start the simulation, with one CPU per client or with Flower's default."""
     config = None
     if settings["cpus_per_client"] is not None:
+        os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - or they run at low priority
         config = {"client_resources": {"num_cpus": settings["cpus_per_client"], "num_gpus": 0.0}}
     run_simulation(server_app, client_app, settings["clients"], backend_config=config)
 

@@ -9,11 +9,11 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from common import Seat, apply  # noqa: E402
-from workloads import PlainLoop, federation  # noqa: E402
+from common import Seat, apply
+from workloads import PlainLoop, federation
 
-from fedhelix import load  # noqa: E402
-from fedhelix.runs.config import versions  # noqa: E402
+from fedhelix import load
+from fedhelix.runs.config import versions
 
 
 def main(settings: dict[str, Any]) -> None:
