@@ -153,8 +153,8 @@ class Federation:
     def begin(self, rounds: int) -> Standing:
         """Before round 0: clients say hello, the server makes its first state and replies."""
         ctx = self.context(0, rounds)
-        greets = type(self.method).hello is not Method.hello
-        hellos = self.engine.hello([Job(i, 0, {}, {}) for i in range(self.clients)]) if greets else {}
+        jobs = [Job(i, 0, {}, {}) for i in range(self.clients)]
+        hellos = self.engine.hello(jobs) if self.method.greets else {}
         server, replies = self.method.begin(hellos, ctx)
         said = sum(payload_bytes(tree) for trees in (hellos, replies) for tree in trees.values())
         return Standing(0, server, dict(replies), set(replies), said)
@@ -231,7 +231,7 @@ class Federation:
                     run.records, run.standing = run.folder.records(), Standing(*restored)
             if not run.standing.round:
                 run.standing = self.begin(rounds)
-            progress = stack.enter_context(Progress(rounds, title or self.method.name, run.standing.round, quiet))
+            progress = stack.enter_context(Progress(rounds, title or self.method.label, run.standing.round, quiet))
             for record in run.records:
                 progress.update(record)
             try:
@@ -275,14 +275,14 @@ class Federation:
             "clients": self.clients,
             "cohort": self.cohort_size,
             "training": vars(self.training),
-            "method": {"name": self.method.name, **vars(self.method)},
+            "method": {"name": self.method.label, **self.method.options()},
         }
 
     def facts(self) -> dict[str, Any]:
         """What a summary says about the federation itself."""
         return {
-            "method": self.method.name,
-            "options": dict(vars(self.method)),
+            "method": self.method.label,
+            "options": self.method.options(),
             "parameters": sum(self.units.sizes[name] for name in self.units.parameters),
             "data": self.data.name,
             "clients": self.clients,
