@@ -16,9 +16,9 @@ import torch
 import fedhelix
 from fedhelix import toml
 from fedhelix.client import Training
-from fedhelix.data import load, partitions
+from fedhelix.data import ServerData, load, partitions
 from fedhelix.errors import BadInput, unknown
-from fedhelix.federation import Federation
+from fedhelix.federation import SETTINGS, Federation
 from fedhelix.method import Method
 from fedhelix.options import find, option
 from fedhelix.registry import is_known, layers, make
@@ -30,7 +30,7 @@ PROVENANCE = ("format", "versions")
 
 
 @dataclass(frozen=True)
-class Config(Training):
+class Config(ServerData, Training):
     """Everything that determines a run, but for the method's own options."""
 
     data: str = option("digits", "data set: digits, mnist, fashion-mnist, emnist, cifar10, cifar100 or svhn")
@@ -54,7 +54,7 @@ class Config(Training):
 
     def federation(self, method: Method) -> Federation:
         """The federation that these settings describe."""
-        training = {field.name: getattr(self, field.name) for field in dataclasses.fields(Training)}
+        settings = {field.name: getattr(self, field.name) for kind in SETTINGS for field in dataclasses.fields(kind)}
         return Federation(
             load(self.data, data_dir=self.data_dir),
             partitions.parse(self.partition, self.clients, valid=self.valid),
@@ -67,7 +67,7 @@ class Config(Training):
             device=self.device,
             workers=self.workers,
             kernels=self.kernels,
-            **training,
+            **settings,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,8 @@ def compare(
         for seed in range(first, first + seeds)
         for name, spec in zip(names, methods, strict=True)
     }
+    if any(plan.method.scores for plan in plans.values()):  # then all methods leave the same samples to the server
+        plans = {path: replace(plan, config=plan.config.resolved(needed=True)) for path, plan in plans.items()}
     for plan in plans.values():
         plan.config.federation(plan.method).close()  # every mistake shows before the first round
     _note(out, {"methods": list(methods), "seeds": seeds, "settings": dict(values)})
