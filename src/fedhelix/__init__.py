@@ -6,7 +6,7 @@ from fedhelix.data import Dataset, from_arrays, from_clients, load
 from fedhelix.data import partitions as partition
 from fedhelix.errors import BadInput
 from fedhelix.federation import Federation, Run
-from fedhelix.method import Batch, Client, Context, Local, LocalRound, Method, Phase, Upload
+from fedhelix.method import Batch, Client, Context, Local, LocalRound, Method, Phase, Upload, Wrapper
 from fedhelix.methods import (
     Ditto,
     FedAvg,
@@ -20,6 +20,7 @@ from fedhelix.methods import (
     FedPer,
     FedProx,
     FedRep,
+    GenFed,
     LGFedAvg,
     LocalOnly,
     PartialFed,
@@ -53,6 +54,7 @@ __all__ = [
     "FedProx",
     "FedRep",
     "Federation",
+    "GenFed",
     "LGFedAvg",
     "Local",
     "LocalOnly",
@@ -63,6 +65,7 @@ __all__ = [
     "Run",
     "Scaffold",
     "Upload",
+    "Wrapper",
     "from_arrays",
     "from_clients",
     "load",

@@ -12,6 +12,7 @@ from fedhelix.methods.fedopt import FedOpt
 from fedhelix.methods.fedper import FedPer
 from fedhelix.methods.fedprox import FedProx
 from fedhelix.methods.fedrep import FedRep
+from fedhelix.methods.genfed import GenFed
 from fedhelix.methods.lg_fedavg import LGFedAvg
 from fedhelix.methods.local import LocalOnly
 from fedhelix.methods.partialfed import PartialFed
@@ -30,6 +31,7 @@ __all__ = [
     "FedPer",
     "FedProx",
     "FedRep",
+    "GenFed",
     "LGFedAvg",
     "LocalOnly",
     "PartialFed",
