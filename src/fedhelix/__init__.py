@@ -9,6 +9,7 @@ from fedhelix.federation import Federation, Run
 from fedhelix.method import Batch, Client, Context, Local, LocalRound, Method, Phase, Upload, Wrapper
 from fedhelix.methods import (
     Ditto,
+    FedAU,
     FedAvg,
     FedAvgFT,
     FedBABU,
@@ -20,6 +21,7 @@ from fedhelix.methods import (
     FedPer,
     FedProx,
     FedRep,
+    FedUmf,
     GenFed,
     LGFedAvg,
     LocalOnly,
@@ -42,6 +44,7 @@ __all__ = [
     "Context",
     "Dataset",
     "Ditto",
+    "FedAU",
     "FedAvg",
     "FedAvgFT",
     "FedBABU",
@@ -53,6 +56,7 @@ __all__ = [
     "FedPer",
     "FedProx",
     "FedRep",
+    "FedUmf",
     "Federation",
     "GenFed",
     "LGFedAvg",

@@ -26,6 +26,7 @@ from fedhelix.errors import BadInput
 from fedhelix.method import Context, Method
 from fedhelix.methods import FedAvg
 from fedhelix.options import build_all, convert
+from fedhelix.participation import Participation, Sampler
 from fedhelix.progress import Progress
 from fedhelix.records import Record, summarise
 from fedhelix.store import RunFolder
@@ -36,7 +37,7 @@ from fedhelix.units import Units
 if TYPE_CHECKING:
     import pandas as pd
 
-SETTINGS = (Training, ServerData)  # the keys of a federation, the same for every method
+SETTINGS = (Training, ServerData, Participation)  # the keys of a federation, the same for every method
 
 
 @dataclass
@@ -57,7 +58,8 @@ class Federation:
     `partition` says who owns which sample: a value of `fedhelix.partition`, or text such as "dirichlet:0.1".
     `model` is a name, an `nn.Module`, or a function that makes one. Everything else has a sensible default; the
     options of `Training` (epochs, batch_size, lr, lr_decay, momentum, weight_decay, augment) and of `ServerData`
-    (validation_size, validation_shared, supplement_size, supplement_below) are keywords too.
+    (validation_size, validation_shared, supplement_size, supplement_below) are keywords too, and so are
+    `participation` and `participation_alpha`.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class Federation:
             partition = partitions.parse(partition, clients)
         self.method = method if method is not None else FedAvg()
         self.seed, self.device = int(seed), _device(device)
-        self.training, asked = build_all(SETTINGS, settings, "a federation")
+        self.training, asked, self.participation = build_all(SETTINGS, settings, "a federation")
         self.server_data: ServerData = asked.resolved(self.method.scores)
         self.reserve = Reserve.of(pool, partition, self.server_data, self.seed)
         if self.method.scores and not len(self.reserve.scoring):
@@ -98,6 +100,7 @@ class Federation:
         self.cohort_size = min(10, self.clients) if cohort is None else cohort
         if not 1 <= self.cohort_size <= self.clients:
             raise BadInput(f"cohort must lie between 1 and the number of clients ({self.clients}), not {cohort}.")
+        self.sampler = Sampler(self.participation, self.clients, self.cohort_size, self.seed)
         self.judged = self._judged(eval_clients)
         outputs = pool.classes if pool.classes is not None else math.prod(pool.y.shape[1:])
         module = models.build(model, pool.shape, outputs, data_name=pool.name, seed=self.seed)
@@ -171,8 +174,7 @@ class Federation:
 
     def cohort(self, t: int) -> list[int]:
         """The clients sampled in round t: the same for every method with this seed."""
-        chosen = seeds.numpy_draw(self.seed, "cohort", t).choice(self.clients, self.cohort_size, replace=False)
-        return sorted(int(client) for client in chosen)
+        return self.sampler.cohort(t)
 
     def _judged(self, count: int | None) -> list[int]:
         """The clients whose personal models are judged: all, or the same few every time."""
@@ -290,6 +292,7 @@ class Federation:
             "cohort": self.cohort_size,
             "training": vars(self.training),
             "server_data": vars(self.server_data),
+            "participation": vars(self.participation),
             "method": {"name": self.method.label, **self.method.options()},
         }
 

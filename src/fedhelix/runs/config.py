@@ -21,6 +21,7 @@ from fedhelix.errors import BadInput, unknown
 from fedhelix.federation import SETTINGS, Federation
 from fedhelix.method import Method
 from fedhelix.options import find, option
+from fedhelix.participation import Participation
 from fedhelix.registry import is_known, layers, make
 from fedhelix.runs.presets import PRESETS
 from fedhelix.store import FORMAT
@@ -30,7 +31,7 @@ PROVENANCE = ("format", "versions")
 
 
 @dataclass(frozen=True)
-class Config(ServerData, Training):
+class Config(Participation, ServerData, Training):
     """Everything that determines a run, but for the method's own options."""
 
     data: str = option("digits", "data set: digits, mnist, fashion-mnist, emnist, cifar10, cifar100 or svhn")
