@@ -14,9 +14,9 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # From the ground up; a room imports only from rooms on lower floors (and from itself).
 FLOORS = [
-    {"errors", "seeds", "task", "records", "progress"},
+    {"errors", "seeds", "task", "records", "progress", "selection"},
     {"options", "tree", "toml", "imports", "cpu"},
-    {"data", "models", "store"},
+    {"data", "models", "store", "participation"},
     {"units"},
     {"method"},
     {"registry"},

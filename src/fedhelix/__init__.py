@@ -6,9 +6,10 @@ from fedhelix.data import Dataset, from_arrays, from_clients, load
 from fedhelix.data import partitions as partition
 from fedhelix.errors import BadInput
 from fedhelix.federation import Federation, Run
-from fedhelix.method import Batch, Client, Context, Local, LocalRound, Method, Phase, Upload
+from fedhelix.method import Batch, Client, Context, Local, LocalRound, Method, Phase, Upload, Wrapper
 from fedhelix.methods import (
     Ditto,
+    FedAU,
     FedAvg,
     FedAvgFT,
     FedBABU,
@@ -20,6 +21,8 @@ from fedhelix.methods import (
     FedPer,
     FedProx,
     FedRep,
+    FedUmf,
+    GenFed,
     LGFedAvg,
     LocalOnly,
     PartialFed,
@@ -41,6 +44,7 @@ __all__ = [
     "Context",
     "Dataset",
     "Ditto",
+    "FedAU",
     "FedAvg",
     "FedAvgFT",
     "FedBABU",
@@ -52,7 +56,9 @@ __all__ = [
     "FedPer",
     "FedProx",
     "FedRep",
+    "FedUmf",
     "Federation",
+    "GenFed",
     "LGFedAvg",
     "Local",
     "LocalOnly",
@@ -63,6 +69,7 @@ __all__ = [
     "Run",
     "Scaffold",
     "Upload",
+    "Wrapper",
     "from_arrays",
     "from_clients",
     "load",

@@ -38,9 +38,9 @@ def finite(trees: Sequence[Tree]) -> list[bool]:
 
 
 def receive(outcomes: Sequence[Outcome], initial: State) -> tuple[list[Upload], dict[str, str]]:
-    """The uploads that arrived whole, ordered by client, and why the others were refused."""
+    """The uploads that arrived whole, ordered by client, and why the others were refused; an empty one is silence."""
     uploads, refused = [], {}
-    ordered = sorted(outcomes, key=lambda outcome: outcome.client)
+    ordered = sorted((outcome for outcome in outcomes if outcome.upload), key=lambda outcome: outcome.client)
     for outcome, sound in zip(ordered, finite([outcome.upload for outcome in ordered]), strict=True):
         reason = refusal(outcome.upload, initial) or (None if sound else "holds values that are not finite")
         if reason is None:

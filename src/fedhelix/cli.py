@@ -22,7 +22,7 @@ from fedhelix import METHODS, __version__, models
 from fedhelix.data import available
 from fedhelix.errors import BadInput, EngineFailure
 from fedhelix.progress import human_bytes, human_seconds
-from fedhelix.registry import method_type
+from fedhelix.registry import layers, make
 from fedhelix.report.plots import comparison_plot
 from fedhelix.report.tables import comparison, render
 from fedhelix.runs import jobs
@@ -89,7 +89,9 @@ def _parameter(name: str, kind: Any, note: Any) -> inspect.Parameter:
 @settings
 def run(
     *,
-    method: Annotated[str, typer.Argument(help="A name from `fedhelix methods`, or FILE.py with one of your own.")],
+    method: Annotated[
+        str, typer.Argument(help="A name from `fedhelix methods`, a pair such as genfed+fedau, or your own FILE.py.")
+    ],
     out: Out = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -101,7 +103,7 @@ def run(
     scikit-learn's handwritten digits, spread unevenly over 20 clients, in well under a minute.
     """
     plan = make_plan(method, values)
-    folder = out or jobs.free_folder(f"{plan.method.name}-{plan.config.data}-seed{plan.config.seed}")
+    folder = out or jobs.free_folder(f"{plan.method.label}-{plan.config.data}-seed{plan.config.seed}")
     with resumable(folder):
         done = jobs.start(plan, folder, quiet=quiet or None)
     show_run(folder, done.summary, as_json)
@@ -141,7 +143,7 @@ def compare(
     METHOD is a name from `fedhelix methods`, or FILE.py with one of your own. Options of one method are set by its
     name:  fedhelix compare fedavg fedprox --set fedprox.mu=0.1 --seeds 3
     """
-    folder = out or jobs.free_folder("compare-" + "-".join(method_type(name).name for name in methods)[:60])
+    folder = out or jobs.free_folder("compare-" + "-".join(make(name).label for name in methods)[:60])
     with resumable(folder):
         folders = jobs.compare(methods, values, seeds, folder, quiet or None)
     show_comparison(folder, folders, as_json)
@@ -153,7 +155,7 @@ def methods(
     as_json: Json = False,
 ) -> None:
     """What each method is, its options with defaults and meaning, and its paper."""
-    chosen = {name: method_type(name)} if name else dict(sorted(METHODS.items()))
+    chosen = {kind.name: kind for kind in layers(name)} if name else dict(sorted(METHODS.items()))
     facts = {key: _describe(kind) for key, kind in chosen.items()}
     if as_json:
         print(json.dumps(facts, indent=2))
@@ -166,7 +168,7 @@ def methods(
 
 
 def _describe(kind: type) -> dict[str, Any]:
-    fields = [field for field in dataclasses.fields(kind) if field.init]
+    fields = [field for field in dataclasses.fields(kind) if field.init and field.name != "inner"]
     hints = typing.get_type_hints(kind)
     options = {}
     for field in fields:

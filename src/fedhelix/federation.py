@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,13 +19,14 @@ from torch import nn
 from fedhelix import models, seeds, toml
 from fedhelix.channel import receive
 from fedhelix.client import Job, Setup, Training
-from fedhelix.data import Dataset, Partition, from_clients, load, partitions
+from fedhelix.data import Dataset, Partition, Reserve, ServerData, from_clients, load, partitions
 from fedhelix.engines import Engine, engine_for
 from fedhelix.engines.kernels import choose
 from fedhelix.errors import BadInput
 from fedhelix.method import Context, Method
 from fedhelix.methods import FedAvg
-from fedhelix.options import build, convert
+from fedhelix.options import build_all, convert
+from fedhelix.participation import Participation, Sampler
 from fedhelix.progress import Progress
 from fedhelix.records import Record, summarise
 from fedhelix.store import RunFolder
@@ -34,6 +36,8 @@ from fedhelix.units import Units
 
 if TYPE_CHECKING:
     import pandas as pd
+
+SETTINGS = (Training, ServerData, Participation)  # the keys of a federation, the same for every method
 
 
 @dataclass
@@ -53,7 +57,9 @@ class Federation:
     `data` is a name for `load`, a `Dataset`, or a list with one (x, y) pair or torch data set per client.
     `partition` says who owns which sample: a value of `fedhelix.partition`, or text such as "dirichlet:0.1".
     `model` is a name, an `nn.Module`, or a function that makes one. Everything else has a sensible default; the
-    options of `Training` (epochs, batch_size, lr, lr_decay, momentum, weight_decay, augment) are keywords too.
+    options of `Training` (epochs, batch_size, lr, lr_decay, momentum, weight_decay, augment) and of `ServerData`
+    (validation_size, validation_shared, supplement_size, supplement_below) are keywords too, and so are
+    `participation` and `participation_alpha`.
     """
 
     def __init__(
@@ -73,7 +79,7 @@ class Federation:
         device: str = "auto",
         workers: int | None = None,
         kernels: Literal["auto", "onednn", "native", "tuned"] = "auto",
-        **training: Any,
+        **settings: Any,
     ):
         owned = not isinstance(data, str | Dataset)
         pool = load(data) if isinstance(data, str) else data if isinstance(data, Dataset) else from_clients(data)
@@ -83,11 +89,18 @@ class Federation:
             partition = partitions.parse(partition, clients)
         self.method = method if method is not None else FedAvg()
         self.seed, self.device = int(seed), _device(device)
-        self.splits = partition.split(pool, self.seed)
+        self.training, asked, self.participation = build_all(SETTINGS, settings, "a federation")
+        self.server_data: ServerData = asked.resolved(self.method.scores)
+        self.reserve = Reserve.of(pool, partition, self.server_data, self.seed)
+        if self.method.scores and not len(self.reserve.scoring):
+            raise BadInput(f"{self.method.label} scores models on validation data; set validation_size above 0.")
+        self.splits = partition.split(pool, self.seed, exclude=self.reserve.all)
+        self.splits, self.supplements = self.reserve.supplement(pool, self.splits, self.server_data, self.seed)
         self.clients = len(self.splits)
         self.cohort_size = min(10, self.clients) if cohort is None else cohort
         if not 1 <= self.cohort_size <= self.clients:
             raise BadInput(f"cohort must lie between 1 and the number of clients ({self.clients}), not {cohort}.")
+        self.sampler = Sampler(self.participation, self.clients, self.cohort_size, self.seed)
         self.judged = self._judged(eval_clients)
         outputs = pool.classes if pool.classes is not None else math.prod(pool.y.shape[1:])
         module = models.build(model, pool.shape, outputs, data_name=pool.name, seed=self.seed)
@@ -101,7 +114,6 @@ class Federation:
         state = module.state_dict()
         self.initial: State = {name: state[name].detach().clone() for name in self.units.names}
         self.task = task_for(pool.classes, loss, metric)
-        self.training: Training = build(Training, training, "a federation")
         setup = Setup(
             self.method, module, self.units, self.initial, pool.to(self.device), self.splits, self.training, self.task,
             self.seed, self.device,
@@ -153,16 +165,16 @@ class Federation:
     def begin(self, rounds: int) -> Standing:
         """Before round 0: clients say hello, the server makes its first state and replies."""
         ctx = self.context(0, rounds)
-        greets = type(self.method).hello is not Method.hello
-        hellos = self.engine.hello([Job(i, 0, {}, {}) for i in range(self.clients)]) if greets else {}
+        jobs = [Job(i, 0, {}, {}) for i in range(self.clients)]
+        hellos = self.engine.hello(jobs) if self.method.greets else {}
         server, replies = self.method.begin(hellos, ctx)
         said = sum(payload_bytes(tree) for trees in (hellos, replies) for tree in trees.values())
-        return Standing(0, server, dict(replies), set(replies), said)
+        sample = 4 * (math.prod(self.data.shape) + math.prod(self.data.y.shape[1:]))
+        return Standing(0, server, dict(replies), set(replies), said + sample * sum(self.supplements.values()))
 
     def cohort(self, t: int) -> list[int]:
         """The clients sampled in round t: the same for every method with this seed."""
-        chosen = seeds.numpy_draw(self.seed, "cohort", t).choice(self.clients, self.cohort_size, replace=False)
-        return sorted(int(client) for client in chosen)
+        return self.sampler.cohort(t)
 
     def _judged(self, count: int | None) -> list[int]:
         """The clients whose personal models are judged: all, or the same few every time."""
@@ -172,7 +184,11 @@ class Federation:
 
     def context(self, t: int, rounds: int) -> Context:
         """What the server's hooks see in round t."""
-        return Context(t, rounds, self.clients, self.units, self.initial, self.device, self.seed, self.cohort)
+        score = partial(self.engine.score, pool="train", indices=torch.from_numpy(self.reserve.scoring))
+        return Context(
+            t, rounds, self.clients, self.units, self.initial, self.device, self.seed, self.cohort,
+            score if len(self.reserve.scoring) else None,
+        )  # fmt: skip
 
     def evaluate(self, standing: Standing, ctx: Context) -> Record:
         """The server's model on the test set, and every client's personal model on its own part of it."""
@@ -231,7 +247,7 @@ class Federation:
                     run.records, run.standing = run.folder.records(), Standing(*restored)
             if not run.standing.round:
                 run.standing = self.begin(rounds)
-            progress = stack.enter_context(Progress(rounds, title or self.method.name, run.standing.round, quiet))
+            progress = stack.enter_context(Progress(rounds, title or self.method.label, run.standing.round, quiet))
             for record in run.records:
                 progress.update(record)
             try:
@@ -275,14 +291,16 @@ class Federation:
             "clients": self.clients,
             "cohort": self.cohort_size,
             "training": vars(self.training),
-            "method": {"name": self.method.name, **vars(self.method)},
+            "server_data": vars(self.server_data),
+            "participation": vars(self.participation),
+            "method": {"name": self.method.label, **self.method.options()},
         }
 
     def facts(self) -> dict[str, Any]:
         """What a summary says about the federation itself."""
         return {
-            "method": self.method.name,
-            "options": dict(vars(self.method)),
+            "method": self.method.label,
+            "options": self.method.options(),
             "parameters": sum(self.units.sizes[name] for name in self.units.parameters),
             "data": self.data.name,
             "clients": self.clients,

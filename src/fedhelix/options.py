@@ -119,3 +119,12 @@ def build(kind: type, values: Mapping[str, Any], what: str) -> Any:
     """A checked dataclass from keys and values; unknown keys are refused with the nearest right one."""
     names = [field.name for field in dataclasses.fields(kind) if field.init]
     return kind(**{find(key, names, f"key of {what}"): value for key, value in values.items()})
+
+
+def build_all(kinds: Iterable[type], values: Mapping[str, Any], what: str) -> list[Any]:
+    """Several checked dataclasses from one set of keys and values; each takes the keys that it knows."""
+    chosen = list(kinds)
+    names = {kind: [field.name for field in dataclasses.fields(kind) if field.init] for kind in chosen}
+    known = [name for mine in names.values() for name in mine]
+    found = {find(key, known, f"key of {what}", grouped=False): value for key, value in values.items()}
+    return [kind(**{name: found[name] for name in names[kind] if name in found}) for kind in chosen]

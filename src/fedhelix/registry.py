@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 from fedhelix.errors import BadInput, unknown
 from fedhelix.imports import import_file
-from fedhelix.options import build
+from fedhelix.method import Method, Wrapper
+from fedhelix.options import build, find
 
-if TYPE_CHECKING:
-    from fedhelix.method import Method
-
-M = TypeVar("M", bound="type[Method]")
+M = TypeVar("M", bound=type[Method])
 
 METHODS: dict[str, type[Method]] = {}
 
@@ -40,9 +38,44 @@ def method_type(name: str) -> type[Method]:
     return METHODS[name]
 
 
-def make(name: str, options: dict[str, Any] | None = None) -> Method:
-    """A method by name with some of its options set."""
-    return build(method_type(name), options or {}, f"the method {name}")
+def layers(spec: str) -> list[type[Method]]:
+    """The methods of a spec such as `genfed+fedau`, the outermost first; all but the last are wrappers."""
+    head, plus, rest = spec.partition("+")
+    if not plus or ".py" in head:
+        return [method_type(spec)]
+    kind = method_type(head)
+    if not issubclass(kind, Wrapper):
+        raise BadInput(f"{head} cannot be put around {rest}; of '{spec}' only the last may be an ordinary method.")
+    below = layers(rest)
+    taken = {name for inner in below for name in option_names(inner)}
+    if both := sorted(taken & set(option_names(kind))):
+        raise BadInput(f"'{spec}' has the option {both[0]} twice; leave one of the methods out.")
+    return [kind, *below]
+
+
+def option_names(kind: type[Method]) -> list[str]:
+    """The options of one method, without those of what it wraps."""
+    return [field.name for field in fields(kind) if field.init and field.name != "inner"]
+
+
+def make(spec: str, options: dict[str, Any] | None = None) -> Method:
+    """A method by name with some of its options set; of wrapped methods each takes the options that it knows."""
+    chain = layers(spec)
+    homes = {name: number for number, kind in enumerate(chain) for name in option_names(kind)}
+    parts: list[dict[str, Any]] = [{} for _ in chain]
+    for key, value in (options or {}).items():
+        name = find(key, homes, f"key of the method {spec}")
+        parts[homes[name]][name] = value
+    method: Method | None = None
+    for kind, mine in reversed(list(zip(chain, parts, strict=True))):
+        method = build(kind, mine if method is None else {**mine, "inner": method}, f"the method {spec}")
+    assert method is not None
+    return method
+
+
+def is_known(spec: str) -> bool:
+    """Whether all methods of a spec are registered."""
+    return all(name in METHODS for name in spec.split("+"))
 
 
 def _from_file(spec: str) -> type[Method]:

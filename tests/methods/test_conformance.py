@@ -82,6 +82,9 @@ def test_only_what_is_declared_travels_and_every_byte_is_counted(method, model, 
     if method.name == "lg-fedavg" and method.warm_start:
         shared = set(fed.units.names)  # round 0 warms up
     assert [outcome.client for outcome in seen] == record["participants"]
+    silent = {outcome.client for outcome in seen if not outcome.upload}  # FedUmf's clients that train in advance
+    assert silent == (set(record["participants"]) - set(fed.cohort(0)) if "fedumf" in method.label else set())
+    seen = [outcome for outcome in seen if outcome.upload]
     for outcome in seen:
         sent = outcome.upload["model"]
         assert set(sent) <= shared

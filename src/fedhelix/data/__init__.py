@@ -5,11 +5,14 @@ from fedhelix.data.arrays import from_arrays, from_clients, from_npz
 from fedhelix.data.augment import crop_and_flip, draw_crops
 from fedhelix.data.datasets import Availability, Dataset, available, load
 from fedhelix.data.partitions import Partition, Split, class_split
+from fedhelix.data.reserve import Reserve, ServerData
 
 __all__ = [
     "Availability",
     "Dataset",
     "Partition",
+    "Reserve",
+    "ServerData",
     "Split",
     "available",
     "class_split",

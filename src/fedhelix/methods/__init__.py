@@ -1,6 +1,7 @@
 """The methods, one file each. Importing this package registers them all."""
 
 from fedhelix.methods.ditto import Ditto
+from fedhelix.methods.fedau import FedAU
 from fedhelix.methods.fedavg import FedAvg
 from fedhelix.methods.fedavg_ft import FedAvgFT
 from fedhelix.methods.fedbabu import FedBABU
@@ -12,6 +13,8 @@ from fedhelix.methods.fedopt import FedOpt
 from fedhelix.methods.fedper import FedPer
 from fedhelix.methods.fedprox import FedProx
 from fedhelix.methods.fedrep import FedRep
+from fedhelix.methods.fedumf import FedUmf
+from fedhelix.methods.genfed import GenFed
 from fedhelix.methods.lg_fedavg import LGFedAvg
 from fedhelix.methods.local import LocalOnly
 from fedhelix.methods.partialfed import PartialFed
@@ -19,6 +22,7 @@ from fedhelix.methods.scaffold import Scaffold
 
 __all__ = [
     "Ditto",
+    "FedAU",
     "FedAvg",
     "FedAvgFT",
     "FedBABU",
@@ -30,6 +34,8 @@ __all__ = [
     "FedPer",
     "FedProx",
     "FedRep",
+    "FedUmf",
+    "GenFed",
     "LGFedAvg",
     "LocalOnly",
     "PartialFed",

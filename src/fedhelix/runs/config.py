@@ -16,12 +16,13 @@ import torch
 import fedhelix
 from fedhelix import toml
 from fedhelix.client import Training
-from fedhelix.data import from_npz, load, partitions
+from fedhelix.data import ServerData, from_npz, load, partitions
 from fedhelix.errors import BadInput, unknown
-from fedhelix.federation import Federation
+from fedhelix.federation import SETTINGS, Federation
 from fedhelix.method import Method
 from fedhelix.options import find, option
-from fedhelix.registry import make, method_type
+from fedhelix.participation import Participation
+from fedhelix.registry import is_known, layers, make
 from fedhelix.runs.presets import PRESETS
 from fedhelix.store import FORMAT
 
@@ -30,7 +31,7 @@ PROVENANCE = ("format", "versions")
 
 
 @dataclass(frozen=True)
-class Config(Training):
+class Config(Participation, ServerData, Training):
     """Everything that determines a run, but for the method's own options."""
 
     data: str = option("digits", "digits, mnist, fashion-mnist, emnist, cifar10, cifar100, svhn, or FILE.npz")
@@ -54,7 +55,7 @@ class Config(Training):
 
     def federation(self, method: Method) -> Federation:
         """The federation that these settings describe."""
-        training = {field.name: getattr(self, field.name) for field in dataclasses.fields(Training)}
+        settings = {field.name: getattr(self, field.name) for kind in SETTINGS for field in dataclasses.fields(kind)}
         return Federation(
             from_npz(self.data) if self.data.endswith(".npz") else load(self.data, data_dir=self.data_dir),
             partitions.parse(self.partition, self.clients, valid=self.valid),
@@ -67,7 +68,7 @@ class Config(Training):
             device=self.device,
             workers=self.workers,
             kernels=self.kernels,
-            **training,
+            **settings,
         )
 
 
@@ -78,13 +79,13 @@ Config.names = [field.name for field in dataclasses.fields(Config)]
 class Plan:
     """A method with its options, and the settings it runs under."""
 
-    spec: str  # the method as it was named: a registered name, or FILE.py
+    spec: str  # the method as it was named: a registered name, wrappers such as genfed+fedau, or FILE.py
     method: Method
     config: Config
 
     def as_dict(self) -> dict[str, Any]:
         """For config.toml; `read_plan` gives the same plan back."""
-        values = {**vars(self.config), "method": {"name": self.spec, **vars(self.method)}}
+        values = {**vars(self.config), "method": {"name": self.spec, **self.method.options()}}
         return {**values, "versions": versions()}
 
 
@@ -127,9 +128,11 @@ def read_settings(file: str | Path) -> dict[str, Any]:
     if content.get("library"):
         raise BadInput(f"'{file}' describes Python objects and not settings; give the config.toml of a command's run.")
     method = content.get("method")
-    if isinstance(method, Mapping) and method.get("name") in fedhelix.METHODS:
+    if isinstance(method, Mapping) and is_known(str(method.get("name"))):
         content = {key: value for key, value in content.items() if key != "method"}
-        content[method["name"]] = {key: value for key, value in method.items() if key != "name"}
+        content[str(method["name"]).removesuffix("+fedavg")] = {
+            key: value for key, value in method.items() if key != "name"
+        }
     return flat(content)
 
 
@@ -146,17 +149,19 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def make_plan(spec: str, values: Mapping[str, Any]) -> Plan:
     """A checked plan for one method.
 
-    Keys are those of `Config`; `method.KEY` is an option of the method, and `NAME.KEY` one of the method NAME only.
+    Keys are those of `Config`; `method.KEY` is an option of the method, and `NAME.KEY` one of the method NAME only
+    (also where NAME wraps another method or is wrapped by one).
     """
     spec = _absolute(spec)
     settings: dict[str, Any] = {}
     options: dict[str, Any] = {}
-    name = method_type(spec).name
+    names = [kind.name for kind in layers(spec)]
+    mine = {"method", *names, "+".join(names)}
     for key, value in values.items():
         group, _, rest = key.partition(".")
-        if group in ("method", name) and rest:
+        if group in mine and rest:
             options[rest] = value
-        elif rest and group in fedhelix.METHODS:
+        elif rest and is_known(group):
             continue  # an option of another method in the same comparison
         else:
             settings[find(key, Config.names, grouped=False)] = value

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedhelix import toml
 from fedhelix.errors import BadInput
 from fedhelix.federation import Run
-from fedhelix.registry import method_type
+from fedhelix.registry import make
 from fedhelix.runs.config import Plan, make_plan, read_plan
 from fedhelix.store import RunFolder
 from fedhelix.tree import write_atomically
@@ -55,7 +56,7 @@ def compare(
     """
     if seeds < 1:
         raise BadInput(f"seeds must be at least 1, not {seeds}.")
-    names = [method_type(spec).name for spec in methods]
+    names = [make(spec).label for spec in methods]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise BadInput(f"'{repeated[0]}' is named twice; a comparison needs different methods.")
@@ -65,11 +66,13 @@ def compare(
         for seed in range(first, first + seeds)
         for name, spec in zip(names, methods, strict=True)
     }
+    if any(plan.method.scores for plan in plans.values()):  # then all methods leave the same samples to the server
+        plans = {path: replace(plan, config=plan.config.resolved(needed=True)) for path, plan in plans.items()}
     for plan in plans.values():
         plan.config.federation(plan.method).close()  # every mistake shows before the first round
     _note(out, {"methods": list(methods), "seeds": seeds, "settings": dict(values)})
     for number, (path, plan) in enumerate(plans.items(), start=1):
-        title = f"{plan.method.name} seed {plan.config.seed} ({number}/{len(plans)})"
+        title = f"{plan.method.label} seed {plan.config.seed} ({number}/{len(plans)})"
         if not (path / "config.toml").exists():
             start(plan, path, quiet, title)
         elif RunFolder.open(path).summary is None:

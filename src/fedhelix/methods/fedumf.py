@@ -1,0 +1,56 @@
+"""FedUmf: clients that wait train too, and bring what they learnt when their turn comes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fedhelix.method import Client, Context, LocalRound
+from fedhelix.methods.fedavg import FedAvg
+from fedhelix.options import option
+from fedhelix.registry import register
+from fedhelix.tree import State, Tree, add, subtract, take
+
+
+@register("fedumf", paper="FedUmf, Mathematics 10(20), 3751, 2022")
+@dataclass(frozen=True)
+class FedUmf(FedAvg):
+    """An unsampled client trains and stores its update; sampled next, it starts from the new model plus that update.
+
+    Only those who will be sampled next are simulated: what the others store is never used. What the broadcast of the
+    model to all unsampled clients would weigh stands in the notes of a round.
+    """
+
+    mu: float = option(1.0, "factor on the stored update", low=0)
+
+    def workers(self, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
+        """Server: the cohort, and the next one, which trains in advance."""
+        ctx.notes["broadcast_bytes"] = 4 * sum(ctx.units.sizes.values()) * (ctx.clients - len(cohort))
+        return sorted({*cohort, *ctx.cohort(ctx.round + 1)})
+
+    def download(self, server: Tree, client: int, ctx: Context) -> Tree:
+        """Server: the model, and whether an upload is wanted."""
+        wanted = client in ctx.cohort(ctx.round)
+        return {**super().download(server, client, ctx), "role": {"sampled": torch.tensor(float(wanted))}}
+
+    def start(self, payload: Tree, own: Tree, client: Client) -> dict[str, State]:
+        """Client: the received model, plus the update that it stored in the last round, if it is sampled now."""
+        received = super().start(payload, {}, client)["model"]
+        if not bool(payload["role"]["sampled"]) or own.get("round") != client.round - 1:
+            return {"model": received, "received": received}
+        ahead = add(take(received, own["update"]), own["update"], self.mu)
+        return {"model": {**received, **ahead}, "received": received}
+
+    def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
+        """Client: the model if it is sampled, otherwise nothing, and then it keeps its update."""
+        if bool(local.payload["role"]["sampled"]):
+            return super().upload(local)[0], {}
+        names = local.units.parameters
+        update = subtract(take(local.models["model"], names), local.models["received"])
+        return {}, {"update": update, "round": local.client.round}
+
+    def personal(self, models: dict[str, State]) -> str:
+        """Client: the global model."""
+        return "received"

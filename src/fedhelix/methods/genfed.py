@@ -1,0 +1,72 @@
+"""GenFed: a round is a generation, and only the fittest models have descendants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fedhelix.errors import BadInput
+from fedhelix.method import Context, Method, Upload, Wrapper
+from fedhelix.methods.fedavg import FedAvg
+from fedhelix.options import option
+from fedhelix.registry import register
+from fedhelix.selection import Schedule, diverse, effective, fitness_of, fittest, parents, whole
+from fedhelix.tree import State, Tree, take
+from fedhelix.units import Units
+
+
+@register("genfed", paper="GenFed, Expert Systems with Applications 281, 127636, 2025")
+@dataclass(frozen=True)
+class GenFed(Wrapper):
+    """Scores every returned model on the server's validation set and lets a method merge only the best of them."""
+
+    inner: Method = option(FedAvg(), "the method that merges the chosen models")
+    schedule: Schedule = option("linear", "how the number of chosen models changes over the rounds")
+    rho_max: int = option(5, "the largest number of chosen models", low=1)
+    b: float | None = option(None, "base of the power schedule (auto: it reaches rho_max at c)", above=0, below=1)
+    c: float | None = option(None, "round at which schedules reach their end (auto: half of all rounds)", above=0)
+    diversity: float = option(0.0, "reward for an update that points elsewhere than the chosen ones", low=0)
+
+    @property
+    def scores(self) -> bool:
+        """It cannot do without the server's validation set."""
+        return True
+
+    def check(self, units: Units) -> None:
+        """Only whole models can be scored: a random layer in place of a personal one would say nothing."""
+        super().check(units)
+        if len(self.inner.shared(units)) < len(units.names):
+            raise BadInput(f"genfed cannot score the models of {self.inner.label}, of which a part stays at home.")
+
+    def weigh(self, server: Tree, uploads: Sequence[Upload], ctx: Context) -> list[float]:
+        """Server: the inner method's weights, but zero for the unfit; then they are scaled to a sum of one."""
+        assert ctx.score is not None
+        models: list[State] = [{**server["model"], **upload.tree["model"]} for upload in uploads]
+        judged = zip(ctx.score(models), uploads, strict=True)
+        fitness = [fitness_of(metric, loss, upload.client) for (metric, loss), upload in judged]
+        wanted = parents(self.schedule, ctx.round, ctx.rounds, self.rho_max, self.b, self.c)
+        if self.schedule == "adaptive":
+            wanted = effective([metric for metric, *_ in fitness])
+        rho = whole(wanted, min(self.rho_max, len(uploads)))
+        if self.diversity:
+            chosen = diverse(
+                fitness, distances(models, take(server["model"], ctx.units.parameters)), rho, self.diversity
+            )
+        else:
+            chosen = fittest(fitness, rho)
+        ctx.notes["rho"], ctx.notes["selected"] = rho, [uploads[i].client for i in chosen]
+        ctx.notes["fitness"] = {str(-client): metric for metric, _, client in fitness}
+        weights = self.inner.weigh(server, uploads, ctx)
+        if len(chosen) == len(uploads):
+            return weights
+        total = sum(weights[i] for i in chosen)
+        return [weight / total if i in chosen else 0.0 for i, weight in enumerate(weights)]
+
+
+def distances(models: Sequence[State], origin: State) -> list[list[float]]:
+    """One minus the cosine between the updates of every two models."""
+    moved = [torch.cat([(model[name] - old).flatten().float() for name, old in origin.items()]) for model in models]
+    units = torch.nn.functional.normalize(torch.stack(moved))
+    return (1 - units @ units.T).tolist()

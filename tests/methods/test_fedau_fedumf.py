@@ -1,0 +1,131 @@
+"""FedAU's bookkeeping and FedUmf's stored updates, by hand."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedhelix import FedAU, FedAvg, FedUmf, GenFed, Upload
+from fedhelix.client import Job, client_of
+from fedhelix.tree import add, subtract, take
+from helpers import close, same, small
+
+
+def histories(method, rounds, clients=6):
+    """Play `rounds` (who is there in each) with uploads that change nothing; yields server state and weights."""
+    fed = small(method, clients=clients)
+    server, _ = method.begin({}, fed.context(0, len(rounds)))
+    for t, present in enumerate(rounds):
+        ctx = fed.context(t, len(rounds))
+        uploads = [Upload(client, 1, {"model": fed.initial}) for client in present]
+        weights = method.weigh(server, uploads, ctx)
+        server = method.merge(server, uploads, weights, ctx)
+        yield server, weights
+
+
+def test_intervals_of_participations_at_rounds_0_3_4():
+    *_, (server, _) = states = list(histories(FedAU(), [[0], [1], [1], [0], [0]]))
+    assert [int(state["total"][0]) for state, _ in states] == [1, 1, 1, 4, 5]
+    assert [int(state["intervals"][0]) for state, _ in states] == [1, 1, 1, 2, 3]
+    # In round 3 the weight still comes from the interval before, in round 4 from both: (1 + 3) / 2.
+    assert states[3][1] == [1 / 6] and states[4][1] == [2 / 6]
+    assert int(server["missed"][5]) == 5 and int(server["intervals"][5]) == 0
+
+
+def test_absences_are_cut():
+    *_, (server, _) = histories(FedAU(cutoff=2), [[0], [0], [0], [0], [0]])
+    assert (int(server["total"][1]), int(server["intervals"][1]), int(server["missed"][1])) == (4, 2, 1)
+    *_, (server, _) = histories(FedAU(cutoff=None), [[0]] * 5)
+    assert (int(server["intervals"][1]), int(server["missed"][1])) == (0, 5)
+
+
+def test_uniform_sampling_gives_a_mean_weight_of_clients_per_cohort():
+    draw = np.random.default_rng(0)
+    rounds = [draw.choice(100, 10, replace=False).tolist() for _ in range(600)]
+    *_, (server, _) = histories(FedAU(cutoff=None), rounds, clients=100)
+    assert float((server["total"] / server["intervals"]).mean()) == pytest.approx(10, abs=0.3)
+
+
+def test_the_step_is_the_weighted_sum_over_all_clients():
+    fed = small(FedAU(global_lr=0.5))
+    ctx = fed.context(0, 1)
+    server, _ = fed.method.begin({}, ctx)
+    server = {**server, "intervals": server["intervals"] + 1, "total": server["total"] + torch.arange(6)}
+    ones = {name: torch.ones_like(value) for name, value in fed.initial.items()}
+    uploads = [Upload(2, 9, {"model": add(fed.initial, ones)}), Upload(3, 1, {"model": add(fed.initial, ones, -1)})]
+    weights = fed.method.weigh(server, uploads, ctx)
+    assert weights == [2 / 6, 3 / 6]
+    merged = fed.method.merge(server, uploads, weights, ctx)["model"]
+    assert close(merged, add(fed.initial, ones, 0.5 * (2 - 3) / 6))
+
+
+@pytest.mark.parametrize(("count", "counted"), [("sampled", [1, 1, 1]), ("selected", [1, 0, 0])])
+def test_around_it_genfed_normalises_and_counts_as_asked(count, counted):
+    method = GenFed(FedAU(count=count), schedule="constant", rho_max=1)
+    fed = small(method, validation_size=0.1)
+    ctx = fed.context(0, 1)
+    server, _ = method.begin({}, ctx)
+    server["intervals"], server["total"] = torch.zeros(6, dtype=torch.int64), torch.zeros(6, dtype=torch.int64)
+    ones = {name: torch.ones_like(value) for name, value in fed.initial.items()}
+    uploads = [Upload(client, 5, {"model": add(fed.initial, ones)}) for client in range(3)]
+    weights = method.weigh(server, uploads, ctx)
+    merged = method.merge(server, uploads, weights, ctx)
+    assert weights == [1, 0, 0] and close(merged["model"], add(fed.initial, ones))
+    assert merged["intervals"][:3].tolist() == counted
+
+
+# FedUmf
+
+
+def test_who_will_be_sampled_next_trains_in_advance():
+    fed = small(FedUmf(), clients=9)
+    server, _ = fed.method.begin({}, fed.context(0, 3))
+    for (record, standing), t in zip(fed.play(3), range(3), strict=False):
+        now, then = fed.cohort(t), fed.cohort(t + 1)
+        assert record["participants"] == sorted({*now, *then})
+        stored = {client for client, own in standing.own.items() if own.get("round") == t}
+        assert stored == set(then) - set(now)
+        assert all(not standing.own[client] for client in now)
+        assert record["notes"]["broadcast_bytes"] == 4 * sum(fed.units.sizes.values()) * 6
+        values = sum(fed.units.sizes.values())
+        assert record["uplink_bytes"] == 4 * values * 3
+    assert server.keys() == standing.server.keys()
+
+
+@pytest.mark.parametrize("mu", [1.0, 0.5])
+def test_a_stored_update_is_used_once_and_in_the_next_round_only(mu):
+    fed, free = small(FedUmf(mu=mu), clients=9), small(FedAvg(), clients=9)
+    later = sorted(set(fed.cohort(1)) - set(fed.cohort(0)))[0]
+    ctx = [fed.context(t, 5) for t in range(3)]
+    server, _ = fed.method.begin({}, ctx[0])
+    waiting = Job(later, 0, fed.method.download(server, later, ctx[0]), {})
+    upload, own = fed.engine.work([waiting])[0][2:4]
+    trained = free.engine.work([Job(later, 0, {"model": fed.initial}, {})])[0].upload["model"]
+    update = subtract(trained, fed.initial)
+    assert upload == {} and own["round"] == 0 and close(own["update"], update)
+    payload = fed.method.download(server, later, ctx[1])
+    begun = fed.method.start(payload, own, client_of(fed.engine.setup, Job(later, 1, {}, {})))
+    assert close(begun["model"], add(fed.initial, update, mu))
+    assert same(begun[fed.method.personal(begun)], fed.initial)
+    late = fed.method.start(payload, own, client_of(fed.engine.setup, Job(later, 2, {}, {})))
+    assert same(late["model"], fed.initial)
+    assert fed.engine.work([Job(later, 1, payload, own)])[0].own == {}
+
+
+@pytest.mark.parametrize("inner", [FedAU(), FedUmf()], ids=lambda method: method.name)
+def test_genfed_around_them(inner):
+    run = small(GenFed(inner, schedule="constant", rho_max=2), "digits-bn-cnn", clients=9, validation_size=0.1)
+    for record in run.fit(2, quiet=True).records:
+        assert len(record["notes"]["fitness"]) == 3 and len(record["notes"]["selected"]) == 2
+
+
+# Participation
+
+
+def test_bernoulli_participation_follows_its_rates():
+    fed = small(clients=20, cohort=5, participation="bernoulli", participation_alpha=0.5, seed=1)
+    rates, rounds = fed.sampler.rates, 2000
+    assert rates.min() >= 0.02 and rates.max() > 3 * np.median(rates)
+    seen = np.bincount(np.concatenate([fed.cohort(t) for t in range(rounds)]), minlength=20) / rounds
+    assert np.abs(seen - rates).max() < 0.05
+    assert all(fed.cohort(t) for t in range(50)) and fed.cohort(3) == fed.cohort(3)
+    assert take(fed.initial, []) == {} and len(fed.fit(1, quiet=True).records) == 1

@@ -1,0 +1,146 @@
+"""GenFed: only the fittest are merged, and a GenFed that takes everybody is the method that it wraps."""
+
+import json
+
+import pytest
+
+from fedhelix import FedAvg, FedProx, GenFed, LGFedAvg, Scaffold, Upload
+from fedhelix.errors import BadInput
+from fedhelix.registry import layers, make
+from fedhelix.runs.config import layered, make_plan, read_plan
+from fedhelix.store import RunFolder
+from fedhelix.tree import masked_mean
+from helpers import on_disk, same, small
+
+SERVED = {"validation_size": 0.2, "supplement_size": 20, "supplement_below": 1}
+
+
+@pytest.mark.parametrize("inner", [FedAvg(), FedProx(mu=0.1), Scaffold()], ids=lambda method: method.name)
+def test_whoever_takes_everybody_is_the_inner_method_to_the_bit(inner):
+    everybody = GenFed(inner, schedule="constant", rho_max=3)
+    one, other = (small(method, "digits-bn-cnn", **SERVED).fit(2, quiet=True) for method in (inner, everybody))
+    assert same(one.standing.server, other.standing.server)
+    assert [record["accuracy"] for record in one.records] == [record["accuracy"] for record in other.records]
+
+
+@pytest.mark.parametrize("engine", ["serial", "parallel", "batched"])
+def test_only_the_fittest_are_merged(engine):
+    fed = small(GenFed(schedule="constant", rho_max=2), engine=engine, validation_size=0.2)
+    jobs = fed.engine.work([_job(fed, client) for client in fed.cohort(0)])
+    (record, standing), *_ = fed.play(1)
+    fed.close()
+    judged = fed.engine.score([job.upload["model"] for job in jobs], "train", _scoring(fed))
+    order = sorted(range(3), key=lambda i: (-judged[i][0], judged[i][1], jobs[i].client))[:2]
+    best = [jobs[i] for i in sorted(order)]
+    assert record["notes"]["rho"] == 2
+    assert record["notes"]["selected"] == [job.client for job in best]
+    assert record["notes"]["fitness"] == {
+        str(job.client): pytest.approx(m) for job, (m, _) in zip(jobs, judged, strict=True)
+    }
+    expected = masked_mean([job.upload["model"] for job in best], [job.samples for job in best], fed.initial)
+    for name, value in standing.server["model"].items():
+        assert value.allclose(expected[name], atol=1e-6)
+
+
+def _job(fed, client):
+    from fedhelix.client import Job
+
+    return Job(client, 0, {"model": fed.initial}, {})
+
+
+def _scoring(fed):
+    import torch
+
+    return torch.from_numpy(fed.reserve.scoring)
+
+
+@pytest.mark.parametrize("options", [{"schedule": "adaptive"}, {"schedule": "constant", "diversity": 1.0}])
+def test_other_rules_of_selection(options):
+    record = small(GenFed(rho_max=2, **options), "digits-bn-cnn", validation_size=0.2).fit(1, quiet=True).records[0]
+    assert 1 <= len(record["notes"]["selected"]) == record["notes"]["rho"] <= 2
+
+
+def test_weights_of_the_chosen_sum_to_one():
+    fed = small(GenFed(schedule="constant", rho_max=2), validation_size=0.2)
+    server, _ = fed.method.begin({}, fed.context(0, 1))
+    uploads = [Upload(client, 10 + client, {"model": fed.initial}) for client in range(4)]
+    # Equal models: ties go to the smaller ids.
+    assert fed.method.weigh(server, uploads, fed.context(0, 1)) == [10 / 21, pytest.approx(11 / 21), 0, 0]
+
+
+def test_what_cannot_be_scored_is_refused():
+    with pytest.raises(BadInput, match="genfed cannot score the models of lg-fedavg, of which a part stays at home"):
+        small(GenFed(LGFedAvg()), "digits-cnn", validation_size=0.2)
+    with pytest.raises(BadInput, match="rho_max must be at least 1, not 0"):
+        GenFed(rho_max=0)
+    with pytest.raises(BadInput, match="genfed works around a method such as FedAvg"):
+        GenFed("fedavg")
+
+
+# Wrappers by name
+
+
+def test_a_wrapper_by_name():
+    assert make("genfed") == make("genfed+fedavg") == GenFed()
+    method = make("genfed+fedprox", {"mu": 0.5, "rho_max": "3"})
+    assert method == GenFed(FedProx(mu=0.5), rho_max=3)
+    assert method.label == "genfed+fedprox" and GenFed().label == "genfed"
+    assert method.options() == {**{k: v for k, v in vars(method).items() if k != "inner"}, "mu": 0.5}
+    assert [kind.name for kind in layers("genfed+fedprox")] == ["genfed", "fedprox"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "sentence"),
+    [
+        ("genfd+fedavg", {}, "unknown method 'genfd'; did you mean 'genfed'"),
+        ("genfed+fedprx", {}, "unknown method 'fedprx'; did you mean 'fedprox'"),
+        ("fedprox+genfed", {}, "fedprox cannot be put around genfed"),
+        ("genfed+genfed", {}, "'genfed.genfed' has the option b twice"),
+        (
+            "genfed+fedprox",
+            {"rhomax": 1},
+            r"unknown key of the method genfed\+fedprox 'rhomax'; did you mean 'rho_max'",
+        ),
+        ("genfed", {"inner": 1}, "unknown key of the method genfed 'inner'"),
+    ],
+)
+def test_wrong_names(spec, options, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        make(spec, options)
+
+
+def test_plans_of_wrapped_methods(tmp_path):
+    values = {"genfed.rho_max": 3, "fedprox.mu": 0.5, "genfed+fedprox.c": 9, "validation.size": 50}
+    plan = make_plan("genfed+fedprox", values)
+    assert plan.method == GenFed(FedProx(mu=0.5), rho_max=3, c=9.0) and plan.config.validation_size == 50
+    assert make_plan("genfed", values).method == GenFed(rho_max=3)
+    assert make_plan("fedprox", values).method == FedProx(mu=0.5)
+    RunFolder.create(tmp_path, plan.as_dict())
+    assert RunFolder.open(tmp_path).config["method"]["name"] == "genfed+fedprox"
+    assert read_plan(RunFolder.open(tmp_path).config, tmp_path) == plan
+    again = layered(file=tmp_path / "config.toml")
+    assert make_plan("genfed+fedprox", again).method == plan.method
+    assert make_plan("fedavg", again).method == FedAvg()
+
+
+def test_wrapped_methods_on_the_command_line(cli, tmp_path):
+    few = ["--rounds", 2, "--clients", 5, "--model", "linear", "--epochs", 1, "--engine", "serial", "-q"]
+    done = cli("compare", "fedavg", "genfed", "genfed+fedprox", *few, "--out", "both")
+    assert done.code == 0 and "genfed+fedprox" in done.out
+    configs = [RunFolder.open(tmp_path / "both" / f"{name}-seed0").config for name in ("fedavg", "genfed+fedprox")]
+    assert [config["validation_size"] for config in configs] == [0.1, 0.1]  # the same samples for all
+    assert cli("run", "genfed+fedprox", *few, "--rounds", 1, "--out", "part").code == 0
+    shown = json.loads(cli("methods", "genfed+fedprox", "--json").out)
+    assert shown.keys() == {"genfed", "fedprox"} and "inner" not in shown["genfed"]["options"]
+    twice = cli("compare", "genfed", "genfed+fedavg", *few)
+    assert twice.code == 2 and "'genfed' is named twice" in twice.err
+
+
+def test_a_wrapped_run_resumes(cli, tmp_path):
+    few = ["--clients", 5, "--model", "linear", "--epochs", 1, "--engine", "serial", "-q", "--set", "method.c=2"]
+    cli("run", "genfed+fedprox", *few, "--rounds", 3, "--out", "straight")
+    cli("run", "genfed+fedprox", *few, "--rounds", 3, "--out", "stopped")
+    folder = tmp_path / "stopped"
+    (folder / "summary.json").unlink()
+    assert cli("resume", "stopped", "-q").code == 0
+    assert on_disk(folder) == on_disk(tmp_path / "straight")
