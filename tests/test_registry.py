@@ -57,7 +57,7 @@ def test_unknown_methods():
     assert method_type("fedprox") is FedProx
     with pytest.raises(BadInput, match="unknown method 'fedprx'; did you mean 'fedprox'"):
         make("fedprx")
-    with pytest.raises(BadInput, match="unknown method 'xyz'; there are: .*ditto, fedau, fedavg,"):
+    with pytest.raises(BadInput, match=r"unknown method 'xyz'; there are: .*ditto, fedau, fedavg,"):
         make("xyz")
 
 
