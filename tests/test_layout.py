@@ -21,7 +21,7 @@ FLOORS = [
     {"method"},
     {"registry"},
     {"methods", "client"},
-    {"engines", "channel"},
+    {"engines", "channel", "attacks", "defences"},
     {"federation"},
     {"__init__"},
     {"runs", "report"},

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from fedhelix import models, seeds, toml
+from fedhelix.attacks import Attack, Attackers
 from fedhelix.channel import receive
 from fedhelix.client import Job, Setup, Training
 from fedhelix.data import Dataset, Partition, Reserve, ServerData, from_clients, load, partitions
@@ -37,7 +38,7 @@ from fedhelix.units import Units
 if TYPE_CHECKING:
     import pandas as pd
 
-SETTINGS = (Training, ServerData, Participation)  # the keys of a federation, the same for every method
+SETTINGS = (Training, ServerData, Participation, Attack)  # the keys of a federation, the same for every method
 
 
 @dataclass
@@ -59,7 +60,7 @@ class Federation:
     `model` is a name, an `nn.Module`, or a function that makes one. Everything else has a sensible default; the
     options of `Training` (epochs, batch_size, lr, lr_decay, momentum, weight_decay, augment) and of `ServerData`
     (validation_size, validation_shared, supplement_size, supplement_below) are keywords too, and so are
-    `participation` and `participation_alpha`.
+    `participation`, `participation_alpha`, `attack`, `attack_share` and `attack_scale`.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Federation:
             partition = partitions.parse(partition, clients)
         self.method = method if method is not None else FedAvg()
         self.seed, self.device = int(seed), _device(device)
-        self.training, asked, self.participation = build_all(SETTINGS, settings, "a federation")
+        self.training, asked, self.participation, self.attack = build_all(SETTINGS, settings, "a federation")
         self.server_data: ServerData = asked.resolved(self.method.scores)
         self.reserve = Reserve.of(pool, partition, self.server_data, self.seed)
         if self.method.scores and not len(self.reserve.scoring):
@@ -108,6 +109,8 @@ class Federation:
         models.check_fits(module, example, outputs)
         self.units = Units.of(module, example)
         self.method.check(self.units)
+        self.attackers = Attackers(self.attack, self.clients, self.units.parameters, self.seed)
+        pool, self.splits = self.attackers.poison(pool, self.splits)
         if self.units.norm and min(len(split.train) for split in self.splits) < 2:
             raise BadInput("a client has only one training sample, but BatchNorm needs two; use larger clients.")
         module = module.to(self.device)
@@ -135,7 +138,8 @@ class Federation:
             clock, ctx, method = time.perf_counter(), self.context(t, rounds), self.method
             workers = method.workers(self.cohort(t), ctx)
             payloads = {i: method.download(standing.server, i, ctx) for i in workers}
-            outcomes = self.engine.work([Job(i, t, payloads[i], standing.own.get(i, {})) for i in workers])
+            jobs = [Job(i, t, payloads[i], standing.own.get(i, {})) for i in workers]
+            outcomes = self.attackers.forge(self.engine.work(jobs), jobs)
             uploads, refused = receive(outcomes, self.initial)
             server = standing.server
             if uploads:
@@ -293,6 +297,7 @@ class Federation:
             "training": vars(self.training),
             "server_data": vars(self.server_data),
             "participation": vars(self.participation),
+            "attack": vars(self.attack),
             "method": {"name": self.method.label, **self.method.options()},
         }
 

@@ -92,9 +92,21 @@ class Dataset:
                 self._copies[device] = dataclasses.replace(self, **moved)
             return self._copies[device]
 
+    def with_flipped(self) -> Dataset:
+        """The training pool twice: sample N + i is sample i with its label k turned into classes - 1 - k.
+
+        Asked again, the same copy, so that federations under attack share it.
+        """
+        with COPYING:
+            if "flipped" not in self._copies:
+                x, y = torch.cat([self.x, self.x]), torch.cat([self.y, (self.classes or 1) - 1 - self.y])
+                owners = None if self.owners is None else np.concatenate([self.owners, self.owners])
+                self._copies["flipped"] = dataclasses.replace(self, x=x, y=y, owners=owners)
+            return self._copies["flipped"]
+
     @cached_property
-    def _copies(self) -> dict[torch.device, Dataset]:
-        """What `to` has copied: federations that share a data set share it on their device too."""
+    def _copies(self) -> dict[torch.device | str, Dataset]:
+        """What was copied: federations that share a data set share it on their device too."""
         return {}
 
     def subsample(self, train: int, test: int | None = None, seed: int = 0) -> Dataset:

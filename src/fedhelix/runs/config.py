@@ -15,6 +15,7 @@ import torch
 
 import fedhelix
 from fedhelix import toml
+from fedhelix.attacks import Attack
 from fedhelix.client import Training
 from fedhelix.data import ServerData, from_npz, load, partitions
 from fedhelix.errors import BadInput, unknown
@@ -31,7 +32,7 @@ PROVENANCE = ("format", "versions")
 
 
 @dataclass(frozen=True)
-class Config(Participation, ServerData, Training):
+class Config(Attack, Participation, ServerData, Training):
     """Everything that determines a run, but for the method's own options."""
 
     data: str = option("digits", "digits, mnist, fashion-mnist, emnist, cifar10, cifar100, svhn, or FILE.npz")

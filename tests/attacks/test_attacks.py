@@ -1,0 +1,117 @@
+"""Attacks by hand: what the forged uploads are, and who forges them."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedhelix import FedAvg, FedLP, FedUmf, GenFed, Scaffold, load
+from fedhelix.channel import receive
+from fedhelix.client import Job
+from fedhelix.errors import BadInput
+from fedhelix.tree import add, masked_mean, subtract
+from helpers import close, same, small, timeless
+
+DIGITS = load("digits")
+
+
+def round_of(attack, clients=10, method=None, **more):
+    """Uploads of a round with everybody, honest and forged."""
+    fed = small(method, clients=clients, cohort=clients, partition="iid", attack=attack, **more)
+    server, _ = fed.method.begin({}, fed.context(0, 1))
+    jobs = [Job(i, 0, fed.method.download(server, i, fed.context(0, 1)), {}) for i in range(clients)]
+    honest = fed.engine.work(jobs)
+    forged = fed.attackers.forge(honest, jobs)
+    for one, other in zip(honest, forged, strict=True):
+        if one.client not in fed.attackers.ids:
+            assert one is other
+    return fed, [o.upload["model"] for o in honest], [o.upload["model"] for o in forged]
+
+
+def test_two_of_ten_attackers_by_ipm_leave_six_tenths_of_the_step():
+    fed, honest, forged = round_of("ipm")
+    assert len(fed.attackers.ids) == 2
+    benign = [model for client, model in enumerate(honest) if client not in fed.attackers.ids]
+    step = subtract(masked_mean(benign, [1] * 8, fed.initial), fed.initial)
+    assert close(masked_mean(forged, [1] * 10, fed.initial), add(fed.initial, step, 0.6))
+
+
+def test_sign_flip_and_noise():
+    fed, honest, forged = round_of("sign-flip", attack_scale=3)
+    for client in fed.attackers.ids:
+        assert close(forged[client], add(fed.initial, subtract(honest[client], fed.initial), -3))
+    fed, honest, forged = round_of("noise", attack_scale=0.5, attack_share=0.4)
+    weight = fed.units.parameters[0]
+    noise = [subtract(forged[client], honest[client])[weight] for client in sorted(fed.attackers.ids)]
+    assert len(noise) == 4 and float(torch.stack(noise).std()) == pytest.approx(0.5, abs=0.03)
+    assert not torch.equal(noise[0], noise[1])
+
+
+def test_mimics_copy_one_benign_client():
+    fed, honest, forged = round_of("mimic")
+    assert fed.attackers.target not in fed.attackers.ids
+    for client in fed.attackers.ids:
+        assert close(forged[client], honest[fed.attackers.target])
+
+
+def test_without_anybody_benign_the_received_model_comes_back():
+    fed = small(clients=10, cohort=10, attack="ipm")
+    jobs = [Job(client, 0, {"model": fed.initial}, {}) for client in fed.attackers.ids]
+    for outcome in fed.attackers.forge(fed.engine.work(jobs), jobs):
+        assert same(outcome.upload["model"], fed.initial)
+
+
+def test_flipping_twice_is_the_identity():
+    once = DIGITS.with_flipped()
+    size = len(DIGITS.y)
+    assert torch.equal(once.y[size:], 9 - DIGITS.y) and torch.equal(once.x[size:], DIGITS.x)
+    assert torch.equal(once.with_flipped().y[-size:], DIGITS.y)
+    assert DIGITS.with_flipped() is once
+
+
+def test_flippers_train_on_flipped_labels_supplement_included_and_are_judged_by_true_ones():
+    more = {"validation_size": 0.1, "supplement_size": 10, "supplement_below": 1}
+    plain, fed = small(**more), small(**more, attack="label-flip", attack_share=0.4)
+    for client, (one, other) in enumerate(zip(plain.splits, fed.splits, strict=True)):
+        assert np.array_equal(one.valid, other.valid) and np.array_equal(one.test, other.test)
+        labels, given = DIGITS.y[one.train], fed.data.y[other.train]
+        assert torch.equal(given, 9 - labels if client in fed.attackers.ids else labels)
+        assert torch.equal(fed.data.x[other.train], DIGITS.x[one.train])
+    assert len(fed.attackers.ids) == 2
+
+
+@pytest.mark.parametrize("attack", ["label-flip", "mimic", "ipm", "sign-flip", "noise"])
+def test_attacks_on_any_engine(attack):
+    runs = [
+        small(attack=attack, attack_share=0.5, engine=engine).fit(1, quiet=True) for engine in ("serial", "batched")
+    ]
+    assert close(*(run.standing.server["model"] for run in runs), tolerance=1e-4)
+
+
+@pytest.mark.parametrize("attack", ["mimic", "ipm", "sign-flip", "noise"])
+@pytest.mark.parametrize("method", [Scaffold(), FedLP(), FedUmf(), GenFed()], ids=lambda method: method.name)
+def test_attacks_on_any_method(attack, method):
+    fed = small(method, "digits-bn-cnn", attack=attack, attack_share=0.5)
+    one, other = (timeless(fed.fit(2, quiet=True).records) for _ in range(2))
+    assert one == other and all(record["refused"] == {} for record in one)
+
+
+def test_nobody_attacks_unless_asked():
+    fed = small(FedAvg())
+    jobs = [Job(client, 0, {"model": fed.initial}, {}) for client in range(3)]
+    outcomes = fed.engine.work(jobs)
+    assert receive(fed.attackers.forge(outcomes, jobs), fed.initial)[0] == receive(outcomes, fed.initial)[0]
+    assert fed.attackers.ids == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"attack": "ipm", "attack_share": 0.95}, r"attack_share = 0\.95 leaves no benign client among 6; lower it"),
+        ({"attack": "ipm", "attack_share": 1}, "attack_share must be less than 1"),
+        ({"attack": "smile"}, "attack must be one of none, label-flip"),
+        ({"attack": "noise", "attack_scale": 0}, "attack_scale must be greater than 0"),
+    ],
+)
+def test_bad_input(settings, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        small(**settings)
