@@ -297,7 +297,7 @@ def test_ctrl_c_between_checkpoints_loses_no_complete_round(tmp_path, monkeypatc
         ({"model": nn.Flatten()}, "no trainable parameters"),
         ({"lr": -1}, "lr must be greater than 0, not -1.0"),
         ({"momentm": 0.5}, "unknown key of a federation 'momentm'; did you mean 'momentum'?"),
-        ({"device": "toaster"}, "the device 'toaster' is not here"),
+        ({"device": "toaster"}, "there is no device 'toaster' here"),
         ({"engine": "steam"}, "unknown engine 'steam'"),
         ({"method": METHODS["fedbn"]()}, "fedbn needs a model with BatchNorm and this one has none"),
         ({"method": METHODS["fedrep"]()}, "fedrep would share no layer of this model"),
@@ -333,3 +333,11 @@ Y = np.arange(20) % 2
 def test_data_that_cannot_be(data, sentence):
     with pytest.raises(BadInput, match=sentence):
         Federation(data(), engine="serial")
+
+
+def test_records_that_do_not_cover_the_checkpoint_are_refused(tmp_path):
+    small().fit(3, out=tmp_path / "run", quiet=True)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:1]))
+    with pytest.raises(BadInput, match="lacks rounds that its checkpoint has"):
+        small().fit(5, out=tmp_path / "run", resume=True, quiet=True)

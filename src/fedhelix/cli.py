@@ -123,6 +123,8 @@ def resume(
         if jobs.is_comparison(folder):
             show_comparison(folder, jobs.resume_comparison(folder, quiet or None), as_json)
             return
+        if RunFolder.open(folder).rounds_saved == 0:
+            print("fedhelix: there is no checkpoint yet; the run starts again from its first round.", file=sys.stderr)
         done = jobs.resume(folder, quiet=quiet or None)
     show_run(folder, done.summary, as_json)
 

@@ -35,7 +35,7 @@ class Training(Checked):
     batch_size: int = option(16, "samples in a minibatch", low=1)
     lr: float = option(0.1, "learning rate", above=0)
     lr_decay: float = option(1.0, "factor on the learning rate after each round", above=0, high=1)
-    momentum: float = option(0.5, "momentum of SGD", low=0, high=1)
+    momentum: float = option(0.5, "momentum of SGD", low=0, below=1)
     weight_decay: float = option(0.0, "weight decay of SGD", low=0)
     augment: bool = option(False, "random crop and horizontal flip of the training pictures")
     precision: Literal["float32", "bfloat16"] = option(
@@ -132,6 +132,7 @@ def client_of(setup: Setup, job: Job) -> Client:
         samples=len(indices),
         round=job.round,
         lr=setup.training.lr * setup.training.lr_decay**job.round,
+        momentum=setup.training.momentum,
         epochs=setup.training.epochs,
         units=setup.units,
         initial=setup.initial,

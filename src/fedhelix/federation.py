@@ -249,6 +249,8 @@ class Federation:
                     self._check_same(run.folder)
                 if restored is not None:
                     run.records, run.standing = run.folder.records(), Standing(*restored)
+                    if [record["round"] for record in run.records] != list(range(1, run.standing.round + 1)):
+                        raise BadInput(f"the metrics.jsonl of '{out}' lacks rounds that its checkpoint has.")
             if not run.standing.round:
                 run.standing = self.begin(rounds)
             progress = stack.enter_context(Progress(rounds, title or self.method.label, run.standing.round, quiet))
@@ -371,5 +373,5 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError):
-        raise BadInput(f"the device '{name}' is not here; use cpu, cuda or auto.") from None
+        raise BadInput(f"there is no device '{name}' here; use auto to take what there is.") from None
     return device

@@ -54,6 +54,7 @@ class Client:
     samples: int  # how many it trains on
     round: int  # 0 in the first round
     lr: float  # this round's learning rate
+    momentum: float
     epochs: int  # local epochs of one round
     units: Units
     initial: State  # the initial model, which everybody can make from the seed
@@ -61,6 +62,11 @@ class Client:
     inputs: Callable[[], Tensor]  # its training samples, prepared as the model gets them
     targets: Callable[[], Tensor]
     gradients: Callable[[State], Iterator[State]]  # the gradient of the loss on each of its batches, at a model
+
+    def travel(self, steps: int) -> float:
+        """How far that many steps of SGD go along a constant gradient of one: steps * lr, and more with momentum."""
+        lag = self.momentum * (1 - self.momentum**steps) / (1 - self.momentum)
+        return self.lr * (steps - lag) / (1 - self.momentum)
 
     def draw(self, purpose: str, every_round: bool = True) -> torch.Generator:
         """Random numbers of this client, new in each round or the same all along."""

@@ -166,6 +166,11 @@ class RunFolder:
         self._lock.acquire()
         self._checkpoint.write(round, server, own)
 
+    @property
+    def rounds_saved(self) -> int:
+        """How many rounds the checkpoint holds."""
+        return self._checkpoint.rounds()
+
     def restore(self, device: str = "cpu") -> tuple[int, Tree, dict[int, Tree]] | None:
         """The last complete checkpoint as (round, server, own), or None when there is none yet.
 
@@ -211,6 +216,10 @@ class _Checkpoint:
         server = self._read_file(manifest["server"], device)
         own = {int(client): self._read_file(entry, device) for client, entry in manifest["clients"].items()}
         return manifest["round"], server, own
+
+    def rounds(self) -> int:
+        manifest = self._manifest()
+        return 0 if manifest is None else int(manifest["round"])
 
     def _manifest(self) -> dict[str, Any] | None:
         manifest = _read_json(self.manifest_path)

@@ -17,7 +17,11 @@ from fedhelix.tree import Tree, add, masked_mean, subtract, take, zeros
 @register("scaffold", paper="Karimireddy et al., ICML 2020, arXiv:1910.06378")
 @dataclass(frozen=True)
 class Scaffold(FedAvg):
-    """Each local gradient is shifted by (server control - own control); option II of the paper updates the controls."""
+    """Each local gradient is shifted by (server control - own control); option II of the paper updates the controls.
+
+    Controls of clients that have not been sampled for long are stale, so it needs smaller steps than FedAvg: where it
+    diverges, halve the learning rate.
+    """
 
     server_lr: float = option(1.0, "step of the server along the mean update", above=0)
 
@@ -40,11 +44,11 @@ class Scaffold(FedAvg):
         return local.risk(params, batch) + sum((params[name] * value).sum() for name, value in local.anchor.items())
 
     def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
-        """Client: the model, and how its control changed: (received - trained) / (steps * lr) - server control."""
+        """Client: the model, and how its control changed: its mean gradient of the round - the server's control."""
         tree, own = super().upload(local)
         received = take(local.payload["model"], local.payload["control"])
         moved = subtract(received, local.models["model"])
-        change = add(zeros(moved), moved, 1 / (max(local.steps, 1) * local.client.lr))
+        change = add(zeros(moved), moved, 1 / local.client.travel(max(local.steps, 1)))
         change = subtract(change, local.payload["control"])
         control = add(own["control"], change) if "control" in own else change
         return {**tree, "control": change}, {**own, "control": control}

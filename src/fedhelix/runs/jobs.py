@@ -91,7 +91,10 @@ def resume_comparison(path: Path, quiet: bool | None = None) -> list[RunFolder]:
 
 def is_comparison(path: Path) -> bool:
     """Whether a folder holds a comparison."""
-    return (path / COMPARISON).is_file()
+    try:
+        return (path / COMPARISON).is_file()
+    except OSError as problem:
+        raise BadInput(f"'{path}' cannot be read: {problem.strerror}.") from None
 
 
 def _note(out: Path, note: dict[str, Any]) -> None:
