@@ -132,7 +132,7 @@ def files(folder: Path) -> set[Path]:
     ("words", "sentence"),
     [
         ("run fedavgg", "unknown method 'fedavgg'; did you mean 'fedavg'?"),
-        ("run xyz", "unknown method 'xyz'; there are: ditto, fedavg, "),
+        ("run xyz", "unknown method 'xyz'; there are: centred-clipping, ditto, fedau, fedavg, "),
         ("run mine.py", "there is no file 'mine.py' to take a method from."),
         ("run", "Missing argument 'METHOD'; see `fedhelix run --help`."),
         ("compare", "Missing argument 'METHOD...'"),
