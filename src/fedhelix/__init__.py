@@ -4,6 +4,15 @@ from importlib.metadata import PackageNotFoundError, version
 
 from fedhelix.data import Dataset, from_arrays, from_clients, load
 from fedhelix.data import partitions as partition
+from fedhelix.defences import (
+    CentredClipping,
+    GeometricMedian,
+    Krum,
+    Median,
+    MultiKrum,
+    NormBound,
+    TrimmedMean,
+)
 from fedhelix.errors import BadInput
 from fedhelix.federation import Federation, Run
 from fedhelix.method import Batch, Client, Context, Local, LocalRound, Method, Phase, Upload, Wrapper
@@ -40,6 +49,7 @@ __all__ = [
     "METHODS",
     "BadInput",
     "Batch",
+    "CentredClipping",
     "Client",
     "Context",
     "Dataset",
@@ -59,15 +69,21 @@ __all__ = [
     "FedUmf",
     "Federation",
     "GenFed",
+    "GeometricMedian",
+    "Krum",
     "LGFedAvg",
     "Local",
     "LocalOnly",
     "LocalRound",
+    "Median",
     "Method",
+    "MultiKrum",
+    "NormBound",
     "PartialFed",
     "Phase",
     "Run",
     "Scaffold",
+    "TrimmedMean",
     "Upload",
     "Wrapper",
     "from_arrays",

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from fedhelix import METHODS, FedAvgFT, FedProx, toml
+from fedhelix import METHODS, FedAvgFT, FedProx, GenFed, toml
 from fedhelix.client import Training
 from fedhelix.errors import BadInput
 from fedhelix.runs.config import Config, layered, make_plan, read_plan, versions
@@ -78,7 +78,17 @@ def test_settings_that_cannot_be(assignment, sentence):
 def test_presets_are_valid(name):
     plan = make_plan("fedavg", layered(name))
     assert dataclasses.replace(plan.config) == plan.config
-    assert {key: getattr(plan.config, key) for key in PRESETS[name]} == PRESETS[name]
+    settings = {key: value for key, value in PRESETS[name].items() if not isinstance(value, dict)}
+    assert {key: getattr(plan.config, key) for key in settings} == settings
+
+
+def test_a_preset_sets_the_federation_for_all_and_the_method_for_one():
+    strong = layered("genfed.strong")
+    assert make_plan("genfed", strong).method == GenFed(rho_max=3, c=50)
+    assert make_plan("genfed+fedavg-ft", strong).method == GenFed(FedAvgFT(), rho_max=3, c=50)
+    assert make_plan("fedavg", strong).config == make_plan("genfed", strong).config
+    literal = make_plan("genfed", layered("genfed.literal"))
+    assert literal.method == GenFed() and literal.config.momentum == 0
 
 
 def test_the_papers_setting():

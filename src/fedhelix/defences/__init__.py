@@ -1,0 +1,128 @@
+"""Defences: robust rules around any method. The method then merges what the rule makes of the clients' updates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedhelix.defences import rules
+from fedhelix.method import Context, Method, Upload, Wrapper
+from fedhelix.methods.fedavg import FedAvg
+from fedhelix.options import option
+from fedhelix.registry import register
+from fedhelix.tree import State, Tree
+
+
+@dataclass(frozen=True)
+class Defence(Wrapper):
+    """Sees updates as rows of a matrix; what a client did not upload counts as unchanged, and weights do not count."""
+
+    inner: Method = option(FedAvg(), "the method that merges what the rule leaves")
+
+    def rule(self, updates: Tensor) -> Tensor:
+        """What becomes of the updates: one row for all, or one row each."""
+        raise NotImplementedError
+
+    def merge(self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context) -> Tree:
+        """Server: as the inner method, from uploads that the rule has changed; those of weight zero have no part."""
+        origin = {name: value for name, value in server["model"].items() if value.is_floating_point()}
+        kept = [i for i, weight in enumerate(weights) if weight > 0]
+        if not kept or not origin:
+            return super().merge(server, uploads, weights, ctx)
+        start = _flat(origin, origin)
+        updates = torch.stack([_flat({**origin, **uploads[i].tree["model"]}, origin) - start for i in kept])
+        changed = list(uploads)
+        for i, row in zip(kept, self.rule(updates).expand_as(updates), strict=True):
+            parts = (start + row).split([value.numel() for value in origin.values()])
+            model = {n: part.view_as(old) for (n, old), part in zip(origin.items(), parts, strict=True)}
+            changed[i] = uploads[i]._replace(tree={**uploads[i].tree, "model": {**uploads[i].tree["model"], **model}})
+        return super().merge(server, changed, weights, ctx)
+
+
+def _flat(state: State, names: State) -> Tensor:
+    return torch.cat([state[name].flatten() for name in names])
+
+
+@register("median", paper="Yin et al., ICML 2018, arXiv:1803.01498")
+@dataclass(frozen=True)
+class Median(Defence):
+    """The median of every coordinate."""
+
+    def rule(self, updates: Tensor) -> Tensor:
+        """One row for all."""
+        return rules.median(updates)
+
+
+@register("trimmed-mean", paper="Yin et al., ICML 2018, arXiv:1803.01498")
+@dataclass(frozen=True)
+class TrimmedMean(Defence):
+    """The mean of every coordinate without its largest and smallest values."""
+
+    withstand: float = option(0.2, "share of malicious uploads that it is made for", low=0, below=0.5)
+
+    def rule(self, updates: Tensor) -> Tensor:
+        """One row for all."""
+        return rules.trimmed_mean(updates, round(self.withstand * len(updates)))
+
+
+@register("krum", paper="Blanchard et al., NeurIPS 2017, arXiv:1703.02757")
+@dataclass(frozen=True)
+class Krum(Defence):
+    """The one update that is closest to its neighbours."""
+
+    withstand: float = option(0.2, "share of malicious uploads that it is made for", low=0, below=0.5)
+
+    def rule(self, updates: Tensor) -> Tensor:
+        """One row for all."""
+        return rules.multi_krum(updates, round(self.withstand * len(updates)), 1)
+
+
+@register("multi-krum", paper="Blanchard et al., NeurIPS 2017, arXiv:1703.02757")
+@dataclass(frozen=True)
+class MultiKrum(Defence):
+    """The mean of the updates that are closest to their neighbours, as many as should be benign."""
+
+    withstand: float = option(0.2, "share of malicious uploads that it is made for", low=0, below=0.5)
+
+    def rule(self, updates: Tensor) -> Tensor:
+        """One row for all."""
+        attackers = round(self.withstand * len(updates))
+        return rules.multi_krum(updates, attackers, len(updates) - attackers)
+
+
+@register("geometric-median", paper="Pillutla et al., IEEE TSP 2022, arXiv:1912.13445")
+@dataclass(frozen=True)
+class GeometricMedian(Defence):
+    """The point with the smallest sum of distances to the updates."""
+
+    def rule(self, updates: Tensor) -> Tensor:
+        """One row for all."""
+        return rules.geometric_median(updates)
+
+
+@register("centred-clipping", paper="Karimireddy et al., ICML 2021, arXiv:2012.10333")
+@dataclass(frozen=True)
+class CentredClipping(Defence):
+    """The mean of updates whose distance from a moving centre is clipped."""
+
+    radius: float | None = option(None, "longest distance from the centre (auto: the median of the round)", above=0)
+    iterations: int = option(3, "how often the centre moves", low=1)
+
+    def rule(self, updates: Tensor) -> Tensor:
+        """One row for all."""
+        return rules.centred_clipping(updates, self.radius, self.iterations)
+
+
+@register("norm-bound", paper="Sun et al., 2019, arXiv:1911.07963")
+@dataclass(frozen=True)
+class NormBound(Defence):
+    """No update is longer than a bound; the method around which it stands weighs and merges as ever."""
+
+    bound: float | None = option(None, "longest update (auto: the median of the round)", above=0)
+
+    def rule(self, updates: Tensor) -> Tensor:
+        """One row each."""
+        return rules.clipped(updates, self.bound)
