@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from rich.table import Table
 from rich.text import Text
@@ -87,7 +88,8 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _standard_error(values: Sequence[float]) -> float:
-    return float(pd.Series(values, dtype=float).sem(ddof=1))
+    known = np.array([value for value in values if not math.isnan(value)])
+    return float(known.std(ddof=1) / math.sqrt(len(known))) if len(known) > 1 else math.nan
 
 
 def _number(value: float | None) -> float:
