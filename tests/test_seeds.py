@@ -43,12 +43,9 @@ def noisy() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 10))
 
 
-in_gradients = pytest.mark.xfail(reason="Client.gradients lets dropout draw from the global generator", strict=False)
-
-
 @pytest.mark.parametrize(
     "method",
-    [FedAvgFT(), FedLP(), pytest.param(FedLG(select="gradient"), marks=in_gradients)],
+    [FedAvgFT(), FedLP(), pytest.param(FedLG(select="gradient"))],
     ids=lambda method: method.name,
 )
 def test_a_run_leaves_the_global_generators_alone(method):
