@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -39,10 +40,12 @@ class Batched(Engine):
 
     name: ClassVar[str] = "batched"
 
-    def __init__(self, setup: Setup, slots: int | None = None):
+    def __init__(self, setup: Setup, slots: int | None = None, neighbour: Batched | None = None):
         super().__init__(setup)
         self.slots = slots or (WIDTHS[-1] if setup.device.type == "cuda" else 16)
-        self.workshops: dict[Any, Workshop] = {}
+        # Engines of several runs can share their stacks; then one of them trains at a time.
+        self.workshops: dict[Any, Workshop] = neighbour.workshops if neighbour else {}
+        self.lock: threading.RLock = neighbour.lock if neighbour else threading.RLock()
         self.steps_taken = 0  # by slots, idle ones included
         self.steps_needed = 0
 
@@ -93,8 +96,9 @@ class Batched(Engine):
                     done.append(task)
                     if task.steps:
                         kinds.setdefault(task.kind, []).append(task)
-            for kind, alike in kinds.items():
-                self._train_alike(kind, alike)
+            with self.lock:
+                for kind, alike in kinds.items():
+                    self._train_alike(kind, alike)
         return tasks
 
     def _train_alike(self, kind: Any, tasks: list[Task]) -> None:

@@ -324,7 +324,8 @@ class Stack:
         if self.flat.device.type != "cuda" or self.warm[size] <= WARM_UP:
             return False
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool()):
+        # Other runs may be judging their models in other threads meanwhile.
+        with torch.cuda.graph(graph, pool=self.pool(), capture_error_mode="thread_local"):
             self.step(None, size)
         self.graphs[size] = graph
         return True

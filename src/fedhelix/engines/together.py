@@ -11,12 +11,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar, TypeVar
 
-from torch import Tensor
-
-from fedhelix.client import Job, Outcome, Pool, Scores, Setup
-from fedhelix.engines.base import Engine, Judgement
+from fedhelix.client import Job, Outcome, Setup
+from fedhelix.engines.base import Engine
 from fedhelix.engines.batched import Batched
-from fedhelix.tree import State
 
 T = TypeVar("T")
 
@@ -26,7 +23,6 @@ class Meeting:
 
     def __init__(self, guests: int):
         self.turn = threading.Condition()
-        self.device = threading.RLock()  # one thread at a time talks to the device
         self.guests = guests
         self.engine: Batched | None = None
         self.brought: dict[int, list[tuple[Setup, Job]]] = {}
@@ -43,6 +39,13 @@ class Meeting:
                 raise self.failure
             return self.results.pop(guest)
 
+    def host(self, setup: Setup) -> Batched:
+        """The engine whose stacks all runs use."""
+        with self.turn:
+            if self.engine is None:
+                self.engine = Batched(setup)
+            return self.engine
+
     def leave(self) -> None:
         """A run is over; the others need not wait for it."""
         with self.turn:
@@ -55,43 +58,28 @@ class Meeting:
         brought, self.brought = dict(sorted(self.brought.items())), {}
         everything = [pair for jobs in brought.values() for pair in jobs]
         try:
-            with self.device:
-                if self.engine is None:
-                    self.engine = Batched(everything[0][0])
-                outcomes = iter(self.engine.work_together(everything))
+            outcomes = iter(self.host(everything[0][0]).work_together(everything))
             self.results |= {guest: [next(outcomes) for _ in jobs] for guest, jobs in brought.items()}
         except BaseException as problem:
             self.failure = problem
         self.turn.notify_all()
 
 
-class Guest(Engine):
-    """One run's seat at a meeting."""
+class Guest(Batched):
+    """One run's seat at a meeting: it trains with all others, and judges its models by itself."""
 
     name: ClassVar[str] = "together"
 
     def __init__(self, setup: Setup, meeting: Meeting, number: int):
-        super().__init__(setup)
-        self.meeting, self.number, self.alone = meeting, number, Batched(setup)
+        super().__init__(setup, neighbour=meeting.host(setup))
+        self.meeting, self.number = meeting, number
 
     def work(self, jobs: Sequence[Job]) -> list[Outcome]:
         """The outcomes of the jobs, in their order."""
         return self.meeting.work(self.number, self.setup, jobs)
 
-    def personal(self, jobs: Sequence[Job]) -> list[State]:
-        """The models that the clients would use now."""
-        with self.meeting.device:
-            return self.alone.personal(jobs)
-
-    def score(self, states: Sequence[State], pool: Pool, indices: Tensor | None = None) -> list[Judgement]:
-        """Metric and loss of whole models on common samples."""
-        with self.meeting.device:
-            return self.alone.score(states, pool, indices)
-
-    def evaluate(self, jobs: Sequence[Job], model: State | None = None) -> tuple[list[Scores], Judgement | None]:
-        """Every client's personal model on its own samples, and the server's model on the whole test pool."""
-        with self.meeting.device:
-            return self.alone.evaluate(jobs, model)
+    def close(self) -> None:
+        """The stacks belong to the meeting."""
 
 
 def together(runs: Sequence[Callable[[Callable[[Setup], Engine]], T]]) -> list[T]:
