@@ -7,8 +7,9 @@ stays as it is, in a thread of its own, and only waits at `work` until every oth
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import ClassVar, TypeVar
 
 from fedhelix.client import Job, Outcome, Setup
@@ -23,6 +24,8 @@ class Meeting:
 
     def __init__(self, guests: int):
         self.turn = threading.Condition()
+        # More threads than this would only fight for the interpreter.
+        self.floor = threading.Semaphore(2)
         self.guests = guests
         self.engine: Batched | None = None
         self.brought: dict[int, list[tuple[Setup, Job]]] = {}
@@ -31,13 +34,21 @@ class Meeting:
 
     def work(self, guest: int, setup: Setup, jobs: Sequence[Job]) -> list[Outcome]:
         """Bring jobs, wait for the others, take the outcomes along."""
-        with self.turn:
+        with self._floor_given_up(), self.turn:
             self.brought[guest] = [(setup, job) for job in jobs]
             self._work_if_complete()
             self.turn.wait_for(lambda: guest in self.results or self.failure is not None)
             if self.failure is not None:
                 raise self.failure
             return self.results.pop(guest)
+
+    @contextmanager
+    def _floor_given_up(self) -> Iterator[None]:
+        self.floor.release()
+        try:
+            yield
+        finally:
+            self.floor.acquire()
 
     def host(self, setup: Setup) -> Batched:
         """The engine whose stacks all runs use."""
@@ -88,7 +99,8 @@ def together(runs: Sequence[Callable[[Callable[[Setup], Engine]], T]]) -> list[T
 
     def attend(number: int) -> T:
         try:
-            return runs[number](lambda setup: Guest(setup, meeting, number))
+            with meeting.floor:
+                return runs[number](lambda setup: Guest(setup, meeting, number))
         finally:
             meeting.leave()
 
