@@ -93,8 +93,13 @@ class Guest(Batched):
         """The stacks belong to the meeting."""
 
 
-def together(runs: Sequence[Callable[[Callable[[Setup], Engine]], T]]) -> list[T]:
-    """Call each run with an engine maker; all of them share one stack of slots. Returns what the runs return."""
+def together(
+    runs: Sequence[Callable[[Callable[[Setup], Engine]], T]], on_interrupt: Callable[[], None] = lambda: None
+) -> list[T]:
+    """Call each run with an engine maker; all of them share one stack of slots. Returns what the runs return.
+
+    Ctrl-C reaches only the main thread; `on_interrupt` has to make the runs stop.
+    """
     meeting = Meeting(len(runs))
 
     def attend(number: int) -> T:
@@ -105,4 +110,9 @@ def together(runs: Sequence[Callable[[Callable[[Setup], Engine]], T]]) -> list[T
             meeting.leave()
 
     with ThreadPoolExecutor(len(runs)) as threads:
-        return list(threads.map(attend, range(len(runs))))
+        tasks = [threads.submit(attend, number) for number in range(len(runs))]
+        try:
+            return [task.result() for task in tasks]
+        except KeyboardInterrupt:
+            on_interrupt()
+            raise
