@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -108,8 +109,7 @@ class Batched(Engine):
         while not self._fits(shop, tasks):
             tasks = [task for task in tasks if task.loss is None]
             shop.slots = shop.width // 2
-            shop.stacks.clear()
-            torch.cuda.empty_cache()
+            self._drop_stacks([shop])
             warnings.warn(f"out of GPU memory: going on with {shop.slots} clients at once", stacklevel=2)
 
     def _fits(self, shop: Workshop, tasks: list[Task]) -> bool:
@@ -227,8 +227,13 @@ class Batched(Engine):
     def _make_room(self) -> None:
         """Stacks can be built again; what is to be judged now cannot wait."""
         warnings.warn("out of GPU memory: the training makes room for the evaluation", stacklevel=3)
-        for shop in self.workshops.values():
+        self._drop_stacks(self.workshops.values())
+
+    @staticmethod
+    def _drop_stacks(shops: Iterable[Workshop]) -> None:
+        for shop in shops:
             shop.stacks.clear()
+        gc.collect()  # steps that were not recorded leave their activations in reference cycles
         torch.cuda.empty_cache()
 
     def score(self, states: Sequence[State], pool: Pool, indices: Tensor | None = None) -> list[tuple[float, float]]:

@@ -6,10 +6,11 @@ plan of batches; `run` takes a step in every slot at once. When a client is done
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -325,7 +326,7 @@ class Stack:
             return False
         graph = torch.cuda.CUDAGraph()
         # Other runs may be judging their models in other threads meanwhile.
-        with torch.cuda.graph(graph, pool=self.pool(), capture_error_mode="thread_local"):
+        with _uncollected(), torch.cuda.graph(graph, pool=self.pool(), capture_error_mode="thread_local"):
             self.step(None, size)
         self.graphs[size] = graph
         return True
@@ -343,6 +344,16 @@ class Stack:
             self.run(1, size)
         torch.cuda.synchronize()
         return (time.perf_counter() - began) / repetitions
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the garbage collector: what it frees, such as graphs of an older engine, would spoil a recording."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _layout(x: Tensor) -> Tensor:
