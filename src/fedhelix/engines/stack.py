@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
@@ -365,10 +365,16 @@ def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
     """Streams that begin where the current one stands; none on a CPU."""
     if device.type != "cuda":
         return []
-    streams = [torch.cuda.Stream(device) for _ in range(count)]
+    streams = _side_streams(device)[:count]
     for stream in streams:
         stream.wait_stream(torch.cuda.current_stream())
     return streams
+
+
+@cache
+def _side_streams(device: torch.device) -> list[torch.cuda.Stream]:
+    """Always the same ones: cuBLAS keeps a workspace of 32 MiB for every stream that it has ever seen."""
+    return [torch.cuda.Stream(device) for _ in range(STREAMS)]
 
 
 def _on(streams: list[torch.cuda.Stream], turn: int) -> AbstractContextManager[Any]:
