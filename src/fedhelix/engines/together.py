@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar, TypeVar
 
-from fedhelix.client import Job, Outcome, Scores, Setup
+from torch import Tensor
+
+from fedhelix.client import Job, Outcome, Pool, Scores, Setup
 from fedhelix.engines.base import Engine, Judgement
 from fedhelix.engines.batched import Batched
 from fedhelix.tree import State
@@ -80,6 +82,11 @@ class Guest(Engine):
         """The models that the clients would use now."""
         with self.meeting.device:
             return self.alone.personal(jobs)
+
+    def score(self, states: Sequence[State], pool: Pool, indices: Tensor | None = None) -> list[Judgement]:
+        """Metric and loss of models on common samples."""
+        with self.meeting.device:
+            return self.alone.score(states, pool, indices)
 
     def evaluate(self, jobs: Sequence[Job], model: State | None = None) -> tuple[list[Scores], Judgement | None]:
         """Every client's personal model on its own samples, and the server's model on the whole test pool."""
