@@ -22,7 +22,7 @@ from fedhelix import METHODS, __version__, models
 from fedhelix.data import available
 from fedhelix.errors import BadInput, EngineFailure
 from fedhelix.progress import human_bytes, human_seconds
-from fedhelix.registry import layers, make
+from fedhelix.registry import layers
 from fedhelix.report.plots import comparison_plot
 from fedhelix.report.tables import comparison, render
 from fedhelix.runs import jobs
@@ -103,7 +103,7 @@ def run(
     scikit-learn's handwritten digits, spread unevenly over 20 clients, in well under a minute.
     """
     plan = make_plan(method, values)
-    folder = out or jobs.free_folder(f"{plan.method.label}-{plan.config.data}-seed{plan.config.seed}")
+    folder = out or jobs.free_folder(f"{plan.label}-{plan.config.data}-seed{plan.config.seed}")
     with resumable(folder):
         done = jobs.start(plan, folder, quiet=quiet or None)
     show_run(folder, done.summary, as_json)
@@ -144,8 +144,10 @@ def compare(
 
     METHOD is a name from `fedhelix methods`, or FILE.py with one of your own. Options of one method are set by its
     name:  fedhelix compare fedavg fedprox --set fedprox.mu=0.1 --seeds 3
+
+    METHOD@KEY=VALUE,... is a variant with settings of its own:  fedhelix compare fedavg fedavg@lr=0.01,epochs=5
     """
-    folder = out or jobs.free_folder("compare-" + "-".join(make(name).label for name in methods)[:60])
+    folder = out or jobs.free_folder("compare-" + "-".join(make_plan(name, values).label for name in methods)[:60])
     with resumable(folder):
         folders = jobs.compare(methods, values, seeds, folder, quiet or None)
     show_comparison(folder, folders, as_json)

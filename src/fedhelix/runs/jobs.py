@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 from fedhelix import toml
 from fedhelix.errors import BadInput
 from fedhelix.federation import Run
-from fedhelix.registry import make
 from fedhelix.runs.config import Plan, make_plan, read_plan
 from fedhelix.store import RunFolder
 from fedhelix.tree import write_atomically
@@ -56,23 +56,23 @@ def compare(
     """
     if seeds < 1:
         raise BadInput(f"seeds must be at least 1, not {seeds}.")
-    names = [make(spec).label for spec in methods]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise BadInput(f"'{repeated[0]}' is named twice; a comparison needs different methods.")
-    first = int(make_plan(methods[0], values).config.seed)
+    asked = [make_plan(spec, values) for spec in methods]
+    for one, other in itertools.combinations(asked, 2):
+        if one.label == other.label or (one.method, one.config) == (other.method, other.config):
+            raise BadInput(f"'{other.label}' is named twice; a comparison needs different methods.")
     plans = {
-        out / f"{name}-seed{seed}": make_plan(spec, {**values, "seed": seed})
-        for seed in range(first, first + seeds)
-        for name, spec in zip(names, methods, strict=True)
+        out / f"{plan.label}-seed{seed}": replace(plan, config=replace(plan.config, seed=seed))
+        for seed in range(asked[0].config.seed, asked[0].config.seed + seeds)
+        for plan in asked
     }
-    if any(plan.method.scores for plan in plans.values()):  # then all methods leave the same samples to the server
+    if any(plan.method.scores or plan.config.supplement_size for plan in asked):
+        # Then all methods leave the same samples to the server.
         plans = {path: replace(plan, config=plan.config.resolved(needed=True)) for path, plan in plans.items()}
     for plan in plans.values():
         plan.config.federation(plan.method).close()  # every mistake shows before the first round
     _note(out, {"methods": list(methods), "seeds": seeds, "settings": dict(values)})
     for number, (path, plan) in enumerate(plans.items(), start=1):
-        title = f"{plan.method.label} seed {plan.config.seed} ({number}/{len(plans)})"
+        title = f"{plan.label} seed {plan.config.seed} ({number}/{len(plans)})"
         if not (path / "config.toml").exists():
             start(plan, path, quiet, title)
         elif RunFolder.open(path).summary is None:
