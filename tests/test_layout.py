@@ -21,7 +21,7 @@ FLOORS = [
     {"method"},
     {"registry"},
     {"methods", "client"},
-    {"probe"},
+    {"probe", "blame"},
     {"engines", "channel", "attacks", "defences"},
     {"federation"},
     {"__init__"},

@@ -6,6 +6,8 @@ import dataclasses
 import functools
 import inspect
 import json
+import os
+import re
 import sys
 import typing
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedhelix import METHODS, __version__, models
+from fedhelix.blame import culprit, described
 from fedhelix.data import available
 from fedhelix.errors import BadInput, EngineFailure
 from fedhelix.progress import human_bytes, human_seconds
@@ -40,6 +43,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 console = Console()
+DEBUG = "FEDHELIX_DEBUG"  # set: exceptions in a method's hooks come with their traceback
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")]
@@ -158,7 +162,10 @@ def methods(
     name: Annotated[str | None, typer.Argument(help="Show one method with all its options.")] = None,
     as_json: Json = False,
 ) -> None:
-    """What each method is, its options with defaults and meaning, and its paper."""
+    """What each method is, its options with defaults and meaning, and its paper.
+
+    NAME shows one method alone, or a pair such as genfed+fedau.
+    """
     chosen = {kind.name: kind for kind in layers(name)} if name else dict(sorted(METHODS.items()))
     facts = {key: _describe(kind) for key, kind in chosen.items()}
     if as_json:
@@ -280,15 +287,22 @@ def main() -> None:
         code = app(prog_name="fedhelix", standalone_mode=False)
     except BadInput as problem:
         _stop(str(problem), 2)
-    except EngineFailure as problem:
-        _stop(str(problem), 1)
     except click.UsageError as problem:
-        if not problem.format_message():
+        # Click and typer both add the hint to an unknown command.
+        words = re.sub(r"( Did you mean .*?\?)\1", r"\1", problem.format_message())
+        if not words:
             sys.exit(2)  # a bare command, whose help is on the screen already
         where = problem.ctx.command_path if problem.ctx else "fedhelix"
-        _stop(f"{problem.format_message().rstrip('.')}; see `{where} --help`.", 2)
+        _stop(f"{words.rstrip('.')}; see `{where} --help`.", 2)
     except (KeyboardInterrupt, click.Abort):
         _stop("stopped.", 130)
+    except Exception as problem:
+        if os.environ.get(DEBUG) or not (culprit(problem) or isinstance(problem, EngineFailure)):
+            raise  # a mistake of ours, or somebody looks for one
+        sentence, _, trace = str(problem).partition("\n")
+        sentence = sentence if isinstance(problem, EngineFailure) else described(problem)
+        hidden = trace or not isinstance(problem, EngineFailure)
+        _stop(f"{sentence} (set {DEBUG}=1 for the traceback)" if hidden else sentence, 1)
     else:
         sys.exit(code if isinstance(code, int) else 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -62,9 +63,9 @@ class GenFed(Wrapper):
         ctx.notes["rho"], ctx.notes["selected"] = rho, [uploads[i].client for i in chosen]
         ctx.notes["fitness"] = {str(-client): metric for metric, _, client in fitness}
         weights = self.inner.weigh(server, uploads, ctx)
-        if len(chosen) == len(uploads):
-            return weights
         total = sum(weights[i] for i in chosen)
+        if len(chosen) == len(uploads) and math.isclose(total, 1):
+            return weights  # to the bit
         return [weight / total if i in chosen else 0.0 for i, weight in enumerate(weights)]
 
 
