@@ -279,6 +279,7 @@ class Batched(Engine):
         if not longest:
             return [x.new_zeros(0) for _ in indices]
         together = max(1, at_once // longest)
+        most = max(1, (at_once if device.type == "cuda" else FEW) // min(together, len(states)))
         found: list[Tensor] = []
         for at in range(0, len(states), together):
             some, wanted = states[at : at + together], indices[at : at + together]
@@ -286,7 +287,7 @@ class Batched(Engine):
             stacked = {name: torch.stack([state[name] for state in some]) for name in setup.units.names}
             call = vmap(lambda state, batch: functional_call(setup.module, state, (batch,)))
             with StackedConvolutions() if device.type == "cuda" else nullcontext():
-                pieces = [call(stacked, setup.data.prepare(x[piece])) for piece in rows.split(FEW, dim=1)]
+                pieces = [call(stacked, setup.data.prepare(x[piece])) for piece in rows.split(most, dim=1)]
             outputs = torch.cat(pieces, dim=1)
             found += [output[: len(part)] for output, part in zip(outputs, wanted, strict=True)]
         return found
