@@ -137,7 +137,6 @@ class Batched(Engine):
 
     def _schedule(self, shop: Workshop, tasks: list[Task]) -> None:
         """Longest tasks first; a slot that is done takes the next; the last few move to a narrower stack."""
-        tasks[0].setup.module.train()
         starts = dict(zip(map(id, tasks), shop.batches.fill(tasks), strict=True))
         waiting = sorted(tasks, key=lambda task: task.steps)
         # More slots than this would only wait for the longest task.
