@@ -314,10 +314,10 @@ def test_ctrl_c_before_the_first_round_promises_nothing(cli, tmp_path, monkeypat
 def test_ctrl_c_in_a_comparison_says_how_to_go_on(cli, tmp_path, monkeypatch):
     start = command_line.jobs.start
 
-    def interrupt(plan, *rest):
+    def interrupt(plan, *rest, **more):
         if plan.spec == "local":
             raise KeyboardInterrupt
-        return start(plan, *rest)
+        return start(plan, *rest, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(command_line.jobs, "start", interrupt)

@@ -167,6 +167,7 @@ def bench(
     ] = "quick",
     seeds: Annotated[int | None, typer.Option(help="Repetitions (default: the study's own number).")] = None,
     minutes: Annotated[float | None, typer.Option(help="Stop after this time; the same command goes on later.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only this row or column (may be repeated).")] = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Where the runs are; finished ones are not run again.")
     ] = Path("runs/bench"),
@@ -186,7 +187,9 @@ def bench(
     """
     from fedhelix.papers import commands
 
-    commands.bench(names or [], scale, seeds, minutes, out, save or out, data_dir, device, commit, as_json, quiet)
+    commands.bench(
+        names or [], scale, seeds, minutes, only or [], out, save or out, data_dir, device, commit, as_json, quiet
+    )
 
 
 @app.command()
