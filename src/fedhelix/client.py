@@ -122,7 +122,7 @@ def client_of(setup: Setup, job: Job) -> Client:
             leaves = {name: state[name].detach().clone().requires_grad_() for name in names}
             model = {**{name: value.clone() for name, value in state.items()}, **leaves}
             noise = key(setup.seed, "noise-gradients", job.round, job.client, row)
-            with seeded(noise, setup.device), applied(setup.kernels):
+            with seeded(noise, setup.device), applied(setup.kernels, setup.module):
                 loss = risk(setup, model, gather(setup, samples, crops))
                 found = torch.autograd.grad(loss, list(leaves.values()))
             yield dict(zip(names, found, strict=True))
@@ -219,7 +219,7 @@ def train(setup: Setup, job: Job, local: LocalRound, index: int, purpose: str) -
     view = Local(local.anchor, local.phase, local.units, local.risk, local.outputs)
     total = torch.zeros((), device=setup.device)
     noise = key(setup.seed, f"noise-{purpose}-{index}", job.round, job.client)
-    with seeded(noise, setup.device), applied(setup.kernels):
+    with seeded(noise, setup.device), applied(setup.kernels, setup.module):
         for samples, crops in steps.steps():
             loss = setup.method.loss(model, gather(setup, samples, crops), view)
             found = torch.autograd.grad(loss, leaves, allow_unused=True)
@@ -290,7 +290,7 @@ def predict(setup: Setup, state: State, pool: Pool, indices: Tensor) -> Tensor:
     batch = EVALUATED_AT_ONCE[setup.device.type == "cuda"]
     setup.module.eval()
     x, indices = samples_of(setup, pool)[0], indices.to(setup.device)
-    with applied(setup.kernels):
+    with applied(setup.kernels, setup.module):
         parts = [functional_call(setup.module, state, (setup.data.prepare(x[part]),)) for part in indices.split(batch)]
     return torch.cat(parts)
 

@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fedhelix.cpu import Pair, plain_convolution
-
 try:
     from fedhelix.engines import triton_convolution as fast
 except ImportError:  # a machine without Triton
     fast = None  # type: ignore[assignment]
+
+Pair = tuple[int, int]
 
 
 def patches(x: Tensor, kernel: Pair, padding: Pair) -> Tensor:
@@ -154,3 +154,26 @@ class StackedConvolutions(TorchFunctionMode):
         x, weight, bias, padding = plain
         out = Convolve.apply(x, weight, padding)
         return out if bias is None else out + bias.view(1, -1, 1, 1)
+
+
+def plain_convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> tuple[Tensor, Tensor, Tensor | None, Pair] | None:
+    """The arguments of a 2-d convolution of stride 1 without groups or dilation; None for any other."""
+    if pair(stride) != (1, 1) or pair(dilation) != (1, 1) or groups != 1 or isinstance(padding, str):
+        return None
+    around = pair(padding)
+    if input.dim() != 4 or any(pad >= size for pad, size in zip(around, weight.shape[2:], strict=True)):
+        return None
+    return input, weight, bias, around
+
+
+def pair(value: Any) -> Pair:
+    """A size that may be given once for both directions."""
+    return (value, value) if isinstance(value, int) else (value[0], value[1] if len(value) > 1 else value[0])
