@@ -25,6 +25,7 @@ from fedhelix.tree import clone, write_atomically
 CLEARLY = 0.9  # kernels that are to replace others must take less than this share of their time
 PATIENCE = 1.0  # seconds for all repetitions; a warm-up and the first one always happen
 REPETITIONS = 15
+EDITION = 2  # of the tuned kernels: choices that were timed with another one do not count
 
 
 def choose(setup: Setup) -> Kernels:
@@ -52,11 +53,12 @@ def read_choices(path: Path) -> dict[str, Kernels]:
 
 
 def signature(setup: Setup) -> str:
-    """All that the speed depends on: processor, PyTorch, network, sample and batch size."""
+    """All that the speed depends on: processor, kernels, network, sample and batch size."""
     entries = [(name, tuple(value.shape), str(value.dtype)) for name, value in setup.initial.items()]
     network = hashlib.blake2b(f"{setup.module}{entries}".encode(), digest_size=8).hexdigest()
     sample = "x".join(map(str, setup.data.shape))
-    return f"{processor()} torch {torch.__version__} network {network} {sample} batch {setup.training.batch_size}"
+    versions = f"torch {torch.__version__} tuned {EDITION}"
+    return f"{processor()} {versions} network {network} {sample} batch {setup.training.batch_size}"
 
 
 def processor() -> str:
