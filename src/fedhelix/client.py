@@ -185,7 +185,12 @@ def forward(setup: Setup, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """A model's outputs for prepared samples, in the precision of the training."""
     half = setup.training.precision == "bfloat16"
     with torch.autocast(setup.device.type, torch.bfloat16) if half else nullcontext():
-        return functional_call(setup.module, dict(params), (x,)).float()
+        return call(setup, params, x).float()
+
+
+def call(setup: Setup, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """A model's outputs. To search the module for tied tensors every time would take as long as a small layer."""
+    return functional_call(setup.module, dict(params), (x,), tie_weights=setup.units.tied)
 
 
 def part_of(units: Units, part: str) -> list[str]:
@@ -291,7 +296,7 @@ def predict(setup: Setup, state: State, pool: Pool, indices: Tensor) -> Tensor:
     setup.module.eval()
     x, indices = samples_of(setup, pool)[0], indices.to(setup.device)
     with applied(setup.kernels, setup.module):
-        parts = [functional_call(setup.module, state, (setup.data.prepare(x[part]),)) for part in indices.split(batch)]
+        parts = [call(setup, state, setup.data.prepare(x[part])) for part in indices.split(batch)]
     return torch.cat(parts)
 
 
