@@ -18,6 +18,7 @@ from fedhelix.engines.base import Engine
 from fedhelix.engines.stack import Batches, Mode, Stack, Task
 from fedhelix.errors import EngineFailure
 from fedhelix.method import LocalRound, Phase
+from fedhelix.probe import is_whole
 from fedhelix.task import judge
 from fedhelix.tree import State
 
@@ -237,7 +238,9 @@ class Batched(Engine):
         torch.cuda.empty_cache()
 
     def score(self, states: Sequence[State], pool: Pool, indices: Tensor | None = None) -> list[tuple[float, float]]:
-        """Metric and loss of whole models on common samples, many models at once."""
+        """Metric and loss of models on common samples, many whole models at once."""
+        if not all(is_whole(self.setup, state) for state in states):
+            return super().score(states, pool, indices)
         targets = samples_of(self.setup, pool)[1]
         wanted = torch.arange(len(targets)) if indices is None else indices
         outputs = self._outputs(states, pool, [wanted] * len(states))
