@@ -31,6 +31,7 @@ from fedhelix.report.tables import comparison, render
 from fedhelix.runs import jobs
 from fedhelix.runs.config import Config, layered, make_plan
 from fedhelix.runs.presets import PRESETS
+from fedhelix.runs.sweep import read_sweep
 from fedhelix.store import RunFolder
 
 app = typer.Typer(
@@ -154,6 +155,32 @@ def compare(
     folder = out or jobs.free_folder("compare-" + "-".join(make_plan(name, values).label for name in methods)[:60])
     with resumable(folder):
         folders = jobs.compare(methods, values, seeds, folder, quiet or None)
+    show_comparison(folder, folders, as_json)
+
+
+@app.command()
+def sweep(
+    file: Annotated[Path, typer.Argument(help="A TOML file with methods, seeds, [settings] and [grid].")],
+    minutes: Annotated[float | None, typer.Option(help="Stop after this time; the same command goes on later.")] = None,
+    out: Out = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run every combination of some settings, with several seeds, and show all of them side by side.
+
+    FILE says what to run. The same command goes on where it was stopped, and leaves out what is finished:
+
+      methods = ["fedavg", "genfed"]
+      seeds = 3
+      [settings]
+      rounds = 20
+      [grid]
+      lr = [0.05, 0.1]
+      "genfed.rho_max" = [3, 5]
+    """
+    asked, folder = read_sweep(file), out or Path("runs") / f"sweep-{file.stem}"
+    with resumable(folder):
+        folders = jobs.compare(asked.methods, asked.settings, asked.seeds, folder, quiet or None, minutes)
     show_comparison(folder, folders, as_json)
 
 

@@ -166,7 +166,12 @@ def _run_together(plans: Mapping[Path, Plan], quiet: bool | None, title: str, en
 
 
 def compare(
-    methods: Sequence[str], values: Mapping[str, Any], seeds: int, out: Path, quiet: bool | None = None
+    methods: Sequence[str],
+    values: Mapping[str, Any],
+    seeds: int,
+    out: Path,
+    quiet: bool | None = None,
+    minutes: float | None = None,
 ) -> list[RunFolder]:
     """Run every method with every seed into one folder; what is there already is continued or left as it is.
 
@@ -190,8 +195,8 @@ def compare(
     for plan in plans.values():  # every mistake shows before the first round
         plan.config.federation(plan.method, data=shelf.take(plan.config)).close()
     _note(out, {"methods": list(methods), "seeds": seeds, "settings": dict(values)})
-    run_all(plans, quiet, shelf=shelf)
-    return [RunFolder.open(path) for path in plans]
+    run_all(plans, quiet, minutes, shelf)
+    return [RunFolder.open(path) for path in plans if (path / "config.toml").exists()]
 
 
 def resume_comparison(path: Path, quiet: bool | None = None) -> list[RunFolder]:
