@@ -18,7 +18,7 @@ FLOORS = [
     {"options", "tree", "toml", "imports", "cpu"},
     {"data", "models", "store", "participation"},
     {"units"},
-    {"method"},
+    {"method", "generative"},
     {"registry"},
     {"methods", "client"},
     {"engines", "channel", "attacks", "defences"},

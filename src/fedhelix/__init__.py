@@ -35,6 +35,7 @@ from fedhelix.methods import (
     LGFedAvg,
     LocalOnly,
     PartialFed,
+    PFedGPA,
     Scaffold,
 )
 from fedhelix.options import option
@@ -79,6 +80,7 @@ __all__ = [
     "Method",
     "MultiKrum",
     "NormBound",
+    "PFedGPA",
     "PartialFed",
     "Phase",
     "Run",

@@ -18,6 +18,7 @@ from fedhelix.methods.genfed import GenFed
 from fedhelix.methods.lg_fedavg import LGFedAvg
 from fedhelix.methods.local import LocalOnly
 from fedhelix.methods.partialfed import PartialFed
+from fedhelix.methods.pfedgpa import PFedGPA
 from fedhelix.methods.scaffold import Scaffold
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "GenFed",
     "LGFedAvg",
     "LocalOnly",
+    "PFedGPA",
     "PartialFed",
     "Scaffold",
 ]

@@ -1,0 +1,211 @@
+"""pFedGPA's server: a generative model of clients' parameters, fitted to what they uploaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedhelix.errors import BadInput
+from fedhelix.generative.diffusion import Diffusion, Inversion, Predictor
+from fedhelix.generative.networks import Autoencoder, Convolutions, Perceptron, Projection
+from fedhelix.generative.training import Watch, train, unwatched
+from fedhelix.generative.vectors import Normalise, Normaliser
+from fedhelix.seeds import key, seeded
+from fedhelix.tree import Tree
+
+FEWEST = 3  # vectors: with fewer there is no spread to learn
+
+SizeName = Literal["auto", "fast", "default", "paper"]
+
+
+class Course(NamedTuple):
+    """How one network trains."""
+
+    steps: int
+    batch: int
+    lr: float
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the networks are, and how they train."""
+
+    latent: int
+    channels: tuple[int, ...]  # of the autoencoder; none: principal components, which need no training
+    widths: tuple[int, ...]  # of the denoiser: one is that of its linear layers, several are those of convolutions
+    autoencoder: Course
+    denoiser: Course
+    blocks: int = 4  # of a denoiser with linear layers
+    average: float = 0.999  # decay of the moving average of the denoiser's weights
+    input_noise: float = 0.001  # on vectors, while the autoencoder learns
+    code_noise: float = 0.1  # on their codes
+
+    def shortened(self, steps: int | None) -> Size:
+        """The same with at most so many steps of each network."""
+        if steps is None:
+            return self
+        autoencoder = self.autoencoder._replace(steps=min(steps, self.autoencoder.steps))
+        denoiser = self.denoiser._replace(steps=min(steps, self.denoiser.steps))
+        # The average must not remember the random weights of the start.
+        return replace(
+            self, autoencoder=autoencoder, denoiser=denoiser, average=min(self.average, 1 - 10 / (10 + steps))
+        )
+
+
+SIZES = {
+    "fast": Size(64, (), (128,), Course(0, 64, 1e-3), Course(1500, 64, 1e-3), blocks=2, average=0.99),
+    "default": Size(256, (16, 32, 64, 64, 32), (1024,), Course(3000, 64, 1e-3), Course(8000, 256, 3e-4)),
+    "paper": Size(256, (64, 128, 256, 256, 32), (64, 128, 256, 512), Course(5000, 64, 1e-3), Course(10_000, 64, 1e-3)),
+}
+
+
+def size_for(name: SizeName, device: torch.device) -> Size:
+    """A size by name; on a CPU convolutions over whole models take too long, so `auto` does without them there."""
+    return SIZES[("default" if device.type == "cuda" else "fast") if name == "auto" else name]
+
+
+class Generator:
+    """Normalisation, autoencoder and diffusion model of parameter vectors.
+
+    vectors --normalise--> residuals --encode--> codes --standardise--> diffusion; generated codes go the way back.
+    """
+
+    def __init__(self, normaliser: Normaliser, codec: Projection | Autoencoder, codes: Normaliser, denoiser: nn.Module):
+        self.normaliser, self.codec, self.codes, self.denoiser = normaliser, codec, codes, denoiser
+        self.diffusion = Diffusion()
+
+    # Fitting ---------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def fit(
+        cls,
+        vectors: Tensor,
+        sizes: Sequence[int],
+        size: Size,
+        normalise: Normalise = "residual",
+        seed: int = 0,
+        watch: Watch = unwatched,
+    ) -> Generator:
+        """Learn what vectors (rows) look like whose tensors have these sizes."""
+        if len(vectors) < FEWEST:
+            raise BadInput(f"a generator cannot be fitted to {len(vectors)} uploads; it needs at least {FEWEST}.")
+        if not bool(vectors.isfinite().all()):
+            raise BadInput("a generator cannot be fitted to uploads that hold values that are not finite.")
+        with seeded(key(seed, "generator"), vectors.device):
+            normaliser = Normaliser.fit(vectors, sizes, normalise)
+            x = normaliser.apply(vectors)
+            codec = fit_codec(x, size, watch)
+            with torch.no_grad():
+                z = codec.encode(x)
+            codes = Normaliser(z.mean(0), z.std(0).clamp(min=1e-8))
+            denoiser = fit_denoiser(codes.apply(z), size, watch)
+        return cls(normaliser, codec, codes, denoiser)
+
+    # Use -------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def encode(self, vectors: Tensor) -> Tensor:
+        """Vectors as the diffusion model sees them."""
+        return self.codes.apply(self.codec.encode(self.normaliser.apply(vectors)))
+
+    @torch.no_grad()
+    def decode(self, codes: Tensor) -> Tensor:
+        """The way back."""
+        return self.normaliser.undo(self.codec.decode(self.codes.undo(codes)))
+
+    def eps(self, x: Tensor, t: int) -> Tensor:
+        """The noise in x, as the denoiser sees it."""
+        return self.denoiser(x, torch.full((len(x),), t, device=x.device))
+
+    def reconstruct(self, vectors: Tensor) -> Tensor:
+        """Through the autoencoder alone: what is lost here nothing later can repair."""
+        return self.decode(self.encode(vectors))
+
+    @torch.no_grad()
+    def direct(self, count: int, seed: int) -> Tensor:
+        """New vectors out of pure noise, which know no client."""
+        with seeded(key(seed, "direct"), self.codes.centre.device):
+            x = torch.randn(count, len(self.codes.centre), device=self.codes.centre.device)
+            return self.decode(self.diffusion.sample(self.eps, x, self.diffusion.steps, torch.randn_like))
+
+    @torch.no_grad()
+    def invert(self, vectors: Tensor, start: int, seed: int, mode: Inversion = "eq15", samples: int = 1) -> Tensor:
+        """Every client's own vector, sent through the diffusion and regenerated; the mean of so many tries."""
+        with seeded(key(seed, "invert"), vectors.device):
+            x = self.encode(vectors).repeat(samples, 1)
+            if mode == "eq15":
+                x = self.diffusion.invert(self.eps, x, start, torch.randn_like)
+            elif mode == "fresh":
+                x = self.diffusion.renew(self.eps, x, start, torch.randn_like)
+            else:
+                x = self.diffusion.transfer(self.eps, self.source, x, start, torch.randn_like)
+            return self.decode(x.view(samples, *vectors.shape[:1], -1).mean(0))
+
+    @property
+    def source(self) -> Predictor:
+        """DPM-Encoder's source model: the Gaussian of the codes, which are standardised."""
+        one = torch.ones_like(self.codes.centre)
+        return self.diffusion.gaussian(0 * one, one)
+
+    # At rest ---------------------------------------------------------------------------------------------------
+
+    def tree(self) -> Tree:
+        """Everything as named tensors."""
+        return {
+            "normaliser": self.normaliser._asdict(),
+            "codes": self.codes._asdict(),
+            "codec": dict(self.codec.state_dict()),
+            "denoiser": dict(self.denoiser.state_dict()),
+        }
+
+    @classmethod
+    def of(cls, tree: Tree, size: Size) -> Generator:
+        """A generator from its named tensors."""
+        normaliser, codes = Normaliser(**tree["normaliser"]), Normaliser(**tree["codes"])
+        values, latent = len(normaliser.centre), len(codes.centre)
+        codec = Autoencoder(values, latent, size.channels) if size.channels else Projection(values, latent)
+        denoiser = make_denoiser(latent, size)
+        for module, state in ((codec, tree["codec"]), (denoiser, tree["denoiser"])):
+            module.to(normaliser.centre.device).load_state_dict(state)
+        return cls(normaliser, codec.eval(), codes, denoiser.eval())
+
+
+def fit_codec(x: Tensor, size: Size, watch: Watch) -> Projection | Autoencoder:
+    """Principal components, or an autoencoder that learns under noise on its input and its codes."""
+    if not size.channels:
+        return Projection.fit(x, size.latent)
+    codec, course = Autoencoder(x.shape[1], size.latent, size.channels).to(x.device), size.autoencoder
+
+    def loss() -> Tensor:
+        batch = x[torch.randint(len(x), (course.batch,), device=x.device)]
+        codes = codec.encode(batch + size.input_noise * torch.randn_like(batch))
+        return (codec.decode(codes + size.code_noise * torch.randn_like(codes)) - batch).square().mean()
+
+    train(codec, loss, course.steps, course.lr, watch=watch, title="autoencoder")
+    return codec
+
+
+def make_denoiser(latent: int, size: Size) -> nn.Module:
+    """A predictor of noise for codes of this length."""
+    if len(size.widths) > 1:
+        return Convolutions(latent, size.widths)
+    return Perceptron(latent, size.widths[0], size.blocks)
+
+
+def fit_denoiser(codes: Tensor, size: Size, watch: Watch) -> nn.Module:
+    """A predictor of noise that has seen the codes at all steps of the diffusion."""
+    diffusion, course, device = Diffusion(), size.denoiser, codes.device
+    denoiser = make_denoiser(codes.shape[1], size).to(device)
+    bars = diffusion.alpha_bar.float().to(device)
+
+    def loss() -> Tensor:
+        batch = codes[torch.randint(len(codes), (course.batch,), device=device)]
+        t = torch.randint(1, diffusion.steps + 1, (course.batch,), device=device)
+        return diffusion.loss(denoiser, batch, t, bars[t], torch.randn_like(batch))
+
+    train(denoiser, loss, course.steps, course.lr, size.average, watch, "diffusion model")
+    return denoiser
