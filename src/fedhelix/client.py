@@ -78,6 +78,7 @@ class Job(NamedTuple):
     round: int
     payload: Tree
     own: Tree
+    arriving: bool = False  # a newcomer, which is judged after the local training of one round
 
 
 class Outcome(NamedTuple):
@@ -127,6 +128,12 @@ def client_of(setup: Setup, job: Job) -> Client:
                 found = torch.autograd.grad(loss, list(leaves.values()))
             yield dict(zip(names, found, strict=True))
 
+    def train_alone(state: State, turn: int) -> State:
+        plain = replace(setup, method=Method())
+        local = replace(open_round(plain, job), models={"model": state})
+        train(plain, job, local, turn, "alone")
+        return local.models["model"]
+
     return Client(
         id=job.client,
         samples=len(indices),
@@ -140,6 +147,7 @@ def client_of(setup: Setup, job: Job) -> Client:
         inputs=lambda: setup.data.prepare(setup.data.x[indices.to(setup.device)]),
         targets=lambda: setup.data.y[indices.to(setup.device)],
         gradients=gradients,
+        train=train_alone,
     )
 
 
@@ -265,15 +273,23 @@ def personal_model(setup: Setup, job: Job) -> State:
     """The model that a client would use now: what it starts from, after `tune`."""
     local = open_round(setup, job)
     used = setup.method.personal(local.models)
-    for index, phase in enumerate(setup.method.tune(local.client)):
-        train(setup, job, replace(local, phase=replace(phase, model=used)), index, "tune")
+    for index, phase in enumerate(preparation(setup, job, local.client, used)):
+        train(setup, job, replace(local, phase=phase), index, "tune")
     return local.models[used]
+
+
+def preparation(setup: Setup, job: Job, client: Client, used: str) -> list[Phase]:
+    """The training of the model that a client uses, before it is used; newcomers train it as in a round."""
+    if not job.arriving:
+        return [replace(phase, model=used) for phase in setup.method.tune(client)]
+    phases = setup.method.phases(client)
+    return [replace(phase, model=used) for phase in phases if phase.model == used or len(phases) == 1]
 
 
 def untuned_model(setup: Setup, job: Job) -> State | None:
     """The personal model where it needs no training, sharing its tensors with what was received; otherwise None."""
     client, method = client_of(setup, job), setup.method
-    if method.tune(client):
+    if job.arriving or method.tune(client):
         return None
     models = method.start(job.payload, job.own, client)
     return models[method.personal(models)]

@@ -62,6 +62,7 @@ class Client:
     inputs: Callable[[], Tensor]  # its training samples, prepared as the model gets them
     targets: Callable[[], Tensor]
     gradients: Callable[[State], Iterator[State]]  # the gradient of the loss on each of its batches, at a model
+    train: Callable[[State, int], State]  # a model after a round's plain local training; turns see other batches
 
     def travel(self, steps: int) -> float:
         """How far that many steps of SGD go along a constant gradient of one: steps * lr, and more with momentum."""
@@ -101,12 +102,13 @@ class Context:
 
     round: int
     rounds: int
-    clients: int
+    clients: int  # how many the server knows; an unseen one gets this number as its id
     units: Units
     initial: State
     device: torch.device
     seed: int
     cohort: Callable[[int], list[int]]  # who is sampled in a given round
+    present: Sequence[int]  # who could be sampled in this one
     score: Callable[[Sequence[State]], list[tuple[float, float]]] | None = None  # (metric, loss) on validation data
     notes: dict[str, Any] = field(default_factory=dict)  # what the method wants recorded of this round
 
@@ -221,9 +223,19 @@ class Method(Checked):
         """Client: training before the personal model is used; its result is never uploaded nor kept."""
         return ()
 
+    # When an unseen client arrives -----------------------------------------------------------------------------
+
     def welcome(self, server: Tree, message: Tree, ctx: Context) -> tuple[Tree, Tree, bool]:
         """Server: one turn of a dialogue with an unseen client: next state, what it receives, whether that was all."""
         return server, self.download(server, ctx.clients, ctx), True
+
+    def reply(self, payload: Tree, client: Client) -> Tree:
+        """Client: its turn in that dialogue: a hello before it has received anything, then an answer."""
+        return {} if payload else self.hello(client)
+
+    def settle(self, payload: Tree, client: Client) -> Tree:
+        """Client: what it keeps of the last payload as its first `own`; what each round brings anew need not be."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -329,3 +341,11 @@ class Wrapper(Method):
     def welcome(self, server: Tree, message: Tree, ctx: Context) -> tuple[Tree, Tree, bool]:
         """As the inner method."""
         return self.inner.welcome(server, message, ctx)
+
+    def reply(self, payload: Tree, client: Client) -> Tree:
+        """As the inner method."""
+        return self.inner.reply(payload, client)
+
+    def settle(self, payload: Tree, client: Client) -> Tree:
+        """As the inner method."""
+        return self.inner.settle(payload, client)

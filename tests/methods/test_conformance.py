@@ -121,17 +121,22 @@ def test_downloads_are_counted_and_hold_nothing_personal(method):
 def test_an_unseen_client_can_start(method):
     run = build(method).fit(1, quiet=True)
     fed = run.federation
-    ctx = fed.context(1, 2)
-    server, payload, done = method.welcome(run.standing.server, {}, ctx)
-    assert done and same(server, run.standing.server)
-    newcomer = dataclasses.replace(client_of(fed.engine.setup, Job(0, 1, {}, {})), id=fed.clients)
-    models = method.start(payload, {}, newcomer)
+    before = run.standing
+    number = run.welcome((DIGITS.x[:40], DIGITS.y[:40]))
+    assert number == 4 == fed.clients - 1
+    payload = method.download(run.standing.server, number, fed.context(1, 2))
+    newcomer = client_of(fed.engine.setup, Job(number, 1, {}, {}))
+    models = method.start(payload, run.standing.own.get(number, {}), newcomer)
     used = models[method.personal(models)]
     assert list(used) == list(fed.units.names)
     # It gets what the others learned together, and draws the rest.
     for name, value in used.items():
-        known = run.standing.server["model"].get(name) if name in payload["model"] else fed.initial[name]
+        known = before.server["model"].get(name) if name in payload["model"] else fed.initial[name]
         assert torch.equal(value, known)
+    (record, _), *_ = fed.play(2, run.standing)
+    assert len(record["personal"]) == 5 and record["other_bytes"] >= 4 * sum(
+        map(torch.numel, payload["model"].values())
+    )
 
 
 @every_method

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from fedhelix.client import Job, Outcome, Pool, Scores, Setup, open_round, samples_of
+from fedhelix.client import Job, Outcome, Pool, Scores, Setup, open_round, preparation, samples_of
 from fedhelix.engines.base import Engine
 from fedhelix.engines.stack import Batches, Mode, Stack, Task
 from fedhelix.errors import EngineFailure
@@ -74,8 +74,8 @@ class Batched(Engine):
         rounds = [open_round(self.setup, job) for job in jobs]
         used = [self.setup.method.personal(local.models) for local in rounds]
         phases = [
-            [replace(phase, model=model) for phase in self.setup.method.tune(local.client)]
-            for local, model in zip(rounds, used, strict=True)
+            preparation(self.setup, job, local.client, model)
+            for job, local, model in zip(jobs, rounds, used, strict=True)
         ]
         self._train([(self.setup, job) for job in jobs], rounds, phases, "tune")
         return [local.models[model] for local, model in zip(rounds, used, strict=True)]
