@@ -12,26 +12,36 @@ from fedhelix.tree import Tree
 
 
 class Buffer(NamedTuple):
-    """One row per upload, the oldest first."""
+    """One row per upload, the oldest first, and one for the model that each of their rounds began with."""
 
     vectors: Tensor
     clients: Tensor
     rounds: Tensor
+    starts: Tensor
 
     @classmethod
     def of(cls, tree: Tree | None, values: int, device: torch.device) -> Buffer:
         """The buffer in a server's tree, or an empty one."""
         if tree is not None:
             return cls(**tree)
-        nothing = torch.zeros(0, dtype=torch.int64)
-        return cls(torch.zeros(0, values, device=device), nothing, nothing)
+        nothing, empty = torch.zeros(0, dtype=torch.int64), torch.zeros(0, values, device=device)
+        return cls(empty, nothing, nothing, empty)
 
-    def add(self, vectors: Tensor, clients: Sequence[int], round: int, keep: int) -> Buffer:
+    def add(self, vectors: Tensor, clients: Sequence[int], start: Tensor, round: int, keep: int) -> Buffer:
         """With the uploads of a round, and without those that are `keep` rounds old."""
         rounds = torch.cat([self.rounds.cpu(), torch.full((len(clients),), round)])
-        fresh = rounds > round - keep
         everybody = torch.cat([self.clients.cpu(), torch.tensor(list(clients), dtype=torch.int64)])
-        return Buffer(torch.cat([self.vectors, vectors])[fresh.to(vectors.device)], everybody[fresh], rounds[fresh])
+        starts = torch.cat([self.starts, start.unsqueeze(0)])
+        fresh, young = rounds > round - keep, rounds.unique() > round - keep
+        uploads = torch.cat([self.vectors, vectors])
+        return Buffer(
+            uploads[fresh.to(uploads.device)], everybody[fresh], rounds[fresh], starts[young.to(starts.device)]
+        )
+
+    def updates(self) -> Buffer:
+        """What clients changed in the models that they received, instead of what came of it."""
+        places = self.rounds.unique(return_inverse=True)[1].to(self.vectors.device)
+        return self._replace(vectors=self.vectors - self.starts[places])
 
     @property
     def owners(self) -> list[int]:

@@ -19,7 +19,7 @@ from fedhelix.tree import Tree
 
 FEWEST = 3  # vectors: with fewer there is no spread to learn
 
-SizeName = Literal["auto", "fast", "default", "paper"]
+SizeName = Literal["auto", "fast", "linear", "default", "paper"]
 
 
 class Course(NamedTuple):
@@ -58,6 +58,7 @@ class Size:
 
 SIZES = {
     "fast": Size(64, (), (128,), Course(0, 64, 1e-3), Course(1500, 64, 1e-3), blocks=2, average=0.99),
+    "linear": Size(256, (), (1024,), Course(0, 64, 1e-3), Course(8000, 256, 3e-4)),
     "default": Size(256, (16, 32, 64, 64, 32), (1024,), Course(3000, 64, 1e-3), Course(8000, 256, 3e-4)),
     "paper": Size(256, (64, 128, 256, 256, 32), (64, 128, 256, 512), Course(5000, 64, 1e-3), Course(10_000, 64, 1e-3)),
 }
@@ -101,7 +102,7 @@ class Generator:
             codec = fit_codec(x, size, watch)
             with torch.no_grad():
                 z = codec.encode(x)
-            codes = Normaliser(z.mean(0), z.std(0).clamp(min=1e-8))
+            codes = Normaliser(z.mean(0), spread_of(z, each=bool(size.channels)))
             denoiser = fit_denoiser(codes.apply(z), size, watch)
         return cls(normaliser, codec, codes, denoiser)
 
@@ -187,6 +188,15 @@ def fit_codec(x: Tensor, size: Size, watch: Watch) -> Projection | Autoencoder:
 
     train(codec, loss, course.steps, course.lr, watch=watch, title="autoencoder")
     return codec
+
+
+def spread_of(codes: Tensor, each: bool) -> Tensor:
+    """What codes are divided by, to suit the noise: the spread of each value, or one for all.
+
+    Principal components keep their different sizes: what hardly differs between clients shall drown first.
+    """
+    apart = codes.std(0).clamp(min=1e-8)
+    return apart if each else apart.square().mean().sqrt().expand_as(apart).clone()
 
 
 def make_denoiser(latent: int, size: Size) -> nn.Module:

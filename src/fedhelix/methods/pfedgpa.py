@@ -44,6 +44,10 @@ class PFedGPA(Recipe, FedAvgFT):
             )
         return super().begin(hellos, ctx)
 
+    def layout(self, ctx: Context) -> Layout:
+        """Server: the slice as a vector."""
+        return Layout.of(ctx.initial, slice_of(ctx.units, self.slice))
+
     def workers(self, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
         """Server: in the last round also those who were not sampled while uploads were kept."""
         if ctx.round < ctx.rounds - 1:
@@ -57,20 +61,25 @@ class PFedGPA(Recipe, FedAvgFT):
 
     def merge(self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context) -> Tree:
         """Server: average, keep the uploads, and generate when it is time."""
-        merged = super().merge(server, uploads, weights, ctx)
-        layout = Layout.of(ctx.initial, slice_of(ctx.units, self.slice))
-        buffer = Buffer.of(server.get("buffer"), sum(layout.sizes), ctx.device)
-        vectors = layout.flatten([upload.tree["model"] for upload in uploads])
-        buffer = buffer.add(vectors, [upload.client for upload in uploads], ctx.round, self.buffer_rounds)
-        online, last = self.mode == "online", ctx.round == ctx.rounds - 1
-        if last or (online and ctx.round >= self.warmup):
-            seed = key(ctx.seed, "pfedgpa", ctx.round)
-            generator = self.fit(buffer, layout.sizes, seed, None if last else self.online_steps)
-            made = self.vectors(buffer, generator, seed)
-            merged["personal"] = {
-                str(owner): layout.unflatten(row) for owner, row in zip(buffer.owners, made, strict=True)
-            }
-            ctx.notes.update(findings(buffer, made, generator))
-            if generator is not None:
-                merged["generator"] = generator.tree()
+        merged, layout = super().merge(server, uploads, weights, ctx), self.layout(ctx)
+        buffer = Buffer.of(server.get("buffer"), sum(layout.sizes), ctx.device).add(
+            layout.flatten([upload.tree["model"] for upload in uploads]),
+            [upload.client for upload in uploads],
+            layout.flatten([server["model"]])[0],
+            ctx.round,
+            self.buffer_rounds,
+        )
+        last = ctx.round == ctx.rounds - 1
+        if last or (self.mode == "online" and ctx.round >= self.warmup):
+            merged |= self.generated(buffer, layout, ctx, None if last else self.online_steps)
         return {**merged, "buffer": buffer._asdict()}
+
+    def generated(self, buffer: Buffer, layout: Layout, ctx: Context, steps: int | None) -> Tree:
+        """Server: a generator that has learnt the uploads, and what it makes of each client's own."""
+        seed, (known, base) = key(ctx.seed, "pfedgpa", ctx.round), self.material(buffer)
+        generator = self.fit(known, layout.sizes, seed, steps)
+        made = self.vectors(known, generator, seed)
+        ctx.notes.update(findings(known, made, generator))
+        rows = zip(buffer.owners, base + made, strict=True)
+        personal = {str(owner): layout.unflatten(row) for owner, row in rows}
+        return {"personal": personal, **({"generator": generator.tree()} if generator else {})}
