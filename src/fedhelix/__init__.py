@@ -36,6 +36,7 @@ from fedhelix.methods import (
     LocalOnly,
     PartialFed,
     PFedGPA,
+    PFedHN,
     Scaffold,
 )
 from fedhelix.options import option
@@ -81,6 +82,7 @@ __all__ = [
     "MultiKrum",
     "NormBound",
     "PFedGPA",
+    "PFedHN",
     "PartialFed",
     "Phase",
     "Run",

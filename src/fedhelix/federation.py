@@ -270,7 +270,8 @@ class Federation:
         record, name = Record(), self.task.name
         judged = [client for client in self.judged if client in ctx.present]
         model = self.method.model(standing.server, ctx)
-        scores, judgement = self.engine.evaluate(self._jobs(standing, judged, ctx), model)
+        jobs = self._jobs(standing, judged, ctx)
+        scores, judgement = self.engine.evaluate(jobs, model)
         if judgement is not None:
             record[name], record["loss"] = judgement
         if not scores:
@@ -284,9 +285,16 @@ class Federation:
             record.setdefault("loss", float(losses[tested].mean()))
             record[f"personal_{name}"] = float(tests[tested].mean())
             record["personal_p10"] = float(np.percentile(tests[tested], 10))
+            if ctx.round == ctx.rounds - 1 and self._tunes(jobs):
+                received = np.array([found.test for found in self.engine.evaluate_received(jobs)])
+                record["untuned"], record[f"untuned_{name}"] = received.tolist(), float(received[tested].mean())
         if checked.any():
             record[f"valid_{name}"] = float(valids[checked].mean())
         return record
+
+    def _tunes(self, jobs: Sequence[Job]) -> bool:
+        """Whether clients fine-tune what they receive before they use it."""
+        return any(self.method.tune(client_of(self.engine.setup, job)) for job in jobs[:1])
 
     def _jobs(self, standing: Standing, clients: Sequence[int], ctx: Context) -> list[Job]:
         """What the given clients would receive now."""

@@ -5,23 +5,26 @@ generator = Generator.fit(layout.flatten(models), layout.sizes, SIZES["fast"])
 mine = layout.unflatten(generator.invert(layout.flatten([model]), start=250, seed=0)[0])
 """
 
+from fedhelix.generative.arrival import receive_newcomer
 from fedhelix.generative.buffer import Buffer
 from fedhelix.generative.diffusion import Diffusion
-from fedhelix.generative.generator import FEWEST, SIZES, Generator, Size, size_for
-from fedhelix.generative.recipe import Recipe, findings
+from fedhelix.generative.generator import SIZES, Generator, Size, size_for
+from fedhelix.generative.hypernetwork import Hyper, Hypernetwork
+from fedhelix.generative.recipe import Recipe
 from fedhelix.generative.vectors import Layout, Normaliser, slice_of
 
 __all__ = [
-    "FEWEST",
     "SIZES",
     "Buffer",
     "Diffusion",
     "Generator",
+    "Hyper",
+    "Hypernetwork",
     "Layout",
     "Normaliser",
     "Recipe",
     "Size",
-    "findings",
+    "receive_newcomer",
     "size_for",
     "slice_of",
 ]

@@ -59,9 +59,14 @@ class Buffer(NamedTuple):
         return torch.stack([self.vectors[clients == owner].mean(0) for owner in self.owners])
 
 
+def distances(left: Tensor, right: Tensor) -> Tensor:
+    """Between all rows, without the shortcut that cancels digits of near ones."""
+    return torch.cdist(left, right, compute_mode="donot_use_mm_for_euclid_dist")
+
+
 def neighbourhoods(vectors: Tensor, count: int) -> Tensor:
     """For every row the mean of the `count` nearest ones, itself among them."""
-    nearest = torch.cdist(vectors, vectors).topk(min(count, len(vectors)), largest=False).indices
+    nearest = distances(vectors, vectors).topk(min(count, len(vectors)), largest=False).indices
     return vectors[nearest].mean(1)
 
 

@@ -146,6 +146,15 @@ class Generator:
                 x = self.diffusion.transfer(self.eps, self.source, x, start, torch.randn_like)
             return self.decode(x.view(samples, *vectors.shape[:1], -1).mean(0))
 
+    @torch.no_grad()
+    def guide(self, before: Tensor, after: Tensor, steps: int, strength: float, seed: int) -> Tensor:
+        """Vectors that local training has moved, denoised for some steps towards known ones and on along its way."""
+        with seeded(key(seed, "guide"), after.device):
+            z = self.encode(after)
+            eps = self.diffusion.guided(self.eps, z - self.encode(before), strength)
+            x = float(self.diffusion.alpha_bar[steps]) ** 0.5 * z
+            return self.decode(self.diffusion.sample(eps, x, steps, torch.randn_like))
+
     @property
     def source(self) -> Predictor:
         """DPM-Encoder's source model: the Gaussian of the codes, which are standardised."""

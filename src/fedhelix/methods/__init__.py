@@ -19,6 +19,7 @@ from fedhelix.methods.lg_fedavg import LGFedAvg
 from fedhelix.methods.local import LocalOnly
 from fedhelix.methods.partialfed import PartialFed
 from fedhelix.methods.pfedgpa import PFedGPA
+from fedhelix.methods.pfedhn import PFedHN
 from fedhelix.methods.scaffold import Scaffold
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "LGFedAvg",
     "LocalOnly",
     "PFedGPA",
+    "PFedHN",
     "PartialFed",
     "Scaffold",
 ]

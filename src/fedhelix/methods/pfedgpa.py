@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedhelix.errors import BadInput
-from fedhelix.generative import FEWEST, Buffer, Layout, Recipe, findings, slice_of
-from fedhelix.method import Context, Upload
+from fedhelix.generative import Buffer, Layout, Recipe, receive_newcomer, slice_of
+from fedhelix.method import Client, Context, Upload
 from fedhelix.methods.fedavg_ft import FedAvgFT
 from fedhelix.options import option
 from fedhelix.registry import register
 from fedhelix.seeds import key
-from fedhelix.tree import Tree
+from fedhelix.tree import Tree, drop, take
 from fedhelix.units import Units
 
 
@@ -35,14 +34,12 @@ class PFedGPA(Recipe, FedAvgFT):
 
     def begin(self, hellos: Mapping[int, Tree], ctx: Context) -> tuple[Tree, dict[int, Tree]]:
         """Server: FedAvg's, if there will be enough uploads to learn from."""
-        rounds = range(max(0, ctx.rounds - self.buffer_rounds), ctx.rounds)
-        expected = sum(len(ctx.cohort(t)) for t in rounds)
-        if self.learns and expected < FEWEST:
-            raise BadInput(
-                f"pfedgpa would fit its generator to {expected} uploads, but it needs at least {FEWEST}; "
-                "use more rounds, a larger cohort or a larger buffer_rounds."
-            )
+        self.check_enough(sum(len(ctx.cohort(t)) for t in self.window(ctx)))
         return super().begin(hellos, ctx)
+
+    def window(self, ctx: Context) -> range:
+        """Server: the rounds whose uploads are there in the end."""
+        return range(max(0, ctx.rounds - self.buffer_rounds), ctx.rounds)
 
     def layout(self, ctx: Context) -> Layout:
         """Server: the slice as a vector."""
@@ -52,8 +49,8 @@ class PFedGPA(Recipe, FedAvgFT):
         """Server: in the last round also those who were not sampled while uploads were kept."""
         if ctx.round < ctx.rounds - 1:
             return cohort
-        seen = {client for t in range(max(0, ctx.rounds - self.buffer_rounds), ctx.rounds) for client in ctx.cohort(t)}
-        return sorted({*cohort, *(set(range(ctx.clients)) - seen)})
+        seen = {client for t in self.window(ctx) for client in ctx.cohort(t)}
+        return sorted({*cohort, *(set(ctx.present) - seen)})
 
     def download(self, server: Tree, client: int, ctx: Context) -> Tree:
         """Server: the average, and over it what was generated for this client."""
@@ -62,24 +59,27 @@ class PFedGPA(Recipe, FedAvgFT):
     def merge(self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context) -> Tree:
         """Server: average, keep the uploads, and generate when it is time."""
         merged, layout = super().merge(server, uploads, weights, ctx), self.layout(ctx)
-        buffer = Buffer.of(server.get("buffer"), sum(layout.sizes), ctx.device).add(
-            layout.flatten([upload.tree["model"] for upload in uploads]),
-            [upload.client for upload in uploads],
-            layout.flatten([server["model"]])[0],
-            ctx.round,
-            self.buffer_rounds,
-        )
+        workers = [upload.client for upload in uploads]
+        vectors = layout.flatten([server["model"], *(upload.tree["model"] for upload in uploads)])
+        buffer = Buffer.of(server.get("buffer"), vectors.shape[1], ctx.device)
+        buffer = buffer.add(vectors[1:], workers, vectors[0], ctx.round, self.buffer_rounds)
+        merged |= {"buffer": buffer._asdict(), "personal": drop(server.get("personal", {}), map(str, workers))}
         last = ctx.round == ctx.rounds - 1
         if last or (self.mode == "online" and ctx.round >= self.warmup):
-            merged |= self.generated(buffer, layout, ctx, None if last else self.online_steps)
-        return {**merged, "buffer": buffer._asdict()}
+            seed, steps = key(ctx.seed, "pfedgpa", ctx.round), None if last else self.online_steps
+            made, found = self.serve(buffer, layout, seed, steps)
+            ctx.notes.update(found)
+            merged |= {**made, "personal": merged["personal"] | made["personal"]}
+        return merged
 
-    def generated(self, buffer: Buffer, layout: Layout, ctx: Context, steps: int | None) -> Tree:
-        """Server: a generator that has learnt the uploads, and what it makes of each client's own."""
-        seed, (known, base) = key(ctx.seed, "pfedgpa", ctx.round), self.material(buffer)
-        generator = self.fit(known, layout.sizes, seed, steps)
-        made = self.vectors(known, generator, seed)
-        ctx.notes.update(findings(known, made, generator))
-        rows = zip(buffer.owners, base + made, strict=True)
-        personal = {str(owner): layout.unflatten(row) for owner, row in rows}
-        return {"personal": personal, **({"generator": generator.tree()} if generator else {})}
+    def reply(self, payload: Tree, client: Client) -> Tree:
+        """Newcomer: nothing at first, then what local training makes of the model that it got."""
+        if not payload:
+            return {}
+        trained = client.train({**client.initial, **payload["model"]}, payload["turn"])
+        return {"model": take(trained, slice_of(client.units, self.slice))}
+
+    def welcome(self, server: Tree, message: Tree, ctx: Context) -> tuple[Tree, Tree, bool]:
+        """Server: guided generation in a few turns, or something simpler."""
+        seed = key(ctx.seed, "newcomer", ctx.round, ctx.clients)
+        return receive_newcomer(self, server, message, self.layout(ctx), ctx.initial, ctx.clients, seed)
