@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedhelix.errors import BadInput
 from fedhelix.generative.diffusion import Diffusion, Inversion, Predictor
-from fedhelix.generative.networks import Autoencoder, Convolutions, Perceptron, Projection
+from fedhelix.generative.networks import Autoencoder, Convolutions, Informed, Perceptron, Projection
 from fedhelix.generative.training import Watch, train, unwatched
 from fedhelix.generative.vectors import Normalise, Normaliser
 from fedhelix.seeds import key, seeded
@@ -40,6 +40,7 @@ class Size:
     autoencoder: Course
     denoiser: Course
     blocks: int = 4  # of a denoiser with linear layers
+    informed: bool = True  # the denoiser starts from the best guess for Gaussian codes
     average: float = 0.999  # decay of the moving average of the denoiser's weights
     input_noise: float = 0.001  # on vectors, while the autoencoder learns
     code_noise: float = 0.1  # on their codes
@@ -75,9 +76,16 @@ class Generator:
     vectors --normalise--> residuals --encode--> codes --standardise--> diffusion; generated codes go the way back.
     """
 
-    def __init__(self, normaliser: Normaliser, codec: Projection | Autoencoder, codes: Normaliser, denoiser: nn.Module):
-        self.normaliser, self.codec, self.codes, self.denoiser = normaliser, codec, codes, denoiser
-        self.diffusion = Diffusion()
+    def __init__(
+        self,
+        normaliser: Normaliser,
+        codec: Projection | Autoencoder,
+        codes: Normaliser,
+        variance: Tensor,
+        denoiser: nn.Module,
+    ):
+        self.normaliser, self.codec, self.codes, self.variance = normaliser, codec, codes, variance
+        self.diffusion, self.denoiser = Diffusion(), denoiser
 
     # Fitting ---------------------------------------------------------------------------------------------------
 
@@ -103,8 +111,9 @@ class Generator:
             with torch.no_grad():
                 z = codec.encode(x)
             codes = Normaliser(z.mean(0), spread_of(z, each=bool(size.channels)))
-            denoiser = fit_denoiser(codes.apply(z), size, watch)
-        return cls(normaliser, codec, codes, denoiser)
+            z = codes.apply(z)
+            denoiser = fit_denoiser(z, size, watch)
+        return cls(normaliser, codec, codes, z.var(0), denoiser)
 
     # Use -------------------------------------------------------------------------------------------------------
 
@@ -157,9 +166,8 @@ class Generator:
 
     @property
     def source(self) -> Predictor:
-        """DPM-Encoder's source model: the Gaussian of the codes, which are standardised."""
-        one = torch.ones_like(self.codes.centre)
-        return self.diffusion.gaussian(0 * one, one)
+        """DPM-Encoder's source model: independent Gaussian values with the variances of the codes."""
+        return self.diffusion.gaussian(torch.zeros_like(self.variance), self.variance)
 
     # At rest ---------------------------------------------------------------------------------------------------
 
@@ -168,6 +176,7 @@ class Generator:
         return {
             "normaliser": self.normaliser._asdict(),
             "codes": self.codes._asdict(),
+            "variance": self.variance,
             "codec": dict(self.codec.state_dict()),
             "denoiser": dict(self.denoiser.state_dict()),
         }
@@ -178,10 +187,10 @@ class Generator:
         normaliser, codes = Normaliser(**tree["normaliser"]), Normaliser(**tree["codes"])
         values, latent = len(normaliser.centre), len(codes.centre)
         codec = Autoencoder(values, latent, size.channels) if size.channels else Projection(values, latent)
-        denoiser = make_denoiser(latent, size)
+        denoiser = make_denoiser(tree["variance"], size)
         for module, state in ((codec, tree["codec"]), (denoiser, tree["denoiser"])):
             module.to(normaliser.centre.device).load_state_dict(state)
-        return cls(normaliser, codec.eval(), codes, denoiser.eval())
+        return cls(normaliser, codec.eval(), codes, tree["variance"], denoiser.eval())
 
 
 def fit_codec(x: Tensor, size: Size, watch: Watch) -> Projection | Autoencoder:
@@ -208,17 +217,20 @@ def spread_of(codes: Tensor, each: bool) -> Tensor:
     return apart if each else apart.square().mean().sqrt().expand_as(apart).clone()
 
 
-def make_denoiser(latent: int, size: Size) -> nn.Module:
-    """A predictor of noise for codes of this length."""
-    if len(size.widths) > 1:
-        return Convolutions(latent, size.widths)
-    return Perceptron(latent, size.widths[0], size.blocks)
+def make_denoiser(variance: Tensor, size: Size) -> nn.Module:
+    """A predictor of noise for codes whose values vary like this."""
+    latent = len(variance)
+    network = (
+        Convolutions(latent, size.widths) if len(size.widths) > 1 else Perceptron(latent, size.widths[0], size.blocks)
+    )
+    informed = Informed(network, variance.cpu(), Diffusion().alpha_bar.float()) if size.informed else network
+    return informed.to(variance.device)
 
 
 def fit_denoiser(codes: Tensor, size: Size, watch: Watch) -> nn.Module:
     """A predictor of noise that has seen the codes at all steps of the diffusion."""
     diffusion, course, device = Diffusion(), size.denoiser, codes.device
-    denoiser = make_denoiser(codes.shape[1], size).to(device)
+    denoiser = make_denoiser(codes.var(0), size)
     bars = diffusion.alpha_bar.float().to(device)
 
     def loss() -> Tensor:

@@ -115,14 +115,15 @@ class Perceptron(nn.Module):
         self.blocks = nn.ModuleList(
             nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width)) for _ in range(blocks)
         )
-        self.outward = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, latent))
+        self.last, self.outward = nn.LayerNorm(width), nn.Linear(width, latent)
+        nn.init.zeros_(self.outward.weight)  # it begins by saying nothing
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         """The noise in every row of x, which is at its step of t."""
         time, h = self.time(t), self.inward(x)
         for norm, block in zip(self.norms, self.blocks, strict=True):
             h = h + block(norm(h) + time)
-        return self.outward(h)
+        return self.outward(self.last(h))
 
 
 class Convolutions(nn.Module):
@@ -148,3 +149,24 @@ class Convolutions(nn.Module):
             elif place > self.waist:
                 h = h + kept.pop()
         return self.outward(h).squeeze(1)
+
+
+class Informed(nn.Module):
+    """A network that has to learn only how codes differ from independent Gaussian values of known variances.
+
+    For those the best prediction is known, so generation is sensible from the first training step on.
+    """
+
+    def __init__(self, network: nn.Module, variance: Tensor, bars: Tensor):
+        super().__init__()
+        self.network = network
+        self.variance: Tensor
+        self.bars: Tensor
+        self.register_buffer("variance", variance.clone())
+        self.register_buffer("bars", bars, persistent=False)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        """The noise in every row of x, which is at its step of t."""
+        bar = self.bars[t].unsqueeze(1)
+        total = bar * self.variance + 1 - bar
+        return (1 - bar).sqrt() * x / total + self.network(x / total.sqrt(), t)
