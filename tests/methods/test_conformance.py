@@ -8,7 +8,7 @@ import torch
 
 from fedhelix import METHODS, federation, load
 from fedhelix.client import Job, client_of
-from helpers import checkpoint, on_disk, same, small, timeless
+from helpers import cheap, checkpoint, on_disk, same, small, timeless
 
 DIGITS = load("digits").subsample(300, 100)
 # FedBN has nothing to do in a network without BatchNorm.
@@ -21,12 +21,13 @@ VARIANTS = {
     "fedopt": [{"optimizer": "yogi", "bias_correction": True}],
     "lg-fedavg": [{"warm_start": 1}, {"shared_layers": 2}],
     "local": [{"follow_sampling": True}],
+    "pfedgpa": [{"mode": "online", "warmup": 0, "slice": "last:1"}],
 }
-METHOD_CASES = [METHODS[name](**options) for name in METHODS for options in ({}, *VARIANTS.get(name, []))]
+METHOD_CASES = [cheap(name, **options) for name in METHODS for options in ({}, *VARIANTS.get(name, []))]
 
 
 def label(method) -> str:
-    plain = type(method)()
+    plain = cheap(method.name)
     changed = [f"{key}={value}" for key, value in vars(method).items() if value != vars(plain)[key]]
     return " ".join([method.name, *changed])
 
@@ -41,14 +42,23 @@ def build(method, **more):
 
 
 @every_method
-def test_resuming_gives_the_straight_run_to_the_bit(method, tmp_path):
+def test_resuming_gives_the_straight_run_to_the_bit(method, tmp_path, monkeypatch):
     build(method).fit(2, out=tmp_path / "straight", quiet=True)
-    build(method).fit(1, out=tmp_path / "part", quiet=True)
+    part = build(method)
+    play = part.play
+    monkeypatch.setattr(part, "play", lambda *args: stop_after_one(play(*args)))
+    with pytest.raises(KeyboardInterrupt):
+        part.fit(2, out=tmp_path / "part", quiet=True)
     shutil.copytree(tmp_path / "part", tmp_path / "moved")
     build(method).fit(2, out=tmp_path / "moved", resume=True, quiet=True)
     assert len(on_disk(tmp_path / "straight")) == 2
     assert on_disk(tmp_path / "moved") == on_disk(tmp_path / "straight")
     assert same(checkpoint(tmp_path / "moved"), checkpoint(tmp_path / "straight"))
+
+
+def stop_after_one(played):
+    yield next(played)
+    raise KeyboardInterrupt
 
 
 @every_method
@@ -131,6 +141,8 @@ def test_an_unseen_client_can_start(method):
     assert list(used) == list(fed.units.names)
     # It gets what the others learned together, and draws the rest.
     for name, value in used.items():
+        if method.name == "pfedhn":
+            continue  # its server keeps no model, but what makes models
         known = before.server["model"].get(name) if name in payload["model"] else fed.initial[name]
         assert torch.equal(value, known)
     (record, _), *_ = fed.play(2, run.standing)
