@@ -26,6 +26,7 @@ FLOORS = [
     {"federation"},
     {"__init__"},
     {"runs", "report"},
+    {"papers"},
     {"cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
