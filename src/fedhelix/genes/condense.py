@@ -54,8 +54,9 @@ class Condensation(Checked):
     # Units -----------------------------------------------------------------------------------------------------
 
     def split(self, units: Units) -> dict[str, tuple[str, ...]]:
-        """The units that a gene is made of."""
-        return units.split(self.gene_granularity)
+        """The units that a gene is made of; the head is none of them, for it only names the classes."""
+        found = units.split(self.gene_granularity)
+        return {name: entries for name, entries in found.items() if not set(entries) <= set(units.head)}
 
     def names(self, units: Entries, places: Iterable[int] | Tensor | None = None) -> list[str]:
         """The entries of all units, of those at some places, or of those that a vector marks."""
@@ -67,7 +68,7 @@ class Condensation(Checked):
     def check_units(self, units: Entries, layers: Entries) -> None:
         """Refuse a model without units or layers, and more units than there are."""
         if not units or not layers:
-            raise BadInput("gene-fl needs convolutions or linear layers, and this model has none.")
+            raise BadInput("gene-fl needs a convolution or a linear layer below the last one; this model has none.")
         if not self.gene_budget and self.gene_gamma_min > len(units):
             raise BadInput(
                 f"gene_gamma_min is {self.gene_gamma_min}, but the model has only {len(units)} units; lower it."
