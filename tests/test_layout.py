@@ -26,7 +26,7 @@ FLOORS = [
     {"federation"},
     {"__init__"},
     {"runs", "report"},
-    {"papers"},
+    {"papers", "privacy"},
     {"cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
