@@ -18,14 +18,15 @@ FLOORS = [
     {"options", "tree", "toml", "imports", "cpu"},
     {"data", "models", "store", "participation"},
     {"units"},
-    {"method", "generative"},
-    {"registry"},
+    {"genes", "pruning", "generative"},
+    {"method"},
+    {"registry", "clustering"},
     {"methods", "client"},
     {"engines", "channel", "attacks", "defences"},
     {"federation"},
     {"__init__"},
     {"runs", "report"},
-    {"papers"},
+    {"papers", "privacy"},
     {"cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

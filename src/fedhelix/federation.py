@@ -38,13 +38,8 @@ from fedhelix.units import Units
 if TYPE_CHECKING:
     import pandas as pd
 
-SETTINGS = (
-    Training,
-    ServerData,
-    Participation,
-    Newcomers,
-    Attack,
-)  # the keys of a federation, the same for every method
+# The keys of a federation, the same for every method.
+SETTINGS = (Training, ServerData, Participation, Newcomers, Attack)
 
 
 @dataclass

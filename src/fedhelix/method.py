@@ -61,6 +61,9 @@ class Client:
     seed: int
     inputs: Callable[[], Tensor]  # its training samples, prepared as the model gets them
     targets: Callable[[], Tensor]
+    features: Callable[[], Tensor]  # its training samples as they are, pixels between 0 and 1
+    sample_loss: Callable[[State, Tensor, Tensor], Tensor]  # of one prepared sample, evaluation mode; may be vmapped
+    valid: Callable[[State], float]  # the metric of a model on its validation samples; not-a-number without any
     gradients: Callable[[State], Iterator[State]]  # the gradient of the loss on each of its batches, at a model
     train: Callable[[State, int], State]  # a model after a round's plain local training; turns see other batches
 
@@ -123,6 +126,8 @@ class Method(Checked):
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
+    apart: ClassVar[bool] = False
+    """Whether the server keeps several models; a wrapper that looks at the model must then stand inside."""
 
     @property
     def label(self) -> str:

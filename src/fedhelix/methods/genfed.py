@@ -37,6 +37,8 @@ class GenFed(Wrapper):
     def check(self, units: Units) -> None:
         """Only whole models can be scored: a random layer in place of a personal one would say nothing."""
         super().check(units)
+        if self.inner.apart:
+            raise BadInput(f"put genfed inside of the clusters, as in clustered+genfed, not around {self.inner.label}.")
         if len(self.inner.shared(units)) < len(units.names):
             raise BadInput(f"genfed cannot score the models of {self.inner.label}, of which a part stays at home.")
 

@@ -33,7 +33,24 @@ _GENFED = {
     "supplement_below": 0.2,
 }
 
+_GENE_FL = {
+    "model": "resnet18",
+    "clients": 50,
+    "cohort": 10,
+    "newcomers": 50,
+    "newcomers_after": 100,
+    "rounds": 150,
+    "epochs": 10,
+    "batch_size": 64,
+    "lr": 0.01,
+    "momentum": 0.9,
+    "gene-fl": {"gene_budget": 0.0},
+}
+
 PRESETS: dict[str, dict[str, Any]] = {
+    "gene-fl.cifar10": {**_GENE_FL, "data": "cifar10", "partition": "shard:4"},
+    "gene-fl.cifar100": {**_GENE_FL, "data": "cifar100", "partition": "shard:10"},
+    "gene-fl.svhn": {**_GENE_FL, "data": "svhn", "partition": "shard:4"},
     "pfedgpa.fashion-mnist": {**_PFEDGPA, "data": "fashion-mnist", "model": "small-cnn"},
     "pfedgpa.emnist": {**_PFEDGPA, "data": "emnist", "model": "fedpac-cnn"},
     "pfedgpa.cifar10": {
