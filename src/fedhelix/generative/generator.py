@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fedhelix.errors import BadInput
-from fedhelix.generative.diffusion import Diffusion, Inversion, Predictor
+from fedhelix.generative.diffusion import Diffusion, Draw, Inversion, Predictor
 from fedhelix.generative.networks import Autoencoder, Convolutions, Informed, Perceptron, Projection
-from fedhelix.generative.training import Watch, train, unwatched
+from fedhelix.generative.training import Watch, noise, rows, train, unwatched
 from fedhelix.generative.vectors import Normalise, Normaliser
+from fedhelix.models.fit import LENT
 from fedhelix.seeds import key, seeded
 from fedhelix.tree import Tree
 
+CPU = torch.device("cpu")
 FEWEST = 3  # vectors: with fewer there is no spread to learn
 
 SizeName = Literal["auto", "fast", "linear", "default", "paper"]
@@ -104,15 +107,14 @@ class Generator:
             raise BadInput(f"a generator cannot be fitted to {len(vectors)} uploads; it needs at least {FEWEST}.")
         if not bool(vectors.isfinite().all()):
             raise BadInput("a generator cannot be fitted to uploads that hold values that are not finite.")
-        with seeded(key(seed, "generator"), vectors.device):
-            normaliser = Normaliser.fit(vectors, sizes, normalise)
-            x = normaliser.apply(vectors)
-            codec = fit_codec(x, size, watch)
-            with torch.no_grad():
-                z = codec.encode(x)
-            codes = Normaliser(z.mean(0), spread_of(z, each=bool(size.channels)))
-            z = codes.apply(z)
-            denoiser = fit_denoiser(z, size, watch)
+        normaliser = Normaliser.fit(vectors, sizes, normalise)
+        x = normaliser.apply(vectors)
+        codec = fit_codec(x, size, key(seed, "autoencoder"), watch)
+        with torch.no_grad():
+            z = codec.encode(x)
+        codes = Normaliser(z.mean(0), spread_of(z, each=bool(size.channels)))
+        z = codes.apply(z)
+        denoiser = fit_denoiser(z, size, key(seed, "denoiser"), watch)
         return cls(normaliser, codec, codes, z.var(0), denoiser)
 
     # Use -------------------------------------------------------------------------------------------------------
@@ -138,31 +140,33 @@ class Generator:
     @torch.no_grad()
     def direct(self, count: int, seed: int) -> Tensor:
         """New vectors out of pure noise, which know no client."""
-        with seeded(key(seed, "direct"), self.codes.centre.device):
-            x = torch.randn(count, len(self.codes.centre), device=self.codes.centre.device)
-            return self.decode(self.diffusion.sample(self.eps, x, self.diffusion.steps, torch.randn_like))
+        draw = self.drawing(seed, "direct")
+        x = draw(self.variance.expand(count, -1))
+        return self.decode(self.diffusion.sample(self.eps, x, self.diffusion.steps, draw))
 
     @torch.no_grad()
     def invert(self, vectors: Tensor, start: int, seed: int, mode: Inversion = "eq15", samples: int = 1) -> Tensor:
         """Every client's own vector, sent through the diffusion and regenerated; the mean of so many tries."""
-        with seeded(key(seed, "invert"), vectors.device):
-            x = self.encode(vectors).repeat(samples, 1)
-            if mode == "eq15":
-                x = self.diffusion.invert(self.eps, x, start, torch.randn_like)
-            elif mode == "fresh":
-                x = self.diffusion.renew(self.eps, x, start, torch.randn_like)
-            else:
-                x = self.diffusion.transfer(self.eps, self.source, x, start, torch.randn_like)
-            return self.decode(x.view(samples, *vectors.shape[:1], -1).mean(0))
+        draw, x = self.drawing(seed, "invert"), self.encode(vectors).repeat(samples, 1)
+        if mode == "eq15":
+            x = self.diffusion.invert(self.eps, x, start, draw)
+        elif mode == "fresh":
+            x = self.diffusion.renew(self.eps, x, start, draw)
+        else:
+            x = self.diffusion.transfer(self.eps, self.source, x, start, draw)
+        return self.decode(x.view(samples, len(vectors), -1).mean(0))
 
     @torch.no_grad()
     def guide(self, before: Tensor, after: Tensor, steps: int, strength: float, seed: int) -> Tensor:
         """Vectors that local training has moved, denoised for some steps towards known ones and on along its way."""
-        with seeded(key(seed, "guide"), after.device):
-            z = self.encode(after)
-            eps = self.diffusion.guided(self.eps, z - self.encode(before), strength)
-            x = float(self.diffusion.alpha_bar[steps]) ** 0.5 * z
-            return self.decode(self.diffusion.sample(eps, x, steps, torch.randn_like))
+        z = self.encode(after)
+        eps = self.diffusion.guided(self.eps, z - self.encode(before), strength)
+        x = float(self.diffusion.alpha_bar[steps]) ** 0.5 * z
+        return self.decode(self.diffusion.sample(eps, x, steps, self.drawing(seed, "guide")))
+
+    def drawing(self, seed: int, purpose: str) -> Draw:
+        """Noise that follows from the seed, drawn where the generator is."""
+        return partial(noise, draws=generator_on(self.variance.device, key(seed, purpose)))
 
     @property
     def source(self) -> Predictor:
@@ -193,18 +197,25 @@ class Generator:
         return cls(normaliser, codec.eval(), codes, tree["variance"], denoiser.eval())
 
 
-def fit_codec(x: Tensor, size: Size, watch: Watch) -> Projection | Autoencoder:
+def generator_on(device: torch.device, number: int) -> torch.Generator:
+    """Random numbers on a device."""
+    return torch.Generator(device).manual_seed(number)
+
+
+def fit_codec(x: Tensor, size: Size, seed: int, watch: Watch) -> Projection | Autoencoder:
     """Principal components, or an autoencoder that learns under noise on its input and its codes."""
     if not size.channels:
         return Projection.fit(x, size.latent)
-    codec, course = Autoencoder(x.shape[1], size.latent, size.channels).to(x.device), size.autoencoder
+    with LENT, seeded(seed, CPU):
+        codec = Autoencoder(x.shape[1], size.latent, size.channels).to(x.device)
+    course, draws = size.autoencoder, generator_on(x.device, seed)
 
     def loss() -> Tensor:
-        batch = x[torch.randint(len(x), (course.batch,), device=x.device)]
-        codes = codec.encode(batch + size.input_noise * torch.randn_like(batch))
-        return (codec.decode(codes + size.code_noise * torch.randn_like(codes)) - batch).square().mean()
+        batch = rows(x, course.batch, draws)
+        codes = codec.encode(batch + size.input_noise * noise(batch, draws))
+        return (codec.decode(codes + size.code_noise * noise(codes, draws)) - batch).square().mean()
 
-    train(codec, loss, course.steps, course.lr, watch=watch, title="autoencoder")
+    train(codec, loss, draws, course.steps, course.lr, watch=watch, title="autoencoder")
     return codec
 
 
@@ -227,16 +238,18 @@ def make_denoiser(variance: Tensor, size: Size) -> nn.Module:
     return informed.to(variance.device)
 
 
-def fit_denoiser(codes: Tensor, size: Size, watch: Watch) -> nn.Module:
+def fit_denoiser(codes: Tensor, size: Size, seed: int, watch: Watch) -> nn.Module:
     """A predictor of noise that has seen the codes at all steps of the diffusion."""
     diffusion, course, device = Diffusion(), size.denoiser, codes.device
-    denoiser = make_denoiser(codes.var(0), size)
+    with LENT, seeded(seed, CPU):
+        denoiser = make_denoiser(codes.var(0), size)
+    draws = generator_on(device, seed)
     bars = diffusion.alpha_bar.float().to(device)
 
     def loss() -> Tensor:
-        batch = codes[torch.randint(len(codes), (course.batch,), device=device)]
-        t = torch.randint(1, diffusion.steps + 1, (course.batch,), device=device)
-        return diffusion.loss(denoiser, batch, t, bars[t], torch.randn_like(batch))
+        batch = rows(codes, course.batch, draws)
+        t = torch.randint(1, diffusion.steps + 1, (course.batch,), generator=draws, device=device)
+        return diffusion.loss(denoiser, batch, t, bars[t], noise(batch, draws))
 
-    train(denoiser, loss, course.steps, course.lr, size.average, watch, "diffusion model")
+    train(denoiser, loss, draws, course.steps, course.lr, size.average, watch, "diffusion model")
     return denoiser

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedhelix.generative.vectors import Layout
+from fedhelix.models.fit import LENT
 from fedhelix.options import Checked, option
 from fedhelix.seeds import key, seeded
 from fedhelix.tree import State, Tree, zeros
@@ -53,7 +54,7 @@ class Hyper(Checked):
     def first(self, clients: int, layout: Layout, seed: int, device: torch.device) -> Tree:
         """Random weights and embeddings."""
         length = 1 + clients // 4 if self.embedding is None else self.embedding
-        with seeded(key(seed, "hypernetwork"), torch.device("cpu")):
+        with LENT, seeded(key(seed, "hypernetwork"), torch.device("cpu")):
             weights = {EMBEDDINGS: torch.randn(clients, length), **self.network(length, layout).state_dict()}
         weights = {name: value.detach().to(device) for name, value in weights.items()}
         return {"weights": weights, "velocity": zeros(weights)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Iterable
 
@@ -22,6 +23,7 @@ def unwatched(steps: range, title: str) -> Iterable[int]:
 def train(
     module: nn.Module,
     loss: Callable[[], Tensor],
+    draws: torch.Generator,
     steps: int,
     lr: float,
     average: float = 0.0,
@@ -29,6 +31,8 @@ def train(
     title: str = "training",
 ) -> None:
     """Minimise a loss that draws its own batches; at the end the module holds the moving average of its weights.
+
+    `draws` is where the loss takes its random numbers from.
 
     A step never waits for the device. On a GPU it is recorded once and then costs no Python.
     """
@@ -51,17 +55,34 @@ def train(
     run = step
     for number in watch(range(steps), title):
         if number == WARM_UP and on_gpu:
-            run = recorded(step)
+            run = recorded(step, draws)
         run()
     for parameter, value in zip(parameters, smooth, strict=True):
         parameter.data.copy_(value)
     module.eval()
 
 
-def recorded(step: Callable[[], None]) -> Callable[[], None]:
+def recorded(step: Callable[[], None], draws: torch.Generator) -> Callable[[], None]:
     """A step as a CUDA graph; recording does not take it."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    graph.register_generator_state(draws)
+    # Other runs of the same program may use the GPU meanwhile, in threads of their own, and what is thrown away there
+    # must not be collected during the recording.
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            step()
+    finally:
+        gc.enable()
     return graph.replay
+
+
+def noise(like: Tensor, draws: torch.Generator) -> Tensor:
+    """Standard normal numbers of the shape of a tensor."""
+    return torch.randn(like.shape, generator=draws, device=like.device)
+
+
+def rows(table: Tensor, count: int, draws: torch.Generator) -> Tensor:
+    """Some rows, drawn with replacement."""
+    return table[torch.randint(len(table), (count,), generator=draws, device=table.device)]
