@@ -15,6 +15,7 @@ from fedhelix.generative.diffusion import Inversion
 from fedhelix.generative.generator import FEWEST, Generator, Size, SizeName, size_for
 from fedhelix.generative.vectors import Layout, Normalise
 from fedhelix.options import Checked, option
+from fedhelix.progress import below
 from fedhelix.tree import Tree
 
 How = Literal["invert", "direct", "reconstruct", "own", "own_mean", "neighbours", "shrink", "noise"]
@@ -85,7 +86,7 @@ class Recipe(Checked):
     def fit(self, known: Buffer, sizes: Sequence[int], seed: int, steps: int | None = None) -> Generator:
         """A generator of vectors like those that are known, whose tensors have these sizes."""
         size = self.sized(known.vectors.device).shortened(steps)
-        return Generator.fit(known.vectors, sizes, size, self.normalise, seed)
+        return Generator.fit(known.vectors, sizes, size, self.normalise, seed, watch=below)
 
     def vectors(self, known: Buffer, generator: Generator | None, seed: int) -> Tensor:
         """A vector for every owner."""
