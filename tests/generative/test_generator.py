@@ -126,7 +126,7 @@ def test_too_few_or_broken_uploads_cannot_be_learnt():
 
 def test_auto_is_fast_on_a_cpu():
     assert size_for("auto", torch.device("cpu")) is SIZES["fast"]
-    assert size_for("auto", torch.device("cuda")) is SIZES["default"]
+    assert size_for("auto", torch.device("cuda")) is SIZES["linear"]
 
 
 def test_options_are_checked():

@@ -35,7 +35,7 @@ class Recipe(Checked):
     inversion_samples: int = option(1, "regenerations of every vector, whose mean counts", low=1)
     normalise: Normalise = option("residual", "centre on every coordinate's mean, or on every tensor's")
     size: SizeName = option(
-        "auto", "networks: fast and linear (no autoencoder), default, paper; auto: fast on a CPU, otherwise default"
+        "auto", "networks: fast and linear (no autoencoder), default, paper; auto: fast on a CPU, otherwise linear"
     )
     fit_steps: int | None = option(None, "most training steps of each network (auto: by size)", low=1)
     near: int = option(4, "vectors in a neighbourhood, for neighbours and shrink", low=1)
