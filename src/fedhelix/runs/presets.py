@@ -68,7 +68,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "data": "digits",
         "partition": "dominant:20",
         "valid": 0.1,
-        "rounds": 40,
+        "rounds": 30,
         "lr": 0.02,
         "pfedgpa": {"size": "fast"},
     },
