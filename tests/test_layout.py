@@ -22,6 +22,7 @@ FLOORS = [
     {"method"},
     {"registry", "clustering"},
     {"methods", "client"},
+    {"probe", "blame"},
     {"engines", "channel", "attacks", "defences"},
     {"federation"},
     {"__init__"},
@@ -34,6 +35,7 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 STRANGERS = {
     "engines": {"methods", "registry"},
     "client": {"methods", "registry"},
+    "probe": {"methods", "registry"},
     "report": {"federation", "methods", "engines", "client", "method", "runs", "__init__"},
     "store": {"data", "models"},
     "data": {"models"},

@@ -30,6 +30,9 @@ class Phase:
     model: str = "model"  # which of the models that `start` returned
 
 
+Scorer = Callable[[Sequence[State]], list[tuple[float, float]]]  # metric and loss of models
+
+
 class Batch(NamedTuple):
     """Samples of one training step; `mask` is 0 for samples that only fill the batch up."""
 
@@ -112,7 +115,8 @@ class Context:
     seed: int
     cohort: Callable[[int], list[int]]  # who is sampled in a given round
     present: Sequence[int]  # who could be sampled in this one
-    score: Callable[[Sequence[State]], list[tuple[float, float]]] | None = None  # (metric, loss) on validation data
+    # Metric and loss on the server's validation data, to which entries that a model lacks are fitted first.
+    score: Scorer | None = None
     notes: dict[str, Any] = field(default_factory=dict)  # what the method wants recorded of this round
 
     def draw(self, purpose: str) -> torch.Generator:
@@ -280,7 +284,9 @@ class Wrapper(Method):
         return self.inner.objective if type(self).loss is Wrapper.loss else self
 
     def check(self, units: Units) -> None:
-        """As the inner method."""
+        """As the inner method; a wrapper looks at the server's model, of which there must not be several."""
+        if self.inner.apart:
+            raise BadInput(f"{self.name} must stand inside of {self.inner.name}, as in clustered+{self.name}.")
         self.inner.check(units)
 
     def shared(self, units: Units) -> Sequence[str]:

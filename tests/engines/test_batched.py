@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedhelix import METHODS, FedAvg, FedRep, load
+from fedhelix import METHODS, FedAvg, FedRep, GeneFL, load
 from fedhelix.client import Job
 from fedhelix.engines.batched import Batched
 from fedhelix.engines.together import together
@@ -124,6 +124,16 @@ def test_runs_that_share_a_stack_give_what_they_give_alone():
     for one, other in zip(alone, found, strict=True):
         assert distance(one.standing.server, other.standing.server) < 1e-5
         assert one.records[-1]["train_loss"] == pytest.approx(other.records[-1]["train_loss"], abs=1e-5)
+
+
+def test_runs_with_fisher_values_and_batch_norm_share_a_stack_too():
+    """Fisher values put a module into evaluation mode; the stack may train with that very module afterwards."""
+    method = GeneFL(clusters=1)
+    alone = [build(method, "serial", norm=True, seed=seed).fit(2, quiet=True) for seed in (0, 1)]
+    runs = [lambda maker, seed=seed: build(method, maker, norm=True, seed=seed).fit(2, quiet=True) for seed in (0, 1)]
+    for one, other in zip(alone, together(runs), strict=True):
+        assert distance(one.standing.server, other.standing.server) < 1e-5
+        assert all(distance(one.standing.own[i], other.standing.own[i]) < 1e-5 for i in one.standing.own)
 
 
 def test_runs_of_different_length_do_not_wait_for_each_other():

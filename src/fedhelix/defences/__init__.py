@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from fedhelix.defences import rules
-from fedhelix.errors import BadInput
 from fedhelix.method import Context, Method, Upload, Wrapper
 from fedhelix.methods.fedavg import FedAvg
 from fedhelix.options import option
 from fedhelix.registry import register
 from fedhelix.tree import State, Tree
-from fedhelix.units import Units
 
 
 @dataclass(frozen=True)
@@ -23,12 +21,6 @@ class Defence(Wrapper):
     """Sees updates as rows of a matrix; what a client did not upload counts as unchanged, and weights do not count."""
 
     inner: Method = option(FedAvg(), "the method that merges what the rule leaves")
-
-    def check(self, units: Units) -> None:
-        """Updates are compared with the server's one model."""
-        super().check(units)
-        if self.inner.apart:
-            raise BadInput(f"put {self.name} inside of the clusters, as in clustered+{self.name}.")
 
     def rule(self, updates: Tensor) -> Tensor:
         """What becomes of the updates: one row for all, or one row each."""

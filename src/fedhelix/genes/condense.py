@@ -35,7 +35,7 @@ class Condensation(Checked):
     lambda_elg: float = option(0.05, "strength of the pull of the elastic parameters", low=0)
     epsilon: float = option(0.5, "normalised Fisher value up to which a parameter is elastic", low=0, high=1)
     gen_norm: Norm = option("relative", "what the drift of a layer is divided by: its length, sqrt(size), nothing")
-    gen_squared: bool = option(False, "square the drift of every layer")
+    gen_squared: bool = option(True, "square the drift of every layer, so that small steps are free")
     elg_mask: Literal["low", "high"] = option("low", "which parameters the elastic pull holds, by Fisher value")
     elg_hard: bool = option(False, "hold all other parameters at the cluster's values")
     fisher_norm: Normalisation = option("layer_minmax", "Fisher values on [0, 1]: by range or by rank")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedhelix.clustering import Clusters
 from fedhelix.genes.condense import Condensation
-from fedhelix.method import Batch, Client, Context, Local, LocalRound, Upload
+from fedhelix.method import Batch, Client, Context, Local, LocalRound, Method, Upload
 from fedhelix.methods.fedavg import FedAvg
 from fedhelix.registry import register
 from fedhelix.tree import State, Tree, take
@@ -19,6 +19,11 @@ from fedhelix.units import Units
 @dataclass(frozen=True)
 class Genes(Condensation, FedAvg):
     """GENE-FL within one cluster; its options and its maths are those of `Condensation`."""
+
+    @property
+    def objective(self) -> Method:
+        """What the loss looks at; runs that differ in anything else can be trained together."""
+        return Genes(**{key: getattr(self, key) for key in ("lambda_gen", "lambda_elg", "gen_squared", "elg_hard")})
 
     def check(self, units: Units) -> None:
         """There must be units to choose from, and layers whose drift can be measured."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +14,13 @@ from typing import Any
 
 from fedhelix import toml
 from fedhelix.client import Setup
+from fedhelix.data import Dataset
 from fedhelix.engines import Engine
 from fedhelix.engines.together import together
 from fedhelix.errors import BadInput
 from fedhelix.federation import Run, device_of
 from fedhelix.progress import Progress
 from fedhelix.records import Record
-from fedhelix.registry import make
 from fedhelix.runs.config import Config, Plan, make_plan, read_plan
 from fedhelix.store import RunFolder
 from fedhelix.tree import write_atomically
@@ -55,8 +56,9 @@ def _fit(
     title: str | None = None,
     watch: Callable[[Record], None] | None = None,
     engine: Callable[[Setup], Engine] | None = None,
+    data: Dataset | None = None,
 ) -> Run:
-    federation = plan.config.federation(plan.method, engine)
+    federation = plan.config.federation(plan.method, engine, data)
     try:
         return federation.fit(
             plan.config.rounds,
@@ -78,27 +80,45 @@ class TimeIsUp(KeyboardInterrupt):
     """A run has to stop after its round, like on Ctrl-C."""
 
 
-def run_all(plans: Mapping[Path, Plan], quiet: bool | None = None, minutes: float | None = None) -> bool:
+class Shelf:
+    """Data sets that are read once for many runs: those that share the data can share a GPU's slots too."""
+
+    def __init__(self) -> None:
+        self.lock, self.found = threading.Lock(), dict[tuple[str, str | None], Dataset]()
+
+    def take(self, asked: Config) -> Dataset:
+        """The data of a run."""
+        with self.lock:
+            key = (asked.data, asked.data_dir)
+            if key not in self.found:
+                self.found[key] = asked.load()
+            return self.found[key]
+
+
+def run_all(
+    plans: Mapping[Path, Plan], quiet: bool | None = None, minutes: float | None = None, shelf: Shelf | None = None
+) -> bool:
     """Run every plan into its folder; what is there already is continued or left as it is.
 
     On a GPU the runs go together as one program. After so many `minutes` they stop where they are and False is
     returned; the next call goes on from there.
     """
-    ends = math.inf if minutes is None else monotonic() + 60 * minutes
+    ends, shelf = math.inf if minutes is None else monotonic() + 60 * minutes, shelf or Shelf()
     left = {path: plan for path, plan in plans.items() if not _is_finished(path)}
     stacked = [path for path, plan in left.items() if _can_share(plan.config)]
     groups = [stacked[at : at + TOGETHER] for at in range(0, len(stacked), TOGETHER)]
     groups += [[path] for path in left if path not in stacked]
-    order, names = list(plans), [f"{plan.method.label} seed {plan.config.seed}" for plan in plans.values()]
+    order, names = list(plans), [f"{plan.label} seed {plan.config.seed}" for plan in plans.values()]
     try:
         for group in groups:
             numbers = [order.index(path) for path in group]
             title = names[numbers[0]] if len(group) == 1 else f"{len(group)} runs together"
             title += f" ({numbers[-1] + 1}/{len(plans)})"
             if len(group) == 1:
-                go_on(left[group[0]], group[0], quiet, title=title, watch=_Clock(ends))
+                plan = left[group[0]]
+                go_on(plan, group[0], quiet, title=title, watch=_Clock(ends), data=shelf.take(plan.config))
             else:
-                _run_together({path: left[path] for path in group}, quiet, title, ends)
+                _run_together({path: left[path] for path in group}, quiet, title, ends, shelf)
     except TimeIsUp:
         return False
     return True
@@ -126,7 +146,7 @@ def _can_share(asked: Config) -> bool:
     return asked.engine == "batched" or (asked.engine == "auto" and device_of(asked.device).type == "cuda")
 
 
-def _run_together(plans: Mapping[Path, Plan], quiet: bool | None, title: str, ends: float) -> None:
+def _run_together(plans: Mapping[Path, Plan], quiet: bool | None, title: str, ends: float, shelf: Shelf) -> None:
     """Runs as one program, with one display for all."""
     clock, lock, done = _Clock(ends), threading.Lock(), 0
     with Progress(sum(plan.config.rounds for plan in plans.values()), title, quiet=quiet) as progress:
@@ -138,12 +158,11 @@ def _run_together(plans: Mapping[Path, Plan], quiet: bool | None, title: str, en
                 progress.update({"round": done, "uplink_bytes": record["uplink_bytes"]})
             clock(record)
 
-        runs = [partial(_attend, plan, path, watch) for path, plan in plans.items()]
+        def attend(plan: Plan, path: Path, engine: Callable[[Setup], Engine]) -> None:
+            go_on(plan, path, quiet=True, watch=watch, engine=engine, data=shelf.take(plan.config))
+
+        runs = [partial(attend, plan, path) for path, plan in plans.items()]
         together(runs, on_interrupt=clock.interrupted.set)
-
-
-def _attend(plan: Plan, path: Path, watch: Callable[[Record], None], engine: Callable[[Setup], Engine]) -> None:
-    go_on(plan, path, quiet=True, watch=watch, engine=engine)
 
 
 def compare(
@@ -155,22 +174,23 @@ def compare(
     """
     if seeds < 1:
         raise BadInput(f"seeds must be at least 1, not {seeds}.")
-    names = [make(spec).label for spec in methods]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise BadInput(f"'{repeated[0]}' is named twice; a comparison needs different methods.")
-    first = int(make_plan(methods[0], values).config.seed)
+    asked = [make_plan(spec, values) for spec in methods]
+    for one, other in itertools.combinations(asked, 2):
+        if one.label == other.label or (one.method, one.config) == (other.method, other.config):
+            raise BadInput(f"'{other.label}' is named twice; a comparison needs different methods.")
     plans = {
-        out / f"{name}-seed{seed}": make_plan(spec, {**values, "seed": seed})
-        for seed in range(first, first + seeds)
-        for name, spec in zip(names, methods, strict=True)
+        out / f"{plan.label}-seed{seed}": replace(plan, config=replace(plan.config, seed=seed))
+        for seed in range(asked[0].config.seed, asked[0].config.seed + seeds)
+        for plan in asked
     }
-    if any(plan.method.scores for plan in plans.values()):  # then all methods leave the same samples to the server
+    if any(plan.method.scores or plan.config.supplement_size for plan in asked):
+        # Then all methods leave the same samples to the server.
         plans = {path: replace(plan, config=plan.config.resolved(needed=True)) for path, plan in plans.items()}
-    for plan in plans.values():
-        plan.config.federation(plan.method).close()  # every mistake shows before the first round
+    shelf = Shelf()
+    for plan in plans.values():  # every mistake shows before the first round
+        plan.config.federation(plan.method, data=shelf.take(plan.config)).close()
     _note(out, {"methods": list(methods), "seeds": seeds, "settings": dict(values)})
-    run_all(plans, quiet)
+    run_all(plans, quiet, shelf=shelf)
     return [RunFolder.open(path) for path in plans]
 
 

@@ -44,7 +44,7 @@ _GENE_FL = {
     "batch_size": 64,
     "lr": 0.01,
     "momentum": 0.9,
-    "gene-fl": {"gene_budget": 0.0},
+    "gene-fl": {"gene_budget": 0.0, "gen_squared": False},
 }
 
 PRESETS: dict[str, dict[str, Any]] = {
