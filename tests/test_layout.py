@@ -18,15 +18,16 @@ FLOORS = [
     {"options", "tree", "toml", "imports", "cpu"},
     {"data", "models", "store", "participation"},
     {"units"},
+    {"genes", "pruning", "generative"},
     {"method"},
-    {"registry"},
+    {"registry", "clustering"},
     {"methods", "client"},
     {"probe", "blame"},
     {"engines", "channel", "attacks", "defences"},
     {"federation"},
     {"__init__"},
     {"runs", "report"},
-    {"papers"},
+    {"papers", "privacy"},
     {"cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

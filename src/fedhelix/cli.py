@@ -220,6 +220,27 @@ def bench(
 
 
 @app.command()
+def audit(
+    attack: Annotated[str, typer.Argument(help="The attack: idlg, which rebuilds pictures from gradients.")],
+    specs: Annotated[list[str], typer.Argument(metavar="METHOD|RUN...", help="Methods, or run folders.")],
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="data, model, images, restarts, steps, ...")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The picture; the figures lie beside it as JSON.")] = Path(
+        "audit.png"
+    ),
+    as_json: Json = False,
+) -> None:
+    """What an attacker can rebuild of a client's pictures from what a method uploads.
+
+    For example:  fedhelix audit idlg fedavg fedlg partialfed gene-fl --set images=4 --set model=lenet-sigmoid
+    """
+    from fedhelix.privacy import commands
+
+    commands.audit(attack, specs, assignments or [], out, as_json)
+
+
+@app.command()
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show one method with all its options.")] = None,
     as_json: Json = False,

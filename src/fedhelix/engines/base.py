@@ -21,6 +21,7 @@ from fedhelix.client import (
     judge_clients,
     personal_model,
     predict,
+    received_model,
     samples_of,
     untuned_model,
 )
@@ -105,6 +106,11 @@ class Engine(ABC):
     def evaluate_each(self, jobs: Sequence[Job]) -> list[Scores]:
         """Clients that each use a model of their own."""
         return [evaluate(self.setup, job) for job in jobs]
+
+    def evaluate_received(self, jobs: Sequence[Job]) -> list[Scores]:
+        """Every client's personal model on its own samples, as it is before `tune`."""
+        models = [(job.client, received_model(self.setup, job)) for job in jobs]
+        return [judge_clients(self.setup, [i], partial(self.outputs, state))[i] for i, state in models]
 
     def close(self) -> None:  # noqa: B027 - most engines hold nothing
         """Give back processes or memory, if the engine holds any."""

@@ -23,7 +23,7 @@ from fedhelix.errors import BadInput, unknown
 from fedhelix.federation import SETTINGS, Federation
 from fedhelix.method import Method
 from fedhelix.options import find, option
-from fedhelix.participation import Participation
+from fedhelix.participation import Newcomers, Participation
 from fedhelix.registry import is_known, layers, make
 from fedhelix.runs.presets import PRESETS
 from fedhelix.store import FORMAT
@@ -35,7 +35,7 @@ FOR_ALL = ("seed", "kernels", "workers", "data_dir", "checkpoint_every")
 
 
 @dataclass(frozen=True)
-class Config(Attack, Participation, ServerData, Training):
+class Config(Attack, Newcomers, Participation, ServerData, Training):
     """Everything that determines a run, but for the method's own options."""
 
     data: str = option("digits", "digits, mnist, fashion-mnist, emnist, cifar10, cifar100, svhn, or FILE.npz")
