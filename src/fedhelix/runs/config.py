@@ -28,7 +28,7 @@ from fedhelix.runs.presets import PRESETS
 from fedhelix.store import FORMAT
 
 # Entries of a run's config.toml that describe where it came from; they are written, not obeyed.
-PROVENANCE = ("format", "versions")
+PROVENANCE = ("format", "versions", "deployment")
 
 
 @dataclass(frozen=True)
@@ -54,23 +54,17 @@ class Config(Attack, Participation, ServerData, Training):
 
     names: ClassVar[list[str]]
 
-    def federation(self, method: Method) -> Federation:
-        """The federation that these settings describe."""
+    def federation(self, method: Method, **instead: Any) -> Federation:
+        """The federation that these settings describe; `instead` replaces arguments of `Federation`."""
+        if "data" not in instead:
+            own_file = self.data.endswith(".npz")
+            instead["data"] = from_npz(self.data) if own_file else load(self.data, data_dir=self.data_dir)
+        if "partition" not in instead:
+            instead["partition"] = partitions.parse(self.partition, self.clients, valid=self.valid)
         settings = {field.name: getattr(self, field.name) for kind in SETTINGS for field in dataclasses.fields(kind)}
-        return Federation(
-            from_npz(self.data) if self.data.endswith(".npz") else load(self.data, data_dir=self.data_dir),
-            partitions.parse(self.partition, self.clients, valid=self.valid),
-            model=self.model,
-            method=method,
-            cohort=self.cohort,
-            eval_clients=self.eval_clients,
-            seed=self.seed,
-            engine=self.engine,
-            device=self.device,
-            workers=self.workers,
-            kernels=self.kernels,
-            **settings,
-        )
+        same = ("model", "cohort", "eval_clients", "seed", "engine", "device", "workers", "kernels")
+        settings |= {name: getattr(self, name) for name in same}
+        return Federation(method=method, **settings | instead)
 
 
 Config.names = [field.name for field in dataclasses.fields(Config)]

@@ -1,0 +1,199 @@
+"""Letters to sites and back, through Flower's grid; a site that does not answer is a fact to record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedhelix.deploy import letters
+from fedhelix.deploy.letters import Letter
+from fedhelix.deploy.terms import Terms
+from fedhelix.errors import BadInput, EngineFailure
+
+LETTER = "letter"
+KIND = "query"  # of all messages; what is asked for stands in the letter
+LOOK_AROUND = 1.0  # seconds between looks at who is connected
+ASKED = ("kind", "experiment", "round", "client")  # what an answer must have in common with its question
+
+
+def envelope(content: bytes) -> RecordDict:
+    """A letter as Flower carries it: an array of bytes, which it cuts into pieces where that is needed."""
+    array = Array("uint8", (len(content),), "fedhelix.letter", content)
+    return RecordDict({LETTER: ArrayRecord({LETTER: array})})
+
+
+def contents(message: Message) -> bytes:
+    """The letter in a message."""
+    try:
+        return bytes(message.content[LETTER][LETTER].data)
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise BadInput("is no letter: the message holds something else.") from None
+
+
+@dataclass
+class Errand:
+    """A letter on its way, until its answer is there."""
+
+    node: int
+    site: str  # empty while the node has not said who it is
+    about: Mapping[str, Any]
+    content: bytes
+    due: float
+    activated: str = ""  # when the node last came to life; a later time means that it has forgotten the letter
+    again: bool = False
+
+
+@dataclass
+class Post:
+    """Knows which node is which site, sends letters and collects answers."""
+
+    grid: Grid
+    terms: Terms
+    cards: dict[str, dict[str, Any]] = field(default_factory=dict)  # what each site said of itself
+    sent: int = 0  # bytes, since somebody last asked
+    received: int = 0
+    troubles: dict[str, str] = field(default_factory=dict)  # what was dropped, and why
+    _nodes: dict[int, str] = field(default_factory=dict)  # who is connected
+    _activated: dict[int, str] = field(default_factory=dict)
+    _errands: dict[str, Errand] = field(default_factory=dict)
+    _looked: float = 0.0
+
+    @property
+    def connected(self) -> set[str]:
+        """The sites that are there now."""
+        return {site for site in self._nodes.values() if site}
+
+    def look_around(self) -> None:
+        """Ask new nodes who they are, and send letters again that a restarted site has lost."""
+        if time.monotonic() - self._looked < LOOK_AROUND:
+            return
+        self._looked = time.monotonic()
+        nodes = {info.node_id: info for info in self.grid.get_nodes()}
+        self._activated = {node: info.last_activated_at for node, info in nodes.items()}
+        self._nodes = {node: site for node, site in self._nodes.items() if node in nodes}
+        asked = {errand.node for errand in self._errands.values() if not errand.site}
+        about = {"kind": "who"}
+        for node in set(nodes) - set(self._nodes) - asked:
+            self._send(Errand(node, "", about, letters.write(about), time.monotonic() + self.terms.deadline))
+        for key, errand in list(self._errands.items()):
+            if errand.node in nodes and errand.activated < self._activated[errand.node] and not errand.again:
+                del self._errands[key]
+                errand.again = bool(errand.site)
+                self._send(errand)
+
+    def _send(self, errand: Errand) -> None:
+        seconds = max(errand.due - time.monotonic(), 1.0)
+        round = str(errand.about.get("round", ""))
+        message = Message(envelope(errand.content), errand.node, KIND, ttl=seconds, group_id=round)
+        errand.activated = self._activated.get(errand.node, "")
+        for key in self.grid.push_messages([message]):
+            self._errands[key] = errand
+        self.sent += len(errand.content)
+
+    def ask(
+        self, asked: Mapping[str, tuple[Mapping[str, Any], bytes]], largest: int, enough: int | None = None
+    ) -> tuple[dict[str, Letter], dict[str, str]]:
+        """The sites' answers to their letters, and why there is none from the others.
+
+        It ends when all have answered, when `enough` have, or at the deadline.
+        """
+        due = time.monotonic() + self.terms.deadline
+        self.look_around()
+        answers: dict[str, Letter] = {}
+        failures = {site: "is not connected" for site in asked if site not in self.connected}
+        for site, (about, content) in asked.items():
+            if site not in failures:
+                node = next(node for node, name in self._nodes.items() if name == site)
+                self._send(Errand(node, site, about, content, due))
+        while waiting := set(asked) - set(answers) - set(failures):
+            if enough is not None and len(answers) >= enough:
+                failures |= {site: f"was not waited for: {enough} answers are enough" for site in waiting}
+            elif time.monotonic() > due:
+                failures |= {site: f"did not answer within {self.terms.deadline:g} s" for site in waiting}
+            else:
+                time.sleep(self.terms.interval)
+                self.look_around()
+                for errand, answer in self._collect(largest):
+                    if errand.site not in waiting or errand.about is not asked[errand.site][0]:
+                        continue  # late, and noted
+                    if isinstance(answer, str):
+                        failures[errand.site] = answer
+                    else:
+                        answers[errand.site] = answer
+        return answers, failures
+
+    def gather(self, count: int) -> None:
+        """Before the first round: wait until so many sites are connected."""
+        self._wait(lambda: len(self.connected) >= count, f"{count} sites")
+
+    def await_some(self, sites: Iterable[str]) -> None:
+        """Before a round: wait until enough of these sites are connected to make it worth while."""
+        wanted = set(sites)
+        least = min(self.terms.minimum, len(wanted))
+        self._wait(lambda: len(self.connected & wanted) >= least, f"{least} of {', '.join(sorted(wanted))}")
+
+    def _wait(self, enough: Callable[[], bool], whom: str) -> None:
+        until = time.monotonic() + self.terms.patience
+        while not enough():
+            if time.monotonic() > until:
+                here = ", ".join(sorted(self.connected)) or "none"
+                raise EngineFailure(
+                    f"{whom} were not connected within {self.terms.patience:g} s (connected: {here}); "
+                    "start them and continue the run."
+                )
+            time.sleep(self.terms.interval)
+            self.look_around()
+            list(self._collect(letters.HEADER))
+
+    def _collect(self, largest: int) -> Iterable[tuple[Errand, Letter | str]]:
+        """The answers that have come in: letters, or what is wrong with them."""
+        for message in self.grid.pull_messages(list(self._errands)) if self._errands else ():
+            # Flower answers in the name of a dead node, so what counts is which letter it is the answer to.
+            errand = self._errands.pop(message.metadata.reply_to_message_id, None)
+            if errand is None:
+                self.troubles[f"node {message.metadata.src_node_id}"] = "answered twice"
+                continue
+            answer = self._open(message, errand, largest)
+            if not errand.site:
+                self._introduce(errand, answer)
+                continue
+            if time.monotonic() > errand.due:
+                self.troubles[errand.site] = f"answered late in round {errand.about['round'] + 1}"
+            yield errand, answer
+
+    def _open(self, message: Message, errand: Errand, largest: int) -> Letter | str:
+        if message.has_error():
+            return f"could not answer: {message.error.reason}"
+        try:
+            content = contents(message)
+            self.received += len(content)
+            letter = letters.read(content, largest)
+            if "error" in letter.about:
+                return f"answered: {letter.about['error']}"
+            letters.expect(letter.about, **{key: errand.about[key] for key in ASKED if key in errand.about})
+            if errand.site:
+                letters.expect(letter.about, site=errand.site)
+        except BadInput as problem:
+            return f"sent an answer that {problem}"
+        return letter
+
+    def _introduce(self, errand: Errand, answer: Letter | str) -> None:
+        """A node has said who it is; a name that belongs to another key is refused."""
+        if isinstance(answer, str):
+            self.troubles[f"node {errand.node}"] = answer
+            return
+        site = str(answer.about.get("site"))
+        registered = next((info.name for info in self.grid.get_nodes() if info.node_id == errand.node), "")
+        if registered and registered != site:
+            self.troubles[site] = f"is not let in: the key belongs to '{registered}'"
+            site = ""
+        for node in [node for node, name in self._nodes.items() if site and name == site]:
+            self._nodes[node] = ""  # the site came back as another node
+        self._nodes[errand.node] = site  # a node without a name is not asked again
+        if site:
+            self.cards[site] = answer.about

@@ -1,0 +1,18 @@
+"""How patient the server is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedhelix.options import Checked, option
+
+
+@dataclass(frozen=True)
+class Terms(Checked):
+    """What holds for every round of a deployment."""
+
+    deadline: float = option(600.0, "seconds that sites have to answer", above=0)
+    minimum: int = option(1, "answers without which a round changes nothing", low=1)
+    extra: int = option(0, "clients asked beyond the cohort; the round goes on when as many as the cohort are in", low=0)
+    patience: float = option(600.0, "seconds to wait for sites to connect, before the run stops to be resumed", low=0)
+    interval: float = option(0.05, "seconds between two looks for answers", above=0)
