@@ -27,13 +27,13 @@ def serve(grid: Grid, path: Path, quiet: bool | None = None) -> Run:
     """Play the run in a folder, from its last finished round on."""
     folder = RunFolder.open(path)
     plan, asked = read_plan(folder.config, path), dict(folder.config.get("deployment", {}))
-    experiment, begin, server_data = asked.pop("experiment"), asked.pop("begin", None), asked.pop("server_data", None)
+    experiment = asked.pop("experiment")
     post = Post(grid, build(Terms, asked, "the table [deployment]"))
     roster = Roster(path / ROSTER, plan.config.clients)
     if not roster.cards:
-        post.gather(begin or plan.config.clients)
+        post.gather(post.terms.begin or plan.config.clients)
         roster.enrol(post.cards, post.connected)
-    federation = deployed(plan, post, roster, experiment, server_data)
+    federation = deployed(plan, post, roster, experiment)
     try:
         return federation.fit(
             plan.config.rounds, out=path, resume=True, eval_every=plan.config.eval_every, quiet=quiet
@@ -42,9 +42,10 @@ def serve(grid: Grid, path: Path, quiet: bool | None = None) -> Run:
         federation.close()
 
 
-def deployed(plan: Plan, post: Post, roster: Roster, experiment: str, server_data: str | None = None) -> Federation:
+def deployed(plan: Plan, post: Post, roster: Roster, experiment: str) -> Federation:
     """The federation of a plan with sites for clients."""
     config, terms = plan.config, post.terms
+    server_data = terms.server_data
     instead: dict[str, Any] = {}
     common = {"experiment": experiment, "plan": json.dumps(_sent(plan))}
     if config.data == OWN:

@@ -17,6 +17,7 @@ import torch
 from fedhelix import models
 from fedhelix.client import Job, Setup, Training, client_of, evaluate, work
 from fedhelix.data import Dataset, Split
+from fedhelix.data.datasets import canonical
 from fedhelix.deploy import elsewhere, letters
 from fedhelix.deploy.elsewhere import OWN, own_split
 from fedhelix.deploy.letters import Letter
@@ -41,10 +42,10 @@ class Site:
     def __init__(self, name: str, data: str, folder: Path | str, data_dir: str | None = None):
         if not NAME.fullmatch(name):
             raise BadInput(f"a site's name has up to 63 letters, digits, dots and dashes, unlike '{name}'.")
-        self.name, self.source, self.data_dir, self.folder = name, data, data_dir, Path(folder)
-        self.own_data: Dataset | None = None
-        if Path(data).exists() or data.endswith(".npz"):
-            self.own_data = elsewhere.read_own(data)
+        self.name, self.data_dir, self.folder = name, data_dir, Path(folder)
+        own = Path(data).exists() or data.endswith(".npz")
+        self.own_data = elsewhere.read_own(data) if own else None
+        self.source = OWN if own else canonical(data)
         self._setup: tuple[str, Setup] | None = None
 
     def answer(self, content: bytes) -> bytes:
@@ -116,12 +117,10 @@ class Site:
         if not is_known(str(given["method"]["name"])):
             raise BadInput(f"the site knows no method '{given['method']['name']}'.")
         plan = read_plan({**given, "data_dir": self.data_dir, "device": "auto", "engine": "serial"}, "the letter")
+        if plan.config.data != self.source:
+            raise BadInput(f"the run is about the data '{plan.config.data}', but the site has '{self.source}'.")
         if self.own_data is None:
-            if plan.config.data != self.source:
-                raise BadInput(f"the run is about '{plan.config.data}', but the site has '{self.source}'.")
             return plan.config.federation(plan.method).engine.setup
-        if plan.config.data != OWN:
-            raise BadInput(f"the run is about '{plan.config.data}', but the site has samples of its own.")
         data = dataclasses.replace(self.own_data, classes=about["classes"])
         nobody = Split(*[np.empty(0, dtype=np.int64)] * 3)  # of the other clients the site knows nothing
         splits = [nobody] * client

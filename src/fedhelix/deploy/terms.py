@@ -15,4 +15,6 @@ class Terms(Checked):
     minimum: int = option(1, "answers without which a round changes nothing", low=1)
     extra: int = option(0, "clients asked beyond the cohort; the round goes on when as many as the cohort are in", low=0)
     patience: float = option(600.0, "seconds to wait for sites to connect, before the run stops to be resumed", low=0)
+    begin: int | None = option(None, "sites that must be there for the first round (auto: all)", low=1)
+    server_data: str | None = option(None, "FILE.npz with samples of the server's, where sites have their own")
     interval: float = option(0.05, "seconds between two looks for answers", above=0)
