@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 
 from flwr.app import Error, Message
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedhelix.deploy.post import contents, envelope
+from fedhelix import Federation
+from fedhelix.deploy.post import Post, contents, envelope
+from fedhelix.deploy.roster import Roster
+from fedhelix.deploy.server import deployed
+from fedhelix.deploy.site import Site
+from fedhelix.deploy.terms import Terms
+from fedhelix.federation import Run
+from fedhelix.runs.config import Plan
 
 Answer = Callable[[bytes], bytes | Exception | None]
 
@@ -64,3 +72,28 @@ class Nearby(Grid):
 
     def send_and_receive(self, messages, *, timeout=None):
         raise NotImplementedError
+
+
+class Neighbourhood:
+    """Sites in this process, and the server's side of a deployment with them."""
+
+    def __init__(self, folder: Path, sites: int, data: str | list[str] = "digits", **terms):
+        self.folder = folder
+        sources = [data] * sites if isinstance(data, str) else data
+        self.sites = [Site(f"site-{n}", source, folder / "kept") for n, source in enumerate(sources)]
+        self.grid = Nearby(*(site.answer for site in self.sites))
+        self.terms = Terms(**{"deadline": 2.0, "patience": 5.0, **terms})
+
+    def federation(self, plan: Plan, experiment: str = "experiment") -> Federation:
+        """As the server app makes it."""
+        post = Post(self.grid, self.terms)
+        roster = Roster(self.folder / "sites.json", plan.config.clients)
+        if not roster.cards:
+            post.gather(self.terms.begin or plan.config.clients)
+            roster.enrol(post.cards, post.connected)
+        return deployed(plan, post, roster, experiment)
+
+    def play(self, plan: Plan, **more) -> Run:
+        """A whole run."""
+        config = plan.config
+        return self.federation(plan).fit(config.rounds, eval_every=config.eval_every, quiet=True, **more)

@@ -24,11 +24,10 @@ from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_f
 from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
 
-from fedhelix.deploy.post import contents, envelope
+from fedhelix.deploy.post import contents, envelope, pause
 from fedhelix.errors import BadInput, EngineFailure
 
-BUSY, IDLE = 0.1, 1.0  # seconds between looks for a letter: during a run, and when there has been none for a while
-A_WHILE = 60.0
+AGAIN = 3.0  # seconds before a broken connection is made anew
 
 Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 
@@ -52,7 +51,7 @@ def connect(superlink: str, certificate: Path | None, key: Path | None, answer: 
         with http_request_response(superlink, certificate is None, root, keys) as connection:
             print(f"fedhelix: connected to {superlink}.", file=sys.stderr, flush=True)
             Node(*connection).serve(answer)
-        time.sleep(IDLE)
+        time.sleep(AGAIN)
 
 
 class Node:
@@ -66,14 +65,13 @@ class Node:
 
     def serve(self, answer: Callable[[bytes], bytes]) -> None:
         """Answer letters until the connection breaks."""
-        busy_until = 0.0
+        last = time.monotonic()
         while True:
-            message = self.receive()
-            if message is not None:
-                self.reply(message, answer)
-                busy_until = time.monotonic() + A_WHILE
-            else:
-                time.sleep(BUSY if time.monotonic() < busy_until else IDLE)
+            if (message := self.receive()) is None:
+                time.sleep(pause(time.monotonic() - last))
+                continue
+            self.reply(message, answer)
+            last = time.monotonic()
 
     def receive(self) -> Message | None:
         """The next message with its content, if there is one."""

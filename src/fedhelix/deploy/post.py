@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedhelix.deploy import letters
@@ -17,12 +17,16 @@ from fedhelix.errors import BadInput, EngineFailure
 
 LETTER = "letter"
 KIND = "query"  # of all messages; what is asked for stands in the letter
+WHOLE = 1 << 20  # bytes up to which a letter is not cut into pieces
 LOOK_AROUND = 1.0  # seconds between looks at who is connected
+WHO = {"kind": "who"}
 ASKED = ("kind", "experiment", "round", "client")  # what an answer must have in common with its question
 
 
 def envelope(content: bytes) -> RecordDict:
-    """A letter as Flower carries it: an array of bytes, which it cuts into pieces where that is needed."""
+    """A letter as Flower carries it: whole, or if it is large as an array, which Flower cuts into pieces."""
+    if len(content) <= WHOLE:
+        return RecordDict({LETTER: ConfigRecord({LETTER: content})})
     array = Array("uint8", (len(content),), "fedhelix.letter", content)
     return RecordDict({LETTER: ArrayRecord({LETTER: array})})
 
@@ -30,9 +34,15 @@ def envelope(content: bytes) -> RecordDict:
 def contents(message: Message) -> bytes:
     """The letter in a message."""
     try:
-        return bytes(message.content[LETTER][LETTER].data)
+        found = message.content[LETTER][LETTER]
+        return bytes(found.data if isinstance(found, Array) else found)
     except (KeyError, TypeError, AttributeError, ValueError):
         raise BadInput("is no letter: the message holds something else.") from None
+
+
+def pause(waited: float) -> float:
+    """How long to wait before looking again: short at first, then in proportion, so that long work is left alone."""
+    return min(max(0.2 * waited, 0.05), 1.0)
 
 
 @dataclass
@@ -77,23 +87,26 @@ class Post:
         self._activated = {node: info.last_activated_at for node, info in nodes.items()}
         self._nodes = {node: site for node, site in self._nodes.items() if node in nodes}
         asked = {errand.node for errand in self._errands.values() if not errand.site}
-        about = {"kind": "who"}
-        for node in set(nodes) - set(self._nodes) - asked:
-            self._send(Errand(node, "", about, letters.write(about), time.monotonic() + self.terms.deadline))
+        due, question = time.monotonic() + self.terms.deadline, letters.write(WHO)
+        errands = [Errand(node, "", WHO, question, due) for node in sorted(set(nodes) - set(self._nodes) - asked)]
         for key, errand in list(self._errands.items()):
             if errand.node in nodes and errand.activated < self._activated[errand.node] and not errand.again:
                 del self._errands[key]
                 errand.again = bool(errand.site)
-                self._send(errand)
+                errands.append(errand)
+        self._send(errands)
 
-    def _send(self, errand: Errand) -> None:
-        seconds = max(errand.due - time.monotonic(), 1.0)
-        round = str(errand.about.get("round", ""))
-        message = Message(envelope(errand.content), errand.node, KIND, ttl=seconds, group_id=round)
-        errand.activated = self._activated.get(errand.node, "")
-        for key in self.grid.push_messages([message]):
-            self._errands[key] = errand
-        self.sent += len(errand.content)
+    def _send(self, errands: Sequence[Errand]) -> list[str]:
+        """Send letters; returns the sites that Flower does not know any more."""
+        now, messages = time.monotonic(), []
+        for errand in errands:
+            errand.activated = self._activated.get(errand.node, "")
+            round, seconds = str(errand.about.get("round", "")), max(errand.due - now, 1.0)
+            messages.append(Message(envelope(errand.content), errand.node, KIND, ttl=seconds, group_id=round))
+            self.sent += len(errand.content)
+        keys = list(self.grid.push_messages(messages)) if messages else []
+        self._errands |= {key: errand for key, errand in zip(keys, errands, strict=True) if key}
+        return [errand.site for key, errand in zip(keys, errands, strict=True) if not key]
 
     def ask(
         self, asked: Mapping[str, tuple[Mapping[str, Any], bytes]], largest: int, enough: int | None = None
@@ -102,21 +115,22 @@ class Post:
 
         It ends when all have answered, when `enough` have, or at the deadline.
         """
-        due = time.monotonic() + self.terms.deadline
+        begun = time.monotonic()
+        due = begun + self.terms.deadline
         self.look_around()
         answers: dict[str, Letter] = {}
         failures = {site: "is not connected" for site in asked if site not in self.connected}
-        for site, (about, content) in asked.items():
-            if site not in failures:
-                node = next(node for node, name in self._nodes.items() if name == site)
-                self._send(Errand(node, site, about, content, due))
+        nodes = {site: node for node, site in self._nodes.items()}
+        here = {site: letter for site, letter in asked.items() if site not in failures}
+        gone = self._send([Errand(nodes[site], site, *letter, due) for site, letter in here.items()])
+        failures |= {site: "has left" for site in gone}
         while waiting := set(asked) - set(answers) - set(failures):
             if enough is not None and len(answers) >= enough:
                 failures |= {site: f"was not waited for: {enough} answers are enough" for site in waiting}
             elif time.monotonic() > due:
                 failures |= {site: f"did not answer within {self.terms.deadline:g} s" for site in waiting}
             else:
-                time.sleep(self.terms.interval)
+                time.sleep(pause(time.monotonic() - begun))
                 self.look_around()
                 for errand, answer in self._collect(largest):
                     if errand.site not in waiting or errand.about is not asked[errand.site][0]:
@@ -138,15 +152,15 @@ class Post:
         self._wait(lambda: len(self.connected & wanted) >= least, f"{least} of {', '.join(sorted(wanted))}")
 
     def _wait(self, enough: Callable[[], bool], whom: str) -> None:
-        until = time.monotonic() + self.terms.patience
+        begun = time.monotonic()
         while not enough():
-            if time.monotonic() > until:
+            if (waited := time.monotonic() - begun) > self.terms.patience:
                 here = ", ".join(sorted(self.connected)) or "none"
                 raise EngineFailure(
                     f"{whom} were not connected within {self.terms.patience:g} s (connected: {here}); "
                     "start them and continue the run."
                 )
-            time.sleep(self.terms.interval)
+            time.sleep(pause(waited))
             self.look_around()
             list(self._collect(letters.HEADER))
 
@@ -162,8 +176,8 @@ class Post:
             if not errand.site:
                 self._introduce(errand, answer)
                 continue
-            if time.monotonic() > errand.due:
-                self.troubles[errand.site] = f"answered late in round {errand.about['round'] + 1}"
+            if time.monotonic() > errand.due and isinstance(answer, Letter):
+                self.troubles[errand.site] = f"answered the letter of round {errand.about['round'] + 1} too late"
             yield errand, answer
 
     def _open(self, message: Message, errand: Errand, largest: int) -> Letter | str:

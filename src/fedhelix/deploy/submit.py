@@ -19,7 +19,7 @@ from fedhelix.store import RunFolder
 if TYPE_CHECKING:
     from fedhelix.deploy.control import Control
 
-INTERVAL = 0.2  # seconds between looks
+INTERVAL, STATUS = 0.2, 2.0  # seconds between looks into the folder, and between questions to the SuperLink
 FINISHED, COMPLETED = "finished", "completed"
 OF_THE_APP = "ServerApp failed with exception: "
 ATTEMPTS = 5  # without a single new round
@@ -48,7 +48,7 @@ def play(control: Control, folder: RunFolder, quiet: bool | None = None) -> dict
                     f"the run makes no progress; look into the logs, then: fedhelix deploy resume {folder.path}"
                 )
             number = control.submit(folder.path)
-            ended = None
+            asked, ended = time.monotonic(), None
             try:
                 while ended is None:
                     time.sleep(INTERVAL)
@@ -57,8 +57,9 @@ def play(control: Control, folder: RunFolder, quiet: bool | None = None) -> dict
                         progress.update(record)
                         attempts = 0
                     seen = max(seen, len(records))
-                    found = control.status(number)
-                    ended = found if found is not None and found.status == FINISHED else None
+                    if folder.summary is not None or time.monotonic() > asked + STATUS:
+                        asked, found = time.monotonic(), control.status(number)
+                        ended = found if found is not None and found.status == FINISHED else None
             except KeyboardInterrupt:
                 control.stop(number)
                 raise

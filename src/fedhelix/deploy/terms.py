@@ -17,4 +17,3 @@ class Terms(Checked):
     patience: float = option(600.0, "seconds to wait for sites to connect, before the run stops to be resumed", low=0)
     begin: int | None = option(None, "sites that must be there for the first round (auto: all)", low=1)
     server_data: str | None = option(None, "FILE.npz with samples of the server's, where sites have their own")
-    interval: float = option(0.05, "seconds between two looks for answers", above=0)
