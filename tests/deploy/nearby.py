@@ -20,7 +20,11 @@ from fedhelix.deploy.terms import Terms
 from fedhelix.federation import Run
 from fedhelix.runs.config import Plan
 
-Answer = Callable[[bytes], bytes | Exception | None]
+Answer = Callable[[bytes], "bytes | Late | Exception | None"]
+
+
+class Late(bytes):
+    """An answer that is held back until somebody says `deliver`."""
 
 
 class Nearby(Grid):
@@ -31,6 +35,7 @@ class Nearby(Grid):
         self.names: dict[int, str] = {}  # registered with a key
         self.activated: dict[int, str] = {}
         self.waiting: list[Message] = []
+        self.held: list[Message] = []
         self._ids = itertools.count()
         TaskIdentity.task_id = TaskIdentity.run_id = 1
         TaskIdentity.node_id = 1
@@ -61,8 +66,13 @@ class Nearby(Grid):
             if isinstance(answer, Exception):
                 self.waiting.append(Message(Error(code=0, reason=str(answer)), reply_to=message))
             elif answer is not None:
-                self.waiting.append(Message(envelope(answer), reply_to=message))
+                place = self.held if isinstance(answer, Late) else self.waiting
+                place.append(Message(envelope(bytes(answer)), reply_to=message))
         return keys
+
+    def deliver(self):
+        """Let go of the answers that were held back."""
+        self.waiting, self.held = self.waiting + self.held, []
 
     def pull_messages(self, message_ids):
         wanted = set(message_ids)
