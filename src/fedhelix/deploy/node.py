@@ -93,7 +93,6 @@ class Node:
         try:
             reply = Message(envelope(answer(contents(message))), reply_to=message)
         except (BadInput, EngineFailure) as problem:
-            print(f"fedhelix: {problem}.", file=sys.stderr, flush=True)
             reply = Message(Error(code=0, reason=str(problem)), reply_to=message)
         run = message.metadata.run_id
         reply.metadata.__dict__["_message_id"] = reply.object_id

@@ -143,26 +143,35 @@ class Post:
 
     def gather(self, count: int) -> None:
         """Before the first round: wait until so many sites are connected."""
-        self._wait(lambda: len(self.connected) >= count, f"{count} sites")
+        self._need(lambda: len(self.connected) >= count, f"{count} sites")
 
     def await_some(self, sites: Iterable[str]) -> None:
         """Before a round: wait until enough of these sites are connected to make it worth while."""
         wanted = set(sites)
         least = min(self.terms.minimum, len(wanted))
-        self._wait(lambda: len(self.connected & wanted) >= least, f"{least} of {', '.join(sorted(wanted))}")
+        self._need(lambda: len(self.connected & wanted) >= least, f"{least} of {', '.join(sorted(wanted))}")
 
-    def _wait(self, enough: Callable[[], bool], whom: str) -> None:
+    def hope_for(self, sites: Iterable[str]) -> None:
+        """After a restart: give all these sites a moment to come back, so that the run goes on as it would have."""
+        self._wait(lambda: set(sites) <= self.connected, self.terms.grace)
+
+    def _need(self, enough: Callable[[], bool], whom: str) -> None:
+        if not self._wait(enough, self.terms.patience):
+            here = ", ".join(sorted(self.connected)) or "none"
+            raise EngineFailure(
+                f"{whom} were not connected within {self.terms.patience:g} s (connected: {here}); "
+                "start them and continue the run."
+            )
+
+    def _wait(self, enough: Callable[[], bool], seconds: float) -> bool:
         begun = time.monotonic()
         while not enough():
-            if (waited := time.monotonic() - begun) > self.terms.patience:
-                here = ", ".join(sorted(self.connected)) or "none"
-                raise EngineFailure(
-                    f"{whom} were not connected within {self.terms.patience:g} s (connected: {here}); "
-                    "start them and continue the run."
-                )
+            if (waited := time.monotonic() - begun) > seconds:
+                return False
             time.sleep(pause(waited))
             self.look_around()
             list(self._collect(letters.HEADER))
+        return True
 
     def _collect(self, largest: int) -> Iterable[tuple[Errand, Letter | str]]:
         """The answers that have come in: letters, or what is wrong with them."""

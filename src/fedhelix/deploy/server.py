@@ -33,6 +33,7 @@ def serve(grid: Grid, path: Path, quiet: bool | None = None) -> Run:
     if not roster.cards:
         post.gather(post.terms.begin or plan.config.clients)
         roster.enrol(post.cards, post.connected)
+    post.hope_for(roster.sites)
     federation = deployed(plan, post, roster, experiment)
     try:
         return federation.fit(

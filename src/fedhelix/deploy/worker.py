@@ -35,7 +35,7 @@ def take(pipe: IO[bytes]) -> bytes | None:
 
 
 class Worker:
-    """The node's view of its worker process; one that died is started again for the next letter."""
+    """The node's view of its worker process; one that died is replaced."""
 
     def __init__(self, arguments: list[str]):
         self.command = [sys.executable, "-m", "fedhelix.deploy.worker", *arguments]
@@ -48,19 +48,21 @@ class Worker:
         return self.process
 
     def answer(self, content: bytes) -> bytes:
-        """What the worker says to a letter."""
-        process = self.start()
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            put(process.stdin, content)
-            answer = take(process.stdout)
-        except BrokenPipeError:
-            answer = None
-        if answer is None:
+        """What the worker says to a letter; if it dies over it, a new one gets the letter, but only once."""
+        for _ in range(2):
+            process = self.start()
+            assert process.stdin is not None and process.stdout is not None
+            try:
+                put(process.stdin, content)
+                answer = take(process.stdout)
+            except BrokenPipeError:
+                answer = None
+            if answer is not None:
+                return answer
             code = process.wait()
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            raise EngineFailure(f"the site's worker died ({how}); the next letter starts a new one")
-        return answer
+            print(f"fedhelix: the worker died ({how}).", file=sys.stderr, flush=True)
+        raise EngineFailure(f"the site's worker died twice over one letter ({how})")
 
     def stop(self) -> None:
         """End the process."""
