@@ -69,7 +69,8 @@ def main(folder: str, address: str, harm: str, *names: str) -> None:
     keys = Path(folder) / "keys"
     for name in names:
         site = Site(name, "digits", Path(folder) / "sites")
-        settings = (address, keys / "ca.pem", keys / f"{name}.key", answers(site, harm))
+        memory = Path(folder) / "sites" / f"{name}.node"
+        settings = (address, keys / "ca.pem", keys / f"{name}.key", answers(site, harm), memory)
         threading.Thread(target=connect, args=settings, daemon=True).start()
     threading.Event().wait()
 

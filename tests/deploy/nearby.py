@@ -92,7 +92,7 @@ class Neighbourhood:
         sources = [data] * sites if isinstance(data, str) else data
         self.sites = [Site(f"site-{n}", source, folder / "kept") for n, source in enumerate(sources)]
         self.grid = Nearby(*(site.answer for site in self.sites))
-        self.terms = Terms(**{"deadline": 2.0, "patience": 5.0, **terms})
+        self.terms = Terms(**{"deadline": 60.0, "patience": 60.0, **terms})
 
     def federation(self, plan: Plan, experiment: str = "experiment") -> Federation:
         """As the server app makes it."""

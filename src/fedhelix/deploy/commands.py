@@ -73,7 +73,8 @@ def site(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         worker.start()
-        connect(superlink, None if insecure else cert, None if insecure else key, worker.answer)
+        memory = folder / f"{name}.node"
+        connect(superlink, None if insecure else cert, None if insecure else key, worker.answer, memory)
     finally:
         worker.stop()
 

@@ -9,23 +9,30 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Error, Message
+from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
     no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.run import RunNotRunningException
+from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.fleet_http_connection import http_request_response
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedhelix.deploy.post import contents, envelope, pause
 from fedhelix.errors import BadInput, EngineFailure
+from fedhelix.tree import write_atomically
 
 AGAIN = 3.0  # seconds before a broken connection is made anew
 
@@ -43,15 +50,32 @@ def read_key(path: Path) -> Keys:
     return key, key.public_key()
 
 
-def connect(superlink: str, certificate: Path | None, key: Path | None, answer: Callable[[bytes], bytes]) -> None:
+def connect(
+    superlink: str, certificate: Path | None, key: Path | None, answer: Callable[[bytes], bytes], memory: Path
+) -> None:
     """Answer letters from a SuperLink, for ever; when the connection breaks, make a new one."""
     keys = None if key is None else read_key(key)
     root = None if certificate is None else certificate.read_bytes()
+    if keys is not None:
+        sign_off(superlink, root, keys, memory)
     while True:
         with http_request_response(superlink, certificate is None, root, keys) as connection:
+            write_atomically(memory, str(connection[0]).encode())
             print(f"fedhelix: connected to {superlink}.", file=sys.stderr, flush=True)
             Node(*connection).serve(answer)
         time.sleep(AGAIN)
+
+
+def sign_off(superlink: str, root: bytes | None, keys: Keys, memory: Path) -> None:
+    """End the connection of a process that was killed; else the SuperLink lets nobody in for another minute."""
+    if not memory.exists():
+        return
+    checks = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(*keys)]
+    with (
+        suppress(httpx.HTTPError, ValueError),
+        FleetHttpClient.from_server_address(superlink, root is None, root, interceptors=checks) as client,
+    ):
+        client.DeactivateNode(DeactivateNodeRequest(node_id=int(memory.read_text())))
 
 
 class Node:

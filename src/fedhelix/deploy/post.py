@@ -125,20 +125,24 @@ class Post:
         gone = self._send([Errand(nodes[site], site, *letter, due) for site, letter in here.items()])
         failures |= {site: "has left" for site in gone}
         while waiting := set(asked) - set(answers) - set(failures):
+            over = time.monotonic() > due  # what has come in by now still counts
+            for errand, answer in self._collect(largest):
+                if errand.site not in waiting or errand.about is not asked[errand.site][0]:
+                    if isinstance(answer, Letter):
+                        self.troubles[errand.site] = f"answered the letter of round {errand.about['round'] + 1} too late"
+                    continue
+                if isinstance(answer, str):
+                    failures[errand.site] = answer
+                else:
+                    answers[errand.site] = answer
+            waiting -= set(answers) | set(failures)
             if enough is not None and len(answers) >= enough:
                 failures |= {site: f"was not waited for: {enough} answers are enough" for site in waiting}
-            elif time.monotonic() > due:
+            elif over:
                 failures |= {site: f"did not answer within {self.terms.deadline:g} s" for site in waiting}
-            else:
+            elif waiting:
                 time.sleep(pause(time.monotonic() - begun))
                 self.look_around()
-                for errand, answer in self._collect(largest):
-                    if errand.site not in waiting or errand.about is not asked[errand.site][0]:
-                        continue  # late, and noted
-                    if isinstance(answer, str):
-                        failures[errand.site] = answer
-                    else:
-                        answers[errand.site] = answer
         return answers, failures
 
     def gather(self, count: int) -> None:
@@ -185,8 +189,6 @@ class Post:
             if not errand.site:
                 self._introduce(errand, answer)
                 continue
-            if time.monotonic() > errand.due and isinstance(answer, Letter):
-                self.troubles[errand.site] = f"answered the letter of round {errand.about['round'] + 1} too late"
             yield errand, answer
 
     def _open(self, message: Message, errand: Errand, largest: int) -> Letter | str:
