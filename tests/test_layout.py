@@ -21,10 +21,12 @@ FLOORS = [
     {"method"},
     {"registry"},
     {"methods", "client"},
+    {"probe", "blame"},
     {"engines", "channel", "attacks", "defences"},
     {"federation"},
     {"__init__"},
     {"runs", "report"},
+    {"papers"},
     {"cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
@@ -32,6 +34,7 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 STRANGERS = {
     "engines": {"methods", "registry"},
     "client": {"methods", "registry"},
+    "probe": {"methods", "registry"},
     "report": {"federation", "methods", "engines", "client", "method", "runs", "__init__"},
     "store": {"data", "models"},
     "data": {"models"},

@@ -24,7 +24,7 @@ from fedhelix.data import Dataset, Partition, Reserve, ServerData, from_clients,
 from fedhelix.engines import Engine, engine_for
 from fedhelix.engines.kernels import choose
 from fedhelix.errors import BadInput
-from fedhelix.method import Context, Method
+from fedhelix.method import Context, Method, Scorer
 from fedhelix.methods import FedAvg
 from fedhelix.options import build_all, convert
 from fedhelix.participation import Participation, Sampler
@@ -89,7 +89,7 @@ class Federation:
         if isinstance(partition, str):
             partition = partitions.parse(partition, clients)
         self.method = method if method is not None else FedAvg()
-        self.seed, self.device = int(seed), _device(device)
+        self.seed, self.device = int(seed), device_of(device)
         self.training, asked, self.participation, self.attack = build_all(SETTINGS, settings, "a federation")
         self.server_data: ServerData = asked.resolved(self.method.scores)
         self.reserve = Reserve.of(pool, partition, self.server_data, self.seed)
@@ -110,6 +110,7 @@ class Federation:
         self.units = Units.of(module, example)
         self.method.check(self.units)
         self.attackers = Attackers(self.attack, self.clients, self.units.parameters, self.seed)
+        self.studied = self.attackers.studied(pool, self.splits, len(self.reserve.scoring))
         pool, self.splits = self.attackers.poison(pool, self.splits)
         if self.units.norm and min(len(split.train) for split in self.splits) < 2:
             raise BadInput("a client has only one training sample, but BatchNorm needs two; use larger clients.")
@@ -141,7 +142,8 @@ class Federation:
             jobs = [Job(i, t, payloads[i], standing.own.get(i, {})) for i in workers]
             outcomes = self.engine.work(jobs)
             missing = {str(client): why for client, why in self.engine.missing.items()}
-            outcomes = self.attackers.forge(outcomes, [job for job in jobs if str(job.client) not in missing])
+            answered = [job for job in jobs if str(job.client) not in missing]
+            outcomes = self.attackers.forge(outcomes, answered, self._scorer(self.studied))
             uploads, refused = receive(outcomes, self.initial)
             server = standing.server
             if uploads:
@@ -192,11 +194,14 @@ class Federation:
 
     def context(self, t: int, rounds: int) -> Context:
         """What the server's hooks see in round t."""
-        score = partial(self.engine.score, pool="train", indices=torch.from_numpy(self.reserve.scoring))
         return Context(
             t, rounds, self.clients, self.units, self.initial, self.device, self.seed, self.cohort,
-            score if len(self.reserve.scoring) else None,
+            self._scorer(self.reserve.scoring),
         )  # fmt: skip
+
+    def _scorer(self, samples: np.ndarray) -> Scorer | None:
+        """Metric and loss of models on some training samples; None where there are none."""
+        return partial(self.engine.score, pool="train", indices=torch.from_numpy(samples)) if len(samples) else None
 
     def evaluate(self, standing: Standing, ctx: Context) -> Record:
         """The server's model on the test set, and every client's personal model on its own part of it."""
@@ -242,8 +247,12 @@ class Federation:
         checkpoint_every: int = 1,
         quiet: bool | None = None,
         title: str | None = None,
+        watch: Callable[[Record], None] | None = None,
     ) -> Run:
-        """Train for some rounds with live progress; with `out`, into a run folder that can be resumed."""
+        """Train for some rounds with live progress; with `out`, into a run folder that can be resumed.
+
+        `watch` sees every new record once it is kept; it may raise KeyboardInterrupt to stop after that round.
+        """
         for name, value in (("rounds", rounds), ("eval_every", eval_every), ("checkpoint_every", checkpoint_every)):
             if convert(name, value, int) < 1:
                 raise BadInput(f"{name} must be at least 1, not {value}.")
@@ -273,6 +282,8 @@ class Federation:
                         if run.standing.round % checkpoint_every == 0 or run.standing.round == rounds:
                             self._checkpoint(run)
                     progress.update(record)
+                    if watch is not None:
+                        watch(record)
             except KeyboardInterrupt:
                 # Complete rounds are not lost; one whose record is not on disk yet is played again on resume.
                 if run.folder is not None and len(run.folder.records()) == run.standing.round:
@@ -374,7 +385,8 @@ class Run:
         return clean.eval()
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """The device of that name; `auto` takes what there is."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

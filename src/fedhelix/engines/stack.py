@@ -6,12 +6,13 @@ plan of batches; `run` takes a step in every slot at once. When a client is done
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
@@ -324,7 +325,8 @@ class Stack:
         if self.flat.device.type != "cuda" or self.warm[size] <= WARM_UP:
             return False
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool()):
+        # Other runs may be judging their models in other threads meanwhile.
+        with _uncollected(), torch.cuda.graph(graph, pool=self.pool(), capture_error_mode="thread_local"):
             self.step(None, size)
         self.graphs[size] = graph
         return True
@@ -344,6 +346,16 @@ class Stack:
         return (time.perf_counter() - began) / repetitions
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the garbage collector: what it frees, such as graphs of an older engine, would spoil a recording."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def _layout(x: Tensor) -> Tensor:
     """Large convolutions are fastest on a GPU when the channels of a pixel lie together."""
     return x.contiguous(memory_format=torch.channels_last) if x.is_cuda and x.dim() == 4 else x
@@ -353,10 +365,16 @@ def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
     """Streams that begin where the current one stands; none on a CPU."""
     if device.type != "cuda":
         return []
-    streams = [torch.cuda.Stream(device) for _ in range(count)]
+    streams = _side_streams(device)[:count]
     for stream in streams:
         stream.wait_stream(torch.cuda.current_stream())
     return streams
+
+
+@cache
+def _side_streams(device: torch.device) -> list[torch.cuda.Stream]:
+    """Always the same ones: cuBLAS keeps a workspace of 32 MiB for every stream that it has ever seen."""
+    return [torch.cuda.Stream(device) for _ in range(STREAMS)]
 
 
 def _on(streams: list[torch.cuda.Stream], turn: int) -> AbstractContextManager[Any]:

@@ -17,6 +17,9 @@ JUDGED_BY = ("personal_accuracy", "personal_score", "accuracy", "score")
 # Settings that a reader expects to be the same for all methods of a comparison.
 OF_EVERY_METHOD = ("data", "clients")
 
+# What a config.toml holds besides settings that can change a result.
+IRRELEVANT = ("method", "seed", "kernels", "workers", "data_dir", "checkpoint_every", "format", "versions", "library")
+
 
 @dataclass(frozen=True)
 class Result:
@@ -66,7 +69,11 @@ def read(folder: RunFolder) -> Result:
     if not isinstance(asked_method, Mapping):
         asked_method = {"name": asked_method}
     asked_options = {key: value for key, value in asked_method.items() if key != "name"}
-    settings = dict(summary.get("options", asked_options))
+    settings: dict[str, Any] = {}
+    for key, value in config.items():
+        if key not in (*IRRELEVANT, *OF_EVERY_METHOD):
+            settings |= value if isinstance(value, Mapping) else {key: value}
+    settings |= summary.get("options", asked_options)
     settings |= {key: summary[key] for key in OF_EVERY_METHOD if key in summary}
     return Result(
         folder=folder,
@@ -102,14 +109,17 @@ def grouped(folders: Sequence[RunFolder]) -> dict[str, list[Result]]:
 
 def _label(result: Result, others: Sequence[Result]) -> str:
     """The method's name, and in brackets only what tells it from other runs of this method or on other data."""
+    kin = [other for other in others if other.method == result.method]
+    keys = dict.fromkeys(key for other in kin for key in other.settings if key not in OF_EVERY_METHOD)
     details = [
+        f"{key}={result.settings.get(key, 'auto')}"
+        for key in keys
+        if any(other.settings.get(key) != result.settings.get(key) for other in kin)
+    ]
+    details += [
         f"{key}={value}"
         for key, value in result.settings.items()
-        if any(
-            other.settings.get(key, value) != value
-            for other in others
-            if other.method == result.method or key in OF_EVERY_METHOD
-        )
+        if key in OF_EVERY_METHOD and any(other.settings.get(key, value) != value for other in others)
     ]
     if not result.complete:
         details.append("unfinished")

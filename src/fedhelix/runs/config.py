@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -16,8 +16,9 @@ import torch
 import fedhelix
 from fedhelix import toml
 from fedhelix.attacks import Attack
-from fedhelix.client import Training
+from fedhelix.client import Setup, Training
 from fedhelix.data import ServerData, from_npz, load, partitions
+from fedhelix.engines import Engine
 from fedhelix.errors import BadInput, unknown
 from fedhelix.federation import SETTINGS, Federation
 from fedhelix.method import Method
@@ -29,6 +30,8 @@ from fedhelix.store import FORMAT
 
 # Entries of a run's config.toml that describe where it came from; they are written, not obeyed.
 PROVENANCE = ("format", "versions", "deployment")
+# Settings that must not, or need not, differ between the methods of a comparison.
+FOR_ALL = ("seed", "kernels", "workers", "data_dir", "checkpoint_every")
 
 
 @dataclass(frozen=True)
@@ -54,17 +57,19 @@ class Config(Attack, Participation, ServerData, Training):
 
     names: ClassVar[list[str]]
 
-    def federation(self, method: Method, **instead: Any) -> Federation:
-        """The federation that these settings describe; `instead` replaces arguments of `Federation`."""
+    def federation(
+        self, method: Method, engine: str | Callable[[Setup], Engine] | None = None, **instead: Any
+    ) -> Federation:
+        """The federation that these settings describe, but for the engine and other arguments that are given."""
         if "data" not in instead:
             own_file = self.data.endswith(".npz")
             instead["data"] = from_npz(self.data) if own_file else load(self.data, data_dir=self.data_dir)
         if "partition" not in instead:
             instead["partition"] = partitions.parse(self.partition, self.clients, valid=self.valid)
         settings = {field.name: getattr(self, field.name) for kind in SETTINGS for field in dataclasses.fields(kind)}
-        same = ("model", "cohort", "eval_clients", "seed", "engine", "device", "workers", "kernels")
+        same = ("model", "cohort", "eval_clients", "seed", "device", "workers", "kernels")
         settings |= {name: getattr(self, name) for name in same}
-        return Federation(method=method, **settings | instead)
+        return Federation(method=method, engine=engine or self.engine, **settings | instead)
 
 
 Config.names = [field.name for field in dataclasses.fields(Config)]
@@ -77,6 +82,12 @@ class Plan:
     spec: str  # the method as it was named: a registered name, wrappers such as genfed+fedau, or FILE.py
     method: Method
     config: Config
+    variant: str = ""  # what was set for it alone, as KEY=VALUE,...
+
+    @property
+    def label(self) -> str:
+        """What tells it from the other plans of a comparison; good for a folder."""
+        return f"{self.method.label}@{self.variant}".replace("/", "_") if self.variant else self.method.label
 
     def as_dict(self) -> dict[str, Any]:
         """For config.toml; `read_plan` gives the same plan back."""
@@ -145,14 +156,16 @@ def make_plan(spec: str, values: Mapping[str, Any]) -> Plan:
     """A checked plan for one method.
 
     Keys are those of `Config`; `method.KEY` is an option of the method, and `NAME.KEY` one of the method NAME only
-    (also where NAME wraps another method or is wrapped by one).
+    (also where NAME wraps another method or is wrapped by one). `SPEC@KEY=VALUE,...` is a variant with keys of its own.
     """
+    spec, variant = split_variant(spec)
     spec = _absolute(spec)
     settings: dict[str, Any] = {}
     options: dict[str, Any] = {}
     names = [kind.name for kind in layers(spec)]
     mine = {"method", *names, "+".join(names)}
-    for key, value in values.items():
+    own = _of_variant(variant, mine)
+    for key, value in (*values.items(), *own.items()):
         group, _, rest = key.partition(".")
         if group in mine and rest:
             options[rest] = value
@@ -160,7 +173,28 @@ def make_plan(spec: str, values: Mapping[str, Any]) -> Plan:
             continue  # an option of another method in the same comparison
         else:
             settings[find(key, Config.names, grouped=False)] = value
-    return Plan(spec, make(spec, options), Config(**settings))
+    return Plan(spec, make(spec, options), Config(**settings), variant)
+
+
+def split_variant(spec: str) -> tuple[str, str]:
+    """A method and what is set for it alone: `fedavg@lr=0.1,epochs=5` has its own learning rate and epochs."""
+    name, at, variant = spec.rpartition("@")
+    return (name, variant) if at and ".py" not in variant else (spec, "")
+
+
+def _of_variant(text: str, groups: set[str]) -> dict[str, str]:
+    """The keys of a variant: those of `Config`, and any other is an option of the method."""
+    found: dict[str, str] = {}
+    for assignment in filter(None, text.split(",")):
+        key, equals, value = (word.strip() for word in assignment.partition("="))
+        if not equals or not key:
+            raise BadInput(f"a variant is METHOD@KEY=VALUE,... and '{assignment}' is no KEY=VALUE.")
+        field = key.replace(".", "_").replace("-", "_")
+        if field in FOR_ALL:
+            raise BadInput(f"a variant cannot have a {field} of its own; set it for all methods.")
+        known = field in Config.names or key.partition(".")[0] in groups
+        found[key if known else f"method.{key}"] = value
+    return found
 
 
 def read_plan(config: Mapping[str, Any], where: str | Path) -> Plan:

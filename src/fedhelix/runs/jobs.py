@@ -1,36 +1,62 @@
-"""Start, resume and compare runs."""
+"""Start and resume runs, one or many, and compare them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from fedhelix import toml
+from fedhelix.client import Setup
+from fedhelix.engines import Engine
+from fedhelix.engines.together import together
 from fedhelix.errors import BadInput
-from fedhelix.federation import Run
-from fedhelix.registry import make
-from fedhelix.runs.config import Plan, make_plan, read_plan
+from fedhelix.federation import Run, device_of
+from fedhelix.progress import Progress
+from fedhelix.records import Record
+from fedhelix.runs.config import Config, Plan, make_plan, read_plan
 from fedhelix.store import RunFolder
 from fedhelix.tree import write_atomically
 
 COMPARISON = "comparison.toml"
+TOGETHER = 48  # runs in one program: more would not fill a GPU any better
 
 
-def start(plan: Plan, out: Path, quiet: bool | None = None, title: str | None = None) -> Run:
+def start(plan: Plan, out: Path, quiet: bool | None = None, **more: Any) -> Run:
     """Run a plan into a new folder."""
-    return _fit(plan, out, resume=False, quiet=quiet, title=title)
+    return _fit(plan, out, resume=False, quiet=quiet, **more)
 
 
-def resume(path: Path, quiet: bool | None = None, title: str | None = None) -> Run:
+def resume(path: Path, quiet: bool | None = None, **more: Any) -> Run:
     """Continue a run that was stopped at any moment."""
     plan = read_plan(RunFolder.open(path).config, path)
-    return _fit(plan, path, resume=True, quiet=quiet, title=title)
+    return _fit(plan, path, resume=True, quiet=quiet, **more)
 
 
-def _fit(plan: Plan, out: Path, resume: bool, quiet: bool | None, title: str | None) -> Run:
-    federation = plan.config.federation(plan.method)
+def go_on(plan: Plan, path: Path, quiet: bool | None = None, **more: Any) -> None:
+    """Start a run, or continue it if it was begun."""
+    if (path / "config.toml").exists():
+        resume(path, quiet, **more)
+    else:
+        start(plan, path, quiet, **more)
+
+
+def _fit(
+    plan: Plan,
+    out: Path,
+    resume: bool,
+    quiet: bool | None,
+    title: str | None = None,
+    watch: Callable[[Record], None] | None = None,
+    engine: Callable[[Setup], Engine] | None = None,
+) -> Run:
+    federation = plan.config.federation(plan.method, engine)
     try:
         return federation.fit(
             plan.config.rounds,
@@ -42,9 +68,82 @@ def _fit(plan: Plan, out: Path, resume: bool, quiet: bool | None, title: str | N
             checkpoint_every=plan.config.checkpoint_every,
             quiet=quiet,
             title=title,
+            watch=watch,
         )
     finally:
         federation.close()
+
+
+class TimeIsUp(KeyboardInterrupt):
+    """A run has to stop after its round, like on Ctrl-C."""
+
+
+def run_all(plans: Mapping[Path, Plan], quiet: bool | None = None, minutes: float | None = None) -> bool:
+    """Run every plan into its folder; what is there already is continued or left as it is.
+
+    On a GPU the runs go together as one program. After so many `minutes` they stop where they are and False is
+    returned; the next call goes on from there.
+    """
+    ends = math.inf if minutes is None else monotonic() + 60 * minutes
+    left = {path: plan for path, plan in plans.items() if not _is_finished(path)}
+    stacked = [path for path, plan in left.items() if _can_share(plan.config)]
+    groups = [stacked[at : at + TOGETHER] for at in range(0, len(stacked), TOGETHER)]
+    groups += [[path] for path in left if path not in stacked]
+    order, names = list(plans), [f"{plan.label} seed {plan.config.seed}" for plan in plans.values()]
+    try:
+        for group in groups:
+            numbers = [order.index(path) for path in group]
+            title = names[numbers[0]] if len(group) == 1 else f"{len(group)} runs together"
+            title += f" ({numbers[-1] + 1}/{len(plans)})"
+            if len(group) == 1:
+                go_on(left[group[0]], group[0], quiet, title=title, watch=_Clock(ends))
+            else:
+                _run_together({path: left[path] for path in group}, quiet, title, ends)
+    except TimeIsUp:
+        return False
+    return True
+
+
+class _Clock:
+    """Stops a run when the time is up, or when somebody has pressed Ctrl-C."""
+
+    def __init__(self, ends: float):
+        self.ends, self.interrupted = ends, threading.Event()
+
+    def __call__(self, record: Record) -> None:
+        if self.interrupted.is_set():
+            raise KeyboardInterrupt
+        if monotonic() > self.ends:
+            raise TimeIsUp
+
+
+def _is_finished(path: Path) -> bool:
+    return (path / "config.toml").exists() and RunFolder.open(path).summary is not None
+
+
+def _can_share(asked: Config) -> bool:
+    """Whether a run is one for the batched engine, whose slots runs can share."""
+    return asked.engine == "batched" or (asked.engine == "auto" and device_of(asked.device).type == "cuda")
+
+
+def _run_together(plans: Mapping[Path, Plan], quiet: bool | None, title: str, ends: float) -> None:
+    """Runs as one program, with one display for all."""
+    clock, lock, done = _Clock(ends), threading.Lock(), 0
+    with Progress(sum(plan.config.rounds for plan in plans.values()), title, quiet=quiet) as progress:
+
+        def watch(record: Record) -> None:
+            nonlocal done
+            with lock:
+                done += 1
+                progress.update({"round": done, "uplink_bytes": record["uplink_bytes"]})
+            clock(record)
+
+        runs = [partial(_attend, plan, path, watch) for path, plan in plans.items()]
+        together(runs, on_interrupt=clock.interrupted.set)
+
+
+def _attend(plan: Plan, path: Path, watch: Callable[[Record], None], engine: Callable[[Setup], Engine]) -> None:
+    go_on(plan, path, quiet=True, watch=watch, engine=engine)
 
 
 def compare(
@@ -56,27 +155,22 @@ def compare(
     """
     if seeds < 1:
         raise BadInput(f"seeds must be at least 1, not {seeds}.")
-    names = [make(spec).label for spec in methods]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise BadInput(f"'{repeated[0]}' is named twice; a comparison needs different methods.")
-    first = int(make_plan(methods[0], values).config.seed)
+    asked = [make_plan(spec, values) for spec in methods]
+    for one, other in itertools.combinations(asked, 2):
+        if one.label == other.label or (one.method, one.config) == (other.method, other.config):
+            raise BadInput(f"'{other.label}' is named twice; a comparison needs different methods.")
     plans = {
-        out / f"{name}-seed{seed}": make_plan(spec, {**values, "seed": seed})
-        for seed in range(first, first + seeds)
-        for name, spec in zip(names, methods, strict=True)
+        out / f"{plan.label}-seed{seed}": replace(plan, config=replace(plan.config, seed=seed))
+        for seed in range(asked[0].config.seed, asked[0].config.seed + seeds)
+        for plan in asked
     }
-    if any(plan.method.scores for plan in plans.values()):  # then all methods leave the same samples to the server
+    if any(plan.method.scores or plan.config.supplement_size for plan in asked):
+        # Then all methods leave the same samples to the server.
         plans = {path: replace(plan, config=plan.config.resolved(needed=True)) for path, plan in plans.items()}
     for plan in plans.values():
         plan.config.federation(plan.method).close()  # every mistake shows before the first round
     _note(out, {"methods": list(methods), "seeds": seeds, "settings": dict(values)})
-    for number, (path, plan) in enumerate(plans.items(), start=1):
-        title = f"{plan.method.label} seed {plan.config.seed} ({number}/{len(plans)})"
-        if not (path / "config.toml").exists():
-            start(plan, path, quiet, title)
-        elif RunFolder.open(path).summary is None:
-            resume(path, quiet, title)
+    run_all(plans, quiet)
     return [RunFolder.open(path) for path in plans]
 
 
