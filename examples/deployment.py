@@ -1,6 +1,6 @@
 """A server and three sites on this machine, with TLS and keys: train across them, and compare with the simulation.
 
-    python examples/deployment.py [METHOD] [ROUNDS]
+python examples/deployment.py [METHOD] [ROUNDS]
 """
 
 from __future__ import annotations

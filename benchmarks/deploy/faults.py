@@ -23,7 +23,6 @@ from pathlib import Path
 from fedhelix.deploy import submit
 from fedhelix.deploy.local import Local, Process
 from fedhelix.runs.config import make_plan
-from fedhelix.store import RunFolder
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"
@@ -169,7 +168,9 @@ def table(rows: list[dict]) -> str:
         seen += [f"`metrics.jsonl`: {reason}" for reason in row["reasons"][:3]]
         seen += [f"... and {len(row['reasons']) - 3} more such lines"] if len(row["reasons"]) > 3 else []
         counts = f"{row['answers_missing']} / {row['answers_refused']}"
-        lines.append(f"| {row['fault']} | {row['rounds']} of {ROUNDS} | {counts} | {same} | {'<br>'.join(seen) or 'nothing'} |")
+        lines.append(
+            f"| {row['fault']} | {row['rounds']} of {ROUNDS} | {counts} | {same} | {'<br>'.join(seen) or 'nothing'} |"
+        )
     return "\n".join(lines) + "\n"
 
 

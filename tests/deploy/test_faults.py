@@ -152,7 +152,7 @@ def test_a_site_that_joins_later_takes_the_place_that_was_left_for_it(tmp_path):
 def test_a_run_stops_when_no_site_comes(tmp_path):
     near = Neighbourhood(tmp_path, 2, patience=0.2)
     near.grid.answers.clear()
-    with pytest.raises(EngineFailure, match="2 sites were not connected within 0.2 s"):
+    with pytest.raises(EngineFailure, match=r"2 sites were not connected within 0\.2 s"):
         near.federation(plan_for(clients=2))
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import httpx
 from flwr.cli.build import build_fab_from_files
 from flwr.common.serde import fab_to_proto, user_config_to_proto
-from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, RegisterNodeRequest, StartRunRequest, StopRunRequest
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+)
 from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
@@ -108,6 +114,8 @@ class Control:
         try:
             yield
         except httpx.TransportError as problem:
-            raise BadInput(f"there is no SuperLink at {self.address} ({problem}); start one with `fedhelix up`.") from None
+            raise BadInput(
+                f"there is no SuperLink at {self.address} ({problem}); start one with `fedhelix up`."
+            ) from None
         except httpx.HTTPStatusError as problem:
             raise BadInput(f"the SuperLink refuses: {problem.response.text or problem}.") from None

@@ -17,7 +17,6 @@ from fedhelix.seeds import numpy_draw
 OWN = "own"  # in place of a data set's name: every site has its own samples
 
 
-
 class Elsewhere(Partition):
     """One client per site, as the server sees it: only the lengths of the parts mean anything."""
 
@@ -27,7 +26,8 @@ class Elsewhere(Partition):
 
     def split(self, data: Dataset, seed: int, exclude: np.ndarray | None = None) -> list[Split]:
         """Every client's parts."""
-        return [own_split(*count, self.valid, seed, client) for client, count in enumerate(vars(self)["counts"])]
+        counts: list[tuple[int, int]] = vars(self)["counts"]
+        return [own_split(train, test, self.valid, seed, i) for i, (train, test) in enumerate(counts)]
 
 
 def own_split(train: int, test: int, valid: float, seed: int, client: int) -> Split:

@@ -109,7 +109,7 @@ class Remote(Engine):
 
     def report(self) -> dict[str, Any]:
         """Bytes as they were sent, and letters that came late, twice or from strangers."""
-        told = {"wire": {"sent": self.post.sent, "received": self.post.received}}
+        told: dict[str, Any] = {"wire": {"sent": self.post.sent, "received": self.post.received}}
         if self.post.troubles:
             told["troubles"] = dict(self.post.troubles)
         self.post.sent = self.post.received = 0

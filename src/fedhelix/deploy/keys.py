@@ -61,9 +61,7 @@ def make_site_key(folder: Path, site: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         key = ec.generate_private_key(ec.SECP384R1())
         openssh = serialization.PrivateFormat.OpenSSH
-        _write_secret(
-            private, key.private_bytes(serialization.Encoding.PEM, openssh, serialization.NoEncryption())
-        )
+        _write_secret(private, key.private_bytes(serialization.Encoding.PEM, openssh, serialization.NoEncryption()))
         kind = serialization.PublicFormat.OpenSSH
         public.write_bytes(key.public_key().public_bytes(serialization.Encoding.OpenSSH, kind))
     return private

@@ -24,6 +24,7 @@ class Door:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Pass a request on, or refuse it."""
         if scope["type"] != "http" or scope["path"].startswith(OPEN) or is_local(scope.get("client")):
             await self.app(scope, receive, send)
             return

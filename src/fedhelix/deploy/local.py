@@ -1,12 +1,12 @@
 """A whole deployment on this machine: a SuperLink and its sites as processes, with TLS and keys, in one folder.
 
-    FOLDER/
-      deployment.json   address, certificate and sites, for `fedhelix deploy run`
-      keys/             certificates and keys
-      flower/           Flower's home, so that nothing is written to the user's
-      logs/             one file per process
-      sites/            what the sites' clients keep
-      superlink.db      Flower's registered keys and messages
+FOLDER/
+  deployment.json   address, certificate and sites, for `fedhelix deploy run`
+  keys/             certificates and keys
+  flower/           Flower's home, so that nothing is written to the user's
+  logs/             one file per process
+  sites/            what the sites' clients keep
+  superlink.db      Flower's registered keys and messages
 """
 
 from __future__ import annotations
@@ -202,4 +202,6 @@ def read_note(folder: Path) -> dict[str, Any]:
     try:
         return dict(json.loads((folder / NOTE).read_bytes()))
     except (OSError, ValueError):
-        raise BadInput(f"no deployment is running in '{folder}'; start one with `fedhelix up`, or give --superlink.") from None
+        raise BadInput(
+            f"no deployment is running in '{folder}'; start one with `fedhelix up`, or give --superlink."
+        ) from None

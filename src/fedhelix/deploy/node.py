@@ -70,7 +70,7 @@ def sign_off(superlink: str, root: bytes | None, keys: Keys, memory: Path) -> No
     """End the connection of a process that was killed; else the SuperLink lets nobody in for another minute."""
     if not memory.exists():
         return
-    checks = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(*keys)]
+    checks = (RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(*keys))
     with (
         suppress(httpx.HTTPError, ValueError),
         FleetHttpClient.from_server_address(superlink, root is None, root, interceptors=checks) as client,

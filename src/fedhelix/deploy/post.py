@@ -35,9 +35,12 @@ def contents(message: Message) -> bytes:
     """The letter in a message."""
     try:
         found = message.content[LETTER][LETTER]
-        return bytes(found.data if isinstance(found, Array) else found)
     except (KeyError, TypeError, AttributeError, ValueError):
-        raise BadInput("is no letter: the message holds something else.") from None
+        found = None
+    content = found.data if isinstance(found, Array) else found
+    if not isinstance(content, bytes):
+        raise BadInput("is no letter: the message holds something else.")
+    return content
 
 
 def pause(waited: float) -> float:
@@ -123,13 +126,15 @@ class Post:
         nodes = {site: node for node, site in self._nodes.items()}
         here = {site: letter for site, letter in asked.items() if site not in failures}
         gone = self._send([Errand(nodes[site], site, *letter, due) for site, letter in here.items()])
-        failures |= {site: "has left" for site in gone}
+        failures |= dict.fromkeys(gone, "has left")
         while waiting := set(asked) - set(answers) - set(failures):
             over = time.monotonic() > due  # what has come in by now still counts
             for errand, answer in self._collect(largest):
                 if errand.site not in waiting or errand.about is not asked[errand.site][0]:
                     if isinstance(answer, Letter):
-                        self.troubles[errand.site] = f"answered the letter of round {errand.about['round'] + 1} too late"
+                        self.troubles[errand.site] = (
+                            f"answered the letter of round {errand.about['round'] + 1} too late"
+                        )
                     continue
                 if isinstance(answer, str):
                     failures[errand.site] = answer
@@ -137,9 +142,9 @@ class Post:
                     answers[errand.site] = answer
             waiting -= set(answers) | set(failures)
             if enough is not None and len(answers) >= enough:
-                failures |= {site: f"was not waited for: {enough} answers are enough" for site in waiting}
+                failures |= dict.fromkeys(waiting, f"was not waited for: {enough} answers are enough")
             elif over:
-                failures |= {site: f"did not answer within {self.terms.deadline:g} s" for site in waiting}
+                failures |= dict.fromkeys(waiting, f"did not answer within {self.terms.deadline:g} s")
             elif waiting:
                 time.sleep(pause(time.monotonic() - begun))
                 self.look_around()
