@@ -27,6 +27,7 @@ FLOORS = [
     {"__init__"},
     {"runs", "report"},
     {"papers"},
+    {"deploy"},
     {"cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
@@ -36,6 +37,7 @@ STRANGERS = {
     "client": {"methods", "registry"},
     "probe": {"methods", "registry"},
     "report": {"federation", "methods", "engines", "client", "method", "runs", "__init__"},
+    "deploy": {"report"},
     "store": {"data", "models"},
     "data": {"models"},
     "units": {"data", "store"},

@@ -35,6 +35,7 @@ class Remote(Engine):
         self.enough = enough  # that many answers end a round, where more clients were asked
         self.supplements: dict[int, Tree] = {}  # samples that clients have not got yet
         self.missing: dict[int, str] = {}
+        self._working = 0.0  # seconds that the slowest sites took for themselves
         self._largest = letters.room_for(setup.initial)
 
     def _ask(self, kind: str, jobs: Sequence[Job], enough: int | None = None) -> dict[int, Letter]:
@@ -52,6 +53,8 @@ class Remote(Engine):
         self.missing |= {self.roster.number(site): f"{site} {why}" for site, why in failures.items()}
         found = {self.roster.number(site): letter for site, letter in answers.items()}
         self.supplements = {client: tree for client, tree in self.supplements.items() if client not in found}
+        times = [letter.about.get("seconds") for letter in found.values()]
+        self._working += max((time for time in times if isinstance(time, float)), default=0.0)
         return found
 
     def _refuse(self, client: int, why: object) -> None:
@@ -108,11 +111,12 @@ class Remote(Engine):
         return [found.get(job.client, nothing) for job in jobs], judgement
 
     def report(self) -> dict[str, Any]:
-        """Bytes as they were sent, and letters that came late, twice or from strangers."""
-        told: dict[str, Any] = {"wire": {"sent": self.post.sent, "received": self.post.received}}
+        """Bytes as they were sent, the slowest sites' seconds, and letters that came late, twice or from strangers."""
+        wire = {"sent": self.post.sent, "received": self.post.received, "site_seconds": self._working}
+        told: dict[str, Any] = {"wire": wire}
         if self.post.troubles:
             told["troubles"] = dict(self.post.troubles)
-        self.post.sent = self.post.received = 0
+        self.post.sent, self.post.received, self._working = 0, 0, 0.0
         self.post.troubles.clear()
         return told
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import re
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -50,7 +51,7 @@ class Site:
 
     def answer(self, content: bytes) -> bytes:
         """The answer to a letter; what goes wrong is an answer too."""
-        about: dict[str, Any] = {}
+        begun, about = time.monotonic(), dict[str, Any]()
         try:
             letter = letters.read(content)
             about = letter.about
@@ -61,7 +62,8 @@ class Site:
             traceback.print_exc()  # into the site's log
             said, body = {"error": f"{type(problem).__name__}: {problem}"}, {}
         same = {key: about.get(key) for key in ("kind", "experiment", "round", "client")}
-        return letters.write({**same, "site": self.name, **said}, body)
+        took = {"site": self.name, "seconds": time.monotonic() - begun}
+        return letters.write({**same, **took, **said}, body)
 
     def _handler(self, kind: Any) -> Callable[[Letter], tuple[dict[str, Any], Tree]]:
         known = {"who": self.who, "hello": self.hello, "work": self.work, "evaluate": self.evaluate}
