@@ -21,7 +21,6 @@ from fedhelix.deploy.site import Site
 from fedhelix.seeds import numpy_draw
 
 LONG = 3600.0
-Answer = Callable[[bytes], bytes]
 
 
 def spoilt(content: bytes, spoil: Callable[[torch.Tensor], torch.Tensor]) -> bytes:
@@ -49,19 +48,23 @@ HARMS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def answers(site: Site, harm: str) -> Answer:
-    """What a site says: the truth in round 1 and to all questions but for work."""
+class Liar:
+    """A site that tells the truth in round 1 and to all questions but for work."""
 
-    def answer(content: bytes) -> bytes:
+    def __init__(self, site: Site, harm: str):
+        self.site, self.harm = site, harm
+
+    def start(self) -> None:
+        """Nothing to get ready."""
+
+    def answer(self, content: bytes) -> bytes:
         about = letters.read(content).about
-        if harm == "missing" and about["kind"] == "work" and third(site.name, about["round"]):
+        if self.harm == "missing" and about["kind"] == "work" and third(self.site.name, about["round"]):
             time.sleep(LONG)
-        honest = site.answer(content)
-        if harm in HARMS and about["kind"] == "work" and about["round"] > 0:
-            return HARMS[harm](honest)
+        honest = self.site.answer(content)
+        if self.harm in HARMS and about["kind"] == "work" and about["round"] > 0:
+            return HARMS[self.harm](honest)
         return honest
-
-    return answer
 
 
 def main(folder: str, address: str, harm: str, *names: str) -> None:
@@ -70,7 +73,7 @@ def main(folder: str, address: str, harm: str, *names: str) -> None:
     for name in names:
         site = Site(name, "digits", Path(folder) / "sites")
         memory = Path(folder) / "sites" / f"{name}.node"
-        settings = (address, keys / "ca.pem", keys / f"{name}.key", answers(site, harm), memory)
+        settings = (address, keys / "ca.pem", keys / f"{name}.key", Liar(site, harm), memory)
         threading.Thread(target=connect, args=settings, daemon=True).start()
     threading.Event().wait()
 

@@ -72,9 +72,8 @@ def site(
     worker = Worker([word for flag, value in given.items() if value for word in (flag, value)])
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        worker.start()
         memory = folder / f"{name}.node"
-        connect(superlink, None if insecure else cert, None if insecure else key, worker.answer, memory)
+        connect(superlink, None if insecure else cert, None if insecure else key, worker, memory)
     finally:
         worker.stop()
 

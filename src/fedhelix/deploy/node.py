@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -50,9 +50,17 @@ def read_key(path: Path) -> Keys:
     return key, key.public_key()
 
 
-def connect(
-    superlink: str, certificate: Path | None, key: Path | None, answer: Callable[[bytes], bytes], memory: Path
-) -> None:
+class Answerer(Protocol):
+    """Whoever answers the letters."""
+
+    def start(self) -> object:
+        """Get ready: the site is connected."""
+
+    def answer(self, content: bytes) -> bytes:
+        """The answer to a letter."""
+
+
+def connect(superlink: str, certificate: Path | None, key: Path | None, answerer: Answerer, memory: Path) -> None:
     """Answer letters from a SuperLink, for ever; when the connection breaks, make a new one."""
     keys = None if key is None else read_key(key)
     root = None if certificate is None else certificate.read_bytes()
@@ -62,7 +70,8 @@ def connect(
         with http_request_response(superlink, certificate is None, root, keys) as connection:
             write_atomically(memory, str(connection[0]).encode())
             print(f"fedhelix: connected to {superlink}.", file=sys.stderr, flush=True)
-            Node(*connection).serve(answer)
+            answerer.start()
+            Node(*connection).serve(answerer.answer)
         time.sleep(AGAIN)
 
 
