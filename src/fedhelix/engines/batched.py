@@ -6,6 +6,7 @@ import gc
 import threading
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -15,11 +16,12 @@ from torch.func import functional_call, vmap
 
 from fedhelix.client import Job, Outcome, Pool, Scores, Setup, open_round, samples_of
 from fedhelix.engines.base import Engine
+from fedhelix.engines.convolution import StackedConvolutions
 from fedhelix.engines.stack import Batches, Mode, Stack, Task
 from fedhelix.errors import EngineFailure
 from fedhelix.method import LocalRound, Phase
 from fedhelix.probe import is_whole
-from fedhelix.task import judge
+from fedhelix.task import judge_all
 from fedhelix.tree import State
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
@@ -135,7 +137,6 @@ class Batched(Engine):
 
     def _schedule(self, shop: Workshop, tasks: list[Task]) -> None:
         """Longest tasks first; a slot that is done takes the next; the last few move to a narrower stack."""
-        tasks[0].setup.module.train()
         starts = dict(zip(map(id, tasks), shop.batches.fill(tasks), strict=True))
         waiting = sorted(tasks, key=lambda task: task.steps)
         # More slots than this would only wait for the longest task.
@@ -244,7 +245,7 @@ class Batched(Engine):
         targets = samples_of(self.setup, pool)[1]
         wanted = torch.arange(len(targets)) if indices is None else indices
         outputs = self._outputs(states, pool, [wanted] * len(states))
-        return [judge(self.setup.task, output, targets[wanted.to(targets.device)]) for output in outputs]
+        return judge_all(self.setup.task, outputs, [targets[wanted.to(targets.device)]] * len(states))
 
     def evaluate_each(self, jobs: Sequence[Job]) -> list[Scores]:
         """Clients that each use a model of their own, many at once."""
@@ -253,11 +254,9 @@ class Batched(Engine):
         tests, valids = [torch.as_tensor(part.test) for part in parts], [torch.as_tensor(part.valid) for part in parts]
         on_test, on_valid = self._outputs(states, "test", tests), self._outputs(states, "train", valids)
         y_test, y = self.setup.data.y_test, self.setup.data.y
-        scores = []
-        for test, valid, said, said_valid in zip(tests, valids, on_test, on_valid, strict=True):
-            on_valid_part = judge(task, said_valid, y[valid.to(y.device)])
-            scores.append(Scores(*judge(task, said, y_test[test.to(y.device)]), on_valid_part[0]))
-        return scores
+        judged = judge_all(task, on_test, [y_test[test.to(y.device)] for test in tests])
+        checked = judge_all(task, on_valid, [y[valid.to(y.device)] for valid in valids])
+        return [Scores(*test, valid[0]) for test, valid in zip(judged, checked, strict=True)]
 
     def _outputs(self, states: Sequence[State], pool: Pool, indices: Sequence[Tensor]) -> list[Tensor]:
         """What each model says to its own samples; short of memory, a few at a time."""
@@ -279,13 +278,15 @@ class Batched(Engine):
         if not longest:
             return [x.new_zeros(0) for _ in indices]
         together = max(1, at_once // longest)
+        most = max(1, (at_once if device.type == "cuda" else FEW) // min(together, len(states)))
         found: list[Tensor] = []
         for at in range(0, len(states), together):
             some, wanted = states[at : at + together], indices[at : at + together]
             rows = torch.nn.utils.rnn.pad_sequence(list(wanted), batch_first=True).to(device)
             stacked = {name: torch.stack([state[name] for state in some]) for name in setup.units.names}
             call = vmap(lambda state, batch: functional_call(setup.module, state, (batch,)))
-            pieces = [call(stacked, setup.data.prepare(x[piece])) for piece in rows.split(FEW, dim=1)]
+            with StackedConvolutions() if device.type == "cuda" else nullcontext():
+                pieces = [call(stacked, setup.data.prepare(x[piece])) for piece in rows.split(most, dim=1)]
             outputs = torch.cat(pieces, dim=1)
             found += [output[: len(part)] for output, part in zip(outputs, wanted, strict=True)]
         return found

@@ -17,7 +17,7 @@ import fedhelix
 from fedhelix import toml
 from fedhelix.attacks import Attack
 from fedhelix.client import Setup, Training
-from fedhelix.data import ServerData, from_npz, load, partitions
+from fedhelix.data import Dataset, ServerData, from_npz, load, partitions
 from fedhelix.engines import Engine
 from fedhelix.errors import BadInput, unknown
 from fedhelix.federation import SETTINGS, Federation
@@ -57,19 +57,24 @@ class Config(Attack, Participation, ServerData, Training):
 
     names: ClassVar[list[str]]
 
+    def load(self) -> Dataset:
+        """The data that these settings name."""
+        return from_npz(self.data) if self.data.endswith(".npz") else load(self.data, data_dir=self.data_dir)
+
     def federation(
-        self, method: Method, engine: str | Callable[[Setup], Engine] | None = None, **instead: Any
+        self,
+        method: Method,
+        engine: str | Callable[[Setup], Engine] | None = None,
+        data: Dataset | None = None,
+        **instead: Any,
     ) -> Federation:
-        """The federation that these settings describe, but for the engine and other arguments that are given."""
-        if "data" not in instead:
-            own_file = self.data.endswith(".npz")
-            instead["data"] = from_npz(self.data) if own_file else load(self.data, data_dir=self.data_dir)
+        """The federation that these settings describe, but for what is given: engine, data, arguments of its own."""
         if "partition" not in instead:
             instead["partition"] = partitions.parse(self.partition, self.clients, valid=self.valid)
         settings = {field.name: getattr(self, field.name) for kind in SETTINGS for field in dataclasses.fields(kind)}
         same = ("model", "cohort", "eval_clients", "seed", "device", "workers", "kernels")
         settings |= {name: getattr(self, name) for name in same}
-        return Federation(method=method, engine=engine or self.engine, **settings | instead)
+        return Federation(data or self.load(), method=method, engine=engine or self.engine, **settings | instead)
 
 
 Config.names = [field.name for field in dataclasses.fields(Config)]
