@@ -74,7 +74,8 @@ class Config(Attack, Participation, ServerData, Training):
         settings = {field.name: getattr(self, field.name) for kind in SETTINGS for field in dataclasses.fields(kind)}
         same = ("model", "cohort", "eval_clients", "seed", "device", "workers", "kernels")
         settings |= {name: getattr(self, name) for name in same}
-        return Federation(data or self.load(), method=method, engine=engine or self.engine, **settings | instead)
+        pool = data if data is not None else self.load()
+        return Federation(pool, method=method, engine=engine or self.engine, **settings | instead)
 
 
 Config.names = [field.name for field in dataclasses.fields(Config)]
