@@ -4,10 +4,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= runs/demo
 
-.PHONY: help demo test lint clean
+.PHONY: help demo demo-deploy test lint clean
 
 help:
 	@echo "make demo   install into $(VENV) and compare four methods on the embedded data (about a minute)"
+	@echo "make demo-deploy  install Flower too; a server and three sites on this machine, compared with the simulation"
 	@echo "make test   install into $(VENV) and run the tests"
 	@echo "make lint   formatting, lint and types"
 	@echo "make clean  remove $(VENV) and what the tools leave behind"
@@ -19,6 +20,10 @@ $(VENV)/.runtime: $(BIN)/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
+$(VENV)/.deployment: $(VENV)/.runtime
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[flower]"
+	@touch $@
+
 $(VENV)/.development: $(VENV)/.runtime
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,flower]"
 	@touch $@
@@ -27,6 +32,9 @@ demo: $(VENV)/.runtime
 	@rm -rf $(DEMO)
 	$(BIN)/fedhelix compare fedavg fedper fedbabu local --out $(DEMO)
 	@echo "The picture is $(DEMO)/comparison.png; each run's config, metrics and checkpoint lie beside it."
+
+demo-deploy: $(VENV)/.deployment
+	$(BIN)/python examples/deployment.py genfed 5
 
 test: $(VENV)/.development
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2

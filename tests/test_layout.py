@@ -28,6 +28,7 @@ FLOORS = [
     {"__init__"},
     {"runs", "report"},
     {"papers", "privacy"},
+    {"deploy"},
     {"cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
@@ -37,6 +38,7 @@ STRANGERS = {
     "client": {"methods", "registry"},
     "probe": {"methods", "registry"},
     "report": {"federation", "methods", "engines", "client", "method", "runs", "__init__"},
+    "deploy": {"report"},
     "store": {"data", "models"},
     "data": {"models"},
     "units": {"data", "store"},

@@ -1,4 +1,4 @@
-"""The command line: run, resume, compare, methods, data."""
+"""The command line: run, resume, compare, methods, data; up, site and deploy for real machines."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from rich.table import Table
 from fedhelix import METHODS, __version__, models
 from fedhelix.blame import culprit, described
 from fedhelix.data import available
+from fedhelix.deploy import commands, submit
+from fedhelix.deploy.terms import Terms
 from fedhelix.errors import BadInput, EngineFailure
 from fedhelix.progress import human_bytes, human_seconds
 from fedhelix.registry import layers
@@ -49,6 +51,11 @@ DEBUG = "FEDHELIX_DEBUG"  # set: exceptions in a method's hooks come with their 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder itself (default: a new one in runs/).")]
+
+TERMS = "How patient the server is: " + "; ".join(
+    f"{field.name}, {field.metadata['meaning']} (default: {'auto' if field.default is None else field.default})"
+    for field in dataclasses.fields(Terms)
+)
 
 
 def settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -298,11 +305,60 @@ def show_models() -> None:
     console.print(table)
 
 
+app.command()(commands.up)
+app.command()(commands.site)
+deploy = typer.Typer(help="Train across real machines, on Flower.", no_args_is_help=True)
+deploy.command()(commands.keys)
+deploy.command()(commands.admit)
+deploy.command()(commands.serve)
+app.add_typer(deploy, name="deploy")
+
+
+@deploy.command("run")
+@settings
+def deploy_run(
+    *,
+    method: Annotated[str, typer.Argument(help="A name from `fedhelix methods`, or a pair such as genfed+fedau.")],
+    out: Out = None,
+    term: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help=TERMS)] = None,
+    superlink: commands.Superlink = None,
+    folder: commands.Folder = commands.FOLDER,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    values: Any,
+) -> None:
+    """Train one method across the sites of a deployment, into a run folder like any other.
+
+    The number of clients is the number of sites that `fedhelix up` started, or --clients.
+    """
+    control, note = commands.deployment(superlink, folder)
+    plan = make_plan(method, {**note, **values})
+    out = out or jobs.free_folder(f"{plan.method.label}-{plan.config.data}-deployed")
+    with resumable(out, "deploy resume"):
+        done = submit.play(control, submit.create(plan, out, term or []), quiet or None)
+    show_run(out, done, as_json)
+
+
+@deploy.command("resume")
+def deploy_resume(
+    run: Annotated[Path, typer.Argument(help="A run folder that `fedhelix deploy run` made.")],
+    superlink: commands.Superlink = None,
+    folder: commands.Folder = commands.FOLDER,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Continue a run across sites that was stopped, from its last finished round."""
+    control, _ = commands.deployment(superlink, folder)
+    with resumable(run, "deploy resume"):
+        done = submit.play(control, RunFolder.open(run), quiet or None)
+    show_run(run, done, as_json)
+
+
 class resumable:
     """Ctrl-C ends a command with one line on how to go on."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, command: str = "resume"):
+        self.folder, self.command = folder, command
 
     def __enter__(self) -> None:
         """Nothing to prepare."""
@@ -310,7 +366,7 @@ class resumable:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             begun = any((self.folder / name).exists() for name in ("config.toml", jobs.COMPARISON))
-            how = f"continue with: fedhelix resume {self.folder}" if begun else "nothing was written yet."
+            how = f"continue with: fedhelix {self.command} {self.folder}" if begun else "nothing was written yet."
             print(f"stopped; {how}", file=sys.stderr)
             raise SystemExit(130)
 

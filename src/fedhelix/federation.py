@@ -154,7 +154,10 @@ class Federation:
             workers = method.workers(self.cohort(t), ctx)
             payloads = {i: method.download(standing.server, i, ctx) for i in workers}
             jobs = [Job(i, t, payloads[i], standing.own.get(i, {})) for i in workers]
-            outcomes = self.attackers.forge(self.engine.work(jobs), jobs, self._scorer(self.studied))
+            outcomes = self.engine.work(jobs)
+            missing = {str(client): why for client, why in self.engine.missing.items()}
+            answered = [job for job in jobs if str(job.client) not in missing]
+            outcomes = self.attackers.forge(outcomes, answered, self._scorer(self.studied))
             uploads, refused = receive(outcomes, self.initial)
             server = standing.server
             if uploads:
@@ -168,17 +171,19 @@ class Federation:
             )
             record: Record = {
                 "round": t + 1,
-                "train_loss": float(np.mean([outcome.loss for outcome in outcomes])),
+                "train_loss": float(np.mean([outcome.loss for outcome in outcomes])) if outcomes else math.nan,
                 "uplink_bytes": sum(payload_bytes(outcome.upload) for outcome in outcomes),
                 "downlink_bytes": sum(payload_bytes(payload) for payload in payloads.values()),
                 "other_bytes": greeting,
                 "participants": list(workers),
                 "refused": refused,
+                "missing": missing,
                 "notes": ctx.notes,
                 **arrival,
             }
             if (t + 1) % eval_every == 0 or t + 1 == rounds:
                 record |= self.evaluate(standing, ctx)
+            record |= self.engine.report()
             record["seconds"] = time.perf_counter() - clock
             yield record, standing
 
@@ -276,9 +281,13 @@ class Federation:
         if not scores:
             return record
         tests, losses, valids = (np.array(column) for column in zip(*scores, strict=True))
-        # Clients without test or validation samples have no say; one whose model has diverged does.
-        tested = np.array([len(self.splits[client].test) > 0 for client in judged])
-        checked = np.array([len(self.splits[client].valid) > 0 for client in judged])
+        # Clients that are missing or lack test or validation samples have no say; one whose model has diverged does.
+        parts = {client: self.splits[client] for client in judged}
+        here = np.array([client not in self.engine.missing for client in parts])
+        tested = here & np.array([len(part.test) > 0 for part in parts.values()])
+        checked = here & np.array([len(part.valid) > 0 for part in parts.values()])
+        if not here.all():
+            record["unjudged"] = {str(client): why for client, why in self.engine.missing.items()}
         record["personal"] = [float(test) for test in tests]
         if tested.any():
             record.setdefault("loss", float(losses[tested].mean()))
