@@ -152,19 +152,20 @@ class Post:
 
     def gather(self, count: int) -> None:
         """Before the first round: wait until so many sites are connected."""
-        self._need(lambda: len(self.connected) >= count, f"{count} sites")
+        self.need(lambda: len(self.connected) >= count, f"{count} sites")
 
     def await_some(self, sites: Iterable[str]) -> None:
         """Before a round: wait until enough of these sites are connected to make it worth while."""
         wanted = set(sites)
         least = min(self.terms.minimum, len(wanted))
-        self._need(lambda: len(self.connected & wanted) >= least, f"{least} of {', '.join(sorted(wanted))}")
+        self.need(lambda: len(self.connected & wanted) >= least, f"{least} of {', '.join(sorted(wanted))}")
 
     def hope_for(self, sites: Iterable[str]) -> None:
         """After a restart: give all these sites a moment to come back, so that the run goes on as it would have."""
         self._wait(lambda: set(sites) <= self.connected, self.terms.grace)
 
-    def _need(self, enough: Callable[[], bool], whom: str) -> None:
+    def need(self, enough: Callable[[], bool], whom: str) -> None:
+        """Wait for sites without which the run cannot go on."""
         if not self._wait(enough, self.terms.patience):
             here = ", ".join(sorted(self.connected)) or "none"
             raise EngineFailure(
