@@ -1,4 +1,4 @@
-"""The command line: run, resume, compare, methods, data."""
+"""The command line: run, resume, compare, methods, data; plot, report, export and serve are in `report.commands`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from fedhelix.data import available
 from fedhelix.errors import BadInput, EngineFailure
 from fedhelix.progress import human_bytes, human_seconds
 from fedhelix.registry import layers, make
-from fedhelix.report.plots import comparison_plot
-from fedhelix.report.tables import comparison, render
+from fedhelix.report import commands
 from fedhelix.runs import jobs
 from fedhelix.runs.config import Config, layered, make_plan
 from fedhelix.runs.presets import PRESETS
@@ -253,6 +252,9 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
 
 def show_comparison(folder: Path, folders: list[RunFolder], as_json: bool) -> None:
     """The result of a comparison: a table here, a picture in the folder."""
+    from fedhelix.report.plots import comparison_plot  # slow to import, and of use only here
+    from fedhelix.report.tables import comparison, render
+
     table = comparison(folders)
     picture = folder / "comparison.png"
     comparison_plot(folders, picture)
@@ -262,6 +264,10 @@ def show_comparison(folder: Path, folders: list[RunFolder], as_json: bool) -> No
     wide = console if console.is_terminal else Console(width=160)
     wide.print(render(table))
     console.print(f"picture: {picture}\nruns:    {folder}", highlight=False)
+
+
+for command in commands.COMMANDS:
+    app.command()(command)
 
 
 @app.callback(invoke_without_command=True)

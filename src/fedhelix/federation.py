@@ -37,6 +37,7 @@ from fedhelix.units import Units
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 SETTINGS = (Training, ServerData, Participation, Attack)  # the keys of a federation, the same for every method
 
@@ -251,6 +252,7 @@ class Federation:
                     run.records, run.standing = run.folder.records(), Standing(*restored)
                     if [record["round"] for record in run.records] != list(range(1, run.standing.round + 1)):
                         raise BadInput(f"the metrics.jsonl of '{out}' lacks rounds that its checkpoint has.")
+                run.folder.write_clients(self.census())
             if not run.standing.round:
                 run.standing = self.begin(rounds)
             progress = stack.enter_context(Progress(rounds, title or self.method.label, run.standing.round, quiet))
@@ -315,6 +317,18 @@ class Federation:
             "engine": f"{self.engine.name} ({self.engine.why})",
         }
 
+    def census(self) -> dict[str, Any]:
+        """Who has what: training samples per client (and class), who is malicious, and whose models are judged."""
+        found: dict[str, Any] = {
+            "samples": [len(split.train) for split in self.splits],
+            "attackers": sorted(self.attackers.ids),
+            "judged": self.judged,
+        }
+        if (classes := self.data.classes) is not None:
+            labels = self.data.y.cpu().numpy()
+            found["classes"] = [np.bincount(labels[split.train], minlength=classes).tolist() for split in self.splits]
+        return found
+
     def __repr__(self) -> str:
         return f"Federation({self.data.name}, {self.clients} clients, {self.method}, seed={self.seed})"
 
@@ -343,6 +357,22 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The figures of the whole run."""
         return summarise(self.records, self.federation.facts(), self.federation.task.name)
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """How fast it learnt, what it sent, and how each client fares; with a path (.png, .svg, .pdf) also as a file.
+
+        `fedhelix plot RUN` draws more: who has what, and what the method noted.
+        """
+        import pandas as pd
+
+        from fedhelix.report import plots, results, style
+
+        config = self.federation.describe(len(self.records))
+        result = results.make("this run", config, self.summary, pd.DataFrame(self.records), self.federation.census())
+        figure = plots.overview(results.grouped([result]))
+        if path is not None:
+            style.save(figure, path)
+        return figure
 
     def model(self) -> nn.Module | None:
         """The server's model, if the method has one."""

@@ -12,10 +12,8 @@ from fedhelix.errors import BadInput
 from fedhelix.federation import Run
 from fedhelix.registry import make
 from fedhelix.runs.config import Plan, make_plan, read_plan
-from fedhelix.store import RunFolder
+from fedhelix.store import COMPARISON, RunFolder
 from fedhelix.tree import write_atomically
-
-COMPARISON = "comparison.toml"
 
 
 def start(plan: Plan, out: Path, quiet: bool | None = None, title: str | None = None) -> Run:
