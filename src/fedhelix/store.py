@@ -317,14 +317,26 @@ class _Lock:
     def _owner(self) -> dict[str, Any] | None:
         """Who holds the lock; None when nobody does, or when the owner is just about to sign."""
         try:
-            owner = json.loads(self.path.read_bytes())
-            return {"pid": int(owner["pid"]), "host": str(owner["host"]), "process": str(owner["process"])}
+            return _signature(self.path.read_bytes())
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError):
             unsigned_for = time.time() - self.path.stat().st_mtime
             dead = {"pid": 0, "host": socket.gethostname(), "process": ""}
             return dead if unsigned_for > self.seconds_to_sign else None
+
+
+def writer_lives(lock: bytes) -> bool:
+    """Whether the process that signed a lock is still there."""
+    try:
+        return _alive(_signature(lock))
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return False
+
+
+def _signature(lock: bytes) -> dict[str, Any]:
+    owner = json.loads(lock)
+    return {"pid": int(owner["pid"]), "host": str(owner["host"]), "process": str(owner["process"])}
 
 
 def _alive(owner: Mapping[str, Any]) -> bool:

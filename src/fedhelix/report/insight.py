@@ -131,11 +131,11 @@ def units(result: Result) -> Figure | None:
 def clusters(result: Result) -> Figure | None:
     """GENE-FL: the clients in the plane of their first two components, a colour and a shape per cluster."""
     places = next(iter(_tables(result, "positions")), {})
-    member = {}
+    member: dict[str, Any] = {}
     for table in _tables(result, "clusters"):
         member |= table
     known = {
-        str(client): xy
+        str(client): (float(xy[0]), float(xy[1]))
         for client, xy in places.items()
         if isinstance(xy, list) and len(xy) == 2 and all(map(is_number, xy))
     }
@@ -153,7 +153,8 @@ def clusters(result: Result) -> Figure | None:
             axes.annotate(literal(client), known[client], (4, 3), textcoords="offset points", fontsize=7, color=GREY)
     bad = [known[str(client)] for client in sorted(result.attackers) if str(client) in known]
     if bad:
-        axes.scatter(*zip(*bad, strict=True), s=110, marker="x", color=ALARM, label="attacker", linewidths=1.2)
+        x, y = zip(*bad, strict=True)
+        axes.scatter(x, y, s=110, marker="x", color=ALARM, label="attacker", linewidths=1.2)
     tidy(axes, "Who resembles whom?")
     axes.set(xlabel="first component", ylabel="second component")
     axes.legend(fontsize=8, framealpha=0.9, handletextpad=0.2)

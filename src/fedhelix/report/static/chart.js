@@ -58,11 +58,9 @@ class LineChart {
     this.series = series;
     const known = this.measures.filter((measure) => series.some((one) => one.y[measure.key]));
     if (known.length && !known.includes(this.measure)) this.measure = known[0];
-    this.pickers.replaceChildren(
-      this.picker("Show", known, "measure"),
-      this.picker("against", this.axes, "axis"),
-    );
-    this.legend.replaceChildren(...series.map((one) => this.key(one)));
+    const choices = [["Show", known, "measure"], ["against", this.axes, "axis"]].filter(([, many]) => many.length > 1);
+    this.pickers.replaceChildren(...choices.map(([word, many, field]) => this.picker(word, many, field)));
+    this.legend.replaceChildren(...(series.length > 1 ? series.map((one) => this.key(one)) : []));
     this.draw();
   }
 
