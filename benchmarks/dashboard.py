@@ -24,6 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedhelix import toml
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "report"))
 from browser import CHROMIUM, Browser
 
@@ -36,9 +38,8 @@ def make_runs(root: Path, runs: int, rounds: int) -> None:
     for number in range(runs):
         folder = root / f"sweep-{number // 20}" / f"genfed-seed{number}"
         folder.mkdir(parents=True)
-        (folder / "config.toml").write_text(
-            f'format = 1\nrounds = {rounds}\nseed = {number}\ndata = "digits"\nclients = {CLIENTS}\n[method]\nname = "genfed"\n'
-        )
+        config = {"format": 1, "rounds": rounds, "seed": number, "data": "digits", "method": {"name": "genfed"}}
+        (folder / "config.toml").write_text(toml.dumps(config))
         lines = []
         for t in range(1, rounds + 1):
             personal = np.clip(0.9 * (1 - np.exp(-t / 100)) + draw.normal(0, 0.05, CLIENTS), 0, 1)
@@ -116,7 +117,8 @@ def main() -> None:
             server.wait(10)
     result = {
         "command": " ".join(["python", "benchmarks/dashboard.py", *sys.argv[1:]]),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
         "load_average": os.getloadavg()[0],
         "runs": asked.runs,
         "rounds": asked.rounds,

@@ -16,7 +16,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 FLOORS = [
     {"errors", "seeds", "task", "records", "progress", "selection"},
     {"options", "tree", "toml", "imports", "cpu"},
-    {"data", "models", "store", "participation"},
+    {"data", "models", "store", "participation", "track"},
     {"units", "report"},
     {"method"},
     {"registry"},

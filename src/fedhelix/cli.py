@@ -42,6 +42,7 @@ console = Console()
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")]
+Track = Annotated[str | None, typer.Option(help="Write every round there too: tensorboard or mlflow.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder itself (default: a new one in runs/).")]
 
 
@@ -92,6 +93,7 @@ def run(
         str, typer.Argument(help="A name from `fedhelix methods`, a pair such as genfed+fedau, or your own FILE.py.")
     ],
     out: Out = None,
+    track: Track = None,
     as_json: Json = False,
     quiet: Quiet = False,
     values: Any,
@@ -104,13 +106,14 @@ def run(
     plan = make_plan(method, values)
     folder = out or jobs.free_folder(f"{plan.method.label}-{plan.config.data}-seed{plan.config.seed}")
     with resumable(folder):
-        done = jobs.start(plan, folder, quiet=quiet or None)
+        done = jobs.start(plan, folder, quiet=quiet or None, track=track)
     show_run(folder, done.summary, as_json)
 
 
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="A run folder, or a folder made by `fedhelix compare`.")],
+    track: Track = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -120,11 +123,11 @@ def resume(
     """
     with resumable(folder):
         if jobs.is_comparison(folder):
-            show_comparison(folder, jobs.resume_comparison(folder, quiet or None), as_json)
+            show_comparison(folder, jobs.resume_comparison(folder, quiet or None, track), as_json)
             return
         if RunFolder.open(folder).rounds_saved == 0:
             print("fedhelix: there is no checkpoint yet; the run starts again from its first round.", file=sys.stderr)
-        done = jobs.resume(folder, quiet=quiet or None)
+        done = jobs.resume(folder, quiet=quiet or None, track=track)
     show_run(folder, done.summary, as_json)
 
 
@@ -135,6 +138,7 @@ def compare(
     methods: Annotated[list[str], typer.Argument(metavar="METHOD...", help="Two or more methods.")],
     seeds: Annotated[int, typer.Option(help="Repetitions, with seeds counted up from --seed.")] = 1,
     out: Out = None,
+    track: Track = None,
     as_json: Json = False,
     quiet: Quiet = False,
     values: Any,
@@ -146,7 +150,7 @@ def compare(
     """
     folder = out or jobs.free_folder("compare-" + "-".join(make(name).label for name in methods)[:60])
     with resumable(folder):
-        folders = jobs.compare(methods, values, seeds, folder, quiet or None)
+        folders = jobs.compare(methods, values, seeds, folder, quiet or None, track)
     show_comparison(folder, folders, as_json)
 
 

@@ -32,6 +32,7 @@ from fedhelix.progress import Progress
 from fedhelix.records import Record, summarise
 from fedhelix.store import RunFolder
 from fedhelix.task import Loss, Metric, task_for
+from fedhelix.track import Tracker, check_tracker, tracker
 from fedhelix.tree import State, Tree, payload_bytes, to_device
 from fedhelix.units import Units
 
@@ -235,8 +236,16 @@ class Federation:
         checkpoint_every: int = 1,
         quiet: bool | None = None,
         title: str | None = None,
+        track: str | None = None,
     ) -> Run:
-        """Train for some rounds with live progress; with `out`, into a run folder that can be resumed."""
+        """Train for some rounds with live progress; with `out`, into a run folder that can be resumed.
+
+        With `track` ("tensorboard" or "mlflow") every record goes there too.
+        """
+        if track is not None:
+            check_tracker(track)
+            if out is None:
+                raise BadInput("tracking needs a run folder; give fit an out.")
         for name, value in (("rounds", rounds), ("eval_every", eval_every), ("checkpoint_every", checkpoint_every)):
             if convert(name, value, int) < 1:
                 raise BadInput(f"{name} must be at least 1, not {value}.")
@@ -258,6 +267,10 @@ class Federation:
             progress = stack.enter_context(Progress(rounds, title or self.method.label, run.standing.round, quiet))
             for record in run.records:
                 progress.update(record)
+            tracking: Tracker | None = None
+            if track is not None and run.folder is not None:
+                tracking = tracker(track, run.folder.path, run.folder.config, run.standing.round)
+                stack.enter_context(tracking)
             try:
                 for record, standing in self.play(rounds, run.standing, eval_every):
                     run.records.append(record)
@@ -266,6 +279,8 @@ class Federation:
                         run.folder.append(record)
                         if run.standing.round % checkpoint_every == 0 or run.standing.round == rounds:
                             self._checkpoint(run)
+                    if tracking is not None:
+                        tracking.update(record)
                     progress.update(record)
             except KeyboardInterrupt:
                 # Complete rounds are not lost; one whose record is not on disk yet is played again on resume.

@@ -70,6 +70,7 @@ def dashboard(folder: Path, token: str | None = None) -> Any:
     applications = from_extra("starlette.applications", "report")
     routing = from_extra("starlette.routing", "report")
     views = Views(Watch(folder))
+    views.everything()  # so that the first visitor need not wait
     routes = [
         routing.Route("/", views.page),
         routing.Route("/static/{name}", views.file),
@@ -182,7 +183,7 @@ class Views:
 
         seen: dict[str, Any] = {}
         while not await request.is_disconnected():
-            runs = await run_in_threadpool(self._all)
+            runs = await run_in_threadpool(self.everything)
             changed = [run for name, run in runs.items() if seen.get(name) != run]
             gone = [name for name in seen if name not in runs]
             if seen and (changed or gone):
@@ -192,7 +193,8 @@ class Views:
             seen = runs
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
 
-    def _all(self) -> dict[str, dict[str, Any]]:
+    def everything(self) -> dict[str, dict[str, Any]]:
+        """All runs as they are now."""
         self.watch.look()
         return {run["id"]: run for run in self.watch.overview()}
 

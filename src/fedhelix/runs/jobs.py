@@ -13,21 +13,22 @@ from fedhelix.federation import Run
 from fedhelix.registry import make
 from fedhelix.runs.config import Plan, make_plan, read_plan
 from fedhelix.store import COMPARISON, RunFolder
+from fedhelix.track import check_tracker
 from fedhelix.tree import write_atomically
 
 
-def start(plan: Plan, out: Path, quiet: bool | None = None, title: str | None = None) -> Run:
+def start(plan: Plan, out: Path, quiet: bool | None = None, title: str | None = None, track: str | None = None) -> Run:
     """Run a plan into a new folder."""
-    return _fit(plan, out, resume=False, quiet=quiet, title=title)
+    return _fit(plan, out, resume=False, quiet=quiet, title=title, track=track)
 
 
-def resume(path: Path, quiet: bool | None = None, title: str | None = None) -> Run:
+def resume(path: Path, quiet: bool | None = None, title: str | None = None, track: str | None = None) -> Run:
     """Continue a run that was stopped at any moment."""
     plan = read_plan(RunFolder.open(path).config, path)
-    return _fit(plan, path, resume=True, quiet=quiet, title=title)
+    return _fit(plan, path, resume=True, quiet=quiet, title=title, track=track)
 
 
-def _fit(plan: Plan, out: Path, resume: bool, quiet: bool | None, title: str | None) -> Run:
+def _fit(plan: Plan, out: Path, resume: bool, quiet: bool | None, title: str | None, track: str | None) -> Run:
     federation = plan.config.federation(plan.method)
     try:
         return federation.fit(
@@ -40,13 +41,19 @@ def _fit(plan: Plan, out: Path, resume: bool, quiet: bool | None, title: str | N
             checkpoint_every=plan.config.checkpoint_every,
             quiet=quiet,
             title=title,
+            track=track,
         )
     finally:
         federation.close()
 
 
 def compare(
-    methods: Sequence[str], values: Mapping[str, Any], seeds: int, out: Path, quiet: bool | None = None
+    methods: Sequence[str],
+    values: Mapping[str, Any],
+    seeds: int,
+    out: Path,
+    quiet: bool | None = None,
+    track: str | None = None,
 ) -> list[RunFolder]:
     """Run every method with every seed into one folder; what is there already is continued or left as it is.
 
@@ -66,25 +73,27 @@ def compare(
     }
     if any(plan.method.scores for plan in plans.values()):  # then all methods leave the same samples to the server
         plans = {path: replace(plan, config=plan.config.resolved(needed=True)) for path, plan in plans.items()}
+    if track is not None:
+        check_tracker(track)
     for plan in plans.values():
         plan.config.federation(plan.method).close()  # every mistake shows before the first round
     _note(out, {"methods": list(methods), "seeds": seeds, "settings": dict(values)})
     for number, (path, plan) in enumerate(plans.items(), start=1):
         title = f"{plan.method.label} seed {plan.config.seed} ({number}/{len(plans)})"
         if not (path / "config.toml").exists():
-            start(plan, path, quiet, title)
+            start(plan, path, quiet, title, track)
         elif RunFolder.open(path).summary is None:
-            resume(path, quiet, title)
+            resume(path, quiet, title, track)
     return [RunFolder.open(path) for path in plans]
 
 
-def resume_comparison(path: Path, quiet: bool | None = None) -> list[RunFolder]:
+def resume_comparison(path: Path, quiet: bool | None = None, track: str | None = None) -> list[RunFolder]:
     """Continue a comparison that was stopped."""
     note = toml.read(path / COMPARISON)
     for key, kind in (("methods", list), ("settings", dict), ("seeds", int)):
         if not isinstance(note.get(key), kind):
             raise BadInput(f"'{path / COMPARISON}' is damaged: it lacks its {key}.")
-    return compare(note["methods"], note["settings"], note["seeds"], path, quiet)
+    return compare(note["methods"], note["settings"], note["seeds"], path, quiet, track)
 
 
 def is_comparison(path: Path) -> bool:
