@@ -25,6 +25,7 @@ FLOORS = [
     {"federation"},
     {"__init__"},
     {"runs"},
+    {"papers"},
     {"cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -12,17 +12,13 @@ from helpers import small
 
 def stopped_after(rounds: int, federation, **how):
     """A fit that is stopped by Ctrl-C after some rounds."""
-    play = federation.play
 
-    def playing(*given):
-        for record, standing in play(*given):
-            yield record, standing
-            if record["round"] == rounds:
-                raise KeyboardInterrupt
+    def stop(record):
+        if record["round"] == rounds:
+            raise KeyboardInterrupt
 
-    federation.play = playing
     with pytest.raises(KeyboardInterrupt):
-        federation.fit(3, quiet=True, **how)
+        federation.fit(3, quiet=True, watch=stop, **how)
 
 
 def test_tensorboard_reads_what_was_written_and_resumed(tmp_path):

@@ -155,6 +155,38 @@ def compare(
 
 
 @app.command()
+def bench(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Studies; without any, a list.")
+    ] = None,
+    scale: Annotated[
+        str, typer.Option(help="quick (a CPU, minutes), gpu (smaller than the paper) or paper.")
+    ] = "quick",
+    seeds: Annotated[int | None, typer.Option(help="Repetitions (default: the study's own number).")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Stop after this time; the same command goes on later.")] = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Where the runs are; finished ones are not run again.")
+    ] = Path("runs/bench"),
+    save: Annotated[
+        Path | None, typer.Option(help="Folder for NAME-SCALE.json (default: the one of the runs).")
+    ] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Folder with the data sets.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    commit: Annotated[str, typer.Option(help="The commit to note where git is not at hand.")] = "",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a paper's experiment and print our figures beside the paper's.
+
+    NAME is a table or figure; `fedhelix bench` lists them. Runs are kept, so that a bench that was stopped goes on
+    where it was, and tables with common runs share them:  fedhelix bench genfed-table2 --scale quick
+    """
+    from fedhelix.papers import commands
+
+    commands.bench(names or [], scale, seeds, minutes, out, save or out, data_dir, device, commit, as_json, quiet)
+
+
+@app.command()
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show one method with all its options.")] = None,
     as_json: Json = False,

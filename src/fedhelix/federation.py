@@ -91,7 +91,7 @@ class Federation:
         if isinstance(partition, str):
             partition = partitions.parse(partition, clients)
         self.method = method if method is not None else FedAvg()
-        self.seed, self.device = int(seed), _device(device)
+        self.seed, self.device = int(seed), device_of(device)
         self.training, asked, self.participation, self.attack = build_all(SETTINGS, settings, "a federation")
         self.server_data: ServerData = asked.resolved(self.method.scores)
         self.reserve = Reserve.of(pool, partition, self.server_data, self.seed)
@@ -236,10 +236,12 @@ class Federation:
         checkpoint_every: int = 1,
         quiet: bool | None = None,
         title: str | None = None,
+        watch: Callable[[Record], None] | None = None,
         track: str | None = None,
     ) -> Run:
         """Train for some rounds with live progress; with `out`, into a run folder that can be resumed.
 
+        `watch` sees every new record once it is kept; it may raise KeyboardInterrupt to stop after that round.
         With `track` ("tensorboard" or "mlflow") every record goes there too.
         """
         if track is not None:
@@ -282,6 +284,8 @@ class Federation:
                     if tracking is not None:
                         tracking.update(record)
                     progress.update(record)
+                    if watch is not None:
+                        watch(record)
             except KeyboardInterrupt:
                 # Complete rounds are not lost; one whose record is not on disk yet is played again on resume.
                 if run.folder is not None and len(run.folder.records()) == run.standing.round:
@@ -411,7 +415,8 @@ class Run:
         return clean.eval()
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """The device of that name; `auto` takes what there is."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

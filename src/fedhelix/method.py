@@ -141,6 +141,11 @@ class Method(Checked):
         """Whether it needs the server's validation set."""
         return False
 
+    @property
+    def objective(self) -> Method | None:
+        """What clients of several runs must have in common to be trained as one program; None: the plain loss."""
+        return None if type(self).loss is Method.loss else self
+
     # Both sides ------------------------------------------------------------------------------------------------
 
     def check(self, units: Units) -> None:
@@ -251,6 +256,11 @@ class Wrapper(Method):
     def scores(self) -> bool:
         """Whether the inner method needs the server's validation set."""
         return self.inner.scores
+
+    @property
+    def objective(self) -> Method | None:
+        """As the inner method, unless the wrapper changes the loss."""
+        return self.inner.objective if type(self).loss is Wrapper.loss else self
 
     def check(self, units: Units) -> None:
         """As the inner method."""

@@ -5,17 +5,17 @@ from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedhelix import models
-from fedhelix.engines.convolution import StackedConvolutions, forward, to_input, to_weight
+from fedhelix.engines.convolution import Pool, StackedConvolutions, forward, to_input, to_weight
 
 
 @pytest.mark.parametrize("padding", [(0, 0), (1, 1), (0, 2)])
 def test_the_primitives_are_convolutions_client_by_client(padding):
-    x, weight = torch.randn(3, 2, 4, 9, 8), torch.randn(3, 5, 4, 3, 3)
-    out = forward(x, weight, padding)
+    x, weight, bias = torch.randn(3, 2, 4, 9, 8), torch.randn(3, 5, 4, 3, 3), torch.randn(3, 5)
+    out = forward(x, weight, bias, padding)
     back = torch.randn_like(out)
     for client in range(3):
         one, kernel = x[client].clone().requires_grad_(), weight[client].clone().requires_grad_()
-        expected = F.conv2d(one, kernel, padding=padding)
+        expected = F.conv2d(one, kernel, bias[client], padding=padding)
         to_one, to_kernel = torch.autograd.grad(expected, (one, kernel), back[client])
         torch.testing.assert_close(out[client], expected, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(to_input(back, weight, padding)[client], to_one, rtol=1e-4, atol=1e-4)
@@ -55,3 +55,17 @@ def test_pictures_that_all_clients_share_need_no_copies():
     with StackedConvolutions():
         found = vmap(call)(weights)
     torch.testing.assert_close(found[2], call(weights[2]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels are for a GPU")
+@pytest.mark.parametrize("shape", [(3, 2, 4, 8, 6), (5, 7, 9), (1, 1, 2, 2)])
+def test_poolings_on_a_gpu_are_those_of_pytorch(shape):
+    x = torch.randn(shape, device="cuda").relu()  # with ties, which go to the first
+    expected_from, found_from = x.clone().requires_grad_(), x.clone().requires_grad_()
+    expected = F.max_pool2d(expected_from.view(1, -1, *shape[-2:]), 2)
+    found = Pool.apply(found_from)
+    assert torch.equal(found, expected.view(found.shape))
+    back = torch.randn_like(found)
+    expected.backward(back.view(expected.shape))
+    found.backward(back)
+    assert torch.equal(found_from.grad, expected_from.grad)

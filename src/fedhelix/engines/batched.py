@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -21,6 +23,7 @@ from fedhelix.tree import State
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
 SAMPLES_AT_ONCE = 20_000  # of a stacked evaluation
+FEW = 1000
 
 
 @dataclass(eq=False)
@@ -39,10 +42,12 @@ class Batched(Engine):
 
     name: ClassVar[str] = "batched"
 
-    def __init__(self, setup: Setup, slots: int | None = None):
+    def __init__(self, setup: Setup, slots: int | None = None, neighbour: Batched | None = None):
         super().__init__(setup)
         self.slots = slots or (WIDTHS[-1] if setup.device.type == "cuda" else 16)
-        self.workshops: dict[Any, Workshop] = {}
+        # Engines of several runs can share their stacks; then one of them trains at a time.
+        self.workshops: dict[Any, Workshop] = neighbour.workshops if neighbour else {}
+        self.lock: threading.RLock = neighbour.lock if neighbour else threading.RLock()
         self.steps_taken = 0  # by slots, idle ones included
         self.steps_needed = 0
 
@@ -93,8 +98,9 @@ class Batched(Engine):
                     done.append(task)
                     if task.steps:
                         kinds.setdefault(task.kind, []).append(task)
-            for kind, alike in kinds.items():
-                self._train_alike(kind, alike)
+            with self.lock:
+                for kind, alike in kinds.items():
+                    self._train_alike(kind, alike)
         return tasks
 
     def _train_alike(self, kind: Any, tasks: list[Task]) -> None:
@@ -103,8 +109,7 @@ class Batched(Engine):
         while not self._fits(shop, tasks):
             tasks = [task for task in tasks if task.loss is None]
             shop.slots = shop.width // 2
-            shop.stacks.clear()
-            torch.cuda.empty_cache()
+            self._drop_stacks([shop])
             warnings.warn(f"out of GPU memory: going on with {shop.slots} clients at once", stacklevel=2)
 
     def _fits(self, shop: Workshop, tasks: list[Task]) -> bool:
@@ -212,16 +217,24 @@ class Batched(Engine):
         return min(seconds, key=lambda mode: seconds[mode])
 
     def outputs(self, state: State, pool: Pool, indices: Tensor) -> Tensor:
-        """What one model says to some samples of a pool; short of memory, in place of the stacks of the training."""
+        """What one model says to some samples of a pool; short of memory, to a few at a time."""
         try:
             return super().outputs(state, pool, indices)
         except torch.cuda.OutOfMemoryError:
-            pass
-        warnings.warn("out of GPU memory: the training makes room for the evaluation", stacklevel=2)
-        for shop in self.workshops.values():
+            self._make_room()
+        return torch.cat([super(Batched, self).outputs(state, pool, part) for part in indices.split(FEW)])
+
+    def _make_room(self) -> None:
+        """Stacks can be built again; what is to be judged now cannot wait."""
+        warnings.warn("out of GPU memory: the training makes room for the evaluation", stacklevel=3)
+        self._drop_stacks(self.workshops.values())
+
+    @staticmethod
+    def _drop_stacks(shops: Iterable[Workshop]) -> None:
+        for shop in shops:
             shop.stacks.clear()
+        gc.collect()  # steps that were not recorded leave their activations in reference cycles
         torch.cuda.empty_cache()
-        return super().outputs(state, pool, indices)
 
     def score(self, states: Sequence[State], pool: Pool, indices: Tensor | None = None) -> list[tuple[float, float]]:
         """Metric and loss of whole models on common samples, many models at once."""
@@ -243,8 +256,18 @@ class Batched(Engine):
             scores.append(Scores(*judge(task, said, y_test[test.to(y.device)]), on_valid_part[0]))
         return scores
 
-    @torch.no_grad()
     def _outputs(self, states: Sequence[State], pool: Pool, indices: Sequence[Tensor]) -> list[Tensor]:
+        """What each model says to its own samples; short of memory, a few at a time."""
+        try:
+            return self._stacked_outputs(states, pool, indices, SAMPLES_AT_ONCE)
+        except torch.cuda.OutOfMemoryError:
+            self._make_room()
+        return self._stacked_outputs(states, pool, indices, FEW)
+
+    @torch.no_grad()
+    def _stacked_outputs(
+        self, states: Sequence[State], pool: Pool, indices: Sequence[Tensor], at_once: int
+    ) -> list[Tensor]:
         """What each model says to its own samples: several models in one program."""
         setup, device = self.setup, self.setup.device
         setup.module.eval()
@@ -252,14 +275,14 @@ class Batched(Engine):
         longest = max((len(part) for part in indices), default=0)
         if not longest:
             return [x.new_zeros(0) for _ in indices]
-        together = max(1, SAMPLES_AT_ONCE // longest)
+        together = max(1, at_once // longest)
         found: list[Tensor] = []
         for at in range(0, len(states), together):
             some, wanted = states[at : at + together], indices[at : at + together]
             rows = torch.nn.utils.rnn.pad_sequence(list(wanted), batch_first=True).to(device)
             stacked = {name: torch.stack([state[name] for state in some]) for name in setup.units.names}
             call = vmap(lambda state, batch: functional_call(setup.module, state, (batch,)))
-            pieces = [call(stacked, setup.data.prepare(x[piece])) for piece in rows.split(1000, dim=1)]
+            pieces = [call(stacked, setup.data.prepare(x[piece])) for piece in rows.split(FEW, dim=1)]
             outputs = torch.cat(pieces, dim=1)
             found += [output[: len(part)] for output, part in zip(outputs, wanted, strict=True)]
         return found

@@ -1,4 +1,4 @@
-"""Convolutions of many clients at once, each with its own weights.
+"""Convolutions (and poolings) of many clients at once, each with its own weights.
 
 Stacked over clients a convolution becomes a grouped one, for which GPUs have only slow kernels. Here it is a few
 primitives on whole stacks (pictures: clients x batch x channels x height x width), written as matrix products with
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fedhelix.cpu import Pair, plain_convolution
+from fedhelix.cpu import Pair, is_plain_pooling, plain_convolution
 
 try:
     from fedhelix.engines import triton_convolution as fast
@@ -31,14 +31,15 @@ def patches(x: Tensor, kernel: Pair, padding: Pair) -> Tensor:
     return columns.reshape(len(x), x.shape[2] * kernel[0] * kernel[1], -1)
 
 
-def forward(x: Tensor, weight: Tensor, padding: Pair) -> Tensor:
+def forward(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair) -> Tensor:
     """The convolution of every client's batch with its own weights."""
     if fast is not None and x.is_cuda:
-        return fast.forward(x, weight, padding)
+        return fast.forward(x, weight, bias, padding)
     clients, outputs, _, *kernel = weight.shape
     height, width = (x.shape[3 + k] + 2 * padding[k] - kernel[k] + 1 for k in (0, 1))
     product = weight.reshape(clients, outputs, -1) @ patches(x, (kernel[0], kernel[1]), padding)
-    return product.view(clients, outputs, x.shape[1], height, width).transpose(1, 2).contiguous()
+    out = product.view(clients, outputs, x.shape[1], height, width).transpose(1, 2)
+    return out.contiguous() if bias is None else out + bias[:, None, :, None, None]
 
 
 def to_weight(x: Tensor, gradient: Tensor, kernel: Pair, padding: Pair) -> Tensor:
@@ -54,7 +55,8 @@ def to_weight(x: Tensor, gradient: Tensor, kernel: Pair, padding: Pair) -> Tenso
 def to_input(gradient: Tensor, weight: Tensor, padding: Pair) -> Tensor:
     """The gradient of the pictures: a convolution with the flipped kernel."""
     flipped = weight.flip(3, 4).transpose(1, 2).contiguous()
-    return forward(gradient, flipped, (weight.shape[3] - 1 - padding[0], weight.shape[4] - 1 - padding[1]))
+    around = (weight.shape[3] - 1 - padding[0], weight.shape[4] - 1 - padding[1])
+    return forward(gradient, flipped, None, around)
 
 
 def _whole(value: Tensor, axis: int | None, clients: int) -> Tensor:
@@ -66,29 +68,33 @@ class Convolve(torch.autograd.Function):
     """A convolution of stride 1 for one client that knows how to be one for many under `vmap`."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, padding: Pair) -> Tensor:
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair) -> Tensor:
         """One client."""
-        return forward(x[None], weight[None], padding)[0]
+        return forward(x[None], weight[None], None if bias is None else bias[None], padding)[0]
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Pair], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Pair], output: Tensor) -> None:
         """Keep what the gradients need."""
-        x, weight, ctx.padding = inputs
+        x, weight, _, ctx.padding = inputs
         ctx.save_for_backward(x, weight)
 
     @staticmethod
-    def vmap(info: Any, axes: tuple[int | None, ...], x: Tensor, weight: Tensor, padding: Pair) -> tuple[Tensor, int]:
+    def vmap(
+        info: Any, axes: tuple[int | None, ...], x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair
+    ) -> tuple[Tensor, int]:
         """Many clients."""
         clients = info.batch_size
-        return forward(_whole(x, axes[0], clients), _whole(weight, axes[1], clients), padding), 0
+        biases = None if bias is None else _whole(bias, axes[2], clients)
+        return forward(_whole(x, axes[0], clients), _whole(weight, axes[1], clients), biases, padding), 0
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None]:
-        """Both gradients are convolutions too."""
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None]:
+        """The gradients are convolutions too, but for the bias's."""
         x, weight = ctx.saved_tensors
         back = ConvolveToInput.apply(gradient, weight, ctx.padding) if ctx.needs_input_grad[0] else None
         kernel = (weight.shape[2], weight.shape[3])
-        return back, ConvolveToWeight.apply(x, gradient, kernel, ctx.padding), None
+        to_bias = gradient.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None
+        return back, ConvolveToWeight.apply(x, gradient, kernel, ctx.padding), to_bias, None
 
 
 class _GradientOnly(torch.autograd.Function):
@@ -136,8 +142,47 @@ class ConvolveToWeight(_GradientOnly):
         return to_weight(_whole(x, axes[0], clients), _whole(gradient, axes[1], clients), kernel, padding), 0
 
 
+class Pool(torch.autograd.Function):
+    """The maximum of each 2x2 square, on a GPU; pictures of many clients are just more pictures."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        """One client."""
+        return fast.pool(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Keep the pictures: finding the maximum again is cheaper than remembering where it was."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def vmap(info: Any, axes: tuple[int | None, ...], x: Tensor) -> tuple[Tensor, int]:
+        """Many clients."""
+        return fast.pool(_whole(x, axes[0], info.batch_size)), 0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        """To the maximum alone."""
+        return PoolToInput.apply(*ctx.saved_tensors, gradient)
+
+
+class PoolToInput(_GradientOnly):
+    """The gradient of the pictures that were pooled."""
+
+    @staticmethod
+    def forward(x: Tensor, gradient: Tensor) -> Tensor:
+        """One client."""
+        return fast.pool_to_input(x, gradient)
+
+    @staticmethod
+    def vmap(info: Any, axes: tuple[int | None, ...], x: Tensor, gradient: Tensor) -> tuple[Tensor, int]:
+        """Many clients."""
+        clients = info.batch_size
+        return fast.pool_to_input(_whole(x, axes[0], clients), _whole(gradient, axes[1], clients)), 0
+
+
 class StackedConvolutions(TorchFunctionMode):
-    """While this is in force, plain 2-d convolutions are computed as above; all others stay as they are."""
+    """While this is in force, plain 2-d convolutions and poolings are computed as above; all others as ever."""
 
     def __torch_function__(
         self,
@@ -146,11 +191,12 @@ class StackedConvolutions(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Catch conv2d."""
+        """Catch conv2d and max_pool2d."""
         kwargs = kwargs or {}
-        plain = plain_convolution(*args, **kwargs) if function is torch.conv2d else None
-        if plain is None:
-            return function(*args, **kwargs)
-        x, weight, bias, padding = plain
-        out = Convolve.apply(x, weight, padding)
-        return out if bias is None else out + bias.view(1, -1, 1, 1)
+        if function is torch.conv2d:
+            plain = plain_convolution(*args, **kwargs)
+            if plain is not None:
+                return Convolve.apply(*plain)
+        elif function is F.max_pool2d and fast is not None and args[0].is_cuda and is_plain_pooling(*args, **kwargs):
+            return Pool.apply(args[0])
+        return function(*args, **kwargs)

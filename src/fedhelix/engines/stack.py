@@ -6,12 +6,13 @@ plan of batches; `run` takes a step in every slot at once. When a client is done
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
@@ -54,12 +55,18 @@ class Task:
         return len(self.plan.sizes)
 
     @property
+    def settings(self) -> tuple[float, float, float]:
+        """Learning rate, momentum and weight decay."""
+        training = self.setup.training
+        return training.lr * training.lr_decay**self.job.round, training.momentum, training.weight_decay
+
+    @property
     def kind(self) -> tuple[Any, ...]:
         """Tasks of one kind can share a stack: same network, same objective, same names and shapes."""
         training = self.setup.training
         anchor = tuple((name, value.shape) for name, value in flatten(self.local.anchor).items())
         return (
-            self.setup.method,
+            self.setup.method.objective,
             self.setup.task,
             self.phase.part,
             self.phase.model,
@@ -81,6 +88,7 @@ class Batches:
     samples: Tensor  # rows x batch size
     mask: Tensor
     crops: Tensor | None
+    settings: Tensor  # rows x (learning rate, momentum, weight decay); a task's stand in its first row
 
     @classmethod
     def empty(cls, rows: int, setup: Setup) -> Batches:
@@ -90,6 +98,7 @@ class Batches:
             torch.zeros(rows, size, dtype=torch.int64, device=device),
             torch.zeros(rows, size, device=device),
             torch.zeros(rows, size, 3, dtype=torch.int64, device=device) if setup.training.augment else None,
+            torch.zeros(rows, 3, device=device),
         )
 
     def fill(self, tasks: Sequence[Task]) -> list[int]:
@@ -100,10 +109,10 @@ class Batches:
         self.mask[: len(samples)] = (torch.arange(samples.shape[1]) < sizes[:, None]).to(self.mask)
         if self.crops is not None:
             self.crops[: len(samples)] = torch.cat([_crops(task.plan) for task in tasks]).to(self.crops.device)
-        starts, row = [], 0
-        for task in tasks:
-            starts.append(row)
-            row += task.steps
+        *starts, _ = itertools.accumulate((task.steps for task in tasks), initial=0)
+        # All of them at once: a copy for every task would make the device wait for the host each time.
+        settings = torch.tensor([task.settings for task in tasks], device=self.settings.device)
+        self.settings[torch.tensor(starts, device=self.settings.device)] = settings
         return starts
 
 
@@ -165,6 +174,7 @@ class Stack:
             for name, value in flatten(self.example.local.anchor).items()
         }
         self.row = torch.zeros(width, dtype=torch.int64, device=device)
+        self.busy = torch.zeros_like(self.row)  # 1 where a slot has a task; the others idle along on row 0
         self.settings = torch.zeros(width, 3, device=device)  # of each slot: learning rate, momentum, weight decay
         self.lr, self.momentum, self.decay = self.settings.split(1, dim=1)
         self.loss = torch.zeros(width, device=device)
@@ -181,7 +191,7 @@ class Stack:
 
     def load(self, place: int, task: Task, row: int) -> None:
         """Put a task into a slot."""
-        model, training = task.local.models[task.phase.model], task.setup.training
+        model = task.local.models[task.phase.model]
         same = tuple(id(model[name]) for name in self.names)
         if same not in self.seen:
             self.seen[same] = torch.zeros_like(self.flat[place])
@@ -193,9 +203,8 @@ class Stack:
             value[place] = model[name]
         for name, value in flatten(task.local.anchor).items():
             self.anchor[name][place] = value
-        self.row[place], self.loss[place] = row, 0
-        lr = training.lr * training.lr_decay**task.job.round
-        self.settings[place] = torch.tensor([lr, training.momentum, training.weight_decay])
+        self.row[place], self.loss[place], self.busy[place] = row, 0, 1
+        self.settings[place] = self.batches.settings[row]
         self.slots[place] = Slot(task)
 
     def unload(self, place: int) -> None:
@@ -205,7 +214,11 @@ class Stack:
         model = {**self.views(self.flat[place].clone()), **{k: v[place].clone() for k, v in self.fixed.items()}}
         slot.task.local.models[slot.task.phase.model] = {name: model[name] for name in slot.task.setup.units.names}
         slot.task.loss = self.loss[place].clone()
+        self._leave(place)
+
+    def _leave(self, place: int) -> None:
         self.slots[place] = None
+        self.row[place], self.busy[place] = 0, 0
 
     def move(self, place: int, other: Stack, there: int) -> None:
         """Carry a half-done task over to another stack."""
@@ -217,7 +230,8 @@ class Stack:
             pairs.append((self.velocity, other.velocity))
         for mine, its in pairs:
             its[there] = mine[place]
-        other.slots[there], self.slots[place] = self.slots[place], None
+        other.slots[there], other.busy[there] = self.slots[place], 1
+        self._leave(place)
 
     def step(self, places: Tensor | None = None, size: int | None = None) -> None:
         """One step in every slot, or in some that have a shorter batch."""
@@ -243,7 +257,7 @@ class Stack:
             flat.sub_(pick(self.lr) * update)
             if places is None:
                 self.loss += loss
-                self.row += 1
+                self.row += self.busy
                 return
             self.flat[places] = flat
             if self.velocity is not None:
@@ -284,13 +298,7 @@ class Stack:
         return torch.stack(losses)
 
     def run(self, steps: int, size: int) -> None:
-        """Take some steps in all slots, each with a batch of this size.
-
-        Slots without a task idle along from row 0; their results are never used.
-        """
-        idle = [place for place, slot in enumerate(self.slots) if slot is None]
-        if idle:
-            self.row[idle] = 0
+        """Take some steps in all slots, each with a batch of this size; those of idle slots are never used."""
         for _ in range(steps):
             if size in self.graphs or self._record(size):
                 self.graphs[size].replay()
@@ -317,7 +325,8 @@ class Stack:
         if self.flat.device.type != "cuda" or self.warm[size] <= WARM_UP:
             return False
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool()):
+        # Other runs may be judging their models in other threads meanwhile.
+        with _uncollected(), torch.cuda.graph(graph, pool=self.pool(), capture_error_mode="thread_local"):
             self.step(None, size)
         self.graphs[size] = graph
         return True
@@ -325,7 +334,8 @@ class Stack:
     def seconds_per_step(self, repetitions: int = 5) -> float:
         """How long a step takes; what is loaded is lost."""
         self.load(0, self.example, 0)
-        size, self.slots[0] = self.batches.samples.shape[1], None
+        self._leave(0)
+        size = self.batches.samples.shape[1]
         for _ in range(WARM_UP + 2):
             self.run(1, size)
         torch.cuda.synchronize()
@@ -334,6 +344,16 @@ class Stack:
             self.run(1, size)
         torch.cuda.synchronize()
         return (time.perf_counter() - began) / repetitions
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the garbage collector: what it frees, such as graphs of an older engine, would spoil a recording."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _layout(x: Tensor) -> Tensor:
@@ -345,10 +365,16 @@ def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
     """Streams that begin where the current one stands; none on a CPU."""
     if device.type != "cuda":
         return []
-    streams = [torch.cuda.Stream(device) for _ in range(count)]
+    streams = _side_streams(device)[:count]
     for stream in streams:
         stream.wait_stream(torch.cuda.current_stream())
     return streams
+
+
+@cache
+def _side_streams(device: torch.device) -> list[torch.cuda.Stream]:
+    """Always the same ones: cuBLAS keeps a workspace of 32 MiB for every stream that it has ever seen."""
+    return [torch.cuda.Stream(device) for _ in range(STREAMS)]
 
 
 def _on(streams: list[torch.cuda.Stream], turn: int) -> AbstractContextManager[Any]:

@@ -7,14 +7,14 @@ stays as it is, in a thread of its own, and only waits at `work` until every oth
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import ClassVar, TypeVar
 
-from fedhelix.client import Job, Outcome, Scores, Setup
-from fedhelix.engines.base import Engine, Judgement
+from fedhelix.client import Job, Outcome, Setup
+from fedhelix.engines.base import Engine
 from fedhelix.engines.batched import Batched
-from fedhelix.tree import State
 
 T = TypeVar("T")
 
@@ -24,7 +24,8 @@ class Meeting:
 
     def __init__(self, guests: int):
         self.turn = threading.Condition()
-        self.device = threading.RLock()  # one thread at a time talks to the device
+        # More threads than this would only fight for the interpreter.
+        self.floor = threading.Semaphore(2)
         self.guests = guests
         self.engine: Batched | None = None
         self.brought: dict[int, list[tuple[Setup, Job]]] = {}
@@ -33,13 +34,28 @@ class Meeting:
 
     def work(self, guest: int, setup: Setup, jobs: Sequence[Job]) -> list[Outcome]:
         """Bring jobs, wait for the others, take the outcomes along."""
-        with self.turn:
+        with self._floor_given_up(), self.turn:
             self.brought[guest] = [(setup, job) for job in jobs]
             self._work_if_complete()
             self.turn.wait_for(lambda: guest in self.results or self.failure is not None)
             if self.failure is not None:
                 raise self.failure
             return self.results.pop(guest)
+
+    @contextmanager
+    def _floor_given_up(self) -> Iterator[None]:
+        self.floor.release()
+        try:
+            yield
+        finally:
+            self.floor.acquire()
+
+    def host(self, setup: Setup) -> Batched:
+        """The engine whose stacks all runs use."""
+        with self.turn:
+            if self.engine is None:
+                self.engine = Batched(setup)
+            return self.engine
 
     def leave(self) -> None:
         """A run is over; the others need not wait for it."""
@@ -53,49 +69,50 @@ class Meeting:
         brought, self.brought = dict(sorted(self.brought.items())), {}
         everything = [pair for jobs in brought.values() for pair in jobs]
         try:
-            with self.device:
-                if self.engine is None:
-                    self.engine = Batched(everything[0][0])
-                outcomes = iter(self.engine.work_together(everything))
+            outcomes = iter(self.host(everything[0][0]).work_together(everything))
             self.results |= {guest: [next(outcomes) for _ in jobs] for guest, jobs in brought.items()}
         except BaseException as problem:
             self.failure = problem
         self.turn.notify_all()
 
 
-class Guest(Engine):
-    """One run's seat at a meeting."""
+class Guest(Batched):
+    """One run's seat at a meeting: it trains with all others, and judges its models by itself."""
 
     name: ClassVar[str] = "together"
 
     def __init__(self, setup: Setup, meeting: Meeting, number: int):
-        super().__init__(setup)
-        self.meeting, self.number, self.alone = meeting, number, Batched(setup)
+        super().__init__(setup, neighbour=meeting.host(setup))
+        self.meeting, self.number = meeting, number
 
     def work(self, jobs: Sequence[Job]) -> list[Outcome]:
         """The outcomes of the jobs, in their order."""
         return self.meeting.work(self.number, self.setup, jobs)
 
-    def personal(self, jobs: Sequence[Job]) -> list[State]:
-        """The models that the clients would use now."""
-        with self.meeting.device:
-            return self.alone.personal(jobs)
-
-    def evaluate(self, jobs: Sequence[Job], model: State | None = None) -> tuple[list[Scores], Judgement | None]:
-        """Every client's personal model on its own samples, and the server's model on the whole test pool."""
-        with self.meeting.device:
-            return self.alone.evaluate(jobs, model)
+    def close(self) -> None:
+        """The stacks belong to the meeting."""
 
 
-def together(runs: Sequence[Callable[[Callable[[Setup], Engine]], T]]) -> list[T]:
-    """Call each run with an engine maker; all of them share one stack of slots. Returns what the runs return."""
+def together(
+    runs: Sequence[Callable[[Callable[[Setup], Engine]], T]], on_interrupt: Callable[[], None] = lambda: None
+) -> list[T]:
+    """Call each run with an engine maker; all of them share one stack of slots. Returns what the runs return.
+
+    Ctrl-C reaches only the main thread; `on_interrupt` has to make the runs stop.
+    """
     meeting = Meeting(len(runs))
 
     def attend(number: int) -> T:
         try:
-            return runs[number](lambda setup: Guest(setup, meeting, number))
+            with meeting.floor:
+                return runs[number](lambda setup: Guest(setup, meeting, number))
         finally:
             meeting.leave()
 
     with ThreadPoolExecutor(len(runs)) as threads:
-        return list(threads.map(attend, range(len(runs))))
+        tasks = [threads.submit(attend, number) for number in range(len(runs))]
+        try:
+            return [task.result() for task in tasks]
+        except KeyboardInterrupt:
+            on_interrupt()
+            raise

@@ -1,4 +1,7 @@
-"""The primitives of `convolution` as Triton kernels: matrix products whose patches exist only in registers."""
+"""The primitives of `convolution` as Triton kernels.
+
+Convolutions are matrix products whose patches exist only in registers; poolings read every value once.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def _patches(x, place, column, places, columns, C, H, W, X, Y, KH: tl.constexpr,
 
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
-    x, weight, out, B, C, H, W, F, Y, X, x_stride, weight_stride, PH, PW,
+    x, weight, bias, out, B, C, H, W, F, Y, X, x_stride, weight_stride, bias_stride, PH, PW, BIAS: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(1).to(tl.int64)
@@ -43,6 +46,8 @@ def _forward(  # type: ignore[no-untyped-def]
             other=0.0,
         )
         total += tl.dot(block, kernel, input_precision=PRECISION)
+    if BIAS:
+        total += tl.load(bias + client * bias_stride + output, mask=output < F, other=0.0)[None, :]
     at = (place // (Y * X))[:, None] * (F * Y * X) + output[None, :] * (Y * X) + (place % (Y * X))[:, None]
     tl.store(out + client * (B * F * Y * X) + at, total, mask=(place < places)[:, None] & (output < F)[None, :])
 
@@ -84,18 +89,20 @@ def _block(size: int, most: int) -> int:
     return max(16, min(most, triton.next_power_of_2(size)))
 
 
-def forward(x: Tensor, weight: Tensor, padding: Pair) -> Tensor:
+def forward(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair) -> Tensor:
     """The convolution of every client's batch with its own weights."""
-    x, weight = _dense(x), _dense(weight)
+    x, weight, bias = _dense(x), _dense(weight), None if bias is None else _dense(bias)
     clients, batch, channels, height, width = x.shape
     outputs, kernel = weight.shape[1], weight.shape[3:]
     rows, columns = height + 2 * padding[0] - kernel[0] + 1, width + 2 * padding[1] - kernel[1] + 1
     out = torch.empty(clients, batch, outputs, rows, columns, device=x.device, dtype=x.dtype)
-    n, k = _block(outputs, 64), _block(channels * kernel[0] * kernel[1], 32)
-    grid = (triton.cdiv(batch * rows * columns, ROWS), clients, triton.cdiv(outputs, n))
+    n, k = _block(outputs, 64), _block(channels * kernel[0] * kernel[1], 64)
+    m = ROWS if k < 64 else 2 * ROWS  # measured: wide patches want large blocks and no pipelining
+    grid = (triton.cdiv(batch * rows * columns, m), clients, triton.cdiv(outputs, n))
     _forward[grid](
-        x, weight, out, batch, channels, height, width, outputs, rows, columns, x.stride(0), weight.stride(0), *padding,
-        KH=kernel[0], KW=kernel[1], M=ROWS, N=n, K=k, PRECISION=_precision(),
+        x, weight, bias, out, batch, channels, height, width, outputs, rows, columns, x.stride(0), weight.stride(0),
+        0 if bias is None else bias.stride(0), *padding, BIAS=bias is not None,
+        KH=kernel[0], KW=kernel[1], M=m, N=n, K=k, PRECISION=_precision(), num_stages=3 if k < 64 else 1,
     )  # fmt: skip
     return out
 
@@ -116,3 +123,63 @@ def to_weight(x: Tensor, gradient: Tensor, kernel: Pair, padding: Pair) -> Tenso
         *padding, share, KH=kernel[0], KW=kernel[1], M=ROWS, N=n, K=k, PRECISION=_precision(),
     )  # fmt: skip
     return out.sum(0) if parts > 1 else out[0]
+
+
+@triton.jit
+def _squares(x, at, inside, H, W, Y, X):  # type: ignore[no-untyped-def]
+    """Where the 2x2 squares lie, and their four values."""
+    place = at % (Y * X)
+    corner = at // (Y * X) * (H * W) + place // X * (2 * W) + place % X * 2
+    a, b = tl.load(x + corner, mask=inside), tl.load(x + corner + 1, mask=inside)
+    c, d = tl.load(x + corner + W, mask=inside), tl.load(x + corner + W + 1, mask=inside)
+    return corner, a, b, c, d
+
+
+@triton.jit
+def _largest(a, b, c, d):  # type: ignore[no-untyped-def]
+    every: tl.constexpr = tl.PropagateNan.ALL  # a client that has diverged must not look sound
+    return tl.maximum(tl.maximum(a, b, propagate_nan=every), tl.maximum(c, d, propagate_nan=every), propagate_nan=every)
+
+
+@triton.jit
+def _pool(x, out, total, H, W, Y, X, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    inside = at < total
+    _, a, b, c, d = _squares(x, at, inside, H, W, Y, X)
+    tl.store(out + at, _largest(a, b, c, d), mask=inside)
+
+
+@triton.jit
+def _pool_to_input(x, gradient, out, total, H, W, Y, X, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    inside = at < total
+    corner, a, b, c, d = _squares(x, at, inside, H, W, Y, X)
+    back, best = tl.load(gradient + at, mask=inside), _largest(a, b, c, d)
+    # The first of equals gets it all, as in PyTorch.
+    to_a, to_b, to_c = a == best, b == best, c == best
+    tl.store(out + corner, tl.where(to_a, back, 0.0), mask=inside)
+    tl.store(out + corner + 1, tl.where(to_b & ~to_a, back, 0.0), mask=inside)
+    tl.store(out + corner + W, tl.where(to_c & ~to_a & ~to_b, back, 0.0), mask=inside)
+    tl.store(out + corner + W + 1, tl.where(to_a | to_b | to_c, 0.0, back), mask=inside)
+
+
+SQUARES = 512  # that one program handles
+
+
+def pool(x: Tensor) -> Tensor:
+    """The maximum of each 2x2 square of any number of pictures."""
+    x, (height, width) = x.contiguous(), x.shape[-2:]
+    out = torch.empty(*x.shape[:-2], height // 2, width // 2, device=x.device, dtype=x.dtype)
+    grid = (triton.cdiv(out.numel(), SQUARES),)
+    _pool[grid](x, out, out.numel(), height, width, height // 2, width // 2, SIZE=SQUARES)
+    return out
+
+
+def pool_to_input(x: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient of the pictures."""
+    x, gradient, (height, width) = x.contiguous(), gradient.contiguous(), x.shape[-2:]
+    left_over = height % 2 or width % 2  # what no square covers
+    out = torch.zeros_like(x) if left_over else torch.empty_like(x)
+    grid = (triton.cdiv(gradient.numel(), SQUARES),)
+    _pool_to_input[grid](x, gradient, out, gradient.numel(), height, width, height // 2, width // 2, SIZE=SQUARES)
+    return out

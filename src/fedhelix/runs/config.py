@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -16,8 +16,9 @@ import torch
 import fedhelix
 from fedhelix import toml
 from fedhelix.attacks import Attack
-from fedhelix.client import Training
+from fedhelix.client import Setup, Training
 from fedhelix.data import ServerData, from_npz, load, partitions
+from fedhelix.engines import Engine
 from fedhelix.errors import BadInput, unknown
 from fedhelix.federation import SETTINGS, Federation
 from fedhelix.method import Method
@@ -54,8 +55,8 @@ class Config(Attack, Participation, ServerData, Training):
 
     names: ClassVar[list[str]]
 
-    def federation(self, method: Method) -> Federation:
-        """The federation that these settings describe."""
+    def federation(self, method: Method, engine: Callable[[Setup], Engine] | None = None) -> Federation:
+        """The federation that these settings describe, on the engine that they name unless another is given."""
         settings = {field.name: getattr(self, field.name) for kind in SETTINGS for field in dataclasses.fields(kind)}
         return Federation(
             from_npz(self.data) if self.data.endswith(".npz") else load(self.data, data_dir=self.data_dir),
@@ -65,7 +66,7 @@ class Config(Attack, Participation, ServerData, Training):
             cohort=self.cohort,
             eval_clients=self.eval_clients,
             seed=self.seed,
-            engine=self.engine,
+            engine=engine or self.engine,
             device=self.device,
             workers=self.workers,
             kernels=self.kernels,

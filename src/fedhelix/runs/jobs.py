@@ -1,35 +1,63 @@
-"""Start, resume and compare runs."""
+"""Start and resume runs, one or many, and compare them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from fedhelix import toml
+from fedhelix.client import Setup
+from fedhelix.engines import Engine
+from fedhelix.engines.together import together
 from fedhelix.errors import BadInput
-from fedhelix.federation import Run
+from fedhelix.federation import Run, device_of
+from fedhelix.progress import Progress
+from fedhelix.records import Record
 from fedhelix.registry import make
-from fedhelix.runs.config import Plan, make_plan, read_plan
+from fedhelix.runs.config import Config, Plan, make_plan, read_plan
 from fedhelix.store import COMPARISON, RunFolder
 from fedhelix.track import check_tracker
 from fedhelix.tree import write_atomically
 
+TOGETHER = 48  # runs in one program: more would not fill a GPU any better
 
-def start(plan: Plan, out: Path, quiet: bool | None = None, title: str | None = None, track: str | None = None) -> Run:
+
+def start(plan: Plan, out: Path, quiet: bool | None = None, **more: Any) -> Run:
     """Run a plan into a new folder."""
-    return _fit(plan, out, resume=False, quiet=quiet, title=title, track=track)
+    return _fit(plan, out, resume=False, quiet=quiet, **more)
 
 
-def resume(path: Path, quiet: bool | None = None, title: str | None = None, track: str | None = None) -> Run:
+def resume(path: Path, quiet: bool | None = None, **more: Any) -> Run:
     """Continue a run that was stopped at any moment."""
     plan = read_plan(RunFolder.open(path).config, path)
-    return _fit(plan, path, resume=True, quiet=quiet, title=title, track=track)
+    return _fit(plan, path, resume=True, quiet=quiet, **more)
 
 
-def _fit(plan: Plan, out: Path, resume: bool, quiet: bool | None, title: str | None, track: str | None) -> Run:
-    federation = plan.config.federation(plan.method)
+def go_on(plan: Plan, path: Path, quiet: bool | None = None, **more: Any) -> None:
+    """Start a run, or continue it if it was begun."""
+    if (path / "config.toml").exists():
+        resume(path, quiet, **more)
+    else:
+        start(plan, path, quiet, **more)
+
+
+def _fit(
+    plan: Plan,
+    out: Path,
+    resume: bool,
+    quiet: bool | None,
+    title: str | None = None,
+    watch: Callable[[Record], None] | None = None,
+    engine: Callable[[Setup], Engine] | None = None,
+    track: str | None = None,
+) -> Run:
+    federation = plan.config.federation(plan.method, engine)
     try:
         return federation.fit(
             plan.config.rounds,
@@ -41,10 +69,91 @@ def _fit(plan: Plan, out: Path, resume: bool, quiet: bool | None, title: str | N
             checkpoint_every=plan.config.checkpoint_every,
             quiet=quiet,
             title=title,
+            watch=watch,
             track=track,
         )
     finally:
         federation.close()
+
+
+class TimeIsUp(KeyboardInterrupt):
+    """A run has to stop after its round, like on Ctrl-C."""
+
+
+def run_all(
+    plans: Mapping[Path, Plan], quiet: bool | None = None, minutes: float | None = None, track: str | None = None
+) -> bool:
+    """Run every plan into its folder; what is there already is continued or left as it is.
+
+    On a GPU the runs go together as one program. After so many `minutes` they stop where they are and False is
+    returned; the next call goes on from there.
+    """
+    ends = math.inf if minutes is None else monotonic() + 60 * minutes
+    left = {path: plan for path, plan in plans.items() if not _is_finished(path)}
+    stacked = [path for path, plan in left.items() if _can_share(plan.config)]
+    groups = [stacked[at : at + TOGETHER] for at in range(0, len(stacked), TOGETHER)]
+    groups += [[path] for path in left if path not in stacked]
+    order, names = list(plans), [f"{plan.method.label} seed {plan.config.seed}" for plan in plans.values()]
+    try:
+        for group in groups:
+            numbers = [order.index(path) for path in group]
+            title = names[numbers[0]] if len(group) == 1 else f"{len(group)} runs together"
+            title += f" ({numbers[-1] + 1}/{len(plans)})"
+            if len(group) == 1:
+                go_on(left[group[0]], group[0], quiet, title=title, watch=_Clock(ends), track=track)
+            else:
+                _run_together({path: left[path] for path in group}, quiet, title, ends, track)
+    except TimeIsUp:
+        return False
+    return True
+
+
+class _Clock:
+    """Stops a run when the time is up, or when somebody has pressed Ctrl-C."""
+
+    def __init__(self, ends: float):
+        self.ends, self.interrupted = ends, threading.Event()
+
+    def __call__(self, record: Record) -> None:
+        if self.interrupted.is_set():
+            raise KeyboardInterrupt
+        if monotonic() > self.ends:
+            raise TimeIsUp
+
+
+def _is_finished(path: Path) -> bool:
+    return (path / "config.toml").exists() and RunFolder.open(path).summary is not None
+
+
+def _can_share(asked: Config) -> bool:
+    """Whether a run is one for the batched engine, whose slots runs can share."""
+    return asked.engine == "batched" or (asked.engine == "auto" and device_of(asked.device).type == "cuda")
+
+
+def _run_together(plans: Mapping[Path, Plan], quiet: bool | None, title: str, ends: float, track: str | None) -> None:
+    """Runs as one program, with one display for all."""
+    clock, lock, done = _Clock(ends), threading.Lock(), 0
+    with Progress(sum(plan.config.rounds for plan in plans.values()), title, quiet=quiet) as progress:
+
+        def watch(record: Record) -> None:
+            nonlocal done
+            with lock:
+                done += 1
+                progress.update({"round": done, "uplink_bytes": record["uplink_bytes"]})
+            clock(record)
+
+        runs = [partial(_attend, plan, path, watch, track) for path, plan in plans.items()]
+        together(runs, on_interrupt=clock.interrupted.set)
+
+
+def _attend(
+    plan: Plan,
+    path: Path,
+    watch: Callable[[Record], None],
+    track: str | None,
+    engine: Callable[[Setup], Engine],
+) -> None:
+    go_on(plan, path, quiet=True, watch=watch, track=track, engine=engine)
 
 
 def compare(
@@ -78,12 +187,7 @@ def compare(
     for plan in plans.values():
         plan.config.federation(plan.method).close()  # every mistake shows before the first round
     _note(out, {"methods": list(methods), "seeds": seeds, "settings": dict(values)})
-    for number, (path, plan) in enumerate(plans.items(), start=1):
-        title = f"{plan.method.label} seed {plan.config.seed} ({number}/{len(plans)})"
-        if not (path / "config.toml").exists():
-            start(plan, path, quiet, title, track)
-        elif RunFolder.open(path).summary is None:
-            resume(path, quiet, title, track)
+    run_all(plans, quiet, track=track)
     return [RunFolder.open(path) for path in plans]
 
 

@@ -1,0 +1,71 @@
+"""`fedhelix bench`: studies on the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast, get_args
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from fedhelix.errors import BadInput, unknown
+from fedhelix.federation import device_of
+from fedhelix.papers import STUDIES, Scale
+from fedhelix.papers.tables import render
+from fedhelix.runs.config import versions
+from fedhelix.tree import write_atomically
+
+
+def bench(
+    names: Sequence[str],
+    scale: str,
+    seeds: int | None,
+    minutes: float | None,
+    out: Path,
+    save: Path,
+    data_dir: str | None,
+    device: str,
+    commit: str,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Run studies one after the other, and write and print what came out."""
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    if not names:
+        table = Table("study", "what it is", box=None, padding=(0, 2))
+        for study in STUDIES.values():
+            table.add_row(study.name, study.title)
+        console.print(table)
+        return
+    if scale not in get_args(Scale):
+        raise unknown("scale", scale, get_args(Scale))
+    for name in names:
+        if name not in STUDIES:
+            raise unknown("study", name, STUDIES)
+    if seeds is not None and seeds < 1:
+        raise BadInput(f"seeds must be at least 1, not {seeds}.")
+    more = {"device": device} | ({"data_dir": data_dir} if data_dir else {})
+    began = time.monotonic()
+    for name in names:
+        left = None if minutes is None else max(0.0, minutes - (time.monotonic() - began) / 60)
+        started = time.monotonic()
+        report = STUDIES[name].run(cast(Scale, scale), out, more, seeds, left, quiet or None)
+        on = torch.cuda.get_device_name() if device_of(device).type == "cuda" else "CPU"
+        where = {"device": on, "versions": {**versions(), **({"commit": commit} if commit else {})}}
+        command = f"fedhelix bench {name} --scale {scale}" + (f" --seeds {seeds}" if seeds else "")
+        report = {"command": command, **where, "seconds": round(time.monotonic() - started, 1), **report}
+        save.mkdir(parents=True, exist_ok=True)
+        write_atomically(save / f"{name}-{scale}.json", (json.dumps(report, indent=1) + "\n").encode())
+        if as_json:
+            print(json.dumps(report, indent=2))
+            continue
+        for measure in report["measures"]:
+            console.print(render(report, measure))
+            console.print()
+        if not report["complete"]:
+            print("fedhelix: the time is up; the same command goes on where it stopped.", file=sys.stderr)

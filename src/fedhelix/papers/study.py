@@ -1,0 +1,178 @@
+"""A study is a table of a paper as a value: which runs fill its cells, what is measured, and what the paper says.
+
+Every cell is made of ordinary run folders, one for each seed, whose names follow from their settings: what is there
+already is not run again, and tables that have runs in common share them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from fedhelix.records import Record, evaluated_records
+from fedhelix.runs.config import Plan, make_plan
+from fedhelix.runs.jobs import run_all
+from fedhelix.store import RunFolder
+
+Scale = Literal["quick", "gpu", "paper"]
+PLACES = ("device", "data_dir", "engine", "workers", "kernels", "checkpoint_every")  # they do not change what is run
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One place of a table: a method under some settings, and the paper's figures by measure."""
+
+    row: str
+    column: str
+    method: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    paper: Mapping[str, float] = field(default_factory=dict)
+
+
+class Finished(NamedTuple):
+    """A run of a cell that is over."""
+
+    cell: Cell
+    records: list[Record]
+    summary: dict[str, Any]
+
+
+Measure = Callable[[Finished], float | None]  # None: the run never got there
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table or figure of a paper. `cells` says what fills it at a scale; `measures` are its kinds of figures."""
+
+    name: str
+    title: str
+    cells: Callable[[Scale], Sequence[Cell]]
+    measures: Mapping[str, Measure]
+    seeds: Mapping[Scale, int] = field(default_factory=lambda: {"quick": 1, "gpu": 2, "paper": 5})
+    curves: Sequence[str] = ("accuracy",)  # kept round by round, for pictures
+    finish: Callable[[dict[str, Any]], None] | None = None  # adds measures that compare cells with each other
+
+    def plans(
+        self, scale: Scale, out: Path, more: Mapping[str, Any], seeds: int | None = None
+    ) -> list[tuple[Cell, dict[Path, Plan]]]:
+        """The runs of every cell, with the folders that they belong in."""
+        found = []
+        for cell in self.cells(scale):
+            plans = [
+                make_plan(cell.method, {"checkpoint_every": 25, **cell.settings, **more, "seed": seed})
+                for seed in range(self.seeds[scale] if seeds is None else seeds)
+            ]
+            found.append((cell, {out / folder_name(plan): plan for plan in plans}))
+        return found
+
+    def run(
+        self,
+        scale: Scale,
+        out: Path,
+        more: Mapping[str, Any],
+        seeds: int | None = None,
+        minutes: float | None = None,
+        quiet: bool | None = None,
+    ) -> dict[str, Any]:
+        """Fill the cells as far as the time allows, and report."""
+        plans = self.plans(scale, out, more, seeds)
+        every = {path: plan for _, runs in plans for path, plan in runs.items()}
+        complete = run_all(every, quiet, minutes)
+        report = {
+            "bench": self.name,
+            "title": self.title,
+            "scale": scale,
+            "complete": complete,
+            "seeds": sorted({plan.config.seed for plan in every.values()}),
+            "measures": list(self.measures),
+            "cells": [self.report(cell, list(runs)) for cell, runs in plans],
+        }
+        if self.finish is not None:
+            self.finish(report)
+        return report
+
+    def report(self, cell: Cell, paths: Sequence[Path]) -> dict[str, Any]:
+        """The figures of one cell, seed by seed and together."""
+        done = [Finished(cell, folder.records(), folder.summary) for folder in _finished(paths) if folder.summary]
+        found: dict[str, Any] = {"row": cell.row, "column": cell.column, "method": cell.method, "runs": len(done)}
+        for name, measure in self.measures.items():
+            by_seed = [measure(run) for run in done]
+            found[name] = {"by_seed": by_seed, **spread(by_seed), "paper": cell.paper.get(name)}
+        for name in self.curves if done else ():
+            points = [[record for record in evaluated_records(run.records) if name in record] for run in done]
+            found[f"{name}_curve"] = {
+                "rounds": [record["round"] for record in points[0]],
+                "by_seed": [[round(record[name], 4) for record in run] for run in points],
+            }
+        return found
+
+
+def folder_name(plan: Plan) -> str:
+    """Readable, and different for runs that differ in anything but where they run."""
+    asked = {key: value for key, value in plan.as_dict().items() if key not in (*PLACES, "versions")}
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:10]
+    return f"{plan.method.label}-{plan.config.data}-seed{plan.config.seed}-{digest}".replace("/", "_")
+
+
+def spread(values: Sequence[float | None]) -> dict[str, float | None]:
+    """Mean and standard error; both are missing when a run did not get there, the error also for a single run."""
+    known = [value for value in values if value is not None and not math.isnan(value)]
+    if not known or len(known) < len(values):
+        return {"mean": None, "se": None}
+    error = statistics.stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None
+    return {"mean": statistics.fmean(known), "se": error}
+
+
+def _finished(paths: Sequence[Path]) -> list[RunFolder]:
+    folders = [RunFolder.open(path) for path in paths if (path / "config.toml").exists()]
+    return [folder for folder in folders if folder.summary is not None]
+
+
+def add_measure(
+    report: dict[str, Any],
+    name: str,
+    base: Callable[[Mapping[str, Any], Mapping[str, Any]], bool],
+    compare: Callable[[float, float], float],
+    of: str,
+    paper: Mapping[tuple[str, str], float] | None = None,
+) -> None:
+    """A measure of every cell held against another cell: the first one for which `base(cell, other)` is true."""
+    report["measures"].append(name)
+    for cell in report["cells"]:
+        other = next((other for other in report["cells"] if base(cell, other)), None)
+        mine, its = cell[of]["by_seed"], other[of]["by_seed"] if other else []
+        pairs = list(zip(mine, its, strict=False)) if len(mine) == len(its) else []
+        by_seed = [None if a is None or b is None else compare(a, b) for a, b in pairs]
+        known = (paper or {}).get((cell["row"], cell["column"]))
+        cell[name] = {"by_seed": by_seed, **spread(by_seed), "paper": known}
+
+
+# Measures that several papers use -------------------------------------------------------------------------------
+
+
+def percent(key: str) -> Measure:
+    """A figure of the summary in percent."""
+    return lambda run: None if run.summary.get(key) is None else 100 * run.summary[key]
+
+
+def best_on_test(run: Finished) -> float | None:
+    """The largest test accuracy of any round: what papers print, and what nobody could have known to choose."""
+    found = [record["accuracy"] for record in evaluated_records(run.records) if "accuracy" in record]
+    return 100 * max(found) if found else None
+
+
+def rounds_to(target: float | Mapping[str, float]) -> Measure:
+    """The first evaluated round with that test accuracy (in percent), which may differ from column to column."""
+
+    def measure(run: Finished) -> float | None:
+        wanted = target if isinstance(target, int | float) else target[run.cell.column]
+        reached = [r["round"] for r in evaluated_records(run.records) if 100 * r.get("accuracy", 0) >= wanted]
+        return reached[0] if reached else None
+
+    return measure
