@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import itertools
 import json
 import shutil
@@ -16,7 +17,8 @@ import pytest
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_chromium = pytest.mark.skipif(
-    CHROMIUM is None, reason="needs a browser: apt-get install chromium (Debian, Ubuntu: chromium-browser)"
+    CHROMIUM is None or importlib.util.find_spec("websockets") is None,
+    reason="needs a browser: apt-get install chromium, and pip install websockets",
 )
 
 

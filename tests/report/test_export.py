@@ -5,6 +5,8 @@ import pytest
 from fedhelix.errors import BadInput
 from fedhelix.report.export import export
 
+pytest.importorskip("pyarrow", reason="needs pip install 'fedhelix[report]'")
+
 
 def test_a_row_per_round_or_per_client(make_run, tmp_path):
     runs = [make_run("fedavg", rounds=4, clients=3, census=notes.CENSUS), make_run("local", 5, rounds=2, clients=3)]

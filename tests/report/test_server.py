@@ -10,12 +10,14 @@ from contextlib import contextmanager
 
 import noted as notes
 import pytest
-import uvicorn
 from browser import Browser, needs_chromium
 
 from fedhelix.errors import BadInput
 from fedhelix.report.server import dashboard, is_loopback, serve
 from fedhelix.store import RunFolder
+
+uvicorn = pytest.importorskip("uvicorn", reason="needs pip install 'fedhelix[report]'")
+pytest.importorskip("starlette", reason="needs pip install 'fedhelix[report]'")
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
