@@ -1,7 +1,7 @@
 """Fills the generated parts of the documentation: `python docs/make.py`; with `--check` it only says what is stale.
 
-A part stands between `<!-- made: NAME -->` and `<!-- end -->`. Numbers come from benchmarks/results/*.json, options from
-the methods themselves; nobody types them.
+A part stands between `<!-- made: NAME -->` and `<!-- end -->`. Numbers come from benchmarks/results/*.json, options
+from the methods themselves; nobody types them.
 """
 
 from __future__ import annotations

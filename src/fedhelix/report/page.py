@@ -54,7 +54,7 @@ def html(chosen: Selection) -> str:
         tiles=tiles(groups),
         warnings=warnings(results),
         table={"headers": headers, "rows": rows},
-        pictures=[_embedded(picture) for picture in pictures(results) if picture.name != "overview"],
+        pictures=[_embedded(picture) for picture in pictures(results, overview=False)],
         clients=clients(groups),
         costs=costs(groups),
         commands=chosen.commands,

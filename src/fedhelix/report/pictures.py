@@ -41,9 +41,12 @@ class Picture:
     figure: Figure
 
 
-def pictures(runs: Sequence[RunFolder | Result]) -> Iterator[Picture]:
-    """Every picture for which there are data."""
+def pictures(runs: Sequence[RunFolder | Result], overview: bool = True) -> Iterator[Picture]:
+    """Every picture for which there are data; the overview only repeats what others show one by one."""
     groups = grouped(runs)
+    if overview:
+        caption = "How fast each method learns, what it sends for it, and how each client fares."
+        yield Picture("overview", "Overview", caption, plots.overview(groups))
     yield from _side_by_side(groups)
     yield from _partitions(groups)
     for label, results in groups.items():
@@ -65,8 +68,6 @@ def write_all(runs: Sequence[RunFolder | Result], out: Path, form: str) -> list[
 
 
 def _side_by_side(groups: Groups) -> Iterator[Picture]:
-    yield Picture("overview", "Overview", "How fast each method learns, what it sends for it, and how each client "
-                  "fares.", plots.overview(groups))  # fmt: skip
     drawn = [curve for curve in plots.curves(groups) if len(curve.mean)]
     if drawn:
         metric = plots.metric_name(drawn)
