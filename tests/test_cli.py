@@ -315,10 +315,10 @@ def test_ctrl_c_before_the_first_round_promises_nothing(cli, tmp_path, monkeypat
 def test_ctrl_c_in_a_comparison_says_how_to_go_on(cli, tmp_path, monkeypatch):
     start = command_line.jobs.start
 
-    def interrupt(plan, *rest):
+    def interrupt(plan, *rest, **more):
         if plan.spec == "local":
             raise KeyboardInterrupt
-        return start(plan, *rest)
+        return start(plan, *rest, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(command_line.jobs, "start", interrupt)
@@ -359,3 +359,38 @@ def test_killed_five_times_and_resumed_equals_the_straight_run(cli, tmp_path, me
     assert same(checkpoint(tmp_path / "killed"), checkpoint(tmp_path / "straight"))
     one, other = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("killed", "straight"))
     assert {**one, "seconds": 0} == {**other, "seconds": 0}
+
+
+BROKEN = """
+from fedhelix import FedAvg, register
+
+@register("broken")
+class Broken(FedAvg):
+    def upload(self, local):
+        if local.client.id == {client}:
+            return super().upload(local.nonsense)
+        return super().upload(local)
+"""
+
+
+@pytest.mark.parametrize("engine", ["serial", "parallel", "batched"])
+def test_a_hook_that_fails_is_named(cli, tmp_path, monkeypatch, engine):
+    monkeypatch.setitem(METHODS, "broken", None)
+    (tmp_path / "broken.py").write_text(BROKEN.format(client=1))
+    few = ["--clients", 3, "--rounds", 1, "--model", "linear", "--epochs", 1, "--engine", engine, "-q"]
+    done = cli("run", "broken.py", *few)
+    assert done.code == 1 and "Traceback" not in done.err and len(done.err.splitlines()) == 1
+    assert "broken.upload of client 1 failed with AttributeError: 'LocalRound' object has no attribute" in done.err
+    assert "FEDHELIX_DEBUG=1" in done.err
+
+
+def test_its_traceback_can_be_had(cli, tmp_path, monkeypatch):
+    monkeypatch.setitem(METHODS, "broken", None)
+    monkeypatch.setenv("FEDHELIX_DEBUG", "1")
+    (tmp_path / "broken.py").write_text(BROKEN.format(client=1))
+    with pytest.raises(AttributeError, match="nonsense"):
+        cli("run", "broken.py", "--clients", 3, "--rounds", 1, "--model", "linear", "--engine", "serial", "-q")
+
+
+def test_an_unknown_command_is_answered_once(cli):
+    assert cli("rnu").err == "fedhelix: No such command 'rnu'. Did you mean 'run'?; see `fedhelix --help`.\n"

@@ -21,6 +21,7 @@ FLOORS = [
     {"method"},
     {"registry"},
     {"methods", "client"},
+    {"probe", "blame"},
     {"engines", "channel", "attacks", "defences"},
     {"federation"},
     {"__init__"},
@@ -33,6 +34,7 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 STRANGERS = {
     "engines": {"methods", "registry"},
     "client": {"methods", "registry"},
+    "probe": {"methods", "registry"},
     "report": {"data", "models", "participation"},
     "store": {"data", "models"},
     "data": {"models"},

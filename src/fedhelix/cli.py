@@ -6,6 +6,8 @@ import dataclasses
 import functools
 import inspect
 import json
+import os
+import re
 import sys
 import typing
 from collections.abc import Callable
@@ -19,10 +21,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedhelix import METHODS, __version__, models
+from fedhelix.blame import culprit, described
 from fedhelix.data import available
 from fedhelix.errors import BadInput, EngineFailure
 from fedhelix.progress import human_bytes, human_seconds
-from fedhelix.registry import layers, make
+from fedhelix.registry import layers
 from fedhelix.report import commands
 from fedhelix.runs import jobs
 from fedhelix.runs.config import Config, layered, make_plan
@@ -39,6 +42,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 console = Console()
+DEBUG = "FEDHELIX_DEBUG"  # set: exceptions in a method's hooks come with their traceback
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")]
@@ -104,7 +108,7 @@ def run(
     scikit-learn's handwritten digits, spread unevenly over 20 clients, in well under a minute.
     """
     plan = make_plan(method, values)
-    folder = out or jobs.free_folder(f"{plan.method.label}-{plan.config.data}-seed{plan.config.seed}")
+    folder = out or jobs.free_folder(f"{plan.label}-{plan.config.data}-seed{plan.config.seed}")
     with resumable(folder):
         done = jobs.start(plan, folder, quiet=quiet or None, track=track)
     show_run(folder, done.summary, as_json)
@@ -147,8 +151,10 @@ def compare(
 
     METHOD is a name from `fedhelix methods`, or FILE.py with one of your own. Options of one method are set by its
     name:  fedhelix compare fedavg fedprox --set fedprox.mu=0.1 --seeds 3
+
+    METHOD@KEY=VALUE,... is a variant with settings of its own:  fedhelix compare fedavg fedavg@lr=0.01,epochs=5
     """
-    folder = out or jobs.free_folder("compare-" + "-".join(make(name).label for name in methods)[:60])
+    folder = out or jobs.free_folder("compare-" + "-".join(make_plan(name, values).label for name in methods)[:60])
     with resumable(folder):
         folders = jobs.compare(methods, values, seeds, folder, quiet or None, track)
     show_comparison(folder, folders, as_json)
@@ -164,6 +170,7 @@ def bench(
     ] = "quick",
     seeds: Annotated[int | None, typer.Option(help="Repetitions (default: the study's own number).")] = None,
     minutes: Annotated[float | None, typer.Option(help="Stop after this time; the same command goes on later.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only this row or column (may be repeated).")] = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Where the runs are; finished ones are not run again.")
     ] = Path("runs/bench"),
@@ -183,7 +190,9 @@ def bench(
     """
     from fedhelix.papers import commands
 
-    commands.bench(names or [], scale, seeds, minutes, out, save or out, data_dir, device, commit, as_json, quiet)
+    commands.bench(
+        names or [], scale, seeds, minutes, only or [], out, save or out, data_dir, device, commit, as_json, quiet
+    )
 
 
 @app.command()
@@ -191,7 +200,10 @@ def methods(
     name: Annotated[str | None, typer.Argument(help="Show one method with all its options.")] = None,
     as_json: Json = False,
 ) -> None:
-    """What each method is, its options with defaults and meaning, and its paper."""
+    """What each method is, its options with defaults and meaning, and its paper.
+
+    NAME shows one method alone, or a pair such as genfed+fedau.
+    """
     chosen = {kind.name: kind for kind in layers(name)} if name else dict(sorted(METHODS.items()))
     facts = {key: _describe(kind) for key, kind in chosen.items()}
     if as_json:
@@ -320,15 +332,22 @@ def main() -> None:
         code = app(prog_name="fedhelix", standalone_mode=False)
     except BadInput as problem:
         _stop(str(problem), 2)
-    except EngineFailure as problem:
-        _stop(str(problem), 1)
     except click.UsageError as problem:
-        if not problem.format_message():
+        # Click and typer both add the hint to an unknown command.
+        words = re.sub(r"( Did you mean .*?\?)\1", r"\1", problem.format_message())
+        if not words:
             sys.exit(2)  # a bare command, whose help is on the screen already
         where = problem.ctx.command_path if problem.ctx else "fedhelix"
-        _stop(f"{problem.format_message().rstrip('.')}; see `{where} --help`.", 2)
+        _stop(f"{words.rstrip('.')}; see `{where} --help`.", 2)
     except (KeyboardInterrupt, click.Abort):
         _stop("stopped.", 130)
+    except Exception as problem:
+        if os.environ.get(DEBUG) or not (culprit(problem) or isinstance(problem, EngineFailure)):
+            raise  # a mistake of ours, or somebody looks for one
+        sentence, _, trace = str(problem).partition("\n")
+        sentence = sentence if isinstance(problem, EngineFailure) else described(problem)
+        hidden = trace or not isinstance(problem, EngineFailure)
+        _stop(f"{sentence} (set {DEBUG}=1 for the traceback)" if hidden else sentence, 1)
     else:
         sys.exit(code if isinstance(code, int) else 0)
 

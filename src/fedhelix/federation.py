@@ -24,7 +24,7 @@ from fedhelix.data import Dataset, Partition, Reserve, ServerData, from_clients,
 from fedhelix.engines import Engine, engine_for
 from fedhelix.engines.kernels import choose
 from fedhelix.errors import BadInput
-from fedhelix.method import Context, Method
+from fedhelix.method import Context, Method, Scorer
 from fedhelix.methods import FedAvg
 from fedhelix.options import build_all, convert
 from fedhelix.participation import Participation, Sampler
@@ -112,6 +112,7 @@ class Federation:
         self.units = Units.of(module, example)
         self.method.check(self.units)
         self.attackers = Attackers(self.attack, self.clients, self.units.parameters, self.seed)
+        self.studied = self.attackers.studied(pool, self.splits, len(self.reserve.scoring))
         pool, self.splits = self.attackers.poison(pool, self.splits)
         if self.units.norm and min(len(split.train) for split in self.splits) < 2:
             raise BadInput("a client has only one training sample, but BatchNorm needs two; use larger clients.")
@@ -141,7 +142,7 @@ class Federation:
             workers = method.workers(self.cohort(t), ctx)
             payloads = {i: method.download(standing.server, i, ctx) for i in workers}
             jobs = [Job(i, t, payloads[i], standing.own.get(i, {})) for i in workers]
-            outcomes = self.attackers.forge(self.engine.work(jobs), jobs)
+            outcomes = self.attackers.forge(self.engine.work(jobs), jobs, self._scorer(self.studied))
             uploads, refused = receive(outcomes, self.initial)
             server = standing.server
             if uploads:
@@ -190,11 +191,14 @@ class Federation:
 
     def context(self, t: int, rounds: int) -> Context:
         """What the server's hooks see in round t."""
-        score = partial(self.engine.score, pool="train", indices=torch.from_numpy(self.reserve.scoring))
         return Context(
             t, rounds, self.clients, self.units, self.initial, self.device, self.seed, self.cohort,
-            score if len(self.reserve.scoring) else None,
+            self._scorer(self.reserve.scoring),
         )  # fmt: skip
+
+    def _scorer(self, samples: np.ndarray) -> Scorer | None:
+        """Metric and loss of models on some training samples; None where there are none."""
+        return partial(self.engine.score, pool="train", indices=torch.from_numpy(samples)) if len(samples) else None
 
     def evaluate(self, standing: Standing, ctx: Context) -> Record:
         """The server's model on the test set, and every client's personal model on its own part of it."""

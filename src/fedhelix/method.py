@@ -30,6 +30,9 @@ class Phase:
     model: str = "model"  # which of the models that `start` returned
 
 
+Scorer = Callable[[Sequence[State]], list[tuple[float, float]]]  # metric and loss of models
+
+
 class Batch(NamedTuple):
     """Samples of one training step; `mask` is 0 for samples that only fill the batch up."""
 
@@ -107,7 +110,8 @@ class Context:
     device: torch.device
     seed: int
     cohort: Callable[[int], list[int]]  # who is sampled in a given round
-    score: Callable[[Sequence[State]], list[tuple[float, float]]] | None = None  # (metric, loss) on validation data
+    # Metric and loss on the server's validation data, to which entries that a model lacks are fitted first.
+    score: Scorer | None = None
     notes: dict[str, Any] = field(default_factory=dict)  # what the method wants recorded of this round
 
     def draw(self, purpose: str) -> torch.Generator:

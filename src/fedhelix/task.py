@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -70,9 +70,20 @@ def task_for(classes: int | None, loss: Loss | None = None, metric: Metric | Non
     return Task(loss or cross_entropy, accuracy, "accuracy", None if loss else correct)
 
 
-@torch.no_grad()
 def judge(task: Task, output: Tensor, target: Tensor) -> tuple[float, float]:
     """The metric and the mean loss on a set of samples; not-a-number when there are none."""
-    if not len(target):
-        return float("nan"), float("nan")
-    return float(task.metric(output, target)), float(task.risk(output, target))
+    return judge_all(task, [output], [target])[0]
+
+
+@torch.no_grad()
+def judge_all(task: Task, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[tuple[float, float]]:
+    """The same for several sets of samples, with a single wait for the device."""
+    empty = (float("nan"), float("nan"))
+    found = [
+        (torch.as_tensor(task.metric(output, target)), task.risk(output, target))
+        for output, target in zip(outputs, targets, strict=True)
+        if len(target)
+    ]
+    flat = [value.double().to(pair[1].device) for pair in found for value in pair]
+    values = iter(torch.stack(flat).tolist() if flat else [])
+    return [(next(values), next(values)) if len(target) else empty for target in targets]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedhelix import FedAvg, FedLP, FedUmf, GenFed, Scaffold, load
+from fedhelix import FedAvg, FedLP, FedPer, FedUmf, GenFed, Scaffold, load
 from fedhelix.channel import receive
 from fedhelix.client import Job
 from fedhelix.errors import BadInput
@@ -14,13 +14,13 @@ from helpers import close, same, small, timeless
 DIGITS = load("digits")
 
 
-def round_of(attack, clients=10, method=None, **more):
+def round_of(attack, clients=10, method=None, score=None, **more):
     """Uploads of a round with everybody, honest and forged."""
     fed = small(method, clients=clients, cohort=clients, partition="iid", attack=attack, **more)
     server, _ = fed.method.begin({}, fed.context(0, 1))
     jobs = [Job(i, 0, fed.method.download(server, i, fed.context(0, 1)), {}) for i in range(clients)]
     honest = fed.engine.work(jobs)
-    forged = fed.attackers.forge(honest, jobs)
+    forged = fed.attackers.forge(honest, jobs, score)
     for one, other in zip(honest, forged, strict=True):
         if one.client not in fed.attackers.ids:
             assert one is other
@@ -60,6 +60,37 @@ def test_without_anybody_benign_the_received_model_comes_back():
         assert same(outcome.upload["model"], fed.initial)
 
 
+def test_the_adaptive_go_as_far_as_their_fitness_allows():
+    plain = round_of("ipm", attack_scale=1)  # sends origin - mean, so the mean can be read from it
+    fed, _, minus = plain
+    mean = subtract(fed.initial, minus[min(fed.attackers.ids)])
+    weight = fed.units.parameters[0]
+
+    def far(model):
+        """How many times the benign mean a model lies from its origin."""
+        return float(((model[weight] - fed.initial[weight]) * mean[weight]).sum() / mean[weight].square().sum())
+
+    def as_fit_until(limit):
+        return lambda models: [(float(far(model) >= limit), 0.0) for model in models]
+
+    # From +1 in steps of 10 / 20: the last one that is not below -2.3 is -2.
+    for limit, expected in ((-2.3, -2.0), (0.2, 0.5), (-99, -9.0)):
+        fed, _, forged = round_of("adaptive", score=as_fit_until(limit))
+        for client in fed.attackers.ids:
+            assert close(forged[client], add(fed.initial, mean, expected), tolerance=1e-5)
+    # Nothing on the way is as fit as the benign ones: they send the benign mean.
+    fed, _, forged = round_of("adaptive", score=lambda models: [(float(i < 8), 0.0) for i in range(len(models))])
+    assert close(forged[min(fed.attackers.ids)], add(fed.initial, mean), tolerance=1e-5)
+
+
+def test_the_adaptive_study_other_samples_than_the_server_scores_on():
+    fed = small(GenFed(), validation_size=100, attack="adaptive")
+    assert len(fed.studied) == 100 and not set(fed.studied) & set(fed.reserve.all)
+    assert set(fed.data.y[fed.studied].bincount().tolist()) == {10}
+    assert len(small(attack="ipm").studied) == 0
+    assert len(small(attack="adaptive").studied) == 1000
+
+
 def test_flipping_twice_is_the_identity():
     once = DIGITS.with_flipped()
     size = len(DIGITS.y)
@@ -79,7 +110,7 @@ def test_flippers_train_on_flipped_labels_supplement_included_and_are_judged_by_
     assert len(fed.attackers.ids) == 2
 
 
-@pytest.mark.parametrize("attack", ["label-flip", "mimic", "ipm", "sign-flip", "noise"])
+@pytest.mark.parametrize("attack", ["label-flip", "mimic", "ipm", "sign-flip", "noise", "adaptive"])
 def test_attacks_on_any_engine(attack):
     runs = [
         small(attack=attack, attack_share=0.5, engine=engine).fit(1, quiet=True) for engine in ("serial", "batched")
@@ -87,10 +118,10 @@ def test_attacks_on_any_engine(attack):
     assert close(*(run.standing.server["model"] for run in runs), tolerance=1e-4)
 
 
-@pytest.mark.parametrize("attack", ["mimic", "ipm", "sign-flip", "noise"])
-@pytest.mark.parametrize("method", [Scaffold(), FedLP(), FedUmf(), GenFed()], ids=lambda method: method.name)
+@pytest.mark.parametrize("attack", ["mimic", "ipm", "sign-flip", "noise", "adaptive"])
+@pytest.mark.parametrize("method", [Scaffold(), FedLP(), FedUmf(), GenFed(), FedPer()], ids=lambda method: method.name)
 def test_attacks_on_any_method(attack, method):
-    fed = small(method, "digits-bn-cnn", attack=attack, attack_share=0.5)
+    fed = small(method, "digits-bn-cnn", attack=attack, attack_share=0.5, validation_size=100)
     one, other = (timeless(fed.fit(2, quiet=True).records) for _ in range(2))
     assert one == other and all(record["refused"] == {} for record in one)
 

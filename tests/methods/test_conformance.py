@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from fedhelix import METHODS, federation, load
+from fedhelix import METHODS, FedBN, FedPer, federation, load
 from fedhelix.client import Job, client_of
 from helpers import checkpoint, on_disk, same, small, timeless
 
@@ -19,16 +19,22 @@ VARIANTS = {
     "fedlg": [{"select": "gradient", "layers": 1}],
     "fedlp": [{"redraw": "run"}],
     "fedopt": [{"optimizer": "yogi", "bias_correction": True}],
+    "genfed": [{"inner": FedPer(), "schedule": "constant", "rho_max": 2}, {"inner": FedBN()}],
     "lg-fedavg": [{"warm_start": 1}, {"shared_layers": 2}],
     "local": [{"follow_sampling": True}],
 }
 METHOD_CASES = [METHODS[name](**options) for name in METHODS for options in ({}, *VARIANTS.get(name, []))]
 
 
+def network(method) -> str:
+    return NETWORKS.get(method.label.rpartition("+")[2], "digits-cnn")
+
+
 def label(method) -> str:
     plain = type(method)()
-    changed = [f"{key}={value}" for key, value in vars(method).items() if value != vars(plain)[key]]
-    return " ".join([method.name, *changed])
+    options = vars(method).items()
+    changed = [f"{key}={value}" for key, value in options if key != "inner" and value != vars(plain)[key]]
+    return " ".join([method.label, *changed])
 
 
 every_method = pytest.mark.parametrize("method", METHOD_CASES, ids=label)
@@ -36,7 +42,7 @@ every_method = pytest.mark.parametrize("method", METHOD_CASES, ids=label)
 
 def build(method, **more):
     # Three of four: whoever works in one round mostly works in the next one too, with what it kept.
-    usual = {"model": NETWORKS.get(method.name, "digits-cnn"), "data": DIGITS, "clients": 4, "batch_size": 32}
+    usual = {"model": network(method), "data": DIGITS, "clients": 4, "batch_size": 32}
     return small(method, **usual | more)
 
 
@@ -65,7 +71,7 @@ def test_two_runs_are_equal_to_the_bit(method):
     [
         pytest.param(method, model, id=f"{label(method)} {model}")
         for method in METHOD_CASES
-        for model in dict.fromkeys([NETWORKS.get(method.name, "digits-cnn"), "digits-bn-cnn"])
+        for model in dict.fromkeys([network(method), "digits-bn-cnn"])
     ],
 )
 def test_only_what_is_declared_travels_and_every_byte_is_counted(method, model, monkeypatch):

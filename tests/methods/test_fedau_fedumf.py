@@ -73,6 +73,17 @@ def test_around_it_genfed_normalises_and_counts_as_asked(count, counted):
     assert merged["intervals"][:3].tolist() == counted
 
 
+def test_around_it_genfed_normalises_even_when_it_takes_everybody():
+    fed = small(GenFed(FedAU(), schedule="constant", rho_max=3), validation_size=0.1)
+    ctx = fed.context(0, 1)
+    server, _ = fed.method.begin({}, ctx)
+    server["intervals"], server["total"] = torch.ones(6, dtype=torch.int64), torch.tensor([1, 2, 5, 1, 1, 1])
+    uploads = [Upload(client, 5, {"model": fed.initial}) for client in range(3)]
+    # Mean intervals 1, 2 and 5; FedAU alone would divide them by its six clients.
+    assert fed.method.weigh(server, uploads, ctx) == pytest.approx([1 / 8, 2 / 8, 5 / 8])
+    assert FedAU().weigh(server, uploads, ctx) == pytest.approx([1 / 6, 2 / 6, 5 / 6])
+
+
 # FedUmf
 
 

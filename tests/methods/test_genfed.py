@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fedhelix import FedAvg, FedProx, GenFed, LGFedAvg, Scaffold, Upload
+from fedhelix import FedAvg, FedProx, GenFed, Scaffold, Upload
 from fedhelix.errors import BadInput
 from fedhelix.registry import layers, make
 from fedhelix.runs.config import layered, make_plan, read_plan
@@ -68,9 +68,9 @@ def test_weights_of_the_chosen_sum_to_one():
     assert fed.method.weigh(server, uploads, fed.context(0, 1)) == [10 / 21, pytest.approx(11 / 21), 0, 0]
 
 
-def test_what_cannot_be_scored_is_refused():
-    with pytest.raises(BadInput, match="genfed cannot score the models of lg-fedavg, of which a part stays at home"):
-        small(GenFed(LGFedAvg()), "digits-cnn", validation_size=0.2)
+def test_bad_input():
+    with pytest.raises(BadInput, match=r"genfed scores models on validation data; set validation_size above 0"):
+        small(GenFed(), validation_size=0)
     with pytest.raises(BadInput, match="rho_max must be at least 1, not 0"):
         GenFed(rho_max=0)
     with pytest.raises(BadInput, match="genfed works around a method such as FedAvg"):

@@ -168,3 +168,35 @@ def test_a_config_makes_its_federation():
     fed = plan.config.federation(plan.method)
     assert (fed.clients, fed.cohort_size, fed.training.lr, fed.method) == (5, 2, 0.3, FedProx())
     assert len(fed.splits[0].valid) == round(0.2 * (len(fed.splits[0].valid) + len(fed.splits[0].train)))
+
+
+# Variants: METHOD@KEY=VALUE,...
+
+
+def test_a_variant_has_settings_and_options_of_its_own():
+    values = {"lr": 0.5, "supplement.size": 9, "genfed.rho_max": 2}
+    plain = make_plan("genfed", values)
+    plan = make_plan("genfed@supplement_size=0,epochs=7,rho_max=4,method.c=3", values)
+    assert (plan.config.supplement_size, plan.config.epochs, plan.config.lr) == (0, 7, 0.5)
+    assert (plan.method.rho_max, plan.method.c) == (4, 3.0)
+    assert (plain.config.supplement_size, plain.method.rho_max) == (9, 2)
+    assert plan.spec == "genfed" and plain.label == "genfed"
+    assert plan.label == "genfed@supplement_size=0,epochs=7,rho_max=4,method.c=3"
+    assert make_plan("fedbn@bn.filter=name", {}).method.bn_filter == "name"
+    assert make_plan("fedavg@data=/a/b.npz", {}).label == "fedavg@data=_a_b.npz"
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("fedavg@supplement", r"a variant is METHOD@KEY=VALUE,\.\.\. and 'supplement' is no KEY=VALUE"),
+        ("fedavg@lr=1,=2", "'=2' is no KEY=VALUE"),
+        ("fedavg@seed=1", "a variant cannot have a seed of its own; set it for all methods"),
+        ("fedavg@suplement_size=1", "unknown key of the method fedavg 'suplement_size'"),
+        ("fedavg@lr=fast", "lr must be a number, not 'fast'"),
+        ("fedavgg@lr=1", "unknown method 'fedavgg'; did you mean 'fedavg'"),
+    ],
+)
+def test_wrong_variants(spec, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        make_plan(spec, {})

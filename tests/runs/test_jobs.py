@@ -2,6 +2,7 @@ import pytest
 
 from fedhelix import METHODS, FedAvg, toml
 from fedhelix.errors import BadInput
+from fedhelix.report.tables import comparison
 from fedhelix.runs import jobs
 from fedhelix.runs.config import make_plan
 from helpers import checkpoint, on_disk, same
@@ -95,6 +96,7 @@ def test_a_folder_belongs_to_one_comparison(tmp_path):
     ("methods", "values", "seeds", "sentence"),
     [
         (["fedavg", "fedavg"], {}, 1, "'fedavg' is named twice; a comparison needs different methods"),
+        (["fedavg", "fedavg@lr=0.1"], {}, 1, "'fedavg@lr=0.1' is named twice; a comparison needs different methods"),
         (["fedavg"], {}, 0, "seeds must be at least 1, not 0"),
         (["fedavg", "fedbn"], {}, 1, "fedbn needs a model with BatchNorm"),
         (["fedavg", "fedprox"], {"fedprox.muu": 1}, 1, "unknown key of the method fedprox 'muu'"),
@@ -140,6 +142,24 @@ def test_methods_of_one_file_side_by_side(tmp_path, monkeypatch):
     assert [folder.path.name for folder in folders] == ["fedavg-seed0", "mine-seed0", "other-seed0"]
     assert folders[1].summary["options"] == {"rate": 3.0}
     assert [folder.summary["method"] for folder in folders] == ["fedavg", "mine", "other"]
+
+
+def test_variants_of_one_method_are_told_apart(tmp_path):
+    methods = ["fedavg", "fedavg@supplement_size=20,supplement_below=1", "fedavg@attack=ipm", "genfed"]
+    folders = jobs.compare(methods, {**SMALL, "rounds": 1, "model": "linear"}, 2, tmp_path / "c", quiet=True)
+    assert [folder.path.name for folder in folders[:4]] == [f"{name}-seed0" for name in methods]
+    # The server keeps the same samples from all of them, so that they differ in nothing else.
+    assert {folder.config["validation_size"] for folder in folders} == {0.1}
+    assert [folder.summary["other_bytes"] > 0 for folder in folders[:4]] == [False, True, False, False]
+    assert list(comparison(folders).index) == [
+        "fedavg (supplement_size=0.0, supplement_below=0.2, attack=none)",
+        "fedavg (supplement_size=20.0, supplement_below=1.0, attack=none)",
+        "fedavg (supplement_size=0.0, supplement_below=0.2, attack=ipm)",
+        "genfed",
+    ]
+    written = [path.stat().st_mtime_ns for path in sorted((tmp_path / "c").rglob("summary.json"))]
+    jobs.resume_comparison(tmp_path / "c", quiet=True)
+    assert [path.stat().st_mtime_ns for path in sorted((tmp_path / "c").rglob("summary.json"))] == written
 
 
 def test_a_free_folder_is_never_one_that_exists(tmp_path):

@@ -2,6 +2,8 @@
 
 A label flipper trains honestly on wrong labels. All others train, look at what the benign clients of the round are
 about to send (the strongest position an attacker can have), and forge their own uploads before the server weighs them.
+An adaptive attacker also has samples like those of the server's validation set, and never looks worse on them than the
+median benign client: it goes as far against the benign mean as that allows.
 """
 
 from __future__ import annotations
@@ -12,28 +14,34 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
 import torch
 
 from fedhelix.client import Job, Outcome
-from fedhelix.data import Dataset, Split
+from fedhelix.data import Dataset, Split, even_sample
 from fedhelix.errors import BadInput
+from fedhelix.method import Scorer
 from fedhelix.options import Checked, option
 from fedhelix.seeds import draw, numpy_draw
 from fedhelix.tree import State, add, subtract, take
 
-USUAL_SCALE = {"ipm": 1.0, "sign-flip": 4.0, "noise": 1.0}
+USUAL_SCALE = {"ipm": 1.0, "sign-flip": 4.0, "noise": 1.0, "adaptive": 10.0}
+USUALLY_STUDIED = 1000  # samples, where the server has none
+STEPS = 20  # between the benign mean and the farthest point that an adaptive attacker tries
 
 
 @dataclass(frozen=True)
 class Attack(Checked):
     """Which attack, by how many, and how hard."""
 
-    attack: Literal["none", "label-flip", "mimic", "ipm", "sign-flip", "noise"] = option(
-        "none", "what malicious clients do: none, label-flip, mimic, ipm, sign-flip or noise"
+    attack: Literal["none", "label-flip", "mimic", "ipm", "sign-flip", "noise", "adaptive"] = option(
+        "none", "what malicious clients do: none, label-flip, mimic, ipm, sign-flip, noise or adaptive"
     )
     attack_share: float = option(0.2, "share of the clients that are malicious", above=0, below=1)
     attack_scale: float | None = option(
-        None, "ipm: times the benign mean (auto: 1); sign-flip: factor (4); noise: standard deviation (1)", above=0
+        None,
+        "ipm: times the benign mean (auto: 1); sign-flip: factor (4); noise: deviation (1); adaptive: farthest (10)",
+        above=0,
     )
 
 
@@ -76,8 +84,15 @@ class Attackers:
             for client, split in enumerate(splits)
         ]
 
-    def forge(self, outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> list[Outcome]:
-        """The outcomes of a round, with the attackers' uploads replaced."""
+    def studied(self, data: Dataset, splits: Sequence[Split], count: int) -> np.ndarray:
+        """Training samples, equally many of each class, on which adaptive attackers try what the server will see."""
+        if self.asked.attack != "adaptive":
+            return np.zeros(0, dtype=np.int64)
+        owned = np.unique(np.concatenate([split.train for split in splits]))
+        return even_sample(data, owned, min(count or USUALLY_STUDIED, len(owned)), numpy_draw(self.seed, "studied"))
+
+    def forge(self, outcomes: Sequence[Outcome], jobs: Sequence[Job], score: Scorer | None = None) -> list[Outcome]:
+        """The outcomes of a round, with the attackers' uploads replaced; `score` judges models on what they studied."""
         if self.asked.attack in ("none", "label-flip"):
             return list(outcomes)
         received = {job.client: job.payload.get("model", {}) for job in jobs}
@@ -87,35 +102,55 @@ class Attackers:
             for client, model in sent.items()
             if client not in self.ids
         }
+        malicious = [client for client in sent if client in self.ids]
+        scale = self.asked.attack_scale or USUAL_SCALE.get(self.asked.attack, 1.0)
+        if self.asked.attack == "adaptive" and benign and malicious:
+            assert score is not None
+            scale = self._reach(sent, received, benign, malicious[0], scale, score)
         forged = []
         for outcome, job in zip(outcomes, jobs, strict=True):
-            if outcome.client in self.ids and outcome.client in sent:
-                model = {**outcome.upload["model"], **self._forged(outcome, job, received[outcome.client], benign)}
+            if outcome.client in malicious:
+                entries = self._forged(outcome.upload["model"], job, received[outcome.client], benign, scale)
+                model = {**outcome.upload["model"], **entries}
                 outcome = outcome._replace(upload={**outcome.upload, "model": model})
             forged.append(outcome)
         return forged
 
-    def _forged(self, outcome: Outcome, job: Job, received: State, benign: Mapping[int, State]) -> State:
+    def _forged(self, honest: State, job: Job, received: State, benign: Mapping[int, State], scale: float) -> State:
         """The entries that an attacker replaces; without anybody benign it sends back what it received."""
-        honest, asked = outcome.upload["model"], self.asked
         origin = take({**honest, **received}, honest)
         if not benign:
             return origin
-        scale = asked.attack_scale or USUAL_SCALE.get(asked.attack, 1.0)
         names = [name for name in self.parameters if name in honest]
-        if asked.attack == "mimic":
+        if self.asked.attack == "mimic":
             random = numpy_draw(self.seed, "mimic", job.round).choice(sorted(benign))
             update = benign[self.target if self.target in benign else int(random)]
             return add(take(origin, update), take(update, origin))
-        if asked.attack == "ipm":
+        if self.asked.attack == "ipm":
             return {name: origin[name] - scale * _mean(name, benign, origin) for name in names}
-        if asked.attack == "sign-flip":
+        if self.asked.attack == "adaptive":
+            return {name: origin[name] + (1 - scale) * _mean(name, benign, origin) for name in names}
+        if self.asked.attack == "sign-flip":
             return {name: origin[name] - scale * (honest[name] - origin[name]) for name in names}
         generator = draw(self.seed, "attack-noise", job.round, job.client)
         return {
             name: honest[name] + scale * torch.randn(honest[name].shape, generator=generator).to(honest[name].device)
             for name in names
         }
+
+    def _reach(
+        self, sent: Mapping[int, State], received: Mapping[int, State], benign: Mapping[int, State],
+        client: int, farthest: float, score: Scorer,
+    ) -> float:  # fmt: skip
+        """How far from the benign mean towards its opposite a model is still as fit as the median benign one."""
+        distances = [farthest * step / STEPS for step in range(STEPS + 1)]
+        honest, job = sent[client], Job(client, 0, {}, {})
+        tried = [{**honest, **self._forged(honest, job, received[client], benign, d)} for d in distances]
+        models = [{**received[other], **sent[other]} for other in benign]
+        metrics = [metric for metric, _ in score([*models, *({**received[client], **model} for model in tried)])]
+        level = float(np.median(metrics[: len(models)]))
+        fit = [d for d, metric in zip(distances, metrics[len(models) :], strict=True) if metric >= level]
+        return max(fit, default=0.0)
 
 
 def _mean(name: str, updates: Mapping[int, State], like: State) -> torch.Tensor:

@@ -5,7 +5,7 @@ from fedhelix.data.arrays import from_arrays, from_clients, from_npz
 from fedhelix.data.augment import crop_and_flip, draw_crops
 from fedhelix.data.datasets import Availability, Dataset, available, load
 from fedhelix.data.partitions import Partition, Split, class_split
-from fedhelix.data.reserve import Reserve, ServerData
+from fedhelix.data.reserve import Reserve, ServerData, even_sample
 
 __all__ = [
     "Availability",
@@ -18,6 +18,7 @@ __all__ = [
     "class_split",
     "crop_and_flip",
     "draw_crops",
+    "even_sample",
     "from_arrays",
     "from_clients",
     "from_npz",

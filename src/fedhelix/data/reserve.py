@@ -65,16 +65,12 @@ class Reserve:
             raise BadInput(f"validation_size = {size:g} leaves the server or the clients without samples.")
         if asked.supplement_size and not count:
             raise BadInput("supplements come from the validation set; set validation_size above 0.")
-        labels = codes(data, data.y)[usable]
-        wanted = np.unique(labels)
-        pool = ClassPool.of(usable, np.searchsorted(wanted, labels), len(wanted), numpy_draw(seed, "validation"))
-        counts = balanced(count, pool.sizes)
-        held = pool.take(counts[None], 0)
+        held = even_sample(data, usable, count, numpy_draw(seed, "validation"))
         if count and data.classes is not None:
             _warn_of_missing(data, partition, held)
         if not asked.supplement_size or asked.validation_shared:
             return cls(np.sort(held), np.sort(held if asked.supplement_size else held[:0]))
-        kinds = np.repeat(np.arange(len(counts)), counts)
+        kinds = np.unique(codes(data, data.y)[held], return_inverse=True)[1]
         given = stratified(kinds, round(POOL_SHARE * count), numpy_draw(seed, "supplement-pool"))
         return cls(np.sort(np.delete(held, given)), np.sort(held[given]))
 
@@ -97,6 +93,13 @@ class Reserve:
             supplied[client] = dataclasses.replace(split, train=np.concatenate([split.train, extra]))
             given[client] = len(extra)
         return supplied, given
+
+
+def even_sample(data: Dataset, among: np.ndarray, count: int, draw: np.random.Generator) -> np.ndarray:
+    """So many of some training samples, the same number of every class as far as there are enough."""
+    kinds, labels = np.unique(codes(data, data.y)[among], return_inverse=True)
+    pool = ClassPool.of(among, labels, len(kinds), draw)
+    return pool.take(balanced(count, pool.sizes)[None], 0)
 
 
 def balanced(total: int, supply: np.ndarray, draw: np.random.Generator | None = None) -> np.ndarray:

@@ -24,6 +24,7 @@ from fedhelix.client import (
     samples_of,
     untuned_model,
 )
+from fedhelix.probe import is_whole, probe
 from fedhelix.task import judge
 from fedhelix.tree import State, Tree
 
@@ -56,11 +57,15 @@ class Engine(ABC):
         return predict(self.setup, state, pool, indices)
 
     def score(self, states: Sequence[State], pool: Pool, indices: Tensor | None = None) -> list[Judgement]:
-        """Metric and loss of whole models on common samples: all of a pool, or some."""
+        """Metric and loss of models on common samples: all of a pool, or some. What they lack is fitted to these."""
         targets = samples_of(self.setup, pool)[1]
         wanted = torch.arange(len(targets)) if indices is None else indices
         targets = targets[wanted.to(targets.device)]
-        return [judge(self.setup.task, self.outputs(state, pool, wanted), targets) for state in states]
+        outputs = [
+            (self.outputs if is_whole(self.setup, state) else partial(probe, self.setup))(state, pool, wanted)
+            for state in states
+        ]
+        return [judge(self.setup.task, output, targets) for output in outputs]
 
     def evaluate(self, jobs: Sequence[Job], model: State | None = None) -> tuple[list[Scores], Judgement | None]:
         """Every client's personal model on its own samples, and the server's model on the whole test pool.

@@ -6,6 +6,7 @@ import gc
 import threading
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -15,10 +16,12 @@ from torch.func import functional_call, vmap
 
 from fedhelix.client import Job, Outcome, Pool, Scores, Setup, open_round, samples_of
 from fedhelix.engines.base import Engine
+from fedhelix.engines.convolution import StackedConvolutions
 from fedhelix.engines.stack import Batches, Mode, Stack, Task
 from fedhelix.errors import EngineFailure
 from fedhelix.method import LocalRound, Phase
-from fedhelix.task import judge
+from fedhelix.probe import is_whole
+from fedhelix.task import judge_all
 from fedhelix.tree import State
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
@@ -237,11 +240,13 @@ class Batched(Engine):
         torch.cuda.empty_cache()
 
     def score(self, states: Sequence[State], pool: Pool, indices: Tensor | None = None) -> list[tuple[float, float]]:
-        """Metric and loss of whole models on common samples, many models at once."""
+        """Metric and loss of models on common samples, many whole models at once."""
+        if not all(is_whole(self.setup, state) for state in states):
+            return super().score(states, pool, indices)
         targets = samples_of(self.setup, pool)[1]
         wanted = torch.arange(len(targets)) if indices is None else indices
         outputs = self._outputs(states, pool, [wanted] * len(states))
-        return [judge(self.setup.task, output, targets[wanted.to(targets.device)]) for output in outputs]
+        return judge_all(self.setup.task, outputs, [targets[wanted.to(targets.device)]] * len(states))
 
     def evaluate_each(self, jobs: Sequence[Job]) -> list[Scores]:
         """Clients that each use a model of their own, many at once."""
@@ -250,11 +255,9 @@ class Batched(Engine):
         tests, valids = [torch.as_tensor(part.test) for part in parts], [torch.as_tensor(part.valid) for part in parts]
         on_test, on_valid = self._outputs(states, "test", tests), self._outputs(states, "train", valids)
         y_test, y = self.setup.data.y_test, self.setup.data.y
-        scores = []
-        for test, valid, said, said_valid in zip(tests, valids, on_test, on_valid, strict=True):
-            on_valid_part = judge(task, said_valid, y[valid.to(y.device)])
-            scores.append(Scores(*judge(task, said, y_test[test.to(y.device)]), on_valid_part[0]))
-        return scores
+        judged = judge_all(task, on_test, [y_test[test.to(y.device)] for test in tests])
+        checked = judge_all(task, on_valid, [y[valid.to(y.device)] for valid in valids])
+        return [Scores(*test, valid[0]) for test, valid in zip(judged, checked, strict=True)]
 
     def _outputs(self, states: Sequence[State], pool: Pool, indices: Sequence[Tensor]) -> list[Tensor]:
         """What each model says to its own samples; short of memory, a few at a time."""
@@ -282,7 +285,8 @@ class Batched(Engine):
             rows = torch.nn.utils.rnn.pad_sequence(list(wanted), batch_first=True).to(device)
             stacked = {name: torch.stack([state[name] for state in some]) for name in setup.units.names}
             call = vmap(lambda state, batch: functional_call(setup.module, state, (batch,)))
-            pieces = [call(stacked, setup.data.prepare(x[piece])) for piece in rows.split(FEW, dim=1)]
+            with StackedConvolutions() if device.type == "cuda" else nullcontext():
+                pieces = [call(stacked, setup.data.prepare(x[piece])) for piece in rows.split(FEW, dim=1)]
             outputs = torch.cat(pieces, dim=1)
             found += [output[: len(part)] for output, part in zip(outputs, wanted, strict=True)]
         return found

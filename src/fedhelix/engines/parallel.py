@@ -15,6 +15,7 @@ from fedhelix.engines.base import Engine
 from fedhelix.engines.crew import Crew, NoCrew, Task, cores
 from fedhelix.engines.worker import for_client, hello
 from fedhelix.errors import BadInput
+from fedhelix.probe import is_whole, probe
 from fedhelix.task import judge
 from fedhelix.tree import State, Tree, tensors
 
@@ -60,7 +61,7 @@ class Parallel(Engine):
         return self._predict([state], pool, indices)[0]
 
     def score(self, states: Sequence[State], pool: Pool, indices: Tensor | None = None) -> list[tuple[float, float]]:
-        """Metric and loss of whole models on common samples; models and samples are spread over the workers."""
+        """Metric and loss of models on common samples; models and samples are spread over the workers."""
         targets = samples_of(self.setup, pool)[1]
         wanted = torch.arange(len(targets)) if indices is None else indices
         return [judge(self.setup.task, found, targets[wanted]) for found in self._predict(states, pool, wanted)]
@@ -82,10 +83,14 @@ class Parallel(Engine):
 
     def _predict(self, states: Sequence[State], pool: Pool, indices: Tensor) -> list[Tensor]:
         """What every model says to the samples."""
-        parts = indices.split(CHUNK)
-        tasks = [Task(predict, (state, pool, part), len(part), "the evaluation") for state in states for part in parts]
-        found = self._run(tasks, (tensor for state in states for tensor in state.values()))
-        return [torch.cat(found[start : start + len(parts)]) for start in range(0, len(found), len(parts))]
+        work = [(predict, indices.split(CHUNK)) if is_whole(self.setup, s) else (probe, (indices,)) for s in states]
+        tasks = [
+            Task(function, (state, pool, part), len(part), "the evaluation")
+            for state, (function, parts) in zip(states, work, strict=True)
+            for part in parts
+        ]
+        found = iter(self._run(tasks, (tensor for state in states for tensor in state.values())))
+        return [torch.cat([next(found) for _ in parts]) for _, parts in work]
 
     def _run(self, tasks: Sequence[Task], shared: Iterable[Tensor]) -> list[Any]:
         """The results of the tasks, in their order."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedhelix.blame import described
 from fedhelix.client import Job, Setup, client_of
 from fedhelix.data import Split
 from fedhelix.engines.shared import dumps, loads, open_map
@@ -87,7 +88,7 @@ class Worker:
         except BadInput as problem:
             return dumps(Failure(str(problem), ""))
         except Exception as problem:
-            return dumps(Failure(f"{type(problem).__name__}: {problem}", traceback.format_exc()))
+            return dumps(Failure(described(problem), traceback.format_exc()))
 
     def obey(self, message: Any) -> Any:
         """Get ready, retire, or do a task: a function and its arguments."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,10 +36,13 @@ class GenFed(Wrapper):
         return True
 
     def check(self, units: Units) -> None:
-        """Only whole models can be scored: a random layer in place of a personal one would say nothing."""
+        """What stays at home is fitted to the validation set; but for that there must be a body, and a linear head."""
         super().check(units)
-        if len(self.inner.shared(units)) < len(units.names):
-            raise BadInput(f"genfed cannot score the models of {self.inner.label}, of which a part stays at home.")
+        shared = set(self.inner.shared(units))
+        if not shared & set(units.body or units.names):
+            raise BadInput(f"genfed cannot score the models of {self.inner.label}, which uploads no body.")
+        if not shared >= set(units.head) and units.weighted[-1].kind != "linear":
+            raise BadInput(f"genfed around {self.inner.label} needs a network whose last layer is linear.")
 
     def weigh(self, server: Tree, uploads: Sequence[Upload], ctx: Context) -> list[float]:
         """Server: the inner method's weights, but zero for the unfit; then they are scaled to a sum of one."""
@@ -59,9 +63,9 @@ class GenFed(Wrapper):
         ctx.notes["rho"], ctx.notes["selected"] = rho, [uploads[i].client for i in chosen]
         ctx.notes["fitness"] = {str(-client): metric for metric, _, client in fitness}
         weights = self.inner.weigh(server, uploads, ctx)
-        if len(chosen) == len(uploads):
-            return weights
         total = sum(weights[i] for i in chosen)
+        if len(chosen) == len(uploads) and math.isclose(total, 1):
+            return weights  # to the bit
         return [weight / total if i in chosen else 0.0 for i, weight in enumerate(weights)]
 
 

@@ -26,6 +26,7 @@ def bench(
     scale: str,
     seeds: int | None,
     minutes: float | None,
+    only: Sequence[str],
     out: Path,
     save: Path,
     data_dir: str | None,
@@ -54,7 +55,7 @@ def bench(
     for name in names:
         left = None if minutes is None else max(0.0, minutes - (time.monotonic() - began) / 60)
         started = time.monotonic()
-        report = STUDIES[name].run(cast(Scale, scale), out, more, seeds, left, quiet or None)
+        report = STUDIES[name].run(cast(Scale, scale), out, more, seeds, left, only, quiet or None)
         on = torch.cuda.get_device_name() if device_of(device).type == "cuda" else "CPU"
         where = {"device": on, "versions": {**versions(), **({"commit": commit} if commit else {})}}
         command = f"fedhelix bench {name} --scale {scale}" + (f" --seeds {seeds}" if seeds else "")

@@ -111,7 +111,8 @@ def settings(scale: Scale, column: str) -> dict[str, Any]:
         return {**layered("genfed.literal"), "data": DATA[column], "rounds": ROUNDS[column][1]}
     strong = layered("genfed.strong")
     if scale == "gpu":
-        return {**strong, "data": DATA[column], "rounds": ROUNDS[column][0], "model": "w1-cnn"}
+        every = 5 if column == "CIFAR-10" else 2
+        return {**strong, "data": DATA[column], "rounds": ROUNDS[column][0], "model": "w1-cnn", "eval_every": every}
     quick = {"data": "digits", "model": "digits-cnn", "clients": 20, "rounds": 30, "genfed.c": 10.0}
     return {**strong, **quick, "epochs": 2, "batch_size": 16, "lr": 0.1, "lr_decay": 1.0, "momentum": 0.5}
 

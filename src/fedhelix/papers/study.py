@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from fedhelix.errors import unknown
 from fedhelix.records import Record, evaluated_records
 from fedhelix.runs.config import Plan, make_plan
 from fedhelix.runs.jobs import run_all
@@ -59,11 +60,17 @@ class Study:
     finish: Callable[[dict[str, Any]], None] | None = None  # adds measures that compare cells with each other
 
     def plans(
-        self, scale: Scale, out: Path, more: Mapping[str, Any], seeds: int | None = None
+        self, scale: Scale, out: Path, more: Mapping[str, Any], seeds: int | None = None, only: Sequence[str] = ()
     ) -> list[tuple[Cell, dict[Path, Plan]]]:
-        """The runs of every cell, with the folders that they belong in."""
+        """The runs of every cell (or only of those rows and columns), with the folders that they belong in."""
+        cells = self.cells(scale)
+        for name in only:
+            if not any(name in (cell.row, cell.column) for cell in cells):
+                raise unknown("row or column", name, [name for cell in cells for name in (cell.row, cell.column)])
         found = []
-        for cell in self.cells(scale):
+        for cell in cells:
+            if only and cell.row not in only and cell.column not in only:
+                continue
             plans = [
                 make_plan(cell.method, {"checkpoint_every": 25, **cell.settings, **more, "seed": seed})
                 for seed in range(self.seeds[scale] if seeds is None else seeds)
@@ -78,10 +85,11 @@ class Study:
         more: Mapping[str, Any],
         seeds: int | None = None,
         minutes: float | None = None,
+        only: Sequence[str] = (),
         quiet: bool | None = None,
     ) -> dict[str, Any]:
         """Fill the cells as far as the time allows, and report."""
-        plans = self.plans(scale, out, more, seeds)
+        plans = self.plans(scale, out, more, seeds, only)
         every = {path: plan for _, runs in plans for path, plan in runs.items()}
         complete = run_all(every, quiet, minutes)
         report = {

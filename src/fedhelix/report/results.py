@@ -21,6 +21,9 @@ NOT_COMPARED = (
     "eval_every", "checkpoint_every",
 )  # fmt: skip
 
+# Settings that a reader expects to be the same for all methods of a comparison.
+OF_EVERY_METHOD = ("data", "clients")
+
 
 @dataclass(frozen=True, eq=False)
 class Result:
@@ -158,7 +161,7 @@ def grouped(runs: Sequence[RunFolder | Result]) -> dict[str, list[Result]]:
 
 
 def _circumstances(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a reader expects to be the same for all methods of a comparison."""
+    """The settings that can change a result, besides the method's own options."""
     found: dict[str, Any] = {}
     for key, value in config.items():
         if key not in NOT_COMPARED:
@@ -169,15 +172,20 @@ def _circumstances(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _label(result: Result, others: Sequence[Result]) -> str:
     """The method's name, and in brackets only what tells it from other runs of this method or on other data."""
-    same_method = [other.options for other in others if other.method == result.method]
-    details = _differing(result.options, same_method)
-    details += _differing(result.circumstances, [other.circumstances for other in others])
+    mine, kin = _settings(result), [_settings(other) for other in others if other.method == result.method]
+    keys = dict.fromkeys(key for other in kin for key in other if key not in OF_EVERY_METHOD)
+    details = [
+        f"{key}={mine.get(key, 'auto')}" for key in keys if any(other.get(key) != mine.get(key) for other in kin)
+    ]
+    details += [
+        f"{key}={value}"
+        for key, value in mine.items()
+        if key in OF_EVERY_METHOD and any(_settings(other).get(key, value) != value for other in others)
+    ]
     if not result.complete:
         details.append("unfinished")
     return f"{result.method} ({', '.join(details)})" if details else result.method
 
 
-def _differing(settings: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [
-        f"{key}={value}" for key, value in settings.items() if any(other.get(key, value) != value for other in others)
-    ]
+def _settings(result: Result) -> dict[str, Any]:
+    return result.circumstances | result.options

@@ -30,6 +30,8 @@ from fedhelix.store import FORMAT
 
 # Entries of a run's config.toml that describe where it came from; they are written, not obeyed.
 PROVENANCE = ("format", "versions")
+# Settings that must not, or need not, differ between the methods of a comparison.
+FOR_ALL = ("seed", "kernels", "workers", "data_dir", "checkpoint_every")
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,12 @@ class Plan:
     spec: str  # the method as it was named: a registered name, wrappers such as genfed+fedau, or FILE.py
     method: Method
     config: Config
+    variant: str = ""  # what was set for it alone, as KEY=VALUE,...
+
+    @property
+    def label(self) -> str:
+        """What tells it from the other plans of a comparison; good for a folder."""
+        return f"{self.method.label}@{self.variant}".replace("/", "_") if self.variant else self.method.label
 
     def as_dict(self) -> dict[str, Any]:
         """For config.toml; `read_plan` gives the same plan back."""
@@ -152,14 +160,16 @@ def make_plan(spec: str, values: Mapping[str, Any]) -> Plan:
     """A checked plan for one method.
 
     Keys are those of `Config`; `method.KEY` is an option of the method, and `NAME.KEY` one of the method NAME only
-    (also where NAME wraps another method or is wrapped by one).
+    (also where NAME wraps another method or is wrapped by one). `SPEC@KEY=VALUE,...` is a variant with keys of its own.
     """
+    spec, variant = split_variant(spec)
     spec = _absolute(spec)
     settings: dict[str, Any] = {}
     options: dict[str, Any] = {}
     names = [kind.name for kind in layers(spec)]
     mine = {"method", *names, "+".join(names)}
-    for key, value in values.items():
+    own = _of_variant(variant, mine)
+    for key, value in (*values.items(), *own.items()):
         group, _, rest = key.partition(".")
         if group in mine and rest:
             options[rest] = value
@@ -167,7 +177,28 @@ def make_plan(spec: str, values: Mapping[str, Any]) -> Plan:
             continue  # an option of another method in the same comparison
         else:
             settings[find(key, Config.names, grouped=False)] = value
-    return Plan(spec, make(spec, options), Config(**settings))
+    return Plan(spec, make(spec, options), Config(**settings), variant)
+
+
+def split_variant(spec: str) -> tuple[str, str]:
+    """A method and what is set for it alone: `fedavg@lr=0.1,epochs=5` has its own learning rate and epochs."""
+    name, at, variant = spec.rpartition("@")
+    return (name, variant) if at and ".py" not in variant else (spec, "")
+
+
+def _of_variant(text: str, groups: set[str]) -> dict[str, str]:
+    """The keys of a variant: those of `Config`, and any other is an option of the method."""
+    found: dict[str, str] = {}
+    for assignment in filter(None, text.split(",")):
+        key, equals, value = (word.strip() for word in assignment.partition("="))
+        if not equals or not key:
+            raise BadInput(f"a variant is METHOD@KEY=VALUE,... and '{assignment}' is no KEY=VALUE.")
+        field = key.replace(".", "_").replace("-", "_")
+        if field in FOR_ALL:
+            raise BadInput(f"a variant cannot have a {field} of its own; set it for all methods.")
+        known = field in Config.names or key.partition(".")[0] in groups
+        found[key if known else f"method.{key}"] = value
+    return found
 
 
 def read_plan(config: Mapping[str, Any], where: str | Path) -> Plan:

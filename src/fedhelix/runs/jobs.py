@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,6 @@ from fedhelix.errors import BadInput
 from fedhelix.federation import Run, device_of
 from fedhelix.progress import Progress
 from fedhelix.records import Record
-from fedhelix.registry import make
 from fedhelix.runs.config import Config, Plan, make_plan, read_plan
 from fedhelix.store import COMPARISON, RunFolder
 from fedhelix.track import check_tracker
@@ -93,7 +93,7 @@ def run_all(
     stacked = [path for path, plan in left.items() if _can_share(plan.config)]
     groups = [stacked[at : at + TOGETHER] for at in range(0, len(stacked), TOGETHER)]
     groups += [[path] for path in left if path not in stacked]
-    order, names = list(plans), [f"{plan.method.label} seed {plan.config.seed}" for plan in plans.values()]
+    order, names = list(plans), [f"{plan.label} seed {plan.config.seed}" for plan in plans.values()]
     try:
         for group in groups:
             numbers = [order.index(path) for path in group]
@@ -170,17 +170,17 @@ def compare(
     """
     if seeds < 1:
         raise BadInput(f"seeds must be at least 1, not {seeds}.")
-    names = [make(spec).label for spec in methods]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise BadInput(f"'{repeated[0]}' is named twice; a comparison needs different methods.")
-    first = int(make_plan(methods[0], values).config.seed)
+    asked = [make_plan(spec, values) for spec in methods]
+    for one, other in itertools.combinations(asked, 2):
+        if one.label == other.label or (one.method, one.config) == (other.method, other.config):
+            raise BadInput(f"'{other.label}' is named twice; a comparison needs different methods.")
     plans = {
-        out / f"{name}-seed{seed}": make_plan(spec, {**values, "seed": seed})
-        for seed in range(first, first + seeds)
-        for name, spec in zip(names, methods, strict=True)
+        out / f"{plan.label}-seed{seed}": replace(plan, config=replace(plan.config, seed=seed))
+        for seed in range(asked[0].config.seed, asked[0].config.seed + seeds)
+        for plan in asked
     }
-    if any(plan.method.scores for plan in plans.values()):  # then all methods leave the same samples to the server
+    if any(plan.method.scores or plan.config.supplement_size for plan in asked):
+        # Then all methods leave the same samples to the server.
         plans = {path: replace(plan, config=plan.config.resolved(needed=True)) for path, plan in plans.items()}
     if track is not None:
         check_tracker(track)
