@@ -1,23 +1,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from fedhelix import load, models
-from fedhelix.cpu import Tuned, applied, pool
+from fedhelix.cpu import Convolution, Pooling, applied
 from helpers import small
-
-CONVOLUTIONS = [
-    nn.Conv2d(2, 5, 3),
-    nn.Conv2d(2, 5, 3, padding=1, bias=False),
-    nn.Conv2d(2, 4, (3, 5), padding=(0, 2)),
-    nn.Conv2d(2, 4, 1),
-    nn.Conv2d(2, 4, 3, stride=2),  # left to PyTorch
-    nn.Conv2d(2, 4, 3, dilation=2),
-    nn.Conv2d(2, 4, 3, groups=2),
-    nn.Conv2d(2, 4, 3, padding="same"),
-    nn.Conv2d(2, 4, 2, padding=3),
-]
 
 
 def gradients(layer: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
@@ -25,39 +15,83 @@ def gradients(layer: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     return [out, *torch.autograd.grad(out.sin().sum(), [x, *layer.parameters()])]
 
 
-@pytest.mark.parametrize("layer", CONVOLUTIONS, ids=str)
-def test_tuned_convolutions_equal_pytorchs(layer):
-    x = torch.randn(3, 2, 9, 8, requires_grad=True)
-    expected = gradients(layer, x)
-    with Tuned():
+def assert_equal_to_pytorchs(layer: nn.Module, x: torch.Tensor) -> None:
+    x = x.double().requires_grad_()
+    expected = gradients(layer.double(), x)
+    with applied("tuned", layer):
         found = gradients(layer, x)
     for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 8, 8), (2, 3, 7, 9), (1, 1, 2, 2)])
-def test_tuned_pooling_equals_pytorchs_even_among_equals(shape):
-    x = torch.randint(0, 3, shape).float().requires_grad_()  # full of ties: the first of equals gets the gradient
-    expected = F.max_pool2d(x, 2)
-    weights = torch.randn_like(expected)
-    assert torch.equal(pool(x.detach()), expected)
-    assert torch.equal(pool(x), expected)
-    (by_pytorch,) = torch.autograd.grad((expected * weights).sum(), x)
-    (found,) = torch.autograd.grad((pool(x) * weights).sum(), x)
-    assert torch.equal(found, by_pytorch)
+sizes = st.integers(1, 4)
 
 
-def test_other_poolings_are_left_to_pytorch():
-    x = torch.randn(2, 3, 9, 9)
-    for layer in (
-        nn.MaxPool2d(3),
-        nn.MaxPool2d(2, stride=1),
-        nn.MaxPool2d(2, ceil_mode=True),
-        nn.MaxPool2d(2, padding=1),
-    ):
-        with Tuned():
-            found = layer(x)
-        assert torch.equal(found, layer(x))
+@settings(max_examples=60, deadline=None)
+@given(batch=sizes, channels=sizes, outputs=sizes, rows=sizes, columns=sizes, bias=st.booleans(), data=st.data())
+def test_tuned_convolutions_equal_pytorchs(batch, channels, outputs, rows, columns, bias, data):
+    padding = data.draw(st.tuples(st.integers(0, rows - 1), st.integers(0, columns - 1)))
+    height, width = data.draw(st.integers(rows, 9)), data.draw(st.integers(columns, 9))
+    layer = nn.Conv2d(channels, outputs, (rows, columns), padding=padding, bias=bias)
+    assert_equal_to_pytorchs(layer, torch.randn(batch, channels, height, width))
+
+
+OTHERS = [
+    nn.Conv2d(2, 4, 3, stride=2),
+    nn.Conv2d(2, 4, 3, dilation=2),
+    nn.Conv2d(2, 4, 3, groups=2),
+    nn.Conv2d(2, 4, 3, padding="same"),
+    nn.Conv2d(2, 4, 2, padding=3),
+    nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"),
+    nn.MaxPool2d(2, return_indices=True),
+]
+
+
+@pytest.mark.parametrize("layer", OTHERS, ids=str)
+def test_other_layers_are_left_alone(layer):
+    with applied("tuned", layer):
+        assert type(layer) in (nn.Conv2d, nn.MaxPool2d)
+
+
+POOLINGS = [
+    nn.MaxPool2d(2),
+    nn.MaxPool2d(3),
+    nn.MaxPool2d(2, stride=1),
+    nn.MaxPool2d(2, padding=1),
+    nn.MaxPool2d(2, ceil_mode=True),
+]
+
+
+@pytest.mark.parametrize("layer", POOLINGS, ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 8, 8), (2, 3, 7, 9), (1, 1, 3, 3)])
+def test_tuned_pooling_equals_pytorchs_even_among_equals(layer, shape):
+    # Full of ties: the first of equals gets the gradient.
+    assert_equal_to_pytorchs(layer, torch.randint(0, 3, shape))
+
+
+def test_a_picture_without_a_batch_is_left_to_pytorch():
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2))
+    x = torch.randn(1, 6, 6)
+    expected = net(x)
+    with applied("tuned", net):
+        torch.testing.assert_close(net(x), expected)
+
+
+def test_tuned_layers_stand_transforms_and_second_derivatives():
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(0)).double()
+    x = torch.randn(3, 1, 6, 6, dtype=torch.float64)
+
+    def curvature() -> torch.Tensor:
+        weight = net[0].weight
+        (first,) = torch.autograd.grad(net(x).square().sum(), weight, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), weight)[0]
+
+    def each() -> torch.Tensor:
+        return torch.func.vmap(lambda one: net(one[None]))(x)
+
+    expected = curvature(), each()
+    with applied("tuned", net):
+        torch.testing.assert_close((curvature(), each()), expected)
 
 
 @pytest.mark.parametrize("name", ["digits-cnn", "digits-bn-cnn"])
@@ -67,7 +101,7 @@ def test_whole_networks_agree_whatever_the_kernels(name):
     x, y = data.prepare(data.x[:20]), data.y[:20]
     found = {}
     for kernels in ("onednn", "native", "tuned"):
-        with applied(kernels):
+        with applied(kernels, net):
             found[kernels] = torch.autograd.grad(F.cross_entropy(net(x), y), list(net.parameters()))
     for kernels in ("native", "tuned"):
         for one, other in zip(found[kernels], found["onednn"], strict=True):
@@ -75,10 +109,13 @@ def test_whole_networks_agree_whatever_the_kernels(name):
 
 
 def test_the_choice_holds_inside_only():
-    before = torch.backends.mkldnn.enabled
-    with applied("tuned"):
+    net, before = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2)), torch.backends.mkldnn.enabled
+    with pytest.raises(RuntimeError), applied("tuned", net):
         assert not torch.backends.mkldnn.enabled
+        assert [type(layer) for layer in net] == [Convolution, Pooling]
+        raise RuntimeError
     assert torch.backends.mkldnn.enabled == before
+    assert [type(layer) for layer in net] == [nn.Conv2d, nn.MaxPool2d]
 
 
 def test_a_run_with_tuned_kernels_learns_the_same():

@@ -171,7 +171,7 @@ def test_a_tied_tensor_is_listed_once_under_its_first_name():
     net[1].weight = net[0].weight
     units = Units.of(net, torch.zeros(2, dtype=torch.long))
     assert units.names == units.parameters == ("0.weight",)
-    assert units.sizes == {"0.weight": 15}
+    assert units.sizes == {"0.weight": 15} and units.tied
 
 
 def test_a_module_used_twice_is_one_layer():

@@ -122,7 +122,7 @@ def client_of(setup: Setup, job: Job) -> Client:
             leaves = {name: state[name].detach().clone().requires_grad_() for name in names}
             model = {**{name: value.clone() for name, value in state.items()}, **leaves}
             noise = key(setup.seed, "noise-gradients", job.round, job.client, row)
-            with seeded(noise, setup.device), applied(setup.kernels):
+            with seeded(noise, setup.device), applied(setup.kernels, setup.module):
                 loss = risk(setup, model, gather(setup, samples, crops))
                 found = torch.autograd.grad(loss, list(leaves.values()))
             yield dict(zip(names, found, strict=True))
@@ -185,7 +185,12 @@ def forward(setup: Setup, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """A model's outputs for prepared samples, in the precision of the training."""
     half = setup.training.precision == "bfloat16"
     with torch.autocast(setup.device.type, torch.bfloat16) if half else nullcontext():
-        return functional_call(setup.module, dict(params), (x,)).float()
+        return call(setup, params, x).float()
+
+
+def call(setup: Setup, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """A model's outputs. To search the module for tied tensors every time would take as long as a small layer."""
+    return functional_call(setup.module, dict(params), (x,), tie_weights=setup.units.tied)
 
 
 def part_of(units: Units, part: str) -> list[str]:
@@ -219,7 +224,7 @@ def train(setup: Setup, job: Job, local: LocalRound, index: int, purpose: str) -
     view = Local(local.anchor, local.phase, local.units, local.risk, local.outputs)
     total = torch.zeros((), device=setup.device)
     noise = key(setup.seed, f"noise-{purpose}-{index}", job.round, job.client)
-    with seeded(noise, setup.device), applied(setup.kernels):
+    with seeded(noise, setup.device), applied(setup.kernels, setup.module):
         for samples, crops in steps.steps():
             loss = setup.method.loss(model, gather(setup, samples, crops), view)
             found = torch.autograd.grad(loss, leaves, allow_unused=True)
@@ -290,8 +295,8 @@ def predict(setup: Setup, state: State, pool: Pool, indices: Tensor) -> Tensor:
     batch = EVALUATED_AT_ONCE[setup.device.type == "cuda"]
     setup.module.eval()
     x, indices = samples_of(setup, pool)[0], indices.to(setup.device)
-    with applied(setup.kernels):
-        parts = [functional_call(setup.module, state, (setup.data.prepare(x[part]),)) for part in indices.split(batch)]
+    with applied(setup.kernels, setup.module):
+        parts = [call(setup, state, setup.data.prepare(x[part])) for part in indices.split(batch)]
     return torch.cat(parts)
 
 

@@ -1,57 +1,109 @@
-"""Kernels for the CPU: oneDNN's, PyTorch's native ones, or native ones helped out where they are slow.
+"""Kernels for the CPU: oneDNN's, PyTorch's native ones, or `tuned`: native ones helped out where they are slow.
 
 On some processors oneDNN takes twice as long as the native kernels for small convolutions. And the native ones lose
-most of their time in two places: the backward pass of a convolution, and pooling. `tuned` replaces just these by
-faster PyTorch operations. All three compute the same function; their results differ in the last bits.
+most of their time in three places: the gradient of a convolution's weights, convolutions of few channels, and pooling.
+`tuned` lends a network other layers for these. They lay pictures with the batch last, so that all samples of a pixel
+are neighbours in memory: patches are then copied in long rows, and pooling is vectorised.
+All three compute the same function; their results differ in the last bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch import Tensor, nn
 
 Kernels = Literal["onednn", "native", "tuned"]
 Pair = tuple[int, int]
 
 
 @contextmanager
-def applied(kernels: Kernels) -> Iterator[None]:
-    """Compute with these kernels, in one thread.
+def applied(kernels: Kernels, module: nn.Module) -> Iterator[None]:
+    """Let a network compute with these kernels, in one thread.
 
     More threads gain next to nothing on small networks, and would make results depend on their number.
     """
     before, threads = torch.backends.mkldnn.enabled, torch.get_num_threads()
+    lent = tuned_layers(module) if kernels == "tuned" else {}
+    own = {layer: type(layer) for layer in lent}
     torch.backends.mkldnn.enabled = kernels == "onednn"  # type: ignore[assignment]
     torch.set_num_threads(1)
     try:
-        with Tuned() if kernels == "tuned" else nullcontext():
-            yield
+        change(lent)
+        yield
     finally:
+        change(own)
         torch.set_num_threads(threads)
         torch.backends.mkldnn.enabled = before
 
 
+def change(kinds: dict[nn.Module, type[nn.Module]]) -> None:
+    """Make layers compute as others do, with the weights that they have."""
+    for layer, kind in kinds.items():
+        layer.__class__ = kind
+
+
+def tuned_layers(module: nn.Module) -> dict[nn.Module, type[nn.Module]]:
+    """The layers for which there is a faster kind; those that are not exactly PyTorch's own are left alone."""
+    layers = list(module.modules())
+    convolutions = dict.fromkeys(filter(is_plain_convolution, layers), Convolution)
+    return {**convolutions, **dict.fromkeys(filter(is_plain_pooling, layers), Pooling)}
+
+
+def is_plain_convolution(layer: nn.Module) -> bool:
+    """Whether this is a 2-d convolution of stride 1 without groups or dilation, padded with less than its kernel."""
+    if type(layer) is not nn.Conv2d or isinstance(layer.padding, str) or layer.padding_mode != "zeros":
+        return False
+    narrow = all(pad < size for pad, size in zip(layer.padding, layer.kernel_size, strict=True))
+    return narrow and layer.stride == layer.dilation == (1, 1) and layer.groups == 1
+
+
+def is_plain_pooling(layer: nn.Module) -> bool:
+    """Whether this takes the maxima of windows, and nothing else."""
+    return type(layer) is nn.MaxPool2d and not layer.return_indices
+
+
+class Convolution(nn.Conv2d):
+    """A convolution of stride 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As `nn.Conv2d` does it."""
+        if not are_pictures(x):
+            return super().forward(x)
+        return Convolve.apply(x, self.weight, self.bias, self.padding)
+
+
+class Pooling(nn.MaxPool2d):
+    """With samples in the place of channels, channels-last means batch-last; PyTorch has a fast kernel for it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As `nn.MaxPool2d` does it."""
+        if not are_pictures(x):
+            return super().forward(x)
+        return super().forward(x.transpose(0, 1).contiguous(memory_format=torch.channels_last)).transpose(0, 1)
+
+
+def are_pictures(x: Tensor) -> bool:
+    """Whether this is a batch of pictures, and none of `torch.func`'s transforms looks on."""
+    return x.dim() == 4 and not torch._C._are_functorch_transforms_active()
+
+
 class Convolve(torch.autograd.Function):
-    """A convolution of stride 1 whose gradients are a forward convolution and a product with all patches."""
-
-    generate_vmap_rule = True
+    """With few input channels one product of weights and patches; the gradient of the weights always is one."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair) -> Tensor:
-        """The native forward pass is fast already."""
-        return torch.conv2d(x, weight, bias, padding=padding)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Pair], output: Tensor) -> None:
-        """Keep what the gradients need."""
-        x, weight, _, ctx.padding = inputs
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair) -> Tensor:
+        """All maps of all samples."""
         ctx.save_for_backward(x, weight)
+        ctx.padding = padding
+        taps = windows(x, weight, padding)
+        start = weight.new_zeros(()) if bias is None else bias[:, None]
+        found = torch.addmm(start, weight.flatten(1), taps.reshape(weight[0].numel(), -1))
+        return found.view(len(weight), *taps.shape[3:]).permute(3, 0, 1, 2)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
@@ -59,103 +111,25 @@ class Convolve(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         (rows, columns), (down, right) = weight.shape[2:], ctx.padding
         to_x = to_weight = to_bias = None
+        lying = batch_last(gradient).flatten(1)
         if ctx.needs_input_grad[0]:
             flipped = weight.flip(2, 3).transpose(0, 1).contiguous()
             to_x = torch.conv2d(gradient, flipped, padding=(rows - 1 - down, columns - 1 - right))
         if ctx.needs_input_grad[1]:
-            windows = F.pad(x, (right, right, down, down)) if down or right else x
-            windows = windows.unfold(2, rows, 1).unfold(3, columns, 1)  # a view; the reshape below copies it once
-            patches = windows.permute(0, 1, 4, 5, 2, 3).reshape(len(x), weight[0].numel(), -1)
-            to_weight = torch.bmm(gradient.flatten(2), patches.transpose(1, 2)).sum(0).view_as(weight)
+            patches = windows(x, weight, ctx.padding).reshape(weight[0].numel(), -1)
+            to_weight = (patches @ lying.t()).t().contiguous().view_as(weight)  # faster than the other way round
         if ctx.needs_input_grad[2]:
-            to_bias = gradient.sum((0, 2, 3))
+            to_bias = lying.sum(1)
         return to_x, to_weight, to_bias, None
 
 
-class Pool(torch.autograd.Function):
-    """Maximum of each 2x2 square: looked for where the channels of a pixel lie together, which is much faster."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-        """The maxima and where they are."""
-        found, places = F.max_pool2d(x.contiguous(memory_format=torch.channels_last), 2, return_indices=True)
-        return found.contiguous(), places.contiguous()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        """Keep the places."""
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(inputs[0], output[1])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Tensor:
-        """Back to the places; the native kernel for that is fast."""
-        x, places = ctx.saved_tensors
-        back = torch.ops.aten.max_pool2d_with_indices_backward
-        return back(gradient.contiguous(), x, [2, 2], [2, 2], [0, 0], [1, 1], False, places)
+def batch_last(x: Tensor) -> Tensor:
+    """Pictures as channel x row x column x sample, in one piece."""
+    return x.permute(1, 2, 3, 0).contiguous()
 
 
-def pool(x: Tensor) -> Tensor:
-    """Maximum of each 2x2 square; a row or column left over is dropped."""
-    if torch.is_grad_enabled() and x.requires_grad:
-        return Pool.apply(x)[0]
-    height, width = x.shape[-2] // 2 * 2, x.shape[-1] // 2 * 2
-    rows = torch.maximum(x[..., 0:height:2, :], x[..., 1:height:2, :])
-    return torch.maximum(rows[..., 0:width:2], rows[..., 1:width:2])
-
-
-class Tuned(TorchFunctionMode):
-    """While this is in force, plain convolutions and poolings of pictures take the faster ways."""
-
-    def __torch_function__(
-        self, function: Callable[..., Any], kinds: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Catch conv2d and max_pool2d."""
-        kwargs = kwargs or {}
-        if function is torch.conv2d:
-            plain = plain_convolution(*args, **kwargs)
-            if plain is not None and torch.is_grad_enabled():
-                return Convolve.apply(*plain)
-        elif function is F.max_pool2d and is_plain_pooling(*args, **kwargs):
-            return pool(args[0])
-        return function(*args, **kwargs)
-
-
-def plain_convolution(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> tuple[Tensor, Tensor, Tensor | None, Pair] | None:
-    """The arguments of a 2-d convolution of stride 1 without groups or dilation; None for any other."""
-    if pair(stride) != (1, 1) or pair(dilation) != (1, 1) or groups != 1 or isinstance(padding, str):
-        return None
-    around = pair(padding)
-    if input.dim() != 4 or any(pad >= size for pad, size in zip(around, weight.shape[2:], strict=True)):
-        return None
-    return input, weight, bias, around
-
-
-def is_plain_pooling(
-    input: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> bool:
-    """Whether a pooling takes 2x2 squares side by side."""
-    squares = pair(kernel_size) == pair(stride if stride is not None else kernel_size) == (2, 2)
-    plain = pair(padding) == (0, 0) and pair(dilation) == (1, 1) and not ceil_mode and not return_indices
-    return squares and plain and input.dim() == 4
-
-
-def pair(value: Any) -> Pair:
-    """A size that may be given once for both directions."""
-    return (value, value) if isinstance(value, int) else (value[0], value[1] if len(value) > 1 else value[0])
+def windows(x: Tensor, weight: Tensor, padding: Pair) -> Tensor:
+    """A view: channel x cell of the kernel (row, column) x where the kernel stands (row, column) x sample."""
+    (rows, columns), (down, right) = weight.shape[2:], padding
+    lying = batch_last(F.pad(x, (right, right, down, down)) if down or right else x)
+    return lying.unfold(1, rows, 1).unfold(2, columns, 1).permute(0, 4, 5, 1, 2, 3)

@@ -53,7 +53,7 @@ def with_statistics(setup: Setup, model: State, norms: list[Layer], pool: Pool, 
         module.train()
         module.momentum = 1.0  # the batch's statistics replace the old ones
     try:
-        with applied(setup.kernels):
+        with applied(setup.kernels, setup.module):
             batch = setup.data.prepare(samples_of(setup, pool)[0][chosen])
             functional_call(setup.module, {**model, **fresh}, (batch,))
     finally:

@@ -45,6 +45,7 @@ class Units:
     buffers: tuple[str, ...]  # those that no gradient changes: buffers and frozen parameters
     sizes: dict[str, int]  # elements of each entry
     layers: tuple[Layer, ...]  # in the order in which the forward pass reaches them
+    tied: bool = False  # whether tensors have several names
 
     @classmethod
     def of(cls, module: nn.Module, example: Tensor | None = None) -> Units:
@@ -60,6 +61,7 @@ class Units:
             buffers=tuple(name for name, value in own.items() if not value.requires_grad),
             sizes={name: value.numel() for name, value in own.items()},
             layers=read_layers(module, own, example),
+            tied=len(own) < len(state),
         )
 
     @cached_property

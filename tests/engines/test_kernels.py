@@ -22,10 +22,10 @@ def pretend(monkeypatch, **seconds):
 
 
 def test_applied_switches_and_restores():
-    before = torch.backends.mkldnn.enabled
-    with pytest.raises(RuntimeError), applied("native"):
+    before, layer = torch.backends.mkldnn.enabled, nn.Conv2d(1, 2, 3)
+    with pytest.raises(RuntimeError), applied("native", layer):
         assert not torch.backends.mkldnn.enabled
-        with applied("onednn"):
+        with applied("onednn", layer):
             assert torch.backends.mkldnn.enabled
         raise RuntimeError
     assert torch.backends.mkldnn.enabled == before
@@ -80,3 +80,22 @@ def test_timing_leaves_no_trace(cache):
     assert (torch.get_num_threads(), setup.module.training) == (threads, mode)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(setup.initial[name], value) for name, value in initial.items())
+
+
+class Merging(nn.Module):
+    """Counts on pictures that lie one after the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(1, 4, 3), nn.Linear(144, 10)
+
+    def forward(self, x):
+        maps = self.conv(x)
+        return self.fc(maps.view(len(x) * 4, 36).view(len(x), 144))
+
+
+def test_networks_that_tuned_layers_do_not_suit_take_others(cache):
+    setup = small(model=Merging(), kernels="native").engine.setup
+    with pytest.raises(RuntimeError, match="view"):
+        kernels.step_seconds(setup, "tuned")
+    assert choose(setup) in ("onednn", "native")

@@ -22,6 +22,7 @@ VARIANTS = {
     "genfed": [{"inner": FedPer(), "schedule": "constant", "rho_max": 2}, {"inner": FedBN()}],
     "lg-fedavg": [{"warm_start": 1}, {"shared_layers": 2}],
     "local": [{"follow_sampling": True}],
+    "scaffold": [{"control": "steps"}],
 }
 METHOD_CASES = [METHODS[name](**options) for name in METHODS for options in ({}, *VARIANTS.get(name, []))]
 

@@ -64,7 +64,7 @@ def values(standing) -> tuple[float, ...]:
 
 
 def test_two_rounds_of_scaffold_by_hand():
-    first, second = (standing for _, standing in quadratics(Scaffold()).play(2))
+    first, second = (standing for _, standing in quadratics(Scaffold(control="steps")).play(2))
     # Client 1: 0 → 0.2 → 0.36 and client 2: 0 → 0.6 → 1.08; controls (0 - trained) / (2 · 0.1).
     assert values(first) == pytest.approx((0.72, -3.6, -1.8, -5.4))
     # Corrections c - c_i are -1.8 and +1.8. Client 1: 0.72 → 0.956 → 1.1448; client 2: 0.72 → 0.996 → 1.2168.
@@ -72,13 +72,22 @@ def test_two_rounds_of_scaffold_by_hand():
     assert values(second) == pytest.approx((1.1808, -2.304, -0.324, -4.284), rel=1e-5)
 
 
+def test_two_rounds_of_scaffold_with_gradients_at_the_received_model():
+    first, second = (standing for _, standing in quadratics(Scaffold()).play(2))
+    # The gradients at 0 are -2 and -6; the trained models as above.
+    assert values(first) == pytest.approx((0.72, -4, -2, -6))
+    # Corrections -2 and +2. Client 1: 0.72 → 0.976 → 1.1808; client 2: the same gradients, hence the same way.
+    # Gradients at 0.72: -0.56 and -4.56.
+    assert values(second) == pytest.approx((1.1808, -2.56, -0.56, -4.56), rel=1e-5)
+
+
 def test_the_servers_step_of_scaffold():
-    ((_, standing),) = quadratics(Scaffold(server_lr=0.5)).play(1)
+    ((_, standing),) = quadratics(Scaffold(control="steps", server_lr=0.5)).play(1)
     assert values(standing) == pytest.approx((0.36, -3.6, -1.8, -5.4))
 
 
 def test_scaffold_uses_this_rounds_learning_rate():
-    _, second = (standing for _, standing in quadratics(Scaffold(), lr_decay=0.5, epochs=1).play(2))
+    _, second = (standing for _, standing in quadratics(Scaffold(control="steps"), lr_decay=0.5, epochs=1).play(2))
     # Round 0, one step of 0.1: 0.2 and 0.6, controls -2 and -6, model 0.4, control -4.
     # Round 1, one step of 0.05: gradients -1.2 - 2 and -5.2 + 2, so both clients go to 0.4 + 0.05 · 3.2 = 0.56,
     # and their controls become c_i - c + (0.4 - 0.56) / 0.05, that is -1.2 and -5.2: the true gradients.
@@ -99,9 +108,9 @@ def test_scaffold_finds_the_minimum_of_the_mean_whatever_the_clients_weigh():
     """FedAvg, which counts samples (2 and 3), ends at 2.2."""
     ends = [
         quadratics(method, epochs=5).fit(40, quiet=True).standing.server["model"]["weight"].item()
-        for method in (Scaffold(), FedAvg())
+        for method in (Scaffold(), Scaffold(control="steps"), FedAvg())
     ]
-    assert ends == pytest.approx([2.0, 2.2], abs=1e-3)
+    assert ends == pytest.approx([2.0, 2.0, 2.2], abs=1e-3)
 
 
 # Ditto

@@ -137,7 +137,6 @@ class Batched(Engine):
 
     def _schedule(self, shop: Workshop, tasks: list[Task]) -> None:
         """Longest tasks first; a slot that is done takes the next; the last few move to a narrower stack."""
-        tasks[0].setup.module.train()
         starts = dict(zip(map(id, tasks), shop.batches.fill(tasks), strict=True))
         waiting = sorted(tasks, key=lambda task: task.steps)
         # More slots than this would only wait for the longest task.
@@ -279,6 +278,7 @@ class Batched(Engine):
         if not longest:
             return [x.new_zeros(0) for _ in indices]
         together = max(1, at_once // longest)
+        most = max(1, (at_once if device.type == "cuda" else FEW) // min(together, len(states)))
         found: list[Tensor] = []
         for at in range(0, len(states), together):
             some, wanted = states[at : at + together], indices[at : at + together]
@@ -286,7 +286,7 @@ class Batched(Engine):
             stacked = {name: torch.stack([state[name] for state in some]) for name in setup.units.names}
             call = vmap(lambda state, batch: functional_call(setup.module, state, (batch,)))
             with StackedConvolutions() if device.type == "cuda" else nullcontext():
-                pieces = [call(stacked, setup.data.prepare(x[piece])) for piece in rows.split(FEW, dim=1)]
+                pieces = [call(stacked, setup.data.prepare(x[piece])) for piece in rows.split(most, dim=1)]
             outputs = torch.cat(pieces, dim=1)
             found += [output[: len(part)] for output, part in zip(outputs, wanted, strict=True)]
         return found

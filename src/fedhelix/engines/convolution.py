@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fedhelix.cpu import Pair, is_plain_pooling, plain_convolution
+from fedhelix.engines.arguments import Pair, is_plain_pooling, plain_convolution
 
 try:
     from fedhelix.engines import triton_convolution as fast

@@ -6,12 +6,13 @@ plan of batches; `run` takes a step in every slot at once. When a client is done
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, Literal
 
@@ -154,7 +155,10 @@ class Stack:
     pool: Callable[[], Any] = lambda: None  # memory for graphs to share, since only one of them runs at a time
 
     def __post_init__(self) -> None:
-        setup, device, width = self.example.setup, self.example.setup.device, self.width
+        # A network of its own: other runs may judge models with theirs meanwhile, in other threads.
+        setup = replace(self.example.setup, module=copy.deepcopy(self.example.setup.module).train())
+        self.example = replace(self.example, setup=setup)
+        device, width = setup.device, self.width
         model = self.example.local.models[self.example.phase.model]
         self.names = part_of(setup.units, self.example.phase.part)
         self.shapes = [model[name].shape for name in self.names]

@@ -112,7 +112,8 @@ def settings(scale: Scale, column: str) -> dict[str, Any]:
     strong = layered("genfed.strong")
     if scale == "gpu":
         every = 5 if column == "CIFAR-10" else 2
-        return {**strong, "data": DATA[column], "rounds": ROUNDS[column][0], "model": "w1-cnn", "eval_every": every}
+        small = {"model": "w1-cnn", "eval_every": every, "eval_clients": 20}
+        return {**strong, **small, "data": DATA[column], "rounds": ROUNDS[column][0]}
     quick = {"data": "digits", "model": "digits-cnn", "clients": 20, "rounds": 30, "genfed.c": 10.0}
     return {**strong, **quick, "epochs": 2, "batch_size": 16, "lr": 0.1, "lr_decay": 1.0, "momentum": 0.5}
 

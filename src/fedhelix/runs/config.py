@@ -17,7 +17,7 @@ import fedhelix
 from fedhelix import toml
 from fedhelix.attacks import Attack
 from fedhelix.client import Setup, Training
-from fedhelix.data import ServerData, from_npz, load, partitions
+from fedhelix.data import Dataset, ServerData, from_npz, load, partitions
 from fedhelix.engines import Engine
 from fedhelix.errors import BadInput, unknown
 from fedhelix.federation import SETTINGS, Federation
@@ -57,11 +57,17 @@ class Config(Attack, Participation, ServerData, Training):
 
     names: ClassVar[list[str]]
 
-    def federation(self, method: Method, engine: Callable[[Setup], Engine] | None = None) -> Federation:
-        """The federation that these settings describe, on the engine that they name unless another is given."""
+    def load(self) -> Dataset:
+        """The data that these settings name."""
+        return from_npz(self.data) if self.data.endswith(".npz") else load(self.data, data_dir=self.data_dir)
+
+    def federation(
+        self, method: Method, engine: Callable[[Setup], Engine] | None = None, data: Dataset | None = None
+    ) -> Federation:
+        """The federation that these settings describe; engine and data may be given, to be shared with others."""
         settings = {field.name: getattr(self, field.name) for kind in SETTINGS for field in dataclasses.fields(kind)}
         return Federation(
-            from_npz(self.data) if self.data.endswith(".npz") else load(self.data, data_dir=self.data_dir),
+            data if data is not None else self.load(),
             partitions.parse(self.partition, self.clients, valid=self.valid),
             model=self.model,
             method=method,

@@ -14,6 +14,7 @@ from typing import Any
 
 from fedhelix import toml
 from fedhelix.client import Setup
+from fedhelix.data import Dataset
 from fedhelix.engines import Engine
 from fedhelix.engines.together import together
 from fedhelix.errors import BadInput
@@ -55,9 +56,10 @@ def _fit(
     title: str | None = None,
     watch: Callable[[Record], None] | None = None,
     engine: Callable[[Setup], Engine] | None = None,
+    data: Dataset | None = None,
     track: str | None = None,
 ) -> Run:
-    federation = plan.config.federation(plan.method, engine)
+    federation = plan.config.federation(plan.method, engine, data)
     try:
         return federation.fit(
             plan.config.rounds,
@@ -80,15 +82,34 @@ class TimeIsUp(KeyboardInterrupt):
     """A run has to stop after its round, like on Ctrl-C."""
 
 
+class Shelf:
+    """Data sets that are read once for many runs: those that share the data can share a GPU's slots too."""
+
+    def __init__(self) -> None:
+        self.lock, self.found = threading.Lock(), dict[tuple[str, str | None], Dataset]()
+
+    def take(self, asked: Config) -> Dataset:
+        """The data of a run."""
+        with self.lock:
+            key = (asked.data, asked.data_dir)
+            if key not in self.found:
+                self.found[key] = asked.load()
+            return self.found[key]
+
+
 def run_all(
-    plans: Mapping[Path, Plan], quiet: bool | None = None, minutes: float | None = None, track: str | None = None
+    plans: Mapping[Path, Plan],
+    quiet: bool | None = None,
+    minutes: float | None = None,
+    shelf: Shelf | None = None,
+    track: str | None = None,
 ) -> bool:
     """Run every plan into its folder; what is there already is continued or left as it is.
 
     On a GPU the runs go together as one program. After so many `minutes` they stop where they are and False is
     returned; the next call goes on from there.
     """
-    ends = math.inf if minutes is None else monotonic() + 60 * minutes
+    ends, shelf = math.inf if minutes is None else monotonic() + 60 * minutes, shelf or Shelf()
     left = {path: plan for path, plan in plans.items() if not _is_finished(path)}
     stacked = [path for path, plan in left.items() if _can_share(plan.config)]
     groups = [stacked[at : at + TOGETHER] for at in range(0, len(stacked), TOGETHER)]
@@ -100,9 +121,11 @@ def run_all(
             title = names[numbers[0]] if len(group) == 1 else f"{len(group)} runs together"
             title += f" ({numbers[-1] + 1}/{len(plans)})"
             if len(group) == 1:
-                go_on(left[group[0]], group[0], quiet, title=title, watch=_Clock(ends), track=track)
+                plan = left[group[0]]
+                data = shelf.take(plan.config)
+                go_on(plan, group[0], quiet, title=title, watch=_Clock(ends), data=data, track=track)
             else:
-                _run_together({path: left[path] for path in group}, quiet, title, ends, track)
+                _run_together({path: left[path] for path in group}, quiet, title, ends, shelf, track)
     except TimeIsUp:
         return False
     return True
@@ -130,7 +153,9 @@ def _can_share(asked: Config) -> bool:
     return asked.engine == "batched" or (asked.engine == "auto" and device_of(asked.device).type == "cuda")
 
 
-def _run_together(plans: Mapping[Path, Plan], quiet: bool | None, title: str, ends: float, track: str | None) -> None:
+def _run_together(
+    plans: Mapping[Path, Plan], quiet: bool | None, title: str, ends: float, shelf: Shelf, track: str | None
+) -> None:
     """Runs as one program, with one display for all."""
     clock, lock, done = _Clock(ends), threading.Lock(), 0
     with Progress(sum(plan.config.rounds for plan in plans.values()), title, quiet=quiet) as progress:
@@ -142,18 +167,12 @@ def _run_together(plans: Mapping[Path, Plan], quiet: bool | None, title: str, en
                 progress.update({"round": done, "uplink_bytes": record["uplink_bytes"]})
             clock(record)
 
-        runs = [partial(_attend, plan, path, watch, track) for path, plan in plans.items()]
+        def attend(plan: Plan, path: Path, engine: Callable[[Setup], Engine]) -> None:
+            data = shelf.take(plan.config)
+            go_on(plan, path, quiet=True, watch=watch, engine=engine, data=data, track=track)
+
+        runs = [partial(attend, plan, path) for path, plan in plans.items()]
         together(runs, on_interrupt=clock.interrupted.set)
-
-
-def _attend(
-    plan: Plan,
-    path: Path,
-    watch: Callable[[Record], None],
-    track: str | None,
-    engine: Callable[[Setup], Engine],
-) -> None:
-    go_on(plan, path, quiet=True, watch=watch, track=track, engine=engine)
 
 
 def compare(
@@ -184,10 +203,11 @@ def compare(
         plans = {path: replace(plan, config=plan.config.resolved(needed=True)) for path, plan in plans.items()}
     if track is not None:
         check_tracker(track)
-    for plan in plans.values():
-        plan.config.federation(plan.method).close()  # every mistake shows before the first round
+    shelf = Shelf()
+    for plan in plans.values():  # every mistake shows before the first round
+        plan.config.federation(plan.method, data=shelf.take(plan.config)).close()
     _note(out, {"methods": list(methods), "seeds": seeds, "settings": dict(values)})
-    run_all(plans, quiet, track=track)
+    run_all(plans, quiet, shelf=shelf, track=track)
     return [RunFolder.open(path) for path in plans]
 
 

@@ -1,0 +1,68 @@
+"""Many runs at once: one program where the engine can, the same results in any case."""
+
+import threading
+
+import pytest
+
+from fedhelix.engines import batched
+from fedhelix.runs import jobs
+from fedhelix.runs.config import make_plan
+from fedhelix.store import RunFolder
+
+SMALL = {"clients": 6, "cohort": 3, "rounds": 3, "epochs": 1, "validation_size": 60.0, "kernels": "native"}
+
+
+def plans(tmp_path, engine, methods=("fedavg", "genfed", "fedper"), **more):
+    return {
+        tmp_path / f"{engine}-{name}-{seed}": make_plan(name, {**SMALL, **more, "engine": engine, "seed": seed})
+        for name in methods
+        for seed in (0, 1)
+    }
+
+
+def finals(asked):
+    return [RunFolder.open(path).summary["personal_accuracy"] for path in asked]
+
+
+def test_runs_that_go_together_end_as_they_do_alone(tmp_path):
+    one_by_one, as_one = plans(tmp_path, "serial"), plans(tmp_path, "batched")
+    assert jobs.run_all(one_by_one, quiet=True) and jobs.run_all(as_one, quiet=True)
+    assert finals(as_one) == pytest.approx(finals(one_by_one), abs=0.02)
+
+
+def test_methods_with_one_objective_share_their_slots(tmp_path, monkeypatch):
+    shops, known = [], batched.Batched._train_alike
+
+    def watched(self, kind, tasks):
+        shops.append({task.setup.method.name for task in tasks})
+        known(self, kind, tasks)
+
+    monkeypatch.setattr(batched.Batched, "_train_alike", watched)
+    jobs.run_all(plans(tmp_path, "batched", ("fedavg", "genfed")), quiet=True)
+    assert shops == [{"fedavg", "genfed"}] * SMALL["rounds"]
+
+
+def test_time_that_is_up_loses_nothing(tmp_path):
+    asked = plans(tmp_path, "batched", ("fedavg", "genfed"), rounds=4)
+    assert not jobs.run_all(asked, quiet=True, minutes=0)
+    assert {len(RunFolder.open(path).records()) for path in asked} == {1}
+    assert jobs.run_all(asked, quiet=True)
+    straight = plans(tmp_path / "straight", "batched", ("fedavg", "genfed"), rounds=4)
+    assert jobs.run_all(straight, quiet=True)
+    assert finals(asked) == finals(straight)
+    assert jobs.run_all(asked, quiet=True)  # nothing is left to do
+
+
+def test_ctrl_c_stops_all_runs_after_their_round(tmp_path, monkeypatch):
+    asked = plans(tmp_path, "batched", ("fedavg", "genfed"), rounds=50)
+    clock = jobs._Clock.__call__
+
+    def pressed(self, record):
+        if record["round"] == 2 and threading.current_thread() is not threading.main_thread():
+            raise KeyboardInterrupt
+        clock(self, record)
+
+    monkeypatch.setattr(jobs._Clock, "__call__", pressed)
+    with pytest.raises(KeyboardInterrupt):
+        jobs.run_all(asked, quiet=True)
+    assert {RunFolder.open(path).rounds_saved for path in asked} == {2}
