@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -50,7 +51,7 @@ class Standing:
 
     round: int
     server: Tree
-    own: dict[int, Tree]
+    own: dict[int, Tree] | ChainMap[int, Tree]
     changed: set[int] = field(default_factory=set)  # clients whose state is newer than the last checkpoint
     greeting_bytes: int = 0  # of hellos, replies and welcomes, until the next round has reported them
 
@@ -326,12 +327,16 @@ class Federation:
         title: str | None = None,
         watch: Callable[[Record], None] | None = None,
         track: str | None = None,
+        client_state: Literal["memory", "disk"] = "memory",
     ) -> Run:
         """Train for some rounds with live progress; with `out`, into a run folder that can be resumed.
 
         `watch` sees every new record once it is kept; it may raise KeyboardInterrupt to stop after that round.
-        With `track` ("tensorboard" or "mlflow") every record goes there too.
+        With `track` ("tensorboard" or "mlflow") every record goes there too. With `client_state="disk"` what clients
+        keep lies in the run folder and is read when they are sampled, however many there are.
         """
+        if client_state == "disk" and out is None:
+            raise BadInput("clients' state on disk needs a run folder; give fit an out.")
         if track is not None:
             check_tracker(track)
             if out is None:
@@ -371,6 +376,9 @@ class Federation:
                         run.folder.append(record)
                         if run.standing.round % checkpoint_every == 0 or run.standing.round == rounds:
                             self._checkpoint(run)
+                            if client_state == "disk":
+                                states = run.folder.states(str(self.device))
+                                run.standing.own = ChainMap({}, states)  # type: ignore[arg-type]
                     if tracking is not None:
                         tracking.update(record)
                     progress.update(record)

@@ -19,7 +19,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -187,10 +187,14 @@ class RunFolder:
         """How many rounds the checkpoint holds."""
         return self._checkpoint.rounds()
 
+    def states(self, device: str = "cpu") -> Mapping[int, Tree]:
+        """The clients' states of the last checkpoint, each of them read when it is asked for."""
+        return _States(self._checkpoint, device)
+
     def restore(self, device: str = "cpu") -> tuple[int, Tree, dict[int, Tree]] | None:
         """The last complete checkpoint as (round, server, own), or None when there is none yet.
 
-        Records of later rounds are removed, because those rounds will be run again.
+        Records of later rounds are removed, because those rounds will be run again. All of it is read and checked.
         """
         self._lock.acquire()
         records = self.records()
@@ -229,9 +233,7 @@ class _Checkpoint:
         manifest = self._manifest()
         if manifest is None:
             return None
-        server = self._read_file(manifest["server"], device)
-        own = {int(client): self._read_file(entry, device) for client, entry in manifest["clients"].items()}
-        return manifest["round"], server, own
+        return manifest["round"], self._read_file(manifest["server"], device), dict(_States(self, device))
 
     def rounds(self) -> int:
         manifest = self._manifest()
@@ -278,6 +280,24 @@ class _Checkpoint:
             for path in self.path.glob(pattern):
                 if path.name not in named:
                     path.unlink(missing_ok=True)
+
+
+class _States(Mapping[int, Tree]):
+    """The clients' states of a checkpoint, read one by one; good until the next checkpoint is written."""
+
+    def __init__(self, checkpoint: _Checkpoint, device: str) -> None:
+        self.checkpoint, self.device = checkpoint, device
+        manifest = checkpoint._manifest() or {"clients": {}}
+        self.entries = {int(client): entry for client, entry in manifest["clients"].items()}
+
+    def __getitem__(self, client: int) -> Tree:
+        return self.checkpoint._read_file(self.entries[client], self.device)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
 
 
 class _Lock:
