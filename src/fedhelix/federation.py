@@ -359,6 +359,7 @@ class Federation:
                     if [record["round"] for record in run.records] != list(range(1, run.standing.round + 1)):
                         raise BadInput(f"the metrics.jsonl of '{out}' lacks rounds that its checkpoint has.")
                 run.folder.write_clients(self.census())
+                self.engine.choices.update(run.folder.choices)
             if not run.standing.round:
                 run.standing = self.begin(rounds)
             progress = stack.enter_context(Progress(rounds, title or self.method.label, run.standing.round, quiet))
@@ -403,6 +404,7 @@ class Federation:
     def _checkpoint(self, run: Run) -> None:
         if run.folder is not None and run.standing.round:
             own = {client: run.standing.own[client] for client in sorted(run.standing.changed)}
+            run.folder.write_choices(self.engine.choices)
             run.folder.checkpoint(run.standing.round, run.standing.server, own)
             run.standing.changed.clear()
 

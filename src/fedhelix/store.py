@@ -4,6 +4,7 @@
     clients.json     who has what: samples per client and class, and who is malicious
     metrics.jsonl    one record per round
     checkpoint/      the last complete state, from which the run continues
+    choices.json     what the engine chose by timing
     summary.json     the result
     lock             present while a process writes the run
 
@@ -173,6 +174,17 @@ class RunFolder:
         """Write who has what."""
         self._lock.acquire()
         write_atomically(self._clients_path, json.dumps(_strict(census), allow_nan=False).encode() + b"\n")
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """What the engine has chosen by timing."""
+        return _read_json(self.path / "choices.json") or {}
+
+    def write_choices(self, choices: Mapping[str, str]) -> None:
+        """Keep what the engine has chosen, so that a resumed run computes as it began."""
+        if choices and choices != self.choices:
+            self._lock.acquire()
+            write_atomically(self.path / "choices.json", json.dumps(dict(choices), indent=1).encode() + b"\n")
 
     def checkpoint(self, round: int, server: Tree, own: Mapping[int, Tree]) -> None:
         """Save the state after a round; `own` holds only the clients that changed since the last checkpoint.
