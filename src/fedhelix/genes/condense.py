@@ -132,7 +132,7 @@ class Condensation(Checked):
         density = (
             float(sum((value.sum() for value in mask), torch.zeros(()).to(mask[0].device)) / size) if mask else 1.0
         )
-        return torch.tensor([density, valid] if math.isfinite(valid) else [density])
+        return torch.tensor([density, valid] if math.isfinite(valid) else [density], device=ties["scale"].device)
 
     # Server ----------------------------------------------------------------------------------------------------
 
