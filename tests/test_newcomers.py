@@ -8,7 +8,7 @@ import torch
 
 from fedhelix import METHODS, BadInput, FedAU, FedAvg, FedBN, LGFedAvg, LocalOnly, Method, from_arrays, load
 from fedhelix.records import newcomers
-from helpers import checkpoint, on_disk, same, small, timeless
+from helpers import cheap, checkpoint, on_disk, same, small, timeless
 
 DIGITS = load("digits").subsample(400, 200)
 LATE = {"newcomers": 4, "newcomers_after": 2, "data": DIGITS, "partition": "shard:3", "clients": 5}
@@ -71,14 +71,14 @@ def test_every_method_takes_newcomers_in_and_resumes_across_their_arrival(name, 
     if name == "fedbn":
         pytest.skip("needs BatchNorm; see below")
     model = "digits-cnn"
-    build(METHODS[name](), model=model).fit(3, out=tmp_path / "straight", quiet=True)
-    part = build(METHODS[name](), model=model)
+    build(cheap(name), model=model).fit(3, out=tmp_path / "straight", quiet=True)
+    part = build(cheap(name), model=model)
     play = part.play
     with monkeypatch.context() as patch:
         patch.setattr(part, "play", lambda *args: stop_after(2, play(*args)))
         with pytest.raises(KeyboardInterrupt):
             part.fit(3, out=tmp_path / "part", quiet=True)
-    build(METHODS[name](), model=model).fit(3, out=tmp_path / "part", resume=True, quiet=True)
+    build(cheap(name), model=model).fit(3, out=tmp_path / "part", resume=True, quiet=True)
     assert on_disk(tmp_path / "part") == on_disk(tmp_path / "straight")
     assert same(checkpoint(tmp_path / "part"), checkpoint(tmp_path / "straight"))
 

@@ -38,6 +38,8 @@ from fedhelix.methods import (
     LGFedAvg,
     LocalOnly,
     PartialFed,
+    PFedGPA,
+    PFedHN,
     Scaffold,
 )
 from fedhelix.options import option
@@ -85,6 +87,8 @@ __all__ = [
     "Method",
     "MultiKrum",
     "NormBound",
+    "PFedGPA",
+    "PFedHN",
     "PartialFed",
     "Phase",
     "Run",

@@ -313,11 +313,15 @@ def open_use(setup: Setup, job: Job) -> tuple[LocalRound, str, list[Phase]]:
 
 def untuned_model(setup: Setup, job: Job) -> State | None:
     """The personal model where it needs no training, sharing its tensors with what was received; otherwise None."""
-    client, method = client_of(setup, job), setup.method
-    if job.arriving or method.tune(client):
+    if job.arriving or setup.method.tune(client_of(setup, job)):
         return None
-    models = method.start(job.payload, job.own, client)
-    return models[method.personal(models)]
+    return received_model(setup, job)
+
+
+def received_model(setup: Setup, job: Job) -> State:
+    """The personal model before any preparation."""
+    models = setup.method.start(job.payload, job.own, client_of(setup, job))
+    return models[setup.method.personal(models)]
 
 
 def samples_of(setup: Setup, pool: Pool) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from fedhelix import METHODS, FedBN, FedPer, federation, load
 from fedhelix.client import Job, client_of
 from fedhelix.pruning import prunable
-from helpers import checkpoint, on_disk, same, small, timeless
+from helpers import cheap, checkpoint, on_disk, same, small, timeless
 
 DIGITS = load("digits").subsample(300, 100)
 # FedBN has nothing to do in a network without BatchNorm.
@@ -30,9 +30,10 @@ VARIANTS = {
     "genfed": [{"inner": FedPer(), "schedule": "constant", "rho_max": 2}, {"inner": FedBN()}],
     "lg-fedavg": [{"warm_start": 1}, {"shared_layers": 2}],
     "local": [{"follow_sampling": True}],
+    "pfedgpa": [{"mode": "online", "warmup": 0, "slice": "last:1"}],
     "scaffold": [{"control": "steps"}],
 }
-METHOD_CASES = [METHODS[name](**options) for name in METHODS for options in ({}, *VARIANTS.get(name, []))]
+METHOD_CASES = [cheap(name, **options) for name in METHODS for options in ({}, *VARIANTS.get(name, []))]
 
 
 def network(method) -> str:
@@ -40,7 +41,7 @@ def network(method) -> str:
 
 
 def label(method) -> str:
-    plain = type(method)()
+    plain = cheap(method.name)
     options = vars(method).items()
     changed = [f"{key}={value}" for key, value in options if key != "inner" and value != vars(plain)[key]]
     return " ".join([method.label, *changed])
@@ -56,14 +57,23 @@ def build(method, **more):
 
 
 @every_method
-def test_resuming_gives_the_straight_run_to_the_bit(method, tmp_path):
+def test_resuming_gives_the_straight_run_to_the_bit(method, tmp_path, monkeypatch):
     build(method).fit(2, out=tmp_path / "straight", quiet=True)
-    build(method).fit(1, out=tmp_path / "part", quiet=True)
+    part = build(method)
+    play = part.play
+    monkeypatch.setattr(part, "play", lambda *args: stop_after_one(play(*args)))
+    with pytest.raises(KeyboardInterrupt):
+        part.fit(2, out=tmp_path / "part", quiet=True)
     shutil.copytree(tmp_path / "part", tmp_path / "moved")
     build(method).fit(2, out=tmp_path / "moved", resume=True, quiet=True)
     assert len(on_disk(tmp_path / "straight")) == 2
     assert on_disk(tmp_path / "moved") == on_disk(tmp_path / "straight")
     assert same(checkpoint(tmp_path / "moved"), checkpoint(tmp_path / "straight"))
+
+
+def stop_after_one(played):
+    yield next(played)
+    raise KeyboardInterrupt
 
 
 @every_method

@@ -21,6 +21,8 @@ from fedhelix.methods.genfed import GenFed
 from fedhelix.methods.lg_fedavg import LGFedAvg
 from fedhelix.methods.local import LocalOnly
 from fedhelix.methods.partialfed import PartialFed
+from fedhelix.methods.pfedgpa import PFedGPA
+from fedhelix.methods.pfedhn import PFedHN
 from fedhelix.methods.scaffold import Scaffold
 
 __all__ = [
@@ -44,6 +46,8 @@ __all__ = [
     "GeneFL",
     "LGFedAvg",
     "LocalOnly",
+    "PFedGPA",
+    "PFedHN",
     "PartialFed",
     "Scaffold",
 ]
