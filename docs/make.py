@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhelix import METHODS
+from fedhelix.papers.tables import markdown
 from fedhelix.progress import human_bytes
 
 ROOT = Path(__file__).parents[1]
@@ -133,8 +134,20 @@ def results(name: str) -> str:
     return table(headers, rows) if rows else "It is not in a committed result file yet.\n"
 
 
+def study(name: str, scale: str) -> str:
+    """What `fedhelix bench` measured: a table for each measure, the paper's figures in brackets."""
+    if not (RESULTS / f"{name}-{scale}.json").exists():
+        return f"It has not been run at scale `{scale}` yet.\n"
+    found = result(f"{name}-{scale}")
+    seeds = len(found["seeds"])
+    told = f"`{found['command']}`, {found['device']}, {seeds} seed{'s' if seeds > 1 else ''}"
+    tables = [f"*{measure}*\n\n{markdown(found, measure)}" for measure in found["measures"]]
+    return "\n".join([f"{told}; the paper's figures in brackets.\n", *tables])
+
+
 PARTS: dict[str, Callable[..., str]] = {
     "table1": table1, "gpu": gpu, "dashboard": dashboard, "choosing": choosing, "options": options, "results": results,
+    "study": study,
 }  # fmt: skip
 
 
