@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhelix import METHODS
+from fedhelix.papers.tables import grid
 from fedhelix.progress import human_bytes
 
 ROOT = Path(__file__).parents[1]
@@ -133,8 +134,38 @@ def results(name: str) -> str:
     return table(headers, rows) if rows else "It is not in a committed result file yet.\n"
 
 
+def study(name: str, scale: str) -> str:
+    """What `fedhelix bench` measured: a table for each measure, or one for all where it has a single column."""
+    if not (RESULTS / f"{name}-{scale}.json").exists():
+        return f"It has not been run at scale `{scale}` yet.\n"
+    found = result(f"{name}-{scale}")
+    seeds = len(found["seeds"])
+    told = f"`{found['command']}`, {found['device']}, {seeds} seed{'s' if seeds > 1 else ''}"
+    told += "; the paper's figures in brackets.\n"
+    grids = {measure: grid(found, measure) for measure in found["measures"]}
+    headers, rows = next(iter(grids.values()))
+    if len(headers) == 2:
+        lines = [[row[0], *(texts[place][1] for _, texts in grids.values())] for place, row in enumerate(rows)]
+        return f"{told}\n{table([headers[1], *grids], lines)}"
+    return "\n".join([told, *(f"*{measure}*\n\n{table(*shown)}" for measure, shown in grids.items())])
+
+
+def audit(name: str) -> str:
+    """What `fedhelix audit` found."""
+    if not (RESULTS / f"{name}.json").exists():
+        return "It has not been run yet.\n"
+    found = result(name)
+    rows = [
+        [row["method"], row["attacker"], f"{row['seen']:.1%}", f"{row['psnr']:.1f}", f"{row['ssim']:.2f}"]
+        for row in found["rows"]
+    ]
+    headers = ["method", "attacker ", "of the model is seen", "PSNR in dB, median", "SSIM, median"]
+    return f"`{found['command']}`\n\n{table(headers, rows)}"
+
+
 PARTS: dict[str, Callable[..., str]] = {
     "table1": table1, "gpu": gpu, "dashboard": dashboard, "choosing": choosing, "options": options, "results": results,
+    "study": study, "audit": audit,
 }  # fmt: skip
 
 

@@ -191,9 +191,7 @@ class Batched(Engine):
                 shop.mode = cast(Mode, known) if known in get_args(Mode) else self._choose_mode(shop, example, width)
                 self.choices[example.description] = shop.mode
             shop.stacks[width] = Stack(example, width, shop.batches, shop.mode, self._pool)
-        stack = shop.stacks[width]
-        stack.example.setup.module.train()  # it may be another run's, which has evaluated in the meantime
-        return stack
+        return shop.stacks[width]
 
     def _pool(self) -> Any:
         """The memory of any graph that is alive."""
