@@ -4,12 +4,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= runs/demo
 
-.PHONY: help demo test lint clean
+.PHONY: help demo demo-deploy test lint docs clean
 
 help:
 	@echo "make demo   install into $(VENV) and compare four methods on the embedded data (about a minute)"
+	@echo "make demo-deploy  install Flower too; a server and three sites on this machine, compared with the simulation"
 	@echo "make test   install into $(VENV) and run the tests"
 	@echo "make lint   formatting, lint and types"
+	@echo "make docs   the site with all documentation, in build/site"
 	@echo "make clean  remove $(VENV) and what the tools leave behind"
 
 $(BIN)/python:
@@ -19,14 +21,21 @@ $(VENV)/.runtime: $(BIN)/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
+$(VENV)/.deployment: $(VENV)/.runtime
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[flower]"
+	@touch $@
+
 $(VENV)/.development: $(VENV)/.runtime
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,flower]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,flower,report,track,docs]"
 	@touch $@
 
 demo: $(VENV)/.runtime
 	@rm -rf $(DEMO)
 	$(BIN)/fedhelix compare fedavg fedper fedbabu local --out $(DEMO)
 	@echo "The picture is $(DEMO)/comparison.png; each run's config, metrics and checkpoint lie beside it."
+
+demo-deploy: $(VENV)/.deployment
+	$(BIN)/python examples/deployment.py genfed 5
 
 test: $(VENV)/.development
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
@@ -35,6 +44,10 @@ lint: $(VENV)/.development
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: $(VENV)/.development
+	$(BIN)/python docs/make.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

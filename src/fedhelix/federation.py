@@ -32,11 +32,13 @@ from fedhelix.progress import Progress
 from fedhelix.records import Record, summarise
 from fedhelix.store import RunFolder
 from fedhelix.task import Loss, Metric, task_for
+from fedhelix.track import Tracker, check_tracker, tracker
 from fedhelix.tree import State, Tree, payload_bytes, to_device
 from fedhelix.units import Units
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 # The keys of a federation, the same for every method.
 SETTINGS = (Training, ServerData, Participation, Newcomers, Attack)
@@ -154,7 +156,10 @@ class Federation:
             workers = method.workers(self.cohort(t), ctx)
             payloads = {i: method.download(standing.server, i, ctx) for i in workers}
             jobs = [Job(i, t, payloads[i], standing.own.get(i, {})) for i in workers]
-            outcomes = self.attackers.forge(self.engine.work(jobs), jobs, self._scorer(self.studied))
+            outcomes = self.engine.work(jobs)
+            missing = {str(client): why for client, why in self.engine.missing.items()}
+            answered = [job for job in jobs if str(job.client) not in missing]
+            outcomes = self.attackers.forge(outcomes, answered, self._scorer(self.studied))
             uploads, refused = receive(outcomes, self.initial)
             server = standing.server
             if uploads:
@@ -168,17 +173,19 @@ class Federation:
             )
             record: Record = {
                 "round": t + 1,
-                "train_loss": float(np.mean([outcome.loss for outcome in outcomes])),
+                "train_loss": float(np.mean([outcome.loss for outcome in outcomes])) if outcomes else math.nan,
                 "uplink_bytes": sum(payload_bytes(outcome.upload) for outcome in outcomes),
                 "downlink_bytes": sum(payload_bytes(payload) for payload in payloads.values()),
                 "other_bytes": greeting,
                 "participants": list(workers),
                 "refused": refused,
+                "missing": missing,
                 "notes": ctx.notes,
                 **arrival,
             }
             if (t + 1) % eval_every == 0 or t + 1 == rounds:
                 record |= self.evaluate(standing, ctx)
+            record |= self.engine.report()
             record["seconds"] = time.perf_counter() - clock
             yield record, standing
 
@@ -276,9 +283,13 @@ class Federation:
         if not scores:
             return record
         tests, losses, valids = (np.array(column) for column in zip(*scores, strict=True))
-        # Clients without test or validation samples have no say; one whose model has diverged does.
-        tested = np.array([len(self.splits[client].test) > 0 for client in judged])
-        checked = np.array([len(self.splits[client].valid) > 0 for client in judged])
+        # Clients that are missing or lack test or validation samples have no say; one whose model has diverged does.
+        parts = {client: self.splits[client] for client in judged}
+        here = np.array([client not in self.engine.missing for client in parts])
+        tested = here & np.array([len(part.test) > 0 for part in parts.values()])
+        checked = here & np.array([len(part.valid) > 0 for part in parts.values()])
+        if not here.all():
+            record["unjudged"] = {str(client): why for client, why in self.engine.missing.items()}
         record["personal"] = [float(test) for test in tests]
         if tested.any():
             record.setdefault("loss", float(losses[tested].mean()))
@@ -314,11 +325,17 @@ class Federation:
         quiet: bool | None = None,
         title: str | None = None,
         watch: Callable[[Record], None] | None = None,
+        track: str | None = None,
     ) -> Run:
         """Train for some rounds with live progress; with `out`, into a run folder that can be resumed.
 
         `watch` sees every new record once it is kept; it may raise KeyboardInterrupt to stop after that round.
+        With `track` ("tensorboard" or "mlflow") every record goes there too.
         """
+        if track is not None:
+            check_tracker(track)
+            if out is None:
+                raise BadInput("tracking needs a run folder; give fit an out.")
         for name, value in (("rounds", rounds), ("eval_every", eval_every), ("checkpoint_every", checkpoint_every)):
             if convert(name, value, int) < 1:
                 raise BadInput(f"{name} must be at least 1, not {value}.")
@@ -336,11 +353,16 @@ class Federation:
                     run.records, run.standing = run.folder.records(), Standing(*restored)
                     if [record["round"] for record in run.records] != list(range(1, run.standing.round + 1)):
                         raise BadInput(f"the metrics.jsonl of '{out}' lacks rounds that its checkpoint has.")
+                run.folder.write_clients(self.census())
             if not run.standing.round:
                 run.standing = self.begin(rounds)
             progress = stack.enter_context(Progress(rounds, title or self.method.label, run.standing.round, quiet))
             for record in run.records:
                 progress.update(record)
+            tracking: Tracker | None = None
+            if track is not None and run.folder is not None:
+                tracking = tracker(track, run.folder.path, run.folder.config, run.standing.round)
+                stack.enter_context(tracking)
             try:
                 for record, standing in self.play(rounds, run.standing, eval_every):
                     run.records.append(record)
@@ -349,6 +371,8 @@ class Federation:
                         run.folder.append(record)
                         if run.standing.round % checkpoint_every == 0 or run.standing.round == rounds:
                             self._checkpoint(run)
+                    if tracking is not None:
+                        tracking.update(record)
                     progress.update(record)
                     if watch is not None:
                         watch(record)
@@ -403,6 +427,18 @@ class Federation:
             "engine": f"{self.engine.name} ({self.engine.why})",
         }
 
+    def census(self) -> dict[str, Any]:
+        """Who has what: training samples per client (and class), who is malicious, and whose models are judged."""
+        found: dict[str, Any] = {
+            "samples": [len(split.train) for split in self.splits],
+            "attackers": sorted(self.attackers.ids),
+            "judged": self.judged,
+        }
+        if (classes := self.data.classes) is not None:
+            labels = self.data.y.cpu().numpy()
+            found["classes"] = [np.bincount(labels[split.train], minlength=classes).tolist() for split in self.splits]
+        return found
+
     def __repr__(self) -> str:
         return f"Federation({self.data.name}, {self.clients} clients, {self.method}, seed={self.seed})"
 
@@ -431,6 +467,22 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The figures of the whole run."""
         return summarise(self.records, self.federation.facts(), self.federation.task.name)
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """How fast it learnt, what it sent, and how each client fares; with a path (.png, .svg, .pdf) also as a file.
+
+        `fedhelix plot RUN` draws more: who has what, and what the method noted.
+        """
+        import pandas as pd
+
+        from fedhelix.report import plots, results, style
+
+        config = self.federation.describe(len(self.records))
+        result = results.make("this run", config, self.summary, pd.DataFrame(self.records), self.federation.census())
+        figure = plots.overview(results.grouped([result]))
+        if path is not None:
+            style.save(figure, path)
+        return figure
 
     def model(self) -> nn.Module | None:
         """The server's model, if the method has one."""

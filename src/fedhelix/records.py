@@ -40,7 +40,7 @@ def summarise(records: Sequence[Record], facts: dict[str, Any], metric: str = "a
         f"{metric}_at_best": best.get(metric),
         f"personal_{metric}_at_best": best.get(f"personal_{metric}"),
         **{key: sum(record[key] for record in records) for key in ("uplink_bytes", "downlink_bytes", "other_bytes")},
-        "refused": sum(len(record.get("refused", {})) for record in records),
+        **{key: sum(len(record.get(key) or {}) for record in records) for key in ("refused", "missing")},
         "seconds": sum(record["seconds"] for record in records),
         **(newcomers(records[:arrived], records[arrived:], metric) if arrived else {}),
         "complete": True,

@@ -1,6 +1,7 @@
 """A run is a folder of plain files that survives a kill at any moment.
 
     config.toml      what was asked for
+    clients.json     who has what: samples per client and class, and who is malicious
     metrics.jsonl    one record per round
     checkpoint/      the last complete state, from which the run continues
     summary.json     the result
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FORMAT = 1
+COMPARISON = "comparison.toml"  # the file that makes a folder of runs a comparison
 
 
 class RunFolder:
@@ -102,6 +104,10 @@ class RunFolder:
         return self.path / "summary.json"
 
     @property
+    def _clients_path(self) -> Path:
+        return self.path / "clients.json"
+
+    @property
     def config(self) -> dict[str, Any]:
         """What was asked for, with the number of the folder's format."""
         if not self._config_path.is_file():
@@ -157,6 +163,16 @@ class RunFolder:
         """Write the result, in place of an earlier one."""
         self._lock.acquire()
         write_atomically(self._summary_path, json.dumps(_strict(summary), indent=2, allow_nan=False).encode() + b"\n")
+
+    @property
+    def clients(self) -> dict[str, Any]:
+        """Who has what; empty for a run that has not written it."""
+        return _read_json(self._clients_path) or {}
+
+    def write_clients(self, census: Mapping[str, Any]) -> None:
+        """Write who has what."""
+        self._lock.acquire()
+        write_atomically(self._clients_path, json.dumps(_strict(census), allow_nan=False).encode() + b"\n")
 
     def checkpoint(self, round: int, server: Tree, own: Mapping[int, Tree]) -> None:
         """Save the state after a round; `own` holds only the clients that changed since the last checkpoint.
@@ -301,14 +317,26 @@ class _Lock:
     def _owner(self) -> dict[str, Any] | None:
         """Who holds the lock; None when nobody does, or when the owner is just about to sign."""
         try:
-            owner = json.loads(self.path.read_bytes())
-            return {"pid": int(owner["pid"]), "host": str(owner["host"]), "process": str(owner["process"])}
+            return _signature(self.path.read_bytes())
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError):
             unsigned_for = time.time() - self.path.stat().st_mtime
             dead = {"pid": 0, "host": socket.gethostname(), "process": ""}
             return dead if unsigned_for > self.seconds_to_sign else None
+
+
+def writer_lives(lock: bytes) -> bool:
+    """Whether the process that signed a lock is still there."""
+    try:
+        return _alive(_signature(lock))
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return False
+
+
+def _signature(lock: bytes) -> dict[str, Any]:
+    owner = json.loads(lock)
+    return {"pid": int(owner["pid"]), "host": str(owner["host"]), "process": str(owner["process"])}
 
 
 def _alive(owner: Mapping[str, Any]) -> bool:

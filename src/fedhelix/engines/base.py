@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -40,10 +40,15 @@ class Engine(ABC):
 
     def __init__(self, setup: Setup):
         self.setup = setup
+        self.missing: Mapping[int, str] = {}  # who did not answer the last call, and why; here everybody does
 
     @abstractmethod
     def work(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """The outcomes of the jobs, in their order."""
+        """The outcomes of the jobs, in their order, without those of clients that are missing."""
+
+    def report(self) -> dict[str, Any]:
+        """What else the record of the round should say."""
+        return {}
 
     def hello(self, jobs: Sequence[Job]) -> dict[int, Tree]:
         """What the clients tell before round 0."""
