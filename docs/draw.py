@@ -50,6 +50,10 @@ SKETCHES = {
     "fedlp": Sketch("mmmmm", "each layer: mean of\nthose who sent it", "train; send each\nlayer by chance"),
     "fedau": Sketch("ttttt", "weights: rounds between\na client's visits", "train"),
     "fedumf": Sketch("ttttt", "mean of the models", "who waits trains too,\nand starts ahead", "sssss"),
+    "pfedgpa": Sketch(
+        "ttttt", "mean of the models;\nlast, a generator of\neach client's own", "train; fine-tune what\nwas generated"
+    ),
+    "pfedhn": Sketch("ttttt", "a hypernetwork makes\neach client's model", "train"),
 }
 
 
