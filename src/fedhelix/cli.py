@@ -23,12 +23,13 @@ from rich.table import Table
 from fedhelix import METHODS, __version__, models
 from fedhelix.blame import culprit, described
 from fedhelix.data import available
-from fedhelix.deploy import commands, submit
+from fedhelix.deploy import commands as sites
+from fedhelix.deploy import submit
 from fedhelix.deploy.terms import Terms
 from fedhelix.errors import BadInput, EngineFailure
 from fedhelix.progress import human_bytes, human_seconds
 from fedhelix.registry import layers
-from fedhelix.report import commands
+from fedhelix.report import commands as views
 from fedhelix.runs import jobs
 from fedhelix.runs.config import Config, layered, make_plan
 from fedhelix.runs.presets import PRESETS
@@ -164,7 +165,7 @@ def compare(
     """
     folder = out or jobs.free_folder("compare-" + "-".join(make_plan(name, values).label for name in methods)[:60])
     with resumable(folder):
-        folders = jobs.compare(methods, values, seeds, folder, quiet or None, track)
+        folders = jobs.compare(methods, values, seeds, folder, quiet or None, track=track)
     show_comparison(folder, folders, as_json)
 
 
@@ -308,12 +309,12 @@ def show_models() -> None:
     console.print(table)
 
 
-app.command()(commands.up)
-app.command()(commands.site)
+app.command()(sites.up)
+app.command()(sites.site)
 deploy = typer.Typer(help="Train across real machines, on Flower.", no_args_is_help=True)
-deploy.command()(commands.keys)
-deploy.command()(commands.admit)
-deploy.command()(commands.serve)
+deploy.command()(sites.keys)
+deploy.command()(sites.admit)
+deploy.command()(sites.serve)
 app.add_typer(deploy, name="deploy")
 
 
@@ -324,8 +325,8 @@ def deploy_run(
     method: Annotated[str, typer.Argument(help="A name from `fedhelix methods`, or a pair such as genfed+fedau.")],
     out: Out = None,
     term: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help=TERMS)] = None,
-    superlink: commands.Superlink = None,
-    folder: commands.Folder = commands.FOLDER,
+    superlink: sites.Superlink = None,
+    folder: sites.Folder = sites.FOLDER,
     as_json: Json = False,
     quiet: Quiet = False,
     values: Any,
@@ -334,7 +335,7 @@ def deploy_run(
 
     The number of clients is the number of sites that `fedhelix up` started, or --clients.
     """
-    control, note = commands.deployment(superlink, folder)
+    control, note = sites.deployment(superlink, folder)
     plan = make_plan(method, {**note, **values})
     out = out or jobs.free_folder(f"{plan.method.label}-{plan.config.data}-deployed")
     with resumable(out, "deploy resume"):
@@ -345,13 +346,13 @@ def deploy_run(
 @deploy.command("resume")
 def deploy_resume(
     run: Annotated[Path, typer.Argument(help="A run folder that `fedhelix deploy run` made.")],
-    superlink: commands.Superlink = None,
-    folder: commands.Folder = commands.FOLDER,
+    superlink: sites.Superlink = None,
+    folder: sites.Folder = sites.FOLDER,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Continue a run across sites that was stopped, from its last finished round."""
-    control, _ = commands.deployment(superlink, folder)
+    control, _ = sites.deployment(superlink, folder)
     with resumable(run, "deploy resume"):
         done = submit.play(control, RunFolder.open(run), quiet or None)
     show_run(run, done, as_json)
@@ -418,7 +419,7 @@ def show_comparison(folder: Path, folders: list[RunFolder], as_json: bool) -> No
     console.print(f"picture: {picture}\nruns:    {folder}", highlight=False)
 
 
-for command in commands.COMMANDS:
+for command in views.COMMANDS:
     app.command()(command)
 
 

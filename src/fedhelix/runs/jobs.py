@@ -218,7 +218,7 @@ def resume_comparison(path: Path, quiet: bool | None = None, track: str | None =
     for key, kind in (("methods", list), ("settings", dict), ("seeds", int)):
         if not isinstance(note.get(key), kind):
             raise BadInput(f"'{path / COMPARISON}' is damaged: it lacks its {key}.")
-    return compare(note["methods"], note["settings"], note["seeds"], path, quiet, track)
+    return compare(note["methods"], note["settings"], note["seeds"], path, quiet, track=track)
 
 
 def is_comparison(path: Path) -> bool:
