@@ -53,6 +53,10 @@ SKETCHES = {
     "gene-fl": Sketch("ssmms", "per cluster: mean of\nthe genes", "train near the cluster;\nsend a small gene"),
     "fedau": Sketch("ttttt", "weights: rounds between\na client's visits", "train"),
     "fedumf": Sketch("ttttt", "mean of the models", "who waits trains too,\nand starts ahead", "sssss"),
+    "pfedgpa": Sketch(
+        "ttttt", "mean of the models;\nlast, a generator of\neach client's own", "train; fine-tune what\nwas generated"
+    ),
+    "pfedhn": Sketch("ttttt", "a hypernetwork makes\neach client's model", "train"),
 }
 
 
