@@ -218,13 +218,12 @@ class Federation:
     def greet(self, standing: Standing, client: int, ctx: Context) -> tuple[Standing, int]:
         """The dialogue of the server with one unseen client: where that leads, and how many bytes it received."""
         ctx, server, payload, done = replace(ctx, clients=client), standing.server, Tree(), False
-        newcomer = client_of(self.engine.setup, Job(client, ctx.round, {}, {}))
         sent = received = 0
         while not done:
-            message = self.method.reply(payload, newcomer)
+            message = self.engine.reply(Job(client, ctx.round, payload, {}))
             server, payload, done = self.method.welcome(server, message, ctx)
             sent, received = sent + payload_bytes(message), received + payload_bytes(payload)
-        own = self.method.settle(payload, newcomer)
+        own = self.engine.settle(Job(client, ctx.round, payload, {}))
         known = {client: own} if own else {}
         spent = standing.greeting_bytes + sent + received
         return Standing(standing.round, server, standing.own | known, standing.changed | set(known), spent), received
