@@ -4,10 +4,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= runs/demo
 
-.PHONY: help demo test lint docs clean
+.PHONY: help demo demo-deploy test lint docs clean
 
 help:
 	@echo "make demo   install into $(VENV) and compare four methods on the embedded data (about a minute)"
+	@echo "make demo-deploy  install Flower too; a server and three sites on this machine, compared with the simulation"
 	@echo "make test   install into $(VENV) and run the tests"
 	@echo "make lint   formatting, lint and types"
 	@echo "make docs   the site with all documentation, in build/site"
@@ -20,6 +21,10 @@ $(VENV)/.runtime: $(BIN)/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
+$(VENV)/.deployment: $(VENV)/.runtime
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[flower]"
+	@touch $@
+
 $(VENV)/.development: $(VENV)/.runtime
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,flower,report,track,docs]"
 	@touch $@
@@ -28,6 +33,9 @@ demo: $(VENV)/.runtime
 	@rm -rf $(DEMO)
 	$(BIN)/fedhelix compare fedavg fedper fedbabu local --out $(DEMO)
 	@echo "The picture is $(DEMO)/comparison.png; each run's config, metrics and checkpoint lie beside it."
+
+demo-deploy: $(VENV)/.deployment
+	$(BIN)/python examples/deployment.py genfed 5
 
 test: $(VENV)/.development
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2

@@ -6,8 +6,19 @@ from typing import Any
 
 import torch
 
-from fedhelix import Federation, Method
+from fedhelix import METHODS, Federation, Method
 from fedhelix.tree import flatten, load
+
+# Options that make a method cheap, for tests that hold for every method. Newcomers get what all have learnt together.
+CHEAP: dict[str, dict[str, Any]] = {
+    "pfedgpa": {"fit_steps": 5, "newcomer": "model"},
+    "pfedhn": {"newcomer_turns": 1},
+}
+
+
+def cheap(name: str, **options: Any) -> Method:
+    """A method by name."""
+    return METHODS[name](**CHEAP.get(name, {}) | options)
 
 
 def small(method: Method | None = None, model: Any = "linear", **more: Any) -> Federation:

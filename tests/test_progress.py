@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from fedhelix import progress
-from fedhelix.progress import Progress, human_bytes, human_seconds, track
+from fedhelix.progress import Progress, below, human_bytes, human_seconds, track
 
 
 def screen(terminal: bool, width: int = 100) -> Console:
@@ -95,3 +95,16 @@ def test_human_bytes(count, text):
 )
 def test_human_seconds(seconds, text):
     assert human_seconds(seconds) == text
+
+
+def test_long_work_inside_of_a_round_has_a_bar_of_its_own():
+    console = screen(terminal=True)
+    with Progress(10, "pfedgpa", console=console):
+        assert list(below(range(3), "autoencoder")) == [0, 1, 2]
+        for number in below(range(100), "diffusion model"):
+            if number == 50:
+                break
+    text = shown(console)
+    assert "autoencoder" in text and "diffusion model" in text
+    assert "diffusion" not in text.splitlines()[-2]
+    assert list(below(range(3), "nobody sees it")) == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""The command line: run, resume, compare, methods, data; plot, report, export and serve are in `report.commands`."""
+"""The command line. Commands that look at runs come from `report`, those for real machines from `deploy`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,17 @@ from rich.table import Table
 from fedhelix import METHODS, __version__, models
 from fedhelix.blame import culprit, described
 from fedhelix.data import available
+from fedhelix.deploy import commands as sites
+from fedhelix.deploy import submit
+from fedhelix.deploy.terms import Terms
 from fedhelix.errors import BadInput, EngineFailure
 from fedhelix.progress import human_bytes, human_seconds
 from fedhelix.registry import layers
-from fedhelix.report import commands
+from fedhelix.report import commands as views
 from fedhelix.runs import jobs
 from fedhelix.runs.config import Config, layered, make_plan
 from fedhelix.runs.presets import PRESETS
+from fedhelix.runs.sweep import read_sweep
 from fedhelix.store import RunFolder
 
 app = typer.Typer(
@@ -48,6 +52,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")]
 Track = Annotated[str | None, typer.Option(help="Write every round there too: tensorboard or mlflow.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder itself (default: a new one in runs/).")]
+
+TERMS = "How patient the server is: " + "; ".join(
+    f"{field.name}, {field.metadata['meaning']} (default: {'auto' if field.default is None else field.default})"
+    for field in dataclasses.fields(Terms)
+)
 
 
 def settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -156,7 +165,33 @@ def compare(
     """
     folder = out or jobs.free_folder("compare-" + "-".join(make_plan(name, values).label for name in methods)[:60])
     with resumable(folder):
-        folders = jobs.compare(methods, values, seeds, folder, quiet or None, track)
+        folders = jobs.compare(methods, values, seeds, folder, quiet or None, track=track)
+    show_comparison(folder, folders, as_json)
+
+
+@app.command()
+def sweep(
+    file: Annotated[Path, typer.Argument(help="A TOML file with methods, seeds, [settings] and [grid].")],
+    minutes: Annotated[float | None, typer.Option(help="Stop after this time; the same command goes on later.")] = None,
+    out: Out = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run every combination of some settings, with several seeds, and show all of them side by side.
+
+    FILE says what to run. The same command goes on where it was stopped, and leaves out what is finished:
+
+      methods = ["fedavg", "genfed"]
+      seeds = 3
+      [settings]
+      rounds = 20
+      [grid]
+      lr = [0.05, 0.1]
+      "genfed.rho_max" = [3, 5]
+    """
+    asked, folder = read_sweep(file), out or Path("runs") / f"sweep-{file.stem}"
+    with resumable(folder):
+        folders = jobs.compare(asked.methods, asked.settings, asked.seeds, folder, quiet or None, minutes)
     show_comparison(folder, folders, as_json)
 
 
@@ -193,6 +228,27 @@ def bench(
     commands.bench(
         names or [], scale, seeds, minutes, only or [], out, save or out, data_dir, device, commit, as_json, quiet
     )
+
+
+@app.command()
+def audit(
+    attack: Annotated[str, typer.Argument(help="The attack: idlg, which rebuilds pictures from gradients.")],
+    specs: Annotated[list[str], typer.Argument(metavar="METHOD|RUN...", help="Methods, or run folders.")],
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="data, model, images, restarts, steps, ...")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The picture; the figures lie beside it as JSON.")] = Path(
+        "audit.png"
+    ),
+    as_json: Json = False,
+) -> None:
+    """What an attacker can rebuild of a client's pictures from what a method uploads.
+
+    For example:  fedhelix audit idlg fedavg fedlg partialfed gene-fl --set images=4 --set model=lenet-sigmoid
+    """
+    from fedhelix.privacy import commands
+
+    commands.audit(attack, specs, assignments or [], out, as_json)
 
 
 @app.command()
@@ -253,11 +309,60 @@ def show_models() -> None:
     console.print(table)
 
 
+app.command()(sites.up)
+app.command()(sites.site)
+deploy = typer.Typer(help="Train across real machines, on Flower.", no_args_is_help=True)
+deploy.command()(sites.keys)
+deploy.command()(sites.admit)
+deploy.command()(sites.serve)
+app.add_typer(deploy, name="deploy")
+
+
+@deploy.command("run")
+@settings
+def deploy_run(
+    *,
+    method: Annotated[str, typer.Argument(help="A name from `fedhelix methods`, or a pair such as genfed+fedau.")],
+    out: Out = None,
+    term: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help=TERMS)] = None,
+    superlink: sites.Superlink = None,
+    folder: sites.Folder = sites.FOLDER,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    values: Any,
+) -> None:
+    """Train one method across the sites of a deployment, into a run folder like any other.
+
+    The number of clients is the number of sites that `fedhelix up` started, or --clients.
+    """
+    control, note = sites.deployment(superlink, folder)
+    plan = make_plan(method, {**note, **values})
+    out = out or jobs.free_folder(f"{plan.method.label}-{plan.config.data}-deployed")
+    with resumable(out, "deploy resume"):
+        done = submit.play(control, submit.create(plan, out, term or []), quiet or None)
+    show_run(out, done, as_json)
+
+
+@deploy.command("resume")
+def deploy_resume(
+    run: Annotated[Path, typer.Argument(help="A run folder that `fedhelix deploy run` made.")],
+    superlink: sites.Superlink = None,
+    folder: sites.Folder = sites.FOLDER,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Continue a run across sites that was stopped, from its last finished round."""
+    control, _ = sites.deployment(superlink, folder)
+    with resumable(run, "deploy resume"):
+        done = submit.play(control, RunFolder.open(run), quiet or None)
+    show_run(run, done, as_json)
+
+
 class resumable:
     """Ctrl-C ends a command with one line on how to go on."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, command: str = "resume"):
+        self.folder, self.command = folder, command
 
     def __enter__(self) -> None:
         """Nothing to prepare."""
@@ -265,7 +370,7 @@ class resumable:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             begun = any((self.folder / name).exists() for name in ("config.toml", jobs.COMPARISON))
-            how = f"continue with: fedhelix resume {self.folder}" if begun else "nothing was written yet."
+            how = f"continue with: fedhelix {self.command} {self.folder}" if begun else "nothing was written yet."
             print(f"stopped; {how}", file=sys.stderr)
             raise SystemExit(130)
 
@@ -314,7 +419,7 @@ def show_comparison(folder: Path, folders: list[RunFolder], as_json: bool) -> No
     console.print(f"picture: {picture}\nruns:    {folder}", highlight=False)
 
 
-for command in commands.COMMANDS:
+for command in views.COMMANDS:
     app.command()(command)
 
 

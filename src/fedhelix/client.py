@@ -78,6 +78,7 @@ class Job(NamedTuple):
     round: int
     payload: Tree
     own: Tree
+    arriving: bool = False  # a newcomer, which is judged after the local training of one round
 
 
 class Outcome(NamedTuple):
@@ -127,6 +128,22 @@ def client_of(setup: Setup, job: Job) -> Client:
                 found = torch.autograd.grad(loss, list(leaves.values()))
             yield dict(zip(names, found, strict=True))
 
+    def sample_loss(state: State, x: Tensor, y: Tensor) -> Tensor:
+        setup.module.eval()
+        return setup.task.risk(functional_call(setup.module, state, (x[None],)), y[None])
+
+    def valid(state: State) -> float:
+        wanted = torch.from_numpy(setup.splits[job.client].valid)
+        if not len(wanted):
+            return math.nan
+        return judge(setup.task, predict(setup, state, "train", wanted), setup.data.y[wanted.to(setup.device)])[0]
+
+    def train_alone(state: State, turn: int) -> State:
+        plain = replace(setup, method=Method())
+        local = replace(open_round(plain, job), models={"model": state})
+        train(plain, job, local, turn, "alone")
+        return local.models["model"]
+
     return Client(
         id=job.client,
         samples=len(indices),
@@ -139,8 +156,17 @@ def client_of(setup: Setup, job: Job) -> Client:
         seed=setup.seed,
         inputs=lambda: setup.data.prepare(setup.data.x[indices.to(setup.device)]),
         targets=lambda: setup.data.y[indices.to(setup.device)],
+        features=lambda: unscaled(setup.data.x[indices.to(setup.device)]),
+        sample_loss=sample_loss,
+        valid=valid,
         gradients=gradients,
+        train=train_alone,
     )
+
+
+def unscaled(x: Tensor) -> Tensor:
+    """Samples before they are normalised: pixels between 0 and 1, other values as they are."""
+    return x.float() / 255 if x.dtype == torch.uint8 else x.float()
 
 
 def plan(setup: Setup, job: Job, phase: Phase, purpose: str, index: int = 0) -> Plan:
@@ -249,11 +275,11 @@ def work(setup: Setup, job: Job) -> Outcome:
     return Outcome(job.client, local.client.samples, upload, own, float(total) / max(steps, 1))
 
 
-def open_round(setup: Setup, job: Job) -> LocalRound:
-    """A client that has received its payload and is about to train."""
+def open_round(setup: Setup, job: Job, anchored: bool = True) -> LocalRound:
+    """A client that has received its payload and is about to train; where it will not, it needs no anchor."""
     client = client_of(setup, job)
     return LocalRound(
-        anchor=setup.method.anchor(job.payload, job.own, client),
+        anchor=setup.method.anchor(job.payload, job.own, client) if anchored else {},
         phase=Phase(),
         units=setup.units,
         risk=partial(risk, setup),
@@ -268,20 +294,34 @@ def open_round(setup: Setup, job: Job) -> LocalRound:
 
 def personal_model(setup: Setup, job: Job) -> State:
     """The model that a client would use now: what it starts from, after `tune`."""
-    local = open_round(setup, job)
-    used = setup.method.personal(local.models)
-    for index, phase in enumerate(setup.method.tune(local.client)):
-        train(setup, job, replace(local, phase=replace(phase, model=used)), index, "tune")
+    local, used, phases = open_use(setup, job)
+    for index, phase in enumerate(phases):
+        train(setup, job, replace(local, phase=phase), index, "tune")
     return local.models[used]
+
+
+def open_use(setup: Setup, job: Job) -> tuple[LocalRound, str, list[Phase]]:
+    """A client that is about to use a model, its name, and the training before; newcomers train it as in a round."""
+    client, method = client_of(setup, job), setup.method
+    phases = list(method.phases(client) if job.arriving else method.tune(client))
+    local = open_round(setup, job, anchored=bool(phases))
+    used = method.personal(local.models)
+    if job.arriving and len(phases) > 1:
+        phases = [phase for phase in phases if phase.model == used]
+    return local, used, [replace(phase, model=used) for phase in phases]
 
 
 def untuned_model(setup: Setup, job: Job) -> State | None:
     """The personal model where it needs no training, sharing its tensors with what was received; otherwise None."""
-    client, method = client_of(setup, job), setup.method
-    if method.tune(client):
+    if job.arriving or setup.method.tune(client_of(setup, job)):
         return None
-    models = method.start(job.payload, job.own, client)
-    return models[method.personal(models)]
+    return received_model(setup, job)
+
+
+def received_model(setup: Setup, job: Job) -> State:
+    """The personal model before any preparation."""
+    models = setup.method.start(job.payload, job.own, client_of(setup, job))
+    return models[setup.method.personal(models)]
 
 
 def samples_of(setup: Setup, pool: Pool) -> tuple[Tensor, Tensor]:

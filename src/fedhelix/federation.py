@@ -19,15 +19,15 @@ from torch import nn
 from fedhelix import models, seeds, toml
 from fedhelix.attacks import Attack, Attackers
 from fedhelix.channel import receive
-from fedhelix.client import Job, Setup, Training
-from fedhelix.data import Dataset, Partition, Reserve, ServerData, from_clients, load, partitions
+from fedhelix.client import Job, Setup, Training, client_of
+from fedhelix.data import Dataset, Partition, Reserve, ServerData, Split, from_clients, load, partitions
 from fedhelix.engines import Engine, engine_for
 from fedhelix.engines.kernels import choose
 from fedhelix.errors import BadInput
 from fedhelix.method import Context, Method, Scorer
 from fedhelix.methods import FedAvg
 from fedhelix.options import build_all, convert
-from fedhelix.participation import Participation, Sampler
+from fedhelix.participation import Newcomers, Participation, Sampler
 from fedhelix.progress import Progress
 from fedhelix.records import Record, summarise
 from fedhelix.store import RunFolder
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-SETTINGS = (Training, ServerData, Participation, Attack)  # the keys of a federation, the same for every method
+# The keys of a federation, the same for every method.
+SETTINGS = (Training, ServerData, Participation, Newcomers, Attack)
 
 
 @dataclass
@@ -51,7 +52,7 @@ class Standing:
     server: Tree
     own: dict[int, Tree]
     changed: set[int] = field(default_factory=set)  # clients whose state is newer than the last checkpoint
-    greeting_bytes: int = 0  # of hellos and replies, until the first round has reported them
+    greeting_bytes: int = 0  # of hellos, replies and welcomes, until the next round has reported them
 
 
 class Federation:
@@ -62,7 +63,8 @@ class Federation:
     `model` is a name, an `nn.Module`, or a function that makes one. Everything else has a sensible default; the
     options of `Training` (epochs, batch_size, lr, lr_decay, momentum, weight_decay, augment) and of `ServerData`
     (validation_size, validation_shared, supplement_size, supplement_below) are keywords too, and so are
-    `participation`, `participation_alpha`, `attack`, `attack_share` and `attack_scale`.
+    `participation`, `participation_alpha`, `newcomers`, `newcomers_after`, `newcomers_classes`, `attack`,
+    `attack_share` and `attack_scale`.
     """
 
     def __init__(
@@ -92,19 +94,28 @@ class Federation:
             partition = partitions.parse(partition, clients)
         self.method = method if method is not None else FedAvg()
         self.seed, self.device = int(seed), device_of(device)
-        self.training, asked, self.participation, self.attack = build_all(SETTINGS, settings, "a federation")
+        built = build_all(SETTINGS, settings, "a federation")
+        self.training, asked, self.participation, self.newcomers, self.attack = built
         self.server_data: ServerData = asked.resolved(self.method.scores)
-        self.reserve = Reserve.of(pool, partition, self.server_data, self.seed)
+        late = self.newcomers
+        parts = partition.divided(pool, late.newcomers, late.newcomers_classes, self.seed)
+        self.reserve = Reserve.of(pool, parts[0], self.server_data, self.seed)
         if self.method.scores and not len(self.reserve.scoring):
             raise BadInput(f"{self.method.label} scores models on validation data; set validation_size above 0.")
-        self.splits = partition.split(pool, self.seed, exclude=self.reserve.all)
+        self.splits = [split for part in parts for split in part.split(pool, self.seed, exclude=self.reserve.all)]
         self.splits, self.supplements = self.reserve.supplement(pool, self.splits, self.server_data, self.seed)
         self.clients = len(self.splits)
-        self.cohort_size = min(10, self.clients) if cohort is None else cohort
-        if not 1 <= self.cohort_size <= self.clients:
-            raise BadInput(f"cohort must lie between 1 and the number of clients ({self.clients}), not {cohort}.")
-        self.sampler = Sampler(self.participation, self.clients, self.cohort_size, self.seed)
-        self.judged = self._judged(eval_clients)
+        self.known = self.clients - late.newcomers  # newcomers have the last numbers
+        if self.known < 1:
+            raise BadInput(f"{late.newcomers} newcomers leave no known client among {self.clients}; lower newcomers.")
+        self.cohort_size = min(10, self.known) if cohort is None else cohort
+        if not 1 <= self.cohort_size <= self.known:
+            raise BadInput(f"cohort must lie between 1 and the number of clients ({self.known}), not {cohort}.")
+        groups = [range(self.known), range(self.known, self.clients)][: 1 + bool(late.newcomers)]
+        self.samplers = [
+            Sampler(self.participation, tuple(group), min(self.cohort_size, len(group)), self.seed) for group in groups
+        ]
+        self.judged = [client for group in groups for client in self._judged(eval_clients, group)]
         outputs = pool.classes if pool.classes is not None else math.prod(pool.y.shape[1:])
         module = models.build(model, pool.shape, outputs, data_name=pool.name, seed=self.seed)
         example = pool.prepare(pool.x[:2])
@@ -139,10 +150,16 @@ class Federation:
         standing = since if since is not None else self.begin(rounds)
         for t in range(standing.round, rounds):
             clock, ctx, method = time.perf_counter(), self.context(t, rounds), self.method
+            arrival = Record()
+            if self.newcomers.newcomers and t == self.newcomers.newcomers_after:
+                standing, arrival = self.arrive(standing, ctx)
             workers = method.workers(self.cohort(t), ctx)
             payloads = {i: method.download(standing.server, i, ctx) for i in workers}
             jobs = [Job(i, t, payloads[i], standing.own.get(i, {})) for i in workers]
-            outcomes = self.attackers.forge(self.engine.work(jobs), jobs, self._scorer(self.studied))
+            outcomes = self.engine.work(jobs)
+            missing = {str(client): why for client, why in self.engine.missing.items()}
+            answered = [job for job in jobs if str(job.client) not in missing]
+            outcomes = self.attackers.forge(outcomes, answered, self._scorer(self.studied))
             uploads, refused = receive(outcomes, self.initial)
             server = standing.server
             if uploads:
@@ -156,44 +173,98 @@ class Federation:
             )
             record: Record = {
                 "round": t + 1,
-                "train_loss": float(np.mean([outcome.loss for outcome in outcomes])),
+                "train_loss": float(np.mean([outcome.loss for outcome in outcomes])) if outcomes else math.nan,
                 "uplink_bytes": sum(payload_bytes(outcome.upload) for outcome in outcomes),
                 "downlink_bytes": sum(payload_bytes(payload) for payload in payloads.values()),
                 "other_bytes": greeting,
                 "participants": list(workers),
                 "refused": refused,
+                "missing": missing,
                 "notes": ctx.notes,
+                **arrival,
             }
             if (t + 1) % eval_every == 0 or t + 1 == rounds:
                 record |= self.evaluate(standing, ctx)
+            record |= self.engine.report()
             record["seconds"] = time.perf_counter() - clock
             yield record, standing
 
     def begin(self, rounds: int) -> Standing:
         """Before round 0: clients say hello, the server makes its first state and replies."""
         ctx = self.context(0, rounds)
-        jobs = [Job(i, 0, {}, {}) for i in range(self.clients)]
+        jobs = [Job(i, 0, {}, {}) for i in range(ctx.clients)]
         hellos = self.engine.hello(jobs) if self.method.greets else {}
         server, replies = self.method.begin(hellos, ctx)
         said = sum(payload_bytes(tree) for trees in (hellos, replies) for tree in trees.values())
         sample = 4 * (math.prod(self.data.shape) + math.prod(self.data.y.shape[1:]))
         return Standing(0, server, dict(replies), set(replies), said + sample * sum(self.supplements.values()))
 
+    def arrive(self, standing: Standing, ctx: Context) -> tuple[Standing, Record]:
+        """The newcomers are welcomed one after the other, and judged after the local training of one round."""
+        received = []
+        for client in range(self.known, self.known + self.newcomers.newcomers):
+            standing, size = self.greet(standing, client, ctx)
+            received.append(size)
+        record = Record(arrival_bytes=float(np.mean(received)))
+        judged = [client for client in self.judged if client in ctx.present and len(self.splits[client].test)]
+        if judged:
+            jobs = [job._replace(arriving=True) for job in self._jobs(standing, judged, ctx)]
+            record[f"arrival_{self.task.name}"] = float(
+                np.mean([found.test for found in self.engine.evaluate(jobs)[0]])
+            )
+        return standing, record
+
+    def greet(self, standing: Standing, client: int, ctx: Context) -> tuple[Standing, int]:
+        """The dialogue of the server with one unseen client: where that leads, and how many bytes it received."""
+        ctx, server, payload, done = replace(ctx, clients=client), standing.server, Tree(), False
+        newcomer = client_of(self.engine.setup, Job(client, ctx.round, {}, {}))
+        sent = received = 0
+        while not done:
+            message = self.method.reply(payload, newcomer)
+            server, payload, done = self.method.welcome(server, message, ctx)
+            sent, received = sent + payload_bytes(message), received + payload_bytes(payload)
+        own = self.method.settle(payload, newcomer)
+        known = {client: own} if own else {}
+        spent = standing.greeting_bytes + sent + received
+        return Standing(standing.round, server, standing.own | known, standing.changed | set(known), spent), received
+
+    def welcome(self, data: Any, standing: Standing) -> tuple[int, Standing]:
+        """An unseen client with its own data, a pair (x, y) or a torch data set, joins: its number, and the standing.
+
+        From the next round on it may be sampled and is judged; a fifth of its samples become its test part.
+        """
+        setup, number = self.engine.setup, self.clients
+        pool = setup.data.joined(from_clients([data], classes=setup.data.classes, name="newcomer", seed=self.seed))
+        places = [
+            np.arange(len(old), len(new)) for old, new in ((setup.data.y, pool.y), (setup.data.y_test, pool.y_test))
+        ]
+        if self.units.norm and len(places[0]) < 2:
+            raise BadInput("the newcomer has only one training sample, but BatchNorm needs two.")
+        self.splits, self.clients = [*self.splits, Split(places[0], places[0][:0], places[1])], number + 1
+        self.samplers = [replace(sampler, members=(*sampler.members, number)) for sampler in self.samplers]
+        self.judged = [*self.judged, number]
+        self.engine.close()
+        self.engine.setup = replace(setup, data=pool, splits=self.splits)
+        return number, self.greet(standing, number, self.context(standing.round, standing.round))[0]
+
     def cohort(self, t: int) -> list[int]:
         """The clients sampled in round t: the same for every method with this seed."""
-        return self.sampler.cohort(t)
+        return self.samplers[self.newcomers.here(t)].cohort(t)
 
-    def _judged(self, count: int | None) -> list[int]:
-        """The clients whose personal models are judged: all, or the same few every time."""
-        if count is None or count >= self.clients:
-            return list(range(self.clients))
-        return sorted(seeds.numpy_draw(self.seed, "judged").choice(self.clients, count, replace=False).tolist())
+    def _judged(self, count: int | None, group: Sequence[int]) -> list[int]:
+        """The clients of a group whose personal models are judged: all, or the same few every time."""
+        if count is None or count >= len(group):
+            return list(group)
+        chosen = seeds.numpy_draw(self.seed, "judged").choice(len(group), count, replace=False)
+        return sorted(group[int(place)] for place in chosen)
 
     def context(self, t: int, rounds: int) -> Context:
         """What the server's hooks see in round t."""
+        here = self.newcomers.here(t)
+        known = self.clients if here or not self.newcomers.newcomers else self.known
         return Context(
-            t, rounds, self.clients, self.units, self.initial, self.device, self.seed, self.cohort,
-            self._scorer(self.reserve.scoring),
+            t, rounds, known, self.units, self.initial, self.device, self.seed, self.cohort,
+            self.samplers[here].members, self._scorer(self.reserve.scoring),
         )  # fmt: skip
 
     def _scorer(self, samples: np.ndarray) -> Scorer | None:
@@ -203,24 +274,37 @@ class Federation:
     def evaluate(self, standing: Standing, ctx: Context) -> Record:
         """The server's model on the test set, and every client's personal model on its own part of it."""
         record, name = Record(), self.task.name
+        judged = [client for client in self.judged if client in ctx.present]
         model = self.method.model(standing.server, ctx)
-        scores, judgement = self.engine.evaluate(self._jobs(standing, self.judged, ctx), model)
+        jobs = self._jobs(standing, judged, ctx)
+        scores, judgement = self.engine.evaluate(jobs, model)
         if judgement is not None:
             record[name], record["loss"] = judgement
         if not scores:
             return record
         tests, losses, valids = (np.array(column) for column in zip(*scores, strict=True))
-        # Clients without test or validation samples have no say; one whose model has diverged does.
-        tested = np.array([len(self.splits[client].test) > 0 for client in self.judged])
-        checked = np.array([len(self.splits[client].valid) > 0 for client in self.judged])
+        # Clients that are missing or lack test or validation samples have no say; one whose model has diverged does.
+        parts = {client: self.splits[client] for client in judged}
+        here = np.array([client not in self.engine.missing for client in parts])
+        tested = here & np.array([len(part.test) > 0 for part in parts.values()])
+        checked = here & np.array([len(part.valid) > 0 for part in parts.values()])
+        if not here.all():
+            record["unjudged"] = {str(client): why for client, why in self.engine.missing.items()}
         record["personal"] = [float(test) for test in tests]
         if tested.any():
             record.setdefault("loss", float(losses[tested].mean()))
             record[f"personal_{name}"] = float(tests[tested].mean())
             record["personal_p10"] = float(np.percentile(tests[tested], 10))
+            if ctx.round == ctx.rounds - 1 and self._tunes(jobs):
+                received = np.array([found.test for found in self.engine.evaluate_received(jobs)])
+                record["untuned"], record[f"untuned_{name}"] = received.tolist(), float(received[tested].mean())
         if checked.any():
             record[f"valid_{name}"] = float(valids[checked].mean())
         return record
+
+    def _tunes(self, jobs: Sequence[Job]) -> bool:
+        """Whether clients fine-tune what they receive before they use it."""
+        return any(self.method.tune(client_of(self.engine.setup, job)) for job in jobs[:1])
 
     def _jobs(self, standing: Standing, clients: Sequence[int], ctx: Context) -> list[Job]:
         """What the given clients would receive now."""
@@ -255,6 +339,8 @@ class Federation:
         for name, value in (("rounds", rounds), ("eval_every", eval_every), ("checkpoint_every", checkpoint_every)):
             if convert(name, value, int) < 1:
                 raise BadInput(f"{name} must be at least 1, not {value}.")
+        if self.newcomers.newcomers and rounds <= (self.newcomers.newcomers_after or 0):
+            raise BadInput(f"newcomers arrive after {self.newcomers.newcomers_after} rounds; rounds must be more.")
         run = Run(self, [], Standing(0, {}, {}))
         with ExitStack() as stack:
             if out is not None:
@@ -324,6 +410,7 @@ class Federation:
             "training": vars(self.training),
             "server_data": vars(self.server_data),
             "participation": vars(self.participation),
+            "newcomers": vars(self.newcomers),
             "attack": vars(self.attack),
             "method": {"name": self.method.label, **self.method.options()},
         }
@@ -402,6 +489,11 @@ class Run:
         fed = self.federation
         state = fed.method.model(self.standing.server, fed.context(self.standing.round, self.standing.round))
         return None if state is None else self._module(state)
+
+    def welcome(self, data: Any) -> int:
+        """An unseen client with its own data joins (see `Federation.welcome`); its number."""
+        number, self.standing = self.federation.welcome(data, self.standing)
+        return number
 
     def personal(self, client: int) -> nn.Module:
         """The model that one client would use."""

@@ -64,7 +64,11 @@ class Client:
     seed: int
     inputs: Callable[[], Tensor]  # its training samples, prepared as the model gets them
     targets: Callable[[], Tensor]
+    features: Callable[[], Tensor]  # its training samples as they are, pixels between 0 and 1
+    sample_loss: Callable[[State, Tensor, Tensor], Tensor]  # of one prepared sample, evaluation mode; may be vmapped
+    valid: Callable[[State], float]  # the metric of a model on its validation samples; not-a-number without any
     gradients: Callable[[State], Iterator[State]]  # the gradient of the loss on each of its batches, at a model
+    train: Callable[[State, int], State]  # a model after a round's plain local training; turns see other batches
 
     def travel(self, steps: int) -> float:
         """How far that many steps of SGD go along a constant gradient of one: steps * lr, and more with momentum."""
@@ -104,12 +108,13 @@ class Context:
 
     round: int
     rounds: int
-    clients: int
+    clients: int  # how many the server knows; an unseen one gets this number as its id
     units: Units
     initial: State
     device: torch.device
     seed: int
     cohort: Callable[[int], list[int]]  # who is sampled in a given round
+    present: Sequence[int]  # who could be sampled in this one
     # Metric and loss on the server's validation data, to which entries that a model lacks are fitted first.
     score: Scorer | None = None
     notes: dict[str, Any] = field(default_factory=dict)  # what the method wants recorded of this round
@@ -125,6 +130,8 @@ class Method(Checked):
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
+    apart: ClassVar[bool] = False
+    """Whether the server keeps several models; a wrapper that looks at the model must then stand inside."""
 
     @property
     def label(self) -> str:
@@ -225,9 +232,19 @@ class Method(Checked):
         """Client: training before the personal model is used; its result is never uploaded nor kept."""
         return ()
 
+    # When an unseen client arrives -----------------------------------------------------------------------------
+
     def welcome(self, server: Tree, message: Tree, ctx: Context) -> tuple[Tree, Tree, bool]:
         """Server: one turn of a dialogue with an unseen client: next state, what it receives, whether that was all."""
         return server, self.download(server, ctx.clients, ctx), True
+
+    def reply(self, payload: Tree, client: Client) -> Tree:
+        """Client: its turn in that dialogue: a hello before it has received anything, then an answer."""
+        return {} if payload else self.hello(client)
+
+    def settle(self, payload: Tree, client: Client) -> Tree:
+        """Client: what it keeps of the last payload as its first `own`; what each round brings anew need not be."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -267,7 +284,9 @@ class Wrapper(Method):
         return self.inner.objective if type(self).loss is Wrapper.loss else self
 
     def check(self, units: Units) -> None:
-        """As the inner method."""
+        """As the inner method; a wrapper looks at the server's model, of which there must not be several."""
+        if self.inner.apart:
+            raise BadInput(f"{self.name} must stand inside of {self.inner.name}, as in clustered+{self.name}.")
         self.inner.check(units)
 
     def shared(self, units: Units) -> Sequence[str]:
@@ -333,3 +352,11 @@ class Wrapper(Method):
     def welcome(self, server: Tree, message: Tree, ctx: Context) -> tuple[Tree, Tree, bool]:
         """As the inner method."""
         return self.inner.welcome(server, message, ctx)
+
+    def reply(self, payload: Tree, client: Client) -> Tree:
+        """As the inner method."""
+        return self.inner.reply(payload, client)
+
+    def settle(self, payload: Tree, client: Client) -> Tree:
+        """As the inner method."""
+        return self.inner.settle(payload, client)

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedhelix.errors import BadInput
 from fedhelix.options import Checked, option
 from fedhelix.seeds import numpy_draw
 
@@ -26,12 +27,32 @@ class Participation(Checked):
     )
 
 
+@dataclass(frozen=True)
+class Newcomers(Checked):
+    """Clients that nobody has seen before they arrive; from then on only they take part."""
+
+    newcomers: int = option(0, "how many unseen clients arrive later", low=0)
+    newcomers_after: int | None = option(None, "after how many rounds they arrive", low=1)
+    newcomers_classes: float = option(
+        0.5, "share of the classes that only newcomers hold; 0: they hold the same as the others", low=0, below=1
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.newcomers and self.newcomers_after is None:
+            raise BadInput(f"newcomers = {self.newcomers} needs newcomers_after, the rounds before they arrive.")
+
+    def here(self, t: int) -> bool:
+        """Whether they have arrived in round t."""
+        return bool(self.newcomers) and self.newcomers_after is not None and t >= self.newcomers_after
+
+
 @dataclass(frozen=True, eq=False)
 class Sampler:
     """Draws the cohorts of a federation."""
 
     asked: Participation
-    clients: int
+    members: tuple[int, ...]
     size: int  # of a cohort; with rates: on average
     seed: int
 
@@ -39,17 +60,17 @@ class Sampler:
     def rates(self) -> np.ndarray:
         """How likely each client takes part in a round; their sum is the size, but for the limits."""
         if self.asked.participation == "uniform":
-            return np.full(self.clients, self.size / self.clients)
-        alpha = np.full(self.clients, self.asked.participation_alpha)
+            return np.full(len(self.members), self.size / len(self.members))
+        alpha = np.full(len(self.members), self.asked.participation_alpha)
         return np.clip(self.size * numpy_draw(self.seed, "participation").dirichlet(alpha), LEAST_RATE, 1)
 
     def cohort(self, t: int) -> list[int]:
         """The clients of round t, never none."""
         draw = numpy_draw(self.seed, "cohort", t)
         if self.asked.participation == "uniform":
-            chosen = draw.choice(self.clients, self.size, replace=False)
+            chosen = draw.choice(len(self.members), self.size, replace=False)
         else:
-            chosen = np.flatnonzero(draw.random(self.clients) < self.rates)
+            chosen = np.flatnonzero(draw.random(len(self.members)) < self.rates)
             if not len(chosen):
-                chosen = draw.choice(self.clients, 1, p=self.rates / self.rates.sum())
-        return sorted(int(client) for client in chosen)
+                chosen = draw.choice(len(self.members), 1, p=self.rates / self.rates.sum())
+        return sorted(self.members[place] for place in chosen)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -23,6 +24,9 @@ SHOWN = {
 }
 
 WIDE = 100
+
+# The display of the run that this thread is in, so that long work inside of a round can show itself there.
+_shown: ContextVar[Display | None] = ContextVar("shown", default=None)
 
 
 class Progress:
@@ -69,9 +73,11 @@ class Progress:
     def __enter__(self) -> Progress:
         self._started = monotonic()
         self._display.start()
+        self._outer = _shown.set(self._display)
         return self
 
     def __exit__(self, *_: object) -> None:
+        _shown.reset(self._outer)
         self._display.stop()
 
     def update(self, record: Mapping[str, Any]) -> None:
@@ -115,6 +121,21 @@ def track(items: Iterable[Item], title: str, console: Console | None = None) -> 
         yield from rich_track(items, description=title, console=console, transient=True)
     else:
         yield from items
+
+
+def below(items: Sequence[Item], title: str) -> Iterator[Item]:
+    """Yield the items with a bar below that of the run, which goes when it is done: for long work inside of a round."""
+    display = _shown.get()
+    if display is None:
+        yield from items
+        return
+    task = display.add_task(title, total=len(items), numbers="", left="")
+    try:
+        for item in items:
+            yield item
+            display.advance(task)
+    finally:
+        display.remove_task(task)
 
 
 def human_bytes(count: float) -> str:

@@ -7,6 +7,9 @@ from typing import Any
 
 Record = dict[str, Any]
 
+LAST = 10  # rounds whose mean is the result of a phase
+NEAR_PEAK = 0.95  # of its own peak: there a curve counts as having arrived
+
 
 def evaluated_records(records: Sequence[Record], metric: str = "accuracy") -> list[Record]:
     """The records of rounds after which models were judged."""
@@ -24,8 +27,9 @@ def best_record(records: Sequence[Record], metric: str = "accuracy") -> Record |
 
 def summarise(records: Sequence[Record], facts: dict[str, Any], metric: str = "accuracy") -> dict[str, Any]:
     """The figures of a run: final and at the round chosen on validation, never the best on test."""
+    arrived = next((at for at, record in enumerate(records) if "arrival_bytes" in record), 0)
     evaluated = evaluated_records(records, metric)
-    last, best = (evaluated[-1] if evaluated else {}), best_record(records, metric) or {}
+    last, best = (evaluated[-1] if evaluated else {}), best_record(records[arrived:], metric) or {}
     return {
         **facts,
         "rounds": records[-1]["round"] if records else 0,
@@ -36,7 +40,31 @@ def summarise(records: Sequence[Record], facts: dict[str, Any], metric: str = "a
         f"{metric}_at_best": best.get(metric),
         f"personal_{metric}_at_best": best.get(f"personal_{metric}"),
         **{key: sum(record[key] for record in records) for key in ("uplink_bytes", "downlink_bytes", "other_bytes")},
-        "refused": sum(len(record.get("refused", {})) for record in records),
+        **{key: sum(len(record.get(key) or {}) for record in records) for key in ("refused", "missing")},
         "seconds": sum(record["seconds"] for record in records),
+        **(newcomers(records[:arrived], records[arrived:], metric) if arrived else {}),
         "complete": True,
     }
+
+
+def newcomers(before: Sequence[Record], after: Sequence[Record], metric: str = "accuracy") -> dict[str, Any]:
+    """The two phases apart: what the known clients reached, and how fast and how far the newcomers came."""
+    known, curve = ([record.get(f"personal_{metric}") for record in part] for part in (before, after))
+    judged = [(number, value) for number, value in enumerate(curve, start=1) if value is not None]
+    peak = max((value for _, value in judged), default=None)
+    near = [number for number, value in judged if peak is not None and value >= NEAR_PEAK * peak]
+    return {
+        f"known_{metric}": _last_mean(known),
+        "known_uplink_bytes": sum(record["uplink_bytes"] for record in before),
+        f"arrival_{metric}": after[0].get(f"arrival_{metric}"),
+        "arrival_bytes": after[0]["arrival_bytes"],
+        f"newcomer_{metric}": _last_mean(curve),
+        f"newcomer_peak_{metric}": peak,
+        "newcomer_rounds_to_peak": near[0] if near else None,
+    }
+
+
+def _last_mean(values: Sequence[float | None]) -> float | None:
+    """The mean over the last ten rounds, as far as they were evaluated."""
+    found = [value for value in values[-LAST:] if value is not None]
+    return sum(found) / len(found) if found else None

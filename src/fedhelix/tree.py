@@ -15,6 +15,7 @@ from typing import Any
 
 import safetensors
 import torch
+from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
@@ -167,6 +168,17 @@ def encode(tree: Mapping[str, Any]) -> bytes:
     # order, but a reloaded tree must be summed in the same order, and equal trees must have equal bytes.
     entries = {name: None if name in arrays else value for name, value in flat.items()}
     return to_bytes({name: value.contiguous() for name, value in arrays.items()}, {"entries": json.dumps(entries)})
+
+
+def decode(content: bytes) -> Tree:
+    """The inverse of `encode`; bytes from a stranger do no harm."""
+    try:
+        arrays = from_bytes(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        entries = json.loads(header.get("__metadata__", {}).get("entries", "{}"))
+        return unflatten({name: arrays.get(name, value) for name, value in (entries or arrays).items()})
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+        raise BadInput(f"these bytes are no tree: {type(problem).__name__}: {problem}.") from None
 
 
 def save(tree: Mapping[str, Any], path: Path) -> None:

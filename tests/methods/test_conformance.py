@@ -1,6 +1,7 @@
 """What must hold for every registered method; a new one is covered as soon as it is registered."""
 
 import dataclasses
+import math
 import shutil
 
 import pytest
@@ -8,13 +9,20 @@ import torch
 
 from fedhelix import METHODS, FedBN, FedPer, federation, load
 from fedhelix.client import Job, client_of
-from helpers import checkpoint, on_disk, same, small, timeless
+from fedhelix.pruning import prunable
+from helpers import cheap, checkpoint, on_disk, same, small, timeless
 
 DIGITS = load("digits").subsample(300, 100)
 # FedBN has nothing to do in a network without BatchNorm.
 NETWORKS = {"fedbn": "digits-bn-cnn"}
 # Options that change what travels or what is kept.
 VARIANTS = {
+    "clustered": [{"clusters": 2, "vectors": 2, "inner": METHODS["fedper"]()}],
+    "fedlps": [{"prune_ratio": 0.3}],
+    "gene-fl": [
+        {"clusters": 2, "gene_score": "similarity", "gene_select": "highest", "gene_budget": 0.0, "elg_hard": True},
+        {"clusters": 1, "cluster_distance": "pacfl", "gene_granularity": "module", "fisher_mode": "batch"},
+    ],
     "fedbn": [{"bn_filter": "name"}],
     "fedlg": [{"select": "gradient", "layers": 1}],
     "fedlp": [{"redraw": "run"}],
@@ -22,9 +30,10 @@ VARIANTS = {
     "genfed": [{"inner": FedPer(), "schedule": "constant", "rho_max": 2}, {"inner": FedBN()}],
     "lg-fedavg": [{"warm_start": 1}, {"shared_layers": 2}],
     "local": [{"follow_sampling": True}],
+    "pfedgpa": [{"mode": "online", "warmup": 0, "slice": "last:1"}],
     "scaffold": [{"control": "steps"}],
 }
-METHOD_CASES = [METHODS[name](**options) for name in METHODS for options in ({}, *VARIANTS.get(name, []))]
+METHOD_CASES = [cheap(name, **options) for name in METHODS for options in ({}, *VARIANTS.get(name, []))]
 
 
 def network(method) -> str:
@@ -32,7 +41,7 @@ def network(method) -> str:
 
 
 def label(method) -> str:
-    plain = type(method)()
+    plain = cheap(method.name)
     options = vars(method).items()
     changed = [f"{key}={value}" for key, value in options if key != "inner" and value != vars(plain)[key]]
     return " ".join([method.label, *changed])
@@ -48,14 +57,23 @@ def build(method, **more):
 
 
 @every_method
-def test_resuming_gives_the_straight_run_to_the_bit(method, tmp_path):
+def test_resuming_gives_the_straight_run_to_the_bit(method, tmp_path, monkeypatch):
     build(method).fit(2, out=tmp_path / "straight", quiet=True)
-    build(method).fit(1, out=tmp_path / "part", quiet=True)
+    part = build(method)
+    play = part.play
+    monkeypatch.setattr(part, "play", lambda *args: stop_after_one(play(*args)))
+    with pytest.raises(KeyboardInterrupt):
+        part.fit(2, out=tmp_path / "part", quiet=True)
     shutil.copytree(tmp_path / "part", tmp_path / "moved")
     build(method).fit(2, out=tmp_path / "moved", resume=True, quiet=True)
     assert len(on_disk(tmp_path / "straight")) == 2
     assert on_disk(tmp_path / "moved") == on_disk(tmp_path / "straight")
     assert same(checkpoint(tmp_path / "moved"), checkpoint(tmp_path / "straight"))
+
+
+def stop_after_one(played):
+    yield next(played)
+    raise KeyboardInterrupt
 
 
 @every_method
@@ -95,22 +113,33 @@ def test_only_what_is_declared_travels_and_every_byte_is_counted(method, model, 
     for outcome in seen:
         sent = outcome.upload["model"]
         assert set(sent) <= shared
-        if method.name not in ("fedlp", "fedlg"):
+        if method.name not in ("fedlp", "fedlg", "fedlps", "gene-fl"):
             assert set(sent) == shared
         assert all(value.shape == fed.initial[name].shape for name, value in sent.items())
         # What stays and what leaves make up the whole model.
-        assert set(outcome.own.get("model", {})) | set(sent) >= set(fed.units.names) or method.name == "fedlp"
-        assert not set(outcome.own.get("model", {})) & set(sent)
+        kept = outcome.own.get("trained", outcome.own.get("model", {}))
+        assert set(kept) | set(sent) >= set(fed.units.names)
+        assert not set(outcome.own.get("model", {})) & set(sent) or method.name == "gene-fl"
     extra = 0
     if method.name == "scaffold":
         extra = sum(sizes[name] for name in fed.units.parameters)
     elif method.name == "fedlg" and method.select == "gradient":
         extra = len(fed.units.convs)
+    elif method.name == "fedlps":
+        (pruned,) = prunable(fed.units)[:1]
+        weight = fed.initial[pruned]
+        left = math.ceil((1 - method.prune_ratio) * len(weight)) * weight[0].numel()  # all inputs of the first stay
+        assert all(outcome.upload["values"][pruned].numel() == left for outcome in seen)
+        trees = [(outcome.upload["values"], *outcome.upload["channels"].values()) for outcome in seen]
+        extra = sum(value.numel() for tree in trees for part in tree for value in part.values()) // len(seen)
+    elif method.name == "gene-fl":
+        extra = 2  # density of the mask and accuracy on validation samples
     values = sum(sizes[name] for outcome in seen for name in outcome.upload["model"]) + len(seen) * extra
     assert record["uplink_bytes"] == 4 * values
     assert record["refused"] == {}
     assert 0 <= record["personal_accuracy"] <= 1
-    assert all(bool(value.isfinite().all()) for value in standing.server["model"].values())
+    models = [part["model"] for part in standing.server.get("parts", {"": standing.server}).values()]
+    assert all(bool(value.isfinite().all()) for model in models for value in model.values())
 
 
 @every_method
@@ -128,17 +157,20 @@ def test_downloads_are_counted_and_hold_nothing_personal(method):
 def test_an_unseen_client_can_start(method):
     run = build(method).fit(1, quiet=True)
     fed = run.federation
-    ctx = fed.context(1, 2)
-    server, payload, done = method.welcome(run.standing.server, {}, ctx)
-    assert done and same(server, run.standing.server)
-    newcomer = dataclasses.replace(client_of(fed.engine.setup, Job(0, 1, {}, {})), id=fed.clients)
-    models = method.start(payload, {}, newcomer)
+    number = run.welcome((DIGITS.x[:40], DIGITS.y[:40]))
+    assert number == 4 == fed.clients - 1
+    payload = method.download(run.standing.server, number, fed.context(1, 2))
+    newcomer = client_of(fed.engine.setup, Job(number, 1, {}, {}))
+    models = method.start(payload, run.standing.own.get(number, {}), newcomer)
     used = models[method.personal(models)]
     assert list(used) == list(fed.units.names)
     # It gets what the others learned together, and draws the rest.
+    inherited = run.standing.own.get(number, payload)["model"]
     for name, value in used.items():
-        known = run.standing.server["model"].get(name) if name in payload["model"] else fed.initial[name]
-        assert torch.equal(value, known)
+        assert torch.equal(value, inherited.get(name, fed.initial[name]))
+    (record, _), *_ = fed.play(2, run.standing)
+    assert len(record["personal"]) == 5
+    assert record["other_bytes"] >= 4 * sum(map(torch.numel, inherited.values()))
 
 
 @every_method

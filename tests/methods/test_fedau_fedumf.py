@@ -134,7 +134,7 @@ def test_genfed_around_them(inner):
 
 def test_bernoulli_participation_follows_its_rates():
     fed = small(clients=20, cohort=5, participation="bernoulli", participation_alpha=0.5, seed=1)
-    rates, rounds = fed.sampler.rates, 2000
+    rates, rounds = fed.samplers[0].rates, 2000
     assert rates.min() >= 0.02 and rates.max() > 3 * np.median(rates)
     seen = np.bincount(np.concatenate([fed.cohort(t) for t in range(rounds)]), minlength=20) / rounds
     assert np.abs(seen - rates).max() < 0.05

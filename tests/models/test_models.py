@@ -23,6 +23,7 @@ def values(module):
     ("name", "shape", "outputs", "count"),
     [
         ("resnet18", COLOUR, 10, 11_173_962),
+        ("resnet8", COLOUR, 10, 78_042),
         ("resnet18", COLOUR, 100, 11_220_132),
         ("genfed-cnn", GREY, 10, 211_690),
         ("genfed-cnn", COLOUR, 10, 551_786),

@@ -7,6 +7,7 @@ import threading
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from fedhelix.seeds import numpy_draw
 DIGITS = "digits"
 DIGITS_SIZES = (1438, 359)
 
+POOLS = ("x", "y", "x_test", "y_test")
 COPYING = threading.Lock()  # of several runs that start together, one copies and all share
 
 
@@ -88,7 +90,7 @@ class Dataset:
             return self
         with COPYING:
             if device not in self._copies:
-                moved = {name: getattr(self, name).to(device) for name in ("x", "y", "x_test", "y_test")}
+                moved = {name: getattr(self, name).to(device) for name in POOLS}
                 self._copies[device] = dataclasses.replace(self, **moved)
             return self._copies[device]
 
@@ -103,6 +105,16 @@ class Dataset:
                 owners = None if self.owners is None else np.concatenate([self.owners, self.owners])
                 self._copies["flipped"] = dataclasses.replace(self, x=x, y=y, owners=owners)
             return self._copies["flipped"]
+
+    def joined(self, other: Dataset) -> Dataset:
+        """Both data sets as one, the other's samples last; who owns what is left to the splits."""
+        if self.shape != other.shape or self.x.dtype != other.x.dtype:
+            raise BadInput(f"{other.name} has samples of {describe(other.x)}, '{self.name}' has {describe(self.x)}.")
+        if self.y.shape[1:] != other.y.shape[1:]:
+            raise BadInput(f"{other.name} has targets of {describe(other.y)}, '{self.name}' has {describe(self.y)}.")
+        pairs = {part: (getattr(self, part), getattr(other, part).to(self.x.device)) for part in POOLS}
+        both: dict[str, Any] = {part: torch.cat(pair) for part, pair in pairs.items()}
+        return dataclasses.replace(self, **both, owners=None, owners_test=None)
 
     @cached_property
     def _copies(self) -> dict[torch.device | str, Dataset]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -77,6 +77,17 @@ class Partition(Checked):
             Split(train=own[count:], valid=own[:count], test=test)
             for own, count, test in zip(segments(shuffled, sizes), valid.tolist(), tests, strict=True)
         ]
+
+    def divided(self, data: Dataset, newcomers: int, unseen: float, seed: int) -> list[Partition]:
+        """This partition, or one of the known clients and one of newcomers, who alone hold a share of the classes."""
+        if not newcomers:
+            return [self]
+        if not unseen:
+            return [replace(self, clients=self.clients + newcomers)]
+        if self.classes is not None:
+            raise BadInput("newcomers_classes chooses classes, and so does the partition; set it to 0.")
+        known, new = class_split(data, 1 - unseen, seed)
+        return [replace(self, classes=tuple(known)), replace(self, clients=newcomers, classes=tuple(new))]
 
     def usable(self, data: Dataset, targets: Tensor) -> np.ndarray:
         """Indices of the samples of the wanted classes."""
@@ -258,6 +269,12 @@ class Natural(Partition):
     ids: np.ndarray | None = field(default=None, compare=False, metadata={"meaning": "owner of each training sample"})
 
     by_class: ClassVar[bool] = False
+
+    def divided(self, data: Dataset, newcomers: int, unseen: float, seed: int) -> list[Partition]:
+        """The last owners are the newcomers."""
+        if newcomers and unseen:
+            raise BadInput("owners keep their classes; set newcomers_classes to 0, and the last owners come later.")
+        return [self]
 
     def members(self, data: Dataset, usable: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """The owners' samples, in the order of the owners' names."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from fedhelix.client import (
     judge_clients,
     personal_model,
     predict,
+    received_model,
     samples_of,
     untuned_model,
 )
@@ -39,10 +40,15 @@ class Engine(ABC):
 
     def __init__(self, setup: Setup):
         self.setup = setup
+        self.missing: Mapping[int, str] = {}  # who did not answer the last call, and why; here everybody does
 
     @abstractmethod
     def work(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """The outcomes of the jobs, in their order."""
+        """The outcomes of the jobs, in their order, without those of clients that are missing."""
+
+    def report(self) -> dict[str, Any]:
+        """What else the record of the round should say."""
+        return {}
 
     def hello(self, jobs: Sequence[Job]) -> dict[int, Tree]:
         """What the clients tell before round 0."""
@@ -105,6 +111,11 @@ class Engine(ABC):
     def evaluate_each(self, jobs: Sequence[Job]) -> list[Scores]:
         """Clients that each use a model of their own."""
         return [evaluate(self.setup, job) for job in jobs]
+
+    def evaluate_received(self, jobs: Sequence[Job]) -> list[Scores]:
+        """Every client's personal model on its own samples, as it is before `tune`."""
+        models = [(job.client, received_model(self.setup, job)) for job in jobs]
+        return [judge_clients(self.setup, [i], partial(self.outputs, state))[i] for i, state in models]
 
     def close(self) -> None:  # noqa: B027 - most engines hold nothing
         """Give back processes or memory, if the engine holds any."""

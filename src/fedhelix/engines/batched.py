@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from fedhelix.client import Job, Outcome, Pool, Scores, Setup, open_round, samples_of
+from fedhelix.client import Job, Outcome, Pool, Scores, Setup, open_round, open_use, samples_of
 from fedhelix.engines.base import Engine
 from fedhelix.engines.convolution import StackedConvolutions
 from fedhelix.engines.stack import Batches, Mode, Stack, Task
@@ -75,14 +75,10 @@ class Batched(Engine):
 
     def personal(self, jobs: Sequence[Job]) -> list[State]:
         """The models that the clients would use now."""
-        rounds = [open_round(self.setup, job) for job in jobs]
-        used = [self.setup.method.personal(local.models) for local in rounds]
-        phases = [
-            [replace(phase, model=model) for phase in self.setup.method.tune(local.client)]
-            for local, model in zip(rounds, used, strict=True)
-        ]
+        opened = [open_use(self.setup, job) for job in jobs]
+        rounds, phases = [local for local, _, _ in opened], [phases for _, _, phases in opened]
         self._train([(self.setup, job) for job in jobs], rounds, phases, "tune")
-        return [local.models[model] for local, model in zip(rounds, used, strict=True)]
+        return [local.models[used] for local, used, _ in opened]
 
     def _train(
         self,
@@ -191,7 +187,9 @@ class Batched(Engine):
             if shop.mode is None:
                 shop.mode = self._choose_mode(shop, example, width)
             shop.stacks[width] = Stack(example, width, shop.batches, shop.mode, self._pool)
-        return shop.stacks[width]
+        stack = shop.stacks[width]
+        stack.example.setup.module.train()  # it may be another run's, which has evaluated in the meantime
+        return stack
 
     def _pool(self) -> Any:
         """The memory of any graph that is alive."""

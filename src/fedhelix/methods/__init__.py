@@ -1,5 +1,6 @@
 """The methods, one file each. Importing this package registers them all."""
 
+from fedhelix.methods.clustered import Clustered
 from fedhelix.methods.ditto import Ditto
 from fedhelix.methods.fedau import FedAU
 from fedhelix.methods.fedavg import FedAvg
@@ -9,18 +10,23 @@ from fedhelix.methods.fedbn import FedBN
 from fedhelix.methods.fedfina import FedFina
 from fedhelix.methods.fedlg import FedLG
 from fedhelix.methods.fedlp import FedLP
+from fedhelix.methods.fedlps import FedLPS
 from fedhelix.methods.fedopt import FedOpt
 from fedhelix.methods.fedper import FedPer
 from fedhelix.methods.fedprox import FedProx
 from fedhelix.methods.fedrep import FedRep
 from fedhelix.methods.fedumf import FedUmf
+from fedhelix.methods.gene_fl import GeneFL
 from fedhelix.methods.genfed import GenFed
 from fedhelix.methods.lg_fedavg import LGFedAvg
 from fedhelix.methods.local import LocalOnly
 from fedhelix.methods.partialfed import PartialFed
+from fedhelix.methods.pfedgpa import PFedGPA
+from fedhelix.methods.pfedhn import PFedHN
 from fedhelix.methods.scaffold import Scaffold
 
 __all__ = [
+    "Clustered",
     "Ditto",
     "FedAU",
     "FedAvg",
@@ -30,14 +36,18 @@ __all__ = [
     "FedFina",
     "FedLG",
     "FedLP",
+    "FedLPS",
     "FedOpt",
     "FedPer",
     "FedProx",
     "FedRep",
     "FedUmf",
     "GenFed",
+    "GeneFL",
     "LGFedAvg",
     "LocalOnly",
+    "PFedGPA",
+    "PFedHN",
     "PartialFed",
     "Scaffold",
 ]

@@ -30,6 +30,11 @@ class FedAU(FedAvg):
         nothing = torch.zeros(ctx.clients, dtype=torch.int64)
         return {**server, "missed": nothing, "intervals": nothing, "total": nothing}, replies
 
+    def welcome(self, server: Tree, message: Tree, ctx: Context) -> tuple[Tree, Tree, bool]:
+        """Server: one more client to keep count of."""
+        counted = {key: torch.cat([server[key], server[key].new_zeros(1)]) for key in ("missed", "intervals", "total")}
+        return super().welcome({**server, **counted}, message, ctx)
+
     def weigh(self, server: Tree, uploads: Sequence[Upload], ctx: Context) -> list[float]:
         """Server: the mean of the client's completed intervals (1 before the first), over the number of all clients."""
         means = torch.where(server["intervals"] > 0, server["total"] / server["intervals"].clamp(min=1), 1.0)

@@ -27,8 +27,8 @@ class FedUmf(FedAvg):
 
     def workers(self, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
         """Server: the cohort, and the next one, which trains in advance."""
-        ctx.notes["broadcast_bytes"] = 4 * sum(ctx.units.sizes.values()) * (ctx.clients - len(cohort))
-        return sorted({*cohort, *ctx.cohort(ctx.round + 1)})
+        ctx.notes["broadcast_bytes"] = 4 * sum(ctx.units.sizes.values()) * (len(ctx.present) - len(cohort))
+        return sorted({*cohort, *(set(ctx.cohort(ctx.round + 1)) & set(ctx.present))})
 
     def download(self, server: Tree, client: int, ctx: Context) -> Tree:
         """Server: the model, and whether an upload is wanted."""

@@ -35,7 +35,7 @@ class LGFedAvg(FedAvg):
 
     def download(self, server: Tree, client: int, ctx: Context) -> Tree:
         """Server: the whole model until the client has been warmed, then the shared layers."""
-        if "warmed" in server and (client >= len(server["warmed"]) or not server["warmed"][client]):
+        if "warmed" in server and not server["warmed"][client]:
             return {"model": server["model"]}
         return {"model": take(server["model"], self.shared(ctx.units))}
 
@@ -51,6 +51,12 @@ class LGFedAvg(FedAvg):
             merged["warmed"] = server["warmed"].clone()
             merged["warmed"][[upload.client for upload in uploads]] = True
         return merged
+
+    def welcome(self, server: Tree, message: Tree, ctx: Context) -> tuple[Tree, Tree, bool]:
+        """Server: a newcomer is still to be warmed."""
+        if "warmed" in server:
+            server = {**server, "warmed": torch.cat([server["warmed"], server["warmed"].new_zeros(1)])}
+        return super().welcome(server, message, ctx)
 
     def model(self, server: Tree, ctx: Context) -> State | None:
         """Server: one model for all only while warming up; later the bodies differ."""

@@ -28,4 +28,4 @@ class LocalOnly(FedAvg):
 
     def workers(self, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
         """Server: without communication nobody has a reason to idle."""
-        return cohort if self.follow_sampling else range(ctx.clients)
+        return cohort if self.follow_sampling else ctx.present

@@ -29,6 +29,7 @@ NETWORKS: dict[str, Builder] = {
     "lenet": cnn.lenet,
     "lenet-sigmoid": cnn.lenet_sigmoid,
     "resnet18": resnet.resnet18,
+    "resnet8": resnet.resnet8,
     "mlp": dense.mlp,
     "linear": dense.linear,
 }

@@ -1,6 +1,8 @@
-"""ResNet-18 as it is used for 32×32 pictures: a 3×3 stem and no max-pooling before the first stage."""
+"""ResNets as they are used for 32×32 pictures: a 3×3 stem and no max-pooling before the first stage."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,26 +30,32 @@ class Block(nn.Module):
         return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
 
 
-class ResNet18(nn.Module):
-    """Four stages of two blocks each, 64 to 512 channels wide, then the mean over all pixels and one linear layer."""
+class ResNet(nn.Module):
+    """Stages of blocks, each wider and coarser than the one before, the mean over all pixels, and one linear layer."""
 
-    def __init__(self, channels: int, outputs: int) -> None:
+    def __init__(self, channels: int, outputs: int, widths: Sequence[int], blocks: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(64)
-        self.layer1 = nn.Sequential(Block(64, 64, 1), Block(64, 64, 1))
-        self.layer2 = nn.Sequential(Block(64, 128, 2), Block(128, 128, 1))
-        self.layer3 = nn.Sequential(Block(128, 256, 2), Block(256, 256, 1))
-        self.layer4 = nn.Sequential(Block(256, 512, 2), Block(512, 512, 1))
-        self.fc = nn.Linear(512, outputs)
+        self.conv1 = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(widths[0])
+        self.stages = [f"layer{number}" for number in range(1, len(widths) + 1)]
+        for name, inputs, width in zip(self.stages, (widths[0], *widths), widths, strict=False):
+            first = Block(inputs, width, 1 if name == "layer1" else 2)
+            self.add_module(name, nn.Sequential(first, *(Block(width, width, 1) for _ in range(blocks - 1))))
+        self.fc = nn.Linear(widths[-1], outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores of the classes for a batch of pictures."""
         x = F.relu(self.bn1(self.conv1(x)))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        for name in self.stages:
+            x = self.get_submodule(name)(x)
         return self.fc(x.mean((-2, -1)))
 
 
 def resnet18(shape: tuple[int, ...], outputs: int) -> nn.Module:
     """GENE-FL's network: ResNet-18 with BatchNorm and a 3×3 stem, 11.2 million parameters."""
-    return ResNet18(picture(shape)[0], outputs)
+    return ResNet(picture(shape)[0], outputs, (64, 128, 256, 512), 2)
+
+
+def resnet8(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """A small ResNet with BatchNorm: three stages of one block, 16 to 64 channels wide, 78 thousand parameters."""
+    return ResNet(picture(shape)[0], outputs, (16, 32, 64), 1)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fedhelix.papers import genfed
+from fedhelix.papers import gene_fl, genfed, pfedgpa
 from fedhelix.papers.study import Cell, Scale, Study
 
-STUDIES: dict[str, Study] = {study.name: study for study in [*genfed.STUDIES]}
+STUDIES: dict[str, Study] = {study.name: study for study in [*genfed.STUDIES, *gene_fl.STUDIES, *pfedgpa.STUDIES]}
 
 __all__ = ["STUDIES", "Cell", "Scale", "Study"]

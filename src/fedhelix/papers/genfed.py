@@ -227,6 +227,7 @@ HARM: dict[str, Mapping[str, Any]] = {
     "mimic": {"attack": "mimic"},
     "IPM": {"attack": "ipm"},
     "4x sign flip": {"attack": "sign-flip", "attack_scale": 4.0},
+    "adaptive": {"attack": "adaptive"},
 }
 
 

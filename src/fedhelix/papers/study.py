@@ -57,6 +57,7 @@ class Study:
     measures: Mapping[str, Measure]
     seeds: Mapping[Scale, int] = field(default_factory=lambda: {"quick": 1, "gpu": 2, "paper": 5})
     curves: Sequence[str] = ("accuracy",)  # kept round by round, for pictures
+    vectors: Sequence[str] = ()  # kept client by client, of the last round
     finish: Callable[[dict[str, Any]], None] | None = None  # adds measures that compare cells with each other
 
     def plans(
@@ -112,6 +113,8 @@ class Study:
         for name, measure in self.measures.items():
             by_seed = [measure(run) for run in done]
             found[name] = {"by_seed": by_seed, **spread(by_seed), "paper": cell.paper.get(name)}
+        for name in self.vectors:
+            found[name] = [run.records[-1].get(name) for run in done]
         for name in self.curves if done else ():
             points = [[record for record in evaluated_records(run.records) if name in record] for run in done]
             found[f"{name}_curve"] = {

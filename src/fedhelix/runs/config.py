@@ -23,19 +23,19 @@ from fedhelix.errors import BadInput, unknown
 from fedhelix.federation import SETTINGS, Federation
 from fedhelix.method import Method
 from fedhelix.options import find, option
-from fedhelix.participation import Participation
+from fedhelix.participation import Newcomers, Participation
 from fedhelix.registry import is_known, layers, make
 from fedhelix.runs.presets import PRESETS
 from fedhelix.store import FORMAT
 
 # Entries of a run's config.toml that describe where it came from; they are written, not obeyed.
-PROVENANCE = ("format", "versions")
+PROVENANCE = ("format", "versions", "deployment")
 # Settings that must not, or need not, differ between the methods of a comparison.
 FOR_ALL = ("seed", "kernels", "workers", "data_dir", "checkpoint_every")
 
 
 @dataclass(frozen=True)
-class Config(Attack, Participation, ServerData, Training):
+class Config(Attack, Newcomers, Participation, ServerData, Training):
     """Everything that determines a run, but for the method's own options."""
 
     data: str = option("digits", "digits, mnist, fashion-mnist, emnist, cifar10, cifar100, svhn, or FILE.npz")
@@ -62,24 +62,20 @@ class Config(Attack, Participation, ServerData, Training):
         return from_npz(self.data) if self.data.endswith(".npz") else load(self.data, data_dir=self.data_dir)
 
     def federation(
-        self, method: Method, engine: Callable[[Setup], Engine] | None = None, data: Dataset | None = None
+        self,
+        method: Method,
+        engine: str | Callable[[Setup], Engine] | None = None,
+        data: Dataset | None = None,
+        **instead: Any,
     ) -> Federation:
-        """The federation that these settings describe; engine and data may be given, to be shared with others."""
+        """The federation that these settings describe, but for what is given: engine, data, arguments of its own."""
+        if "partition" not in instead:
+            instead["partition"] = partitions.parse(self.partition, self.clients, valid=self.valid)
         settings = {field.name: getattr(self, field.name) for kind in SETTINGS for field in dataclasses.fields(kind)}
-        return Federation(
-            data if data is not None else self.load(),
-            partitions.parse(self.partition, self.clients, valid=self.valid),
-            model=self.model,
-            method=method,
-            cohort=self.cohort,
-            eval_clients=self.eval_clients,
-            seed=self.seed,
-            engine=engine or self.engine,
-            device=self.device,
-            workers=self.workers,
-            kernels=self.kernels,
-            **settings,
-        )
+        same = ("model", "cohort", "eval_clients", "seed", "device", "workers", "kernels")
+        settings |= {name: getattr(self, name) for name in same}
+        pool = data if data is not None else self.load()
+        return Federation(pool, method=method, engine=engine or self.engine, **settings | instead)
 
 
 Config.names = [field.name for field in dataclasses.fields(Config)]

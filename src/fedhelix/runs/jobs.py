@@ -181,6 +181,7 @@ def compare(
     seeds: int,
     out: Path,
     quiet: bool | None = None,
+    minutes: float | None = None,
     track: str | None = None,
 ) -> list[RunFolder]:
     """Run every method with every seed into one folder; what is there already is continued or left as it is.
@@ -207,8 +208,8 @@ def compare(
     for plan in plans.values():  # every mistake shows before the first round
         plan.config.federation(plan.method, data=shelf.take(plan.config)).close()
     _note(out, {"methods": list(methods), "seeds": seeds, "settings": dict(values)})
-    run_all(plans, quiet, shelf=shelf, track=track)
-    return [RunFolder.open(path) for path in plans]
+    run_all(plans, quiet, minutes, shelf, track)
+    return [RunFolder.open(path) for path in plans if (path / "config.toml").exists()]
 
 
 def resume_comparison(path: Path, quiet: bool | None = None, track: str | None = None) -> list[RunFolder]:
@@ -217,7 +218,7 @@ def resume_comparison(path: Path, quiet: bool | None = None, track: str | None =
     for key, kind in (("methods", list), ("settings", dict), ("seeds", int)):
         if not isinstance(note.get(key), kind):
             raise BadInput(f"'{path / COMPARISON}' is damaged: it lacks its {key}.")
-    return compare(note["methods"], note["settings"], note["seeds"], path, quiet, track)
+    return compare(note["methods"], note["settings"], note["seeds"], path, quiet, track=track)
 
 
 def is_comparison(path: Path) -> bool:

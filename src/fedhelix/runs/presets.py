@@ -33,9 +33,26 @@ _GENFED = {
     "supplement_below": 0.2,
 }
 
+_GENE_FL = {
+    "model": "resnet18",
+    "clients": 50,
+    "cohort": 10,
+    "newcomers": 50,
+    "newcomers_after": 100,
+    "rounds": 150,
+    "epochs": 10,
+    "batch_size": 64,
+    "lr": 0.01,
+    "momentum": 0.9,
+    "gene-fl": {"gene_budget": 0.0, "gen_squared": False},
+}
+
 PRESETS: dict[str, dict[str, Any]] = {
+    "gene-fl.cifar10": {**_GENE_FL, "data": "cifar10", "partition": "shard:4"},
+    "gene-fl.cifar100": {**_GENE_FL, "data": "cifar100", "partition": "shard:10"},
+    "gene-fl.svhn": {**_GENE_FL, "data": "svhn", "partition": "shard:4"},
     "pfedgpa.fashion-mnist": {**_PFEDGPA, "data": "fashion-mnist", "model": "small-cnn"},
-    "pfedgpa.emnist": {**_PFEDGPA, "data": "emnist", "model": "fedpac-cnn"},
+    "pfedgpa.emnist": {**_PFEDGPA, "data": "emnist", "model": "fedpac-cnn", "pfedgpa": {"slice": "last:2"}},
     "pfedgpa.cifar10": {
         **_PFEDGPA,
         "data": "cifar10",
@@ -43,6 +60,17 @@ PRESETS: dict[str, dict[str, Any]] = {
         "lr": 0.02,
         "rounds": 300,
         "augment": True,
+        "pfedgpa": {"slice": "last:2"},
+    },
+    # Small enough for a laptop: principal components instead of an autoencoder.
+    "pfedgpa.digits": {
+        **_PFEDGPA,
+        "data": "digits",
+        "partition": "dominant:20",
+        "valid": 0.1,
+        "rounds": 30,
+        "lr": 0.02,
+        "pfedgpa": {"size": "fast"},
     },
     # What the paper says, and our reading of what it leaves open.
     "genfed.literal": {**_GENFED, "rounds": 2000, "eval_every": 10, "genfed": {"rho_max": 5}},

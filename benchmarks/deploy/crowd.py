@@ -1,0 +1,82 @@
+"""Sites in one process, each with its own connection and key; some of them can be told to do harm.
+
+    python crowd.py FOLDER ADDRESS HARM SITE [SITE ...]
+
+The fault matrix starts it in place of `fedhelix site` where a site has to misbehave, or where there are many.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from fedhelix.deploy import letters
+from fedhelix.deploy.node import connect
+from fedhelix.deploy.site import Site
+from fedhelix.seeds import numpy_draw
+
+LONG = 3600.0
+
+
+def spoilt(content: bytes, spoil: Callable[[torch.Tensor], torch.Tensor]) -> bytes:
+    """An answer whose tensors are changed."""
+    about, body = letters.read(content)
+    return letters.write(about, {"model": {name: spoil(value) for name, value in body["model"].items()}})
+
+
+def third(site: str, round: int, of: int = 10) -> bool:
+    """Whether a site is among the 30 % that are missing in a round."""
+    missing = numpy_draw(0, "missing", round).choice(of, round_half_up(0.3 * of), replace=False)
+    return int(site.rpartition("-")[2]) in missing
+
+
+def round_half_up(value: float) -> int:
+    return int(value + 0.5)
+
+
+HARMS: dict[str, Callable[[bytes], bytes]] = {
+    "none": lambda answer: answer,
+    "nan": lambda answer: spoilt(answer, lambda value: torch.full_like(value, float("nan"))),
+    "shapes": lambda answer: spoilt(answer, lambda value: value[..., None]),
+    "huge": lambda answer: spoilt(answer, lambda value: value.repeat(11, *[1] * (value.dim() - 1))),
+    "garbage": lambda answer: b"\x80\x04\x95garbage" * 100,  # how a pickle begins
+}
+
+
+class Liar:
+    """A site that tells the truth in round 1 and to all questions but for work."""
+
+    def __init__(self, site: Site, harm: str):
+        self.site, self.harm = site, harm
+
+    def start(self) -> None:
+        """Nothing to get ready."""
+
+    def answer(self, content: bytes) -> bytes:
+        about = letters.read(content).about
+        if self.harm == "missing" and about["kind"] == "work" and third(self.site.name, about["round"]):
+            time.sleep(LONG)
+        honest = self.site.answer(content)
+        if self.harm in HARMS and about["kind"] == "work" and about["round"] > 0:
+            return HARMS[self.harm](honest)
+        return honest
+
+
+def main(folder: str, address: str, harm: str, *names: str) -> None:
+    torch.set_num_threads(1)
+    keys = Path(folder) / "keys"
+    for name in names:
+        site = Site(name, "digits", Path(folder) / "sites")
+        memory = Path(folder) / "sites" / f"{name}.node"
+        settings = (address, keys / "ca.pem", keys / f"{name}.key", Liar(site, harm), memory)
+        threading.Thread(target=connect, args=settings, daemon=True).start()
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

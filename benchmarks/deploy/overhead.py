@@ -1,0 +1,75 @@
+"""What a round across processes costs beyond the work itself: three sites on loopback, TLS and keys, a small model.
+
+    python benchmarks/deploy/overhead.py [warm] [flower]
+
+`warm` is `fedhelix site`, `flower` is Flower's own SuperNode with the same answers. Overhead is the round's time less
+the time that the slowest site needed to train, and to judge. Writes benchmarks/results/deploy-overhead.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from fedhelix.deploy import submit
+from fedhelix.deploy.local import Local, Process, free_port
+from fedhelix.runs.config import make_plan, versions
+
+RESULT = Path(__file__).parent.parent / "results" / "deploy-overhead.json"
+ROUNDS = {"warm": 12, "flower": 4}
+SITES = 3
+
+
+def with_flowers_nodes(local: Local) -> None:
+    """Flower's own SuperNode in place of ours."""
+    for name in local.names:
+        place = f'site="{name}" data="digits" folder="{local.folder / "sites"}"'
+        command = ["flower-supernode", "--superlink", local.address, "--root-certificates", str(local.certificate)]
+        command += ["--auth-supernode-private-key", str(local.folder / "keys" / f"{name}.key")]
+        command += ["--port", str(free_port()), "--node-config", place]
+        local.sites[name] = Process(name, command, local.folder / "logs" / f"{name}.log", local.env)
+
+
+def measure(way: str) -> dict:
+    folder, load = Path(tempfile.mkdtemp(prefix="fedhelix-overhead-")), []
+    try:
+        local = Local(folder / "deployment", sites=SITES)
+        if way == "flower":
+            with_flowers_nodes(local)
+        with local:
+            plan = make_plan("fedavg", {"clients": SITES, "rounds": ROUNDS[way]})
+            load.append(os.getloadavg()[0])
+            run = submit.create(plan, folder / "run")
+            summary = submit.play(local.control(), run, quiet=True)
+            load.append(os.getloadavg()[0])
+        records = run.records()[1:]  # the first one sets everything up
+        overhead = [record["seconds"] - record["wire"]["site_seconds"] for record in records]
+        return {
+            "way": way,
+            "parameters": summary["parameters"],
+            "rounds_measured": len(records),
+            "seconds_per_round": statistics.median(record["seconds"] for record in records),
+            "overhead_median": statistics.median(overhead),
+            "overhead_all": [round(value, 3) for value in overhead],
+            "load_average_before_and_after": [round(value, 1) for value in load],
+        }
+    finally:
+        shutil.rmtree(folder)
+
+
+def main(*ways: str) -> None:
+    known = {row["way"]: row for row in json.loads(RESULT.read_text())["rows"]} if RESULT.exists() else {}
+    for way in ways or ROUNDS:
+        known[way] = measure(way)
+        print(json.dumps(known[way]), flush=True)
+    facts = {"sites": SITES, "cores": os.cpu_count(), "versions": versions()}
+    RESULT.write_text(json.dumps({**facts, "rows": list(known.values())}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

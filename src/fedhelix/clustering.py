@@ -1,0 +1,119 @@
+"""Clusters: clients with similar data share a server state of their own, formed once before the first round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fedhelix.genes.clusters import (
+    Algorithm,
+    Distance,
+    class_vectors,
+    cluster,
+    distances,
+    layout,
+    nearest,
+    principal_vectors,
+)
+from fedhelix.method import Client, Context, Method, Upload
+from fedhelix.options import option
+from fedhelix.tree import State, Tree
+
+
+@dataclass(frozen=True)
+class Clusters(Method):
+    """To be put before a method in a class's bases: every hook of the server then works within one cluster."""
+
+    clusters: int = option(4, "how many clusters", low=1)
+    vectors: int = option(5, "singular vectors of its data that a client tells once", low=1)
+    cluster_by: Algorithm = option("kmeans", "how clients are grouped")
+    cluster_distance: Distance = option("flat", "how far two clients are from each other")
+    apart: ClassVar[bool] = True
+
+    @property
+    def greets(self) -> bool:
+        """Every client tells its singular vectors."""
+        return True
+
+    def hello(self, client: Client) -> Tree:
+        """Client: the directions of its data, besides what else there is to tell."""
+        return {**super().hello(client), "print": self.fingerprint(client)}
+
+    def fingerprint(self, client: Client) -> torch.Tensor:
+        """Client: its singular vectors in the space of features."""
+        if self.cluster_distance == "pacfl":
+            classes = client.units.weighted[-1].outputs
+            return class_vectors(client.features(), client.targets(), classes).cpu()
+        return principal_vectors(client.features(), self.vectors).cpu()
+
+    def begin(self, hellos: Mapping[int, Tree], ctx: Context) -> tuple[Tree, dict[int, Tree]]:
+        """Server: group the clients, and begin once for every group."""
+        prints = torch.stack([hello["print"] for hello in hellos.values()])
+        member = cluster(prints, self.clusters, self.cluster_distance, self.cluster_by, ctx.seed)
+        parts: Tree = {}
+        replies: dict[int, Tree] = {}
+        for k in range(max(member) + 1):
+            mine = {i: hello for i, hello in hellos.items() if member[i] == k}
+            parts[str(k)], found = super().begin(mine, ctx)
+            replies |= found
+        return {"member": torch.tensor(member), "prints": prints, "parts": parts}, replies
+
+    def download(self, server: Tree, client: int, ctx: Context) -> Tree:
+        """Server: what the client's cluster has for it."""
+        return super().download(server["parts"][self.place(server, client)], client, ctx)
+
+    def weigh(self, server: Tree, uploads: Sequence[Upload], ctx: Context) -> list[float]:
+        """Server: weights within each cluster."""
+        weights: dict[int, float] = {}
+        for k, mine in self.groups(server, uploads).items():
+            found = super().weigh(server["parts"][k], mine, ctx)
+            weights |= {upload.client: weight for upload, weight in zip(mine, found, strict=True)}
+        return [weights[upload.client] for upload in uploads]
+
+    def merge(self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context) -> Tree:
+        """Server: merge within each cluster; one that nobody took part in stays as it is."""
+        weight_of = {upload.client: weight for upload, weight in zip(uploads, weights, strict=True)}
+        parts = dict(server["parts"])
+        for k, mine in self.groups(server, uploads).items():
+            parts[k] = super().merge(parts[k], mine, [weight_of[upload.client] for upload in mine], ctx)
+        shown = range(len(server["member"])) if ctx.round == 0 else [upload.client for upload in uploads]
+        ctx.notes.setdefault("clusters", {}).update({str(i): int(server["member"][i]) for i in shown})
+        if ctx.round == 0:
+            points = layout(distances(server["prints"], server["prints"], self.cluster_distance))
+            ctx.notes["positions"] = {str(i): point for i, point in enumerate(points.tolist())}
+        return {**server, "parts": parts}
+
+    def model(self, server: Tree, ctx: Context) -> State | None:
+        """Server: there is one model for all only if there is one cluster."""
+        return super().model(server["parts"]["0"], ctx) if len(server["parts"]) == 1 else None
+
+    def reply(self, payload: Tree, client: Client) -> Tree:
+        """Client: a newcomer tells its singular vectors too."""
+        said = super().reply(payload, client)
+        return said if payload else {**said, "print": self.fingerprint(client)}
+
+    def welcome(self, server: Tree, message: Tree, ctx: Context) -> tuple[Tree, Tree, bool]:
+        """Server: a newcomer joins the nearest cluster, whose mean moves by it."""
+        if "print" in message:
+            prints, member = server["prints"], server["member"]
+            found = nearest(message["print"].to(prints.device), prints, member.tolist(), self.cluster_distance)
+            ctx.notes.setdefault("clusters", {})[str(ctx.clients)] = found
+            grown = torch.cat([prints, message["print"][None].to(prints.device)])
+            server = {**server, "member": torch.cat([member, member.new_tensor([found])]), "prints": grown}
+        k = self.place(server, ctx.clients)
+        part, payload, done = super().welcome(server["parts"][k], message, ctx)
+        return {**server, "parts": {**server["parts"], k: part}}, payload, done
+
+    def place(self, server: Tree, client: int) -> str:
+        """The name of a client's cluster."""
+        return str(int(server["member"][client]))
+
+    def groups(self, server: Tree, uploads: Sequence[Upload]) -> dict[str, list[Upload]]:
+        """The uploads of each cluster."""
+        found: dict[str, list[Upload]] = {}
+        for upload in uploads:
+            found.setdefault(self.place(server, upload.client), []).append(upload)
+        return found

@@ -1,0 +1,30 @@
+"""What a Flower app bundle points at. Any method of the registry runs through these two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedhelix.deploy.post import contents, envelope
+from fedhelix.deploy.server import serve
+from fedhelix.deploy.site import Site
+
+server_app = ServerApp()
+client_app = ClientApp()
+
+
+@server_app.main()
+def play(grid: Grid, context: Context) -> None:
+    """Play the run in the folder that the run's configuration names."""
+    serve(grid, Path(str(context.run_config["run"])), quiet=True)
+
+
+@client_app.query()
+def answer(message: Message, context: Context) -> Message:
+    """A site behind Flower's own SuperNode: the same answers as `fedhelix site`, but a cold start for each."""
+    given = context.node_config
+    site = Site(str(given["site"]), str(given["data"]), str(given["folder"]))
+    return Message(envelope(site.answer(contents(message))), reply_to=message)

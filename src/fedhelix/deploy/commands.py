@@ -1,0 +1,132 @@
+"""The commands `up`, `site` and `deploy …`. Flower is imported when one of them runs, and not before."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedhelix.deploy import need_flower
+
+FOLDER = Path("deployment")
+
+Folder = Annotated[Path, typer.Option("--folder", help="Keys, logs and state of the deployment lie here.")]
+Superlink = Annotated[str | None, typer.Option(help="HOST:PORT on the server's machine (default: what is up here).")]
+Data = Annotated[str, typer.Option("--data", help="A folder or FILE.npz with own samples, or a data set's name.")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder with the data set's files.")]
+
+
+def up(
+    sites: Annotated[int, typer.Option(help="How many sites.", min=1)] = 3,
+    data: Data = "digits",
+    data_dir: DataDir = None,
+    folder: Folder = FOLDER,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int | None, typer.Option(help="Port to listen on (default: a free one).")] = None,
+) -> None:
+    """Start a server and some sites on this machine, with TLS and keys; Ctrl-C stops everything.
+
+    Each site takes its part of the data set. Train across them from another terminal with `fedhelix deploy run`.
+    """
+    need_flower()
+    from fedhelix.deploy.local import Local
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    local = Local(folder, sites, data, None if data_dir is None else str(data_dir), host, port)
+    with contextlib.suppress(KeyboardInterrupt), local:
+        print(f"{sites} sites and a server at {local.address}; logs are in {local.folder / 'logs'}.")
+        print(f"Train with: fedhelix deploy run genfed --folder {folder}", flush=True)
+        while True:
+            time.sleep(1)
+            for name in local.revive():
+                print(f"{name} had died and was started again.", file=sys.stderr, flush=True)
+    print("everything is stopped.")
+
+
+def site(
+    name: Annotated[str, typer.Option(help="The site's name, as its key is registered.")],
+    superlink: Annotated[str, typer.Option(help="The server's HOST:PORT.")],
+    data: Data,
+    cert: Annotated[Path | None, typer.Option(help="The server's authority, ca.pem.")] = None,
+    key: Annotated[Path | None, typer.Option(help="The site's private key.")] = None,
+    folder: Annotated[Path, typer.Option(help="The site's state lies here.")] = Path("site"),
+    data_dir: DataDir = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys: for trials only.")] = False,
+) -> None:
+    """Run one site with its own data, for as long as the server has work for it."""
+    need_flower()
+    from fedhelix.deploy.node import connect
+    from fedhelix.deploy.site import Site
+    from fedhelix.deploy.worker import Worker
+    from fedhelix.errors import BadInput
+
+    if not insecure and (cert is None or key is None):
+        raise BadInput("a site needs --cert and --key; for trials without TLS and keys say --insecure.")
+    Site(name, data, folder)  # mistakes show here, and not in the first round
+    given = {"--name": name, "--data": data, "--folder": str(folder), "--data-dir": data_dir and str(data_dir)}
+    worker = Worker([word for flag, value in given.items() if value for word in (flag, value)])
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        memory = folder / f"{name}.node"
+        connect(superlink, None if insecure else cert, None if insecure else key, worker, memory)
+    finally:
+        worker.stop()
+
+
+def keys(
+    sites: Annotated[list[str], typer.Argument(metavar="SITE...", help="Names of sites.")],
+    host: Annotated[list[str] | None, typer.Option(help="Names or addresses of the server, as sites call it.")] = None,
+    folder: Folder = FOLDER,
+) -> None:
+    """Make certificates for the server and a key pair for each site; what is there already stays."""
+    need_flower()
+    from fedhelix.deploy.keys import make_certificates, make_site_key
+
+    make_certificates(folder / "keys", host or [])
+    for name in sites:
+        print(make_site_key(folder / "keys", name))
+    print(f"Each site gets its own SITE.key and {folder / 'keys' / 'ca.pem'}; server.key stays here.")
+
+
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    folder: Folder = FOLDER,
+) -> None:
+    """Run the server's SuperLink; from other machines only sites with registered keys can use it."""
+    need_flower()
+    from fedhelix.deploy import local
+
+    local.become_superlink(folder, host, port)
+
+
+def admit(
+    sites: Annotated[list[str], typer.Argument(metavar="SITE...", help="Names of sites, whose SITE.pub are in keys/.")],
+    superlink: Annotated[str, typer.Option(help="The server's HOST:PORT, on its own machine.")] = "127.0.0.1:8000",
+    folder: Folder = FOLDER,
+) -> None:
+    """Register the public keys of sites, so that the server lets them in."""
+    need_flower()
+    from fedhelix.deploy.control import Control
+
+    control = Control(superlink, folder / "keys" / "ca.pem")
+    for name in sites:
+        control.register(name, folder / "keys" / f"{name}.pub")
+        print(f"{name} may come in.")
+
+
+def deployment(superlink: str | None, folder: Path) -> tuple[Any, dict[str, Any]]:
+    """The SuperLink that a run goes to, and settings of runs that follow from its sites."""
+    need_flower()
+    from fedhelix.deploy.control import Control
+    from fedhelix.deploy.local import read_note
+
+    if superlink is not None:
+        return Control(superlink, folder / "keys" / "ca.pem"), {}
+    note = read_note(folder)
+    return Control(note["address"], Path(note["certificate"])), {"clients": len(note["sites"]), "data": note["data"]}

@@ -1,0 +1,121 @@
+"""What the server's owner tells a SuperLink: which sites may come, which run to play, and how is it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+from flwr.cli.build import build_fab_from_files
+from flwr.common.serde import fab_to_proto, user_config_to_proto
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+)
+from flwr.supercore.control.control_http_client import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+from fedhelix import __version__
+from fedhelix.deploy.keys import read_public_key
+from fedhelix.errors import BadInput
+
+BUNDLE = """\
+[project]
+name = "fedhelix-run"
+version = "{version}"
+description = "Points at the installed fedhelix."
+license = {{ file = "LICENSE" }}
+dependencies = ["flwr>=1.41.0,<1.42"]
+
+[tool.flwr.app]
+publisher = "fedhelix"
+fab-format-version = 1
+flwr-version-target = "1.41.0"
+
+[tool.flwr.app.components]
+serverapp = "fedhelix.deploy.app:server_app"
+clientapp = "fedhelix.deploy.app:client_app"
+
+[tool.flwr.app.config]
+run = ""
+"""
+
+
+class Status(NamedTuple):
+    """How a run is: pending, starting, running or finished; and how it ended."""
+
+    status: str
+    result: str
+    details: str
+
+
+class Control:
+    """The commands' part of a SuperLink, which can be reached from its own machine only."""
+
+    def __init__(self, address: str, certificate: Path | None):
+        self.address = address
+        root = None if certificate is None else certificate.read_bytes()
+        version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
+        self._client = ControlHttpClient.from_server_address(address, certificate is None, root, [version])
+
+    def is_up(self) -> bool:
+        """Whether the SuperLink answers."""
+        try:
+            self._client.ListNodes(ListNodesRequest())
+        except httpx.TransportError:
+            return False
+        return True
+
+    def register(self, site: str, public_key: Path) -> None:
+        """Let a site in, by its name and public key; one that is known already stays."""
+        with self._asking():
+            known = {node.public_key for node in self._client.ListNodes(ListNodesRequest()).nodes_info}
+            key = read_public_key(public_key)
+            if key not in known:
+                self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=site))
+
+    def connected(self) -> list[str]:
+        """The names of the registered sites that are there now."""
+        with self._asking():
+            nodes = self._client.ListNodes(ListNodesRequest()).nodes_info
+        return sorted(node.name for node in nodes if node.status == "online")
+
+    def submit(self, run: Path) -> int:
+        """Have the run in a folder played, from where it stands; the folder must be on the SuperLink's machine."""
+        files = {"pyproject.toml": BUNDLE.format(version=__version__).encode(), "LICENSE": b"Apache-2.0\n"}
+        content, _ = build_fab_from_files(files)
+        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        config = user_config_to_proto({"run": str(run.resolve())})
+        with self._asking():
+            return self._client.StartRun(StartRunRequest(fab=fab_to_proto(fab), override_config=config)).run_id
+
+    def status(self, number: int) -> Status | None:
+        """How a submitted run is; None while the SuperLink cannot be reached."""
+        try:
+            run = self._client.ListRuns(ListRunsRequest(run_id=number)).run_dict[number]
+        except httpx.TransportError:
+            return None
+        return Status(run.status.status, run.status.sub_status, run.status.details)
+
+    def stop(self, number: int) -> None:
+        """End a submitted run; what is finished of it stays in its folder."""
+        with self._asking():
+            self._client.StopRun(StopRunRequest(run_id=number))
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.TransportError as problem:
+            raise BadInput(
+                f"there is no SuperLink at {self.address} ({problem}); start one with `fedhelix up`."
+            ) from None
+        except httpx.HTTPStatusError as problem:
+            raise BadInput(f"the SuperLink refuses: {problem.response.text or problem}.") from None

@@ -1,0 +1,147 @@
+"""An engine whose clients are sites: the round loop does not notice the difference."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from fedhelix.client import Job, Outcome, Scores, Setup
+from fedhelix.deploy import letters
+from fedhelix.deploy.letters import Letter
+from fedhelix.deploy.post import Post
+from fedhelix.deploy.roster import Roster
+from fedhelix.engines.base import Engine, Judgement
+from fedhelix.errors import BadInput
+from fedhelix.tree import State, Tree, flatten, to_device
+
+
+class Remote(Engine):
+    """Sends jobs to sites and takes what comes back; whoever does not answer is in `missing`, with the reason.
+
+    What a client keeps stays at its site, so outcomes come without it.
+    """
+
+    name: ClassVar[str] = "flower"
+
+    def __init__(
+        self, setup: Setup, post: Post, roster: Roster, common: Mapping[str, Any], enough: int | None, judges: bool
+    ):
+        super().__init__(setup)
+        self.why = "the clients are sites"
+        self.post, self.roster, self.judges = post, roster, judges
+        self.common = dict(common)  # words of every letter: experiment, plan, classes
+        self.enough = enough  # that many answers end a round, where more clients were asked
+        self.supplements: dict[int, Tree] = {}  # samples that clients have not got yet
+        self.missing: dict[int, str] = {}
+        self._working = 0.0  # seconds that the slowest sites took for themselves
+        self._largest = letters.room_for(setup.initial)
+
+    def _ask(self, kind: str, jobs: Sequence[Job], enough: int | None = None) -> dict[int, Letter]:
+        """The letters that came back, by client; the others are in `missing`."""
+        self.roster.enrol(self.post.cards, self.post.connected)
+        asked, placed = {}, [job for job in jobs if job.client < len(self.roster.sites)]
+        for job in placed:
+            about = {"kind": kind, "round": job.round, "client": job.client, **self.common}
+            body = {"payload": job.payload, "own": job.own}
+            if job.client in self.supplements:
+                body["supplement"] = self.supplements[job.client]
+            asked[self.roster.sites[job.client]] = about, letters.write(about, body)
+        answers, failures = self.post.ask(asked, self._largest, enough)
+        self.missing = {job.client: "no site has taken this place yet" for job in jobs if job not in placed}
+        self.missing |= {self.roster.number(site): f"{site} {why}" for site, why in failures.items()}
+        found = {self.roster.number(site): letter for site, letter in answers.items()}
+        self.supplements = {client: tree for client, tree in self.supplements.items() if client not in found}
+        times = [letter.about.get("seconds") for letter in found.values()]
+        self._working += max((time for time in times if isinstance(time, float)), default=0.0)
+        return found
+
+    def _refuse(self, client: int, why: object) -> None:
+        self.missing[client] = f"{self.roster.sites[client]} sent an answer that {why}"
+
+    def work(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """The outcomes of the sites that answered as they should."""
+        self.post.await_some(self.roster.sites)
+        outcomes = {}
+        for client, letter in self._ask("work", jobs, self.enough).items():
+            try:
+                letters.check_tree(letter.body, self.setup.initial)
+                samples = int(letters.number(letter.about, "samples", low=1))
+                loss = letters.number(letter.about, "loss")
+                upload = to_device(letter.body, self.setup.device)
+                outcomes[client] = Outcome(client, samples, upload, {}, loss)
+            except (BadInput, ValueError, OverflowError) as problem:
+                self._refuse(client, problem)
+        for client, why in odd_ones(outcomes).items():
+            self._refuse(client, why)
+            del outcomes[client]
+        least = self.post.terms.minimum
+        if len(outcomes) < least:
+            for client in outcomes:
+                self.missing[client] = f"{self.roster.sites[client]} answered, but {least} answers are needed"
+            return []
+        return [outcomes[job.client] for job in jobs if job.client in outcomes]
+
+    def hello(self, jobs: Sequence[Job]) -> dict[int, Tree]:
+        """What the sites tell before round 0."""
+        found = {}
+        for client, letter in self._ask("hello", jobs).items():
+            try:
+                letters.check_tree(letter.body, {})
+                found[client] = to_device(letter.body, self.setup.device)
+            except BadInput as problem:
+                self._refuse(client, problem)
+        return dict(sorted(found.items()))
+
+    def personal(self, jobs: Sequence[Job]) -> list[State]:
+        """Personal models never leave their sites."""
+        raise BadInput("the personal models of a deployment are at its sites.")
+
+    def evaluate(self, jobs: Sequence[Job], model: State | None = None) -> tuple[list[Scores], Judgement | None]:
+        """Every site judges its personal model; the server judges its own where it has test samples."""
+        judgement = self.score([model], "test")[0] if model is not None and self.judges else None
+        nothing = Scores(math.nan, math.nan, math.nan)
+        found: dict[int, Scores] = {}
+        for client, letter in self._ask("evaluate", jobs).items():
+            try:
+                found[client] = Scores(*(letters.number(letter.about, key) for key in Scores._fields))
+            except BadInput as problem:
+                self._refuse(client, problem)
+        return [found.get(job.client, nothing) for job in jobs], judgement
+
+    def report(self) -> dict[str, Any]:
+        """Bytes as they were sent, the slowest sites' seconds, and letters that came late, twice or from strangers."""
+        wire = {"sent": self.post.sent, "received": self.post.received, "site_seconds": self._working}
+        told: dict[str, Any] = {"wire": wire}
+        if self.post.troubles:
+            told["troubles"] = dict(self.post.troubles)
+        self.post.sent, self.post.received, self._working = 0, 0, 0.0
+        self.post.troubles.clear()
+        return told
+
+
+def odd_ones(outcomes: Mapping[int, Outcome]) -> dict[int, str]:
+    """Answers without a part that all others have, or with another shape where all others agree.
+
+    The model's own entries are checked against the network by the channel; of what else a method sends, the others
+    are the only measure.
+    """
+    parts = {client: flatten(outcome.upload) for client, outcome in outcomes.items() if outcome.upload}
+    found = {}
+    for client, mine in parts.items():
+        others = [part for other, part in parts.items() if other != client]
+        if len(others) < 2:
+            continue
+        groups = Counter(group for part in others for group in {path.partition("/")[0] for path in part})
+        lacking = {group for group, count in groups.items() if count == len(others)} - {
+            path.partition("/")[0] for path in mine
+        }
+        if lacking:
+            found[client] = f"lacks '{min(lacking)}', which all others have."
+            continue
+        for path, value in mine.items():
+            shapes = {getattr(part[path], "shape", None) for part in others if path in part}
+            if not path.startswith("model/") and len(shapes) == 1 and getattr(value, "shape", None) not in shapes:
+                found[client] = f"has another shape for '{path}' than all others."
+    return found

@@ -1,0 +1,229 @@
+"""Letters to sites and back, through Flower's grid; a site that does not answer is a fact to record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedhelix.deploy import letters
+from fedhelix.deploy.letters import Letter
+from fedhelix.deploy.terms import Terms
+from fedhelix.errors import BadInput, EngineFailure
+
+LETTER = "letter"
+KIND = "query"  # of all messages; what is asked for stands in the letter
+WHOLE = 1 << 20  # bytes up to which a letter is not cut into pieces
+LOOK_AROUND = 1.0  # seconds between looks at who is connected
+WHO = {"kind": "who"}
+ASKED = ("kind", "experiment", "round", "client")  # what an answer must have in common with its question
+
+
+def envelope(content: bytes) -> RecordDict:
+    """A letter as Flower carries it: whole, or if it is large as an array, which Flower cuts into pieces."""
+    if len(content) <= WHOLE:
+        return RecordDict({LETTER: ConfigRecord({LETTER: content})})
+    array = Array("uint8", (len(content),), "fedhelix.letter", content)
+    return RecordDict({LETTER: ArrayRecord({LETTER: array})})
+
+
+def contents(message: Message) -> bytes:
+    """The letter in a message."""
+    try:
+        found = message.content[LETTER][LETTER]
+    except (KeyError, TypeError, AttributeError, ValueError):
+        found = None
+    content = found.data if isinstance(found, Array) else found
+    if not isinstance(content, bytes):
+        raise BadInput("is no letter: the message holds something else.")
+    return content
+
+
+def pause(waited: float) -> float:
+    """How long to wait before looking again: short at first, then in proportion, so that long work is left alone."""
+    return min(max(0.2 * waited, 0.05), 1.0)
+
+
+@dataclass
+class Errand:
+    """A letter on its way, until its answer is there."""
+
+    node: int
+    site: str  # empty while the node has not said who it is
+    about: Mapping[str, Any]
+    content: bytes
+    due: float
+    activated: str = ""  # when the node last came to life; a later time means that it has forgotten the letter
+    again: bool = False
+
+
+@dataclass
+class Post:
+    """Knows which node is which site, sends letters and collects answers."""
+
+    grid: Grid
+    terms: Terms
+    cards: dict[str, dict[str, Any]] = field(default_factory=dict)  # what each site said of itself
+    sent: int = 0  # bytes, since somebody last asked
+    received: int = 0
+    troubles: dict[str, str] = field(default_factory=dict)  # what was dropped, and why
+    _nodes: dict[int, str] = field(default_factory=dict)  # who is connected
+    _activated: dict[int, str] = field(default_factory=dict)
+    _errands: dict[str, Errand] = field(default_factory=dict)
+    _looked: float = 0.0
+
+    @property
+    def connected(self) -> set[str]:
+        """The sites that are there now."""
+        return {site for site in self._nodes.values() if site}
+
+    def look_around(self) -> None:
+        """Ask new nodes who they are, and send letters again that a restarted site has lost."""
+        if time.monotonic() - self._looked < LOOK_AROUND:
+            return
+        self._looked = time.monotonic()
+        nodes = {info.node_id: info for info in self.grid.get_nodes()}
+        self._activated = {node: info.last_activated_at for node, info in nodes.items()}
+        self._nodes = {node: site for node, site in self._nodes.items() if node in nodes}
+        asked = {errand.node for errand in self._errands.values() if not errand.site}
+        due, question = time.monotonic() + self.terms.deadline, letters.write(WHO)
+        errands = [Errand(node, "", WHO, question, due) for node in sorted(set(nodes) - set(self._nodes) - asked)]
+        for key, errand in list(self._errands.items()):
+            if errand.node in nodes and errand.activated < self._activated[errand.node] and not errand.again:
+                del self._errands[key]
+                errand.again = bool(errand.site)
+                errands.append(errand)
+        self._send(errands)
+
+    def _send(self, errands: Sequence[Errand]) -> list[str]:
+        """Send letters; returns the sites that Flower does not know any more."""
+        now, messages = time.monotonic(), []
+        for errand in errands:
+            errand.activated = self._activated.get(errand.node, "")
+            round, seconds = str(errand.about.get("round", "")), max(errand.due - now, 1.0)
+            messages.append(Message(envelope(errand.content), errand.node, KIND, ttl=seconds, group_id=round))
+            self.sent += len(errand.content)
+        keys = list(self.grid.push_messages(messages)) if messages else []
+        self._errands |= {key: errand for key, errand in zip(keys, errands, strict=True) if key}
+        return [errand.site for key, errand in zip(keys, errands, strict=True) if not key]
+
+    def ask(
+        self, asked: Mapping[str, tuple[Mapping[str, Any], bytes]], largest: int, enough: int | None = None
+    ) -> tuple[dict[str, Letter], dict[str, str]]:
+        """The sites' answers to their letters, and why there is none from the others.
+
+        It ends when all have answered, when `enough` have, or at the deadline.
+        """
+        begun = time.monotonic()
+        due = begun + self.terms.deadline
+        self.look_around()
+        answers: dict[str, Letter] = {}
+        failures = {site: "is not connected" for site in asked if site not in self.connected}
+        nodes = {site: node for node, site in self._nodes.items()}
+        here = {site: letter for site, letter in asked.items() if site not in failures}
+        gone = self._send([Errand(nodes[site], site, *letter, due) for site, letter in here.items()])
+        failures |= dict.fromkeys(gone, "has left")
+        while waiting := set(asked) - set(answers) - set(failures):
+            over = time.monotonic() > due  # what has come in by now still counts
+            for errand, answer in self._collect(largest):
+                if errand.site not in waiting or errand.about is not asked[errand.site][0]:
+                    if isinstance(answer, Letter):
+                        self.troubles[errand.site] = (
+                            f"answered the letter of round {errand.about['round'] + 1} too late"
+                        )
+                    continue
+                if isinstance(answer, str):
+                    failures[errand.site] = answer
+                else:
+                    answers[errand.site] = answer
+            waiting -= set(answers) | set(failures)
+            if enough is not None and len(answers) >= enough:
+                failures |= dict.fromkeys(waiting, f"was not waited for: {enough} answers are enough")
+            elif over:
+                failures |= dict.fromkeys(waiting, f"did not answer within {self.terms.deadline:g} s")
+            elif waiting:
+                time.sleep(pause(time.monotonic() - begun))
+                self.look_around()
+        return answers, failures
+
+    def gather(self, count: int) -> None:
+        """Before the first round: wait until so many sites are connected."""
+        self._need(lambda: len(self.connected) >= count, f"{count} sites")
+
+    def await_some(self, sites: Iterable[str]) -> None:
+        """Before a round: wait until enough of these sites are connected to make it worth while."""
+        wanted = set(sites)
+        least = min(self.terms.minimum, len(wanted))
+        self._need(lambda: len(self.connected & wanted) >= least, f"{least} of {', '.join(sorted(wanted))}")
+
+    def hope_for(self, sites: Iterable[str]) -> None:
+        """After a restart: give all these sites a moment to come back, so that the run goes on as it would have."""
+        self._wait(lambda: set(sites) <= self.connected, self.terms.grace)
+
+    def _need(self, enough: Callable[[], bool], whom: str) -> None:
+        if not self._wait(enough, self.terms.patience):
+            here = ", ".join(sorted(self.connected)) or "none"
+            raise EngineFailure(
+                f"{whom} were not connected within {self.terms.patience:g} s (connected: {here}); "
+                "start them and continue the run."
+            )
+
+    def _wait(self, enough: Callable[[], bool], seconds: float) -> bool:
+        begun = time.monotonic()
+        while not enough():
+            if (waited := time.monotonic() - begun) > seconds:
+                return False
+            time.sleep(pause(waited))
+            self.look_around()
+            list(self._collect(letters.HEADER))
+        return True
+
+    def _collect(self, largest: int) -> Iterable[tuple[Errand, Letter | str]]:
+        """The answers that have come in: letters, or what is wrong with them."""
+        for message in self.grid.pull_messages(list(self._errands)) if self._errands else ():
+            # Flower answers in the name of a dead node, so what counts is which letter it is the answer to.
+            errand = self._errands.pop(message.metadata.reply_to_message_id, None)
+            if errand is None:
+                self.troubles[f"node {message.metadata.src_node_id}"] = "answered twice"
+                continue
+            answer = self._open(message, errand, largest)
+            if not errand.site:
+                self._introduce(errand, answer)
+                continue
+            yield errand, answer
+
+    def _open(self, message: Message, errand: Errand, largest: int) -> Letter | str:
+        if message.has_error():
+            return f"could not answer: {message.error.reason}"
+        try:
+            content = contents(message)
+            self.received += len(content)
+            letter = letters.read(content, largest)
+            if "error" in letter.about:
+                return f"answered: {letter.about['error']}"
+            letters.expect(letter.about, **{key: errand.about[key] for key in ASKED if key in errand.about})
+            if errand.site:
+                letters.expect(letter.about, site=errand.site)
+        except BadInput as problem:
+            return f"sent an answer that {problem}"
+        return letter
+
+    def _introduce(self, errand: Errand, answer: Letter | str) -> None:
+        """A node has said who it is; a name that belongs to another key is refused."""
+        if isinstance(answer, str):
+            self.troubles[f"node {errand.node}"] = answer
+            return
+        site = str(answer.about.get("site"))
+        registered = next((info.name for info in self.grid.get_nodes() if info.node_id == errand.node), "")
+        if registered and registered != site:
+            self.troubles[site] = f"is not let in: the key belongs to '{registered}'"
+            site = ""
+        for node in [node for node, name in self._nodes.items() if site and name == site]:
+            self._nodes[node] = ""  # the site came back as another node
+        self._nodes[errand.node] = site  # a node without a name is not asked again
+        if site:
+            self.cards[site] = answer.about

@@ -1,0 +1,68 @@
+"""Have a run played by a deployment, and watch it as if it were a local one."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedhelix.deploy.terms import Terms
+from fedhelix.errors import BadInput, EngineFailure
+from fedhelix.options import build
+from fedhelix.progress import Progress
+from fedhelix.registry import is_known
+from fedhelix.runs.config import Plan, read_plan
+from fedhelix.store import RunFolder
+
+if TYPE_CHECKING:
+    from fedhelix.deploy.control import Control
+
+INTERVAL, STATUS = 0.2, 2.0  # seconds between looks into the folder, and between questions to the SuperLink
+FINISHED, COMPLETED = "finished", "completed"
+OF_THE_APP = "ServerApp failed with exception: "
+ATTEMPTS = 5  # without a single new round
+
+
+def create(plan: Plan, out: Path, terms: Sequence[str] = ()) -> RunFolder:
+    """A run folder for a deployment; its experiment has a name of its own, under which sites keep state."""
+    if not is_known(plan.spec):
+        raise BadInput("sites run registered methods only; a method in a file must be installed at every site.")
+    given = dict(text.partition("=")[::2] for text in terms)
+    asked = vars(build(Terms, given, "the deployment's terms"))
+    deployment = {"experiment": uuid.uuid4().hex, **asked}
+    return RunFolder.create(out, plan.as_dict() | {"deployment": deployment})
+
+
+def play(control: Control, folder: RunFolder, quiet: bool | None = None) -> dict[str, Any]:
+    """Submit a run and follow it to its end; one that was cut short is submitted again and goes on."""
+    plan = read_plan(folder.config, folder.path)
+    if "deployment" not in folder.config:
+        raise BadInput(f"'{folder.path}' is no run of a deployment; continue it with `fedhelix resume {folder.path}`.")
+    seen, attempts = 0, 0
+    with Progress(plan.config.rounds, plan.method.label, folder.rounds_saved, quiet, lines=True) as progress:
+        while folder.summary is None:
+            if (attempts := attempts + 1) > ATTEMPTS:
+                raise EngineFailure(
+                    f"the run makes no progress; look into the logs, then: fedhelix deploy resume {folder.path}"
+                )
+            number = control.submit(folder.path)
+            asked, ended = time.monotonic(), None
+            try:
+                while ended is None:
+                    time.sleep(INTERVAL)
+                    records = folder.records()
+                    for record in records[seen:]:
+                        progress.update(record)
+                        attempts = 0
+                    seen = max(seen, len(records))
+                    if folder.summary is not None or time.monotonic() > asked + STATUS:
+                        asked, found = time.monotonic(), control.status(number)
+                        ended = found if found is not None and found.status == FINISHED else None
+            except KeyboardInterrupt:
+                control.stop(number)
+                raise
+            if ended.result != COMPLETED and ended.details.startswith(OF_THE_APP):
+                raise EngineFailure(ended.details.removeprefix(OF_THE_APP))
+    return dict(folder.summary)

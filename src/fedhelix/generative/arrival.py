@@ -1,0 +1,53 @@
+"""The server's side of the talk with an unseen client, which trains between the turns (Algorithm 1, lines 7 to 15)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedhelix.errors import BadInput
+from fedhelix.generative.buffer import Buffer, distances
+from fedhelix.generative.generator import Generator
+from fedhelix.generative.recipe import Recipe
+from fedhelix.generative.vectors import Layout
+from fedhelix.tree import State, Tree, drop, take
+
+
+def receive_newcomer(
+    recipe: Recipe, server: Tree, message: Tree, layout: Layout, initial: State, client: int, seed: int
+) -> tuple[Tree, Tree, bool]:
+    """One turn: the server's next state, what the newcomer receives, and whether that was all.
+
+    Between the turns the server remembers as `guest` what it sent last, and how often.
+    """
+    guest, average = server.get("guest"), server["model"]
+    if guest is None:
+        random = recipe.newcomer == "random" or (recipe.newcomer == "guide" and recipe.guide_from == "random")
+        model, turn = (initial if random else average), 0
+        done = recipe.newcomer in ("random", "model") or "buffer" not in server
+    else:
+        if "model" not in message:
+            raise BadInput("a newcomer that was sent a model must answer with what it trained.")
+        layout.check(message["model"], "the newcomer's model")
+        buffer, turn = Buffer(**server["buffer"]), guest["turn"]
+        if recipe.newcomer == "guide" and "generator" not in server:
+            known, _ = recipe.material(buffer)
+            server = {**server, "generator": recipe.fit(known, layout.sizes, seed).tree()}
+        moved = layout.flatten([guest["sent"], message["model"]])
+        model = {**average, **layout.unflatten(advice(recipe, buffer, server.get("generator"), moved, seed + turn))}
+        done = recipe.newcomer == "nearest" or turn == recipe.guide_turns
+    if done:
+        personal = {**server.get("personal", {}), str(client): {} if model is average else model}
+        return {**drop(server, ["guest"]), "personal": personal}, {"model": model}, True
+    sent = {"sent": take(model, layout.shapes), "turn": turn + 1}
+    return {**server, "guest": sent}, {"model": model, "turn": turn + 1}, False
+
+
+def advice(recipe: Recipe, buffer: Buffer, tree: Tree | None, moved: Tensor, seed: int) -> Tensor:
+    """For a vector before and after local training: where guidance leads, or the most similar client's upload."""
+    known, base = recipe.material(buffer)
+    before, after = moved - base
+    if recipe.newcomer == "nearest" or tree is None:
+        own = known.latest()
+        return base + own[int(distances(after[None], own).argmin())]
+    generator = Generator.of(tree, recipe.sized(moved.device))
+    return base + generator.guide(before[None], after[None], recipe.guide_steps, recipe.guide_strength, seed)[0]

@@ -1,0 +1,85 @@
+"""pFedGPA: the server learns what clients' parameters look like, and generates each client's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedhelix.generative import Buffer, Layout, Recipe, receive_newcomer, slice_of
+from fedhelix.method import Client, Context, Upload
+from fedhelix.methods.fedavg_ft import FedAvgFT
+from fedhelix.options import option
+from fedhelix.registry import register
+from fedhelix.seeds import key
+from fedhelix.tree import Tree, drop, take
+from fedhelix.units import Units
+
+
+@register("pfedgpa", paper="Lai et al., AAAI 2025, arXiv:2409.05701")
+@dataclass(frozen=True)
+class PFedGPA(Recipe, FedAvgFT):
+    """FedAvg carries it. In the end a diffusion model learns the last uploads; each client's own is sent through it."""
+
+    mode: Literal["experiment", "online"] = option("experiment", "generate once, in the last round, or in every round")
+    slice: str = option("all", "what is generated: all, last:K for the last K layers, or names of layers")
+    buffer_rounds: int = option(20, "rounds whose uploads the generator learns from", low=1)
+    warmup: int = option(5, "rounds of plain FedAvg before the online mode generates", low=0)
+    online_steps: int = option(300, "training steps of each network in a round of the online mode", low=1)
+
+    def check(self, units: Units) -> None:
+        """Something must be left to generate."""
+        super().check(units)
+        slice_of(units, self.slice)
+
+    def begin(self, hellos: Mapping[int, Tree], ctx: Context) -> tuple[Tree, dict[int, Tree]]:
+        """Server: FedAvg's, if there will be enough uploads to learn from."""
+        self.check_enough(sum(len(ctx.cohort(t)) for t in self.window(ctx)))
+        return super().begin(hellos, ctx)
+
+    def window(self, ctx: Context) -> range:
+        """Server: the rounds whose uploads are there in the end."""
+        return range(max(0, ctx.rounds - self.buffer_rounds), ctx.rounds)
+
+    def layout(self, ctx: Context) -> Layout:
+        """Server: the slice as a vector."""
+        return Layout.of(ctx.initial, slice_of(ctx.units, self.slice))
+
+    def workers(self, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
+        """Server: in the last round also those who were not sampled while uploads were kept."""
+        if ctx.round < ctx.rounds - 1:
+            return cohort
+        seen = {client for t in self.window(ctx) for client in ctx.cohort(t)}
+        return sorted({*cohort, *(set(ctx.present) - seen)})
+
+    def download(self, server: Tree, client: int, ctx: Context) -> Tree:
+        """Server: the average, and over it what was generated for this client."""
+        return {"model": {**server["model"], **server.get("personal", {}).get(str(client), {})}}
+
+    def merge(self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context) -> Tree:
+        """Server: average, keep the uploads, and generate when it is time."""
+        merged, layout = super().merge(server, uploads, weights, ctx), self.layout(ctx)
+        workers = [upload.client for upload in uploads]
+        vectors = layout.flatten([server["model"], *(upload.tree["model"] for upload in uploads)])
+        buffer = Buffer.of(server.get("buffer"), vectors.shape[1], ctx.device)
+        buffer = buffer.add(vectors[1:], workers, vectors[0], ctx.round, self.buffer_rounds)
+        merged |= {"buffer": buffer._asdict(), "personal": drop(server.get("personal", {}), map(str, workers))}
+        last = ctx.round == ctx.rounds - 1
+        if last or (self.mode == "online" and ctx.round >= self.warmup):
+            seed, steps = key(ctx.seed, "pfedgpa", ctx.round), None if last else self.online_steps
+            made, found = self.serve(buffer, layout, seed, steps)
+            ctx.notes.update(found)
+            merged |= {**made, "personal": merged["personal"] | made["personal"]}
+        return merged
+
+    def reply(self, payload: Tree, client: Client) -> Tree:
+        """Newcomer: nothing at first, then what local training makes of the model that it got."""
+        if not payload:
+            return {}
+        trained = client.train({**client.initial, **payload["model"]}, payload["turn"])
+        return {"model": take(trained, slice_of(client.units, self.slice))}
+
+    def welcome(self, server: Tree, message: Tree, ctx: Context) -> tuple[Tree, Tree, bool]:
+        """Server: guided generation in a few turns, or something simpler."""
+        seed = key(ctx.seed, "newcomer", ctx.round, ctx.clients)
+        return receive_newcomer(self, server, message, self.layout(ctx), ctx.initial, ctx.clients, seed)

@@ -1,0 +1,53 @@
+"""`fedhelix audit`: privacy audits on the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fedhelix.errors import BadInput, unknown
+from fedhelix.options import build
+from fedhelix.privacy.audit import audit as audited
+from fedhelix.privacy.audit import picture, report
+from fedhelix.privacy.settings import Audit
+from fedhelix.tree import write_atomically
+
+ATTACKS = ("idlg",)
+
+
+def audit(attack: str, specs: Sequence[str], assignments: Sequence[str], out: Path, as_json: bool) -> None:
+    """Attack, and write and print what came out."""
+    if attack not in ATTACKS:
+        raise unknown("attack", attack, ATTACKS)
+    if out.suffix != ".png":
+        raise BadInput(f"the picture must be a .png, not '{out}'.")
+    values: dict[str, Any] = {}
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise BadInput(f"--set takes KEY=VALUE, not '{text}'.")
+        values[key.strip()] = value.strip()
+    asked = build(Audit, values, "an audit")
+    rows = audited(specs, asked)
+    picture(rows, out)
+    found = {"command": " ".join(["fedhelix", *sys.argv[1:]]), "settings": vars(asked), "rows": report(rows)}
+    write_atomically(out.with_suffix(".json"), (json.dumps(found, indent=1) + "\n").encode())
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    table = Table(
+        "method", "attacker", "sees", "labels found", "PSNR, median", "best", "SSIM", box=None, padding=(0, 2)
+    )
+    for row in rows:
+        labels = "" if row["labels"] is None else f"{row['labels']:.0%}"
+        figures = (f"{row['psnr']:.1f} dB", f"{row['best psnr']:.1f} dB", f"{row['ssim']:.2f}")
+        table.add_row(row["method"], row["attacker"], f"{row['seen']:.1%}", labels, *figures)
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console.print(table)
+    console.print(f"picture: {out}", highlight=False)

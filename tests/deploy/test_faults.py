@@ -1,0 +1,196 @@
+"""Failures are data: the round goes on, and its record says who was missing and why."""
+
+import json
+
+import pytest
+import torch
+
+from fedhelix.deploy import letters
+from fedhelix.errors import EngineFailure
+from fedhelix.runs.config import make_plan
+from helpers import same
+from nearby import Late, Neighbourhood
+
+SMALL = {"clients": 3, "rounds": 3, "epochs": 1, "batch_size": 256, "kernels": "onednn", "model": "linear"}
+
+
+def plan_for(spec="fedavg", **more):
+    return make_plan(spec, {**SMALL, **more})
+
+
+def disturb(near, trouble, site=1, kind="work", rounds=(1,)):
+    """Let a site do something else with some letters; `trouble` gets the letter and the honest answer's maker."""
+    node = list(near.grid.answers)[site]
+    honest = near.grid.answers[node]
+
+    def answer(content):
+        about = letters.read(content).about
+        if about["kind"] == kind and about.get("round") in rounds:
+            return trouble(content, honest)
+        return honest(content)
+
+    near.grid.answers[node] = answer
+    return near
+
+
+def forged(change_about=None, change_body=None):
+    """An answer that differs from the honest one."""
+
+    def trouble(content, honest):
+        about, body = letters.read(honest(content))
+        return letters.write({**about, **(change_about or {})}, change_body(body) if change_body else body)
+
+    return trouble
+
+
+def replaced(value):
+    return lambda body: {"model": {**body["model"], "fc.weight": value}}
+
+
+HARMS = {
+    "did not answer within 0.5 s": lambda content, honest: None,
+    "out of memory": lambda content, honest: RuntimeError("out of memory"),
+    "is no letter": lambda content, honest: b"garbage",
+    "bytes, and": lambda content, honest: honest(content) + bytes(4 << 20),
+    "is about round 7 instead of 1": forged({"round": 7}),
+    "is about site 'site-0' instead of 'site-1'": forged({"site": "site-0"}),
+    "is about client 0 instead of 1": forged({"client": 0}),
+    "is about experiment 'another' instead of 'experiment'": forged({"experiment": "another"}),
+    "has -3 for samples": forged({"samples": -3}),
+    "has 'many' for samples": forged({"samples": "many"}),
+    "holds no tensor for 'fc.weight'": forged(change_body=replaced(None)),
+    "something else than a model": forged(change_body=lambda body: {"model": 3.0}),
+    "torch.float64 for 'fc.weight'": forged(change_body=replaced(torch.zeros(10, 64, dtype=torch.float64))),
+    "answered: division by zero": forged({"error": "division by zero"}),
+}
+
+
+@pytest.mark.parametrize("said", HARMS)
+def test_a_bad_answer_costs_its_site_one_round(said, tmp_path):
+    near = disturb(Neighbourhood(tmp_path, 3, deadline=0.5), HARMS[said])
+    run = near.play(plan_for())
+    assert [sorted(record["missing"]) for record in run.records] == [[], ["1"], []]
+    assert said in run.records[1]["missing"]["1"] and run.records[1]["missing"]["1"].startswith("site-1 ")
+    # The round was FedAvg of the two others.
+    assert run.records[1]["uplink_bytes"] == 2 * 2600
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(torch.full((10, 64), float("nan")), "not finite"), (torch.zeros(10, 65), "has shape (10, 65) for 'fc.weight'")],
+)
+def test_bad_values_are_refused_like_in_a_simulation(value, said, tmp_path):
+    run = disturb(Neighbourhood(tmp_path, 3), forged(change_body=replaced(value))).play(plan_for())
+    assert said in run.records[1]["refused"]["1"]
+    assert all(bool(entry.isfinite().all()) for entry in run.standing.server["model"].values())
+
+
+def test_an_upload_that_lacks_what_all_others_have_is_refused(tmp_path):
+    near = disturb(Neighbourhood(tmp_path, 3), forged(change_body=lambda body: {"model": body["model"]}))
+    run = near.play(plan_for("scaffold"))
+    assert "lacks 'control'" in run.records[1]["missing"]["1"]
+    odd = lambda body: {**body, "control": {name: value[:1] for name, value in body["control"].items()}}  # noqa: E731
+    near = disturb(Neighbourhood(tmp_path / "again", 3), forged(change_body=odd))
+    assert "another shape for 'control/" in near.play(plan_for("scaffold")).records[1]["missing"]["1"]
+
+
+def test_a_late_answer_is_dropped_and_noted(tmp_path):
+    near = disturb(Neighbourhood(tmp_path, 3, deadline=0.4), lambda content, honest: Late(honest(content)))
+    records = []
+    for record, _ in near.federation(plan_for()).play(3):
+        records.append(record)
+        near.grid.deliver()
+    assert "did not answer within 0.4 s" in records[1]["missing"]["1"]
+    assert records[2]["troubles"] == {"site-1": "answered the letter of round 2 too late"}
+    assert records[2]["missing"] == {}
+
+
+def test_a_second_answer_to_one_letter_is_ignored(tmp_path):
+    near = Neighbourhood(tmp_path, 3)
+    pull = near.grid.pull_messages
+    near.grid.pull_messages = lambda keys: [message for message in pull(keys) for _ in range(2)]
+    twice = near.play(plan_for())
+    assert same(twice.standing.server, Neighbourhood(tmp_path / "once", 3).play(plan_for()).standing.server)
+    assert set(twice.records[0]["troubles"].values()) == {"answered twice"}
+
+
+def test_below_the_minimum_a_round_changes_nothing(tmp_path):
+    near = Neighbourhood(tmp_path, 3, deadline=0.3, minimum=2)
+    for site in (1, 2):
+        disturb(near, lambda content, honest: None, site)
+    fed = near.federation(plan_for())
+    states = [standing.server for _, standing in fed.play(3)]
+    assert same(states[0], states[1]) and not same(states[1], states[2])
+
+
+def test_with_extra_clients_a_round_ends_when_the_cohort_is_in(tmp_path):
+    near = Neighbourhood(tmp_path, 3, deadline=5, extra=1)
+    disturb(near, lambda content, honest: None, 2, rounds=(0, 1, 2))
+    run = near.play(plan_for(cohort=2, eval_every=3))
+    assert [record["participants"] for record in run.records] == [[0, 1, 2]] * 3
+    assert all("2 answers are enough" in record["missing"]["2"] for record in run.records)
+    assert sum(record["seconds"] for record in run.records) < 5
+
+
+def test_a_site_that_joins_later_takes_the_place_that_was_left_for_it(tmp_path):
+    near = Neighbourhood(tmp_path, 3, begin=2)
+    node, newcomer = near.grid.answers.popitem()
+    fed = near.federation(plan_for(rounds=4))
+    records = []
+    for record, _ in fed.play(4):
+        records.append(record)
+        if record["round"] == 2:
+            near.grid.answers[node] = newcomer
+            fed.engine.post._looked = 0
+            fed.engine.post.gather(3)
+    assert [sorted(record["missing"]) for record in records] == [["2"], ["2"], [], []]
+    assert records[0]["missing"]["2"] == "no site has taken this place yet"
+    assert list(json.loads((tmp_path / "sites.json").read_text())) == ["site-0", "site-1", "site-2"]
+    assert "unjudged" in records[0] and "unjudged" not in records[3]
+
+
+def test_a_run_stops_when_no_site_comes(tmp_path):
+    near = Neighbourhood(tmp_path, 2, patience=0.2)
+    near.grid.answers.clear()
+    with pytest.raises(EngineFailure, match=r"2 sites were not connected within 0\.2 s"):
+        near.federation(plan_for(clients=2))
+
+
+def test_a_site_that_restarts_while_it_works_is_asked_again(tmp_path):
+    near = Neighbourhood(tmp_path, 3, deadline=20)
+    node = list(near.grid.answers)[1]
+
+    def dies(content, honest):
+        near.grid.activated[node] = "2"  # it came back, and has forgotten the letter
+        near.grid.answers[node] = near.sites[1].answer
+
+    disturb(near, dies)
+    run = near.play(plan_for())
+    assert all(record["missing"] == {} for record in run.records)
+    assert same(run.standing.server, Neighbourhood(tmp_path / "calm", 3).play(plan_for()).standing.server)
+
+
+def test_a_name_belongs_to_its_key(tmp_path):
+    near = Neighbourhood(tmp_path, 2, patience=0.3)
+    near.grid.names = dict(zip(near.grid.answers, ["site-0", "somebody else"], strict=True))
+    with pytest.raises(EngineFailure, match=r"connected: site-0\)"):
+        near.federation(plan_for(clients=2))
+
+
+@pytest.mark.parametrize("spec", ["fedper", "scaffold", "fedumf"])
+def test_a_killed_server_goes_on_as_if_nothing_had_happened(spec, tmp_path):
+    """The server dies after the sites have worked on round 3 and before it has written anything of it."""
+    plan = plan_for(spec, model="mlp", rounds=4)
+    calm = Neighbourhood(tmp_path / "calm", 3).play(plan)
+    near = Neighbourhood(tmp_path, 3)
+
+    def killed(content, honest):
+        raise KeyboardInterrupt
+
+    disturb(near, killed, 2, "evaluate", rounds=(3,))
+    with pytest.raises(KeyboardInterrupt):
+        near.play(plan, out=tmp_path / "run")
+    again = Neighbourhood(tmp_path, 3)  # the sites are new processes as well
+    run = again.federation(plan).fit(4, out=tmp_path / "run", resume=True, quiet=True)
+    assert same(run.standing.server, calm.standing.server)
+    assert [record["personal"] for record in run.records] == [record["personal"] for record in calm.records]

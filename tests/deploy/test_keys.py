@@ -1,0 +1,93 @@
+"""Certificates and keys, the door of the SuperLink, and the commands that need no network."""
+
+import asyncio
+import ssl
+import stat
+
+import pytest
+from cryptography import x509
+
+from fedhelix.deploy import control, keys, link, local, node
+from fedhelix.errors import BadInput
+
+
+def test_the_server_is_known_by_every_name_that_sites_call_it(tmp_path):
+    keys.make_certificates(tmp_path, ["fl.example.org", "10.0.0.7"])
+    leaf = x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())
+    names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["localhost", "fl.example.org"]
+    assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1", "::1", "10.0.0.7"]
+    root = x509.load_pem_x509_certificate((tmp_path / "ca.pem").read_bytes())
+    leaf.verify_directly_issued_by(root)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")
+    assert stat.S_IMODE((tmp_path / "server.key").stat().st_mode) == 0o600
+
+
+def test_keys_are_made_once_and_kept_private(tmp_path):
+    private = keys.make_site_key(tmp_path, "north")
+    before = private.read_bytes()
+    assert keys.make_site_key(tmp_path, "north").read_bytes() == before
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+    _, public = node.read_key(private)
+    assert keys.read_public_key(tmp_path / "north.pub").startswith(b"-----BEGIN PUBLIC KEY-----")
+    assert public.key_size == 384
+    with pytest.raises(BadInput, match="cannot be read as a private key"):
+        node.read_key(tmp_path / "north.pub")
+    with pytest.raises(BadInput, match="cannot be read as a public key"):
+        keys.read_public_key(tmp_path / "south.pub")
+
+
+@pytest.mark.parametrize(
+    ("client", "path", "status"),
+    [
+        ("127.0.0.1", "/v1/control/start-run", 200),
+        ("::1", "/v1/runtime/pull-messages", 200),
+        ("10.0.0.7", "/v1/fleet/pull-messages", 200),
+        ("10.0.0.7", "/v1/control/start-run", 403),
+        ("10.0.0.7", "/v1/runtime/acquire-task", 403),
+        ("10.0.0.7", "/v1/fleet", 403),
+        ("10.0.0.7", "/docs", 403),
+        (None, "/v1/control/start-run", 403),
+    ],
+)
+def test_strangers_reach_the_sites_part_only(client, path, status):
+    seen = []
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200})
+
+    async def send(event):
+        seen.append(event.get("status"))
+
+    scope = {"type": "http", "path": path, "client": client and (client, 5000)}
+    asyncio.run(link.Door(app)(scope, None, send))
+    assert seen[0] == status
+
+
+def test_commands_say_what_is_missing(cli, tmp_path):
+    done = cli("site", "--name", "a", "--superlink", "127.0.0.1:1", "--data", "digits")
+    assert done.code == 2 and "needs --cert and --key" in done.err
+    done = cli("deploy", "run", "fedavg")
+    assert done.code == 2 and "no deployment is running in 'deployment'" in done.err
+    done = cli("deploy", "serve")
+    assert done.code == 2 and "make one with `fedhelix deploy keys`" in done.err
+    done = cli("deploy", "keys", "north", "south", "--host", "fl.example.org")
+    assert done.code == 0 and (tmp_path / "deployment/keys/south.pub").exists()
+    done = cli("deploy", "admit", "north", "--superlink", f"127.0.0.1:{local.free_port()}")
+    assert done.code == 2 and "there is no SuperLink at 127.0.0.1" in done.err
+
+
+def test_without_flower_one_sentence_says_how_to_get_it(cli, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    done = cli("up")
+    assert done.code == 2 and 'pip install "fedhelix[flower]"' in done.err
+
+
+def test_the_bundle_holds_no_code():
+    assert "fedhelix.deploy.app:server_app" in control.BUNDLE
+    from flwr.cli.build import build_fab_from_files
+
+    files = {"pyproject.toml": control.BUNDLE.format(version="0.1.0").encode(), "LICENSE": b"Apache-2.0\n"}
+    content, _ = build_fab_from_files(files)
+    assert len(content) < 2000

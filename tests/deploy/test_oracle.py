@@ -1,0 +1,33 @@
+"""Our FedAvg across sites against Flower's own strategy on the same replies."""
+
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg
+
+from fedhelix.deploy import letters
+from fedhelix.runs.config import make_plan
+from helpers import close
+from nearby import Neighbourhood
+
+
+def test_fedavg_is_flowers_fedavg(tmp_path):
+    near, replies = Neighbourhood(tmp_path, 3), []
+    for node, answer in list(near.grid.answers.items()):
+
+        def spy(content, node=node, answer=answer):
+            reply = answer(content)
+            about, body = letters.read(reply)
+            if about["kind"] == "work":
+                question = Message(RecordDict(), dst_node_id=node, message_type="train")
+                question.metadata.__dict__["_message_id"] = f"question-{node}"
+                arrays, count = ArrayRecord(body["model"]), MetricRecord({"num-examples": about["samples"]})
+                replies.append(Message(RecordDict({"arrays": arrays, "metrics": count}), reply_to=question))
+            return reply
+
+        near.grid.answers[node] = spy
+    settings = {"clients": 3, "rounds": 1, "epochs": 1, "kernels": "onednn", "model": "digits-cnn"}
+    run = near.play(make_plan("fedavg", settings))
+    theirs, _ = FedAvg(min_train_nodes=3, min_available_nodes=3).aggregate_train(1, replies)
+    ours = run.standing.server["model"]
+    assert theirs is not None and list(theirs) == list(ours)
+    assert close(ours, {name: torch.as_tensor(value) for name, value in theirs.to_torch_state_dict().items()})

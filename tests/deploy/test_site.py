@@ -1,0 +1,157 @@
+"""One site: its data, its state on disk, and what it refuses."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from fedhelix.data import from_arrays
+from fedhelix.deploy import letters
+from fedhelix.deploy.elsewhere import Elsewhere, common_kind, kind_of, own_split, read_own, stand_in
+from fedhelix.deploy.site import Kept, Site
+from fedhelix.errors import BadInput
+from fedhelix.runs.config import make_plan
+from helpers import same
+from nearby import Neighbourhood
+
+SMALL = {"clients": 3, "rounds": 2, "epochs": 1, "batch_size": 64, "kernels": "onednn", "model": "linear"}
+
+
+def blobs(folder, seed, count=60, classes=3):
+    """A folder with an easy classification."""
+    draw = np.random.default_rng(seed)
+    y = np.arange(count) % classes
+    x = draw.normal(size=(count, 5)) + 4 * np.eye(5)[y]
+    folder.mkdir(parents=True)
+    np.save(folder / "x.npy", x.astype(np.float32))
+    np.save(folder / "y.npy", y)
+    return str(folder)
+
+
+def test_a_client_starts_a_round_again_from_where_it_did(tmp_path):
+    kept = Kept(tmp_path)
+    assert kept.read(0) == {}
+    for round in (0, 1, 4):
+        kept.write(round, {"n": round})
+    assert [kept.read(round) for round in (1, 2, 4, 5, 9)] == [{}, {"n": 1}, {"n": 1}, {"n": 4}, {"n": 4}]
+    kept.write(4, {"n": 44})  # the server was killed and plays round 4 again
+    assert kept.read(4) == {"n": 1} and kept.read(5) == {"n": 44}
+    kept.write(2, {"n": 2})  # an older checkpoint was put in place
+    assert kept.read(3) == {"n": 2} and sorted(path.name for path in tmp_path.iterdir()) == [
+        "own-000001.safetensors",
+        "own-000002.safetensors",
+    ]
+
+
+def test_sites_with_data_of_their_own_train_together(tmp_path):
+    folders = [blobs(tmp_path / f"data-{n}", n, count) for n, count in enumerate((60, 90, 30))]
+    near = Neighbourhood(tmp_path, 3, folders)
+    run = near.play(make_plan("fedavg", {**SMALL, "data": "own", "rounds": 5}))
+    assert run.records[-1]["personal_accuracy"] > 0.9
+    assert "accuracy" not in run.records[-1]  # the server has no samples to judge its model with
+    # 20 % of 60, 90 and 30 are test samples; 10 % of the rest are for validation.
+    assert [len(split.train) for split in run.federation.splits] == [43, 65, 22]
+    assert run.federation.data.x.shape == (1, 5) and not run.federation.data.x.any()
+
+
+def test_a_server_may_have_samples_for_selection_and_tests(tmp_path):
+    folders = [blobs(tmp_path / f"data-{n}", n) for n in range(3)]
+    mine = blobs(tmp_path / "server", 9)
+    x, y = (np.load(f"{mine}/{name}.npy") for name in "xy")
+    np.savez(tmp_path / "server.npz", x=x[:40], y=y[:40], x_test=x[40:], y_test=y[40:])
+    near = Neighbourhood(tmp_path, 3, folders, server_data=str(tmp_path / "server.npz"))
+    run = near.play(make_plan("genfed", {**SMALL, "data": "own"}))
+    assert set(run.records[0]["notes"]["fitness"]) == {"0", "1", "2"}
+    assert run.records[-1]["accuracy"] > 0.5
+
+
+def test_small_sites_get_supplements_once(tmp_path):
+    folders = [blobs(tmp_path / f"data-{n}", n, count) for n, count in enumerate((90, 90, 12))]
+    mine = blobs(tmp_path / "server", 9)
+    x, y = (np.load(f"{mine}/{name}.npy") for name in "xy")
+    np.savez(tmp_path / "server.npz", x=x, y=y)
+    near = Neighbourhood(tmp_path, 3, folders, server_data=str(tmp_path / "server.npz"))
+    sent = []
+    for node, answer in list(near.grid.answers.items()):
+
+        def spy(content, answer=answer):
+            sent.append("supplement" in letters.read(content).body)
+            return answer(content)
+
+        near.grid.answers[node] = spy
+    asked = {"validation_size": 40, "supplement_size": 6, "supplement_below": 20, "data": "own"}
+    run = near.play(make_plan("fedavg", {**SMALL, **asked}))
+    assert run.federation.supplements == {2: 6} and sum(sent) == 1
+    assert run.records[0]["other_bytes"] == 6 * 4 * (5 + 1)
+    supplement = Kept(tmp_path / "kept" / "experiment" / "site-2").supplement()
+    assert supplement["x"].shape == (6, 5)
+    # 12 samples: 2 for tests, 1 for validation, 9 to train on, and the supplement.
+    letter = letters.write({"kind": "work", "round": 0, "client": 2, **run.federation.engine.common}, {})
+    assert letters.read(near.sites[2].answer(letter)).about["samples"] == 15
+
+
+def test_sites_must_have_samples_of_one_kind(tmp_path):
+    one, other = from_arrays(np.zeros((10, 3)), np.arange(10) % 2), from_arrays(np.zeros((10, 4)), np.arange(10) % 2)
+    real = from_arrays(np.zeros((10, 3)), np.linspace(0, 1, 10))
+    more = from_arrays(np.zeros((15, 3)), np.arange(15) % 3)
+    assert common_kind({"a": kind_of(one), "b": kind_of(more)})["classes"] == 3
+    with pytest.raises(BadInput, match=r"site 'b' has samples with shape \[4\], but 'a' has \[3\]"):
+        common_kind({"a": kind_of(one), "b": kind_of(other)})
+    with pytest.raises(BadInput, match="one of the sites 'b' and 'a' has a regression"):
+        common_kind({"a": kind_of(one), "b": kind_of(real)})
+    assert stand_in(kind_of(one)).shape == (3,) and stand_in(kind_of(real)).classes is None
+
+
+def test_parts_are_the_same_on_both_sides():
+    server = Elsewhere([(100, 20), (1, 0)], valid=0.1).split(stand_in(kind_of(read_like())), seed=3)
+    mine = own_split(100, 20, 0.1, 3, 0)
+    assert [len(part) for part in vars(server[0]).values()] == [90, 10, 20]
+    assert [len(part) for part in vars(server[1]).values()] == [1, 0, 0]
+    assert same({"it": torch.from_numpy(server[0].train)}, {"it": torch.from_numpy(mine.train)})
+
+
+def read_like():
+    return from_arrays(np.zeros((10, 3)), np.arange(10) % 2)
+
+
+def ask(site, given, **more):
+    about = {"kind": "work", "experiment": "e", "client": 0, "round": 0, "plan": json.dumps(given.as_dict()), **more}
+    return letters.read(site.answer(letters.write(about))).about
+
+
+def test_what_a_site_refuses(tmp_path):
+    site, plan = Site("a", "digits", tmp_path), make_plan("fedavg", SMALL)
+    assert ask(site, plan)["samples"] > 0
+    assert "no request 'run'" in ask(site, plan, kind="run")["error"]
+    assert "which experiment" in ask(site, plan, experiment="../../etc")["error"]
+    assert "which experiment" in ask(site, plan, round="0")["error"]
+    other = make_plan("fedavg", {"data": "mnist"})
+    assert "about the data 'mnist', but the site has 'digits'" in ask(site, other)["error"]
+    assert "is no letter" in letters.read(site.answer(b"?")).about["error"]
+    # A method's file would be code that the server chooses.
+    (tmp_path / "evil.py").write_text("raise SystemExit('executed')")
+    evil = json.dumps({**plan.as_dict(), "method": {"name": str(tmp_path / "evil.py")}})
+    assert "knows no method" in ask(site, plan, plan=evil)["error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("../up", "digits", "a site's name has"),
+        ("a", "digit", "did you mean 'digits'"),
+        ("a", "missing.npz", "there is no file"),
+        ("a", ".", "must hold x.npy and y.npy"),
+    ],
+)
+def test_mistakes_show_at_the_start(name, data, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput, match=said):
+        Site(name, data, tmp_path / "kept")
+
+
+def test_data_that_would_be_pickled_are_refused(tmp_path):
+    np.save(tmp_path / "x.npy", np.array([{}], dtype=object), allow_pickle=True)
+    np.save(tmp_path / "y.npy", np.zeros(1))
+    with pytest.raises(BadInput, match=r"x\.npy' cannot be read"):
+        read_own(tmp_path)

@@ -1,0 +1,176 @@
+"""pFedGPA in small federations: what is kept, what is generated, who gets what, and what is refused."""
+
+import pytest
+import torch
+
+from fedhelix import BadInput, FedAvg, PFedGPA, load
+from fedhelix.channel import receive
+from fedhelix.client import Outcome
+from fedhelix.generative import Buffer, Generator
+from fedhelix.tree import take
+from helpers import same, small
+
+DIGITS = load("digits").subsample(300, 100)
+QUICK = {"fit_steps": 5, "newcomer": "model"}
+
+
+def build(method, **more):
+    return small(method, **{"data": DIGITS, "clients": 4, "cohort": 3, "model": "linear"} | more)
+
+
+def last_uploads(standing):
+    return Buffer(**standing.server["buffer"]).latest()
+
+
+def test_until_the_end_it_is_fedavg():
+    mine, its = (build(method, cohort=4) for method in (PFedGPA(**QUICK), FedAvg()))
+    for (_, one), (_, other) in zip(mine.play(3), its.play(3), strict=True):
+        assert same(take(one.server, ["model"]), take(other.server, ["model"]))
+    assert set(one.server["personal"]) == {"0", "1", "2", "3"} and "generator" in one.server
+
+
+def test_a_client_gets_its_own_upload_back():
+    run = build(PFedGPA(generate="own")).fit(2, quiet=True)
+    fed, server = run.federation, run.standing.server
+    ctx = fed.context(2, 2)
+    for row, owner in zip(last_uploads(run.standing), Buffer(**server["buffer"]).owners, strict=True):
+        got = fed.method.download(server, owner, ctx)["model"]
+        assert torch.allclose(torch.cat([value.flatten() for value in got.values()]), row, atol=1e-6)
+
+
+def test_clients_that_were_not_sampled_while_uploads_were_kept_train_in_the_last_round():
+    method = PFedGPA(generate="own", buffer_rounds=1)
+    records = build(method, cohort=2).fit(3, quiet=True).records
+    assert [len(record["participants"]) for record in records] == [2, 2, 4]
+    assert len(records[-1]["notes"]["distances"]["generated_to_nearest"]) == 4
+
+
+def test_the_slice_is_generated_and_the_rest_averaged():
+    run = build(PFedGPA(slice="fc2", generate="own", buffer_rounds=2), model="digits-cnn").fit(2, quiet=True)
+    server = run.standing.server
+    personal = server["personal"]["0"]
+    assert set(personal) == {"fc2.weight", "fc2.bias"}
+    got = run.federation.method.download(server, 0, run.federation.context(2, 2))["model"]
+    assert torch.equal(got["fc1.weight"], server["model"]["fc1.weight"])
+    assert torch.equal(got["fc2.weight"], personal["fc2.weight"])
+    assert not torch.equal(personal["fc2.weight"], server["model"]["fc2.weight"])
+
+
+def test_the_record_says_how_new_the_vectors_are_and_how_good_before_fine_tuning():
+    record = build(PFedGPA(**QUICK)).fit(2, quiet=True).records[-1]
+    notes = record["notes"]
+    assert list(notes) == ["reconstruction", "distances"] and 0.9 < notes["reconstruction"] <= 1
+    assert all(len(values) == 4 for values in notes["distances"].values())
+    assert len(record["untuned"]) == 4 and 0 <= record["untuned_accuracy"] <= 1
+    assert "untuned" not in build(PFedGPA(**QUICK, ft_epochs=None)).fit(2, quiet=True).records[0]
+
+
+def test_own_uploads_are_no_news():
+    notes = build(PFedGPA(generate="own")).fit(2, quiet=True).records[-1]["notes"]["distances"]
+    assert max(notes["generated_to_nearest"]) < 1e-4 < min(notes["nearest_upload"])
+
+
+def test_without_fine_tuning_both_accuracies_are_one():
+    tuned = build(PFedGPA(generate="own_mean")).fit(2, quiet=True).records[-1]
+    plain = build(PFedGPA(generate="own_mean", ft_epochs=0)).fit(2, quiet=True).records[-1]
+    assert plain["personal"] == tuned["untuned"] == plain["untuned"]
+
+
+@pytest.mark.parametrize("way", ["reconstruct", "direct", "neighbours", "shrink", "noise", "own_mean"])
+def test_every_way_makes_finite_models(way):
+    standing = build(PFedGPA(**QUICK, generate=way)).fit(2, quiet=True).standing
+    for state in standing.server["personal"].values():
+        assert all(bool(value.isfinite().all()) for value in state.values())
+
+
+def test_the_online_mode_generates_in_every_round_after_the_warm_up():
+    method = PFedGPA(**QUICK, mode="online", warmup=1, online_steps=3)
+    records = build(method).fit(3, quiet=True).records
+    assert ["distances" in record["notes"] for record in records] == [False, True, True]
+
+
+def test_a_broken_upload_never_reaches_the_buffer():
+    fed = build(PFedGPA(generate="own"))
+    standing, ctx = fed.begin(2), fed.context(0, 2)
+    broken = {name: torch.full_like(value, torch.nan) for name, value in fed.initial.items()}
+    outcomes = [Outcome(0, 5, {"model": fed.initial}, {}, 0.0), Outcome(1, 5, {"model": broken}, {}, 0.0)]
+    uploads, refused = receive(outcomes, fed.initial)
+    assert refused == {"1": "holds values that are not finite"}
+    server = fed.method.merge(standing.server, uploads, [1.0], ctx)
+    assert Buffer(**server["buffer"]).owners == [0]
+
+
+def test_too_few_uploads_are_refused_before_the_first_round():
+    with pytest.raises(BadInput, match="fitted to 2 uploads, but it needs at least 3"):
+        build(PFedGPA(buffer_rounds=1), cohort=2).fit(1, quiet=True)
+
+
+def test_too_few_sound_uploads_leave_clients_with_their_own():
+    fed = build(PFedGPA(buffer_rounds=1))
+    uploads = receive([Outcome(2, 5, {"model": fed.initial}, {}, 0.0)], fed.initial)[0]
+    server = fed.method.merge(fed.begin(1).server, uploads, [1.0], fed.context(0, 1))
+    assert same(server["personal"]["2"], take(fed.initial, fed.units.parameters))
+
+
+def test_a_slice_without_layers_is_refused():
+    with pytest.raises(BadInput, match="slice names no layer 'fc7'"):
+        build(PFedGPA(slice="fc7"))
+
+
+# Newcomers ------------------------------------------------------------------------------------------------------
+
+LATE = {"newcomers": 2, "newcomers_after": 2, "newcomers_classes": 0.0}
+
+
+def test_a_guided_newcomer_talks_as_often_as_asked():
+    run = build(PFedGPA(fit_steps=5, guide_turns=3, generate="own"), **LATE).fit(3, quiet=True)
+    model = 4 * sum(run.federation.units.sizes.values())
+    assert run.summary["arrival_bytes"] == 4 * model  # the first model, and three after guidance
+    assert "guest" not in run.standing.server and "generator" in run.standing.server
+
+
+@pytest.mark.parametrize(("start", "models"), [("model", 1), ("random", 1), ("nearest", 2)])
+def test_other_starts_of_newcomers(start, models):
+    fed = build(PFedGPA(newcomer=start, generate="own"), **LATE)
+    *_, (_, standing) = fed.play(2)
+    ctx = fed.context(2, 3)
+    arrived, record = fed.arrive(standing, ctx)
+    assert record["arrival_bytes"] == models * 4 * sum(fed.units.sizes.values())
+    got = fed.method.download(arrived.server, 4, ctx)["model"]
+    if start == "random":
+        assert same(got, fed.initial)
+    elif start == "model":
+        assert same(got, standing.server["model"])
+    else:
+        mine = torch.cat([value.flatten() for value in got.values()])
+        assert float((last_uploads(standing) - mine).norm(dim=1).min()) < 1e-4
+
+
+def test_guidance_without_any_upload_is_the_first_model():
+    fed = build(PFedGPA())
+    _, payload, done = fed.method.welcome(fed.begin(2).server, {}, fed.context(0, 2))
+    assert done and same(payload["model"], fed.initial)
+
+
+def test_a_newcomer_with_another_architecture_is_refused():
+    fed = build(PFedGPA(fit_steps=3, generate="own"))
+    *_, (_, standing) = fed.play(2)
+    ctx = fed.context(2, 2)
+    server, payload, done = fed.method.welcome(standing.server, {}, ctx)
+    assert not done
+    name = fed.units.parameters[0]
+    wrong = {**payload["model"], name: torch.zeros(3, 3)}
+    with pytest.raises(BadInput, match=f"for '{name}' instead of .* same architecture"):
+        fed.method.welcome(server, {"model": wrong}, ctx)
+    with pytest.raises(BadInput, match="must answer"):
+        fed.method.welcome(server, {}, ctx)
+
+
+def test_the_generator_in_the_checkpoint_is_the_one_that_was_fitted(tmp_path):
+    run = build(PFedGPA(**QUICK)).fit(2, out=tmp_path / "run", quiet=True)
+    kept = run.folder.restore("cpu")[1]
+    method, own = run.federation.method, last_uploads(run.standing)
+    known, _ = method.material(Buffer(**kept["buffer"]))
+    generator = Generator.of(kept["generator"], method.sized(own.device))
+    assert generator.reconstruct(known.latest()).shape == own.shape
+    assert same(kept["personal"], run.standing.server["personal"])

@@ -1,0 +1,109 @@
+"""A Flower grid without a network: messages go straight to sites in this process."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+from flwr.app import Error, Message
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedhelix import Federation
+from fedhelix.deploy.post import Post, contents, envelope
+from fedhelix.deploy.roster import Roster
+from fedhelix.deploy.server import deployed
+from fedhelix.deploy.site import Site
+from fedhelix.deploy.terms import Terms
+from fedhelix.federation import Run
+from fedhelix.runs.config import Plan
+
+Answer = Callable[[bytes], "bytes | Late | Exception | None"]
+
+
+class Late(bytes):
+    """An answer that is held back until somebody says `deliver`."""
+
+
+class Nearby(Grid):
+    """Nodes are functions from letter to letter; None is silence, an exception is a client that crashed."""
+
+    def __init__(self, *answers: Answer):
+        self.answers: dict[int, Answer] = dict(enumerate(answers, start=101))
+        self.names: dict[int, str] = {}  # registered with a key
+        self.activated: dict[int, str] = {}
+        self.waiting: list[Message] = []
+        self.held: list[Message] = []
+        self._ids = itertools.count()
+        TaskIdentity.task_id = TaskIdentity.run_id = 1
+        TaskIdentity.node_id = 1
+
+    run = None
+
+    def set_run(self, run):
+        """There is but one."""
+
+    def create_message(self, *args, **more):
+        raise NotImplementedError
+
+    def get_node_ids(self):
+        return list(self.answers)
+
+    def get_nodes(self):
+        return [
+            NodeInfo(node_id=node, name=self.names.get(node), last_activated_at=self.activated.get(node, "1"))
+            for node in self.answers
+        ]
+
+    def push_messages(self, messages):
+        keys = []
+        for message in messages:
+            keys.append(f"message-{next(self._ids)}")
+            message.metadata.__dict__["_message_id"] = keys[-1]
+            answer = self.answers[message.metadata.dst_node_id](contents(message))
+            if isinstance(answer, Exception):
+                self.waiting.append(Message(Error(code=0, reason=str(answer)), reply_to=message))
+            elif answer is not None:
+                place = self.held if isinstance(answer, Late) else self.waiting
+                place.append(Message(envelope(bytes(answer)), reply_to=message))
+        return keys
+
+    def deliver(self):
+        """Let go of the answers that were held back."""
+        self.waiting, self.held = self.waiting + self.held, []
+
+    def pull_messages(self, message_ids):
+        wanted = set(message_ids)
+        found = [message for message in self.waiting if message.metadata.reply_to_message_id in wanted]
+        self.waiting = [message for message in self.waiting if message not in found]
+        return found
+
+    def send_and_receive(self, messages, *, timeout=None):
+        raise NotImplementedError
+
+
+class Neighbourhood:
+    """Sites in this process, and the server's side of a deployment with them."""
+
+    def __init__(self, folder: Path, sites: int, data: str | list[str] = "digits", **terms):
+        self.folder = folder
+        sources = [data] * sites if isinstance(data, str) else data
+        self.sites = [Site(f"site-{n}", source, folder / "kept") for n, source in enumerate(sources)]
+        self.grid = Nearby(*(site.answer for site in self.sites))
+        self.terms = Terms(**{"deadline": 60.0, "patience": 60.0, **terms})
+
+    def federation(self, plan: Plan, experiment: str = "experiment") -> Federation:
+        """As the server app makes it."""
+        post = Post(self.grid, self.terms)
+        roster = Roster(self.folder / "sites.json", plan.config.clients)
+        if not roster.cards:
+            post.gather(self.terms.begin or plan.config.clients)
+            roster.enrol(post.cards, post.connected)
+        return deployed(plan, post, roster, experiment)
+
+    def play(self, plan: Plan, **more) -> Run:
+        """A whole run."""
+        config = plan.config
+        return self.federation(plan).fit(config.rounds, eval_every=config.eval_every, quiet=True, **more)

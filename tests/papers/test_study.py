@@ -1,0 +1,90 @@
+import json
+
+import pytest
+
+from fedhelix.errors import BadInput
+from fedhelix.papers import STUDIES
+from fedhelix.papers.study import Cell, Finished, Study, add_measure, best_on_test, folder_name, rounds_to, spread
+from fedhelix.papers.tables import grid, markdown
+from fedhelix.runs.config import make_plan
+
+SMALL = {"clients": 5, "cohort": 3, "rounds": 2, "epochs": 1, "model": "linear", "eval_every": 1}
+
+
+def small() -> Study:
+    def cells(scale):
+        return [
+            Cell("FedAvg", "digits", "fedavg", SMALL, {"best": 50.0}),
+            Cell("GenFed", "digits", "genfed", {**SMALL, "validation_size": 60.0}),
+        ]
+
+    return Study("small", "A small study", cells, {"best": best_on_test}, {"quick": 2, "gpu": 1, "paper": 1})
+
+
+def test_a_study_runs_its_cells_once(tmp_path):
+    study = small()
+    report = study.run("quick", tmp_path, {"device": "cpu"}, quiet=True)
+    assert report["complete"] and report["seeds"] == [0, 1]
+    first, second = report["cells"]
+    assert first["best"]["paper"] == 50.0 and second["best"]["paper"] is None
+    assert first["best"]["mean"] == pytest.approx(sum(first["best"]["by_seed"]) / 2)
+    assert [len(seed) for seed in first["accuracy_curve"]["by_seed"]] == [2, 2]
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")}
+    assert len(files) == 4
+    again = study.run("quick", tmp_path, {"device": "cpu"}, quiet=True)
+    assert again == report
+    assert files == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")}
+    json.dumps(report, allow_nan=False)
+
+
+def test_one_row_can_be_run_alone_and_the_time_can_be_up(tmp_path):
+    report = small().run("quick", tmp_path, {}, minutes=0, only=["FedAvg"], quiet=True)
+    assert not report["complete"]
+    assert [(cell["row"], cell["runs"]) for cell in report["cells"]] == [("FedAvg", 0)]
+    with pytest.raises(BadInput, match="FedAgv"):
+        small().run("quick", tmp_path, {}, only=["FedAgv"])
+
+
+def test_folders_follow_from_what_is_run_and_not_from_where():
+    names = {folder_name(make_plan("fedavg", {**SMALL, **more})) for more in ({}, {"device": "cpu"}, {"workers": 2})}
+    assert len(names) == 1
+    assert folder_name(make_plan("fedavg", {**SMALL, "lr": 0.3})) not in names
+
+
+def finished(accuracies, column="digits"):
+    records = [{"round": 2 * (t + 1), "accuracy": value} for t, value in enumerate(accuracies)]
+    return Finished(Cell("row", column, "fedavg"), records, {})
+
+
+def test_measures_by_hand():
+    run = finished([0.5, 0.8, 0.7])
+    assert best_on_test(run) == 80
+    assert rounds_to(70)(run) == 4
+    assert rounds_to({"digits": 81})(run) is None
+    assert spread([1.0, 3.0]) == {"mean": 2.0, "se": 1.0}
+    assert spread([1.0, None]) == {"mean": None, "se": None}
+    assert spread([4.0]) == {"mean": 4.0, "se": None}
+
+
+def test_cells_are_compared_seed_by_seed():
+    cells = [
+        {"row": row, "column": "c", "runs": 2, "best": {"by_seed": values, **spread(values), "paper": None}}
+        for row, values in (("a", [10.0, 20.0]), ("b", [5.0, 8.0]))
+    ]
+    report = {"measures": ["best"], "cells": cells, "title": "t"}
+    add_measure(
+        report, "loss", lambda _, other: other["row"] == "a", lambda mine, its: mine - its, "best", {("b", "c"): -3.0}
+    )
+    assert cells[1]["loss"]["by_seed"] == [-5.0, -12.0]
+    assert grid(report, "loss") == (["", "c"], [["a", "0 ± 0"], ["b", "-8.50 ± 3.50 (-3)"]])
+    assert markdown(report, "best").splitlines()[1] == "| --- | ---: |"
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)
+@pytest.mark.parametrize("scale", ["quick", "gpu", "paper"])
+def test_every_cell_of_every_study_is_a_plan(study, scale, tmp_path):
+    plans = study.plans(scale, tmp_path, {}, seeds=1)
+    places = [(cell.row, cell.column) for cell, _ in plans]
+    assert len(set(places)) == len(places)
+    assert all(len(runs) == 1 for _, runs in plans)
+    assert {name for cell, _ in plans for name in cell.paper} <= set(study.measures)

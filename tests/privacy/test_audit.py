@@ -1,0 +1,55 @@
+"""Audits of methods and runs through the command line."""
+
+import json
+
+import pytest
+
+from fedhelix.privacy.settings import Audit
+from fedhelix.privacy.victim import Victim
+
+QUICK = ["--set", "data=digits", "--set", "images=1", "--set", "restarts=1", "--set", "steps=3"]
+
+
+def test_what_is_attacked_is_what_is_uploaded():
+    asked = Audit(data="digits", model="digits-cnn")
+    everything = Victim.of("fedavg", asked)
+    assert everything.sent == list(everything.federation.units.parameters)
+    assert Victim.of("partialfed", asked).sent == ["conv1.weight", "conv1.bias", "conv2.weight", "conv2.bias"]
+    gene = Victim.of("gene-fl", asked)
+    sizes = gene.federation.units.sizes
+    assert 0 < sum(sizes[name] for name in gene.sent) <= 0.25 * sum(sizes.values())
+
+
+def test_an_audit_leaves_a_picture_and_its_figures(cli, tmp_path):
+    found = cli("audit", "idlg", "fedavg", "gene-fl", *QUICK, "-o", "side.png")
+    assert found.code == 0, found.err
+    assert "insider" in found.out and "fedavg + noise" in found.out
+    assert (tmp_path / "side.png").read_bytes().startswith(b"\x89PNG")
+    rows = json.loads((tmp_path / "side.json").read_text())["rows"]
+    names = [(row["method"], row["attacker"]) for row in rows]
+    assert names == [
+        (method, who) for method in ("fedavg", "fedavg + noise", "gene-fl") for who in ("outsider", "insider")
+    ]
+    assert rows[0]["seen"] == 1 and rows[0]["labels"] in (0, 1) and rows[4]["labels"] is None
+
+
+def test_a_run_can_be_audited(cli):
+    assert cli("run", "fedper", "--rounds", 1, "--clients", 4, "--model", "digits-cnn", "--out", "run").code == 0
+    found = cli("audit", "idlg", "run", *QUICK, "--json")
+    assert found.code == 0, found.err
+    assert json.loads(found.out)["rows"][0]["method"] == "fedper"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["dlg", "fedavg"], "unknown attack 'dlg'"),
+        (["idlg", "local"], "local uploads no parameters"),
+        (["idlg", "fedavg", "-o", "x.jpg"], "must be a .png"),
+        (["idlg", "fedavg", "--set", "images=0"], "images must be at least 1"),
+        (["idlg", "fedavg", "--set", "images"], "--set takes KEY=VALUE"),
+    ],
+)
+def test_mistakes_get_one_sentence(cli, words, sentence):
+    found = cli("audit", *words, "--set", "data=digits")
+    assert found.code == 2 and sentence in found.err and len(found.err.splitlines()) == 1

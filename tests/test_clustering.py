@@ -1,0 +1,78 @@
+"""Clusters around methods: each is a federation of its own."""
+
+import pytest
+import torch
+
+from fedhelix import BadInput, Clustered, FedAvg, FedPer, GeneFL, GenFed, Median, load
+from helpers import close, same, small
+
+DIGITS = load("digits").subsample(400, 200)
+
+
+def build(method, **more):
+    return small(method, **{"data": DIGITS, "partition": "shard:3", "model": "digits-cnn"} | more)
+
+
+def test_one_cluster_is_the_method_itself():
+    plain, one = (build(method).fit(2, quiet=True) for method in (FedAvg(), Clustered(FedAvg(), clusters=1)))
+    assert same(plain.standing.server, one.standing.server["parts"]["0"])
+    assert plain.records[-1]["accuracy"] == one.records[-1]["accuracy"]
+
+
+def test_every_cluster_is_the_mean_of_its_own_members():
+    run = build(Clustered(FedAvg(), clusters=3), cohort=6).fit(1, quiet=True)
+    fed, server = run.federation, run.standing.server
+    members = server["member"].tolist()
+    assert sorted(set(members)) == [0, 1, 2]
+    for k in range(3):
+        mine = [i for i in range(6) if members[i] == k]
+        alone = build(FedAvg(), cohort=6)
+        jobs = alone._jobs(alone.begin(1), mine, alone.context(0, 1))
+        outcomes = alone.engine.work([job._replace(round=0) for job in jobs])
+        sizes = torch.tensor([float(outcome.samples) for outcome in outcomes])
+        mean = {
+            name: sum(
+                size * outcome.upload["model"][name]
+                for size, outcome in zip(sizes / sizes.sum(), outcomes, strict=True)
+            )
+            for name in fed.units.names
+        }
+        assert close(server["parts"][str(k)]["model"], mean, 1e-5)
+
+
+def test_a_cluster_without_participants_keeps_its_model():
+    run = build(Clustered(FedAvg(), clusters=3), cohort=1).fit(1, quiet=True)
+    fed, server = run.federation, run.standing.server
+    busy = str(int(server["member"][run.records[0]["participants"][0]]))
+    for k, part in server["parts"].items():
+        assert same(part["model"], fed.initial) == (k != busy)
+
+
+def test_what_clients_tell_is_counted_and_noted():
+    run = build(Clustered(FedPer(), clusters=2, vectors=3)).fit(2, quiet=True)
+    first, second = run.records
+    assert first["other_bytes"] == 6 * 64 * 3 * 4 and second["other_bytes"] == 0
+    assert first["notes"]["clusters"].keys() == first["notes"]["positions"].keys() == {str(i) for i in range(6)}
+    assert second["notes"]["clusters"].keys() == {str(i) for i in second["participants"]}
+    assert "positions" not in second["notes"]
+
+
+def test_newcomers_join_a_cluster():
+    run = build(Clustered(FedAvg(), clusters=2), newcomers=3, newcomers_after=1).fit(2, quiet=True)
+    server = run.standing.server
+    assert len(server["member"]) == len(server["prints"]) == 9
+    assert run.records[1]["notes"]["clusters"].keys() >= {"6", "7", "8"}
+
+
+def test_mistakes():
+    with pytest.raises(BadInput, match="6 clients cannot form 7 clusters"):
+        build(Clustered(FedAvg(), clusters=7)).fit(1, quiet=True)
+    with pytest.raises(BadInput, match="singular vectors"):
+        build(GeneFL(clusters=2, vectors=60)).fit(1, quiet=True)
+    with pytest.raises(BadInput, match="gene-fl needs a convolution or a linear layer below the last one"):
+        build(GeneFL(), model="linear")
+    with pytest.raises(BadInput, match="gene_gamma_min is 9"):
+        build(GeneFL(gene_budget=0, gene_gamma_min=9))
+    for method in (GenFed(Clustered(FedAvg())), Median(GeneFL())):
+        with pytest.raises(BadInput, match=f"{method.name} must stand inside of"):
+            build(method, validation_size=0.1)
