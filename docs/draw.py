@@ -49,6 +49,11 @@ SKETCHES = {
     "fedlg": Sketch("stsst", "mean of chosen\nlayers", "train; the rest\nis its own"),
     "fedlp": Sketch("mmmmm", "each layer: mean of\nthose who sent it", "train; send each\nlayer by chance"),
     "fedau": Sketch("ttttt", "weights: rounds between\na client's visits", "train"),
+    "fedlps": Sketch("ftttt", "each channel: mean of\nthose who kept it", "send the strongest\nchannels"),
+    "pfedhn": Sketch("ttttt", "a hypernetwork makes\neach client's model", "train"),
+    "clustered": Sketch("ttttt", "one model\nper cluster", "tell once how its\ndata lie; train"),
+    "gene-fl": Sketch("sttss", "per cluster: mean\nof the genes", "train, pulled to the\ncluster; send the gene"),
+    "pfedgpa": Sketch("ttttt", "generate a model for\neach from all uploads", "train; fine-tune\nwhat was generated"),
     "fedumf": Sketch("ttttt", "mean of the models", "who waits trains too,\nand starts ahead", "sssss"),
 }
 
@@ -98,7 +103,7 @@ def exchange(sketch: Sketch, path: Path) -> None:
     words = {
         "travels": "travels",
         "stays": "stays with its client",
-        "frozen": "frozen as drawn",
+        "frozen": "frozen",
         "sometimes": "by chance",
     }
     for number, kind in enumerate(used):
