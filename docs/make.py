@@ -74,6 +74,20 @@ def gpu() -> str:
     return table(["workload", "plain loop, s per round", "batched, s per round", "ratio"], rows)
 
 
+def cpu() -> str:
+    """The CPU race."""
+    found = result("speed-cpu-w2")["W2"]
+    names = {
+        "fedhelix": "fedhelix, `parallel`, two workers",
+        "pfl": "pfl 0.6 in its best setting: two processes, oneDNN off",
+    }
+    rows = []
+    for key, words in names.items():
+        seconds, memory = found["seconds_per_round"][key]["median"], found["peak_memory_MiB"][key]["pss"]
+        rows.append([words, f"{seconds:.2f}", f"{memory:.0f}"])
+    return table(["contestant", "s per round", "memory, MiB"], rows)
+
+
 def dashboard() -> str:
     """What the dashboard bears."""
     found = result("dashboard")
@@ -232,8 +246,8 @@ CLAIMS: list[tuple[str, str, tuple[str, str, str], tuple[str, str, str], float]]
 ]
 
 PARTS: dict[str, Callable[..., str]] = {
-    "table1": table1, "gpu": gpu, "dashboard": dashboard, "choosing": choosing, "options": options, "results": results,
-    "study": study, "audit": audit, "claims": claims,
+    "table1": table1, "gpu": gpu, "cpu": cpu, "dashboard": dashboard, "choosing": choosing, "options": options,
+    "results": results, "study": study, "audit": audit, "claims": claims,
 }  # fmt: skip
 
 
