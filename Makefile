@@ -4,13 +4,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= runs/demo
 
-.PHONY: help demo demo-deploy test lint clean
+.PHONY: help demo demo-deploy test lint docs clean
 
 help:
 	@echo "make demo   install into $(VENV) and compare four methods on the embedded data (about a minute)"
 	@echo "make demo-deploy  install Flower too; a server and three sites on this machine, compared with the simulation"
 	@echo "make test   install into $(VENV) and run the tests"
 	@echo "make lint   formatting, lint and types"
+	@echo "make docs   the site with all documentation, in build/site"
 	@echo "make clean  remove $(VENV) and what the tools leave behind"
 
 $(BIN)/python:
@@ -25,7 +26,7 @@ $(VENV)/.deployment: $(VENV)/.runtime
 	@touch $@
 
 $(VENV)/.development: $(VENV)/.runtime
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,flower]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,flower,report,track,docs]"
 	@touch $@
 
 demo: $(VENV)/.runtime
@@ -43,6 +44,10 @@ lint: $(VENV)/.development
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: $(VENV)/.development
+	$(BIN)/python docs/make.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

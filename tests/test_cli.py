@@ -36,7 +36,8 @@ def test_a_run_leaves_a_folder_and_prints_one_line(cli, tmp_path):
     assert found["method"] == "fedprox" and found["rounds"] == "2"
     folder = tmp_path / found["folder"]
     assert folder == tmp_path / "runs" / "fedprox-digits-seed3"
-    assert {path.name for path in folder.iterdir()} == {"config.toml", "metrics.jsonl", "summary.json", "checkpoint"}
+    files = {"config.toml", "clients.json", "metrics.jsonl", "summary.json", "checkpoint"}
+    assert {path.name for path in folder.iterdir()} == files
     config = RunFolder.open(folder).config
     assert config["method"] == {"name": "fedprox", "mu": 0.5} and config["seed"] == 3
     assert config["versions"]["fedhelix"] == __version__

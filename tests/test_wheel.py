@@ -30,5 +30,6 @@ def test_the_wheel_runs_outside_the_source_tree(tmp_path):
     words = ["run", "fedavg", "--rounds", 1, "--clients", 4, "--model", "linear", "--out", "mine"]
     out = run(sys.executable, "-c", program, *words, cwd=elsewhere, env={**os.environ, "PYTHONPATH": str(place)})
     assert Path(out.splitlines()[0]) == place / "fedhelix" / "__init__.py"
+    assert (place / "fedhelix" / "report" / "static" / "app.js").exists()
     assert (place / "fedhelix" / "py.typed").exists() and (place / "bin" / "fedhelix").exists()
     assert (elsewhere / "mine" / "summary.json").exists()

@@ -1,4 +1,4 @@
-"""The command line: run, resume, compare, methods, data; up, site and deploy for real machines."""
+"""The command line. Commands that look at runs come from `report`, those for real machines from `deploy`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from rich.table import Table
 from fedhelix import METHODS, __version__, models
 from fedhelix.blame import culprit, described
 from fedhelix.data import available
-from fedhelix.deploy import commands, submit
+from fedhelix.deploy import commands as sites
+from fedhelix.deploy import submit
 from fedhelix.deploy.terms import Terms
 from fedhelix.errors import BadInput, EngineFailure
 from fedhelix.progress import human_bytes, human_seconds
 from fedhelix.registry import layers
-from fedhelix.report.plots import comparison_plot
-from fedhelix.report.tables import comparison, render
+from fedhelix.report import commands as views
 from fedhelix.runs import jobs
 from fedhelix.runs.config import Config, layered, make_plan
 from fedhelix.runs.presets import PRESETS
@@ -50,6 +50,7 @@ DEBUG = "FEDHELIX_DEBUG"  # set: exceptions in a method's hooks come with their 
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")]
+Track = Annotated[str | None, typer.Option(help="Write every round there too: tensorboard or mlflow.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder itself (default: a new one in runs/).")]
 
 TERMS = "How patient the server is: " + "; ".join(
@@ -105,6 +106,7 @@ def run(
         str, typer.Argument(help="A name from `fedhelix methods`, a pair such as genfed+fedau, or your own FILE.py.")
     ],
     out: Out = None,
+    track: Track = None,
     as_json: Json = False,
     quiet: Quiet = False,
     values: Any,
@@ -117,13 +119,14 @@ def run(
     plan = make_plan(method, values)
     folder = out or jobs.free_folder(f"{plan.label}-{plan.config.data}-seed{plan.config.seed}")
     with resumable(folder):
-        done = jobs.start(plan, folder, quiet=quiet or None)
+        done = jobs.start(plan, folder, quiet=quiet or None, track=track)
     show_run(folder, done.summary, as_json)
 
 
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="A run folder, or a folder made by `fedhelix compare`.")],
+    track: Track = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -133,11 +136,11 @@ def resume(
     """
     with resumable(folder):
         if jobs.is_comparison(folder):
-            show_comparison(folder, jobs.resume_comparison(folder, quiet or None), as_json)
+            show_comparison(folder, jobs.resume_comparison(folder, quiet or None, track), as_json)
             return
         if RunFolder.open(folder).rounds_saved == 0:
             print("fedhelix: there is no checkpoint yet; the run starts again from its first round.", file=sys.stderr)
-        done = jobs.resume(folder, quiet=quiet or None)
+        done = jobs.resume(folder, quiet=quiet or None, track=track)
     show_run(folder, done.summary, as_json)
 
 
@@ -148,6 +151,7 @@ def compare(
     methods: Annotated[list[str], typer.Argument(metavar="METHOD...", help="Two or more methods.")],
     seeds: Annotated[int, typer.Option(help="Repetitions, with seeds counted up from --seed.")] = 1,
     out: Out = None,
+    track: Track = None,
     as_json: Json = False,
     quiet: Quiet = False,
     values: Any,
@@ -161,7 +165,7 @@ def compare(
     """
     folder = out or jobs.free_folder("compare-" + "-".join(make_plan(name, values).label for name in methods)[:60])
     with resumable(folder):
-        folders = jobs.compare(methods, values, seeds, folder, quiet or None)
+        folders = jobs.compare(methods, values, seeds, folder, quiet or None, track=track)
     show_comparison(folder, folders, as_json)
 
 
@@ -305,12 +309,12 @@ def show_models() -> None:
     console.print(table)
 
 
-app.command()(commands.up)
-app.command()(commands.site)
+app.command()(sites.up)
+app.command()(sites.site)
 deploy = typer.Typer(help="Train across real machines, on Flower.", no_args_is_help=True)
-deploy.command()(commands.keys)
-deploy.command()(commands.admit)
-deploy.command()(commands.serve)
+deploy.command()(sites.keys)
+deploy.command()(sites.admit)
+deploy.command()(sites.serve)
 app.add_typer(deploy, name="deploy")
 
 
@@ -321,8 +325,8 @@ def deploy_run(
     method: Annotated[str, typer.Argument(help="A name from `fedhelix methods`, or a pair such as genfed+fedau.")],
     out: Out = None,
     term: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help=TERMS)] = None,
-    superlink: commands.Superlink = None,
-    folder: commands.Folder = commands.FOLDER,
+    superlink: sites.Superlink = None,
+    folder: sites.Folder = sites.FOLDER,
     as_json: Json = False,
     quiet: Quiet = False,
     values: Any,
@@ -331,7 +335,7 @@ def deploy_run(
 
     The number of clients is the number of sites that `fedhelix up` started, or --clients.
     """
-    control, note = commands.deployment(superlink, folder)
+    control, note = sites.deployment(superlink, folder)
     plan = make_plan(method, {**note, **values})
     out = out or jobs.free_folder(f"{plan.method.label}-{plan.config.data}-deployed")
     with resumable(out, "deploy resume"):
@@ -342,13 +346,13 @@ def deploy_run(
 @deploy.command("resume")
 def deploy_resume(
     run: Annotated[Path, typer.Argument(help="A run folder that `fedhelix deploy run` made.")],
-    superlink: commands.Superlink = None,
-    folder: commands.Folder = commands.FOLDER,
+    superlink: sites.Superlink = None,
+    folder: sites.Folder = sites.FOLDER,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Continue a run across sites that was stopped, from its last finished round."""
-    control, _ = commands.deployment(superlink, folder)
+    control, _ = sites.deployment(superlink, folder)
     with resumable(run, "deploy resume"):
         done = submit.play(control, RunFolder.open(run), quiet or None)
     show_run(run, done, as_json)
@@ -401,6 +405,9 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
 
 def show_comparison(folder: Path, folders: list[RunFolder], as_json: bool) -> None:
     """The result of a comparison: a table here, a picture in the folder."""
+    from fedhelix.report.plots import comparison_plot  # slow to import, and of use only here
+    from fedhelix.report.tables import comparison, render
+
     table = comparison(folders)
     picture = folder / "comparison.png"
     comparison_plot(folders, picture)
@@ -410,6 +417,10 @@ def show_comparison(folder: Path, folders: list[RunFolder], as_json: bool) -> No
     wide = console if console.is_terminal else Console(width=160)
     wide.print(render(table))
     console.print(f"picture: {picture}\nruns:    {folder}", highlight=False)
+
+
+for command in views.COMMANDS:
+    app.command()(command)
 
 
 @app.callback(invoke_without_command=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -32,11 +33,13 @@ from fedhelix.progress import Progress
 from fedhelix.records import Record, summarise
 from fedhelix.store import RunFolder
 from fedhelix.task import Loss, Metric, task_for
+from fedhelix.track import Tracker, check_tracker, tracker
 from fedhelix.tree import State, Tree, payload_bytes, to_device
 from fedhelix.units import Units
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 # The keys of a federation, the same for every method.
 SETTINGS = (Training, ServerData, Participation, Newcomers, Attack)
@@ -48,7 +51,7 @@ class Standing:
 
     round: int
     server: Tree
-    own: dict[int, Tree]
+    own: dict[int, Tree] | ChainMap[int, Tree]
     changed: set[int] = field(default_factory=set)  # clients whose state is newer than the last checkpoint
     greeting_bytes: int = 0  # of hellos, replies and welcomes, until the next round has reported them
 
@@ -322,11 +325,21 @@ class Federation:
         quiet: bool | None = None,
         title: str | None = None,
         watch: Callable[[Record], None] | None = None,
+        track: str | None = None,
+        client_state: Literal["memory", "disk"] = "memory",
     ) -> Run:
         """Train for some rounds with live progress; with `out`, into a run folder that can be resumed.
 
         `watch` sees every new record once it is kept; it may raise KeyboardInterrupt to stop after that round.
+        With `track` ("tensorboard" or "mlflow") every record goes there too. With `client_state="disk"` what clients
+        keep lies in the run folder and is read when they are sampled, however many there are.
         """
+        if client_state == "disk" and out is None:
+            raise BadInput("clients' state on disk needs a run folder; give fit an out.")
+        if track is not None:
+            check_tracker(track)
+            if out is None:
+                raise BadInput("tracking needs a run folder; give fit an out.")
         for name, value in (("rounds", rounds), ("eval_every", eval_every), ("checkpoint_every", checkpoint_every)):
             if convert(name, value, int) < 1:
                 raise BadInput(f"{name} must be at least 1, not {value}.")
@@ -344,11 +357,17 @@ class Federation:
                     run.records, run.standing = run.folder.records(), Standing(*restored)
                     if [record["round"] for record in run.records] != list(range(1, run.standing.round + 1)):
                         raise BadInput(f"the metrics.jsonl of '{out}' lacks rounds that its checkpoint has.")
+                run.folder.write_clients(self.census())
+                self.engine.choices.update(run.folder.choices)
             if not run.standing.round:
                 run.standing = self.begin(rounds)
             progress = stack.enter_context(Progress(rounds, title or self.method.label, run.standing.round, quiet))
             for record in run.records:
                 progress.update(record)
+            tracking: Tracker | None = None
+            if track is not None and run.folder is not None:
+                tracking = tracker(track, run.folder.path, run.folder.config, run.standing.round)
+                stack.enter_context(tracking)
             try:
                 for record, standing in self.play(rounds, run.standing, eval_every):
                     run.records.append(record)
@@ -357,6 +376,11 @@ class Federation:
                         run.folder.append(record)
                         if run.standing.round % checkpoint_every == 0 or run.standing.round == rounds:
                             self._checkpoint(run)
+                            if client_state == "disk":
+                                states = run.folder.states(str(self.device))
+                                run.standing.own = ChainMap({}, states)  # type: ignore[arg-type]
+                    if tracking is not None:
+                        tracking.update(record)
                     progress.update(record)
                     if watch is not None:
                         watch(record)
@@ -379,6 +403,7 @@ class Federation:
     def _checkpoint(self, run: Run) -> None:
         if run.folder is not None and run.standing.round:
             own = {client: run.standing.own[client] for client in sorted(run.standing.changed)}
+            run.folder.write_choices(self.engine.choices)
             run.folder.checkpoint(run.standing.round, run.standing.server, own)
             run.standing.changed.clear()
 
@@ -411,6 +436,18 @@ class Federation:
             "engine": f"{self.engine.name} ({self.engine.why})",
         }
 
+    def census(self) -> dict[str, Any]:
+        """Who has what: training samples per client (and class), who is malicious, and whose models are judged."""
+        found: dict[str, Any] = {
+            "samples": [len(split.train) for split in self.splits],
+            "attackers": sorted(self.attackers.ids),
+            "judged": self.judged,
+        }
+        if (classes := self.data.classes) is not None:
+            labels = self.data.y.cpu().numpy()
+            found["classes"] = [np.bincount(labels[split.train], minlength=classes).tolist() for split in self.splits]
+        return found
+
     def __repr__(self) -> str:
         return f"Federation({self.data.name}, {self.clients} clients, {self.method}, seed={self.seed})"
 
@@ -439,6 +476,22 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The figures of the whole run."""
         return summarise(self.records, self.federation.facts(), self.federation.task.name)
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """How fast it learnt, what it sent, and how each client fares; with a path (.png, .svg, .pdf) also as a file.
+
+        `fedhelix plot RUN` draws more: who has what, and what the method noted.
+        """
+        import pandas as pd
+
+        from fedhelix.report import plots, results, style
+
+        config = self.federation.describe(len(self.records))
+        result = results.make("this run", config, self.summary, pd.DataFrame(self.records), self.federation.census())
+        figure = plots.overview(results.grouped([result]))
+        if path is not None:
+            style.save(figure, path)
+        return figure
 
     def model(self) -> nn.Module | None:
         """The server's model, if the method has one."""

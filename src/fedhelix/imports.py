@@ -1,7 +1,8 @@
-"""Python files of the user's, which lie anywhere and are run as modules."""
+"""Modules that may be missing, and Python files of the user's, which lie anywhere and are run as modules."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from operator import attrgetter
@@ -12,6 +13,15 @@ from fedhelix.errors import BadInput
 
 IMPORTED: dict[str, str] = {}
 """The files so far, by the names of their modules."""
+
+
+def from_extra(module: str, extra: str) -> Any:
+    """A module that only an extra installs."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        needed = module.partition(".")[0]
+        raise BadInput(f"this needs {needed}; install it with: pip install 'fedhelix[{extra}]'.") from None
 
 
 def import_file(path: str) -> str:

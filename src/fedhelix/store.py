@@ -1,8 +1,10 @@
 """A run is a folder of plain files that survives a kill at any moment.
 
     config.toml      what was asked for
+    clients.json     who has what: samples per client and class, and who is malicious
     metrics.jsonl    one record per round
     checkpoint/      the last complete state, from which the run continues
+    choices.json     what the engine chose by timing
     summary.json     the result
     lock             present while a process writes the run
 
@@ -18,7 +20,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FORMAT = 1
+COMPARISON = "comparison.toml"  # the file that makes a folder of runs a comparison
 
 
 class RunFolder:
@@ -102,6 +105,10 @@ class RunFolder:
         return self.path / "summary.json"
 
     @property
+    def _clients_path(self) -> Path:
+        return self.path / "clients.json"
+
+    @property
     def config(self) -> dict[str, Any]:
         """What was asked for, with the number of the folder's format."""
         if not self._config_path.is_file():
@@ -158,6 +165,27 @@ class RunFolder:
         self._lock.acquire()
         write_atomically(self._summary_path, json.dumps(_strict(summary), indent=2, allow_nan=False).encode() + b"\n")
 
+    @property
+    def clients(self) -> dict[str, Any]:
+        """Who has what; empty for a run that has not written it."""
+        return _read_json(self._clients_path) or {}
+
+    def write_clients(self, census: Mapping[str, Any]) -> None:
+        """Write who has what."""
+        self._lock.acquire()
+        write_atomically(self._clients_path, json.dumps(_strict(census), allow_nan=False).encode() + b"\n")
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """What the engine has chosen by timing."""
+        return _read_json(self.path / "choices.json") or {}
+
+    def write_choices(self, choices: Mapping[str, str]) -> None:
+        """Keep what the engine has chosen, so that a resumed run computes as it began."""
+        if choices and choices != self.choices:
+            self._lock.acquire()
+            write_atomically(self.path / "choices.json", json.dumps(dict(choices), indent=1).encode() + b"\n")
+
     def checkpoint(self, round: int, server: Tree, own: Mapping[int, Tree]) -> None:
         """Save the state after a round; `own` holds only the clients that changed since the last checkpoint.
 
@@ -171,10 +199,14 @@ class RunFolder:
         """How many rounds the checkpoint holds."""
         return self._checkpoint.rounds()
 
+    def states(self, device: str = "cpu") -> Mapping[int, Tree]:
+        """The clients' states of the last checkpoint, each of them read when it is asked for."""
+        return _States(self._checkpoint, device)
+
     def restore(self, device: str = "cpu") -> tuple[int, Tree, dict[int, Tree]] | None:
         """The last complete checkpoint as (round, server, own), or None when there is none yet.
 
-        Records of later rounds are removed, because those rounds will be run again.
+        Records of later rounds are removed, because those rounds will be run again. All of it is read and checked.
         """
         self._lock.acquire()
         records = self.records()
@@ -213,9 +245,7 @@ class _Checkpoint:
         manifest = self._manifest()
         if manifest is None:
             return None
-        server = self._read_file(manifest["server"], device)
-        own = {int(client): self._read_file(entry, device) for client, entry in manifest["clients"].items()}
-        return manifest["round"], server, own
+        return manifest["round"], self._read_file(manifest["server"], device), dict(_States(self, device))
 
     def rounds(self) -> int:
         manifest = self._manifest()
@@ -264,6 +294,24 @@ class _Checkpoint:
                     path.unlink(missing_ok=True)
 
 
+class _States(Mapping[int, Tree]):
+    """The clients' states of a checkpoint, read one by one; good until the next checkpoint is written."""
+
+    def __init__(self, checkpoint: _Checkpoint, device: str) -> None:
+        self.checkpoint, self.device = checkpoint, device
+        manifest = checkpoint._manifest() or {"clients": {}}
+        self.entries = {int(client): entry for client, entry in manifest["clients"].items()}
+
+    def __getitem__(self, client: int) -> Tree:
+        return self.checkpoint._read_file(self.entries[client], self.device)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
 class _Lock:
     """One writer at a time: a file that names its process, and that counts for nothing once the process is dead."""
 
@@ -301,14 +349,26 @@ class _Lock:
     def _owner(self) -> dict[str, Any] | None:
         """Who holds the lock; None when nobody does, or when the owner is just about to sign."""
         try:
-            owner = json.loads(self.path.read_bytes())
-            return {"pid": int(owner["pid"]), "host": str(owner["host"]), "process": str(owner["process"])}
+            return _signature(self.path.read_bytes())
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError):
             unsigned_for = time.time() - self.path.stat().st_mtime
             dead = {"pid": 0, "host": socket.gethostname(), "process": ""}
             return dead if unsigned_for > self.seconds_to_sign else None
+
+
+def writer_lives(lock: bytes) -> bool:
+    """Whether the process that signed a lock is still there."""
+    try:
+        return _alive(_signature(lock))
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return False
+
+
+def _signature(lock: bytes) -> dict[str, Any]:
+    owner = json.loads(lock)
+    return {"pid": int(owner["pid"]), "host": str(owner["host"]), "process": str(owner["process"])}
 
 
 def _alive(owner: Mapping[str, Any]) -> bool:

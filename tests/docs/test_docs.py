@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 import sys
 import types
@@ -14,8 +15,10 @@ from fedhelix import METHODS, Federation, cli
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-WITH_CODE = ["README.md", "docs/your-own-method.md", "docs/your-own-data.md", "docs/methods.md"]
-WITH_COMMANDS = ["README.md", "docs/your-own-method.md"]
+WITH_CODE = ["README.md", "docs/index.md", "docs/your-own-method.md", "docs/your-own-data.md", "docs/methods.md"]
+WITH_COMMANDS = [
+    "README.md", "docs/index.md", "docs/your-own-method.md", "docs/seeing.md", "docs/privacy.md", "docs/reproducing.md",
+]  # fmt: skip
 
 # A file that a page shows begins with a comment that names it.
 FILE_NAME = re.compile(r"# (\w+\.py)\n")
@@ -75,7 +78,7 @@ def test_commands_run(page, tmp_path, monkeypatch, capsys):
     assert found, f"{page} has no commands"
     for number, words in enumerate(found):
         cheaply = CHEAPLY.get(words[0], [])
-        out = ["--out", f"run-{number}"] if cheaply and "--out" not in words else []
+        out = ["--out", f"runs/run-{number}"] if cheaply and "--out" not in words else []
         monkeypatch.setattr(sys, "argv", ["fedhelix", *words, *cheaply, *out])
         with pytest.raises(SystemExit) as end:
             cli.main()
@@ -99,6 +102,23 @@ def anchors(page: Path) -> set[str]:
     """The names by which headings are linked to on GitHub."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_what_is_generated_is_up_to_date():
+    make = runpy.run_path(str(ROOT / "docs" / "make.py"))
+    stale = [str(page.relative_to(ROOT)) for page, _ in make["stale"]()]
+    assert stale == [], "run `python docs/make.py`"
+
+
+def test_method_pages_have_a_picture_and_generated_parts():
+    pages = sorted((ROOT / "docs" / "methods").glob("*.md"))
+    assert pages
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert page.stem in METHODS, f"there is no method {page.stem}"
+        assert (ROOT / "docs" / "pictures" / "methods" / f"{page.stem}.svg").exists()
+        for part in ("options", "results"):
+            assert f"<!-- made: {part} {page.stem} -->" in text
 
 
 def test_every_method_is_in_the_table():

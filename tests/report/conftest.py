@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from browser import Browser
 
 from fedhelix.store import RunFolder
 
@@ -28,14 +29,21 @@ def make_run(tmp_path: Path) -> Maker:
         metric: str = "accuracy",
         options: dict | None = None,
         data: str = "digits",
+        notes: Callable[[int], dict] | None = None,
+        census: dict | None = None,
+        refused: dict | None = None,
+        name: str | None = None,
     ) -> RunFolder:
-        name = f"{method}-{seed}-{len(list(tmp_path.iterdir()))}"
+        name = name or f"{method}-{seed}-{len(list(tmp_path.iterdir()))}"
         draw = np.random.default_rng([seed, len(method), int(1000 * final)])
         skill = draw.normal(0, 0.08, clients)
         with RunFolder.create(tmp_path / name, {"seed": seed, "method": {"name": method, **(options or {})}}) as folder:
+            if census is not None:
+                folder.write_clients(census)
             personal: list[float] = []
             for round in range(1, rounds + 1):
                 record: dict = {"round": round, "uplink_bytes": int(mib * 2**20), "seconds": 1.5}
+                record |= {"notes": notes(round) if notes else {}, "refused": refused or {}}
                 if evaluated and round % every == 0:
                     level = final * (1 - np.exp(-4 * round / rounds)) + draw.normal(0, 0.006)
                     personal = np.clip(level + skill, 0, 1).tolist()
@@ -55,3 +63,17 @@ def make_run(tmp_path: Path) -> Maker:
         return folder
 
     return make
+
+
+@pytest.fixture(scope="session")
+def one_browser(tmp_path_factory):
+    found = Browser(tmp_path_factory.mktemp("chromium"))
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def browser(one_browser: Browser) -> Browser:
+    """A browser whose console has not complained yet."""
+    one_browser.complaints.clear()
+    return one_browser

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fedhelix.errors import BadInput
-from fedhelix.report.plots import comparison_plot, partition_plot
+from fedhelix.report.insight import partition_plot
+from fedhelix.report.plots import comparison_plot
 
 
 def png_size(path) -> tuple[int, int]:

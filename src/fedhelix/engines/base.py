@@ -40,6 +40,7 @@ class Engine(ABC):
 
     def __init__(self, setup: Setup):
         self.setup = setup
+        self.choices: dict[str, str] = {}  # made by timing; kept with the run, so that resuming it computes alike
         self.missing: Mapping[int, str] = {}  # who did not answer the last call, and why; here everybody does
 
     @abstractmethod

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,24 +15,30 @@ from fedhelix.store import RunFolder
 # What a run is judged by, best first: the model that a client uses, and where there is none, the server's.
 JUDGED_BY = ("personal_accuracy", "personal_score", "accuracy", "score")
 
+# Entries of a config that do not make runs different experiments: who, where and how, but not what.
+NOT_COMPARED = (
+    "format", "versions", "library", "method", "seed", "data_dir", "engine", "device", "workers", "kernels",
+    "eval_every", "checkpoint_every",
+)  # fmt: skip
+
 # Settings that a reader expects to be the same for all methods of a comparison.
 OF_EVERY_METHOD = ("data", "clients")
 
-# What a config.toml holds besides settings that can change a result.
-IRRELEVANT = ("method", "seed", "kernels", "workers", "data_dir", "checkpoint_every", "format", "versions", "library")
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Result:
     """One run: its settings, its records and its summary (empty while the run is unfinished)."""
 
-    folder: RunFolder
+    name: str
     method: str
-    settings: dict[str, Any]
+    options: dict[str, Any]
+    circumstances: dict[str, Any]
     seed: int
     complete: bool
     metrics: pd.DataFrame
     summary: dict[str, Any]
+    config: dict[str, Any]
+    census: dict[str, Any]
 
     def series(self, column: str) -> pd.Series:
         """A column's values where there are any, indexed by round."""
@@ -54,73 +61,131 @@ class Result:
         """The column that this run is judged by; None when no round has been evaluated."""
         return next((column for column in JUDGED_BY if len(self.series(column))), None)
 
-    def client_finals(self) -> list[float]:
+    def clients(self) -> dict[int, list[tuple[int, float]]]:
+        """Every judged client's metric as (round, value) pairs."""
+        found: dict[int, list[tuple[int, float]]] = {}
+        for round, values in self._column("personal", list):
+            judged = self.census.get("judged")
+            ids = judged if isinstance(judged, list) and len(judged) == len(values) else range(len(values))
+            for client, value in zip(ids, values, strict=True):
+                if is_number(value):
+                    found.setdefault(int(client), []).append((round, float(value)))
+        return found
+
+    def client_finals(self) -> dict[int, float]:
         """The metric of every client in the last round that lists them."""
-        if "personal" not in self.metrics:
-            return []
-        lists = [values for values in self.metrics["personal"] if isinstance(values, list) and values]
-        return [float(value) for value in lists[-1] if value is not None] if lists else []
+        return {client: history[-1][1] for client, history in self.clients().items()}
+
+    def notes(self, key: str) -> Iterator[tuple[int, Any]]:
+        """What the method noted under a key, with the round."""
+        for round, notes in self._column("notes", Mapping):
+            if notes.get(key) is not None:
+                yield round, notes[key]
+
+    def refused(self) -> list[tuple[int, str, str]]:
+        """Uploads that were refused: round, client and reason."""
+        return [
+            (round, str(client), str(reason))
+            for round, reasons in self._column("refused", Mapping)
+            for client, reason in reasons.items()
+        ]
+
+    @property
+    def attackers(self) -> frozenset[int]:
+        """The malicious clients."""
+        listed = self.census.get("attackers")
+        return (
+            frozenset(client for client in listed if type(client) is int) if isinstance(listed, list) else frozenset()
+        )
+
+    def _column(self, name: str, kind: Any) -> Iterator[tuple[int, Any]]:
+        """A column of lists or tables, with the round; other values are no use and left out."""
+        if name in self.metrics:
+            for round, value in zip(self.metrics["round"], self.metrics[name], strict=True):
+                if isinstance(value, kind) and value:
+                    yield int(round), value
+
+
+def is_number(value: object) -> bool:
+    """Whether a value from a file is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def read(folder: RunFolder) -> Result:
     """The result of one run, finished or not."""
-    config, summary = folder.config, folder.summary or {}
+    return make(str(folder.path), folder.config, folder.summary or {}, folder.metrics, folder.clients)
+
+
+def make(
+    name: str, config: dict[str, Any], summary: dict[str, Any], metrics: pd.DataFrame, census: dict[str, Any]
+) -> Result:
+    """A result from what a run folder holds."""
     asked_method = config.get("method", {})
     if not isinstance(asked_method, Mapping):
         asked_method = {"name": asked_method}
     asked_options = {key: value for key, value in asked_method.items() if key != "name"}
-    settings: dict[str, Any] = {}
-    for key, value in config.items():
-        if key not in (*IRRELEVANT, *OF_EVERY_METHOD):
-            settings |= value if isinstance(value, Mapping) else {key: value}
-    settings |= summary.get("options", asked_options)
-    settings |= {key: summary[key] for key in OF_EVERY_METHOD if key in summary}
+    circumstances = _circumstances(config) | {key: summary[key] for key in ("data", "clients") if key in summary}
     return Result(
-        folder=folder,
+        name=name,
         method=str(summary.get("method", asked_method.get("name", "unknown"))),
-        settings=settings,
+        options=dict(summary.get("options", asked_options)),
+        circumstances=circumstances,
         seed=int(summary.get("seed", config.get("seed", 0))),
         complete=bool(summary.get("complete", False)),
-        metrics=folder.metrics,
+        metrics=metrics,
         summary=summary,
+        config=config,
+        census=census,
     )
 
 
-def grouped(folders: Sequence[RunFolder]) -> dict[str, list[Result]]:
+def grouped(runs: Sequence[RunFolder | Result]) -> dict[str, list[Result]]:
     """Runs that differ in nothing but the seed, under a label that tells them from the others.
 
     Unfinished runs stand apart: an average of finished and unfinished ones would mean nothing.
     """
-    if not folders:
+    if not runs:
         raise BadInput("there is no run to compare; give at least one run folder.")
-    results = [read(folder) for folder in folders]
+    results = [run if isinstance(run, Result) else read(run) for run in runs]
     groups: dict[str, list[Result]] = {}
     for result in results:
         members = groups.setdefault(_label(result, results), [])
         for twin in members:
             if twin.seed == result.seed:
                 raise BadInput(
-                    f"'{twin.folder.path}' and '{result.folder.path}' are both {result.method} with seed "
-                    f"{result.seed}; compare only one of them."
+                    f"'{twin.name}' and '{result.name}' are both {result.method} with seed {result.seed}; "
+                    "compare only one of them."
                 )
         members.append(result)
     return groups
 
 
+def _circumstances(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that can change a result, besides the method's own options."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if key not in NOT_COMPARED:
+            table = {key: value["name"]} if isinstance(value, Mapping) and "name" in value else value
+            found |= table if isinstance(table, Mapping) else {key: value}
+    return found
+
+
 def _label(result: Result, others: Sequence[Result]) -> str:
     """The method's name, and in brackets only what tells it from other runs of this method or on other data."""
-    kin = [other for other in others if other.method == result.method]
-    keys = dict.fromkeys(key for other in kin for key in other.settings if key not in OF_EVERY_METHOD)
+    mine, kin = _settings(result), [_settings(other) for other in others if other.method == result.method]
+    keys = dict.fromkeys(key for other in kin for key in other if key not in OF_EVERY_METHOD)
     details = [
-        f"{key}={result.settings.get(key, 'auto')}"
-        for key in keys
-        if any(other.settings.get(key) != result.settings.get(key) for other in kin)
+        f"{key}={mine.get(key, 'auto')}" for key in keys if any(other.get(key) != mine.get(key) for other in kin)
     ]
     details += [
         f"{key}={value}"
-        for key, value in result.settings.items()
-        if key in OF_EVERY_METHOD and any(other.settings.get(key, value) != value for other in others)
+        for key, value in mine.items()
+        if key in OF_EVERY_METHOD and any(_settings(other).get(key, value) != value for other in others)
     ]
     if not result.complete:
         details.append("unfinished")
     return f"{result.method} ({', '.join(details)})" if details else result.method
+
+
+def _settings(result: Result) -> dict[str, Any]:
+    return result.circumstances | result.options

@@ -19,7 +19,7 @@ METRICS = ("accuracy", "score", "personal_accuracy", "personal_score", "personal
 AT_BEST = ("personal_accuracy_at_best", "personal_score_at_best")
 
 
-def comparison(folders: Sequence[RunFolder]) -> pd.DataFrame:
+def comparison(folders: Sequence[RunFolder | Result]) -> pd.DataFrame:
     """One row per method, in the order of the folders; the index is the method.
 
     Metrics are those of the last evaluated round (`personal_accuracy_at_best`: of the round that the validation set
@@ -52,7 +52,7 @@ def comparison(folders: Sequence[RunFolder]) -> pd.DataFrame:
 
 def render(table: pd.DataFrame) -> Table:
     """The comparison for the terminal."""
-    headers, rows = _texts(table)
+    headers, rows = texts(table)
     shown = Table(header_style="bold", show_edge=False, pad_edge=False)
     for position, header in enumerate(headers):
         shown.add_column(Text(header), justify="right" if position else "left")
@@ -63,10 +63,24 @@ def render(table: pd.DataFrame) -> Table:
 
 def markdown(table: pd.DataFrame) -> str:
     """The comparison as a Markdown table."""
-    headers, rows = _texts(table)
+    headers, rows = texts(table)
     rule = ["---", *["---:"] * (len(headers) - 1)]
-    lines = [[cell.replace("|", r"\|") for cell in cells] for cells in (headers, rule, *rows)]
+    lines = [[cell.replace("|", r"\|").replace("<", r"\<") for cell in cells] for cells in (headers, rule, *rows)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def latex(table: pd.DataFrame) -> str:
+    """The comparison as a LaTeX table; it needs the package booktabs."""
+    headers, rows = texts(table)
+    lines = [rf"{' & '.join(map(_for_latex, cells))} \\" for cells in (headers, *rows)]
+    head, body = lines[0], "\n".join(lines[1:])
+    columns = "l" + "r" * (len(headers) - 1)
+    return f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n{head}\n\\midrule\n{body}\n\\bottomrule\n\\end{{tabular}}\n"
+
+
+def _for_latex(text: str) -> str:
+    meant = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--"}
+    return "".join(meant.get(char, f"\\{char}" if char in "&%$#_{}" else char) for char in text)
 
 
 def _has(results: Sequence[Result], column: str) -> bool:
@@ -125,7 +139,7 @@ def _columns(table: pd.DataFrame) -> list[tuple[str, str, Callable[[float], str]
     return [column for column in columns if column[0] in table]
 
 
-def _texts(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+def texts(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     """Headers and cells as text."""
     columns = _columns(table)
     headers = ["method", *(header for _, header, _ in columns)]

@@ -22,10 +22,10 @@ from fedhelix.federation import Run, device_of
 from fedhelix.progress import Progress
 from fedhelix.records import Record
 from fedhelix.runs.config import Config, Plan, make_plan, read_plan
-from fedhelix.store import RunFolder
+from fedhelix.store import COMPARISON, RunFolder
+from fedhelix.track import check_tracker
 from fedhelix.tree import write_atomically
 
-COMPARISON = "comparison.toml"
 TOGETHER = 48  # runs in one program: more would not fill a GPU any better
 
 
@@ -57,6 +57,7 @@ def _fit(
     watch: Callable[[Record], None] | None = None,
     engine: Callable[[Setup], Engine] | None = None,
     data: Dataset | None = None,
+    track: str | None = None,
 ) -> Run:
     federation = plan.config.federation(plan.method, engine, data)
     try:
@@ -68,9 +69,11 @@ def _fit(
             config=plan.as_dict() | {"kernels": federation.engine.setup.kernels},
             eval_every=plan.config.eval_every,
             checkpoint_every=plan.config.checkpoint_every,
+            client_state=plan.config.client_state,
             quiet=quiet,
             title=title,
             watch=watch,
+            track=track,
         )
     finally:
         federation.close()
@@ -96,7 +99,11 @@ class Shelf:
 
 
 def run_all(
-    plans: Mapping[Path, Plan], quiet: bool | None = None, minutes: float | None = None, shelf: Shelf | None = None
+    plans: Mapping[Path, Plan],
+    quiet: bool | None = None,
+    minutes: float | None = None,
+    shelf: Shelf | None = None,
+    track: str | None = None,
 ) -> bool:
     """Run every plan into its folder; what is there already is continued or left as it is.
 
@@ -116,9 +123,10 @@ def run_all(
             title += f" ({numbers[-1] + 1}/{len(plans)})"
             if len(group) == 1:
                 plan = left[group[0]]
-                go_on(plan, group[0], quiet, title=title, watch=_Clock(ends), data=shelf.take(plan.config))
+                data = shelf.take(plan.config)
+                go_on(plan, group[0], quiet, title=title, watch=_Clock(ends), data=data, track=track)
             else:
-                _run_together({path: left[path] for path in group}, quiet, title, ends, shelf)
+                _run_together({path: left[path] for path in group}, quiet, title, ends, shelf, track)
     except TimeIsUp:
         return False
     return True
@@ -146,7 +154,9 @@ def _can_share(asked: Config) -> bool:
     return asked.engine == "batched" or (asked.engine == "auto" and device_of(asked.device).type == "cuda")
 
 
-def _run_together(plans: Mapping[Path, Plan], quiet: bool | None, title: str, ends: float, shelf: Shelf) -> None:
+def _run_together(
+    plans: Mapping[Path, Plan], quiet: bool | None, title: str, ends: float, shelf: Shelf, track: str | None
+) -> None:
     """Runs as one program, with one display for all."""
     clock, lock, done = _Clock(ends), threading.Lock(), 0
     with Progress(sum(plan.config.rounds for plan in plans.values()), title, quiet=quiet) as progress:
@@ -159,7 +169,8 @@ def _run_together(plans: Mapping[Path, Plan], quiet: bool | None, title: str, en
             clock(record)
 
         def attend(plan: Plan, path: Path, engine: Callable[[Setup], Engine]) -> None:
-            go_on(plan, path, quiet=True, watch=watch, engine=engine, data=shelf.take(plan.config))
+            data = shelf.take(plan.config)
+            go_on(plan, path, quiet=True, watch=watch, engine=engine, data=data, track=track)
 
         runs = [partial(attend, plan, path) for path, plan in plans.items()]
         together(runs, on_interrupt=clock.interrupted.set)
@@ -172,6 +183,7 @@ def compare(
     out: Path,
     quiet: bool | None = None,
     minutes: float | None = None,
+    track: str | None = None,
 ) -> list[RunFolder]:
     """Run every method with every seed into one folder; what is there already is continued or left as it is.
 
@@ -191,21 +203,23 @@ def compare(
     if any(plan.method.scores or plan.config.supplement_size for plan in asked):
         # Then all methods leave the same samples to the server.
         plans = {path: replace(plan, config=plan.config.resolved(needed=True)) for path, plan in plans.items()}
+    if track is not None:
+        check_tracker(track)
     shelf = Shelf()
     for plan in plans.values():  # every mistake shows before the first round
         plan.config.federation(plan.method, data=shelf.take(plan.config)).close()
     _note(out, {"methods": list(methods), "seeds": seeds, "settings": dict(values)})
-    run_all(plans, quiet, minutes, shelf)
+    run_all(plans, quiet, minutes, shelf, track)
     return [RunFolder.open(path) for path in plans if (path / "config.toml").exists()]
 
 
-def resume_comparison(path: Path, quiet: bool | None = None) -> list[RunFolder]:
+def resume_comparison(path: Path, quiet: bool | None = None, track: str | None = None) -> list[RunFolder]:
     """Continue a comparison that was stopped."""
     note = toml.read(path / COMPARISON)
     for key, kind in (("methods", list), ("settings", dict), ("seeds", int)):
         if not isinstance(note.get(key), kind):
             raise BadInput(f"'{path / COMPARISON}' is damaged: it lacks its {key}.")
-    return compare(note["methods"], note["settings"], note["seeds"], path, quiet)
+    return compare(note["methods"], note["settings"], note["seeds"], path, quiet, track=track)
 
 
 def is_comparison(path: Path) -> bool:

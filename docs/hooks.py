@@ -1,0 +1,85 @@
+"""What MkDocs does besides: formulas become MathML, measurements become downloads, and the menu follows the files."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+OUTSIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+
+MENU: list[tuple[str, list[str]]] = [
+    ("Start", ["index.md", "choosing.md", "seeing.md"]),
+    ("Make it yours", ["your-own-data.md", "your-own-method.md"]),
+    ("Understand", ["architecture.md", "engines.md", "deployment.md", "privacy.md"]),
+    ("Check", ["results.md", "results/*.md", "reproducing.md"]),
+    ("Methods", ["methods.md", "methods/*.md"]),
+    ("Reference", ["api.md", "changelog.md", "contributing.md"]),
+]
+
+FENCED = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"(`[^`\n]+`)")
+DISPLAYED = re.compile(r"\$\$(.+?)\$\$", re.DOTALL)
+INLINE = re.compile(r"(?<![\\$\w])\$(?!\s)([^$\n]+?)(?<![\s\\])\$(?!\w)")
+LINK = re.compile(r"\[([^\[\]]+)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
+
+
+def on_config(config: Any) -> Any:
+    """The menu: what is there, in our order."""
+    config.nav = [{title: [str(page) for pattern in patterns for page in _pages(pattern)]} for title, patterns in MENU]
+    return config
+
+
+def _pages(pattern: str) -> list[str]:
+    if pattern in OUTSIDE.values():
+        return [pattern]
+    return sorted(path.relative_to(DOCS).as_posix() for path in DOCS.glob(pattern))
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Files that lie outside of docs/: the measurements, and two pages."""
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
+        files.append(File.generated(config, f"measured/{path.name}", abs_src_path=str(path)))
+    for name, page in OUTSIDE.items():
+        files.append(File.generated(config, page, abs_src_path=str(ROOT / name)))
+    return files
+
+
+def on_page_markdown(text: str, page: Any, config: Any, files: Any) -> str:
+    """Formulas and links; what is code stays as it is."""
+    here = page.file.src_uri
+    lying = {inside: outside for outside, inside in OUTSIDE.items()}.get(here, f"docs/{here}")
+    parts = FENCED.split(text)
+    return "".join(part if number % 2 else _prose(part, here, lying) for number, part in enumerate(parts))
+
+
+def _prose(text: str, here: str, lying: str) -> str:
+    text = LINK.sub(lambda found: _link(found, here, lying), text)
+    return "".join(part if number % 2 else _formulas(part) for number, part in enumerate(CODE.split(text)))
+
+
+def _formulas(text: str) -> str:
+    text = DISPLAYED.sub(lambda found: convert(found[1].strip(), display="block"), text)
+    return INLINE.sub(lambda found: convert(found[1]), text)
+
+
+def _link(found: re.Match[str], here: str, lying: str) -> str:
+    """A link as it is in the repository, turned into one that holds in the site; bare source is only named."""
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(lying), found[2]))
+    if target.startswith("benchmarks/results/") and target.endswith(".json"):
+        inside = f"measured/{posixpath.basename(target)}"
+    elif target in OUTSIDE:
+        inside = OUTSIDE[target]
+    elif target == "README.md":
+        inside = "index.md"
+    elif target.startswith("docs/"):
+        inside = target.removeprefix("docs/")
+    else:
+        return found[1]
+    return f"[{found[1]}]({posixpath.relpath(inside, posixpath.dirname(here) or '.')}{found[3] or ''})"

@@ -1,0 +1,278 @@
+"""Fills the generated parts of the documentation: `python docs/make.py`; with `--check` it only says what is stale.
+
+A part stands between `<!-- made: NAME -->` and `<!-- end -->`. Numbers come from benchmarks/results/*.json, options
+from the methods themselves; nobody types them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedhelix import METHODS
+from fedhelix.papers.tables import grid
+from fedhelix.progress import human_bytes
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PART = re.compile(r"(<!-- made: ([^>]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; all columns but the first are numbers unless their header ends in a space."""
+    rule = ["---" if not place or header.endswith(" ") else "---:" for place, header in enumerate(headers)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in ([header.strip() for header in headers], rule, *rows))
+
+
+def result(name: str) -> dict[str, Any]:
+    """A committed measurement."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def link(name: str) -> str:
+    """Where its file is, from a page directly in docs/."""
+    return f"[`{name}.json`](../benchmarks/results/{name}.json)"
+
+
+def table1() -> str:
+    """pFedGPA's Table 1."""
+    rows = []
+    for method, row in result("pfedgpa-table1-fashion-mnist")["table"].items():
+        rows.append([method, f"{row['ours']:.1f} ± {row['standard_error']:.1f}", f"{row['paper']:.2f}", verdict(row)])
+    return table(["method", "ours %", "paper %", "of two standard errors "], rows)
+
+
+def verdict(row: dict[str, float]) -> str:
+    """Whether ours and the paper's agree."""
+    difference = row["ours"] - row["paper"]
+    if abs(difference) <= 2 * row["standard_error"]:
+        return "within"
+    return f"outside: ours is {abs(difference):.1f} {'better' if difference > 0 else 'worse'}"
+
+
+def gpu() -> str:
+    """The GPU race."""
+    found = result("speed-gpu")
+    workloads = {
+        "w1": "10 clients per round",
+        "w1-100-clients": "100 clients per round",
+        "sweep": "30 runs (5 seeds × 6 learning rates) at once, 10 clients per round each",
+        "resnet18-float32": "ResNet-18 on CIFAR-10, 10 clients per round, PyTorch's default precision",
+        "resnet18-bfloat16": "the same in bfloat16 against the plain loop in default precision",
+    }
+    rows = []
+    for key, words in workloads.items():
+        if key in found:
+            seconds = found[key]["seconds_per_round"]
+            rows.append([words, f"{seconds['plain']:.3g}", f"{seconds['ours']:.3g}", f"{found[key]['ratio']:.1f}"])
+    return table(["workload", "plain loop, s per round", "batched, s per round", "ratio"], rows)
+
+
+def cpu() -> str:
+    """The CPU race."""
+    found = result("speed-cpu-w2")["W2"]
+    names = {
+        "fedhelix": "fedhelix, `parallel`, two workers",
+        "pfl": "pfl 0.6 in its best setting: two processes, oneDNN off",
+    }
+    rows = []
+    for key, words in names.items():
+        seconds, memory = found["seconds_per_round"][key]["median"], found["peak_memory_MiB"][key]["pss"]
+        rows.append([words, f"{seconds:.2f}", f"{memory:.0f}"])
+    return table(["contestant", "s per round", "memory, MiB"], rows)
+
+
+def dashboard() -> str:
+    """What the dashboard bears."""
+    found = result("dashboard")
+    drawn = found["compare_ten_in_browser_s"]
+    rows = [
+        ["list of all runs, first time", f"{found['list_first_s']:.2f} s", "0.5 s"],
+        ["list of all runs, later", f"{found['list_again_s']:.2f} s", "0.5 s"],
+        ["ten runs compared, drawn in the browser (slowest of five)", f"{max(drawn):.2f} s" if drawn else "–", "2 s"],
+        ["memory, all runs read", f"{found['memory_peak_MiB']} MiB", "300 MiB"],
+    ]
+    return table([f"{found['runs']} runs of {found['rounds']} rounds", "measured", "aim"], rows)
+
+
+def choosing() -> str:
+    """Measured figures for the choice of a method."""
+    rows = []
+    paper = result("pfedgpa-table1-fashion-mnist")["table"]
+    digits = {row["method"]: row for row in result("choosing")["table"]}
+    for method in sorted(digits, key=lambda name: -digits[name]["personal_accuracy"]):
+        row = digits[method]
+        rows.append([
+            f"[`{method}`](methods/{method}.md)",
+            f"{100 * row['personal_accuracy']:.1f} ± {100 * row['personal_accuracy_se']:.1f}",
+            f"{100 * row['personal_p10']:.1f}",
+            human_bytes(row["uplink_bytes"]),
+            f"{paper[method]['ours']:.1f} ± {paper[method]['standard_error']:.1f}" if method in paper else "–",
+        ])  # fmt: skip
+    return table(["method", "digits, personal %", "worst tenth %", "uploaded", "Fashion-MNIST, personal %"], rows)
+
+
+def options(name: str) -> str:
+    """A method's options, from its fields."""
+    kind = METHODS[name]
+    hints = typing.get_type_hints(kind)
+    rows = []
+    for field in dataclasses.fields(kind):
+        if field.init and field.name != "inner":
+            literal = typing.get_origin(hints[field.name]) is typing.Literal
+            choices = f" (`{'`, `'.join(typing.get_args(hints[field.name]))}`)" if literal else ""
+            default = "auto" if field.default is None else field.default
+            rows.append([f"`{field.name}`", f"`{default}`", field.metadata.get("meaning", "") + choices])
+    return table(["option", "default ", "meaning "], rows) if rows else "It has no options of its own.\n"
+
+
+def results(name: str) -> str:
+    """A method's measured figures beside the paper's."""
+    rows = []
+    found = result("pfedgpa-table1-fashion-mnist")["table"].get(name)
+    if found:
+        ours = f"{found['ours']:.1f} ± {found['standard_error']:.1f} %"
+        words = "[pFedGPA's Table 1, Fashion-MNIST](../results.md#pfedgpas-table-1-the-methods-without-a-generator)"
+        rows.append([words, ours, f"{found['paper']:.2f} %"])
+    for row in result("choosing")["table"]:
+        if row["method"] == name:
+            ours = f"{100 * row['personal_accuracy']:.1f} ± {100 * row['personal_accuracy_se']:.1f} %"
+            rows.append(["[digits, 20 clients](../choosing.md#measured)", ours, "–"])
+    headers = ["personal accuracy after the last round", "ours", "the paper's"]
+    return table(headers, rows) if rows else "It is not in a committed result file yet.\n"
+
+
+def study(name: str, scale: str) -> str:
+    """What `fedhelix bench` measured: a table for each measure, or one for all where it has a single column."""
+    if not (RESULTS / f"{name}-{scale}.json").exists():
+        return f"It has not been run at scale `{scale}` yet.\n"
+    found = result(f"{name}-{scale}")
+    seeds = len(found["seeds"])
+    told = f"`{found['command']}`, {found['device']}, {found['seconds']:.0f} s, {seeds} seed{'s' if seeds > 1 else ''}"
+    told += "" if found["complete"] else "; stopped before the end, and – marks what is missing"
+    told += (
+        f"; the paper's figures in brackets → [`{name}-{scale}.json`](../../benchmarks/results/{name}-{scale}.json)\n"
+    )
+    grids = {measure: grid(found, measure) for measure in found["measures"]}
+    headers, rows = next(iter(grids.values()))
+    if len(headers) == 2:
+        lines = [[row[0], *(texts[place][1] for _, texts in grids.values())] for place, row in enumerate(rows)]
+        return f"{told}\n{table([headers[1], *grids], lines)}"
+    return "\n".join([told, *(f"*{measure}*\n\n{table(*shown)}" for measure, shown in grids.items())])
+
+
+def audit(name: str) -> str:
+    """What `fedhelix audit` found."""
+    if not (RESULTS / f"{name}.json").exists():
+        return "It has not been run yet.\n"
+    found = result(name)
+    rows = [
+        [row["method"], row["attacker"], f"{row['seen']:.1%}", f"{row['psnr']:.1f}", f"{row['ssim']:.2f}"]
+        for row in found["rows"]
+    ]
+    headers = ["method", "attacker ", "of the model is seen", "PSNR in dB, median", "SSIM, median"]
+    return f"`{found['command']}`\n\n{table(headers, rows)}"
+
+
+def claims() -> str:
+    """What of pFedGPA's claims holds in our measurements, as far as they are there."""
+    said = []
+    for name, words, left, right, least in CLAIMS:
+        if not (RESULTS / f"{name}.json").exists():
+            continue
+        cells = {(cell["row"], cell["column"]): cell for cell in result(name)["cells"]}
+        one, other = (cells.get(where[:2], {}).get(where[2], {}).get("mean") for where in (left, right))
+        if one is None or other is None:
+            continue
+        verdict = "Yes" if one - other >= least else "No"
+        said.append(f"* {verdict}: {words} {one:.2f} against {other:.2f}.\n")
+    return "".join(said) or "Not measured yet.\n"
+
+
+# Study, sentence, (row, column, measure) of ours and of what it is held against, and by how much it must be ahead.
+_FASHION, _TEST = "Fashion-MNIST", "test"
+CLAIMS: list[tuple[str, str, tuple[str, str, str], tuple[str, str, str], float]] = [
+    (
+        "pfedgpa-table1-gpu",
+        "without fine-tuning pFedGPA is at FedAvg-FT's level.",
+        ("pFedGPA", "Fashion-MNIST 20", "before fine-tuning"),
+        ("FedAvg-FT", "Fashion-MNIST 20", "accuracy"),
+        0.0,
+    ),
+    (
+        "pfedgpa-table1-gpu",
+        "after fine-tuning pFedGPA is not below FedAvg-FT.",
+        ("pFedGPA", "Fashion-MNIST 20", "accuracy"),
+        ("FedAvg-FT", "Fashion-MNIST 20", "accuracy"),
+        0.0,
+    ),
+    (
+        "pfedgpa-table2-gpu",
+        "before fine-tuning inversion is at least 8 points better than direct generation.",
+        ("inversion", _FASHION, "before fine-tuning"),
+        ("no inversion", _FASHION, "before fine-tuning"),
+        8.0,
+    ),
+    *(
+        (
+            "pfedgpa-rivals-gpu",
+            f"inversion of means beats the cheap rival '{rival}'.",
+            ("inversion of means", _FASHION, _TEST),
+            (rival, _FASHION, _TEST),
+            0.0,
+        )
+        for rival in (
+            "own upload",
+            "mean of own uploads",
+            "mean of own updates",
+            "four nearest",
+            "half-way to the four nearest",
+            "own upload and noise",
+        )
+    ),
+    (
+        "pfedgpa-newcomers-gpu",
+        "a guided newcomer is ahead of one that starts from the average, after one local training.",
+        ("guided", _FASHION, "after one local training"),
+        ("average", _FASHION, "after one local training"),
+        0.0,
+    ),
+]
+
+PARTS: dict[str, Callable[..., str]] = {
+    "table1": table1, "gpu": gpu, "cpu": cpu, "dashboard": dashboard, "choosing": choosing, "options": options,
+    "results": results, "study": study, "audit": audit, "claims": claims,
+}  # fmt: skip
+
+
+def made(text: str) -> str:
+    """A page with its parts made anew."""
+
+    def fill(found: re.Match[str]) -> str:
+        name, *given = found[2].split()
+        return f"{found[1]}{PARTS[name](*given)}{found[4]}"
+
+    return PART.sub(fill, text)
+
+
+def stale() -> Iterator[tuple[Path, str]]:
+    """Pages whose parts are not what they would be now."""
+    for page in sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]):
+        text = page.read_text(encoding="utf-8")
+        if (new := made(text)) != text:
+            yield page, new
+
+
+if __name__ == "__main__":
+    pages = list(stale())
+    for page, new in pages:
+        print(page.relative_to(ROOT))
+        if "--check" not in sys.argv:
+            page.write_text(new, encoding="utf-8")
+    sys.exit(bool(pages) and "--check" in sys.argv)

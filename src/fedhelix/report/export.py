@@ -1,0 +1,57 @@
+"""The records of runs as one flat table for other programs: CSV or Parquet."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedhelix.errors import BadInput
+from fedhelix.imports import from_extra
+from fedhelix.report.results import Result, read
+from fedhelix.report.style import write
+from fedhelix.store import RunFolder
+
+
+def rounds(results: Sequence[Result]) -> pd.DataFrame:
+    """One row per run and round: what is a single number or word."""
+    tables = []
+    for result in results:
+        flat = [column for column in result.metrics if not _nested(result.metrics[column])]
+        named: dict[str, Any] = {"run": result.name, "method": result.method, "seed": result.seed}
+        tables.append(result.metrics[flat].assign(**named)[[*named, *flat]])
+    return pd.concat(tables, ignore_index=True)
+
+
+def clients(results: Sequence[Result]) -> pd.DataFrame:
+    """One row per run, evaluated round and client."""
+    rows = [
+        (result.name, result.method, result.seed, client, round, value, client in result.attackers)
+        for result in results
+        for client, history in result.clients().items()
+        for round, value in history
+    ]
+    return pd.DataFrame(rows, columns=["run", "method", "seed", "client", "round", "value", "attacker"])
+
+
+def export(folders: Sequence[RunFolder], out: Path, by_client: bool = False) -> pd.DataFrame:
+    """Write the records of some runs; the suffix chooses the format."""
+    results = [read(folder) for folder in folders]
+    table = clients(results) if by_client else rounds(results)
+    if out.suffix == ".csv":
+        write(out, table.to_csv(index=False).encode())
+    elif out.suffix == ".parquet":
+        from_extra("pyarrow", "report")
+        stream = io.BytesIO()
+        table.to_parquet(stream, index=False)
+        write(out, stream.getvalue())
+    else:
+        raise BadInput(f"'{out}' must end in .csv or .parquet, so that it is clear which format to write.")
+    return table
+
+
+def _nested(column: pd.Series) -> bool:
+    return any(isinstance(value, list | dict) for value in column)

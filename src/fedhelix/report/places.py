@@ -1,0 +1,90 @@
+"""Which runs are meant: run folders, folders of runs, comparisons, or simply the last thing that was done."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedhelix import toml
+from fedhelix.errors import BadInput
+from fedhelix.store import COMPARISON, RunFolder
+
+RUNS = Path("runs")  # where the command line puts them
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Runs, and the commands that would make them again."""
+
+    folders: list[RunFolder]
+    commands: list[str]
+
+
+def select(paths: Sequence[Path]) -> Selection:
+    """The runs in the given folders; without any, the last comparison (or run) in runs/."""
+    found = Selection([], [])
+    for path in paths or [last(RUNS)]:
+        runs = inside(path)
+        if not runs:
+            raise BadInput(f"'{path}' holds no run; give the folder of a run, of a comparison, or of several runs.")
+        found.folders.extend(RunFolder.open(run) for run in runs if run not in [one.path for one in found.folders])
+        found.commands.extend(_commands(path, runs))
+    return found
+
+
+def inside(path: Path) -> list[Path]:
+    """The run itself, or the runs that lie in the folder, first methods first and seeds in order."""
+    try:
+        if is_run(path):
+            return [path]
+        runs = [child for child in path.iterdir() if is_run(child)] if path.is_dir() else []
+    except OSError as problem:
+        raise BadInput(f"'{path}' cannot be read: {problem.strerror}.") from None
+    methods = toml.read(path / COMPARISON).get("methods") if (path / COMPARISON).is_file() else None
+    order = {str(method): place for place, method in enumerate(methods if isinstance(methods, list) else [])}
+
+    def rank(run: Path) -> tuple[int, str, int, str]:
+        method, _, seed = run.name.rpartition("-seed")
+        number = int(seed) if seed.isdecimal() and len(seed) < 10 else 0
+        return order.get(method, len(order)), method, number, run.name
+
+    return sorted(runs, key=rank)
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder holds a run."""
+    return (path / "config.toml").is_file()
+
+
+def last(root: Path) -> Path:
+    """The newest comparison below a folder, or the newest run where nothing was compared."""
+    children = [child for child in root.iterdir() if child.is_dir()] if root.is_dir() else []
+    for kind in (COMPARISON, "config.toml"):
+        dated = [((child / kind).stat().st_mtime, child) for child in children if (child / kind).is_file()]
+        if dated:
+            return max(dated)[1]
+    raise BadInput(
+        f"there is no run in '{root}/' yet; make some with `fedhelix compare fedavg genfed`, or name a folder."
+    )
+
+
+def _commands(path: Path, runs: Sequence[Path]) -> list[str]:
+    """How to make these runs again."""
+    if (path / COMPARISON).is_file():
+        note = toml.read(path / COMPARISON)
+        methods, settings = note.get("methods"), note.get("settings")
+        if isinstance(methods, list) and isinstance(settings, dict):
+            assigned = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+            return [
+                shlex.join(["fedhelix", "compare", *map(str, methods), "--seeds", str(note.get("seeds")), *assigned])
+            ]
+    words = []
+    for run in runs:
+        config = RunFolder.open(run).config
+        method = config.get("method")
+        name = str(method.get("name")) if isinstance(method, dict) else str(method)
+        if not config.get("library"):
+            words.append(shlex.join(["fedhelix", "run", name, "--config", str(run / "config.toml")]))
+    return words

@@ -1,0 +1,221 @@
+"""The dashboard: a small web server on loopback that lists runs, follows them live and compares them.
+
+It serves its own few files and JSON, nothing else. Bound to another address it asks for a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from fedhelix.errors import BadInput
+from fedhelix.imports import from_extra
+from fedhelix.report.live import Watch
+
+STATIC = Path(__file__).parent / "static"
+FILES = {"app.js": "text/javascript", "chart.js": "text/javascript", "style.css": "text/css", "app.css": "text/css"}
+MOST_COMPARED = 20
+SECONDS_BETWEEN_LOOKS = 1.0
+COOKIE = "fedhelix"
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def serve(folder: Path, host: str, port: int, token: str | None) -> None:
+    """Show the runs in a folder until Ctrl-C."""
+    uvicorn = from_extra("uvicorn", "report")
+    if not folder.is_dir():
+        raise BadInput(f"there is no folder '{folder}'; name the one with your runs: fedhelix serve RUNS.")
+    if token is None and not is_loopback(host):
+        token = secrets.token_urlsafe(24)
+    app = dashboard(folder, token)
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family)
+    except OSError as problem:
+        raise BadInput(f"cannot listen on {host}, port {port}: {problem.strerror}; choose others.") from None
+    name = f"[{host}]" if ":" in host else host
+    secret = f"?token={token}" if token else ""
+    print(
+        f"fedhelix: runs of '{folder}' at http://{name}:{listening.getsockname()[1]}/{secret} (Ctrl-C stops)",
+        flush=True,
+    )
+    settings = uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=1, server_header=False)
+    uvicorn.Server(settings).run(sockets=[listening])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def dashboard(folder: Path, token: str | None = None) -> Any:
+    """The web application."""
+    applications = from_extra("starlette.applications", "report")
+    routing = from_extra("starlette.routing", "report")
+    views = Views(Watch(folder))
+    views.everything()  # so that the first visitor need not wait
+    routes = [
+        routing.Route("/", views.page),
+        routing.Route("/static/{name}", views.file),
+        routing.Route("/api/runs", views.runs),
+        routing.Route("/api/run", views.run),
+        routing.Route("/api/client", views.client),
+        routing.Route("/api/compare", views.compare),
+        routing.Route("/api/events", views.events),
+    ]
+    return Guard(applications.Starlette(routes=routes), token)
+
+
+class Guard:
+    """Stands before the application: lets in who may, and says to the browser what the page may do."""
+
+    def __init__(self, app: Any, token: str | None) -> None:
+        self.app, self.token = app, token
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        from starlette.requests import Request
+        from starlette.responses import PlainTextResponse, RedirectResponse
+
+        request = Request(scope)
+        answer: Any = self.app
+        given = request.query_params.get("token", "")
+        if self.token is None:
+            # A page elsewhere may give its own name the address 127.0.0.1; then this is not our name.
+            if not is_loopback(request.url.hostname or ""):
+                answer = PlainTextResponse("This dashboard answers to localhost only.\n", 403)
+        elif self._is_token(given):
+            answer = RedirectResponse("/", 303)
+            answer.set_cookie(COOKIE, self.token, httponly=True, samesite="strict")
+        elif not self._is_token(request.cookies.get(COOKIE, "")):
+            answer = PlainTextResponse("Open the address with the token that `fedhelix serve` printed.\n", 401)
+
+        async def with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in HEADERS.items())]
+            await send(message)
+
+        await answer(scope, receive, with_headers)
+
+    def _is_token(self, given: str) -> bool:
+        return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())
+
+
+class Views:
+    """What the page asks for. Files are read in threads, so that one slow disk does not stop everybody."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+
+    async def page(self, _: Any) -> Any:
+        """The page itself."""
+        from starlette.responses import HTMLResponse
+
+        return HTMLResponse((STATIC / "app.html").read_text(encoding="utf-8"))
+
+    async def file(self, request: Any) -> Any:
+        """One of the page's own files."""
+        from starlette.responses import PlainTextResponse, Response
+
+        name = request.path_params["name"]
+        if name not in FILES:
+            return PlainTextResponse("There is no such file.\n", 404)
+        return Response((STATIC / name).read_bytes(), media_type=FILES[name])
+
+    async def runs(self, _: Any) -> Any:
+        """The list."""
+
+        def listed() -> dict[str, Any]:
+            self.watch.look()
+            return {"root": str(self.watch.root), "runs": self.watch.overview()}
+
+        return await self._answer(listed)
+
+    async def run(self, request: Any) -> Any:
+        """One run in full."""
+        return await self._answer(lambda: self._of(request, lambda run: run.details()))
+
+    async def client(self, request: Any) -> Any:
+        """One client's history."""
+        asked = request.query_params.get("client", "")
+        number = int(asked) if asked.isascii() and asked.isdecimal() and len(asked) < 10 else -1
+        return await self._answer(lambda: self._of(request, lambda run: run.client(number)))
+
+    async def compare(self, request: Any) -> Any:
+        """Curves of some runs, in the order asked for."""
+        names = request.query_params.getlist("run")[:MOST_COMPARED]
+
+        def lines() -> dict[str, Any]:
+            with self.watch.guard:
+                found = [run for name in names if (run := self._get(name)) is not None]
+                return {"lines": [run.line() | {"overview": run.overview()} for run in found]}
+
+        return await self._answer(lines)
+
+    async def events(self, request: Any) -> Any:
+        """A stream of what changes."""
+        from starlette.responses import StreamingResponse
+
+        return StreamingResponse(self._changes(request), media_type="text/event-stream")
+
+    async def _changes(self, request: Any) -> AsyncIterator[str]:
+        from starlette.concurrency import run_in_threadpool
+
+        seen: dict[str, Any] = {}
+        while not await request.is_disconnected():
+            runs = await run_in_threadpool(self.everything)
+            changed = [run for name, run in runs.items() if seen.get(name) != run]
+            gone = [name for name in seen if name not in runs]
+            if seen and (changed or gone):
+                yield f"data: {json.dumps({'changed': changed, 'gone': gone})}\n\n"
+            else:
+                yield ": still here\n\n"
+            seen = runs
+            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+
+    def everything(self) -> dict[str, dict[str, Any]]:
+        """All runs as they are now."""
+        self.watch.look()
+        return {run["id"]: run for run in self.watch.overview()}
+
+    def _get(self, name: str) -> Any:
+        run = self.watch.get(name)
+        if run is None:  # perhaps it is new
+            self.watch.look()
+            run = self.watch.get(name)
+        return run
+
+    def _of(self, request: Any, look: Callable[[Any], dict[str, Any]]) -> dict[str, Any] | None:
+        with self.watch.guard:
+            run = self._get(request.query_params.get("run", ""))
+            if run is None:
+                return None
+            run.look()
+            return look(run)
+
+    async def _answer(self, make: Callable[[], dict[str, Any] | None]) -> Any:
+        from starlette.concurrency import run_in_threadpool
+        from starlette.responses import JSONResponse
+
+        found = await run_in_threadpool(make)
+        return JSONResponse(found) if found is not None else JSONResponse({"problem": "This run is not there."}, 404)

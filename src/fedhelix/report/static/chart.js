@@ -1,0 +1,176 @@
+"use strict";
+// A line chart in plain SVG: choose what is on each axis, hide lines, read values under the pointer.
+// Text from runs only ever becomes text nodes, never markup.
+
+function element(name, attributes = {}, ...children) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false) node.setAttribute(key, value === true ? "" : value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+function shape(name, attributes = {}, text = null) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  if (text !== null) node.textContent = text;
+  return node;
+}
+
+const lookOf = (place) => `c${place % 7} d${place % 4}`;
+const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+
+function figure(value, percent) {
+  if (!isNumber(value)) return "–";
+  if (percent) return `${(100 * value).toFixed(1)} %`;
+  return Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en-GB") : String(Number(value.toPrecision(3)));
+}
+
+// Round steps, at most `most` of them.
+function ticks(low, high, most) {
+  const span = high - low || 1;
+  const power = 10 ** Math.floor(Math.log10(span / most));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => span / size <= most) || 10 * power;
+  const found = [];
+  for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9; n++) found.push(Number((n * step).toPrecision(12)));
+  return found;
+}
+
+class LineChart {
+  // axes: [{key, label}]; measures: [{key, label, percent}];
+  // series: [{label, place, x: {axis: [...]}, y: {measure: {mid, low, high}}}]
+  constructor(host, { axes, measures, height = 340 }) {
+    Object.assign(this, { host, axes, measures, height, series: [], hidden: new Set() });
+    this.axis = axes[0];
+    this.measure = measures[0];
+    this.pickers = element("div", { class: "pickers" });
+    this.legend = element("div", { class: "legend", role: "group", "aria-label": "Lines shown" });
+    this.canvas = element("div", { class: "canvas" });
+    this.tip = element("div", { class: "tip", hidden: true, role: "status" });
+    host.replaceChildren(this.pickers, this.legend, this.canvas, this.tip);
+    host.classList.add("chart");
+    new ResizeObserver(() => this.draw()).observe(this.canvas);
+  }
+
+  show(series) {
+    this.series = series;
+    const known = this.measures.filter((measure) => series.some((one) => one.y[measure.key]));
+    if (known.length && !known.includes(this.measure)) this.measure = known[0];
+    const choices = [["Show", known, "measure"], ["against", this.axes, "axis"]].filter(([, many]) => many.length > 1);
+    this.pickers.replaceChildren(...choices.map(([word, many, field]) => this.picker(word, many, field)));
+    this.legend.replaceChildren(...(series.length > 1 ? series.map((one) => this.key(one)) : []));
+    this.draw();
+  }
+
+  picker(word, choices, field) {
+    const buttons = choices.map((choice) =>
+      element("button", {
+        type: "button", "aria-pressed": String(this[field] === choice),
+        onclick: () => { this[field] = choice; this.show(this.series); },
+      }, choice.label));
+    return element("div", { class: "picker", role: "group", "aria-label": word }, element("span", {}, word), ...buttons);
+  }
+
+  key(one) {
+    const line = shape("svg", { viewBox: "0 0 30 10", class: lookOf(one.place), "aria-hidden": "true" });
+    line.append(shape("path", { d: "M1 5H29", class: "line" }));
+    return element("button", {
+      type: "button", title: "Show or hide", "aria-pressed": String(!this.hidden.has(one.label)),
+      onclick: () => {
+        if (!this.hidden.delete(one.label)) this.hidden.add(one.label);
+        this.show(this.series);
+      },
+    }, line, one.label);
+  }
+
+  // The points of one line: [x, mid, low, high], without those that have no value.
+  points(one) {
+    const values = one.y[this.measure.key];
+    if (!values) return [];
+    return values.mid
+      .map((mid, i) => [one.x[this.axis.key][i], mid, values.low ? values.low[i] : mid, values.high ? values.high[i] : mid])
+      .filter((point) => point.every(isNumber));
+  }
+
+  draw() {
+    const width = Math.max(this.canvas.clientWidth, 240);
+    const { height } = this;
+    const drawn = this.series
+      .filter((one) => !this.hidden.has(one.label))
+      .map((one) => ({ one, points: this.points(one) }))
+      .filter(({ points }) => points.length);
+    const svg = shape("svg", {
+      viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
+      "aria-label": `${this.measure.label} against ${this.axis.label}`,
+    });
+    this.canvas.replaceChildren(svg);
+    if (!drawn.length) {
+      svg.append(shape("text", { x: width / 2, y: height / 2, class: "empty" }, "nothing evaluated yet"));
+      return;
+    }
+    const every = drawn.flatMap(({ points }) => points);
+    const [x0, x1] = range(every.map((point) => point[0]), 0);
+    const [y0, y1] = range(every.flatMap((point) => [point[2], point[3]]), 0.04);
+    const frame = { left: 52, right: width - 14, top: 12, bottom: height - 40 };
+    const across = (x) => frame.left + ((x - x0) / (x1 - x0)) * (frame.right - frame.left);
+    const up = (y) => frame.bottom - ((y - y0) / (y1 - y0)) * (frame.bottom - frame.top);
+    for (const y of ticks(y0, y1, 6)) {
+      svg.append(shape("line", { x1: frame.left, x2: frame.right, y1: up(y), y2: up(y), class: "grid" }));
+      const words = this.measure.percent ? `${Number((100 * y).toPrecision(4))} %` : figure(y);
+      svg.append(shape("text", { x: frame.left - 8, y: up(y) + 4, class: "tick end" }, words));
+    }
+    for (const x of ticks(x0, x1, Math.max(3, Math.floor(width / 90)))) {
+      svg.append(shape("line", { x1: across(x), x2: across(x), y1: frame.top, y2: frame.bottom, class: "grid" }));
+      svg.append(shape("text", { x: across(x), y: frame.bottom + 17, class: "tick middle" }, figure(x)));
+    }
+    svg.append(shape("text", { x: (frame.left + frame.right) / 2, y: height - 6, class: "tick middle" }, this.axis.label));
+    for (const { one, points } of drawn) {
+      const group = shape("g", { class: lookOf(one.place) });
+      if (points.some((point) => point[3] > point[2])) {
+        const there = points.map((point) => `${across(point[0])},${up(point[3])}`);
+        const back = points.map((point) => `${across(point[0])},${up(point[2])}`).reverse();
+        group.append(shape("polygon", { points: [...there, ...back].join(" "), class: "band" }));
+      }
+      group.append(points.length === 1
+        ? shape("circle", { cx: across(points[0][0]), cy: up(points[0][1]), r: 4, class: "dot" })
+        : shape("polyline", { points: points.map((point) => `${across(point[0])},${up(point[1])}`).join(" "), class: "line" }));
+      svg.append(group);
+    }
+    const cross = shape("line", { y1: frame.top, y2: frame.bottom, class: "cross", visibility: "hidden" });
+    svg.append(cross);
+    svg.addEventListener("pointermove", (event) => this.hover(event, { drawn, cross, across, frame, x0, x1, width }));
+    svg.addEventListener("pointerleave", () => { this.tip.hidden = true; cross.setAttribute("visibility", "hidden"); });
+  }
+
+  hover(event, { drawn, cross, across, frame, x0, x1, width }) {
+    const box = this.canvas.getBoundingClientRect();
+    const wanted = x0 + ((event.clientX - box.left - frame.left) / (frame.right - frame.left)) * (x1 - x0);
+    const nearest = (points) => points.reduce((best, point) => (Math.abs(point[0] - wanted) < Math.abs(best[0] - wanted) ? point : best));
+    const rows = drawn.map(({ one, points }) => ({ one, point: nearest(points) })).sort((a, b) => b.point[1] - a.point[1]);
+    const x = nearest(rows.map((row) => row.point))[0];
+    cross.setAttribute("x1", across(x));
+    cross.setAttribute("x2", across(x));
+    cross.setAttribute("visibility", "visible");
+    this.tip.replaceChildren(
+      element("b", {}, `${this.axis.label}: ${figure(x)}`),
+      ...rows.map(({ one, point }) => element("div", { class: lookOf(one.place) },
+        element("i", { class: "swatch" }), `${figure(point[1], this.measure.percent)}  ${one.label}`)));
+    this.tip.hidden = false;
+    const left = across(x) + 14;
+    this.tip.style.left = `${left + this.tip.offsetWidth > width ? Math.max(0, across(x) - this.tip.offsetWidth - 14) : left}px`;
+    this.tip.style.top = `${this.canvas.offsetTop + 12}px`;
+  }
+}
+
+function range(values, margin) {
+  let low = Infinity, high = -Infinity;
+  for (const value of values) {
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  if (low === high) return [low - 0.5, high + 0.5];
+  const room = margin * (high - low);
+  return [low - room, high + room];
+}

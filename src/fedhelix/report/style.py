@@ -1,0 +1,77 @@
+"""What all pictures share: colours for every eye, sizes for half a page, and files written whole."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedhelix.errors import BadInput
+from fedhelix.tree import write_atomically
+
+# The palette of Okabe and Ito without its yellow, which is hard to see on white. Seven colours and four dashes repeat
+# together only after 28 methods, and neighbours differ in both.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
+GREY = "#666666"
+PALE = "#b8b8b8"
+ALARM = COLOURS[1]  # attackers, always with a shape of their own too
+MIB = 2**20
+HALF_PAGE = (4.8, 3.4)
+DOTS_PER_INCH = 200
+FORMATS = (".png", ".svg", ".pdf")
+
+
+def sheet(width: float = HALF_PAGE[0], height: float = HALF_PAGE[1]) -> Figure:
+    """An empty figure, made without any screen or global state, so that threads and servers can draw too."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def tidy(axes: Axes, title: str) -> None:
+    """The look that all panels have in common."""
+    axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8.5)
+    axes.xaxis.label.set_fontsize(9)
+    axes.yaxis.label.set_fontsize(9)
+    axes.grid(True, color="#e6e6e6", linewidth=0.7)
+    axes.set_axisbelow(True)
+
+
+def percent(value: float, _: float = 0) -> str:
+    """A share as an axis shows it."""
+    return f"{100 * value:.0f} %"
+
+
+def literal(text: str) -> str:
+    """Text that means itself: matplotlib would read dollar signs as formulas."""
+    return text.replace("$", r"\$")
+
+
+def content(figure: Figure, form: str) -> bytes:
+    """A figure as the bytes of a file: the same figure gives the same bytes."""
+    stream = io.BytesIO()
+    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    with matplotlib.rc_context({"svg.hashsalt": "fedhelix"}):
+        figure.savefig(stream, format=form, dpi=DOTS_PER_INCH, metadata=dates.get(form))
+    return stream.getvalue()
+
+
+def save(figure: Figure, path: Path | str) -> None:
+    """Write a figure; the path's suffix chooses the format."""
+    target = Path(path)
+    if target.suffix.lower() not in FORMATS:
+        raise BadInput(f"'{target}' must end in {', '.join(FORMATS)}, so that it is clear which format to write.")
+    write(target, content(figure, target.suffix[1:].lower()))
+
+
+def write(path: Path, whole: bytes) -> None:
+    """Write a file whole, or say why not."""
+    try:
+        write_atomically(path, whole)
+    except OSError as problem:
+        raise BadInput(f"'{path}' cannot be written: {problem.strerror}.") from None

@@ -1,0 +1,43 @@
+"""The examples run, with fewer rounds than they ask for."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+from fedhelix import METHODS, Federation
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def few_rounds(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fit = Federation.fit
+    monkeypatch.setattr(Federation, "fit", lambda fed, rounds, **more: fit(fed, min(rounds, 2), quiet=True, **more))
+    before = dict(METHODS)
+    yield
+    METHODS.clear()
+    METHODS.update(before)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_scripts(path, tmp_path, capsys):
+    runpy.run_path(str(path), run_name="__main__")
+    said = capsys.readouterr().out
+    assert said
+    for name in [word for word in said.split() if word.endswith((".html", ".png"))]:
+        assert (tmp_path / name).stat().st_size > 1000
+
+
+def test_the_notebook():
+    notebook = json.loads((EXAMPLES / "tour.ipynb").read_text(encoding="utf-8"))
+    scope: dict = {"__name__": "notebook"}
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "code":
+            assert not cell["outputs"], "outputs are not kept"
+            lines = [line for line in source.splitlines() if not line.startswith("%")]  # IPython's own commands
+            exec(compile("\n".join(lines), "tour.ipynb", "exec"), scope)
+    assert len(scope["ours"].records) == 2

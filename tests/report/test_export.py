@@ -1,0 +1,22 @@
+import noted as notes
+import pandas as pd
+import pytest
+
+from fedhelix.errors import BadInput
+from fedhelix.report.export import export
+
+pytest.importorskip("pyarrow", reason="needs pip install 'fedhelix[report]'")
+
+
+def test_a_row_per_round_or_per_client(make_run, tmp_path):
+    runs = [make_run("fedavg", rounds=4, clients=3, census=notes.CENSUS), make_run("local", 5, rounds=2, clients=3)]
+    for name, read in (("t.csv", pd.read_csv), ("t.parquet", pd.read_parquet)):
+        export(runs, tmp_path / name)
+        table = read(tmp_path / name)
+        assert table["method"].tolist() == ["fedavg"] * 4 + ["local"] * 2
+        assert table["seed"].tolist() == [0] * 4 + [5] * 2 and table["round"].tolist() == [1, 2, 3, 4, 1, 2]
+        assert "notes" not in table and table["personal_accuracy"].notna().sum() == 3
+    each = export(runs, tmp_path / "c.csv", by_client=True)
+    assert len(each) == 9 and each["attacker"].sum() == 2
+    with pytest.raises(BadInput, match=r"must end in \.csv or \.parquet"):
+        export(runs, tmp_path / "t.xlsx")

@@ -1,0 +1,138 @@
+"""Folders as strangers, crashes and deletions leave them: shown harmlessly or not at all."""
+
+import json
+import os
+import shutil
+
+import noted as notes
+import pytest
+
+from fedhelix.report import live
+from fedhelix.report.live import Watch
+from fedhelix.store import RunFolder
+
+
+@pytest.fixture
+def watch(tmp_path) -> Watch:
+    return Watch(tmp_path)
+
+
+def only(watch: Watch) -> dict:
+    watch.look()
+    (run,) = watch.overview()
+    return run
+
+
+def test_a_finished_run_costs_no_record(make_run, watch):
+    make_run("genfed", seed=3, rounds=4, name="mine")
+    run = only(watch)
+    assert (run["id"], run["method"], run["data"], run["seed"]) == ("mine", "genfed", "digits", 3)
+    assert (run["status"], run["done"], run["uploaded"], run["seconds"]) == ("complete", 4, 4 * 2**20, 6.0)
+    assert watch.runs["mine"].offset == 0, "its records were not read"
+
+
+def test_a_growing_run_is_read_once(watch, tmp_path):
+    with RunFolder.create(tmp_path / "mine", {"seed": 0, "rounds": 9, "method": {"name": "fedavg"}}) as folder:
+        folder.append({"round": 1, "personal_accuracy": 0.5, "uplink_bytes": 2**20, "seconds": 1.0})
+        run = only(watch)
+        assert (run["status"], run["done"], run["rounds"], run["value"]) == ("running", 1, 9, 0.5)
+        before = watch.runs["mine"].offset
+        assert watch.look() == ([], []), "nothing new"
+        folder.append({"round": 2, "uplink_bytes": 2**20, "seconds": 1.0})
+        assert watch.look() == (["mine"], [])
+        with (tmp_path / "mine" / "metrics.jsonl").open("ab") as file:
+            file.write(b'{"round": 3, "pers')
+        assert only(watch)["done"] == 2 and watch.runs["mine"].offset > before
+        line = watch.runs["mine"].line()
+        assert line["x"] == {"round": [1, 2], "mib": [1.0, 2.0], "seconds": [1.0, 2.0]}
+        assert line["y"] == {"personal_accuracy": {"mid": [0.5, None]}}
+    assert only(watch)["status"] == "stopped"
+
+
+def test_a_file_that_was_written_anew_is_read_anew(watch, tmp_path):
+    folder = RunFolder.create(tmp_path / "mine", {"method": {"name": "fedavg"}})
+    with folder:
+        for round in (1, 2, 3):
+            folder.append({"round": round})
+        assert only(watch)["done"] == 3
+        folder.restore()  # no checkpoint: all rounds are played again
+        folder.append({"round": 1})
+    assert only(watch)["done"] == 1
+
+
+def test_damage_is_named_and_the_others_go_on(make_run, watch, tmp_path):
+    make_run(rounds=2, name="good")
+    bad = make_run(rounds=3, name="bad", summary=False)
+    with (bad.path / "metrics.jsonl").open("ab") as file:
+        file.write(b'not json\n[1]\n{"round": "x"}\n{"round": 4, "personal_accuracy": 1e999}\n' + b"[" * 100000 + b"\n")
+    torn = make_run(rounds=1, name="torn", summary=False)
+    (torn.path / "config.toml").write_bytes(b"\xff = [")
+    (make_run(rounds=1, name="half").path / "summary.json").write_text("{")
+    watch.look()
+    found = {run["id"]: run for run in watch.overview()}
+    assert found["good"]["status"] == "complete"
+    assert found["bad"]["done"] == 4 and found["bad"]["skipped"] == 4
+    assert (found["torn"]["status"], found["torn"]["problem"]) == ("damaged", "config.toml is damaged")
+    assert found["half"]["problem"] == "summary.json is damaged"
+    for name in found:
+        json.dumps(watch.runs[name].details(), allow_nan=False)
+    shutil.rmtree(bad.path)
+    assert watch.look() == ([], ["bad"]) and watch.get("bad") is None
+    assert list(watch.runs["good"].records())
+
+
+def test_links_and_pipes_are_not_followed(make_run, watch, tmp_path):
+    secret = tmp_path / ".elsewhere"
+    secret.mkdir()
+    (secret / "config.toml").write_text('format = 1\n[method]\nname = "secret"\n')
+    (secret / "summary.json").write_text('{"method": "secret"}')
+    (tmp_path / "link").symlink_to(secret, target_is_directory=True)
+    (tmp_path / "files").mkdir()
+    for name in ("config.toml", "summary.json", "metrics.jsonl", "lock"):
+        (tmp_path / "files" / name).symlink_to(secret / name)
+    (tmp_path / "pipes").mkdir()
+    (tmp_path / "pipes" / "config.toml").write_text("format = 1")
+    os.mkfifo(tmp_path / "pipes" / "metrics.jsonl")
+    watch.look()
+    found = {run["id"]: run for run in watch.overview()}
+    assert found.keys() == {"files", "pipes"}
+    assert found["files"]["status"] == "damaged" and "secret" not in json.dumps(found)
+    assert watch.runs["pipes"].details()["done"] == 0
+
+
+def test_huge_lines_and_files_are_bounded(make_run, watch, tmp_path, monkeypatch):
+    monkeypatch.setattr(live, "MOST_BYTES_OF_A_LINE", 1000)
+    monkeypatch.setattr(live, "MOST_BYTES_OF_A_FILE", 1000)
+    run = make_run(rounds=1, name="mine", summary=False, clients=2)
+    with (run.path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"round": 2, "x": "' + b"a" * 5000 + b'"}\n{"round": 3}\n')
+    assert only(watch)["done"] == 3 and list(watch.runs["mine"].rounds) == [1, 3]
+    (run.path / "config.toml").write_text("x = 1\n" * 1000)
+    assert only(watch)["problem"] == "config.toml cannot be read"
+
+
+def test_only_known_names_lead_to_runs(make_run, tmp_path):
+    make_run(rounds=1, name="mine")
+    (tmp_path / "inside").mkdir()
+    watch = Watch(tmp_path / "inside")
+    watch.look()
+    for name in ("../mine", "/etc", "", ".", "mine\0", str(tmp_path / "mine")):
+        assert watch.get(name) is None
+
+
+def test_clients_and_their_histories(make_run, watch):
+    census = {"samples": [5, 6, 7, 8], "attackers": [3], "judged": [1, 3]}
+    make_run(rounds=4, clients=2, name="mine", census=census, refused={"1": "NaN \ud800"}, notes=notes.genfed)
+    watch.look()
+    details = watch.runs["mine"].details()
+    people = [(one["client"], one["attacker"], one["samples"]) for one in details["clients"]]
+    assert people == [(1, False, 6), (3, True, 8)]
+    assert details["refused"][0] == [1, "1", "NaN ?"] and '"fitness"' in details["notes"]
+    history = watch.runs["mine"].client(3)
+    assert history["rounds"] == [2, 4] and history["values"][-1] == details["clients"][1]["value"]
+    assert watch.runs["mine"].client(99)["values"] == []
+
+
+def test_a_folder_that_is_itself_a_run(make_run):
+    run = make_run(rounds=1, name="mine")
+    assert only(Watch(run.path))["id"] == "mine"

@@ -1,0 +1,102 @@
+import re
+
+import noted as notes
+import pytest
+from browser import Browser, needs_chromium
+
+from fedhelix.report.page import clients, html, series, tiles, warnings
+from fedhelix.report.paper import latex_report, markdown_report
+from fedhelix.report.places import Selection
+from fedhelix.report.results import grouped, read
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+@pytest.fixture
+def chosen(make_run) -> Selection:
+    runs = [
+        make_run(method, seed, clients=3, census=notes.CENSUS, notes=notes.genfed, refused={"1": "it holds NaN"})
+        for method in ("fedavg", "genfed")
+        for seed in (0, 1)
+    ]
+    return Selection(runs, ["fedhelix compare fedavg genfed --seeds 2"])
+
+
+def test_the_page_holds_everything_and_needs_nothing_else(chosen):
+    page = html(chosen)
+    for words in ("fedhelix compare fedavg genfed --seeds 2", "vs fedavg", "it holds NaN", "attacked", "Who has what"):
+        assert words in page
+    outside = [
+        link for link in re.findall(r"(?:src|href|url)\s*[=(]\s*[\"']?([^\"')\s>]+)", page) if "data:" not in link
+    ]
+    assert outside == []
+    assert "http" not in re.sub(r"data:image/svg\+xml;base64,[\w+/=]+|http-equiv|http://www.w3.org/2000/svg", "", page)
+
+
+def test_numbers_of_the_page_by_hand(chosen, make_run):
+    groups = grouped(chosen.folders)
+    line = series(groups)[0]
+    assert line["x"]["round"] == list(range(1, 21)) and line["x"]["mib"] == list(range(1, 21))
+    assert line["x"]["seconds"][:2] == [1.5, 3.0]
+    personal = line["y"]["personal_accuracy"]
+    finals = [read(folder).final("personal_accuracy") for folder in chosen.folders[:2]]
+    assert personal["mid"][0] is None, "odd rounds were not evaluated"
+    assert personal["mid"][-1] == pytest.approx(sum(finals) / 2, rel=1e-5)
+    assert [personal["low"][-1], personal["high"][-1]] == pytest.approx(sorted(finals), rel=1e-5)
+    table = clients(groups)
+    assert table["headers"] == ["client", "seed", "samples", "fedavg", "genfed"] and len(table["rows"]) == 6
+    marked = [row[0]["text"] for row in table["rows"] if "×" in row[0]["text"]]
+    assert marked == ["2 ×", "2 ×"]
+    assert tiles(groups)[0]["what"] == "highest personal accuracy"
+    said = warnings([read(make_run(complete=False, rounds=3))])
+    assert len(said) == 1 and "unfinished" in said[0]
+
+
+def test_hostile_text_stays_text(make_run, tmp_path):
+    run = make_run(HOSTILE, name="hostile", options={"x": HOSTILE}, refused={HOSTILE: HOSTILE}, data=HOSTILE)
+    chosen = Selection([run], [HOSTILE])
+    page = html(chosen)
+    assert "<script>alert" not in page and "<img src=x" not in page
+    paper = markdown_report(chosen, tmp_path / "r.md")
+    outside_of_code = re.sub(r"```.*?```", "", paper, flags=re.DOTALL)
+    assert "<script>" not in re.sub(r"\\.", "", outside_of_code)
+    assert r"\textless" not in latex_report(chosen) and r"alert(1)" in latex_report(chosen)
+
+
+@pytest.mark.parametrize("odd", [{"rounds": 0}, {"evaluated": False}, {"summary": False}, {"metric": "score"}])
+def test_odd_runs_have_reports_too(make_run, odd):
+    assert "Result" in html(Selection([make_run(**odd)], []))
+
+
+def test_papers(chosen, tmp_path):
+    text = markdown_report(chosen, tmp_path / "r.md")
+    assert "| genfed | 2 |" in text
+    for picture in re.findall(r"\]\((\S+\.png)\)", text):
+        assert (tmp_path / picture).exists()
+    lines = latex_report(chosen).splitlines()
+    assert lines[0] == "% fedhelix compare fedavg genfed --seeds 2"
+    assert lines[1] == r"\begin{tabular}{lrrrrrrrrr}" and lines[-1] == r"\end{tabular}"
+    assert r"personal \%" in lines[3] and r"$\pm$" in lines[5]
+
+
+@needs_chromium
+def test_the_page_in_a_browser(chosen, make_run, tmp_path, browser: Browser):
+    (tmp_path / "report.html").write_text(html(chosen), encoding="utf-8")
+    for width in (1280, 390):
+        browser.open(f"file://{tmp_path}/report.html", width, wait_for="document.querySelector('#curves .line')")
+        assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), "no sideways scrolling"
+        assert browser.evaluate("[...document.images].every((image) => image.naturalWidth > 0)")
+    lines = "document.querySelectorAll('#curves polyline').length"
+    assert browser.evaluate(lines) == 2
+    browser.evaluate("[...document.querySelectorAll('.legend button')].find((b) => b.innerText === 'fedavg').click()")
+    assert browser.evaluate(lines) == 1
+    browser.evaluate("[...document.querySelectorAll('.picker button')].find((b) => b.innerText === 'seconds').click()")
+    assert browser.evaluate("document.querySelector('#curves svg[role=img]').getAttribute('aria-label')").endswith(
+        "seconds"
+    )
+    browser.evaluate("document.querySelector('table.sortable th:nth-child(3) button').click()")
+    assert browser.evaluate("document.querySelector('table.sortable tbody td:nth-child(3)').innerText") == "20"
+    hostile = make_run(HOSTILE, name="hostile", data=HOSTILE)
+    (tmp_path / "hostile.html").write_text(html(Selection([hostile], [HOSTILE])), encoding="utf-8")
+    browser.open(f"file://{tmp_path}/hostile.html", wait_for="document.querySelector('#curves .line')")
+    assert HOSTILE in browser.text() and browser.complaints == []

@@ -1,0 +1,158 @@
+"""The dashboard as a browser meets it: a real server, and where there is one, a real browser."""
+
+import http.client
+import json
+import shutil
+import socket
+import threading
+import time
+from contextlib import contextmanager
+
+import noted as notes
+import pytest
+from browser import Browser, needs_chromium
+
+from fedhelix.errors import BadInput
+from fedhelix.report.server import dashboard, is_loopback, serve
+from fedhelix.store import RunFolder
+
+uvicorn = pytest.importorskip("uvicorn", reason="needs pip install 'fedhelix[report]'")
+pytest.importorskip("starlette", reason="needs pip install 'fedhelix[report]'")
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+@contextmanager
+def serving(folder, token=None):
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(
+        uvicorn.Config(dashboard(folder, token), log_level="warning", ws="none", timeout_graceful_shutdown=1)
+    )
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def get(port: int, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    link.request("GET", path, headers=headers)
+    answer = link.getresponse()
+    found = answer.status, dict(answer.getheaders()), answer.read().decode()
+    link.close()
+    return found
+
+
+def test_answers_and_what_is_refused(make_run, tmp_path):
+    (tmp_path / "secret.txt").write_text("secret")
+    make_run(rounds=2, name="a b&c")
+    with serving(tmp_path) as port:
+        code, headers, page = get(port, "/")
+        assert code == 200 and "script-src 'self'" in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff" and "http" not in page
+        assert [run["id"] for run in json.loads(get(port, "/api/runs")[2])["runs"]] == ["a b&c"]
+        assert json.loads(get(port, "/api/run?run=a%20b%26c")[2])["done"] == 2
+        assert json.loads(get(port, "/api/compare?run=a%20b%26c&run=nothing")[2])["lines"][0]["label"] == "a b&c"
+        assert json.loads(get(port, "/api/client?run=a%20b%26c&client=0")[2])["rounds"] == [2]
+        assert json.loads(get(port, "/api/client?run=a%20b%26c&client=-1e9x")[2])["rounds"] == []
+        for climbing in ("/static/../live.py", "/static/%2e%2e%2flive.py", "/static/report.html", "/secret.txt"):
+            assert get(port, climbing)[0] == 404
+        for name in ("..%2F..%2Fetc", "%2Fetc%2Fpasswd", "%00", "secret.txt", ""):
+            assert get(port, f"/api/run?run={name}")[0] == 404
+        assert get(port, "/", Host="evil.example")[0] == 403, "another name for this address"
+
+
+def test_the_token(make_run, tmp_path):
+    make_run(rounds=1, name="mine")
+    with serving(tmp_path, token="Sesam") as port:
+        assert get(port, "/")[0] == 401 and get(port, "/api/runs", Cookie="fedhelix=wrong")[0] == 401
+        code, headers, _ = get(port, "/?token=Sesam")
+        assert code == 303 and headers["location"] == "/"
+        assert "HttpOnly" in headers["set-cookie"] and "SameSite=strict" in headers["set-cookie"]
+        assert get(port, "/api/runs", Cookie="fedhelix=Sesam", Host="name.example")[0] == 200
+
+
+def test_addresses(tmp_path):
+    assert is_loopback("127.0.0.1") and is_loopback("::1") and is_loopback("localhost")
+    assert not is_loopback("0.0.0.0") and not is_loopback("192.168.1.5") and not is_loopback("localhost.evil.example")
+    with pytest.raises(BadInput, match="there is no folder"):
+        serve(tmp_path / "nothing", "127.0.0.1", 0, None)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(BadInput, match="cannot listen"):
+        serve(tmp_path, "127.0.0.1", taken.getsockname()[1], None)
+
+
+def test_changes_are_told(make_run, tmp_path):
+    first = make_run(rounds=1, name="first")
+    with serving(tmp_path) as port:
+        link = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        link.request("GET", "/api/events")
+        stream = link.getresponse()
+        assert stream.readline().startswith(b":")
+        make_run(rounds=1, name="second")
+        shutil.rmtree(first.path)
+        gone: list[str] = []
+        changed: list[str] = []
+        while not (gone and changed):
+            line = stream.readline()
+            if line.startswith(b"data:"):
+                said = json.loads(line[5:])
+                gone += said["gone"]
+                changed += [run["id"] for run in said["changed"]]
+        assert (gone, set(changed)) == (["first"], {"second"})
+        link.close()
+
+
+@needs_chromium
+def test_the_dashboard_in_a_browser(make_run, tmp_path, browser: Browser):
+    for seed in range(3):
+        make_run("fedavg", seed, rounds=6, clients=3, census=notes.CENSUS, name=f"fedavg-seed{seed}")
+    make_run(HOSTILE, rounds=2, name=HOSTILE, data=HOSTILE, refused={HOSTILE: HOSTILE}, notes=lambda _: {HOSTILE: 1})
+    shown = "[...document.querySelectorAll('tbody tr')].map((row) => row.dataset.run)"
+    with serving(tmp_path) as port:
+        home = f"http://127.0.0.1:{port}/"
+        browser.open(home, wait_for="document.querySelectorAll('tbody tr').length === 4")
+        browser.until("document.getElementById('state').innerText === 'live'")
+        assert HOSTILE in browser.evaluate(shown)
+        # A run that goes on while somebody watches the list, and then the run itself.
+        with RunFolder.create(tmp_path / "fresh", {"rounds": 4, "seed": 0, "method": {"name": "genfed"}}) as folder:
+            folder.append(
+                {"round": 1, "personal_accuracy": 0.25, "personal": [0.25], "uplink_bytes": 9, "seconds": 1.0}
+            )
+            row = "document.querySelector('tr[data-run=fresh]')"
+            browser.until(f"{row} && {row}.innerText.includes('running') && {row}.innerText.includes('25.0 %')")
+            browser.evaluate(f"{row}.querySelector('a').click()")
+            browser.until("document.querySelector('#view .canvas circle')")
+            folder.append(
+                {"round": 2, "personal_accuracy": 0.75, "personal": [0.75], "uplink_bytes": 9, "seconds": 1.0}
+            )
+            browser.until(
+                "document.querySelector('#view .canvas polyline') && document.body.innerText.includes('75.0 %')"
+            )
+            browser.evaluate("document.querySelector('.people button').click()")
+            browser.until("document.querySelector('#history polyline')")
+            folder.write_summary({"method": "genfed", "rounds": 2, "personal_accuracy": 0.75, "complete": True})
+        browser.until("document.querySelector('.tile .badge').innerText === 'complete'")
+        shutil.rmtree(folder.path)
+        browser.until("document.body.innerText.includes('This run is not there')")
+        complaints = [words for words in browser.complaints if "404" not in words]  # the browser logs the missing run
+        browser.complaints.clear()
+        # Compare three of them.
+        browser.open(f"{home}#/", wait_for="document.querySelectorAll('tbody tr').length === 4")
+        ticks = "document.querySelectorAll('tr[data-run^=fedavg] input')"
+        browser.evaluate(f"{ticks}.forEach((tick) => tick.click())")
+        browser.evaluate("document.getElementById('compare').click()")
+        browser.until("document.querySelectorAll('#view polyline').length === 3")
+        # What a stranger put into names stays text.
+        browser.evaluate("location.hash = '#/run/' + encodeURIComponent('<img src=x onerror=alert(1)>')")
+        browser.until(f"document.querySelector('h1').innerText === {json.dumps(HOSTILE)}")
+        browser.until("document.querySelector('.warning li')")
+        assert browser.evaluate("document.images.length") == 0
+        for width in (390, 1280):
+            browser.open(home, width, wait_for="document.querySelectorAll('tbody tr').length === 4")
+            assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        browser.call("Page.navigate", url="about:blank")
+        time.sleep(0.1)
+    assert complaints + browser.complaints == []
