@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,15 +95,27 @@ class Process:
         return self.running is not None and self.running.poll() is None
 
     def stop(self) -> None:
-        """End it and whatever it has started."""
+        """End it and whatever it has started: Flower's helpers have sessions of their own, and may wait for ever."""
         if self.running is None:
             return
+        helpers = descendants(self.running.pid)
         for sign in (signal.SIGTERM, signal.SIGKILL):
-            try:
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 os.killpg(self.running.pid, sign)
                 self.running.wait(STOP)
-            except (ProcessLookupError, subprocess.TimeoutExpired):
-                continue
+        for pid in helpers:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and theirs."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False).stdout
+    parents = [tuple(map(int, line.split())) for line in listed.splitlines()]
+    found = [pid]
+    for parent in found:  # grows while it is read
+        found += [child for child, its in parents if its == parent]
+    return found[1:]
 
 
 class Local:
@@ -189,9 +202,6 @@ class Local:
 
     def stop(self) -> None:
         """End everything: sites first, so that they can say goodbye."""
-        for process in (*self.sites.values(), self.superlink):
-            if process.running is not None and process.alive:
-                os.killpg(process.running.pid, signal.SIGTERM)
         for process in (*self.sites.values(), self.superlink):
             process.stop()
         (self.folder / NOTE).unlink(missing_ok=True)
