@@ -48,6 +48,9 @@ SKETCHES = {
     "fedfina": Sketch("ssttt", "mean of the\nlast layers", "train; the rest\nis its own"),
     "fedlg": Sketch("stsst", "mean of chosen\nlayers", "train; the rest\nis its own"),
     "fedlp": Sketch("mmmmm", "each layer: mean of\nthose who sent it", "train; send each\nlayer by chance"),
+    "fedlps": Sketch("fmmmt", "each channel: mean of\nthose who kept it", "train; send only the\nstrongest channels"),
+    "clustered": Sketch("ttttt", "one model for each\ncluster of clients", "train"),
+    "gene-fl": Sketch("ssmms", "per cluster: mean of\nthe genes", "train near the cluster;\nsend a small gene"),
     "fedau": Sketch("ttttt", "weights: rounds between\na client's visits", "train"),
     "fedumf": Sketch("ttttt", "mean of the models", "who waits trains too,\nand starts ahead", "sssss"),
     "pfedgpa": Sketch(
@@ -102,7 +105,7 @@ def exchange(sketch: Sketch, path: Path) -> None:
     words = {
         "travels": "travels",
         "stays": "stays with its client",
-        "frozen": "frozen as drawn",
+        "frozen": "frozen",
         "sometimes": "by chance",
     }
     for number, kind in enumerate(used):

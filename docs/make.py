@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhelix import METHODS
-from fedhelix.papers.tables import markdown
+from fedhelix.papers.tables import grid
 from fedhelix.progress import human_bytes
 
 ROOT = Path(__file__).parents[1]
@@ -72,6 +72,20 @@ def gpu() -> str:
             seconds = found[key]["seconds_per_round"]
             rows.append([words, f"{seconds['plain']:.3g}", f"{seconds['ours']:.3g}", f"{found[key]['ratio']:.1f}"])
     return table(["workload", "plain loop, s per round", "batched, s per round", "ratio"], rows)
+
+
+def cpu() -> str:
+    """The CPU race."""
+    found = result("speed-cpu-w2")["W2"]
+    names = {
+        "fedhelix": "fedhelix, `parallel`, two workers",
+        "pfl": "pfl 0.6 in its best setting: two processes, oneDNN off",
+    }
+    rows = []
+    for key, words in names.items():
+        seconds, memory = found["seconds_per_round"][key]["median"], found["peak_memory_MiB"][key]["pss"]
+        rows.append([words, f"{seconds:.2f}", f"{memory:.0f}"])
+    return table(["contestant", "s per round", "memory, MiB"], rows)
 
 
 def dashboard() -> str:
@@ -134,18 +148,36 @@ def results(name: str) -> str:
     return table(headers, rows) if rows else "It is not in a committed result file yet.\n"
 
 
-def bench(name: str) -> str:
-    """All measures of a study, ours beside the paper's."""
+def study(name: str, scale: str) -> str:
+    """What `fedhelix bench` measured: a table for each measure, or one for all where it has a single column."""
+    if not (RESULTS / f"{name}-{scale}.json").exists():
+        return f"It has not been run at scale `{scale}` yet.\n"
+    found = result(f"{name}-{scale}")
+    seeds = len(found["seeds"])
+    told = f"`{found['command']}`, {found['device']}, {found['seconds']:.0f} s, {seeds} seed{'s' if seeds > 1 else ''}"
+    told += "" if found["complete"] else "; stopped before the end, and – marks what is missing"
+    told += (
+        f"; the paper's figures in brackets → [`{name}-{scale}.json`](../../benchmarks/results/{name}-{scale}.json)\n"
+    )
+    grids = {measure: grid(found, measure) for measure in found["measures"]}
+    headers, rows = next(iter(grids.values()))
+    if len(headers) == 2:
+        lines = [[row[0], *(texts[place][1] for _, texts in grids.values())] for place, row in enumerate(rows)]
+        return f"{told}\n{table([headers[1], *grids], lines)}"
+    return "\n".join([told, *(f"*{measure}*\n\n{table(*shown)}" for measure, shown in grids.items())])
+
+
+def audit(name: str) -> str:
+    """What `fedhelix audit` found."""
     if not (RESULTS / f"{name}.json").exists():
-        return "Not measured yet.\n"
+        return "It has not been run yet.\n"
     found = result(name)
-    parts = [
-        f"{measure}, ours ± standard error (paper):\n\n{markdown(found, measure)}" for measure in found["measures"]
+    rows = [
+        [row["method"], row["attacker"], f"{row['seen']:.1%}", f"{row['psnr']:.1f}", f"{row['ssim']:.2f}"]
+        for row in found["rows"]
     ]
-    seeds = f"{len(found['seeds'])} seed{'s' if len(found['seeds']) > 1 else ''}"
-    partly = "" if found["complete"] else "; it was stopped before the end, and – marks what is missing"
-    made_by = f"`{found['command']}`, {seeds}, {found['seconds']:.0f} s on {found['device']}{partly}"
-    return f"{made_by} → [`{name}.json`](../../benchmarks/results/{name}.json)\n\n" + "\n".join(parts)
+    headers = ["method", "attacker ", "of the model is seen", "PSNR in dB, median", "SSIM, median"]
+    return f"`{found['command']}`\n\n{table(headers, rows)}"
 
 
 def claims() -> str:
@@ -214,8 +246,8 @@ CLAIMS: list[tuple[str, str, tuple[str, str, str], tuple[str, str, str], float]]
 ]
 
 PARTS: dict[str, Callable[..., str]] = {
-    "table1": table1, "gpu": gpu, "dashboard": dashboard, "choosing": choosing, "options": options, "results": results,
-    "bench": bench, "claims": claims,
+    "table1": table1, "gpu": gpu, "cpu": cpu, "dashboard": dashboard, "choosing": choosing, "options": options,
+    "results": results, "study": study, "audit": audit, "claims": claims,
 }  # fmt: skip
 
 

@@ -175,9 +175,11 @@ def mask(result: Result) -> Figure | None:
         axes.plot(*zip(*series, strict=True), color=COLOURS[place], linewidth=1.7, marker="o", markersize=3,
                   drawstyle="steps-mid" if series is gamma else "default")  # fmt: skip
         tidy(axes, "" if place else "How much is a gene?")
-        axes.set(ylabel=words, ylim=(0, None))
+        axes.set(ylabel=words, ylim=(0, 1.12 * max(max(value for _, value in series), 1e-9)))
         if series is density:
             axes.yaxis.set_major_formatter(percent)
+        else:
+            axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     panels[-1].set(xlabel="round")
     _whole_rounds(panels[-1])
     return figure
@@ -186,7 +188,7 @@ def mask(result: Result) -> Figure | None:
 def distances(result: Result) -> Figure | None:
     """pFedGPA: is a generated model a copy of an upload? Its distance to the nearest one, beside the uploads' own."""
     kinds = {
-        "uploads_spread": "uploads: to each other",
+        "uploads_spread": "uploads: to their mean",
         "nearest_upload": "uploads: to the nearest other",
         "generated_to_nearest": "generated: to the nearest upload",
     }

@@ -11,6 +11,9 @@ const MEASURES = [
   { key: "score", label: "global score" },
   { key: "train_loss", label: "training loss" },
 ];
+// Of a score, the worst tenth is a score too.
+const SCORES = MEASURES.map((measure) => (measure.key === "personal_p10" ? { ...measure, percent: false } : measure));
+const measuresOf = (lines) => (lines.some((line) => line.y.personal_score) ? SCORES : MEASURES);
 const view = document.getElementById("view");
 const runs = new Map();
 const ticked = new Set();
@@ -139,6 +142,7 @@ async function showRun(name, mine) {
     if (mine !== alive) return;
     if (!run) { gone(); return; }
     chart.percent = run.metric.endsWith("accuracy");
+    chart.measures = measuresOf([run.line]);
     chart.show([{ ...run.line, label: run.method || name, place: 0 }]);
     const tile = (what, value) => element("div", { class: "tile" }, element("span", {}, what), element("b", {}, value));
     top.replaceChildren(tile("status", badge(run)), tile("rounds", progress(run)),
@@ -185,6 +189,7 @@ async function showCompare(names, mine) {
     const found = await ask(`/api/compare?${query(names)}`);
     if (mine !== alive) return;
     const places = new Map(names.map((name, place) => [name, place]));
+    chart.measures = measuresOf(found.lines);
     chart.show(found.lines.map((line) => ({ ...line, place: places.get(line.label) })));
     body.replaceChildren(...found.lines.map(({ overview: run }) => element("tr", {},
       element("td", {}, element("a", { href: address("run", run.id) }, run.id)), element("td", {}, stage(run)),
