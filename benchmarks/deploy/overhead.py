@@ -14,11 +14,14 @@ import shutil
 import statistics
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 
 from fedhelix.deploy import submit
 from fedhelix.deploy.local import Local, Process, free_port
 from fedhelix.runs.config import make_plan, versions
+from fedhelix.store import RunFolder
 
 RESULT = Path(__file__).parent.parent / "results" / "deploy-overhead.json"
 ROUNDS = {"warm": 12, "flower": 4}
@@ -35,6 +38,33 @@ def with_flowers_nodes(local: Local) -> None:
         local.sites[name] = Process(name, command, local.folder / "logs" / f"{name}.log", local.env)
 
 
+def processor_seconds(pid: int) -> float:
+    """What a process has used so far (Linux)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class Meter(threading.Thread):
+    """Processor time of the SuperLink and of a site's connection from the end of round 1 on."""
+
+    def __init__(self, local: Local, run: RunFolder):
+        super().__init__(daemon=True)
+        self.run_folder, self.pids = run, {"superlink": local.superlink.running.pid}
+        self.pids["site"] = next(iter(local.sites.values())).running.pid
+        self.before: dict[str, float] = {}
+
+    def run(self) -> None:
+        while not self.run_folder.records():
+            time.sleep(0.05)
+        self.before = {name: processor_seconds(pid) for name, pid in self.pids.items()}
+
+    def per_round(self, rounds: int) -> dict[str, float]:
+        """Seconds for each of the rounds since."""
+        return {
+            name: round((processor_seconds(pid) - self.before[name]) / rounds, 3) for name, pid in self.pids.items()
+        }
+
+
 def measure(way: str) -> dict:
     folder, load = Path(tempfile.mkdtemp(prefix="fedhelix-overhead-")), []
     try:
@@ -45,7 +75,10 @@ def measure(way: str) -> dict:
             plan = make_plan("fedavg", {"clients": SITES, "rounds": ROUNDS[way]})
             load.append(os.getloadavg()[0])
             run = submit.create(plan, folder / "run")
+            meter = Meter(local, run)
+            meter.start()
             summary = submit.play(local.control(), run, quiet=True)
+            used = meter.per_round(ROUNDS[way] - 1)
             load.append(os.getloadavg()[0])
         records = run.records()[1:]  # the first one sets everything up
         overhead = [record["seconds"] - record["wire"]["site_seconds"] for record in records]
@@ -56,6 +89,7 @@ def measure(way: str) -> dict:
             "seconds_per_round": statistics.median(record["seconds"] for record in records),
             "overhead_median": statistics.median(overhead),
             "overhead_all": [round(value, 3) for value in overhead],
+            "processor_seconds_per_round": used,
             "load_average_before_and_after": [round(value, 1) for value in load],
         }
     finally:
