@@ -148,8 +148,14 @@ def results(name: str) -> str:
 
 
 PARTS: dict[str, Callable[..., str]] = {
-    "table1": table1, "gpu": gpu, "cpu": cpu, "dashboard": dashboard, "choosing": choosing, "options": options, "results": results,
-}  # fmt: skip
+    "table1": table1,
+    "gpu": gpu,
+    "cpu": cpu,
+    "dashboard": dashboard,
+    "choosing": choosing,
+    "options": options,
+    "results": results,
+}
 
 
 def made(text: str) -> str:
