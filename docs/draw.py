@@ -48,13 +48,15 @@ SKETCHES = {
     "fedfina": Sketch("ssttt", "mean of the\nlast layers", "train; the rest\nis its own"),
     "fedlg": Sketch("stsst", "mean of chosen\nlayers", "train; the rest\nis its own"),
     "fedlp": Sketch("mmmmm", "each layer: mean of\nthose who sent it", "train; send each\nlayer by chance"),
+    "fedlps": Sketch("fmmmt", "each channel: mean of\nthose who kept it", "train; send only the\nstrongest channels"),
+    "clustered": Sketch("ttttt", "one model for each\ncluster of clients", "train"),
+    "gene-fl": Sketch("ssmms", "per cluster: mean of\nthe genes", "train near the cluster;\nsend a small gene"),
     "fedau": Sketch("ttttt", "weights: rounds between\na client's visits", "train"),
-    "fedlps": Sketch("ftttt", "each channel: mean of\nthose who kept it", "send the strongest\nchannels"),
-    "pfedhn": Sketch("ttttt", "a hypernetwork makes\neach client's model", "train"),
-    "clustered": Sketch("ttttt", "one model\nper cluster", "tell once how its\ndata lie; train"),
-    "gene-fl": Sketch("sttss", "per cluster: mean\nof the genes", "train, pulled to the\ncluster; send the gene"),
-    "pfedgpa": Sketch("ttttt", "generate a model for\neach from all uploads", "train; fine-tune\nwhat was generated"),
     "fedumf": Sketch("ttttt", "mean of the models", "who waits trains too,\nand starts ahead", "sssss"),
+    "pfedgpa": Sketch(
+        "ttttt", "mean of the models;\nlast, a generator of\neach client's own", "train; fine-tune what\nwas generated"
+    ),
+    "pfedhn": Sketch("ttttt", "a hypernetwork makes\neach client's model", "train"),
 }
 
 

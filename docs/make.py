@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhelix import METHODS
+from fedhelix.papers.tables import grid
 from fedhelix.progress import human_bytes
 
 ROOT = Path(__file__).parents[1]
@@ -147,15 +148,107 @@ def results(name: str) -> str:
     return table(headers, rows) if rows else "It is not in a committed result file yet.\n"
 
 
+def study(name: str, scale: str) -> str:
+    """What `fedhelix bench` measured: a table for each measure, or one for all where it has a single column."""
+    if not (RESULTS / f"{name}-{scale}.json").exists():
+        return f"It has not been run at scale `{scale}` yet.\n"
+    found = result(f"{name}-{scale}")
+    seeds = len(found["seeds"])
+    told = f"`{found['command']}`, {found['device']}, {found['seconds']:.0f} s, {seeds} seed{'s' if seeds > 1 else ''}"
+    told += "" if found["complete"] else "; stopped before the end, and – marks what is missing"
+    told += (
+        f"; the paper's figures in brackets → [`{name}-{scale}.json`](../../benchmarks/results/{name}-{scale}.json)\n"
+    )
+    grids = {measure: grid(found, measure) for measure in found["measures"]}
+    headers, rows = next(iter(grids.values()))
+    if len(headers) == 2:
+        lines = [[row[0], *(texts[place][1] for _, texts in grids.values())] for place, row in enumerate(rows)]
+        return f"{told}\n{table([headers[1], *grids], lines)}"
+    return "\n".join([told, *(f"*{measure}*\n\n{table(*shown)}" for measure, shown in grids.items())])
+
+
+def audit(name: str) -> str:
+    """What `fedhelix audit` found."""
+    if not (RESULTS / f"{name}.json").exists():
+        return "It has not been run yet.\n"
+    found = result(name)
+    rows = [
+        [row["method"], row["attacker"], f"{row['seen']:.1%}", f"{row['psnr']:.1f}", f"{row['ssim']:.2f}"]
+        for row in found["rows"]
+    ]
+    headers = ["method", "attacker ", "of the model is seen", "PSNR in dB, median", "SSIM, median"]
+    return f"`{found['command']}`\n\n{table(headers, rows)}"
+
+
+def claims() -> str:
+    """What of pFedGPA's claims holds in our measurements, as far as they are there."""
+    said = []
+    for name, words, left, right, least in CLAIMS:
+        if not (RESULTS / f"{name}.json").exists():
+            continue
+        cells = {(cell["row"], cell["column"]): cell for cell in result(name)["cells"]}
+        one, other = (cells.get(where[:2], {}).get(where[2], {}).get("mean") for where in (left, right))
+        if one is None or other is None:
+            continue
+        verdict = "Yes" if one - other >= least else "No"
+        said.append(f"* {verdict}: {words} {one:.2f} against {other:.2f}.\n")
+    return "".join(said) or "Not measured yet.\n"
+
+
+# Study, sentence, (row, column, measure) of ours and of what it is held against, and by how much it must be ahead.
+_FASHION, _TEST = "Fashion-MNIST", "test"
+CLAIMS: list[tuple[str, str, tuple[str, str, str], tuple[str, str, str], float]] = [
+    (
+        "pfedgpa-table1-gpu",
+        "without fine-tuning pFedGPA is at FedAvg-FT's level.",
+        ("pFedGPA", "Fashion-MNIST 20", "before fine-tuning"),
+        ("FedAvg-FT", "Fashion-MNIST 20", "accuracy"),
+        0.0,
+    ),
+    (
+        "pfedgpa-table1-gpu",
+        "after fine-tuning pFedGPA is not below FedAvg-FT.",
+        ("pFedGPA", "Fashion-MNIST 20", "accuracy"),
+        ("FedAvg-FT", "Fashion-MNIST 20", "accuracy"),
+        0.0,
+    ),
+    (
+        "pfedgpa-table2-gpu",
+        "before fine-tuning inversion is at least 8 points better than direct generation.",
+        ("inversion", _FASHION, "before fine-tuning"),
+        ("no inversion", _FASHION, "before fine-tuning"),
+        8.0,
+    ),
+    *(
+        (
+            "pfedgpa-rivals-gpu",
+            f"inversion of means beats the cheap rival '{rival}'.",
+            ("inversion of means", _FASHION, _TEST),
+            (rival, _FASHION, _TEST),
+            0.0,
+        )
+        for rival in (
+            "own upload",
+            "mean of own uploads",
+            "mean of own updates",
+            "four nearest",
+            "half-way to the four nearest",
+            "own upload and noise",
+        )
+    ),
+    (
+        "pfedgpa-newcomers-gpu",
+        "a guided newcomer is ahead of one that starts from the average, after one local training.",
+        ("guided", _FASHION, "after one local training"),
+        ("average", _FASHION, "after one local training"),
+        0.0,
+    ),
+]
+
 PARTS: dict[str, Callable[..., str]] = {
-    "table1": table1,
-    "gpu": gpu,
-    "cpu": cpu,
-    "dashboard": dashboard,
-    "choosing": choosing,
-    "options": options,
-    "results": results,
-}
+    "table1": table1, "gpu": gpu, "cpu": cpu, "dashboard": dashboard, "choosing": choosing, "options": options,
+    "results": results, "study": study, "audit": audit, "claims": claims,
+}  # fmt: skip
 
 
 def made(text: str) -> str:

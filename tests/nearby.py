@@ -97,7 +97,7 @@ class Neighbourhood:
     def federation(self, plan: Plan, experiment: str = "experiment") -> Federation:
         """As the server app makes it."""
         post = Post(self.grid, self.terms)
-        roster = Roster(self.folder / "sites.json", plan.config.clients)
+        roster = Roster(self.folder / "sites.json", plan.config.clients + plan.config.newcomers)
         if not roster.cards:
             post.gather(self.terms.begin or plan.config.clients)
             roster.enrol(post.cards, post.connected)

@@ -291,7 +291,7 @@ def test_ctrl_c_between_checkpoints_loses_no_complete_round(tmp_path, monkeypatc
         ({"partition": "dirichlet:0"}, "alpha must be greater than 0"),
         ({"partition": "dirichlt:1"}, "unknown partition 'dirichlt'; did you mean 'dirichlet'?"),
         ({"data": "digit"}, "unknown data set 'digit'; did you mean 'digits'?"),
-        ({"model": "resnet"}, "unknown model 'resnet'; did you mean 'resnet18'?"),
+        ({"model": "resnt18"}, "unknown model 'resnt18'; did you mean 'resnet18'?"),
         ({"model": nn.Linear(64, 10)}, "the model does not fit the data"),
         ({"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 7))}, "output does not fit the classes: .*needed"),
         ({"model": nn.Flatten()}, "no trainable parameters"),
@@ -341,3 +341,17 @@ def test_records_that_do_not_cover_the_checkpoint_are_refused(tmp_path):
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:1]))
     with pytest.raises(BadInput, match="lacks rounds that its checkpoint has"):
         small().fit(5, out=tmp_path / "run", resume=True, quiet=True)
+
+
+def test_clients_state_on_disk_is_that_in_memory(tmp_path):
+    straight = small(method=FedPer()).fit(4, quiet=True)
+    fed = small(method=FedPer())
+    fed.fit(2, out=tmp_path / "run", client_state="disk", quiet=True)
+    run = fed.fit(4, out=tmp_path / "run", resume=True, client_state="disk", quiet=True)
+    assert not run.standing.own.maps[0]  # nothing is held in memory
+    assert set(run.standing.own) == set(straight.standing.own)
+    for client, kept in straight.standing.own.items():
+        assert all(torch.equal(value, run.standing.own[client]["model"][name]) for name, value in kept["model"].items())
+    assert run.records[-1]["personal"] == straight.records[-1]["personal"]
+    with pytest.raises(BadInput, match="needs a run folder"):
+        fed.fit(1, client_state="disk")

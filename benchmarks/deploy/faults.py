@@ -104,7 +104,8 @@ def play(local: Local, out: Path, terms: list[str], fault: Callable[[Local], Non
         striker.join()
     records = folder.records()
     state = json.loads((out / "checkpoint" / "manifest.json").read_text())["server"]["sha256"]
-    reasons = [why for record in records for key in ("missing", "refused") for why in (record.get(key) or {}).values()]
+    reasons = [why for record in records for why in record["missing"].values()]
+    reasons += [f"the upload of client {who} {why}" for record in records for who, why in record["refused"].items()]
     troubles = [f"{who} {what}" for record in records for who, what in (record.get("troubles") or {}).items()]
     return {
         "rounds": len(records),

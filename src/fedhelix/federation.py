@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -50,7 +51,7 @@ class Standing:
 
     round: int
     server: Tree
-    own: dict[int, Tree]
+    own: dict[int, Tree] | ChainMap[int, Tree]
     changed: set[int] = field(default_factory=set)  # clients whose state is newer than the last checkpoint
     greeting_bytes: int = 0  # of hellos, replies and welcomes, until the next round has reported them
 
@@ -217,13 +218,12 @@ class Federation:
     def greet(self, standing: Standing, client: int, ctx: Context) -> tuple[Standing, int]:
         """The dialogue of the server with one unseen client: where that leads, and how many bytes it received."""
         ctx, server, payload, done = replace(ctx, clients=client), standing.server, Tree(), False
-        newcomer = client_of(self.engine.setup, Job(client, ctx.round, {}, {}))
         sent = received = 0
         while not done:
-            message = self.method.reply(payload, newcomer)
+            message = self.engine.reply(Job(client, ctx.round, payload, {}))
             server, payload, done = self.method.welcome(server, message, ctx)
             sent, received = sent + payload_bytes(message), received + payload_bytes(payload)
-        own = self.method.settle(payload, newcomer)
+        own = self.engine.settle(Job(client, ctx.round, payload, {}))
         known = {client: own} if own else {}
         spent = standing.greeting_bytes + sent + received
         return Standing(standing.round, server, standing.own | known, standing.changed | set(known), spent), received
@@ -326,12 +326,16 @@ class Federation:
         title: str | None = None,
         watch: Callable[[Record], None] | None = None,
         track: str | None = None,
+        client_state: Literal["memory", "disk"] = "memory",
     ) -> Run:
         """Train for some rounds with live progress; with `out`, into a run folder that can be resumed.
 
         `watch` sees every new record once it is kept; it may raise KeyboardInterrupt to stop after that round.
-        With `track` ("tensorboard" or "mlflow") every record goes there too.
+        With `track` ("tensorboard" or "mlflow") every record goes there too. With `client_state="disk"` what clients
+        keep lies in the run folder and is read when they are sampled, however many there are.
         """
+        if client_state == "disk" and out is None:
+            raise BadInput("clients' state on disk needs a run folder; give fit an out.")
         if track is not None:
             check_tracker(track)
             if out is None:
@@ -354,6 +358,7 @@ class Federation:
                     if [record["round"] for record in run.records] != list(range(1, run.standing.round + 1)):
                         raise BadInput(f"the metrics.jsonl of '{out}' lacks rounds that its checkpoint has.")
                 run.folder.write_clients(self.census())
+                self.engine.choices.update(run.folder.choices)
             if not run.standing.round:
                 run.standing = self.begin(rounds)
             progress = stack.enter_context(Progress(rounds, title or self.method.label, run.standing.round, quiet))
@@ -371,6 +376,9 @@ class Federation:
                         run.folder.append(record)
                         if run.standing.round % checkpoint_every == 0 or run.standing.round == rounds:
                             self._checkpoint(run)
+                            if client_state == "disk":
+                                states = run.folder.states(str(self.device))
+                                run.standing.own = ChainMap({}, states)  # type: ignore[arg-type]
                     if tracking is not None:
                         tracking.update(record)
                     progress.update(record)
@@ -395,6 +403,7 @@ class Federation:
     def _checkpoint(self, run: Run) -> None:
         if run.folder is not None and run.standing.round:
             own = {client: run.standing.own[client] for client in sorted(run.standing.changed)}
+            run.folder.write_choices(self.engine.choices)
             run.folder.checkpoint(run.standing.round, run.standing.server, own)
             run.standing.changed.clear()
 

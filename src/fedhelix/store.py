@@ -4,6 +4,7 @@
     clients.json     who has what: samples per client and class, and who is malicious
     metrics.jsonl    one record per round
     checkpoint/      the last complete state, from which the run continues
+    choices.json     what the engine chose by timing
     summary.json     the result
     lock             present while a process writes the run
 
@@ -19,7 +20,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,6 +175,17 @@ class RunFolder:
         self._lock.acquire()
         write_atomically(self._clients_path, json.dumps(_strict(census), allow_nan=False).encode() + b"\n")
 
+    @property
+    def choices(self) -> dict[str, Any]:
+        """What the engine has chosen by timing."""
+        return _read_json(self.path / "choices.json") or {}
+
+    def write_choices(self, choices: Mapping[str, str]) -> None:
+        """Keep what the engine has chosen, so that a resumed run computes as it began."""
+        if choices and choices != self.choices:
+            self._lock.acquire()
+            write_atomically(self.path / "choices.json", json.dumps(dict(choices), indent=1).encode() + b"\n")
+
     def checkpoint(self, round: int, server: Tree, own: Mapping[int, Tree]) -> None:
         """Save the state after a round; `own` holds only the clients that changed since the last checkpoint.
 
@@ -187,10 +199,14 @@ class RunFolder:
         """How many rounds the checkpoint holds."""
         return self._checkpoint.rounds()
 
+    def states(self, device: str = "cpu") -> Mapping[int, Tree]:
+        """The clients' states of the last checkpoint, each of them read when it is asked for."""
+        return _States(self._checkpoint, device)
+
     def restore(self, device: str = "cpu") -> tuple[int, Tree, dict[int, Tree]] | None:
         """The last complete checkpoint as (round, server, own), or None when there is none yet.
 
-        Records of later rounds are removed, because those rounds will be run again.
+        Records of later rounds are removed, because those rounds will be run again. All of it is read and checked.
         """
         self._lock.acquire()
         records = self.records()
@@ -229,9 +245,7 @@ class _Checkpoint:
         manifest = self._manifest()
         if manifest is None:
             return None
-        server = self._read_file(manifest["server"], device)
-        own = {int(client): self._read_file(entry, device) for client, entry in manifest["clients"].items()}
-        return manifest["round"], server, own
+        return manifest["round"], self._read_file(manifest["server"], device), dict(_States(self, device))
 
     def rounds(self) -> int:
         manifest = self._manifest()
@@ -278,6 +292,24 @@ class _Checkpoint:
             for path in self.path.glob(pattern):
                 if path.name not in named:
                     path.unlink(missing_ok=True)
+
+
+class _States(Mapping[int, Tree]):
+    """The clients' states of a checkpoint, read one by one; good until the next checkpoint is written."""
+
+    def __init__(self, checkpoint: _Checkpoint, device: str) -> None:
+        self.checkpoint, self.device = checkpoint, device
+        manifest = checkpoint._manifest() or {"clients": {}}
+        self.entries = {int(client): entry for client, entry in manifest["clients"].items()}
+
+    def __getitem__(self, client: int) -> Tree:
+        return self.checkpoint._read_file(self.entries[client], self.device)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
 
 
 class _Lock:

@@ -5,15 +5,18 @@ import pytest
 from fedhelix import METHODS
 from fedhelix.errors import BadInput
 from fedhelix.runs.config import make_plan
+from helpers import CHEAP as QUICK
 from helpers import same
 from nearby import Neighbourhood
 
 NETWORKS = {"fedbn": "digits-bn-cnn"}
+OPTIONS = {**QUICK, "clustered": {"clusters": 2}, "gene-fl": {"clusters": 2}}
 CHEAP = {"clients": 3, "rounds": 3, "epochs": 1, "batch_size": 128, "kernels": "onednn", "eval_every": 3}
 
 
 def plan_for(spec, **more):
-    return make_plan(spec, {**CHEAP, "model": NETWORKS.get(spec, "digits-cnn"), **more})
+    options = {f"method.{key}": value for key, value in OPTIONS.get(spec, {}).items()}
+    return make_plan(spec, {**CHEAP, **options, "model": NETWORKS.get(spec, "digits-cnn"), **more})
 
 
 def in_simulation(plan):
@@ -31,6 +34,33 @@ def test_sites_and_simulation_agree(spec, tmp_path):
             if key != "seconds":
                 # Where clients share a model, the simulation judges them together: sums in another order.
                 assert one[key] == (pytest.approx(value) if isinstance(value, float | list) else value), key
+
+
+@pytest.mark.parametrize("spec", ["fedavg", "fedper", "gene-fl", "pfedgpa", "pfedhn"])
+def test_newcomers_are_welcomed_alike(spec, tmp_path):
+    plan = plan_for(spec, newcomers=1, newcomers_after=1)
+    across, here = Neighbourhood(tmp_path, 4).play(plan), in_simulation(plan)
+    assert same(across.standing.server, here.standing.server)
+    for key in ("arrival_bytes", "arrival_accuracy"):
+        assert across.records[1][key] == pytest.approx(here.records[1][key])
+    assert across.records[-1]["personal"] == pytest.approx(here.records[-1]["personal"])
+
+
+def test_the_server_waits_for_a_newcomer(tmp_path):
+    near = Neighbourhood(tmp_path, 3)
+    node, late = near.grid.answers.popitem()
+    plan = plan_for("fedper", clients=2, newcomers=1, newcomers_after=2)
+    look = near.grid.get_nodes
+
+    def connects_in_time():
+        if fed.engine.post.cards and records:
+            near.grid.answers[node] = late
+        return look()
+
+    fed, records = near.federation(plan), []
+    near.grid.get_nodes = connects_in_time
+    states = [(records.append(record), standing.server)[1] for record, standing in fed.play(3)]
+    assert same(states[-1], in_simulation(plan).standing.server)
 
 
 @pytest.mark.parametrize("attack", ["label-flip", "ipm"])

@@ -10,6 +10,7 @@ from fedhelix import METHODS, FedAvg, FedRep, GeneFL, load
 from fedhelix.client import Job
 from fedhelix.engines.batched import Batched
 from fedhelix.engines.together import together
+from fedhelix.store import RunFolder
 from fedhelix.tree import flatten
 from helpers import cheap, small
 
@@ -147,3 +148,13 @@ def test_a_failing_run_ends_the_meeting_with_its_error():
 
     with pytest.raises(ValueError, match="this one fails"):
         together([broken, lambda maker: build(FedAvg(), maker).fit(1, quiet=True)])
+
+
+def test_what_was_chosen_by_timing_is_kept_with_the_run(tmp_path, monkeypatch):
+    build(FedAvg(), "batched").fit(1, out=tmp_path / "run", quiet=True)
+    kept = RunFolder.open(tmp_path / "run").choices
+    assert list(kept.values()) == ["grouped"]
+    monkeypatch.setattr(Batched, "_choose_mode", lambda *_: pytest.fail("it was chosen already"))
+    fed = build(FedAvg(), "batched")
+    fed.fit(2, out=tmp_path / "run", resume=True, quiet=True)
+    assert fed.engine.choices == kept

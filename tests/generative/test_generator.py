@@ -69,7 +69,9 @@ def test_guidance_brings_a_stranger_near_known_ones(fitted):
 def test_a_generator_is_named_tensors(fitted, tmp_path):
     generator, vectors, _ = fitted
     save(generator.tree(), tmp_path / "generator.safetensors")
+    before = torch.get_rng_state()
     again = Generator.of(load(tmp_path / "generator.safetensors"), TINY)
+    assert torch.equal(before, torch.get_rng_state())
     assert torch.equal(again.invert(vectors[:3], 200, 1), generator.invert(vectors[:3], 200, 1))
 
 

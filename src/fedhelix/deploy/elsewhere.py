@@ -29,6 +29,10 @@ class Elsewhere(Partition):
         counts: list[tuple[int, int]] = vars(self)["counts"]
         return [own_split(train, test, self.valid, seed, i) for i, (train, test) in enumerate(counts)]
 
+    def divided(self, *_: object) -> list[Partition]:
+        """Newcomers have the last numbers and bring their own samples."""
+        return [self]
+
 
 def own_split(train: int, test: int, valid: float, seed: int, client: int) -> Split:
     """A site's own samples, of which a share is kept for validation."""

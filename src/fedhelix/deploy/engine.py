@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from fedhelix.channel import finite
 from fedhelix.client import Job, Outcome, Scores, Setup
 from fedhelix.deploy import letters
 from fedhelix.deploy.letters import Letter
 from fedhelix.deploy.post import Post
 from fedhelix.deploy.roster import Roster
 from fedhelix.engines.base import Engine, Judgement
-from fedhelix.errors import BadInput
+from fedhelix.errors import BadInput, EngineFailure
 from fedhelix.tree import State, Tree, flatten, to_device
 
 
@@ -43,7 +44,7 @@ class Remote(Engine):
         self.roster.enrol(self.post.cards, self.post.connected)
         asked, placed = {}, [job for job in jobs if job.client < len(self.roster.sites)]
         for job in placed:
-            about = {"kind": kind, "round": job.round, "client": job.client, **self.common}
+            about = {"kind": kind, "round": job.round, "client": job.client, "arriving": job.arriving, **self.common}
             body = {"payload": job.payload, "own": job.own}
             if job.client in self.supplements:
                 body["supplement"] = self.supplements[job.client]
@@ -84,15 +85,36 @@ class Remote(Engine):
         return [outcomes[job.client] for job in jobs if job.client in outcomes]
 
     def hello(self, jobs: Sequence[Job]) -> dict[int, Tree]:
-        """What the sites tell before round 0."""
+        """What the sites tell before round 0; a method that wants hellos needs them all."""
+        return self._told("hello", jobs)
+
+    def reply(self, job: Job) -> Tree:
+        """A newcomer's turn in its dialogue with the server, which waits for it to connect."""
+        self.post.need(lambda: self._is_here(job.client), f"the site of client {job.client}")
+        return self._told("reply", [job])[job.client]
+
+    def settle(self, job: Job) -> Tree:
+        """What a newcomer keeps stays at its site."""
+        return self._told("settle", [job])[job.client]
+
+    def _is_here(self, client: int) -> bool:
+        self.roster.enrol(self.post.cards, self.post.connected)
+        return client < len(self.roster.sites) and self.roster.sites[client] in self.post.connected
+
+    def _told(self, kind: str, jobs: Sequence[Job]) -> dict[int, Tree]:
+        """What sites say outside of rounds; without it the run cannot go on."""
         found = {}
-        for client, letter in self._ask("hello", jobs).items():
+        for client, letter in self._ask(kind, jobs).items():
             try:
-                letters.check_tree(letter.body, {})
+                letters.check_tree(letter.body, self.setup.initial)
                 found[client] = to_device(letter.body, self.setup.device)
+                if not finite([letter.body])[0]:
+                    raise BadInput("holds values that are not finite.")
             except BadInput as problem:
                 self._refuse(client, problem)
-        return dict(sorted(found.items()))
+        if self.missing:
+            raise EngineFailure(f"{next(iter(self.missing.values()))}; continue the run when that is mended.")
+        return {job.client: found[job.client] for job in jobs}
 
     def personal(self, jobs: Sequence[Job]) -> list[State]:
         """Personal models never leave their sites."""
@@ -101,14 +123,21 @@ class Remote(Engine):
     def evaluate(self, jobs: Sequence[Job], model: State | None = None) -> tuple[list[Scores], Judgement | None]:
         """Every site judges its personal model; the server judges its own where it has test samples."""
         judgement = self.score([model], "test")[0] if model is not None and self.judges else None
+        return self._scores("evaluate", jobs), judgement
+
+    def evaluate_received(self, jobs: Sequence[Job]) -> list[Scores]:
+        """Every personal model as it is before `tune`."""
+        return self._scores("judge", jobs)
+
+    def _scores(self, kind: str, jobs: Sequence[Job]) -> list[Scores]:
         nothing = Scores(math.nan, math.nan, math.nan)
         found: dict[int, Scores] = {}
-        for client, letter in self._ask("evaluate", jobs).items():
+        for client, letter in self._ask(kind, jobs).items():
             try:
                 found[client] = Scores(*(letters.number(letter.about, key) for key in Scores._fields))
             except BadInput as problem:
                 self._refuse(client, problem)
-        return [found.get(job.client, nothing) for job in jobs], judgement
+        return [found.get(job.client, nothing) for job in jobs]
 
     def report(self) -> dict[str, Any]:
         """Bytes as they were sent, the slowest sites' seconds, and letters that came late, twice or from strangers."""

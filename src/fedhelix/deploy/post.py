@@ -19,6 +19,7 @@ LETTER = "letter"
 KIND = "query"  # of all messages; what is asked for stands in the letter
 WHOLE = 1 << 20  # bytes up to which a letter is not cut into pieces
 LOOK_AROUND = 1.0  # seconds between looks at who is connected
+FORGOTTEN = 60.0  # seconds after its deadline
 WHO = {"kind": "who"}
 ASKED = ("kind", "experiment", "round", "client")  # what an answer must have in common with its question
 
@@ -104,7 +105,8 @@ class Post:
         now, messages = time.monotonic(), []
         for errand in errands:
             errand.activated = self._activated.get(errand.node, "")
-            round, seconds = str(errand.about.get("round", "")), max(errand.due - now, 1.0)
+            # Flower forgets a letter a while after the deadline: a site that comes back much later need not read it.
+            round, seconds = str(errand.about.get("round", "")), max(errand.due - now, 0.0) + FORGOTTEN
             messages.append(Message(envelope(errand.content), errand.node, KIND, ttl=seconds, group_id=round))
             self.sent += len(errand.content)
         keys = list(self.grid.push_messages(messages)) if messages else []
@@ -152,19 +154,20 @@ class Post:
 
     def gather(self, count: int) -> None:
         """Before the first round: wait until so many sites are connected."""
-        self._need(lambda: len(self.connected) >= count, f"{count} sites")
+        self.need(lambda: len(self.connected) >= count, f"{count} sites")
 
     def await_some(self, sites: Iterable[str]) -> None:
         """Before a round: wait until enough of these sites are connected to make it worth while."""
         wanted = set(sites)
         least = min(self.terms.minimum, len(wanted))
-        self._need(lambda: len(self.connected & wanted) >= least, f"{least} of {', '.join(sorted(wanted))}")
+        self.need(lambda: len(self.connected & wanted) >= least, f"{least} of {', '.join(sorted(wanted))}")
 
     def hope_for(self, sites: Iterable[str]) -> None:
         """After a restart: give all these sites a moment to come back, so that the run goes on as it would have."""
         self._wait(lambda: set(sites) <= self.connected, self.terms.grace)
 
-    def _need(self, enough: Callable[[], bool], whom: str) -> None:
+    def need(self, enough: Callable[[], bool], whom: str) -> None:
+        """Wait for sites without which the run cannot go on."""
         if not self._wait(enough, self.terms.patience):
             here = ", ".join(sorted(self.connected)) or "none"
             raise EngineFailure(

@@ -29,7 +29,7 @@ def serve(grid: Grid, path: Path, quiet: bool | None = None) -> Run:
     plan, asked = read_plan(folder.config, path), dict(folder.config.get("deployment", {}))
     experiment = asked.pop("experiment")
     post = Post(grid, build(Terms, asked, "the table [deployment]"))
-    roster = Roster(path / ROSTER, plan.config.clients)
+    roster = Roster(path / ROSTER, plan.config.clients + plan.config.newcomers)
     if not roster.cards:
         post.gather(post.terms.begin or plan.config.clients)
         roster.enrol(post.cards, post.connected)

@@ -9,6 +9,7 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,17 @@ import numpy as np
 import torch
 
 from fedhelix import models
-from fedhelix.client import Job, Setup, Training, client_of, evaluate, work
+from fedhelix.client import (
+    Job,
+    Setup,
+    Training,
+    client_of,
+    evaluate,
+    judge_clients,
+    predict,
+    received_model,
+    work,
+)
 from fedhelix.data import Dataset, Split
 from fedhelix.data.datasets import canonical
 from fedhelix.deploy import elsewhere, letters
@@ -66,7 +77,15 @@ class Site:
         return letters.write({**same, **took, **said}, body)
 
     def _handler(self, kind: Any) -> Callable[[Letter], tuple[dict[str, Any], Tree]]:
-        known = {"who": self.who, "hello": self.hello, "work": self.work, "evaluate": self.evaluate}
+        known = {
+            "who": self.who,
+            "hello": self.hello,
+            "reply": self.reply,
+            "settle": self.settle,
+            "work": self.work,
+            "evaluate": self.evaluate,
+            "judge": self.judge,
+        }
         if kind not in known:
             raise BadInput(f"there is no request {kind!r}; is the server's fedhelix newer than the site's?")
         return known[kind]
@@ -80,6 +99,17 @@ class Site:
         setup, job, _ = self._open(letter)
         return {}, setup.method.hello(client_of(setup, job))
 
+    def reply(self, letter: Letter) -> tuple[dict[str, Any], Tree]:
+        """A newcomer's turn in its dialogue with the server."""
+        setup, job, _ = self._open(letter)
+        return {}, setup.method.reply(job.payload, client_of(setup, job))
+
+    def settle(self, letter: Letter) -> tuple[dict[str, Any], Tree]:
+        """What a newcomer keeps of the dialogue is its state before its first round."""
+        setup, job, kept = self._open(letter)
+        kept.write(job.round - 1, setup.method.settle(job.payload, client_of(setup, job)))
+        return {}, {}
+
     def work(self, letter: Letter) -> tuple[dict[str, Any], Tree]:
         """A round of its client. What the client keeps is on disk before the answer leaves."""
         setup, job, kept = self._open(letter)
@@ -91,6 +121,12 @@ class Site:
         """The client's personal model on its own samples."""
         setup, job, _ = self._open(letter)
         return evaluate(setup, job)._asdict(), {}
+
+    def judge(self, letter: Letter) -> tuple[dict[str, Any], Tree]:
+        """The same as it was received, before any training of the client's."""
+        setup, job, _ = self._open(letter)
+        outputs = partial(predict, setup, received_model(setup, job))
+        return judge_clients(setup, [job.client], outputs)[job.client]._asdict(), {}
 
     def _open(self, letter: Letter) -> tuple[Setup, Job, Kept]:
         """Everything that the client's work depends on."""
@@ -104,7 +140,8 @@ class Site:
         setup = self._setup_for(about, client, kept)
         # The server knows a client's state only before its first round: as its reply to the hello.
         own = kept.read(round) or letter.body.get("own", {})
-        return setup, Job(client, round, letter.body.get("payload", {}), own), kept
+        job = Job(client, round, letter.body.get("payload", {}), own, about.get("arriving") is True)
+        return setup, job, kept
 
     def _setup_for(self, about: Mapping[str, Any], client: int, kept: Kept) -> Setup:
         key = json.dumps([about.get("plan"), about.get("classes"), client])

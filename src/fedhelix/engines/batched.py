@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast, get_args
 
 import torch
 from torch import Tensor
@@ -51,6 +51,8 @@ class Batched(Engine):
         # Engines of several runs can share their stacks; then one of them trains at a time.
         self.workshops: dict[Any, Workshop] = neighbour.workshops if neighbour else {}
         self.lock: threading.RLock = neighbour.lock if neighbour else threading.RLock()
+        if neighbour:
+            self.choices = neighbour.choices
         self.steps_taken = 0  # by slots, idle ones included
         self.steps_needed = 0
 
@@ -185,11 +187,11 @@ class Batched(Engine):
         shop.width = width
         if width not in shop.stacks:
             if shop.mode is None:
-                shop.mode = self._choose_mode(shop, example, width)
+                known = self.choices.get(example.description)
+                shop.mode = cast(Mode, known) if known in get_args(Mode) else self._choose_mode(shop, example, width)
+                self.choices[example.description] = shop.mode
             shop.stacks[width] = Stack(example, width, shop.batches, shop.mode, self._pool)
-        stack = shop.stacks[width]
-        stack.example.setup.module.train()  # it may be another run's, which has evaluated in the meantime
-        return stack
+        return shop.stacks[width]
 
     def _pool(self) -> Any:
         """The memory of any graph that is alive."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import hashlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -60,6 +61,13 @@ class Task:
         """Learning rate, momentum and weight decay."""
         training = self.setup.training
         return training.lr * training.lr_decay**self.job.round, training.momentum, training.weight_decay
+
+    @property
+    def description(self) -> str:
+        """What decides how fast its kind of step is, in words that mean the same in another process."""
+        training = self.setup.training
+        network = hashlib.sha256(self.setup.architecture.encode()).hexdigest()[:12]
+        return f"{network} {self.phase.part} batch {training.batch_size} {training.precision}"
 
     @property
     def kind(self) -> tuple[Any, ...]:

@@ -64,7 +64,14 @@ SIZES = {
     "fast": Size(64, (), (128,), Course(0, 64, 1e-3), Course(1500, 64, 1e-3), blocks=2, average=0.99),
     "linear": Size(256, (), (1024,), Course(0, 64, 1e-3), Course(8000, 256, 3e-4)),
     "default": Size(256, (16, 32, 64, 64, 32), (1024,), Course(3000, 64, 1e-3), Course(8000, 256, 3e-4)),
-    "paper": Size(256, (64, 128, 256, 256, 32), (64, 128, 256, 512), Course(5000, 64, 1e-3), Course(10_000, 64, 1e-3)),
+    "paper": Size(
+        256,
+        (64, 128, 256, 256, 32),
+        (64, 128, 256, 512),
+        Course(5000, 64, 1e-3),
+        Course(10_000, 64, 1e-3),
+        informed=False,
+    ),
 }
 
 
@@ -190,8 +197,9 @@ class Generator:
         """A generator from its named tensors."""
         normaliser, codes = Normaliser(**tree["normaliser"]), Normaliser(**tree["codes"])
         values, latent = len(normaliser.centre), len(codes.centre)
-        codec = Autoencoder(values, latent, size.channels) if size.channels else Projection(values, latent)
-        denoiser = make_denoiser(tree["variance"], size)
+        with LENT, seeded(0, CPU):  # the first weights do not matter, but they are drawn
+            codec = Autoencoder(values, latent, size.channels) if size.channels else Projection(values, latent)
+            denoiser = make_denoiser(tree["variance"], size)
         for module, state in ((codec, tree["codec"]), (denoiser, tree["denoiser"])):
             module.to(normaliser.centre.device).load_state_dict(state)
         return cls(normaliser, codec.eval(), codes, tree["variance"], denoiser.eval())

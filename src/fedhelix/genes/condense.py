@@ -127,12 +127,9 @@ class Condensation(Checked):
 
     def report(self, ties: Tree, valid: float) -> Tensor:
         """What a client tells beside its gene: the mask's density and, if known, its accuracy on validation samples."""
-        mask = list(ties.get("mask", {}).values())
-        size = max(1, sum(value.numel() for value in mask))
-        density = (
-            float(sum((value.sum() for value in mask), torch.zeros(()).to(mask[0].device)) / size) if mask else 1.0
-        )
-        return torch.tensor([density, valid] if math.isfinite(valid) else [density])
+        mask = [value.flatten() for value in ties.get("mask", {}).values()]
+        density = float(torch.cat(mask).mean()) if mask else 1.0
+        return torch.tensor([density, valid] if math.isfinite(valid) else [density], device=ties["scale"].device)
 
     # Server ----------------------------------------------------------------------------------------------------
 

@@ -64,7 +64,8 @@ def settings(scale: Scale, column: str, clients: int = 20) -> dict[str, Any]:
     common = layered(f"pfedgpa.{DATA[column]}")
     size = {"pfedgpa.size": "paper"} if scale == "paper" else {}
     cohort = clients * 3 // 10 if clients == 100 else clients
-    return {**common, "clients": clients, "cohort": cohort, "eval_every": common["rounds"], **size}
+    rare = {"eval_every": common["rounds"], "checkpoint_every": 100}  # the buffer of uploads is large
+    return {**common, "clients": clients, "cohort": cohort, **rare, **size}
 
 
 def columns(scale: Scale) -> list[str]:

@@ -22,7 +22,15 @@ from fedhelix.runs.jobs import run_all
 from fedhelix.store import RunFolder
 
 Scale = Literal["quick", "gpu", "paper"]
-PLACES = ("device", "data_dir", "engine", "workers", "kernels", "checkpoint_every")  # they do not change what is run
+PLACES = (
+    "device",
+    "data_dir",
+    "engine",
+    "workers",
+    "kernels",
+    "checkpoint_every",
+    "client_state",
+)  # they do not change what is run
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,12 @@ def audit(specs: Sequence[str], asked: Audit) -> list[dict[str, Any]]:
     cases = [(victim, 0.0) for victim in victims]
     if asked.noise:
         cases.insert(1, (victims[0], asked.noise))
-    return [attack(victim, asked, noise, insider) for victim, noise in cases for insider in (False, True)]
+    return [
+        attack(victim, asked, noise, insider)
+        for victim, noise in cases
+        # Who sends everything makes everybody an insider.
+        for insider in ((True,) if len(victim.sent) == len(victim.federation.units.parameters) else (False, True))
+    ]
 
 
 def attack(victim: Victim, asked: Audit, noise: float, insider: bool) -> dict[str, Any]:

@@ -36,7 +36,11 @@ class Victim:
             plan = read_plan(folder.config, spec)
             federation, network = plan.config.federation(plan.method), plan.config.model
             restored = folder.restore(str(federation.device))
-            standing = Standing(*restored) if restored else federation.begin(plan.config.rounds)
+            standing = (
+                Standing(restored[0], restored[1], dict(restored[2]))
+                if restored
+                else federation.begin(plan.config.rounds)
+            )
         else:
             method, network = make(spec, {"clusters": 1} if make(spec).apart else {}), asked.model
             federation = Federation(

@@ -49,6 +49,7 @@ class Config(Attack, Newcomers, Participation, ServerData, Training):
     eval_every: int = option(1, "evaluate after every so many rounds, and after the last", low=1)
     eval_clients: int | None = option(None, "clients whose personal models are judged (auto: all; 0: none)", low=0)
     checkpoint_every: int = option(1, "write a checkpoint after every so many rounds", low=1)
+    client_state: Literal["memory", "disk"] = option("memory", "where clients' state is kept (memory, disk)")
     seed: int = option(0, "every random draw follows from it", low=0)
     engine: str = option("auto", "how many clients run at once: auto, serial, parallel or batched")
     device: str = option("auto", "cpu, cuda or auto")

@@ -69,6 +69,7 @@ def _fit(
             config=plan.as_dict() | {"kernels": federation.engine.setup.kernels},
             eval_every=plan.config.eval_every,
             checkpoint_every=plan.config.checkpoint_every,
+            client_state=plan.config.client_state,
             quiet=quiet,
             title=title,
             watch=watch,
