@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from fedhelix import METHODS, Federation
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+# The deployment starts a server and three sites; what it does is tested, piece by piece, in tests/deploy.
+SCRIPTS = [path for path in sorted(EXAMPLES.glob("*.py")) if path.stem != "deployment"]
 
 
 @pytest.fixture(autouse=True)
@@ -22,8 +25,9 @@ def few_rounds(tmp_path, monkeypatch):
     METHODS.update(before)
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
-def test_scripts(path, tmp_path, capsys):
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_scripts(path, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [str(path)])
     runpy.run_path(str(path), run_name="__main__")
     said = capsys.readouterr().out
     assert said

@@ -199,6 +199,7 @@ def rivals(scale: Scale) -> list[Cell]:
 STARTS: list[tuple[str, str, dict[str, Any]]] = [
     ("guided", "pfedgpa", {"newcomer": "guide"}),
     ("guided from the average", "pfedgpa", {"newcomer": "guide", "guide_from": "model"}),
+    ("guided from the average, 300 steps", "pfedgpa", {"newcomer": "guide", "guide_from": "model", "guide_steps": 300}),
     ("nearest client", "pfedgpa", {"newcomer": "nearest"}),
     ("average", "pfedgpa", {"newcomer": "model"}),
     ("random", "pfedgpa", {"newcomer": "random"}),
