@@ -344,8 +344,8 @@ def test_records_that_do_not_cover_the_checkpoint_are_refused(tmp_path):
 
 
 def test_clients_state_on_disk_is_that_in_memory(tmp_path):
-    straight = small(method=FedPer()).fit(4, quiet=True)
-    fed = small(method=FedPer())
+    straight = small(method=FedPer(), model="mlp").fit(4, quiet=True)
+    fed = small(method=FedPer(), model="mlp")
     fed.fit(2, out=tmp_path / "run", client_state="disk", quiet=True)
     run = fed.fit(4, out=tmp_path / "run", resume=True, client_state="disk", quiet=True)
     assert not run.standing.own.maps[0]  # nothing is held in memory

@@ -39,6 +39,7 @@ def test_a_summary_by_hand():
         "downlink_bytes": 120,
         "other_bytes": 6,
         "refused": 2,
+        "missing": 0,
         "seconds": 3.0,
         "complete": True,
     }

@@ -26,6 +26,9 @@ FILE_NAME = re.compile(r"# (\w+\.py)\n")
 CHEAPLY = {
     "run": ["--rounds", "1", "--clients", "5"],
     "compare": ["--rounds", "1", "--clients", "5", "--seeds", "1"],
+    "sweep": ["--minutes", "0.01"],
+    "bench": ["--minutes", "0.01"],
+    "audit": ["--set", "steps=3", "--set", "images=1"],
 }
 FEW_ROUNDS = 4
 
@@ -71,6 +74,7 @@ def test_code_runs(page, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("page", WITH_COMMANDS)
 def test_commands_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     for block in blocks(page, "python"):
         if name := FILE_NAME.match(block):
             (tmp_path / name[1]).write_text(block, encoding="utf-8")
@@ -78,7 +82,8 @@ def test_commands_run(page, tmp_path, monkeypatch, capsys):
     assert found, f"{page} has no commands"
     for number, words in enumerate(found):
         cheaply = CHEAPLY.get(words[0], [])
-        out = ["--out", f"runs/run-{number}"] if cheaply and "--out" not in words else []
+        suffix = ".png" if words[0] == "audit" else ""
+        out = ["--out", f"runs/run-{number}{suffix}"] if cheaply and not {"--out", "-o"} & set(words) else []
         monkeypatch.setattr(sys, "argv", ["fedhelix", *words, *cheaply, *out])
         with pytest.raises(SystemExit) as end:
             cli.main()
