@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import ClassVar, TypeVar
 
+import torch
+
 from fedhelix.client import Job, Outcome, Setup
 from fedhelix.engines.base import Engine
 from fedhelix.engines.batched import Batched
@@ -24,8 +26,9 @@ class Meeting:
 
     def __init__(self, guests: int):
         self.turn = threading.Condition()
-        # More threads than this would only fight for the interpreter.
-        self.floor = threading.Semaphore(2)
+        # Two, so that one computes while the other waits for the GPU; more would only fight for the interpreter. On a
+        # CPU one: the switches of its kernels are for the whole process.
+        self.floor = threading.Semaphore(2 if torch.cuda.is_available() else 1)
         self.guests = guests
         self.engine: Batched | None = None
         self.brought: dict[int, list[tuple[Setup, Job]]] = {}
