@@ -55,7 +55,11 @@ def bench(
     for name in names:
         left = None if minutes is None else max(0.0, minutes - (time.monotonic() - began) / 60)
         started = time.monotonic()
-        report = STUDIES[name].run(cast(Scale, scale), out, more, seeds, left, only, quiet or None)
+        try:
+            report = STUDIES[name].run(cast(Scale, scale), out, more, seeds, left, only, quiet or None)
+        except KeyboardInterrupt:
+            print("stopped; the same command goes on where it was.", file=sys.stderr)
+            raise SystemExit(130) from None
         on = torch.cuda.get_device_name() if device_of(device).type == "cuda" else "CPU"
         where = {"device": on, "versions": {**versions(), **({"commit": commit} if commit else {})}}
         command = f"fedhelix bench {name} --scale {scale}" + (f" --seeds {seeds}" if seeds else "")
