@@ -258,6 +258,13 @@ CLAIMS: list[tuple[str, str, tuple[str, str, str], tuple[str, str, str], float]]
         ("average", _FASHION, "after one local training"),
         0.0,
     ),
+    (
+        "pfedgpa-newcomers-gpu",
+        "a guided newcomer is ahead of one that has trained alone as long.",
+        ("guided", _FASHION, "after one local training"),
+        ("trained alone as long", _FASHION, "after one local training"),
+        0.0,
+    ),
 ]
 
 PARTS: dict[str, Callable[..., str]] = {
