@@ -54,7 +54,9 @@ class Config(Attack, Newcomers, Participation, ServerData, Training):
     engine: str = option("auto", "how many clients run at once: auto, serial, parallel or batched")
     device: str = option("auto", "cpu, cuda or auto")
     workers: int | None = option(None, "processes of the parallel engine (auto: as many as there are cores)", low=1)
-    kernels: Literal["auto", "onednn", "native", "tuned"] = option("auto", "CPU kernels (auto: the fastest)")
+    kernels: Literal["auto", "onednn", "native", "tuned", "compiled"] = option(
+        "auto", "CPU kernels (auto: the fastest)"
+    )
 
     names: ClassVar[list[str]]
 
