@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from fedhelix import METHODS
+from fedhelix.papers.pictures import picture
 from fedhelix.papers.tables import grid
 from fedhelix.progress import human_bytes
+from fedhelix.report.style import save
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -167,6 +169,19 @@ def study(name: str, scale: str) -> str:
     return "\n".join([told, *(f"*{measure}*\n\n{table(*shown)}" for measure, shown in grids.items())])
 
 
+def drawn(name: str, scale: str) -> str:
+    """A picture of what `fedhelix bench` measured."""
+    if not (RESULTS / f"{name}-{scale}.json").exists():
+        return "\n"
+    found, place = result(f"{name}-{scale}"), f"pictures/studies/{name}-{scale}.png"
+    figure = picture(found)
+    if figure is None:
+        return "\n"
+    if "--check" not in sys.argv and not (ROOT / "docs" / place).exists():
+        save(figure, ROOT / "docs" / place)
+    return f"![{found['title']}](../{place})\n"
+
+
 def audit(name: str) -> str:
     """What `fedhelix audit` found."""
     if not (RESULTS / f"{name}.json").exists():
@@ -243,11 +258,18 @@ CLAIMS: list[tuple[str, str, tuple[str, str, str], tuple[str, str, str], float]]
         ("average", _FASHION, "after one local training"),
         0.0,
     ),
+    (
+        "pfedgpa-newcomers-gpu",
+        "a guided newcomer is ahead of one that has trained alone as long.",
+        ("guided", _FASHION, "after one local training"),
+        ("trained alone as long", _FASHION, "after one local training"),
+        0.0,
+    ),
 ]
 
 PARTS: dict[str, Callable[..., str]] = {
     "table1": table1, "gpu": gpu, "cpu": cpu, "dashboard": dashboard, "choosing": choosing, "options": options,
-    "results": results, "study": study, "audit": audit, "claims": claims,
+    "results": results, "study": study, "drawn": drawn, "audit": audit, "claims": claims,
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # From the ground up; a room imports only from rooms on lower floors (and from itself).
 FLOORS = [
     {"errors", "folders", "seeds", "task", "records", "progress", "selection"},
-    {"options", "tree", "toml", "imports", "cpu"},
+    {"options", "tree", "toml", "imports", "cpu", "cuda"},
     {"data", "models", "store", "participation", "track"},
     {"units", "report"},
     {"genes", "pruning", "generative"},

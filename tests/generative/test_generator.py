@@ -58,12 +58,22 @@ def test_reconstruction_loses_little(fitted):
     assert (generator.reconstruct(vectors) - vectors).norm() < 0.35 * (vectors - vectors.mean(0)).norm()
 
 
-def test_guidance_brings_a_stranger_near_known_ones(fitted):
+def test_guidance_leads_on_along_the_way_of_local_training(fitted):
     generator, vectors, centres = fitted
     before = vectors.mean(0, keepdim=True)
-    after = before + 0.6 * (centres[:1] - before) + torch.randn(1, 300, generator=torch.Generator().manual_seed(1))
+    after = before + 0.6 * (centres[:1] - before)
+    plain, guided = (generator.guide(before, after, 200, strength, seed=0) for strength in (-1.0, 0.0))
+    assert (guided - centres[0]).norm() < (plain - centres[0]).norm()
+
+
+def test_guidance_keeps_what_codes_cannot_express(fitted):
+    generator, vectors, centres = fitted
+    before = vectors.mean(0, keepdim=True)
+    after = centres[:1] + 5 * torch.randn(1, 300, generator=torch.Generator().manual_seed(1))
     made = generator.guide(before, after, steps=200, strength=0.0, seed=0)
-    assert (made - centres[0]).norm() < (after - centres[0]).norm()
+    foreign = after - generator.reconstruct(after)
+    assert float(foreign.norm()) > 1
+    assert torch.allclose(made - generator.reconstruct(made), foreign, atol=1e-3)
 
 
 def test_a_generator_is_named_tensors(fitted, tmp_path):

@@ -5,8 +5,9 @@ import torch
 
 from fedhelix import BadInput, FedAvg, PFedGPA, load
 from fedhelix.channel import receive
-from fedhelix.client import Outcome
+from fedhelix.client import Job, Outcome
 from fedhelix.generative import Buffer, Generator
+from fedhelix.generative.buffer import neighbourhoods
 from fedhelix.tree import take
 from helpers import same, small
 
@@ -144,6 +145,28 @@ def test_other_starts_of_newcomers(start, models):
     else:
         mine = torch.cat([value.flatten() for value in got.values()])
         assert float((last_uploads(standing) - mine).norm(dim=1).min()) < 1e-4
+
+
+def test_training_alone_is_the_dialogue_without_the_server():
+    fed = build(PFedGPA(newcomer="alone", guide_turns=2, generate="own"), **LATE)
+    *_, (_, standing) = fed.play(2)
+    ctx = fed.context(2, 3)
+    arrived, _ = fed.arrive(standing, ctx)
+    expected = standing.server["model"]
+    for turn in (1, 2):
+        expected = fed.engine.reply(Job(4, 2, {"model": expected, "turn": turn}, {}))["model"]
+    got = fed.method.download(arrived.server, 4, ctx)["model"]
+    assert same(got, expected) and "generator" not in arrived.server
+
+
+def test_inversion_of_neighbours_starts_from_their_mean():
+    run = build(PFedGPA(**QUICK, inverted="near", near=2, inversion_start=1)).fit(2, quiet=True)
+    own = last_uploads(run.standing)
+    made = torch.stack([
+        torch.cat([value.flatten() for value in run.standing.server["personal"][str(owner)].values()])
+        for owner in Buffer(**run.standing.server["buffer"]).owners
+    ])  # fmt: skip
+    assert float((made - neighbourhoods(own, 2)).norm()) < 0.1 * float((made - own).norm())
 
 
 def test_guidance_without_any_upload_is_the_first_model():

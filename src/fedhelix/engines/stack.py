@@ -7,12 +7,11 @@ plan of batches; `run` takes a step in every slot at once. When a client is done
 from __future__ import annotations
 
 import copy
-import gc
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, Literal
@@ -22,6 +21,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from fedhelix.client import Job, Plan, Setup, forward, gather, part_of, plan, risk
+from fedhelix.cuda import recording
 from fedhelix.engines.convolution import StackedConvolutions
 from fedhelix.method import Batch, Local, LocalRound, Phase
 from fedhelix.tree import State, flatten, unflatten
@@ -337,8 +337,7 @@ class Stack:
         if self.flat.device.type != "cuda" or self.warm[size] <= WARM_UP:
             return False
         graph = torch.cuda.CUDAGraph()
-        # Other runs may be judging their models in other threads meanwhile.
-        with _uncollected(), torch.cuda.graph(graph, pool=self.pool(), capture_error_mode="thread_local"):
+        with recording(graph, pool=self.pool()):
             self.step(None, size)
         self.graphs[size] = graph
         return True
@@ -356,16 +355,6 @@ class Stack:
             self.run(1, size)
         torch.cuda.synchronize()
         return (time.perf_counter() - began) / repetitions
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without the garbage collector: what it frees, such as graphs of an older engine, would spoil a recording."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _layout(x: Tensor) -> Tensor:

@@ -21,7 +21,9 @@ def receive_newcomer(
     """
     guest, average = server.get("guest"), server["model"]
     if guest is None:
-        random = recipe.newcomer == "random" or (recipe.newcomer == "guide" and recipe.guide_from == "random")
+        random = recipe.newcomer == "random" or (
+            recipe.newcomer in ("guide", "alone") and recipe.guide_from == "random"
+        )
         model, turn = (initial if random else average), 0
         done = recipe.newcomer in ("random", "model") or "buffer" not in server
     else:
@@ -44,6 +46,8 @@ def receive_newcomer(
 
 def advice(recipe: Recipe, buffer: Buffer, tree: Tree | None, moved: Tensor, seed: int) -> Tensor:
     """For a vector before and after local training: where guidance leads, or the most similar client's upload."""
+    if recipe.newcomer == "alone":
+        return moved[1]
     known, base = recipe.material(buffer)
     before, after = moved - base
     if recipe.newcomer == "nearest" or tree is None:

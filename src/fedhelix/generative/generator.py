@@ -62,7 +62,7 @@ class Size:
 
 SIZES = {
     "fast": Size(64, (), (128,), Course(0, 64, 1e-3), Course(1500, 64, 1e-3), blocks=2, average=0.99),
-    "linear": Size(256, (), (1024,), Course(0, 64, 1e-3), Course(8000, 256, 3e-4)),
+    "linear": Size(256, (), (512,), Course(0, 64, 1e-3), Course(4000, 256, 5e-4)),
     "default": Size(256, (16, 32, 64, 64, 32), (1024,), Course(3000, 64, 1e-3), Course(8000, 256, 3e-4)),
     "paper": Size(
         256,
@@ -165,11 +165,15 @@ class Generator:
 
     @torch.no_grad()
     def guide(self, before: Tensor, after: Tensor, steps: int, strength: float, seed: int) -> Tensor:
-        """Vectors that local training has moved, denoised for some steps towards known ones and on along its way."""
+        """Vectors that local training has moved, denoised for some steps towards known ones and on along its way.
+
+        What codes cannot express stays as it is: a newcomer with classes that nobody else has would lose them there.
+        """
         z = self.encode(after)
         eps = self.diffusion.guided(self.eps, z - self.encode(before), strength)
         x = float(self.diffusion.alpha_bar[steps]) ** 0.5 * z
-        return self.decode(self.diffusion.sample(eps, x, steps, self.drawing(seed, "guide")))
+        made = self.decode(self.diffusion.sample(eps, x, steps, self.drawing(seed, "guide")))
+        return made + after - self.reconstruct(after)
 
     def drawing(self, seed: int, purpose: str) -> Draw:
         """Noise that follows from the seed, drawn where the generator is."""

@@ -29,7 +29,10 @@ class Recipe(Checked):
     learn: Literal["update", "upload"] = option(
         "update", "what vectors are: uploads, or what a client changed in the model that it had received"
     )
-    inverted: Literal["last", "mean"] = option("last", "what is inverted: a client's last upload, or its uploads' mean")
+    inverted: Literal["last", "mean", "near"] = option(
+        "last",
+        "what is inverted: a client's last upload, the mean of its uploads, or that of the nearest clients' last",
+    )
     inversion_mode: Inversion = option("eq15", "noise of the way back: recorded, fresh, or by DPM-Encoder")
     inversion_start: int = option(250, "the step from which vectors are denoised again", low=1, high=1000)
     inversion_samples: int = option(1, "regenerations of every vector, whose mean counts", low=1)
@@ -38,15 +41,17 @@ class Recipe(Checked):
         "auto", "networks: fast and linear (no autoencoder), default, paper; auto: fast on a CPU, otherwise linear"
     )
     fit_steps: int | None = option(None, "most training steps of each network (auto: by size)", low=1)
-    near: int = option(4, "vectors in a neighbourhood, for neighbours and shrink", low=1)
+    near: int = option(4, "vectors in a neighbourhood, for neighbours, shrink and near", low=1)
     amount: float = option(0.5, "how far shrink goes to the neighbourhood's mean, how loud noise is", low=0)
 
-    newcomer: Literal["guide", "nearest", "model", "random"] = option(
-        "guide", "what newcomers start from: guided generation, the nearest upload, the average, or the initial model"
+    newcomer: Literal["guide", "alone", "nearest", "model", "random"] = option(
+        "guide",
+        "what newcomers start from: guided generation, local training as long as guidance takes but without it, "
+        "the nearest upload, the average, or the initial model",
     )
-    guide_from: Literal["random", "model"] = option("random", "where guidance begins: initial model, or the average")
+    guide_from: Literal["model", "random"] = option("model", "where guidance begins: the average, or the initial model")
     guide_turns: int = option(5, "rounds of local training and guidance before a newcomer starts", low=1)
-    guide_steps: int = option(50, "denoising steps in each of them", low=1, high=1000)
+    guide_steps: int = option(300, "denoising steps in each of them", low=1, high=1000)
     guide_strength: float = option(0.0, "how much stronger than the noise the guidance is", low=-1)
 
     @property
@@ -96,7 +101,7 @@ class Recipe(Checked):
                 return generator.direct(len(own), seed)
             if self.generate == "reconstruct":
                 return generator.reconstruct(own)
-            inverted = own if self.inverted == "last" else known.means()
+            inverted = {"last": own, "mean": known.means(), "near": neighbourhoods(own, self.near)}[self.inverted]
             return generator.invert(inverted, self.inversion_start, seed, self.inversion_mode, self.inversion_samples)
         if self.generate == "own_mean":
             return known.means()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import math
-import threading
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
 
+from fedhelix.cuda import recording
+
 Watch = Callable[[range, str], Iterable[int]]  # shows progress while it hands the steps on
 
-RECORDING = threading.Lock()
 WEIGHT_DECAY = 2e-6
 WARM_UP = 3  # steps before the recording of a graph: they choose kernels and make workspaces
 
@@ -66,18 +65,10 @@ def train(
 
 def recorded(step: Callable[[], None], draws: torch.Generator) -> Callable[[], None]:
     """A step as a CUDA graph; recording does not take it."""
-    # Other runs of the same program may use the GPU meanwhile, in threads of their own; they must not record on the
-    # same stream, and what they throw away must not be collected during the recording.
-    with RECORDING:
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(draws)
-        gc.disable()
-        try:
-            with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
-                step()
-        finally:
-            gc.enable()
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(draws)
+    with recording(graph, stream=torch.cuda.Stream()):
+        step()
     return graph.replay
 
 

@@ -16,7 +16,9 @@ from rich.table import Table
 from fedhelix.errors import BadInput, unknown
 from fedhelix.federation import device_of
 from fedhelix.papers import STUDIES, Scale
+from fedhelix.papers.pictures import picture
 from fedhelix.papers.tables import render
+from fedhelix.report import style
 from fedhelix.runs.config import versions
 from fedhelix.tree import write_atomically
 
@@ -66,6 +68,8 @@ def bench(
         report = {"command": command, **where, "seconds": round(time.monotonic() - started, 1), **report}
         save.mkdir(parents=True, exist_ok=True)
         write_atomically(save / f"{name}-{scale}.json", (json.dumps(report, indent=1) + "\n").encode())
+        if (figure := picture(report)) is not None:
+            style.save(figure, save / f"{name}-{scale}.png")
         if as_json:
             print(json.dumps(report, indent=2))
             continue

@@ -1,0 +1,91 @@
+"""A study's report as a picture: what happened round by round as lines, what each client has in the end as dots."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedhelix.report.style import COLOURS, DASHES, literal, percent, sheet, tidy
+
+Cells = Sequence[Mapping[str, Any]]
+CURVE = "_curve"
+WORDS = {"untuned": "before fine-tuning", "personal": "after fine-tuning", "personal_accuracy": "personal accuracy"}
+
+
+def picture(report: Mapping[str, Any]) -> Figure | None:
+    """A panel for each kind of curve or vector and each column of the table; None where neither was kept."""
+    done = [cell for cell in report["cells"] if cell["runs"]]
+    columns = list(dict.fromkeys(cell["column"] for cell in done))
+    kinds = list(dict.fromkeys(key for cell in done for key in cell if key.endswith(CURVE)))
+    vectors = [key for key in dict.fromkeys(key for cell in done for key in cell) if _is_vector(done, key)]
+    panels: list[Callable[[Axes, Cells, str], None]] = [_lines(kind) for kind in kinds]
+    panels += [_dots(vectors)] if vectors else []
+    if not panels:
+        return None
+    rows = len({cell["row"] for cell in done})
+    # Names beside dots need no legend; lines have one below each other on top.
+    legend = 0.0 if not kinds else 0.17 * ((rows + 1) // 2)
+    figure = sheet(5.2 * len(columns), (3.2 if kinds else 1.2 + 0.42 * rows) * len(panels) + legend)
+    grid = figure.subplots(len(panels), len(columns), squeeze=False)
+    for line, draw in zip(grid, panels, strict=True):
+        for axes, column in zip(line, columns, strict=True):
+            draw(axes, [cell for cell in done if cell["column"] == column], column)
+    handles = {label: handle for axes in grid.flat for handle, label in zip(*_legend(axes), strict=True)}
+    places = 3 if vectors else 2 * len(columns)
+    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=places, frameon=False, fontsize=9)
+    return figure
+
+
+def _is_vector(cells: Cells, key: str) -> bool:
+    found = cells[0].get(key)
+    return isinstance(found, list) and all(isinstance(values, list) for values in found)
+
+
+def _legend(axes: Axes) -> tuple[list[Any], list[Any]]:
+    return axes.get_legend_handles_labels()
+
+
+def _lines(kind: str) -> Callable[[Axes, Cells, str], None]:
+    """A line for each row: the mean of its seeds, in a band from the lowest to the highest."""
+    name = kind.removesuffix(CURVE)
+
+    def draw(axes: Axes, cells: Cells, column: str) -> None:
+        for place, cell in enumerate(cells):
+            curve = cell[kind]
+            values = np.array(curve["by_seed"], dtype=float)
+            look = {"color": COLOURS[place % len(COLOURS)], "linestyle": DASHES[place % len(DASHES)]}
+            axes.plot(curve["rounds"], values.mean(0), label=literal(cell["row"]), linewidth=1.6, **look)
+            axes.fill_between(
+                curve["rounds"], values.min(0), values.max(0), color=look["color"], alpha=0.15, linewidth=0
+            )
+        tidy(axes, literal(column))
+        axes.set(xlabel="round", ylabel=WORDS.get(name, name))
+        if name.endswith("accuracy"):
+            axes.yaxis.set_major_formatter(percent)
+
+    return draw
+
+
+def _dots(kinds: Sequence[str]) -> Callable[[Axes, Cells, str], None]:
+    """A row for each row, and in it a dot for each client of each seed."""
+
+    def draw(axes: Axes, cells: Cells, column: str) -> None:
+        for place, kind in enumerate(kinds):
+            for row, cell in enumerate(cells):
+                values = np.sort([value for seed in cell[kind] for value in seed])
+                height = row + (place - (len(kinds) - 1) / 2) * 0.4 + np.linspace(0.15, -0.15, len(values))
+                axes.scatter(values, height, s=13, color=COLOURS[place], marker="o^sD"[place], linewidths=0, alpha=0.7,
+                             label=WORDS.get(kind, kind) if not row else None)  # fmt: skip
+        tidy(axes, literal(column))
+        axes.grid(False, axis="y")
+        axes.set_ylim(len(cells) - 0.5, -0.5)
+        axes.set_yticks(range(len(cells)), [textwrap.fill(literal(cell["row"]), 20) for cell in cells])
+        axes.set(xlabel="accuracy of each client")
+        axes.xaxis.set_major_formatter(percent)
+
+    return draw
