@@ -24,7 +24,7 @@ def main() -> None:
     args = parser.parse_args()
     data = load("fashion-mnist", args.data_dir)
     runs, said = [], []
-    for limit in (None, 0.45):
+    for limit in (None, 0.2):
         if limit is not None:
             torch.cuda.empty_cache()
             total = torch.cuda.get_device_properties(0).total_memory / 2**30
