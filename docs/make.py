@@ -156,7 +156,7 @@ def study(name: str, scale: str) -> str:
         return f"It has not been run at scale `{scale}` yet.\n"
     found = result(f"{name}-{scale}")
     seeds = len(found["seeds"])
-    told = f"`{found['command']}`, {found['device']}, {found['seconds']:.0f} s, {seeds} seed{'s' if seeds > 1 else ''}"
+    told = f"`{found['command']}`, {found['device']}, {seeds} seed{'s' if seeds > 1 else ''}"
     told += "" if found["complete"] else "; stopped before the end, and – marks what is missing"
     told += (
         f"; the paper's figures in brackets → [`{name}-{scale}.json`](../../benchmarks/results/{name}-{scale}.json)\n"

@@ -9,17 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast, get_args
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from fedhelix.errors import BadInput, unknown
-from fedhelix.federation import device_of
 from fedhelix.papers import STUDIES, Scale
 from fedhelix.papers.pictures import picture
 from fedhelix.papers.tables import render
 from fedhelix.report import style
-from fedhelix.runs.config import versions
 from fedhelix.tree import write_atomically
 
 
@@ -56,16 +53,14 @@ def bench(
     began = time.monotonic()
     for name in names:
         left = None if minutes is None else max(0.0, minutes - (time.monotonic() - began) / 60)
-        started = time.monotonic()
         try:
             report = STUDIES[name].run(cast(Scale, scale), out, more, seeds, left, only, quiet or None)
         except KeyboardInterrupt:
             print("stopped; the same command goes on where it was.", file=sys.stderr)
             raise SystemExit(130) from None
-        on = torch.cuda.get_device_name() if device_of(device).type == "cuda" else "CPU"
-        where = {"device": on, "versions": {**versions(), **({"commit": commit} if commit else {})}}
+        report["versions"] |= {"commit": commit} if commit else {}
         command = f"fedhelix bench {name} --scale {scale}" + (f" --seeds {seeds}" if seeds else "")
-        report = {"command": command, **where, "seconds": round(time.monotonic() - started, 1), **report}
+        report = {"command": command, **report}
         save.mkdir(parents=True, exist_ok=True)
         write_atomically(save / f"{name}-{scale}.json", (json.dumps(report, indent=1) + "\n").encode())
         if (figure := picture(report)) is not None:

@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Any, Literal, NamedTuple
 
 from fedhelix.errors import unknown
@@ -100,8 +101,12 @@ class Study:
         """Fill the cells as far as the time allows, and report."""
         plans = self.plans(scale, out, more, seeds, only)
         every = {path: plan for _, runs in plans for path, plan in runs.items()}
+        began, there = monotonic(), {folder.path for folder in _finished(list(every))}
         complete = run_all(every, quiet, minutes)
+        done = _finished(list(every))
         report = {
+            **origin(done),
+            "seconds": round(monotonic() - began, 1) if len(done) > len(there) else None,
             "bench": self.name,
             "title": self.title,
             "scale": scale,
@@ -132,6 +137,15 @@ class Study:
                 "by_seed": [[round(record[name], 4) for record in run] for run in points],
             }
         return found
+
+
+def origin(folders: Sequence[RunFolder]) -> dict[str, Any]:
+    """What computed these runs, and with which versions: those of the last one where they differ."""
+    versions = [folder.config.get("versions", {}) for folder in folders] or [{}]
+    return {
+        "device": ", ".join(sorted({found.get("device", "unknown") for found in versions})),
+        "versions": {key: value for key, value in versions[-1].items() if key != "device"},
+    }
 
 
 def folder_name(plan: Plan) -> str:

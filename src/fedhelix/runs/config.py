@@ -20,7 +20,7 @@ from fedhelix.client import Setup, Training
 from fedhelix.data import Dataset, ServerData, from_npz, load, partitions
 from fedhelix.engines import Engine
 from fedhelix.errors import BadInput, unknown
-from fedhelix.federation import SETTINGS, Federation
+from fedhelix.federation import SETTINGS, Federation, device_of
 from fedhelix.method import Method
 from fedhelix.options import find, option
 from fedhelix.participation import Newcomers, Participation
@@ -104,7 +104,7 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """For config.toml; `read_plan` gives the same plan back."""
         values = {**vars(self.config), "method": {"name": self.spec, **self.method.options()}}
-        return {**values, "versions": versions()}
+        return {**values, "versions": {**versions(), "device": device_name(self.config.device)}}
 
 
 def layered(
@@ -239,6 +239,11 @@ def versions() -> dict[str, str]:
     if commit:
         found["commit"] = commit + ("+changes" if _git("status", "--porcelain", "--", "src") else "")
     return found
+
+
+def device_name(device: str) -> str:
+    """What computes a run: the GPU's name, or CPU."""
+    return torch.cuda.get_device_name() if device_of(device).type == "cuda" else "CPU"
 
 
 def _git(*words: str) -> str:
