@@ -1,13 +1,12 @@
-"""Certificates and keys, the door of the SuperLink, and the commands that need no network."""
+"""Certificates and keys, and the commands that need no network."""
 
-import asyncio
 import ssl
 import stat
 
 import pytest
 from cryptography import x509
 
-from fedhelix.deploy import control, keys, link, local, node
+from fedhelix.deploy import control, keys, local, node
 from fedhelix.errors import BadInput
 
 
@@ -36,33 +35,6 @@ def test_keys_are_made_once_and_kept_private(tmp_path):
         node.read_key(tmp_path / "north.pub")
     with pytest.raises(BadInput, match="cannot be read as a public key"):
         keys.read_public_key(tmp_path / "south.pub")
-
-
-@pytest.mark.parametrize(
-    ("client", "path", "status"),
-    [
-        ("127.0.0.1", "/v1/control/start-run", 200),
-        ("::1", "/v1/runtime/pull-messages", 200),
-        ("10.0.0.7", "/v1/fleet/pull-messages", 200),
-        ("10.0.0.7", "/v1/control/start-run", 403),
-        ("10.0.0.7", "/v1/runtime/acquire-task", 403),
-        ("10.0.0.7", "/v1/fleet", 403),
-        ("10.0.0.7", "/docs", 403),
-        (None, "/v1/control/start-run", 403),
-    ],
-)
-def test_strangers_reach_the_sites_part_only(client, path, status):
-    seen = []
-
-    async def app(scope, receive, send):
-        await send({"type": "http.response.start", "status": 200})
-
-    async def send(event):
-        seen.append(event.get("status"))
-
-    scope = {"type": "http", "path": path, "client": client and (client, 5000)}
-    asyncio.run(link.Door(app)(scope, None, send))
-    assert seen[0] == status
 
 
 def test_commands_say_what_is_missing(cli, tmp_path):
