@@ -30,7 +30,7 @@ def test_keys_are_made_once_and_kept_private(tmp_path):
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
     _, public = node.read_key(private)
     assert keys.read_public_key(tmp_path / "north.pub").startswith(b"-----BEGIN PUBLIC KEY-----")
-    assert public.key_size == 384
+    assert public.key_size == 256
     with pytest.raises(BadInput, match="cannot be read as a private key"):
         node.read_key(tmp_path / "north.pub")
     with pytest.raises(BadInput, match="cannot be read as a public key"):
