@@ -43,7 +43,11 @@ def test_a_run_across_processes(tmp_path):
         command += ["--superlink", local.address, "--folder", str(local.folder / "x")]
         command += ["--key", str(tmp_path / "stranger.key"), "--cert", str(local.certificate)]
         stranger = subprocess.Popen(command, env=local.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        submit.play(local.control(), submit.create(plan, tmp_path / "run", ["deadline=300"]), quiet=True)
+        control, run = local.control(), submit.create(plan, tmp_path / "run", ["deadline=300"])
+        number = control.submit(run.path)
+        assert control.playing(run.path) == number and control.playing(tmp_path) is None
+        submit.play(control, run, quiet=True)  # follows what is being played, and does not submit it again
+        assert control.playing(run.path) is None and control.status(number).result == "completed"
         said, _ = stranger.communicate(timeout=120)
         assert stranger.returncode != 0 and "connected to" not in said, f"an unregistered key: {said}"
         registered = local.folder / "keys/site-0.key"
