@@ -6,8 +6,9 @@ import stat
 import pytest
 from cryptography import x509
 
-from fedhelix.deploy import control, keys, local, node
+from fedhelix.deploy import control, keys, local, node, submit
 from fedhelix.errors import BadInput
+from fedhelix.runs.config import make_plan
 
 
 def test_the_server_is_known_by_every_name_that_sites_call_it(tmp_path):
@@ -48,6 +49,15 @@ def test_commands_say_what_is_missing(cli, tmp_path):
     assert done.code == 0 and (tmp_path / "deployment/keys/south.pub").exists()
     done = cli("deploy", "admit", "north", "--superlink", f"127.0.0.1:{local.free_port()}")
     assert done.code == 2 and "there is no SuperLink at 127.0.0.1" in done.err
+
+
+def test_runs_are_resumed_where_their_clients_are(cli, tmp_path):
+    plan = make_plan("fedavg", {"rounds": 1, "clients": 2})
+    submit.create(plan, tmp_path / "across").close()
+    done = cli("resume", "across")
+    assert done.code == 2 and "continue it with `fedhelix deploy resume across`" in done.err
+    done = cli("deploy", "resume", "across")
+    assert done.code == 2 and "no deployment is running" in done.err
 
 
 def test_without_flower_one_sentence_says_how_to_get_it(cli, monkeypatch):
