@@ -14,7 +14,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # From the ground up; a room imports only from rooms on lower floors (and from itself).
 FLOORS = [
-    {"errors", "seeds", "task", "records", "progress", "selection"},
+    {"errors", "folders", "seeds", "task", "records", "progress", "selection"},
     {"options", "tree", "toml", "imports", "cpu"},
     {"data", "models", "store", "participation", "track"},
     {"units", "report"},

@@ -35,7 +35,7 @@ def main() -> None:
             run = fed.fit(2, quiet=True)
         said = [str(warning.message) for warning in caught]
         runs.append(run)
-        slots = [max(shop.stacks) for shop in fed.engine.workshops.values()]
+        slots = [shop.slots for shop in fed.engine.workshops.values()]
         print("limit", limit, "GiB more; slots", slots, "accuracy", run.records[-1]["accuracy"], said, flush=True)
         fed.close()
     one, other = (run.standing.server["model"] for run in runs)

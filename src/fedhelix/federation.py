@@ -84,7 +84,7 @@ class Federation:
         engine: str | Callable[[Setup], Engine] = "auto",
         device: str = "auto",
         workers: int | None = None,
-        kernels: Literal["auto", "onednn", "native", "tuned"] = "auto",
+        kernels: Literal["auto", "onednn", "native", "tuned", "compiled"] = "auto",
         **settings: Any,
     ):
         owned = not isinstance(data, str | Dataset)

@@ -361,3 +361,12 @@ def test_threads_that_move_one_data_set_share_the_copy(monkeypatch):
         copies = list(threads.map(lambda _: data.to("meta"), range(8)))
     assert all(copy is copies[0] for copy in copies)
     assert data.to("cpu") is data
+
+
+def test_the_first_samples_of_each_pool():
+    data = load("digits")
+    some = data.first(100, 20)
+    assert torch.equal(some.x, data.x[:100]) and torch.equal(some.y_test, data.y_test[:20])
+    assert data.first(None, None) is data and len(data.first(10, None).x_test) == len(data.x_test)
+    with pytest.raises(BadInput, match="only 1438 samples in x, not 5000"):
+        data.first(5000, None)

@@ -1,10 +1,11 @@
 import json
+import typing
 
 import pytest
 import torch
 from torch import nn
 
-from fedhelix.cpu import applied
+from fedhelix.cpu import Kernels, applied
 from fedhelix.engines import kernels
 from fedhelix.engines.kernels import choose, signature
 from helpers import small
@@ -76,7 +77,7 @@ def test_timing_leaves_no_trace(cache):
     setup = small(model=model).engine.setup
     threads, mode, state = torch.get_num_threads(), setup.module.training, torch.get_rng_state()
     initial = {name: value.clone() for name, value in setup.initial.items()}
-    assert choose(setup) in ("onednn", "native", "tuned")
+    assert choose(setup) in typing.get_args(Kernels)
     assert (torch.get_num_threads(), setup.module.training) == (threads, mode)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(setup.initial[name], value) for name, value in initial.items())
@@ -98,4 +99,4 @@ def test_networks_that_tuned_layers_do_not_suit_take_others(cache):
     setup = small(model=Merging(), kernels="native").engine.setup
     with pytest.raises(RuntimeError, match="view"):
         kernels.step_seconds(setup, "tuned")
-    assert choose(setup) in ("onednn", "native")
+    assert choose(setup) != "tuned"

@@ -121,6 +121,18 @@ class Dataset:
         """What was copied: federations that share a data set share it on their device too."""
         return {}
 
+    def first(self, train: int | None, test: int | None) -> Dataset:
+        """Only the first samples of each pool (None: all)."""
+        sizes = {"": (len(self.x), train), "_test": (len(self.x_test), test)}
+        parts: dict[str, Any] = {}
+        for part, (there, size) in sizes.items():
+            if size is not None and size > there:
+                raise BadInput(f"'{self.name}' has only {there} samples in x{part}, not {size}.")
+            for name in ("x", "y", "owners"):
+                value = getattr(self, name + part)
+                parts[name + part] = None if value is None else value[:size]
+        return self if train is None and test is None else dataclasses.replace(self, **parts)
+
     def subsample(self, train: int, test: int | None = None, seed: int = 0) -> Dataset:
         """A smaller data set with the same class proportions (`test=None` keeps the whole test pool)."""
         smaller = dataclasses.replace(self)

@@ -26,6 +26,7 @@ from fedhelix.data.readers import (
     read_svhn,
 )
 from fedhelix.errors import BadInput
+from fedhelix.folders import cache_folder
 from fedhelix.tree import write_atomically
 
 FOLDER_VARIABLE = "FEDHELIX_DATA"
@@ -88,12 +89,6 @@ def explicit_folder(data_dir: str | Path | None) -> Path | None:
     if not folder.is_dir():
         raise BadInput(f"data_dir is '{folder}', which is no folder; create it or name another.")
     return folder
-
-
-def cache_folder() -> Path:
-    """Where downloads are kept: ~/.cache/fedhelix, or the same in XDG_CACHE_HOME."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "fedhelix"
 
 
 def roots(folder: Path | None) -> list[Path]:

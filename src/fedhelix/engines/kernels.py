@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 import statistics
 import time
 import typing
@@ -19,13 +18,14 @@ import torch
 
 from fedhelix.client import Setup, gather, risk
 from fedhelix.cpu import Kernels, applied
-from fedhelix.data.sources import cache_folder
+from fedhelix.cpu.compiled import available, processor
+from fedhelix.folders import cache_folder
 from fedhelix.tree import clone, write_atomically
 
 CLEARLY = 0.9  # kernels that are to replace others must take less than this share of their time
 PATIENCE = 1.0  # seconds for all repetitions; a warm-up and the first one always happen
 REPETITIONS = 15
-EDITION = 2  # of the tuned kernels: choices that were timed with another one do not count
+EDITION = 3  # of the tuned and compiled kernels: choices that were timed with another one do not count
 
 
 def choose(setup: Setup) -> Kernels:
@@ -61,28 +61,19 @@ def signature(setup: Setup) -> str:
     return f"{processor()} {versions} network {network} {sample} batch {setup.training.batch_size}"
 
 
-def processor() -> str:
-    """The kind of processor, as exactly as the system tells."""
-    wanted = ("model name", "CPU implementer", "CPU part", "CPU variant")
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-        words = [line.partition(":")[2].strip() for line in lines if line.startswith(wanted)]
-        return " ".join([platform.machine(), *words])
-    return f"{platform.machine()} {platform.processor()}"
-
-
 def fastest(setup: Setup) -> Kernels:
     """Time one training step in each way, by turns, so that other work on the machine slows down all alike."""
-    times: dict[Kernels, list[float]] = {kernels: [] for kernels in typing.get_args(Kernels)}
+    candidates = [kernels for kernels in typing.get_args(Kernels) if kernels != "compiled" or available()]
+    times: dict[Kernels, list[float]] = {kernels: [] for kernels in candidates}
     threads, mode = torch.get_num_threads(), setup.module.training
     with torch.random.fork_rng(devices=[]):  # a network with dropout draws from the global generator
         try:
             torch.set_num_threads(1)  # as in worker processes
-            for kernels in typing.get_args(Kernels):
+            for kernels in candidates:
                 try:
                     step_seconds(setup, kernels)
-                except RuntimeError:  # a network may count on an order in memory that the tuned layers do not keep
-                    if kernels != "tuned":
+                except RuntimeError:  # a network may count on an order in memory that others do not keep
+                    if kernels in ("onednn", "native"):
                         raise
                     del times[kernels]
             end = time.perf_counter() + PATIENCE

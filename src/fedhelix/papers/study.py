@@ -118,6 +118,8 @@ class Study:
         """The figures of one cell, seed by seed and together."""
         done = [Finished(cell, folder.records(), folder.summary) for folder in _finished(paths) if folder.summary]
         found: dict[str, Any] = {"row": cell.row, "column": cell.column, "method": cell.method, "runs": len(done)}
+        if cell.settings.get("train_samples"):
+            found["train_samples"] = cell.settings["train_samples"]
         for name, measure in self.measures.items():
             by_seed = [measure(run) for run in done]
             found[name] = {"by_seed": by_seed, **spread(by_seed), "paper": cell.paper.get(name)}

@@ -40,6 +40,8 @@ class Config(Attack, Newcomers, Participation, ServerData, Training):
 
     data: str = option("digits", "digits, mnist, fashion-mnist, emnist, cifar10, cifar100, svhn, or FILE.npz")
     data_dir: str | None = option(None, "folder with NAME.npz or the official files (or set FEDHELIX_DATA)")
+    train_samples: int | None = option(None, "take only the first so many training samples (auto: all)", low=1)
+    test_samples: int | None = option(None, "take only the first so many test samples (auto: all)", low=1)
     model: str = option("auto", "network: auto, cnn, mlp, linear, small-cnn, fedpac-cnn, genfed-cnn, resnet18, ...")
     clients: int = option(20, "how many clients there are", low=1)
     cohort: int | None = option(None, "clients sampled in each round (auto: 10, or all if there are fewer)", low=1)
@@ -54,13 +56,16 @@ class Config(Attack, Newcomers, Participation, ServerData, Training):
     engine: str = option("auto", "how many clients run at once: auto, serial, parallel or batched")
     device: str = option("auto", "cpu, cuda or auto")
     workers: int | None = option(None, "processes of the parallel engine (auto: as many as there are cores)", low=1)
-    kernels: Literal["auto", "onednn", "native", "tuned"] = option("auto", "CPU kernels (auto: the fastest)")
+    kernels: Literal["auto", "onednn", "native", "tuned", "compiled"] = option(
+        "auto", "CPU kernels (auto: the fastest)"
+    )
 
     names: ClassVar[list[str]]
 
     def load(self) -> Dataset:
         """The data that these settings name."""
-        return from_npz(self.data) if self.data.endswith(".npz") else load(self.data, data_dir=self.data_dir)
+        pool = from_npz(self.data) if self.data.endswith(".npz") else load(self.data, data_dir=self.data_dir)
+        return pool.first(self.train_samples, self.test_samples)
 
     def federation(
         self,

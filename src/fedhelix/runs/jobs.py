@@ -89,12 +89,12 @@ class Shelf:
     """Data sets that are read once for many runs: those that share the data can share a GPU's slots too."""
 
     def __init__(self) -> None:
-        self.lock, self.found = threading.Lock(), dict[tuple[str, str | None], Dataset]()
+        self.lock, self.found = threading.Lock(), dict[tuple[Any, ...], Dataset]()
 
     def take(self, asked: Config) -> Dataset:
         """The data of a run."""
         with self.lock:
-            key = (asked.data, asked.data_dir)
+            key = (asked.data, asked.data_dir, asked.train_samples, asked.test_samples)
             if key not in self.found:
                 self.found[key] = asked.load()
             return self.found[key]

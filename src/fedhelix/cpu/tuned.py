@@ -1,53 +1,22 @@
-"""Kernels for the CPU: oneDNN's, PyTorch's native ones, or `tuned`: native ones helped out where they are slow.
+"""PyTorch's native kernels lose most of their time in three places; here they are helped out.
 
-On some processors oneDNN takes twice as long as the native kernels for small convolutions. And the native ones lose
-most of their time in three places: the gradient of a convolution's weights, convolutions of few channels, and pooling.
-`tuned` lends a network other layers for these. They lay pictures with the batch last, so that all samples of a pixel
-are neighbours in memory: patches are then copied in long rows, and pooling is vectorised.
-All three compute the same function; their results differ in the last bits.
+These are the gradient of a convolution's weights, convolutions of few channels, and pooling. The layers here lay
+pictures with the batch last, so that all samples of a pixel are neighbours in memory: patches are then copied in long
+rows, and pooling is vectorised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Kernels = Literal["onednn", "native", "tuned"]
 Pair = tuple[int, int]
 
 
-@contextmanager
-def applied(kernels: Kernels, module: nn.Module) -> Iterator[None]:
-    """Let a network compute with these kernels, in one thread.
-
-    More threads gain next to nothing on small networks, and would make results depend on their number.
-    """
-    before, threads = torch.backends.mkldnn.enabled, torch.get_num_threads()
-    lent = tuned_layers(module) if kernels == "tuned" else {}
-    own = {layer: type(layer) for layer in lent}
-    torch.backends.mkldnn.enabled = kernels == "onednn"  # type: ignore[assignment]
-    torch.set_num_threads(1)
-    try:
-        change(lent)
-        yield
-    finally:
-        change(own)
-        torch.set_num_threads(threads)
-        torch.backends.mkldnn.enabled = before
-
-
-def change(kinds: dict[nn.Module, type[nn.Module]]) -> None:
-    """Make layers compute as others do, with the weights that they have."""
-    for layer, kind in kinds.items():
-        layer.__class__ = kind
-
-
-def tuned_layers(module: nn.Module) -> dict[nn.Module, type[nn.Module]]:
+def layers_for(module: nn.Module) -> dict[nn.Module, type[nn.Module]]:
     """The layers for which there is a faster kind; those that are not exactly PyTorch's own are left alone."""
     layers = list(module.modules())
     convolutions = dict.fromkeys(filter(is_plain_convolution, layers), Convolution)
