@@ -118,6 +118,11 @@ def deployment() -> str:
     return table(headers, rows)
 
 
+def faults() -> str:
+    """The fault matrix, as its script wrote it."""
+    return (RESULTS / "deploy-faults.md").read_text(encoding="utf-8")
+
+
 def choosing() -> str:
     """Measured figures for the choice of a method."""
     rows = []
@@ -264,7 +269,7 @@ CLAIMS: list[tuple[str, str, tuple[str, str, str], tuple[str, str, str], float]]
 
 PARTS: dict[str, Callable[..., str]] = {
     "table1": table1, "gpu": gpu, "cpu": cpu, "dashboard": dashboard, "choosing": choosing, "options": options,
-    "deployment": deployment, "results": results, "study": study, "audit": audit, "claims": claims,
+    "deployment": deployment, "faults": faults, "results": results, "study": study, "audit": audit, "claims": claims,
 }  # fmt: skip
 
 
