@@ -103,6 +103,28 @@ def dashboard() -> str:
     return table([f"{found['runs']} runs of {found['rounds']} rounds", "measured", "aim"], rows)
 
 
+def deployment() -> str:
+    """What a round across processes costs beyond the work itself."""
+    ways = {"warm": "`fedhelix site`: a warm worker", "flower": "Flower's SuperNode: a process per message"}
+    rows = [
+        [
+            ways[row["way"]],
+            f"{row['overhead_median']:.1f}",
+            f"{row['processor_seconds_per_round']['superlink']:.1f}",
+            f"{row['processor_seconds_per_round']['site']:.2f}",
+            " → ".join(f"{load:.1f}" for load in row["load_average_before_and_after"]),
+        ]
+        for row in result("deploy-overhead")["rows"]
+    ]
+    headers = ["sites", "overhead per round, s", "SuperLink's CPU, s", "a connection's CPU, s", "load of the machine"]
+    return table(headers, rows)
+
+
+def faults() -> str:
+    """The fault matrix, as its script wrote it."""
+    return (RESULTS / "deploy-faults.md").read_text(encoding="utf-8")
+
+
 def choosing() -> str:
     """Measured figures for the choice of a method."""
     rows = []
@@ -269,7 +291,8 @@ CLAIMS: list[tuple[str, str, tuple[str, str, str], tuple[str, str, str], float]]
 
 PARTS: dict[str, Callable[..., str]] = {
     "table1": table1, "gpu": gpu, "cpu": cpu, "dashboard": dashboard, "choosing": choosing, "options": options,
-    "results": results, "study": study, "drawn": drawn, "audit": audit, "claims": claims,
+    "deployment": deployment, "faults": faults, "results": results, "study": study, "drawn": drawn, "audit": audit,
+    "claims": claims,
 }  # fmt: skip
 
 

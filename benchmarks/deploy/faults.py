@@ -17,7 +17,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
 from pathlib import Path
 
 from fedhelix.deploy import submit
@@ -98,7 +99,7 @@ def play(local: Local, out: Path, terms: list[str], fault: Callable[[Local], Non
 
     striker = threading.Thread(target=strike, daemon=True)
     begun = time.monotonic()
-    with supervised(local) as revived:
+    with supervised(local) as revived, redirect_stderr(StringIO()) as said:
         striker.start()
         submit.play(local.control(), folder, quiet=True)
         striker.join()
@@ -114,6 +115,7 @@ def play(local: Local, out: Path, terms: list[str], fault: Callable[[Local], Non
         "answers_refused": sum(len(record["refused"]) for record in records),
         "reasons": sorted(set(reasons + troubles)),
         "started_again": sorted(set(revived)),
+        "said": [line.removeprefix("fedhelix: ") for line in said.getvalue().splitlines() if "fedhelix: " in line],
         "server_state": state,
         "seconds": round(time.monotonic() - begun, 1),
     }
@@ -166,6 +168,7 @@ def table(rows: list[dict]) -> str:
         same = "yes, to the bit" if row["server_state"] == calm else "no: those rounds went on without the site"
         same = "other sites" if row["row"] == "missing" else same
         seen = [f"`up`: {name} had died and was started again" for name in row["started_again"]]
+        seen += [f"`deploy run`: {line}" for line in row.get("said", [])]
         seen += [f"`metrics.jsonl`: {reason}" for reason in row["reasons"][:3]]
         seen += [f"... and {len(row['reasons']) - 3} more such lines"] if len(row["reasons"]) > 3 else []
         counts = f"{row['answers_missing']} / {row['answers_refused']}"

@@ -25,7 +25,6 @@ from fedhelix.blame import culprit, described
 from fedhelix.data import available
 from fedhelix.deploy import commands as sites
 from fedhelix.deploy import submit
-from fedhelix.deploy.terms import Terms
 from fedhelix.errors import BadInput, EngineFailure
 from fedhelix.progress import human_bytes, human_seconds
 from fedhelix.registry import layers
@@ -52,11 +51,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")]
 Track = Annotated[str | None, typer.Option(help="Write every round there too: tensorboard or mlflow.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder itself (default: a new one in runs/).")]
-
-TERMS = "How patient the server is: " + "; ".join(
-    f"{field.name}, {field.metadata['meaning']} (default: {'auto' if field.default is None else field.default})"
-    for field in dataclasses.fields(Terms)
-)
 
 
 def settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -324,7 +318,7 @@ def deploy_run(
     *,
     method: Annotated[str, typer.Argument(help="A name from `fedhelix methods`, or a pair such as genfed+fedau.")],
     out: Out = None,
-    term: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help=TERMS)] = None,
+    term: sites.Term = None,
     superlink: sites.Superlink = None,
     folder: sites.Folder = sites.FOLDER,
     as_json: Json = False,

@@ -99,6 +99,7 @@ class Federation:
         self.training, asked, self.participation, self.newcomers, self.attack = built
         self.server_data: ServerData = asked.resolved(self.method.scores)
         late = self.newcomers
+        self._here = partition.here
         parts = partition.divided(pool, late.newcomers, late.newcomers_classes, self.seed)
         self.reserve = Reserve.of(pool, parts[0], self.server_data, self.seed)
         if self.method.scores and not len(self.reserve.scoring):
@@ -443,7 +444,7 @@ class Federation:
             "attackers": sorted(self.attackers.ids),
             "judged": self.judged,
         }
-        if (classes := self.data.classes) is not None:
+        if self._here and (classes := self.data.classes) is not None:
             labels = self.data.y.cpu().numpy()
             found["classes"] = [np.bincount(labels[split.train], minlength=classes).tolist() for split in self.splits]
         return found

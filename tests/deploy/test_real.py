@@ -6,8 +6,13 @@ import time
 
 import httpx
 import pytest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedhelix.deploy import keys, submit
+from fedhelix.deploy import keys, node, submit
 from fedhelix.deploy.local import Local
 from fedhelix.runs.config import make_plan
 from helpers import checkpoint, same
@@ -15,35 +20,46 @@ from helpers import checkpoint, same
 pytestmark = pytest.mark.timeout(600)  # a busy machine takes its time to start nine processes
 
 
-def site(local, key, certificate, *more):
-    """What becomes of a site that should not get in."""
-    command = [*(sys.executable, "-m", "fedhelix.cli", "site", "--name", "x", "--data", "digits"), *more]
-    command += ["--superlink", local.address, "--folder", str(local.folder / "x")]
-    command += [] if more else ["--key", str(key), "--cert", str(certificate)]
-    return subprocess.Popen(command, env=local.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def knock(address, key=None, certificate=None):
+    """Ask to be let in, as a site does when it connects."""
+    checks = [RuntimeVersionHttpInterceptor(component_name="SuperNode")]
+    root, public = certificate and certificate.read_bytes(), b""
+    if key is not None:
+        pair = node.read_key(key)
+        checks.append(NodeAuthHttpInterceptor(*pair))
+        public = public_key_to_bytes(pair[1])
+    with FleetHttpClient.from_server_address(address, root is None, root, interceptors=checks) as client:
+        client.ActivateNode(ActivateNodeRequest(public_key=public, heartbeat_interval=30))
 
 
 def test_a_run_across_processes(tmp_path):
-    plan = make_plan("fedper", {"clients": 2, "rounds": 2, "epochs": 1, "kernels": "onednn", "model": "mlp"})
+    plan = make_plan(
+        "fedper", {"clients": 2, "rounds": 2, "epochs": 1, "eval_every": 2, "kernels": "onednn", "model": "mlp"}
+    )
     with Local(tmp_path / "deployment", sites=2) as local:
         keys.make_site_key(tmp_path, "stranger")
         keys.make_certificates(tmp_path / "other", [])
-        strangers = {
-            "an unregistered key": site(local, tmp_path / "stranger.key", local.certificate),
-            "a wrong certificate": site(local, local.folder / "keys/site-0.key", tmp_path / "other/ca.pem"),
-            "plain HTTP": site(local, None, None, "--insecure"),
-        }
-        submit.play(local.control(), submit.create(plan, tmp_path / "run", ["deadline=300"]), quiet=True)
-        for who, process in strangers.items():
-            if who == "plain HTTP" and process.poll() is None:
-                process.terminate()  # it tries again and again
-            said, _ = process.communicate(timeout=120)
-            assert process.returncode != 0 and "connected to" not in said, f"{who}: {said}"
-        with pytest.raises(httpx.HTTPError):
-            httpx.get(f"http://{local.address}/v1/fleet/pull-messages", timeout=20).raise_for_status()
+        command = [*(sys.executable, "-m", "fedhelix.cli", "site", "--name", "x", "--data", "digits")]
+        command += ["--superlink", local.address, "--folder", str(local.folder / "x")]
+        command += ["--key", str(tmp_path / "stranger.key"), "--cert", str(local.certificate)]
+        stranger = subprocess.Popen(command, env=local.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        control, run = local.control(), submit.create(plan, tmp_path / "run", ["deadline=300"])
+        number = control.submit(run.path)
+        assert control.playing(run.path) == number and control.playing(tmp_path) is None
+        submit.play(control, run, quiet=True)  # follows what is being played, and does not submit it again
+        assert control.playing(run.path) is None and control.status(number).result == "completed"
+        said, _ = stranger.communicate(timeout=120)
+        assert stranger.returncode != 0 and "connected to" not in said, f"an unregistered key: {said}"
+        registered = local.folder / "keys/site-0.key"
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            knock(local.address, registered, tmp_path / "other/ca.pem")
+        with pytest.raises(httpx.HTTPStatusError, match="401"):
+            knock(local.address, None, local.certificate)
+        with pytest.raises(httpx.TransportError):  # plain HTTP
+            knock(local.address, registered)
         processes = [local.superlink, *local.sites.values()]
     assert not any(process.alive for process in processes)
-    plan.config.federation(plan.method, engine="serial").fit(2, out=tmp_path / "here", quiet=True)
+    plan.config.federation(plan.method, engine="serial").fit(2, eval_every=2, out=tmp_path / "here", quiet=True)
     assert same(checkpoint(tmp_path / "run")["server"], checkpoint(tmp_path / "here")["server"])
     until = time.monotonic() + 30
     while subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True).stdout and time.monotonic() < until:

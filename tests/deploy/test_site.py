@@ -47,12 +47,14 @@ def test_a_client_starts_a_round_again_from_where_it_did(tmp_path):
 def test_sites_with_data_of_their_own_train_together(tmp_path):
     folders = [blobs(tmp_path / f"data-{n}", n, count) for n, count in enumerate((60, 90, 30))]
     near = Neighbourhood(tmp_path, 3, folders)
-    run = near.play(make_plan("fedavg", {**SMALL, "data": "own", "rounds": 5}))
+    run = near.play(make_plan("fedavg", {**SMALL, "data": "own", "rounds": 5}), out=tmp_path / "run")
     assert run.records[-1]["personal_accuracy"] > 0.9
     assert "accuracy" not in run.records[-1]  # the server has no samples to judge its model with
     # 20 % of 60, 90 and 30 are test samples; 10 % of the rest are for validation.
     assert [len(split.train) for split in run.federation.splits] == [43, 65, 22]
     assert run.federation.data.x.shape == (1, 5) and not run.federation.data.x.any()
+    census = json.loads((tmp_path / "run" / "clients.json").read_text())
+    assert census["samples"] == [43, 65, 22] and "classes" not in census  # the server does not see labels
 
 
 def test_a_server_may_have_samples_for_selection_and_tests(tmp_path):
@@ -61,7 +63,7 @@ def test_a_server_may_have_samples_for_selection_and_tests(tmp_path):
     x, y = (np.load(f"{mine}/{name}.npy") for name in "xy")
     np.savez(tmp_path / "server.npz", x=x[:40], y=y[:40], x_test=x[40:], y_test=y[40:])
     near = Neighbourhood(tmp_path, 3, folders, server_data=str(tmp_path / "server.npz"))
-    run = near.play(make_plan("genfed", {**SMALL, "data": "own"}))
+    run = near.play(make_plan("genfed", {**SMALL, "data": "own"}), out=tmp_path / "run")
     assert set(run.records[0]["notes"]["fitness"]) == {"0", "1", "2"}
     assert run.records[-1]["accuracy"] > 0.5
 

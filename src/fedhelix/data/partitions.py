@@ -43,6 +43,9 @@ class Partition(Checked):
     by_class: ClassVar[bool] = True
     """Whether the rule looks at labels, and therefore needs a classification."""
 
+    here: ClassVar[bool] = True
+    """Whether the clients' samples are those of the data set, and not at their owners."""
+
     def __post_init__(self) -> None:
         if self.classes is not None:
             object.__setattr__(self, "classes", whole_numbers("classes", self.classes))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
+from flwr.superlink.grid import http_grid
 
-from fedhelix.deploy.post import contents, envelope
+from fedhelix.deploy.post import EARLY, contents, envelope
 from fedhelix.deploy.server import serve
 from fedhelix.deploy.site import Site
 
@@ -19,6 +21,7 @@ client_app = ClientApp()
 @server_app.main()
 def play(grid: Grid, context: Context) -> None:
     """Play the run in the folder that the run's configuration names."""
+    http_grid.pull_objects = partial(http_grid.pull_objects, **EARLY)  # Flower itself would wait a second, then two
     serve(grid, Path(str(context.run_config["run"])), quiet=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import signal
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from fedhelix.deploy import need_flower
+from fedhelix.deploy.terms import Terms
 
 FOLDER = Path("deployment")
 
@@ -19,6 +21,12 @@ Folder = Annotated[Path, typer.Option("--folder", help="Keys, logs and state of 
 Superlink = Annotated[str | None, typer.Option(help="HOST:PORT on the server's machine (default: what is up here).")]
 Data = Annotated[str, typer.Option("--data", help="A folder or FILE.npz with own samples, or a data set's name.")]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder with the data set's files.")]
+
+TERMS = "How patient the server is: " + "; ".join(
+    f"{field.name}, {field.metadata['meaning']} (default: {'auto' if field.default is None else field.default})"
+    for field in dataclasses.fields(Terms)
+)
+Term = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help=TERMS)]
 
 
 def up(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import httpx
 from flwr.cli.build import build_fab_from_files
-from flwr.common.serde import fab_to_proto, user_config_to_proto
+from flwr.common.serde import fab_to_proto, user_config_from_proto, user_config_to_proto
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
     ListRunsRequest,
@@ -25,6 +25,8 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from fedhelix import __version__
 from fedhelix.deploy.keys import read_public_key
 from fedhelix.errors import BadInput
+
+FINISHED = "finished"
 
 BUNDLE = """\
 [project]
@@ -54,6 +56,11 @@ class Status(NamedTuple):
     status: str
     result: str
     details: str
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, in one way or another."""
+        return self.status == FINISHED
 
 
 class Control:
@@ -95,6 +102,20 @@ class Control:
         config = user_config_to_proto({"run": str(run.resolve())})
         with self._asking():
             return self._client.StartRun(StartRunRequest(fab=fab_to_proto(fab), override_config=config)).run_id
+
+    def playing(self, run: Path) -> int | None:
+        """The number of the submission that plays the run in a folder, if there is one."""
+        with self._asking():
+            found = self._client.ListRuns(ListRunsRequest()).run_dict
+        here = str(run.resolve())
+        return next(
+            (
+                number
+                for number, it in found.items()
+                if it.status.status != FINISHED and user_config_from_proto(it.override_config).get("run") == here
+            ),
+            None,
+        )
 
     def status(self, number: int) -> Status | None:
         """How a submitted run is; None while the SuperLink cannot be reached."""

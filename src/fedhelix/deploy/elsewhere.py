@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ OWN = "own"  # in place of a data set's name: every site has its own samples
 
 class Elsewhere(Partition):
     """One client per site, as the server sees it: only the lengths of the parts mean anything."""
+
+    here: ClassVar[bool] = False
 
     def __init__(self, counts: Sequence[tuple[int, int]], valid: float):
         super().__init__(clients=len(counts), valid=valid)

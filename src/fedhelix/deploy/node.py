@@ -30,11 +30,12 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.fleet_http_connection import http_request_response
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedhelix.deploy.post import contents, envelope, pause
+from fedhelix.deploy.post import EARLY, contents, envelope
 from fedhelix.errors import BadInput, EngineFailure
 from fedhelix.tree import write_atomically
 
 AGAIN = 3.0  # seconds before a broken connection is made anew
+BREATH = 0.05  # seconds between questions for letters, each of which the SuperLink holds until there are some
 
 Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 
@@ -98,13 +99,11 @@ class Node:
 
     def serve(self, answer: Callable[[bytes], bytes]) -> None:
         """Answer letters until the connection breaks."""
-        last = time.monotonic()
         while True:
             if (message := self.receive()) is None:
-                time.sleep(pause(time.monotonic() - last))
-                continue
-            self.reply(message, answer)
-            last = time.monotonic()
+                time.sleep(BREATH)
+            else:
+                self.reply(message, answer)
 
     def receive(self) -> Message | None:
         """The next message with its content, if there is one."""
@@ -113,7 +112,11 @@ class Node:
                 return None
             run, tree = received[0].metadata.run_id, received[1]
             message = pull_and_inflate_object_from_tree(
-                tree, lambda it: self._pull(run, it), lambda it: self._confirm(run, it), return_type=Message
+                tree,
+                lambda it: self._pull(run, it),
+                lambda it: self._confirm(run, it),
+                return_type=Message,
+                **EARLY,
             )
         except RunNotRunningException:
             return None

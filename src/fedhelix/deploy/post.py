@@ -20,6 +20,7 @@ KIND = "query"  # of all messages; what is asked for stands in the letter
 WHOLE = 1 << 20  # bytes up to which a letter is not cut into pieces
 LOOK_AROUND = 1.0  # seconds between looks at who is connected
 FORGOTTEN = 60.0  # seconds after its deadline
+EARLY: dict[str, Any] = {"initial_backoff": 0.05, "backoff_cap": 1.0}  # seconds; parts of a letter come one by one
 WHO = {"kind": "who"}
 ASKED = ("kind", "experiment", "round", "client")  # what an answer must have in common with its question
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import uuid
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from fedhelix.deploy.control import Control
 
 INTERVAL, STATUS = 0.2, 2.0  # seconds between looks into the folder, and between questions to the SuperLink
-FINISHED, COMPLETED = "finished", "completed"
+COMPLETED = "completed"
 OF_THE_APP = "ServerApp failed with exception: "
 ATTEMPTS = 5  # without a single new round
 
@@ -36,7 +37,7 @@ def create(plan: Plan, out: Path, terms: Sequence[str] = ()) -> RunFolder:
 
 
 def play(control: Control, folder: RunFolder, quiet: bool | None = None) -> dict[str, Any]:
-    """Submit a run and follow it to its end; one that was cut short is submitted again and goes on."""
+    """Submit a run, unless it is being played, and follow it to its end; one that was cut short is submitted again."""
     plan = read_plan(folder.config, folder.path)
     if "deployment" not in folder.config:
         raise BadInput(f"'{folder.path}' is no run of a deployment; continue it with `fedhelix resume {folder.path}`.")
@@ -47,7 +48,7 @@ def play(control: Control, folder: RunFolder, quiet: bool | None = None) -> dict
                 raise EngineFailure(
                     f"the run makes no progress; look into the logs, then: fedhelix deploy resume {folder.path}"
                 )
-            number = control.submit(folder.path)
+            number = control.playing(folder.path) or control.submit(folder.path)
             asked, ended = time.monotonic(), None
             try:
                 while ended is None:
@@ -59,10 +60,17 @@ def play(control: Control, folder: RunFolder, quiet: bool | None = None) -> dict
                     seen = max(seen, len(records))
                     if folder.summary is not None or time.monotonic() > asked + STATUS:
                         asked, found = time.monotonic(), control.status(number)
-                        ended = found if found is not None and found.status == FINISHED else None
+                        ended = found if found is not None and found.over else None
             except KeyboardInterrupt:
                 control.stop(number)
                 raise
             if ended.result != COMPLETED and ended.details.startswith(OF_THE_APP):
                 raise EngineFailure(ended.details.removeprefix(OF_THE_APP))
+            if folder.summary is None:
+                why = ended.details.rstrip(".") or ended.result
+                print(
+                    f"fedhelix: the run was cut short ({why}); it is submitted again and goes on after round "
+                    f"{folder.rounds_saved}.",
+                    file=sys.stderr,
+                )
     return dict(folder.summary)

@@ -36,8 +36,10 @@ def start(plan: Plan, out: Path, quiet: bool | None = None, **more: Any) -> Run:
 
 def resume(path: Path, quiet: bool | None = None, **more: Any) -> Run:
     """Continue a run that was stopped at any moment."""
-    plan = read_plan(RunFolder.open(path).config, path)
-    return _fit(plan, path, resume=True, quiet=quiet, **more)
+    config = RunFolder.open(path).config
+    if "deployment" in config:
+        raise BadInput(f"the clients of '{path}' are sites; continue it with `fedhelix deploy resume {path}`.")
+    return _fit(read_plan(config, path), path, resume=True, quiet=quiet, **more)
 
 
 def go_on(plan: Plan, path: Path, quiet: bool | None = None, **more: Any) -> None:
