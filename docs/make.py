@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import statistics
 import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedhelix import METHODS
 from fedhelix.papers.pictures import picture
@@ -78,16 +79,26 @@ def gpu() -> str:
 
 def cpu() -> str:
     """The CPU race."""
-    found = result("speed-cpu-w2")["W2"]
+    found = result("speed-cpu")
     names = {
         "fedhelix": "fedhelix, `parallel`, two workers",
-        "pfl": "pfl 0.6 in its best setting: two processes, oneDNN off",
+        "pfl": "pfl 0.6 in its best setting",
+        "flower": "Flower's simulation in its best setting",
+        "plain": "plain PyTorch loop in its best setting",
+        "pfl-default": "pfl as installed",
+        "flower-default": "Flower's simulation as installed",
     }
     rows = []
     for key, words in names.items():
-        seconds, memory = found["seconds_per_round"][key]["median"], found["peak_memory_MiB"][key]["pss"]
-        rows.append([words, f"{seconds:.2f}", f"{memory:.0f}"])
-    return table(["contestant", "s per round", "memory, MiB"], rows)
+        row = [words]
+        for workload in ("W1", "W2"):
+            race = found[workload]
+            ratio = race["ratio_to_fedhelix"][key]["median"] if key in race["ratio_to_fedhelix"] else 1.0
+            row += [f"{race['seconds_per_round'][key]['median']:.2f}", f"{ratio:.2f}"]
+            row.append(f"{race['peak_memory_MiB'][key]['pss']:.0f}")
+        rows.append(row)
+    heads = [f"{workload}, {what}" for workload in ("W1", "W2") for what in ("s per round", "times ours", "MiB")]
+    return table(["contestant", *heads], rows)
 
 
 def dashboard() -> str:
@@ -177,9 +188,18 @@ def study(name: str, scale: str) -> str:
     if not (RESULTS / f"{name}-{scale}.json").exists():
         return f"It has not been run at scale `{scale}` yet.\n"
     found = result(f"{name}-{scale}")
+    run = {cell["column"] for cell in found["cells"] if cell["runs"]}
+    missing = list(dict.fromkeys(cell["column"] for cell in found["cells"] if cell["column"] not in run))
+    found["cells"] = [cell for cell in found["cells"] if cell["column"] in run]
+    taken = {cell["column"]: cell.get("train_samples") for cell in found["cells"]}
     seeds = len(found["seeds"])
     told = f"`{found['command']}`, {found['device']}, {seeds} seed{'s' if seeds > 1 else ''}"
-    told += "" if found["complete"] else "; stopped before the end, and – marks what is missing"
+    if any(taken.values()):
+        sizes = {f"{size:,}" if size else "all" for size in taken.values()}
+        each = "; ".join(f"{column}: {size or 'all'}" for column, size in taken.items())
+        told += f"; training samples: {sizes.pop() if len(sizes) == 1 else each}"
+    told += f"; not run yet: {', '.join(missing)}" if missing else ""
+    told += "" if all(cell["runs"] for cell in found["cells"]) else "; – marks what has not been run yet"
     told += (
         f"; the paper's figures in brackets → [`{name}-{scale}.json`](../../benchmarks/results/{name}-{scale}.json)\n"
     )
@@ -217,77 +237,142 @@ def audit(name: str) -> str:
     return f"`{found['command']}`\n\n{table(headers, rows)}"
 
 
-def claims() -> str:
-    """What of pFedGPA's claims holds in our measurements, as far as they are there."""
+class Claim(NamedTuple):
+    """A sentence about two places (row, column, measure) of a study, and when it holds."""
+
+    study: str
+    words: str
+    ours: tuple[str, str, str]
+    other: tuple[str, str, str]
+    holds: Callable[[float, float], bool] = lambda ours, other: ours >= other
+
+
+def claims(paper: str) -> str:
+    """What of a paper's claims holds in our measurements, as far as they are there; seeds are paired."""
     said = []
-    for name, words, left, right, least in CLAIMS:
-        if not (RESULTS / f"{name}.json").exists():
+    for claim in CLAIMS[paper]:
+        if not (RESULTS / f"{claim.study}-gpu.json").exists():
             continue
-        cells = {(cell["row"], cell["column"]): cell for cell in result(name)["cells"]}
-        one, other = (cells.get(where[:2], {}).get(where[2], {}).get("mean") for where in (left, right))
-        if one is None or other is None:
+        cells = {(cell["row"], cell["column"]): cell for cell in result(f"{claim.study}-gpu")["cells"]}
+        places = [(cells.get(where[:2], {}), where[2]) for where in (claim.ours, claim.other)]
+        by_seed = [
+            {
+                seed: value
+                for seed, value in zip(cell["seeds"], cell[measure]["by_seed"], strict=True)
+                if value is not None
+            }
+            for cell, measure in places
+            if measure in cell
+        ]
+        common = sorted(set.intersection(*map(set, by_seed))) if len(by_seed) == 2 else []
+        if not common:
             continue
-        verdict = "Yes" if one - other >= least else "No"
-        said.append(f"* {verdict}: {words} {one:.2f} against {other:.2f}.\n")
+        one, other = (statistics.fmean(found[seed] for seed in common) for found in by_seed)
+        seeds = f"{len(common)} seed{'s' if len(common) > 1 else ''}"
+        verdict = "Yes" if claim.holds(one, other) else "No"
+        said.append(f"* {verdict}: {claim.words} {one:.2f} against {other:.2f}, {seeds}.\n")
     return "".join(said) or "Not measured yet.\n"
 
 
-# Study, sentence, (row, column, measure) of ours and of what it is held against, and by how much it must be ahead.
-_FASHION, _TEST = "Fashion-MNIST", "test"
-CLAIMS: list[tuple[str, str, tuple[str, str, str], tuple[str, str, str], float]] = [
-    (
-        "pfedgpa-table1-gpu",
-        "without fine-tuning pFedGPA is at FedAvg-FT's level.",
-        ("pFedGPA", "Fashion-MNIST 20", "before fine-tuning"),
-        ("FedAvg-FT", "Fashion-MNIST 20", "accuracy"),
-        0.0,
-    ),
-    (
-        "pfedgpa-table1-gpu",
-        "after fine-tuning pFedGPA is not below FedAvg-FT.",
-        ("pFedGPA", "Fashion-MNIST 20", "accuracy"),
-        ("FedAvg-FT", "Fashion-MNIST 20", "accuracy"),
-        0.0,
-    ),
-    (
-        "pfedgpa-table2-gpu",
-        "before fine-tuning inversion is at least 8 points better than direct generation.",
-        ("inversion", _FASHION, "before fine-tuning"),
-        ("no inversion", _FASHION, "before fine-tuning"),
-        8.0,
-    ),
-    *(
-        (
-            "pfedgpa-rivals-gpu",
-            f"inversion of means beats the cheap rival '{rival}'.",
-            ("inversion of means", _FASHION, _TEST),
-            (rival, _FASHION, _TEST),
-            0.0,
-        )
-        for rival in (
-            "own upload",
-            "mean of own uploads",
-            "mean of own updates",
-            "four nearest",
-            "half-way to the four nearest",
-            "own upload and noise",
-        )
-    ),
-    (
-        "pfedgpa-newcomers-gpu",
-        "a guided newcomer is ahead of one that starts from the average, after one local training.",
-        ("guided", _FASHION, "after one local training"),
-        ("average", _FASHION, "after one local training"),
-        0.0,
-    ),
-    (
-        "pfedgpa-newcomers-gpu",
-        "a guided newcomer is ahead of one that has trained alone as long.",
-        ("guided", _FASHION, "after one local training"),
-        ("trained alone as long", _FASHION, "after one local training"),
-        0.0,
-    ),
+_FASHION, _TEST, _CHOSEN, _ROUNDS = "Fashion-MNIST", "test", "chosen on validation", "rounds to target"
+_UNTUNED, _ARRIVED = "before fine-tuning", "after one local training"
+_FT = ("FedAvg-FT", "Fashion-MNIST 20", "accuracy")
+_CHEAP = (
+    "own upload", "mean of own uploads", "mean of own updates", "four nearest", "half-way to the four nearest",
+    "own upload and noise",
+)  # fmt: skip
+_HARM = [
+    f"{attack} {share} %" for attack in ("label flip", "mimic", "IPM", "4x sign flip", "adaptive") for share in (20, 40)
 ]
+CLAIMS: dict[str, list[Claim]] = {
+    "pfedgpa": [
+        Claim(
+            "pfedgpa-table1",
+            "without fine-tuning pFedGPA is at FedAvg-FT's level.",
+            ("pFedGPA", "Fashion-MNIST 20", _UNTUNED),
+            _FT,
+        ),
+        Claim(
+            "pfedgpa-table1",
+            "after fine-tuning pFedGPA is not below FedAvg-FT.",
+            ("pFedGPA", "Fashion-MNIST 20", "accuracy"),
+            _FT,
+        ),
+        Claim(
+            "pfedgpa-table2",
+            "before fine-tuning inversion is at least 8 points better than direct generation.",
+            ("inversion", _FASHION, _UNTUNED),
+            ("no inversion", _FASHION, _UNTUNED),
+            lambda ours, other: ours >= other + 8,
+        ),
+        *(
+            Claim(
+                "pfedgpa-rivals",
+                f"inversion of means beats the cheap rival '{rival}'.",
+                ("inversion of means", _FASHION, _TEST),
+                (rival, _FASHION, _TEST),
+            )
+            for rival in _CHEAP
+        ),
+        *(
+            Claim(
+                "pfedgpa-newcomers",
+                f"a guided newcomer is ahead of one {words}.",
+                ("guided", _FASHION, _ARRIVED),
+                (row, _FASHION, _ARRIVED),
+            )
+            for row, words in (
+                ("average", "that starts from the average, after one local training"),
+                ("trained alone as long", "that has trained alone as long"),
+            )
+        ),
+    ],
+    "genfed": [
+        Claim(
+            "genfed-supplement",
+            "GenFed (1) reaches 80 % in at most a fifth of the rounds of FedAvg without supplement.",
+            ("GenFed (1)", _FASHION, _ROUNDS),
+            ("FedAvg, no supplement", _FASHION, _ROUNDS),
+            lambda ours, other: ours <= other / 5,
+        ),
+        Claim(
+            "genfed-supplement",
+            "GenFed (1) reaches 80 % in at most half of the rounds of FedAvg with the same supplement.",
+            ("GenFed (1)", _FASHION, _ROUNDS),
+            ("FedAvg", _FASHION, _ROUNDS),
+            lambda ours, other: ours <= other / 2,
+        ),
+        Claim(
+            "genfed-supplement",
+            "in the end GenFed (1) is above FedAvg with the same supplement.",
+            ("GenFed (1)", _FASHION, _CHOSEN),
+            ("FedAvg", _FASHION, _CHOSEN),
+        ),
+        *(
+            Claim(
+                "genfed-attacks",
+                f"under {harm} GenFed loses less than half of what FedAvg loses, in points.",
+                ("GenFed", harm.replace(" %", "%"), "change in points"),
+                ("FedAvg", harm.replace(" %", "%"), "change in points"),
+                lambda ours, other: other > -2 or ours > other / 2,
+            )
+            for harm in _HARM
+        ),
+        *(
+            Claim(
+                "genfed-table2",
+                f"on {column} {words} beats schedule (3).",
+                (row, column, _CHOSEN),
+                ("GenFed (3)", column, _CHOSEN),
+            )
+            for column in ("MNIST", _FASHION)
+            for row, words in (
+                ("GenFed, adaptive", "the schedule that adapts by itself"),
+                ("GenFed (3), diverse", "a reward for diversity"),
+            )
+        ),
+    ],
+}
 
 PARTS: dict[str, Callable[..., str]] = {
     "table1": table1, "gpu": gpu, "cpu": cpu, "dashboard": dashboard, "choosing": choosing, "options": options,

@@ -67,11 +67,15 @@ class Hyper(Checked):
             network = self.network(table.shape[1], layout)
         return functional_call(network, {name: weights[name] for name in weights if name != EMBEDDINGS}, (mine,))
 
-    def step(self, state: Tree, client: int, moved: Tensor, layout: Layout, frozen: bool = False) -> Tree:
+    def step(
+        self, state: Tree, client: int, moved: Tensor, layout: Layout, share: float = 1.0, frozen: bool = False
+    ) -> Tree:
         """One step of SGD that makes the client's model more like what its training made of it.
 
         `moved` is sent minus received: the gradient of the model, which the chain rule carries to hypernetwork and
-        embeddings, or, if all else is frozen, to this client's embedding alone.
+        embeddings, or, if all else is frozen, to this client's embedding alone. The embedding is the client's own, the
+        hypernetwork takes only this `share` of the gradient: clients that trained at the same time mostly want the
+        same of it, and to do that as often as there are clients would be far too much.
         """
         names = [EMBEDDINGS] if frozen else list(state["weights"])
         leaves = {name: value.detach().requires_grad_(name in names) for name, value in state["weights"].items()}
@@ -80,7 +84,7 @@ class Hyper(Checked):
         shrink = (self.clip / (norm + 1e-6)).clamp(max=1)
         weights, velocity = dict(state["weights"]), dict(state["velocity"])
         for name, grad in zip(names, grads, strict=True):
-            pull = shrink * grad + self.server_decay * weights[name]
+            pull = shrink * grad * (1.0 if name == EMBEDDINGS else share) + self.server_decay * weights[name]
             velocity[name] = self.server_momentum * velocity[name] + pull
             weights[name] = weights[name] - self.server_lr * velocity[name]
         if frozen:

@@ -43,7 +43,8 @@ class PFedHN(Hyper, FedAvg):
         hyper = take(server, HYPER)
         for upload in uploads:
             sent = self.model_of(server["weights"], upload.client, layout)
-            hyper = self.step(hyper, upload.client, sent - layout.flatten([upload.tree["model"]])[0], layout)
+            moved = sent - layout.flatten([upload.tree["model"]])[0]
+            hyper = self.step(hyper, upload.client, moved, layout, share=1 / len(uploads))
         return {**merged, **hyper}
 
     def model(self, server: Tree, ctx: Context) -> State | None:

@@ -170,7 +170,12 @@ def supplement(scale: Scale) -> list[Cell]:
         f"GenFed ({number})": method_of(f"GenFed ({number})") for number in SCHEDULES
     }
     without = Cell("FedAvg, no supplement", column, "fedavg", {**common, "supplement_size": 0.0})
-    return [without, *(Cell(row, column, method, {**common, **own}) for row, (method, own) in rows.items())]
+    shared = {**common, "validation_shared": True}  # five times as many samples to draw supplements from
+    return [
+        without,
+        *(Cell(row, column, method, {**common, **own}) for row, (method, own) in rows.items()),
+        *(Cell(f"{row}, shared", column, rows[row][0], {**shared, **rows[row][1]}) for row in ("FedAvg", "GenFed (1)")),
+    ]
 
 
 def table_3(scale: Scale) -> list[Cell]:

@@ -121,8 +121,10 @@ class Study:
 
     def report(self, cell: Cell, paths: Sequence[Path]) -> dict[str, Any]:
         """The figures of one cell, seed by seed and together."""
-        done = [Finished(cell, folder.records(), folder.summary) for folder in _finished(paths) if folder.summary]
+        folders = _finished(paths)
+        done = [Finished(cell, folder.records(), folder.summary) for folder in folders if folder.summary]
         found: dict[str, Any] = {"row": cell.row, "column": cell.column, "method": cell.method, "runs": len(done)}
+        found["seeds"] = [folder.config["seed"] for folder in folders]
         if cell.settings.get("train_samples"):
             found["train_samples"] = cell.settings["train_samples"]
         for name, measure in self.measures.items():
