@@ -80,10 +80,13 @@ def draw_cost(found: dict[str, Any], path: Path) -> None:
             axes.grid(alpha=0.3)
             axes.spines[["top", "right"]].set_visible(False)
         grid[0][column].set_yscale("log")
+        low, high = grid[0][column].get_ylim()
+        if high < 10 * low:  # a flat line shall look flat
+            grid[0][column].set_ylim(low / 4, high * 4)
         grid[1][column].set_ylim(bottom=0)
         grid[1][column].set_xlabel(labels[curve])
     grid[0][0].legend(frameon=False, fontsize=9)
-    figure.savefig(path, dpi=200)
+    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":
