@@ -46,6 +46,15 @@ def test_a_step_is_that_of_torch(clip):
         assert torch.allclose(state["weights"][name], value, atol=1e-6)
 
 
+def test_a_share_of_a_step_moves_the_hypernetwork_less_and_the_embedding_as_far():
+    hyper = Hyper(hidden=5, depth=1, server_decay=0.0)
+    state = hyper.first(4, LAYOUT, 0, CPU)
+    whole, part = (hyper.step(state, 1, torch.ones(8), LAYOUT, share=share)["weights"] for share in (1.0, 0.25))
+    for name, start in state["weights"].items():
+        share = 1.0 if name == "embeddings" else 0.25
+        assert torch.allclose(part[name] - start, share * (whole[name] - start), atol=1e-6)
+
+
 def test_a_frozen_step_changes_one_embedding_and_nothing_else():
     hyper = Hyper(hidden=5, depth=1)
     before = hyper.join(hyper.first(4, LAYOUT, 0, CPU))

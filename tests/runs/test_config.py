@@ -151,7 +151,7 @@ def test_the_config_says_what_made_it():
     found = versions()
     assert {"fedhelix", "python", "torch", "numpy", "machine"} <= found.keys()
     assert toml.dumps({"versions": found})
-    assert make_plan("fedavg", {}).as_dict()["versions"] == found
+    assert make_plan("fedavg", {"device": "cpu"}).as_dict()["versions"] == {**found, "device": "CPU"}
 
 
 def test_the_defaults_are_the_librarys():
