@@ -26,7 +26,8 @@ def _text(cell: Mapping[str, Any], measure: str) -> str:
         return f"–{paper}"
     if found["mean"] is None:
         reached = [value for value in found["by_seed"] if value is not None]
-        share = f"{len(reached)} of {cell['runs']} seeds" if reached else "never"
+        nothing = "never" if measure.startswith("rounds") else "none"
+        share = f"{len(reached)} of {cell['runs']} seeds" if reached else nothing
         return f"{share}{paper}"
     error = "" if found["se"] is None else f" ± {_number(found['se'])}"
     return f"{_number(found['mean'])}{error}{paper}"
