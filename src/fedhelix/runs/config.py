@@ -7,6 +7,7 @@ import platform
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -246,6 +247,7 @@ def device_name(device: str) -> str:
     return torch.cuda.get_device_name() if device_of(device).type == "cuda" else "CPU"
 
 
+@cache
 def _git(*words: str) -> str:
     # Only a checkout of this project counts, not whatever repository an installed package happens to lie in.
     root = Path(__file__).parents[3]
