@@ -8,7 +8,7 @@ from torch import nn
 
 from fedhelix import BadInput
 from fedhelix.cpu import applied, compiled
-from fedhelix.cpu.compiled import Block, Done, compile_to, library
+from fedhelix.cpu.compiled import Done, compile_to, library
 
 pytestmark = pytest.mark.skipif(not compiled.available(), reason="there is no C compiler")
 
@@ -92,24 +92,6 @@ def test_what_c_cannot_read_is_left_to_pytorch():
     with applied("compiled", net):
         torch.testing.assert_close(net(one), expected)
         assert net.double()(double).dtype == torch.float64
-
-
-def test_blocks_stand_transforms_and_second_derivatives():
-    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(0))
-    x = torch.randn(3, 1, 6, 6)
-
-    def curvature() -> torch.Tensor:
-        weight = net[0].weight
-        (first,) = torch.autograd.grad(net(x).square().sum(), weight, create_graph=True)
-        return torch.autograd.grad(first.square().sum(), weight)[0]
-
-    def each() -> torch.Tensor:
-        return torch.func.vmap(lambda one: net(one[None]))(x)
-
-    expected = curvature(), each()
-    with applied("compiled", net):
-        assert isinstance(net[0], Block)
-        torch.testing.assert_close((curvature(), each()), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_without_a_compiler_other_kernels_are_used(tmp_path, monkeypatch):

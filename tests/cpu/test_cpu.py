@@ -1,6 +1,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from fedhelix import load, models
 from fedhelix.cpu import applied, compiled
@@ -21,6 +22,25 @@ def test_whole_networks_agree_whatever_the_kernels(name):
     for kernels in KERNELS:
         for one, other in zip(found[kernels], found["onednn"], strict=True):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
+def test_lent_layers_stand_transforms_and_second_derivatives(kernels, activation):
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), activation(), nn.MaxPool2d(2), nn.Flatten(0))
+    x = torch.randn(3, 1, 6, 6)
+
+    def curvature() -> torch.Tensor:
+        weight = net[0].weight
+        (first,) = torch.autograd.grad(net(x).square().sum(), weight, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), weight)[0]
+
+    def each() -> torch.Tensor:
+        return torch.func.vmap(lambda one: net(one[None]))(x)
+
+    expected = curvature(), each()
+    with applied(kernels, net):
+        torch.testing.assert_close((curvature(), each()), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

@@ -75,23 +75,6 @@ def test_a_picture_without_a_batch_is_left_to_pytorch():
         torch.testing.assert_close(net(x), expected)
 
 
-def test_tuned_layers_stand_transforms_and_second_derivatives():
-    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(0)).double()
-    x = torch.randn(3, 1, 6, 6, dtype=torch.float64)
-
-    def curvature() -> torch.Tensor:
-        weight = net[0].weight
-        (first,) = torch.autograd.grad(net(x).square().sum(), weight, create_graph=True)
-        return torch.autograd.grad(first.square().sum(), weight)[0]
-
-    def each() -> torch.Tensor:
-        return torch.func.vmap(lambda one: net(one[None]))(x)
-
-    expected = curvature(), each()
-    with applied("tuned", net):
-        torch.testing.assert_close((curvature(), each()), expected)
-
-
 def test_the_choice_holds_inside_only():
     net, before = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2)), torch.backends.mkldnn.enabled
     with pytest.raises(RuntimeError), applied("tuned", net):

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhelix.cpu.tuned import Pair, is_plain_convolution
+from fedhelix.cpu.tuned import Pair, is_plain_convolution, is_plain_pooling
 from fedhelix.errors import BadInput
 from fedhelix.folders import cache_folder
 
@@ -115,18 +115,21 @@ def followers(layers: list[nn.Module]) -> list[nn.Module]:
 
 def is_relu(layer: nn.Module) -> bool:
     """Whether this is PyTorch's own, and nobody listens to it."""
-    return type(layer) is nn.ReLU and not layer._forward_hooks and not layer._forward_pre_hooks
+    return type(layer) is nn.ReLU and not is_heard(layer)
 
 
 def is_tiling(layer: nn.Module) -> bool:
     """Whether this takes the maxima of squares that lie side by side, and nobody listens to it."""
-    if type(layer) is not nn.MaxPool2d or layer.return_indices or layer.ceil_mode:
-        return False
-    if layer._forward_hooks or layer._forward_pre_hooks:
+    if not is_plain_pooling(layer) or is_heard(layer) or not isinstance(layer.kernel_size, int):
         return False
     size = layer.kernel_size
-    plain = layer.stride == size and layer.padding == 0 and layer.dilation == 1
-    return isinstance(size, int) and plain and size * size <= MOST_CELLS
+    plain = layer.stride == size and layer.padding == 0 and layer.dilation == 1 and not layer.ceil_mode
+    return bool(plain) and size * size <= MOST_CELLS
+
+
+def is_heard(layer: nn.Module) -> bool:
+    """Whether somebody wants to see what goes in or comes out."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
 class Done(nn.Module):

@@ -123,19 +123,17 @@ class Dataset:
 
     def first(self, train: int | None, test: int | None) -> Dataset:
         """Only the first samples of each pool (None: all)."""
-        sizes = {"": (len(self.x), train), "_test": (len(self.x_test), test)}
-        parts: dict[str, Any] = {}
-        for part, (there, size) in sizes.items():
+        found = self
+        for part, size in (("", train), ("_test", test)):
+            there = len(getattr(self, "y" + part))
             if size is not None and size > there:
                 raise BadInput(f"'{self.name}' has only {there} samples in x{part}, not {size}.")
-            for name in ("x", "y", "owners"):
-                value = getattr(self, name + part)
-                parts[name + part] = None if value is None else value[:size]
-        return self if train is None and test is None else dataclasses.replace(self, **parts)
+            found = found if size is None else found._only(part, slice(size))
+        return found
 
     def subsample(self, train: int, test: int | None = None, seed: int = 0) -> Dataset:
         """A smaller data set with the same class proportions (`test=None` keeps the whole test pool)."""
-        smaller = dataclasses.replace(self)
+        smaller = self
         wanted = {"": (self.y, train), "_test": (self.y_test, test)}
         for part, (labels, size) in wanted.items():
             if size is None:
@@ -143,15 +141,14 @@ class Dataset:
             if not 1 <= size <= len(labels):
                 raise BadInput(f"cannot draw {size} samples from the {len(labels)} of x{part} of '{self.name}'.")
             codes = labels.cpu().numpy() if self.classes else np.zeros(len(labels), dtype=np.int64)
-            chosen = stratified(codes, size, numpy_draw(seed, "subsample" + part))
-            owners = getattr(self, "owners" + part)
-            changes = {
-                "x" + part: getattr(self, "x" + part)[chosen],
-                "y" + part: labels[chosen],
-                "owners" + part: None if owners is None else owners[chosen],
-            }
-            smaller = dataclasses.replace(smaller, **changes)
+            smaller = smaller._only(part, stratified(codes, size, numpy_draw(seed, "subsample" + part)))
         return smaller
+
+    def _only(self, part: str, chosen: np.ndarray | slice) -> Dataset:
+        """With these samples of one pool."""
+        pool = {name + part: getattr(self, name + part) for name in ("x", "y", "owners")}
+        kept: dict[str, Any] = {name: None if values is None else values[chosen] for name, values in pool.items()}
+        return dataclasses.replace(self, **kept)
 
     def _per_channel(self, field: str, values: tuple[float, ...]) -> Tensor:
         channels = self.x.shape[1]
