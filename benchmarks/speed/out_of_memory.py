@@ -20,11 +20,12 @@ def main() -> None:
     """Two rounds with all memory, and two with hardly any."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir")
+    parser.add_argument("--limit", type=float, default=0.05, help="GiB that the second run may take")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/out-of-memory.json"))
     args = parser.parse_args()
     data = load("fashion-mnist", args.data_dir)
-    runs, said = [], []
-    for limit in (None, 0.2):
+    runs, said, slots = [], [], []
+    for limit in (None, args.limit):
         if limit is not None:
             torch.cuda.empty_cache()
             total = torch.cuda.get_device_properties(0).total_memory / 2**30
@@ -35,15 +36,16 @@ def main() -> None:
             run = fed.fit(2, quiet=True)
         said = [str(warning.message) for warning in caught]
         runs.append(run)
-        slots = [shop.slots for shop in fed.engine.workshops.values()]
-        print("limit", limit, "GiB more; slots", slots, "accuracy", run.records[-1]["accuracy"], said, flush=True)
+        slots.append([shop.slots for shop in fed.engine.workshops.values()])
+        print("limit", limit, "GiB more; slots", slots[-1], "accuracy", run.records[-1]["accuracy"], said, flush=True)
         fed.close()
     one, other = (run.standing.server["model"] for run in runs)
     difference = max(float((one[name] - other[name]).abs().max()) for name in one)
     report = {
-        "command": "python benchmarks/speed/out_of_memory.py",
+        "command": f"python benchmarks/speed/out_of_memory.py --limit {args.limit}",
         "device": torch.cuda.get_device_name(),
         "warnings": said,
+        "clients_at_once_at_most": slots,
         "accuracy": [run.records[-1]["accuracy"] for run in runs],
         "largest_difference_of_any_weight": difference,
     }
