@@ -245,7 +245,7 @@ def train(setup: Setup, job: Job, local: LocalRound, index: int, purpose: str) -
     local.models[local.phase.model] = model
     leaves = [model[name].requires_grad_() for name in part_of(setup.units, local.phase.part)]
     velocity = [torch.zeros_like(leaf) for leaf in leaves]
-    lr = setup.training.lr * setup.training.lr_decay**job.round
+    lr = local.phase.rate * setup.training.lr * setup.training.lr_decay**job.round
     steps = plan(setup, job, local.phase, purpose, index)
     view = Local(local.anchor, local.phase, local.units, local.risk, local.outputs)
     total = torch.zeros((), device=setup.device)

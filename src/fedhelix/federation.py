@@ -281,6 +281,8 @@ class Federation:
         scores, judgement = self.engine.evaluate(jobs, model)
         if judgement is not None:
             record[name], record["loss"] = judgement
+        if model is not None and ctx.score is not None and not any(len(self.splits[i].valid) for i in judged):
+            record[f"valid_{name}"] = ctx.score([model])[0][0]
         if not scores:
             return record
         tests, losses, valids = (np.array(column) for column in zip(*scores, strict=True))

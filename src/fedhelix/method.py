@@ -28,6 +28,7 @@ class Phase:
     part: str = "all"  # all, head or body
     epochs: int | None = None  # None: as many as the federation says
     model: str = "model"  # which of the models that `start` returned
+    rate: float = 1.0  # factor on the learning rate
 
 
 Scorer = Callable[[Sequence[State]], list[tuple[float, float]]]  # metric and loss of models
@@ -151,6 +152,14 @@ class Method(Checked):
     def scores(self) -> bool:
         """Whether it needs the server's validation set."""
         return False
+
+    @property
+    def late(self) -> frozenset[str]:
+        """Options that change nothing before the end of the last round: runs that differ only in them can fork there.
+
+        Models may be used differently too, for until then nobody uses any.
+        """
+        return frozenset()
 
     @property
     def objective(self) -> Method | None:

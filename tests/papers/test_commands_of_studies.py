@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from fedhelix import cli
-from fedhelix.papers.study import Study
+from fedhelix.papers import commands
 
 
 def bench(monkeypatch, *words):
@@ -17,7 +17,7 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys, tmp_path):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Study, "run", interrupted)
+    monkeypatch.setattr(commands, "run_studies", interrupted)
     assert bench(monkeypatch, "genfed-table4", "--out", str(tmp_path)) == 130
     assert capsys.readouterr().err == "stopped; the same command goes on where it was.\n"
 

@@ -4,7 +4,17 @@ import pytest
 
 from fedhelix.errors import BadInput
 from fedhelix.papers import STUDIES
-from fedhelix.papers.study import Cell, Finished, Study, add_measure, best_on_test, folder_name, rounds_to, spread
+from fedhelix.papers.study import (
+    Cell,
+    Finished,
+    Study,
+    add_measure,
+    best_on_test,
+    folder_name,
+    rounds_to,
+    run_studies,
+    spread,
+)
 from fedhelix.papers.tables import grid, markdown
 from fedhelix.runs.config import make_plan
 
@@ -23,7 +33,7 @@ def small() -> Study:
 
 def test_a_study_runs_its_cells_once(tmp_path):
     study = small()
-    report = study.run("quick", tmp_path, {"device": "cpu"}, quiet=True)
+    report = run_studies([study], "quick", tmp_path, {"device": "cpu"}, quiet=True)[0]
     assert report["complete"] and report["seeds"] == [0, 1]
     first, second = report["cells"]
     assert first["best"]["paper"] == 50.0 and second["best"]["paper"] is None
@@ -31,7 +41,7 @@ def test_a_study_runs_its_cells_once(tmp_path):
     assert [len(seed) for seed in first["accuracy_curve"]["by_seed"]] == [2, 2]
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")}
     assert len(files) == 4
-    again = study.run("quick", tmp_path, {"device": "cpu"}, quiet=True)
+    again = run_studies([study], "quick", tmp_path, {"device": "cpu"}, quiet=True)[0]
     assert again == report | {"seconds": None}  # nothing was left to do
     assert report["device"] == "CPU" and first["seeds"] == [0, 1]
     assert files == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")}
@@ -39,11 +49,11 @@ def test_a_study_runs_its_cells_once(tmp_path):
 
 
 def test_one_row_can_be_run_alone_and_the_time_can_be_up(tmp_path):
-    report = small().run("quick", tmp_path, {}, minutes=0, only=["FedAvg"], quiet=True)
+    report = run_studies([small()], "quick", tmp_path, {}, minutes=0, only=["FedAvg"], quiet=True)[0]
     assert not report["complete"]
     assert [(cell["row"], cell["runs"]) for cell in report["cells"]] == [("FedAvg", 0)]
     with pytest.raises(BadInput, match="FedAgv"):
-        small().run("quick", tmp_path, {}, only=["FedAgv"])
+        run_studies([small()], "quick", tmp_path, {}, only=["FedAgv"])
 
 
 def test_folders_follow_from_what_is_run_and_not_from_where():

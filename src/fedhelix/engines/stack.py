@@ -60,7 +60,8 @@ class Task:
     def settings(self) -> tuple[float, float, float]:
         """Learning rate, momentum and weight decay."""
         training = self.setup.training
-        return training.lr * training.lr_decay**self.job.round, training.momentum, training.weight_decay
+        lr = self.phase.rate * training.lr * training.lr_decay**self.job.round
+        return lr, training.momentum, training.weight_decay
 
     @property
     def description(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from fedhelix.method import Client, Phase
@@ -19,7 +19,13 @@ class FedAvgFT(FedAvg):
 
     ft_epochs: int | None = option(None, "epochs of fine-tuning; auto: as many as in a round", low=0)
     ft_part: Literal["all", "head"] = option("all", "which part is fine-tuned")
+    ft_rate: float = option(1.0, "factor on the learning rate while fine-tuning", above=0)
+
+    @property
+    def late(self) -> frozenset[str]:
+        """Fine-tuning comes after the training, which never sees it."""
+        return frozenset(field.name for field in fields(FedAvgFT))
 
     def tune(self, client: Client) -> Sequence[Phase]:
         """Client: fine-tune the received model."""
-        return (Phase(self.ft_part, self.ft_epochs),)
+        return (Phase(self.ft_part, self.ft_epochs, rate=self.ft_rate),)

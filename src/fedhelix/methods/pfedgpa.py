@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from fedhelix.generative import Buffer, Layout, Recipe, receive_newcomer, slice_of
@@ -26,6 +26,11 @@ class PFedGPA(Recipe, FedAvgFT):
     buffer_rounds: int = option(20, "rounds whose uploads the generator learns from", low=1)
     warmup: int = option(5, "rounds of plain FedAvg before the online mode generates", low=0)
     online_steps: int = option(300, "training steps of each network in a round of the online mode", low=1)
+
+    @property
+    def late(self) -> frozenset[str]:
+        """How uploads are turned into models is asked when they are all there, unless every round generates."""
+        return super().late | {field.name for field in fields(Recipe) if self.mode == "experiment"}
 
     def check(self, units: Units) -> None:
         """Something must be left to generate."""

@@ -26,6 +26,7 @@ NETWORKS: dict[str, Builder] = {
     "fedpac-cnn": cnn.fedpac_cnn,
     "genfed-cnn": cnn.genfed_cnn,
     "w1-cnn": cnn.w1_cnn,
+    "bn-cnn": cnn.bn_cnn,
     "lenet": cnn.lenet,
     "lenet-sigmoid": cnn.lenet_sigmoid,
     "resnet18": resnet.resnet18,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from torch import nn
@@ -102,6 +103,12 @@ def lenet_sigmoid(shape: tuple[int, ...], outputs: int) -> nn.Module:
         # The reference draws wide weights: with the usual narrow ones its sigmoids pass hardly any gradient.
         nn.init.uniform_(parameter, -0.5, 0.5)
     return net
+
+
+def bn_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """A small network with BatchNorm for 32×32 pictures: five 3×3 convolutions of 16 to 64 channels."""
+    wide, same = partial(Conv, kernel=3, padding=1), partial(Conv, kernel=3, padding=1, pool=1)
+    return plain_cnn(shape, outputs, [wide(16), same(32), wide(32), same(64), wide(64)], [], batch_norm=True)
 
 
 def digits_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:

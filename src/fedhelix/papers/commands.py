@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast, get_args
@@ -15,6 +14,7 @@ from rich.table import Table
 from fedhelix.errors import BadInput, unknown
 from fedhelix.papers import STUDIES, Scale
 from fedhelix.papers.pictures import picture
+from fedhelix.papers.study import run_studies
 from fedhelix.papers.tables import render
 from fedhelix.report import style
 from fedhelix.tree import write_atomically
@@ -34,7 +34,7 @@ def bench(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Run studies one after the other, and write and print what came out."""
+    """Run studies as one, and write and print what came out."""
     console = Console() if sys.stdout.isatty() else Console(width=200)
     if not names:
         table = Table("study", "what it is", box=None, padding=(0, 2))
@@ -50,14 +50,14 @@ def bench(
     if seeds is not None and seeds < 1:
         raise BadInput(f"seeds must be at least 1, not {seeds}.")
     more = {"device": device} | ({"data_dir": data_dir} if data_dir else {})
-    began = time.monotonic()
-    for name in names:
-        left = None if minutes is None else max(0.0, minutes - (time.monotonic() - began) / 60)
-        try:
-            report = STUDIES[name].run(cast(Scale, scale), out, more, seeds, left, only, quiet or None)
-        except KeyboardInterrupt:
-            print("stopped; the same command goes on where it was.", file=sys.stderr)
-            raise SystemExit(130) from None
+    studies = [STUDIES[name] for name in dict.fromkeys(names)]
+    try:
+        reports = run_studies(studies, cast(Scale, scale), out, more, seeds, minutes, only, quiet or None)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on where it was.", file=sys.stderr)
+        raise SystemExit(130) from None
+    for report in reports:
+        name = report["bench"]
         report["versions"] |= {"commit": commit} if commit else {}
         command = f"fedhelix bench {name} --scale {scale}" + (f" --seeds {seeds}" if seeds else "")
         report = {"command": command, **report}
@@ -71,5 +71,5 @@ def bench(
         for measure in report["measures"]:
             console.print(render(report, measure))
             console.print()
-        if not report["complete"]:
-            print("fedhelix: the time is up; the same command goes on where it stopped.", file=sys.stderr)
+    if not all(report["complete"] for report in reports):
+        print("fedhelix: the time is up; the same command goes on where it stopped.", file=sys.stderr)

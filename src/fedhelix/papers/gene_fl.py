@@ -125,10 +125,10 @@ def settings(scale: Scale, column: str) -> dict[str, Any]:
     if scale == "paper":
         return {**layered("gene-fl.cifar10"), "data": DATA[name], "partition": partition}
     if scale == "gpu":
-        smaller = {"model": "resnet8", "newcomers_after": 40, "rounds": 60, "epochs": 5, "eval_every": 5}
+        smaller = {"model": "bn-cnn", "newcomers_after": 40, "rounds": 60, "epochs": 5, "eval_every": 5}
         smaller |= {"train_samples": 20_000}
-        steps = {"batch_size": 50, "lr": 0.02}  # clients have 450 samples: no batch of two, which BatchNorm dislikes
-        genes = {"gene-fl.gene_budget": 0.25, "gene-fl.gen_squared": True}
+        steps = {"batch_size": 50, "lr": 0.02}  # clients have 183 samples: no batch of two, which BatchNorm dislikes
+        genes = {"gene-fl.gene_budget": 0.25, "gene-fl.gen_squared": True, "gene-fl.fisher_samples": 64}
         common = {**layered("gene-fl.cifar10"), **smaller, **steps, **genes}
         return {**common, "data": DATA[name], "partition": partition}
     few = {"clients": 8, "cohort": 4, "newcomers": 8, "newcomers_after": 8, "rounds": 18, "epochs": 2}

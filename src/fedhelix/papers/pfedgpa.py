@@ -60,8 +60,14 @@ TABLE_2 = {
 }
 ACCURACY, BEFORE, AFTER = "accuracy", "before fine-tuning", "after fine-tuning"
 
-# Ours: what a client has uploaded on average tells more of it than its last upload alone.
-OF_MEANS = {"pfedgpa.inverted": "mean", "pfedgpa.inversion_samples": 8}
+# The paper's clients fine-tune like in any round. Ours: what a client has uploaded on average tells more of it than
+# its last upload alone, and what is generated is so good that small steps do it more good than large ones.
+AS_PRINTED = {"pfedgpa.ft_rate": 1.0}
+OURS: dict[str, tuple[str, dict[str, Any]]] = {
+    "pFedGPA, of means": ("pfedgpa", {**AS_PRINTED, "pfedgpa.inverted": "mean", "pfedgpa.inversion_samples": 8}),
+    "pFedGPA, small steps": ("pfedgpa", {"pfedgpa.ft_rate": 0.1}),
+    "FedAvg-FT, small steps": ("fedavg-ft", {"fedavg-ft.ft_rate": 0.1}),
+}
 
 
 def settings(scale: Scale, column: str, clients: int = 20) -> dict[str, Any]:
@@ -127,7 +133,7 @@ TUNED = {BEFORE: last("untuned_accuracy"), AFTER: percent("personal_accuracy")}
 
 
 def table_1(scale: Scale) -> list[Cell]:
-    """All methods on all data sets with 20, 10 and 100 clients, and pFedGPA as we would use it."""
+    """All methods on all data sets with 20, 10 and 100 clients; with 20 also ours."""
     cells = []
     for column in columns(scale):
         for clients in CLIENTS[:1] if scale == "quick" else CLIENTS:
@@ -136,8 +142,9 @@ def table_1(scale: Scale) -> list[Cell]:
             title = column if place is None else f"{column} {clients}"
             for row, method in METHODS.items():
                 paper = {} if place is None else {ACCURACY: TABLE_1[row][place]}
-                cells.append(Cell(row, title, method, common, paper))
-            cells.append(Cell("pFedGPA, of means", title, "pfedgpa", {**common, **OF_MEANS}))
+                cells.append(Cell(row, title, method, {**common, **AS_PRINTED}, paper))
+            for row, (method, own) in OURS.items() if clients == CLIENTS[0] else ():
+                cells.append(Cell(row, title, method, {**common, **own}))
     return cells
 
 
@@ -148,7 +155,7 @@ def table_2(scale: Scale) -> list[Cell]:
         common, paper = settings(scale, column), TABLE_2.get(column)
         for row, way, place in (("inversion", "invert", 2), ("no inversion", "direct", 0)):
             figures = {} if paper is None else {BEFORE: paper[place], AFTER: paper[place + 1]}
-            cells.append(Cell(row, column, "pfedgpa", {**common, "pfedgpa.generate": way}, figures))
+            cells.append(Cell(row, column, "pfedgpa", {**common, **AS_PRINTED, "pfedgpa.generate": way}, figures))
     return cells
 
 
@@ -159,12 +166,13 @@ def figure_4(scale: Scale) -> list[Cell]:
         common = settings(scale, column)
         for size in FIGURE_4[scale]:
             for row, way in (("inversion", "invert"), ("no inversion", "direct")):
-                own = {"pfedgpa.generate": way, "pfedgpa.size": size}
+                own = {**AS_PRINTED, "pfedgpa.generate": way, "pfedgpa.size": size}
                 if size == "paper" and column != "Fashion-MNIST":
                     continue
                 cells.append(Cell(f"{row}, {size}", column, "pfedgpa", {**common, **own}))
         if column != "CIFAR-10":
-            cells.append(Cell("inversion, last two layers", column, "pfedgpa", {**common, "pfedgpa.slice": "last:2"}))
+            own = {**AS_PRINTED, "pfedgpa.slice": "last:2"}
+            cells.append(Cell("inversion, last two layers", column, "pfedgpa", {**common, **own}))
     return cells
 
 
@@ -201,6 +209,17 @@ def rivals(scale: Scale) -> list[Cell]:
     return [
         Cell(row, column, "pfedgpa", {**common, **{f"pfedgpa.{key}": value for key, value in own.items()}})
         for row, own in chosen
+    ]
+
+
+def tuning(scale: Scale) -> list[Cell]:
+    """How large the steps of fine-tuning should be; a tenth of the samples says so."""
+    column = columns(scale)[0]
+    common = {**settings(scale, column), "valid": 0.1}
+    return [
+        Cell(row, f"{rate:g}", method, {**common, f"{method}.ft_rate": rate})
+        for row, method in (("pFedGPA", "pfedgpa"), ("FedAvg-FT", "fedavg-ft"))
+        for rate in (1.0, 0.3, 0.1, 0.03)
     ]
 
 
@@ -258,6 +277,14 @@ STUDIES = [
             "distance to the nearest upload": distance("generated_to_nearest"),
             "between uploads": distance("nearest_upload"),
         },
+        SEEDS,
+        curves=(),
+    ),
+    Study(
+        "pfedgpa-tuning",
+        "pFedGPA: fine-tuning in large or small steps",
+        tuning,
+        {"validation": last("valid_accuracy"), "test": percent("personal_accuracy")},
         SEEDS,
         curves=(),
     ),

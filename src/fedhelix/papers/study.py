@@ -54,6 +54,7 @@ class Finished(NamedTuple):
 
 
 Measure = Callable[[Finished], float | None]  # None: the run never got there
+Plans = list[tuple[Cell, dict[Path, Plan]]]  # the runs of every cell, with the folders that they belong in
 
 
 @dataclass(frozen=True)
@@ -71,14 +72,10 @@ class Study:
 
     def plans(
         self, scale: Scale, out: Path, more: Mapping[str, Any], seeds: int | None = None, only: Sequence[str] = ()
-    ) -> list[tuple[Cell, dict[Path, Plan]]]:
+    ) -> Plans:
         """The runs of every cell (or only of those rows and columns), with the folders that they belong in."""
-        cells = self.cells(scale)
-        for name in only:
-            if not any(name in (cell.row, cell.column) for cell in cells):
-                raise unknown("row or column", name, [name for cell in cells for name in (cell.row, cell.column)])
         found = []
-        for cell in cells:
+        for cell in self.cells(scale):
             if only and cell.row not in only and cell.column not in only:
                 continue
             plans = [
@@ -88,38 +85,26 @@ class Study:
             found.append((cell, {out / folder_name(plan): plan for plan in plans}))
         return found
 
-    def run(
-        self,
-        scale: Scale,
-        out: Path,
-        more: Mapping[str, Any],
-        seeds: int | None = None,
-        minutes: float | None = None,
-        only: Sequence[str] = (),
-        quiet: bool | None = None,
-    ) -> dict[str, Any]:
-        """Fill the cells as far as the time allows, and report."""
-        plans = self.plans(scale, out, more, seeds, only)
-        every = {path: plan for _, runs in plans for path, plan in runs.items()}
-        began, there = monotonic(), {folder.path for folder in _finished(list(every))}
-        complete = run_all(every, quiet, minutes)
-        done = _finished(list(every))
+    def report(self, scale: Scale, plans: Plans, seconds: float | None) -> dict[str, Any]:
+        """What its runs, as far as they are finished, say together."""
+        paths = [path for _, runs in plans for path in runs]
+        done = _finished(paths)
         report = {
             **origin(done),
-            "seconds": round(monotonic() - began, 1) if len(done) > len(there) else None,
+            "seconds": seconds,
             "bench": self.name,
             "title": self.title,
             "scale": scale,
-            "complete": complete,
-            "seeds": sorted({plan.config.seed for plan in every.values()}),
+            "complete": len(done) == len(paths),
+            "seeds": sorted({plan.config.seed for _, runs in plans for plan in runs.values()}),
             "measures": list(self.measures),
-            "cells": [self.report(cell, list(runs)) for cell, runs in plans],
+            "cells": [self.figures(cell, list(runs)) for cell, runs in plans],
         }
         if self.finish is not None:
             self.finish(report)
         return report
 
-    def report(self, cell: Cell, paths: Sequence[Path]) -> dict[str, Any]:
+    def figures(self, cell: Cell, paths: Sequence[Path]) -> dict[str, Any]:
         """The figures of one cell, seed by seed and together."""
         folders = _finished(paths)
         done = [Finished(cell, folder.records(), folder.summary) for folder in folders if folder.summary]
@@ -139,6 +124,29 @@ class Study:
                 "by_seed": [[round(record[name], 4) for record in run] for run in points],
             }
         return found
+
+
+def run_studies(
+    studies: Sequence[Study],
+    scale: Scale,
+    out: Path,
+    more: Mapping[str, Any],
+    seeds: int | None = None,
+    minutes: float | None = None,
+    only: Sequence[str] = (),
+    quiet: bool | None = None,
+) -> list[dict[str, Any]]:
+    """Fill the cells of studies as far as the time allows, all of them at once, and report."""
+    names = dict.fromkeys(name for study in studies for cell in study.cells(scale) for name in (cell.row, cell.column))
+    for name in only:
+        if name not in names:
+            raise unknown("row or column", name, names)
+    plans = [study.plans(scale, out, more, seeds, only) for study in studies]
+    every = {path: plan for cells in plans for _, runs in cells for path, plan in runs.items()}
+    began, there = monotonic(), len(_finished(list(every)))
+    run_all(every, quiet, minutes)
+    seconds = round(monotonic() - began, 1) if len(_finished(list(every))) > there else None
+    return [study.report(scale, cells, seconds) for study, cells in zip(studies, plans, strict=True) if cells]
 
 
 def origin(folders: Sequence[RunFolder]) -> dict[str, Any]:

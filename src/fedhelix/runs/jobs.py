@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from fedhelix.federation import Run, device_of
 from fedhelix.progress import Progress
 from fedhelix.records import Record
 from fedhelix.runs.config import Config, Plan, make_plan, read_plan
+from fedhelix.runs.forks import BeforeTheEnd, fork, is_begun, is_there, siblings, stop_before_the_end
 from fedhelix.store import COMPARISON, RunFolder
 from fedhelix.track import check_tracker
 from fedhelix.tree import write_atomically
@@ -44,7 +46,7 @@ def resume(path: Path, quiet: bool | None = None, **more: Any) -> Run:
 
 def go_on(plan: Plan, path: Path, quiet: bool | None = None, **more: Any) -> None:
     """Start a run, or continue it if it was begun."""
-    if (path / "config.toml").exists():
+    if is_begun(path):
         resume(path, quiet, **more)
     else:
         start(plan, path, quiet, **more)
@@ -114,24 +116,61 @@ def run_all(
     """
     ends, shelf = math.inf if minutes is None else monotonic() + 60 * minutes, shelf or Shelf()
     left = {path: plan for path, plan in plans.items() if not _is_finished(path)}
-    stacked = [path for path, plan in left.items() if _can_share(plan.config)]
-    groups = [stacked[at : at + TOGETHER] for at in range(0, len(stacked), TOGETHER)]
-    groups += [[path] for path in left if path not in stacked]
-    order, names = list(plans), [f"{plan.label} seed {plan.config.seed}" for plan in plans.values()]
+    families = siblings(left)
+    later = {path for others in families.values() for path in others}
     try:
-        for group in groups:
-            numbers = [order.index(path) for path in group]
-            title = names[numbers[0]] if len(group) == 1 else f"{len(group)} runs together"
-            title += f" ({numbers[-1] + 1}/{len(plans)})"
-            if len(group) == 1:
-                plan = left[group[0]]
-                data = shelf.take(plan.config)
-                go_on(plan, group[0], quiet, title=title, watch=_Clock(ends), data=data, track=track)
-            else:
-                _run_together({path: left[path] for path in group}, quiet, title, ends, shelf, track)
+        first = [path for path in left if path not in later]
+        _run_in_groups(plans, first, set(families), quiet, _Clock(ends), shelf, track)
+        for source, others in families.items():
+            for path in others:
+                fork(source, plans[path], path)
+        _run_in_groups(
+            plans, [path for path in left if path in later | set(families)], set(), quiet, _Clock(ends), shelf, track
+        )
     except TimeIsUp:
         return False
     return True
+
+
+def _run_in_groups(
+    plans: Mapping[Path, Plan],
+    chosen: Sequence[Path],
+    paused: Set[Path],
+    quiet: bool | None,
+    clock: _Clock,
+    shelf: Shelf,
+    track: str | None,
+) -> None:
+    """Some of the plans, those together that can be; the paused ones stop before their last round."""
+    stacked = [path for path in chosen if _can_share(plans[path].config)]
+    groups = [stacked[at : at + TOGETHER] for at in range(0, len(stacked), TOGETHER)]
+    groups += [[path] for path in chosen if path not in stacked]
+    order, names = list(plans), [f"{plan.label} seed {plan.config.seed}" for plan in plans.values()]
+    for group in groups:
+        numbers = [order.index(path) for path in group]
+        title = names[numbers[0]] if len(group) == 1 else f"{len(group)} runs together"
+        title += f" ({max(numbers) + 1}/{len(plans)})"
+        if len(group) == 1:
+            path, plan = group[0], plans[group[0]]
+            _attend(plan, path, path in paused, clock, quiet, title=title, data=shelf.take(plan.config), track=track)
+        else:
+            _run_together({path: plans[path] for path in group}, paused, quiet, title, clock, shelf, track)
+
+
+def _attend(
+    plan: Plan, path: Path, paused: bool, clock: Callable[[Record], None], quiet: bool | None, **more: Any
+) -> None:
+    """One run, to its end or until just before it."""
+
+    def watch(record: Record) -> None:
+        clock(record)
+        if paused:
+            stop_before_the_end(plan, record)
+
+    if paused and is_there(plan, path):
+        return
+    with suppress(BeforeTheEnd):
+        go_on(plan, path, quiet, watch=watch, **more)
 
 
 class _Clock:
@@ -148,7 +187,7 @@ class _Clock:
 
 
 def _is_finished(path: Path) -> bool:
-    return (path / "config.toml").exists() and RunFolder.open(path).summary is not None
+    return is_begun(path) and RunFolder.open(path).summary is not None
 
 
 def _can_share(asked: Config) -> bool:
@@ -157,10 +196,16 @@ def _can_share(asked: Config) -> bool:
 
 
 def _run_together(
-    plans: Mapping[Path, Plan], quiet: bool | None, title: str, ends: float, shelf: Shelf, track: str | None
+    plans: Mapping[Path, Plan],
+    paused: Set[Path],
+    quiet: bool | None,
+    title: str,
+    clock: _Clock,
+    shelf: Shelf,
+    track: str | None,
 ) -> None:
     """Runs as one program, with one display for all."""
-    clock, lock, done = _Clock(ends), threading.Lock(), 0
+    lock, done = threading.Lock(), 0
     with Progress(sum(plan.config.rounds for plan in plans.values()), title, quiet=quiet) as progress:
 
         def watch(record: Record) -> None:
@@ -172,7 +217,7 @@ def _run_together(
 
         def attend(plan: Plan, path: Path, engine: Callable[[Setup], Engine]) -> None:
             data = shelf.take(plan.config)
-            go_on(plan, path, quiet=True, watch=watch, engine=engine, data=data, track=track)
+            _attend(plan, path, path in paused, watch, True, engine=engine, data=data, track=track)
 
         runs = [partial(attend, plan, path) for path, plan in plans.items()]
         together(runs, on_interrupt=clock.interrupted.set)
