@@ -42,7 +42,7 @@ class Hyper(Checked):
     embedding: int | None = option(None, "length of an embedding (auto: 1 + clients / 4)", low=1)
     hidden: int = option(100, "width of the hypernetwork", low=1)
     depth: int = option(3, "its hidden layers", low=0)
-    server_lr: float = option(0.01, "learning rate of hypernetwork and embeddings", above=0)
+    server_lr: float = option(0.03, "learning rate of hypernetwork and embeddings", above=0)
     server_momentum: float = option(0.9, "their momentum", low=0, below=1)
     server_decay: float = option(1e-3, "their weight decay", low=0)
     clip: float = option(50.0, "largest norm of a gradient", above=0)
