@@ -13,6 +13,12 @@ import torch
 RECORDING = threading.Lock()
 
 
+def wake_up() -> None:
+    """Load what PyTorch loads when it is first asked for: two threads that ask at the same moment make it fail."""
+    if torch.cuda.is_available():
+        torch.linalg.svd(torch.eye(2, device="cuda"))
+
+
 @contextmanager
 def recording(graph: torch.cuda.CUDAGraph, **how: Any) -> Iterator[None]:
     """What is computed inside goes into the graph instead of being done.

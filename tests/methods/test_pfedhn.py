@@ -27,7 +27,7 @@ def test_the_embedding_has_a_quarter_of_the_clients_and_one():
 
 @pytest.mark.parametrize("clip", [50.0, 0.1])
 def test_a_step_is_that_of_torch(clip):
-    hyper = Hyper(hidden=5, depth=1, clip=clip)
+    hyper = Hyper(hidden=5, depth=1, clip=clip, server_lr=0.01)
     state = hyper.first(4, LAYOUT, 0, CPU)
     network = Hypernetwork(2, 5, 1, LAYOUT.sizes)
     network.load_state_dict({name: value for name, value in state["weights"].items() if name != "embeddings"})

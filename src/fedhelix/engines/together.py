@@ -15,6 +15,7 @@ from typing import ClassVar, TypeVar
 import torch
 
 from fedhelix.client import Job, Outcome, Setup
+from fedhelix.cuda import wake_up
 from fedhelix.engines.base import Engine
 from fedhelix.engines.batched import Batched
 
@@ -103,6 +104,7 @@ def together(
 
     Ctrl-C reaches only the main thread; `on_interrupt` has to make the runs stop.
     """
+    wake_up()
     meeting = Meeting(len(runs))
 
     def attend(number: int) -> T:

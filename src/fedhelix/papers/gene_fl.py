@@ -108,7 +108,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 READING_A = {"gene-fl.gene_score": "similarity", "gene-fl.gene_select": "highest"}
 READING_B = {"gene-fl.gene_score": "distance", "gene-fl.gene_select": "lowest"}
-COUNTED_A = {"gene-fl.gene_gamma0": 18, "gene-fl.gene_gamma_min": 15}  # units, where genes are counted in them
+COUNTED_B = {"gene-fl.gene_gamma0": 4, "gene-fl.gene_gamma_min": 1}  # units, where genes are counted in them
 OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "GENE-FL, reading A": ("gene-fl", READING_A),
     "GENE-FL, reading B": ("gene-fl", READING_B),
@@ -146,7 +146,7 @@ def cell(
 ) -> Cell:
     """One method in one column, with further settings of its own."""
     method, mine = (METHODS | OURS).get(row, METHODS["GENE-FL"])
-    counted = COUNTED_A if scale == "paper" and mine is READING_A else {}
+    counted = COUNTED_B if scale == "paper" and mine is READING_B else {}
     figures = {key: value for key, value in (paper or {}).items() if value is not None and scale != "quick"}
     shown = column.replace(column.split()[0], "digits") if scale == "quick" else column
     return Cell(row, shown, method, {**settings(scale, column), **mine, **counted, **(own or {})}, figures)
@@ -222,7 +222,7 @@ def sizes(scale: Scale) -> list[Cell]:
     return [
         Cell(row, f"{share:.0%}", "gene-fl", {**settings(scale, "C10 s=4"), **own, "gene-fl.gene_budget": share})
         for row, own in rows.items()
-        for share in (0.05, 0.1, 0.25, 0.5, 1.0)
+        for share in (0.1, 0.25, 0.5)
     ]
 
 
