@@ -14,7 +14,9 @@ import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from claims import claims
 
 from fedhelix import METHODS
 from fedhelix.papers.pictures import picture
@@ -192,8 +194,7 @@ def study(name: str, scale: str) -> str:
     missing = list(dict.fromkeys(cell["column"] for cell in found["cells"] if cell["column"] not in run))
     found["cells"] = [cell for cell in found["cells"] if cell["column"] in run]
     taken = {cell["column"]: cell.get("train_samples") for cell in found["cells"]}
-    seeds = len(found["seeds"])
-    told = f"`{found['command']}`, {found['device']}, {seeds} seed{'s' if seeds > 1 else ''}"
+    told = f"`{found['command']}`, {found['device']}, {seeds_of(found['cells'])}"
     if any(taken.values()):
         sizes = {f"{size:,}" if size else "all" for size in taken.values()}
         each = "; ".join(f"{column}: {size or 'all'}" for column, size in taken.items())
@@ -209,6 +210,16 @@ def study(name: str, scale: str) -> str:
         lines = [[row[0], *(texts[place][1] for _, texts in grids.values())] for place, row in enumerate(rows)]
         return f"{told}\n{table([headers[1], *grids], lines)}"
     return "\n".join([told, *(f"*{measure}*\n\n{table(*shown)}" for measure, shown in grids.items())])
+
+
+def seeds_of(cells: Sequence[dict[str, Any]]) -> str:
+    """How many seeds most columns have, and which have others."""
+    most: dict[str, int] = {}
+    for cell in cells:
+        most[cell["column"]] = max(cell["runs"], most.get(cell["column"], 0))
+    usual = statistics.mode(most.values())
+    others = [f"{column}: {count}" for column, count in most.items() if count != usual]
+    return f"{usual} seed{'s' if usual > 1 else ''}" + (f" ({', '.join(others)})" if others else "")
 
 
 def drawn(name: str, scale: str) -> str:
@@ -237,147 +248,10 @@ def audit(name: str) -> str:
     return f"`{found['command']}`\n\n{table(headers, rows)}"
 
 
-class Claim(NamedTuple):
-    """A sentence about two places (row, column, measure) of a study, and when it holds."""
-
-    study: str
-    words: str
-    ours: tuple[str, str, str]
-    other: tuple[str, str, str]
-    holds: Callable[[float, float], bool] = lambda ours, other: ours >= other
-
-
-def claims(paper: str) -> str:
-    """What of a paper's claims holds in our measurements, as far as they are there; seeds are paired."""
-    said = []
-    for claim in CLAIMS[paper]:
-        if not (RESULTS / f"{claim.study}-gpu.json").exists():
-            continue
-        cells = {(cell["row"], cell["column"]): cell for cell in result(f"{claim.study}-gpu")["cells"]}
-        places = [(cells.get(where[:2], {}), where[2]) for where in (claim.ours, claim.other)]
-        by_seed = [
-            {
-                seed: value
-                for seed, value in zip(cell["seeds"], cell[measure]["by_seed"], strict=True)
-                if value is not None
-            }
-            for cell, measure in places
-            if measure in cell
-        ]
-        common = sorted(set.intersection(*map(set, by_seed))) if len(by_seed) == 2 else []
-        if not common:
-            continue
-        one, other = (statistics.fmean(found[seed] for seed in common) for found in by_seed)
-        seeds = f"{len(common)} seed{'s' if len(common) > 1 else ''}"
-        verdict = "Yes" if claim.holds(one, other) else "No"
-        said.append(f"* {verdict}: {claim.words} {one:.2f} against {other:.2f}, {seeds}.\n")
-    return "".join(said) or "Not measured yet.\n"
-
-
-_FASHION, _TEST, _CHOSEN, _ROUNDS = "Fashion-MNIST", "test", "chosen on validation", "rounds to target"
-_UNTUNED, _ARRIVED = "before fine-tuning", "after one local training"
-_FT = ("FedAvg-FT", "Fashion-MNIST 20", "accuracy")
-_CHEAP = (
-    "own upload", "mean of own uploads", "mean of own updates", "four nearest", "half-way to the four nearest",
-    "own upload and noise",
-)  # fmt: skip
-_HARM = [
-    f"{attack} {share} %" for attack in ("label flip", "mimic", "IPM", "4x sign flip", "adaptive") for share in (20, 40)
-]
-CLAIMS: dict[str, list[Claim]] = {
-    "pfedgpa": [
-        Claim(
-            "pfedgpa-table1",
-            "without fine-tuning pFedGPA is at FedAvg-FT's level.",
-            ("pFedGPA", "Fashion-MNIST 20", _UNTUNED),
-            _FT,
-        ),
-        Claim(
-            "pfedgpa-table1",
-            "after fine-tuning pFedGPA is not below FedAvg-FT.",
-            ("pFedGPA", "Fashion-MNIST 20", "accuracy"),
-            _FT,
-        ),
-        Claim(
-            "pfedgpa-table2",
-            "before fine-tuning inversion is at least 8 points better than direct generation.",
-            ("inversion", _FASHION, _UNTUNED),
-            ("no inversion", _FASHION, _UNTUNED),
-            lambda ours, other: ours >= other + 8,
-        ),
-        *(
-            Claim(
-                "pfedgpa-rivals",
-                f"inversion of means beats the cheap rival '{rival}'.",
-                ("inversion of means", _FASHION, _TEST),
-                (rival, _FASHION, _TEST),
-            )
-            for rival in _CHEAP
-        ),
-        *(
-            Claim(
-                "pfedgpa-newcomers",
-                f"a guided newcomer is ahead of one {words}.",
-                ("guided", _FASHION, _ARRIVED),
-                (row, _FASHION, _ARRIVED),
-            )
-            for row, words in (
-                ("average", "that starts from the average, after one local training"),
-                ("trained alone as long", "that has trained alone as long"),
-            )
-        ),
-    ],
-    "genfed": [
-        Claim(
-            "genfed-supplement",
-            "GenFed (1) reaches 80 % in at most a fifth of the rounds of FedAvg without supplement.",
-            ("GenFed (1)", _FASHION, _ROUNDS),
-            ("FedAvg, no supplement", _FASHION, _ROUNDS),
-            lambda ours, other: ours <= other / 5,
-        ),
-        Claim(
-            "genfed-supplement",
-            "GenFed (1) reaches 80 % in at most half of the rounds of FedAvg with the same supplement.",
-            ("GenFed (1)", _FASHION, _ROUNDS),
-            ("FedAvg", _FASHION, _ROUNDS),
-            lambda ours, other: ours <= other / 2,
-        ),
-        Claim(
-            "genfed-supplement",
-            "in the end GenFed (1) is above FedAvg with the same supplement.",
-            ("GenFed (1)", _FASHION, _CHOSEN),
-            ("FedAvg", _FASHION, _CHOSEN),
-        ),
-        *(
-            Claim(
-                "genfed-attacks",
-                f"under {harm} GenFed loses less than half of what FedAvg loses, in points.",
-                ("GenFed", harm.replace(" %", "%"), "change in points"),
-                ("FedAvg", harm.replace(" %", "%"), "change in points"),
-                lambda ours, other: other > -2 or ours > other / 2,
-            )
-            for harm in _HARM
-        ),
-        *(
-            Claim(
-                "genfed-table2",
-                f"on {column} {words} beats schedule (3).",
-                (row, column, _CHOSEN),
-                ("GenFed (3)", column, _CHOSEN),
-            )
-            for column in ("MNIST", _FASHION)
-            for row, words in (
-                ("GenFed, adaptive", "the schedule that adapts by itself"),
-                ("GenFed (3), diverse", "a reward for diversity"),
-            )
-        ),
-    ],
-}
-
 PARTS: dict[str, Callable[..., str]] = {
     "table1": table1, "gpu": gpu, "cpu": cpu, "dashboard": dashboard, "choosing": choosing, "options": options,
     "deployment": deployment, "faults": faults, "results": results, "study": study, "drawn": drawn, "audit": audit,
-    "claims": claims,
+    "claims": lambda paper: claims(paper, RESULTS),
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ class FedBABU(FedAvg):
 
     ft_epochs: int = option(2, "epochs of fine-tuning before the model is used", low=0)
     ft_part: Literal["all", "head", "body"] = option("all", "which part is fine-tuned")
+    ft_rate: float = option(1.0, "factor on the learning rate while fine-tuning", above=0)
 
     def shared(self, units: Units) -> Sequence[str]:
         """The body; everybody can make the random head from the seed."""
@@ -31,4 +32,4 @@ class FedBABU(FedAvg):
 
     def tune(self, client: Client) -> Sequence[Phase]:
         """Client: now the head may learn too."""
-        return (Phase(self.ft_part, self.ft_epochs),)
+        return (Phase(self.ft_part, self.ft_epochs, rate=self.ft_rate),)

@@ -61,7 +61,7 @@ TABLE_2 = {
 ACCURACY, BEFORE, AFTER = "accuracy", "before fine-tuning", "after fine-tuning"
 
 # The paper's clients fine-tune like in any round. Ours: what a client has uploaded on average tells more of it than
-# its last upload alone, and what is generated is so good that small steps do it more good than large ones.
+# its last upload alone, and what is generated is so good that small steps do it more good, which is the default.
 AS_PRINTED = {"pfedgpa.ft_rate": 1.0}
 OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "pFedGPA, of means": ("pfedgpa", {**AS_PRINTED, "pfedgpa.inverted": "mean", "pfedgpa.inversion_samples": 8}),
@@ -204,7 +204,7 @@ RIVALS: list[tuple[str, dict[str, Any]]] = [
 def rivals(scale: Scale) -> list[Cell]:
     """What clients get, without fine-tuning; a tenth of their samples says which way is the best."""
     column = columns(scale)[0]
-    common = {**settings(scale, column), "valid": 0.1, "pfedgpa.ft_epochs": 0}
+    common = {**settings(scale, column), "valid": 0.1, "pfedgpa.ft_epochs": 0, **AS_PRINTED}
     chosen = [rival for rival in RIVALS if scale != "quick" or "size" not in rival[1]]
     return [
         Cell(row, column, "pfedgpa", {**common, **{f"pfedgpa.{key}": value for key, value in own.items()}})
@@ -249,6 +249,7 @@ def arrivals(scale: Scale, newcomers: int, classes: float) -> list[Cell]:
         # Newcomers are judged as they are after each round; nothing is generated for them in the end.
         "pfedgpa.ft_epochs": 0,
         "pfedgpa.generate": "own",
+        **AS_PRINTED,
     }
     return [
         Cell(row, column, method, {**common, **{f"{method}.{key}": value for key, value in own.items()}})
@@ -296,7 +297,6 @@ STUDIES = [
             **TUNED,
             "failed before fine-tuning": failed("untuned"),
             "failed after it": failed("personal"),
-            "seconds of the last round": lambda run: run.records[-1]["seconds"],
         },
         {"quick": 1, "gpu": 1, "paper": 3},
         curves=(),
