@@ -17,8 +17,8 @@ from fedhelix.deploy.roster import Roster
 from fedhelix.deploy.server import deployed
 from fedhelix.deploy.site import Site
 from fedhelix.deploy.terms import Terms
-from fedhelix.federation import Run
 from fedhelix.runs.config import Plan
+from fedhelix.standing import Run
 
 Answer = Callable[[bytes], "bytes | Late | Exception | None"]
 

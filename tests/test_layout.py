@@ -23,7 +23,7 @@ FLOORS = [
     {"registry", "clustering"},
     {"methods", "client"},
     {"probe", "blame"},
-    {"engines", "channel", "attacks", "defences"},
+    {"engines", "channel", "attacks", "defences", "standing"},
     {"federation"},
     {"__init__"},
     {"runs"},

@@ -14,7 +14,7 @@ from fedhelix.defences import (
     TrimmedMean,
 )
 from fedhelix.errors import BadInput
-from fedhelix.federation import Federation, Run
+from fedhelix.federation import Federation
 from fedhelix.method import Batch, Client, Context, Local, LocalRound, Method, Phase, Upload, Wrapper
 from fedhelix.methods import (
     Clustered,
@@ -44,6 +44,7 @@ from fedhelix.methods import (
 )
 from fedhelix.options import option
 from fedhelix.registry import METHODS, register
+from fedhelix.standing import Run
 
 try:
     __version__ = version("fedhelix")

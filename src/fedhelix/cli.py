@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
 import json
 import os
 import re
 import sys
 import typing
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import click
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -26,12 +22,12 @@ from fedhelix.data import available
 from fedhelix.deploy import commands as sites
 from fedhelix.deploy import submit
 from fedhelix.errors import BadInput, EngineFailure
-from fedhelix.progress import human_bytes, human_seconds
 from fedhelix.registry import layers
 from fedhelix.report import commands as views
+from fedhelix.report.terminal import console, show_comparison, show_run
 from fedhelix.runs import jobs
-from fedhelix.runs.config import Config, layered, make_plan
-from fedhelix.runs.presets import PRESETS
+from fedhelix.runs.config import make_plan
+from fedhelix.runs.flags import settings
 from fedhelix.runs.sweep import read_sweep
 from fedhelix.store import RunFolder
 
@@ -44,52 +40,12 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-console = Console()
 DEBUG = "FEDHELIX_DEBUG"  # set: exceptions in a method's hooks come with their traceback
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")]
 Track = Annotated[str | None, typer.Option(help="Write every round there too: tensorboard or mlflow.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder itself (default: a new one in runs/).")]
-
-
-def settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command a flag for every field of `Config`, and --config, --preset and --set; it gets them as `values`."""
-    notes = typing.get_type_hints(command, include_extras=True)
-    given = [p for p in inspect.signature(command).parameters.values() if p.name != "values"]
-    fixed = [p.replace(annotation=notes[p.name]) for p in given]
-    hints = typing.get_type_hints(Config)
-    flags = []
-    for field in dataclasses.fields(Config):
-        default = "auto" if field.default is None else field.default
-        meaning = field.metadata["meaning"]
-        words = f"{meaning[0].upper()}{meaning[1:]} (default: {str(default).lower()})."
-        name = "--" + field.name.replace("_", "-")
-        kind: Any = bool if hints[field.name] is bool else str  # text: one place alone reads and checks values
-        both = f"{name}/--no{name[1:]}" if kind is bool else name
-        metavar = None if kind is bool else {int: "N", float: "X"}.get(hints[field.name], "TEXT")
-        note = typer.Option(both, help=words, metavar=metavar, show_default=False, rich_help_panel="Settings")
-        flags.append(_parameter(field.name, kind | None, note))
-    extra = [
-        _parameter("config", Path | None, typer.Option(help="Settings from a TOML file, such as a run's config.toml.")),
-        _parameter("preset", str | None, typer.Option(help=f"Named settings: {', '.join(PRESETS)}.")),
-        _parameter("set", list[str] | None, typer.Option(metavar="KEY=VALUE", help="Any key, such as method.mu=0.1.")),
-    ]
-    names = [flag.name for flag in flags]
-
-    @functools.wraps(command)
-    def wrapped(**given: Any) -> None:
-        chosen = {name: given.pop(name) for name in names}
-        values = layered(given.pop("preset"), given.pop("config"), chosen, given.pop("set"))
-        command(**given, values=values)
-
-    wrapped.__signature__ = inspect.Signature([*fixed, *extra, *flags])  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in [*fixed, *extra, *flags]}
-    return wrapped
-
-
-def _parameter(name: str, kind: Any, note: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, note])
 
 
 @app.command()
@@ -367,50 +323,6 @@ class resumable:
             how = f"continue with: fedhelix {self.command} {self.folder}" if begun else "nothing was written yet."
             print(f"stopped; {how}", file=sys.stderr)
             raise SystemExit(130)
-
-
-def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
-    """The result of one run."""
-    if as_json:
-        print(json.dumps({**(RunFolder.open(folder).summary or summary), "folder": str(folder)}, indent=2))
-        return
-    metrics = [key for key in summary if ("accuracy" in key or "score" in key) and summary[key] is not None]
-    figures = {key: f"{summary[key]:.4f}" for key in metrics}
-    if summary["refused"]:
-        print(
-            f"fedhelix: {summary['refused']} uploads were refused; metrics.jsonl says which and why.", file=sys.stderr
-        )
-    if not console.is_terminal:
-        words = {"method": summary["method"], "rounds": summary["rounds"], **figures, "folder": folder}
-        print(" ".join(f"{key}={value}" for key, value in words.items()))
-        return
-    table = Table(box=None, show_header=False, padding=(0, 2))
-    for key, value in figures.items():
-        table.add_row(key.replace("_", " "), value)
-    table.add_row("best round (on validation)", str(summary["best_round"]))
-    table.add_row(
-        "uploaded / downloaded", f"{human_bytes(summary['uplink_bytes'])} / {human_bytes(summary['downlink_bytes'])}"
-    )
-    table.add_row("time", human_seconds(summary["seconds"]))
-    table.add_row("engine", summary["engine"])
-    table.add_row("folder", str(folder))
-    console.print(table)
-
-
-def show_comparison(folder: Path, folders: list[RunFolder], as_json: bool) -> None:
-    """The result of a comparison: a table here, a picture in the folder."""
-    from fedhelix.report.plots import comparison_plot  # slow to import, and of use only here
-    from fedhelix.report.tables import comparison, render
-
-    table = comparison(folders)
-    picture = folder / "comparison.png"
-    comparison_plot(folders, picture)
-    if as_json:
-        print(table.reset_index().to_json(orient="records", indent=2))
-        return
-    wide = console if console.is_terminal else Console(width=160)
-    wide.print(render(table))
-    console.print(f"picture: {picture}\nruns:    {folder}", highlight=False)
 
 
 for command in views.COMMANDS:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,30 +29,16 @@ from fedhelix.methods import FedAvg
 from fedhelix.options import build_all, convert
 from fedhelix.participation import Newcomers, Participation, Sampler
 from fedhelix.progress import Progress
-from fedhelix.records import Record, summarise
+from fedhelix.records import Record
+from fedhelix.standing import Run, Standing
 from fedhelix.store import RunFolder
 from fedhelix.task import Loss, Metric, task_for
 from fedhelix.track import Tracker, check_tracker, tracker
-from fedhelix.tree import State, Tree, payload_bytes, to_device
+from fedhelix.tree import State, Tree, payload_bytes
 from fedhelix.units import Units
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
 
 # The keys of a federation, the same for every method.
 SETTINGS = (Training, ServerData, Participation, Newcomers, Attack)
-
-
-@dataclass
-class Standing:
-    """Where a federation stands after some rounds: all that the next round depends on."""
-
-    round: int
-    server: Tree
-    own: dict[int, Tree] | ChainMap[int, Tree]
-    changed: set[int] = field(default_factory=set)  # clients whose state is newer than the last checkpoint
-    greeting_bytes: int = 0  # of hellos, replies and welcomes, until the next round has reported them
 
 
 class Federation:
@@ -457,70 +442,6 @@ class Federation:
     def close(self) -> None:
         """Give back what the engine holds."""
         self.engine.close()
-
-
-@dataclass
-class Run:
-    """A finished run: its records, and the models that came out of it."""
-
-    federation: Federation
-    records: list[Record] = field(repr=False)
-    standing: Standing = field(repr=False)
-    folder: RunFolder | None = None
-
-    @property
-    def metrics(self) -> pd.DataFrame:
-        """One row per round."""
-        import pandas as pd  # slow to import, and worker processes have no use for it
-
-        return pd.DataFrame(self.records).set_index("round")
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The figures of the whole run."""
-        return summarise(self.records, self.federation.facts(), self.federation.task.name)
-
-    def plot(self, path: str | Path | None = None) -> Figure:
-        """How fast it learnt, what it sent, and how each client fares; with a path (.png, .svg, .pdf) also as a file.
-
-        `fedhelix plot RUN` draws more: who has what, and what the method noted.
-        """
-        import pandas as pd
-
-        from fedhelix.report import plots, results, style
-
-        config = self.federation.describe(len(self.records))
-        result = results.make("this run", config, self.summary, pd.DataFrame(self.records), self.federation.census())
-        figure = plots.overview(results.grouped([result]))
-        if path is not None:
-            style.save(figure, path)
-        return figure
-
-    def model(self) -> nn.Module | None:
-        """The server's model, if the method has one."""
-        fed = self.federation
-        state = fed.method.model(self.standing.server, fed.context(self.standing.round, self.standing.round))
-        return None if state is None else self._module(state)
-
-    def welcome(self, data: Any) -> int:
-        """An unseen client with its own data joins (see `Federation.welcome`); its number."""
-        number, self.standing = self.federation.welcome(data, self.standing)
-        return number
-
-    def personal(self, client: int) -> nn.Module:
-        """The model that one client would use."""
-        fed = self.federation
-        if not 0 <= client < fed.clients:
-            raise BadInput(f"there is no client {client}; clients are numbered from 0 to {fed.clients - 1}.")
-        ctx = fed.context(self.standing.round, self.standing.round)
-        return self._module(fed.engine.personal(fed._jobs(self.standing, [client], ctx))[0])
-
-    def _module(self, state: State) -> nn.Module:
-        fed = self.federation
-        module = fed.engine.setup.module
-        clean = copy.deepcopy(module)
-        clean.load_state_dict(to_device(state, fed.device), strict=False)
-        return clean.eval()
 
 
 def device_of(name: str) -> torch.device:

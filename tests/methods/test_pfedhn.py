@@ -47,7 +47,7 @@ def test_a_step_is_that_of_torch(clip):
 
 
 def test_a_share_of_a_step_moves_the_hypernetwork_less_and_the_embedding_as_far():
-    hyper = Hyper(hidden=5, depth=1, server_decay=0.0)
+    hyper = Hyper(hidden=5, depth=1)
     state = hyper.first(4, LAYOUT, 0, CPU)
     whole, part = (hyper.step(state, 1, torch.ones(8), LAYOUT, share=share)["weights"] for share in (1.0, 0.25))
     for name, start in state["weights"].items():

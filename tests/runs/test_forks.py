@@ -61,9 +61,7 @@ def test_a_beginning_that_was_stopped_is_not_run_again(tmp_path: Path) -> None:
     ("more", "shared"),
     [({"eval_every": 1}, []), ({"newcomers": 2, "newcomers_after": 2}, []), ({"pfedgpa.mode": "online"}, ["gently"])],
 )
-def test_runs_whose_ways_part_earlier_share_nothing(
-    more: dict[str, object], shared: list[str], tmp_path: Path
-) -> None:
+def test_runs_whose_ways_part_earlier_share_nothing(more: dict[str, object], shared: list[str], tmp_path: Path) -> None:
     assert [path.name for others in siblings(plans(tmp_path, **more)).values() for path in others] == shared
 
 

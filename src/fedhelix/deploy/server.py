@@ -15,9 +15,10 @@ from fedhelix.deploy.engine import Remote
 from fedhelix.deploy.post import Post
 from fedhelix.deploy.roster import Card, Roster
 from fedhelix.deploy.terms import Terms
-from fedhelix.federation import Federation, Run
+from fedhelix.federation import Federation
 from fedhelix.options import build
 from fedhelix.runs.config import Plan, read_plan
+from fedhelix.standing import Run
 from fedhelix.store import RunFolder
 
 ROSTER = "sites.json"

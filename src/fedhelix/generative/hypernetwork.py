@@ -74,7 +74,7 @@ class Hyper(Checked):
 
         `moved` is sent minus received: the gradient of the model, which the chain rule carries to hypernetwork and
         embeddings, or, if all else is frozen, to this client's embedding alone. The embedding is the client's own, the
-        hypernetwork takes only this `share` of the gradient: clients that trained at the same time mostly want the
+        hypernetwork takes only this `share` of the step: clients that trained at the same time mostly want the
         same of it, and to do that as often as there are clients would be far too much.
         """
         names = [EMBEDDINGS] if frozen else list(state["weights"])
@@ -84,8 +84,8 @@ class Hyper(Checked):
         shrink = (self.clip / (norm + 1e-6)).clamp(max=1)
         weights, velocity = dict(state["weights"]), dict(state["velocity"])
         for name, grad in zip(names, grads, strict=True):
-            pull = shrink * grad * (1.0 if name == EMBEDDINGS else share) + self.server_decay * weights[name]
-            velocity[name] = self.server_momentum * velocity[name] + pull
+            pull = shrink * grad + self.server_decay * weights[name]
+            velocity[name] = self.server_momentum * velocity[name] + (1.0 if name == EMBEDDINGS else share) * pull
             weights[name] = weights[name] - self.server_lr * velocity[name]
         if frozen:
             table = state["weights"][EMBEDDINGS].clone()

@@ -19,11 +19,12 @@ from fedhelix.data import Dataset
 from fedhelix.engines import Engine
 from fedhelix.engines.together import together
 from fedhelix.errors import BadInput
-from fedhelix.federation import Run, device_of
+from fedhelix.federation import device_of
 from fedhelix.progress import Progress
 from fedhelix.records import Record
 from fedhelix.runs.config import Config, Plan, make_plan, read_plan
 from fedhelix.runs.forks import BeforeTheEnd, fork, is_begun, is_there, siblings, stop_before_the_end
+from fedhelix.standing import Run
 from fedhelix.store import COMPARISON, RunFolder
 from fedhelix.track import check_tracker
 from fedhelix.tree import write_atomically

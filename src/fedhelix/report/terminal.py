@@ -1,0 +1,60 @@
+"""The results of runs on the terminal: what a command prints when it is done."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fedhelix.progress import human_bytes, human_seconds
+from fedhelix.store import RunFolder
+
+console = Console()
+
+
+def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
+    """The result of one run."""
+    if as_json:
+        print(json.dumps({**(RunFolder.open(folder).summary or summary), "folder": str(folder)}, indent=2))
+        return
+    metrics = [key for key in summary if ("accuracy" in key or "score" in key) and summary[key] is not None]
+    figures = {key: f"{summary[key]:.4f}" for key in metrics}
+    if summary["refused"]:
+        print(
+            f"fedhelix: {summary['refused']} uploads were refused; metrics.jsonl says which and why.", file=sys.stderr
+        )
+    if not console.is_terminal:
+        words = {"method": summary["method"], "rounds": summary["rounds"], **figures, "folder": folder}
+        print(" ".join(f"{key}={value}" for key, value in words.items()))
+        return
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    for key, value in figures.items():
+        table.add_row(key.replace("_", " "), value)
+    table.add_row("best round (on validation)", str(summary["best_round"]))
+    table.add_row(
+        "uploaded / downloaded", f"{human_bytes(summary['uplink_bytes'])} / {human_bytes(summary['downlink_bytes'])}"
+    )
+    table.add_row("time", human_seconds(summary["seconds"]))
+    table.add_row("engine", summary["engine"])
+    table.add_row("folder", str(folder))
+    console.print(table)
+
+
+def show_comparison(folder: Path, folders: list[RunFolder], as_json: bool) -> None:
+    """The result of a comparison: a table here, a picture in the folder."""
+    from fedhelix.report.plots import comparison_plot  # slow to import, and of use only here
+    from fedhelix.report.tables import comparison, render
+
+    table = comparison(folders)
+    picture = folder / "comparison.png"
+    comparison_plot(folders, picture)
+    if as_json:
+        print(table.reset_index().to_json(orient="records", indent=2))
+        return
+    wide = console if console.is_terminal else Console(width=160)
+    wide.print(render(table))
+    console.print(f"picture: {picture}\nruns:    {folder}", highlight=False)
