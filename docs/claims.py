@@ -221,20 +221,14 @@ CLAIMS: dict[str, list[Claim]] = {
         *(
             Claim(
                 "genfed-attacks",
-                f"with ten times as large steps, under {harm}, too.",
-                ("GenFed, large steps", harm.replace(" %", "%"), "change in points"),
-                ("FedAvg, large steps", harm.replace(" %", "%"), "change in points"),
-                lambda ours, other: other > -2 or ours > other / 2,
-            )
-            for harm in ("label flip 40 %", "IPM 40 %")
-        ),
-        *(
-            Claim(
-                "genfed-attacks",
-                f"under {harm} GenFed loses less than half of what FedAvg loses, in points.",
-                ("GenFed", harm.replace(" %", "%"), "change in points"),
+                f"under {harm} {words} loses less than half of what FedAvg loses, in points.",
+                (row, harm.replace(" %", "%"), "change in points"),
                 ("FedAvg", harm.replace(" %", "%"), "change in points"),
                 lambda ours, other: other > -2 or ours > other / 2,
+            )
+            for row, words in (
+                ("GenFed, no copies", "GenFed, as it is by default,"),
+                ("GenFed", "GenFed, as it is printed,"),
             )
             for harm in _HARM
         ),

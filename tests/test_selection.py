@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedhelix.selection import diverse, effective, fitness_of, fittest, parents, whole
+from fedhelix.selection import diverse, effective, fitness_of, fittest, parents, whole, without_twins
 
 TIMES = [0, 100, 200, 250, 400, 500, 600, 800, 999, 1000, 1500]
 PRINTED = {
@@ -57,3 +57,12 @@ def test_diversity_prefers_the_one_that_points_elsewhere():
     assert diverse(fitness, distances, 2, 0.0) == [0, 1]
     assert diverse(fitness, distances, 2, 0.5) == [0, 2]
     assert diverse(fitness, distances, 5, 0.5) == [0, 1, 2]
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.2, 0.5, 0.9]), st.sampled_from([0.1, 0.3])), min_size=1, max_size=12))
+def test_of_twins_only_the_first_can_be_among_the_fittest(scores):
+    fitness = [fitness_of(metric, loss, client) for client, (metric, loss) in enumerate(scores)]
+    kinds = len(set(scores))
+    assert {scores[i] for i in fittest(without_twins(fitness), kinds)} == set(scores)
+    assert [i for i in fittest(without_twins(fitness), kinds) if scores[i] in scores[:i]] == []
+    assert len(fittest(without_twins(fitness), len(scores))) == len(scores)  # whoever takes everybody takes them too

@@ -48,6 +48,17 @@ def fitness_of(metric: float, loss: float, client: int) -> Fitness:
     return (-math.inf if math.isnan(metric) else metric, -math.inf if math.isnan(loss) else -loss, -client)
 
 
+def without_twins(fitness: Sequence[Fitness]) -> list[Fitness]:
+    """Copies of a model, which no two honest clients send, come last: metric and loss give them away."""
+    first: dict[tuple[float, float], int] = {}
+    for position, (metric, loss, _) in enumerate(fitness):
+        first.setdefault((metric, loss), position)
+    return [
+        (metric, loss, client) if first[metric, loss] == position else (-math.inf, -math.inf, client)
+        for position, (metric, loss, client) in enumerate(fitness)
+    ]
+
+
 def fittest(fitness: Sequence[Fitness], count: int) -> list[int]:
     """Positions of the `count` fittest, in ascending order, found with a heap that never holds more than that."""
     heap: list[tuple[Fitness, int]] = []

@@ -59,6 +59,13 @@ def subtract(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> State:
     return {name: value - right[name] for name, value in left.items()}
 
 
+def cosine_distances(models: Sequence[State], origin: State) -> list[list[float]]:
+    """One minus the cosine between every two models, as seen from an origin that says which entries count."""
+    moved = [torch.cat([(model[name] - old).flatten().float() for name, old in origin.items()]) for model in models]
+    units = torch.nn.functional.normalize(torch.stack(moved))
+    return (1 - units @ units.T).tolist()
+
+
 def masked_mean(uploads: Sequence[Mapping[str, Tensor]], weights: Sequence[float], previous: State) -> State:
     """For each entry the weighted mean over the clients that uploaded it; nobody did: the previous value.
 

@@ -1,6 +1,7 @@
 """GenFed: only the fittest are merged, and a GenFed that takes everybody is the method that it wraps."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -40,6 +41,17 @@ def test_only_the_fittest_are_merged(engine):
     expected = masked_mean([job.upload["model"] for job in best], [job.samples for job in best], fed.initial)
     for name, value in standing.server["model"].items():
         assert value.allclose(expected[name], atol=1e-6)
+
+
+@pytest.mark.parametrize(("twins", "weights"), [(False, [0.5, 0.0, 0.5]), (True, [0.5, 0.5, 0.0])])
+def test_copies_of_one_model_are_chosen_once(twins, weights):
+    """The attackers of IPM all send the same model; by their number they would push out who is less fit."""
+    method = GenFed(schedule="constant", rho_max=2, twins=twins)
+    fed = small(method, validation_size=0.2)
+    ctx = replace(fed.context(0, 1), score=lambda models: [(0.9, 0.1), (0.9, 0.1), (0.5, 0.2)])
+    uploads = [Upload(client, 10, {"model": fed.initial}) for client in range(3)]
+    assert method.weigh({"model": fed.initial}, uploads, ctx) == weights
+    assert ctx.notes["fitness"] == {"0": 0.9, "1": 0.9, "2": 0.5}
 
 
 def _job(fed, client):

@@ -6,15 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from fedhelix.errors import BadInput
 from fedhelix.method import Context, Method, Upload, Wrapper
 from fedhelix.methods.fedavg import FedAvg
 from fedhelix.options import option
 from fedhelix.registry import register
-from fedhelix.selection import Schedule, diverse, effective, fitness_of, fittest, parents, whole
-from fedhelix.tree import State, Tree, take
+from fedhelix.selection import Schedule, diverse, effective, fitness_of, fittest, parents, whole, without_twins
+from fedhelix.tree import State, Tree, cosine_distances, take
 from fedhelix.units import Units
 
 
@@ -29,6 +27,7 @@ class GenFed(Wrapper):
     b: float | None = option(None, "base of the power schedule (auto: it reaches rho_max at c)", above=0, below=1)
     c: float | None = option(None, "round at which schedules reach their end (auto: half of all rounds)", above=0)
     diversity: float = option(0.0, "reward for an update that points elsewhere than the chosen ones", low=0)
+    twins: bool = option(False, "let copies of one model be chosen together, as in the paper")
 
     @property
     def scores(self) -> bool:
@@ -54,23 +53,17 @@ class GenFed(Wrapper):
         if self.schedule == "adaptive":
             wanted = effective([metric for metric, *_ in fitness])
         rho = whole(wanted, min(self.rho_max, len(uploads)))
+        ctx.notes["fitness"] = {str(-client): metric for metric, _, client in fitness}
+        if not self.twins:
+            fitness = without_twins(fitness)
         if self.diversity:
-            chosen = diverse(
-                fitness, distances(models, take(server["model"], ctx.units.parameters)), rho, self.diversity
-            )
+            angles = cosine_distances(models, take(server["model"], ctx.units.parameters))
+            chosen = diverse(fitness, angles, rho, self.diversity)
         else:
             chosen = fittest(fitness, rho)
         ctx.notes["rho"], ctx.notes["selected"] = rho, [uploads[i].client for i in chosen]
-        ctx.notes["fitness"] = {str(-client): metric for metric, _, client in fitness}
         weights = self.inner.weigh(server, uploads, ctx)
         total = sum(weights[i] for i in chosen)
         if len(chosen) == len(uploads) and math.isclose(total, 1):
             return weights  # to the bit
         return [weight / total if i in chosen else 0.0 for i, weight in enumerate(weights)]
-
-
-def distances(models: Sequence[State], origin: State) -> list[list[float]]:
-    """One minus the cosine between the updates of every two models."""
-    moved = [torch.cat([(model[name] - old).flatten().float() for name, old in origin.items()]) for model in models]
-    units = torch.nn.functional.normalize(torch.stack(moved))
-    return (1 - units @ units.T).tolist()
