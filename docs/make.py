@@ -182,7 +182,8 @@ def results(name: str) -> str:
             ours = f"{100 * row['personal_accuracy']:.1f} ± {100 * row['personal_accuracy_se']:.1f} %"
             rows.append(["[digits, 20 clients](../choosing.md#measured)", ours, "–"])
     headers = ["personal accuracy after the last round", "ours", "the paper's"]
-    return table(headers, rows) if rows else "It is not in a committed result file yet.\n"
+    elsewhere = "Not by itself; [the papers' tables](../reproducing.md) have it where it was measured.\n"
+    return table(headers, rows) if rows else elsewhere
 
 
 def study(name: str, scale: str) -> str:

@@ -19,7 +19,7 @@ from fedhelix.client import (
     work,
 )
 from fedhelix.errors import BadInput
-from fedhelix.tree import clone
+from fedhelix.tree import State, clone
 from helpers import close, same, small
 
 
@@ -32,7 +32,7 @@ def batches(fed, job: Job, phase: Phase, purpose: str = "batches", index: int = 
     return [samples for samples, _ in plan(fed.engine.setup, job, phase, purpose, index).steps()]
 
 
-def by_hand(fed, job: Job, parts: list[tuple[str, int]], purpose: str = "batches") -> dict[str, torch.Tensor]:
+def by_hand(fed, job: Job, parts: list[tuple[str, int]], purpose: str = "batches", rate: float = 1.0) -> State:
     """A client's training as anybody would write it in plain PyTorch, on the same batches."""
     setup, options = fed.engine.setup, fed.training
     model = copy.deepcopy(setup.module).train()
@@ -40,7 +40,7 @@ def by_hand(fed, job: Job, parts: list[tuple[str, int]], purpose: str = "batches
     trained = {"all": fed.units.names, "head": fed.units.head, "body": fed.units.body}
     for index, (part, epochs) in enumerate(parts):
         chosen = [value for name, value in model.named_parameters() if name in trained[part]]
-        lr = options.lr * options.lr_decay**job.round
+        lr = rate * options.lr * options.lr_decay**job.round
         optimiser = torch.optim.SGD(chosen, lr, options.momentum, weight_decay=options.weight_decay)
         for samples in batches(fed, job, Phase(part, epochs), purpose, index):
             model.zero_grad()
@@ -238,6 +238,16 @@ def test_tuning_is_training_for_use_only():
     tuned = personal_model(fed.engine.setup, job)
     assert close(tuned, by_hand(fed, job, [("all", 2)], "tune"))
     assert not same(tuned, fed.initial)
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+@pytest.mark.parametrize("kind", [FedAvgFT, FedBABU])
+def test_tuning_may_take_smaller_steps(kind, engine):
+    fed = small(kind(ft_epochs=1, ft_rate=0.25), "digits-cnn", engine=engine)
+    job = job_for(fed, client=4)
+    (tuned,) = fed.engine.personal([job])
+    assert close(tuned, by_hand(fed, job, [("all", 1)], "tune", rate=0.25), 1e-5)
+    assert not close(tuned, by_hand(fed, job, [("all", 1)], "tune"), 1e-4)
 
 
 @pytest.mark.parametrize("kind", [FedAvgFT, FedBABU])

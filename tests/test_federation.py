@@ -96,6 +96,15 @@ def test_without_validation_samples_there_is_no_validation_figure():
     assert "valid_accuracy" not in run.records[0] and run.summary["best_round"] == 1
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_servers_validation_set_stands_in_unless_clients_train_on_it(shared):
+    supplied = {"validation_size": 0.2, "supplement_size": 20, "supplement_below": 1, "validation_shared": shared}
+    fed = small(partition=partition.iid(6, valid=0), **supplied)
+    run = fed.fit(1, quiet=True)
+    (expected,) = fed.engine.score([run.standing.server["model"]], "train", torch.from_numpy(fed.reserve.scoring))
+    assert run.records[0].get("valid_accuracy") == (None if shared else pytest.approx(expected[0]))
+
+
 @pytest.mark.parametrize("method", [FedPer(), LocalOnly(), FedRep()], ids=lambda method: method.name)
 def test_without_a_global_model_there_is_no_accuracy(method):
     run = small(method, "mlp").fit(1, quiet=True)

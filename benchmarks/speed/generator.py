@@ -31,7 +31,7 @@ def uploads(device: torch.device) -> torch.Tensor:
 
 
 def main() -> None:
-    """Each size once, after one that warms up."""
+    """Each size once, after a short fit that warms up."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--sizes", nargs="+", choices=get_args(SizeName), default=["fast", "linear", "default"])
@@ -39,8 +39,8 @@ def main() -> None:
     args = parser.parse_args()
     device = torch.device(args.device)
     vectors, seconds = uploads(device), {}
-    Generator.fit(vectors, [LENGTH], size_for("fast", device).shortened(10))
     for size in args.sizes:
+        Generator.fit(vectors, [LENGTH], size_for(size, device).shortened(10))
         began = time.perf_counter()
         generator = Generator.fit(vectors, [LENGTH], size_for(size, device))
         float(generator.reconstruct(vectors[-1:]).sum())  # waits for the device

@@ -13,10 +13,14 @@ import torch
 RECORDING = threading.Lock()
 
 
-def wake_up() -> None:
+WAKING = threading.Lock()
+
+
+def wake_up(device: torch.device) -> None:
     """Load what PyTorch loads when it is first asked for: two threads that ask at the same moment make it fail."""
-    if torch.cuda.is_available():
-        torch.linalg.svd(torch.eye(2, device="cuda"))
+    if device.type == "cuda":
+        with WAKING:
+            torch.linalg.svd(torch.eye(2, device=device))
 
 
 @contextmanager

@@ -266,8 +266,10 @@ class Federation:
         scores, judgement = self.engine.evaluate(jobs, model)
         if judgement is not None:
             record[name], record["loss"] = judgement
-        if model is not None and ctx.score is not None and not any(len(self.splits[i].valid) for i in judged):
-            record[f"valid_{name}"] = ctx.score([model])[0][0]
+        scored = ctx.score if not np.isin(self.reserve.scoring, self.reserve.pool).any() else None
+        if model is not None and scored is not None and not any(len(self.splits[i].valid) for i in judged):
+            # Then the server's validation set decides, unless clients train on samples of it.
+            record[f"valid_{name}"] = scored([model])[0][0]
         if not scores:
             return record
         tests, losses, valids = (np.array(column) for column in zip(*scores, strict=True))

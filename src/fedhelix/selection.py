@@ -48,15 +48,16 @@ def fitness_of(metric: float, loss: float, client: int) -> Fitness:
     return (-math.inf if math.isnan(metric) else metric, -math.inf if math.isnan(loss) else -loss, -client)
 
 
-def without_twins(fitness: Sequence[Fitness]) -> list[Fitness]:
-    """Copies of a model, which no two honest clients send, come last: metric and loss give them away."""
-    first: dict[tuple[float, float], int] = {}
-    for position, (metric, loss, _) in enumerate(fitness):
-        first.setdefault((metric, loss), position)
-    return [
-        (metric, loss, client) if first[metric, loss] == position else (-math.inf, -math.inf, client)
-        for position, (metric, loss, client) in enumerate(fitness)
-    ]
+def without_twins(fitness: Sequence[Fitness]) -> list[int]:
+    """Positions of all models but copies of an earlier one, which no honest client sends: their loss gives them away.
+
+    Rounding may differ a little with the place of a model among those that are scored at once.
+    """
+    kept: list[int] = []
+    for position, (_, loss, _) in enumerate(fitness):
+        if not any(math.isclose(loss, fitness[earlier][1], rel_tol=1e-6) for earlier in kept):
+            kept.append(position)
+    return kept
 
 
 def fittest(fitness: Sequence[Fitness], count: int) -> list[int]:

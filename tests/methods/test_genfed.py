@@ -73,7 +73,7 @@ def test_other_rules_of_selection(options):
 
 
 def test_weights_of_the_chosen_sum_to_one():
-    fed = small(GenFed(schedule="constant", rho_max=2), validation_size=0.2)
+    fed = small(GenFed(schedule="constant", rho_max=2, twins=True), validation_size=0.2)
     server, _ = fed.method.begin({}, fed.context(0, 1))
     uploads = [Upload(client, 10 + client, {"model": fed.initial}) for client in range(4)]
     # Equal models: ties go to the smaller ids.

@@ -88,7 +88,7 @@ def test_a_preset_sets_the_federation_for_all_and_the_method_for_one():
     assert make_plan("genfed+fedavg-ft", strong).method == GenFed(FedAvgFT(), rho_max=3, c=50)
     assert make_plan("fedavg", strong).config == make_plan("genfed", strong).config
     literal = make_plan("genfed", layered("genfed.literal"))
-    assert literal.method == GenFed() and literal.config.momentum == 0
+    assert literal.method == GenFed(twins=True) and literal.config.momentum == 0
 
 
 def test_the_papers_setting():

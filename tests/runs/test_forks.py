@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from fedhelix import PFedGPA
+from fedhelix.errors import BadInput
 from fedhelix.records import Record
 from fedhelix.runs.config import Plan, make_plan
-from fedhelix.runs.forks import siblings
+from fedhelix.runs.forks import BeforeTheEnd, fork, siblings, stop_before_the_end
 from fedhelix.runs.jobs import go_on, run_all
 from fedhelix.store import RunFolder
 
@@ -55,6 +59,51 @@ def test_a_beginning_that_was_stopped_is_not_run_again(tmp_path: Path) -> None:
         assert outcome(path)[0][:-1] == first[:-1]
     seconds = [[record["seconds"] for record in RunFolder.open(path).records()[:-1]] for path in asked]
     assert seconds[0] == seconds[1] == seconds[2]  # they are copies
+
+
+def test_a_run_that_was_stopped_after_its_last_round_is_nobodys_beginning(tmp_path: Path) -> None:
+    asked = plans(tmp_path)
+    first, second, *_ = asked.items()
+
+    def stop(record: Record) -> None:
+        if record["round"] == QUICK["rounds"]:
+            raise KeyboardInterrupt  # all rounds are kept, the summary is not written
+
+    with pytest.raises(KeyboardInterrupt):
+        go_on(first[1], first[0], quiet=True, watch=stop)
+    assert RunFolder.open(first[0]).summary is None
+    assert first[0] not in siblings(asked)
+    with pytest.raises(BadInput, match="not before its last round"):
+        fork(first[0], second[1], second[0])
+    assert run_all(asked, quiet=True)
+    assert outcome(first[0])[0][-1] != outcome(second[0])[0][-1]
+
+
+def test_what_a_killed_fork_left_behind_is_no_obstacle_and_what_others_left_is_kept(tmp_path: Path) -> None:
+    (source, plan), (target, other), *_ = plans(tmp_path).items()
+    assert not run_all({source: plan}, quiet=True, minutes=0)
+    go_on_to_the_end = partial(stop_before_the_end, plan)
+    with pytest.raises(BeforeTheEnd):
+        go_on(plan, source, quiet=True, watch=go_on_to_the_end)
+    for folder in (target, target.with_name(f".{target.name}.half")):
+        folder.mkdir()
+        (folder / "lock").touch()
+    fork(source, other, target)
+    assert len(RunFolder.open(target).records()) == QUICK["rounds"] - 1
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "notes.txt").write_text("keep me")
+    with pytest.raises(BadInput, match="not empty"):
+        fork(source, other, mine)
+    assert (mine / "notes.txt").read_text() == "keep me"
+
+
+def test_a_class_that_inherits_the_promise_has_not_made_it(tmp_path: Path) -> None:
+    class Own(PFedGPA):
+        pass
+
+    asked = {path: replace(plan, method=Own(**vars(plan.method))) for path, plan in plans(tmp_path).items()}
+    assert siblings(asked) == {}
 
 
 @pytest.mark.parametrize(

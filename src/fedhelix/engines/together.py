@@ -58,6 +58,7 @@ class Meeting:
         """The engine whose stacks all runs use."""
         with self.turn:
             if self.engine is None:
+                wake_up(setup.device)
                 self.engine = Batched(setup)
             return self.engine
 
@@ -104,7 +105,6 @@ def together(
 
     Ctrl-C reaches only the main thread; `on_interrupt` has to make the runs stop.
     """
-    wake_up()
     meeting = Meeting(len(runs))
 
     def attend(number: int) -> T:

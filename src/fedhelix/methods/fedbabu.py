@@ -20,7 +20,13 @@ class FedBABU(FedAvg):
 
     ft_epochs: int = option(2, "epochs of fine-tuning before the model is used", low=0)
     ft_part: Literal["all", "head", "body"] = option("all", "which part is fine-tuned")
-    ft_rate: float = option(1.0, "factor on the learning rate while fine-tuning", above=0)
+    # Under a small frozen head features grow large; once the head may learn, usual steps would throw it about.
+    ft_rate: float = option(0.1, "factor on the learning rate while fine-tuning", above=0)
+
+    @property
+    def late(self) -> frozenset[str]:
+        """Fine-tuning comes after the training, which never sees it."""
+        return frozenset({"ft_epochs", "ft_part", "ft_rate"})
 
     def shared(self, units: Units) -> Sequence[str]:
         """The body; everybody can make the random head from the seed."""

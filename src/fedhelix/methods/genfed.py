@@ -49,18 +49,19 @@ class GenFed(Wrapper):
         models: list[State] = [{**server["model"], **upload.tree["model"]} for upload in uploads]
         judged = zip(ctx.score(models), uploads, strict=True)
         fitness = [fitness_of(metric, loss, upload.client) for (metric, loss), upload in judged]
+        ctx.notes["fitness"] = {str(-client): metric for metric, _, client in fitness}
+        known = list(range(len(uploads))) if self.twins else without_twins(fitness)
+        fitness = [fitness[i] for i in known]
         wanted = parents(self.schedule, ctx.round, ctx.rounds, self.rho_max, self.b, self.c)
         if self.schedule == "adaptive":
             wanted = effective([metric for metric, *_ in fitness])
-        rho = whole(wanted, min(self.rho_max, len(uploads)))
-        ctx.notes["fitness"] = {str(-client): metric for metric, _, client in fitness}
-        if not self.twins:
-            fitness = without_twins(fitness)
+        rho = whole(wanted, min(self.rho_max, len(known)))
         if self.diversity:
-            angles = cosine_distances(models, take(server["model"], ctx.units.parameters))
-            chosen = diverse(fitness, angles, rho, self.diversity)
+            angles = cosine_distances([models[i] for i in known], take(server["model"], ctx.units.parameters))
+            best = diverse(fitness, angles, rho, self.diversity)
         else:
-            chosen = fittest(fitness, rho)
+            best = fittest(fitness, rho)
+        chosen = [known[i] for i in best]
         ctx.notes["rho"], ctx.notes["selected"] = rho, [uploads[i].client for i in chosen]
         weights = self.inner.weigh(server, uploads, ctx)
         total = sum(weights[i] for i in chosen)

@@ -169,15 +169,7 @@ def supplement(scale: Scale) -> list[Cell]:
     rows = {"FedAvg, no supplement": ("fedavg", {"supplement_size": 0.0}), "FedAvg": method_of("FedAvg")}
     rows |= {f"GenFed ({number})": method_of(f"GenFed ({number})") for number in SCHEDULES}
     common = {**settings(scale, column), "train_samples": None}
-    again = ("FedAvg, no supplement", "FedAvg", "GenFed (1)") if scale == "gpu" else ()
-    return [
-        *(Cell(row, column, method, {**common, **own}) for row, (method, own) in rows.items()),
-        *(Cell(f"{row}{LARGE}", column, rows[row][0], {**common, **LARGE_STEPS, **rows[row][1]}) for row in again),
-    ]
-
-
-# Ten times the preset's learning rate, and all of the validation set to draw supplements from.
-LARGE, LARGE_STEPS = ", large steps", {"lr": 0.01, "valid": 0.0, "validation_shared": True, "rounds": 40}
+    return [Cell(row, column, method, {**common, **own}) for row, (method, own) in rows.items()]
 
 
 def table_3(scale: Scale) -> list[Cell]:

@@ -62,11 +62,12 @@ ACCURACY, BEFORE, AFTER = "accuracy", "before fine-tuning", "after fine-tuning"
 
 # The paper's clients fine-tune like in any round. Ours: what a client has uploaded on average tells more of it than
 # its last upload alone, and what is generated is so good that small steps do it more good, which is the default.
-AS_PRINTED = {"pfedgpa.ft_rate": 1.0}
+AS_PRINTED = {"pfedgpa.ft_rate": 1.0, "fedbabu.ft_rate": 1.0}
 OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "pFedGPA, of means": ("pfedgpa", {**AS_PRINTED, "pfedgpa.inverted": "mean", "pfedgpa.inversion_samples": 8}),
     "pFedGPA, small steps": ("pfedgpa", {"pfedgpa.ft_rate": 0.1}),
     "FedAvg-FT, small steps": ("fedavg-ft", {"fedavg-ft.ft_rate": 0.1}),
+    "FedBABU, small steps": ("fedbabu", {"fedbabu.ft_rate": 0.1}),
 }
 
 
@@ -295,8 +296,8 @@ STUDIES = [
         figure_4,
         {
             **TUNED,
-            "failed before fine-tuning": failed("untuned"),
-            "failed after it": failed("personal"),
+            "% failed before fine-tuning": failed("untuned"),
+            "% failed after it": failed("personal"),
         },
         {"quick": 1, "gpu": 1, "paper": 3},
         curves=(),

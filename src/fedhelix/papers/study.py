@@ -145,7 +145,8 @@ def run_studies(
     every = {path: plan for cells in plans for _, runs in cells for path, plan in runs.items()}
     began, there = monotonic(), len(_finished(list(every)))
     run_all(every, quiet, minutes)
-    seconds = round(monotonic() - began, 1) if len(_finished(list(every))) > there else None
+    worked = len(studies) == 1 and len(_finished(list(every))) > there
+    seconds = round(monotonic() - began, 1) if worked else None  # of several studies nobody knows whose they are
     return [study.report(scale, cells, seconds) for study, cells in zip(studies, plans, strict=True) if cells]
 
 

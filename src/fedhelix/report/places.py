@@ -39,7 +39,7 @@ def inside(path: Path) -> list[Path]:
     try:
         if is_run(path):
             return [path]
-        runs = [child for child in path.iterdir() if is_run(child)] if path.is_dir() else []
+        runs = [child for child in visible(path) if is_run(child)] if path.is_dir() else []
     except OSError as problem:
         raise BadInput(f"'{path}' cannot be read: {problem.strerror}.") from None
     methods = toml.read(path / COMPARISON).get("methods") if (path / COMPARISON).is_file() else None
@@ -53,6 +53,11 @@ def inside(path: Path) -> list[Path]:
     return sorted(runs, key=rank)
 
 
+def visible(path: Path) -> list[Path]:
+    """What lies in a folder; a name with a dot in front is a copy that was never finished."""
+    return [child for child in path.iterdir() if not child.name.startswith(".")]
+
+
 def is_run(path: Path) -> bool:
     """Whether a folder holds a run."""
     return (path / "config.toml").is_file()
@@ -60,7 +65,7 @@ def is_run(path: Path) -> bool:
 
 def last(root: Path) -> Path:
     """The newest comparison below a folder, or the newest run where nothing was compared."""
-    children = [child for child in root.iterdir() if child.is_dir()] if root.is_dir() else []
+    children = [child for child in visible(root) if child.is_dir()] if root.is_dir() else []
     for kind in (COMPARISON, "config.toml"):
         dated = [((child / kind).stat().st_mtime, child) for child in children if (child / kind).is_file()]
         if dated:

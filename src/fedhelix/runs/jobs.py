@@ -117,7 +117,7 @@ def run_all(
     """
     ends, shelf = math.inf if minutes is None else monotonic() + 60 * minutes, shelf or Shelf()
     left = {path: plan for path, plan in plans.items() if not _is_finished(path)}
-    families = siblings(left)
+    families = siblings(left) if track is None else {}  # a tracker has to see every run from its first round
     later = {path for others in families.values() for path in others}
     try:
         first = [path for path in left if path not in later]

@@ -52,8 +52,19 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gene-fl.cifar10": {**_GENE_FL, "data": "cifar10", "partition": "shard:4"},
     "gene-fl.cifar100": {**_GENE_FL, "data": "cifar100", "partition": "shard:10"},
     "gene-fl.svhn": {**_GENE_FL, "data": "svhn", "partition": "shard:4"},
-    "pfedgpa.fashion-mnist": {**_PFEDGPA, "data": "fashion-mnist", "model": "small-cnn"},
-    "pfedgpa.emnist": {**_PFEDGPA, "data": "emnist", "model": "fedpac-cnn", "pfedgpa": {"slice": "last:2"}},
+    "pfedgpa.fashion-mnist": {
+        **_PFEDGPA,
+        "data": "fashion-mnist",
+        "model": "small-cnn",
+        "pfedgpa": {"ft_rate": 1.0},
+        "fedbabu": {"ft_rate": 1.0},
+    },
+    "pfedgpa.emnist": {
+        **_PFEDGPA,
+        "data": "emnist",
+        "model": "fedpac-cnn",
+        "pfedgpa": {"slice": "last:2", "ft_rate": 1.0},
+    },
     "pfedgpa.cifar10": {
         **_PFEDGPA,
         "data": "cifar10",
@@ -61,7 +72,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "lr": 0.02,
         "rounds": 300,
         "augment": True,
-        "pfedgpa": {"slice": "last:2"},
+        "pfedgpa": {"slice": "last:2", "ft_rate": 1.0},
     },
     # Small enough for a laptop: principal components instead of an autoencoder.
     "pfedgpa.digits": {
@@ -74,7 +85,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "pfedgpa": {"size": "fast"},
     },
     # What the paper says, and our reading of what it leaves open.
-    "genfed.literal": {**_GENFED, "rounds": 2000, "eval_every": 10, "genfed": {"rho_max": 5}},
+    "genfed.literal": {**_GENFED, "rounds": 2000, "eval_every": 10, "genfed": {"rho_max": 5, "twins": True}},
     # What worked best when we tried: a generous supplement and few parents. Run fedavg with it too, to see what
     # the data do alone, and fedavg with --supplement-size 0.
     "genfed.strong": {
