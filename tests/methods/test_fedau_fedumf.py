@@ -74,7 +74,7 @@ def test_around_it_genfed_normalises_and_counts_as_asked(count, counted):
 
 
 def test_around_it_genfed_normalises_even_when_it_takes_everybody():
-    fed = small(GenFed(FedAU(), schedule="constant", rho_max=3), validation_size=0.1)
+    fed = small(GenFed(FedAU(), schedule="constant", rho_max=3, twins=True), validation_size=0.1)
     ctx = fed.context(0, 1)
     server, _ = fed.method.begin({}, ctx)
     server["intervals"], server["total"] = torch.ones(6, dtype=torch.int64), torch.tensor([1, 2, 5, 1, 1, 1])

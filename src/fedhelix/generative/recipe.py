@@ -25,6 +25,12 @@ How = Literal["invert", "direct", "reconstruct", "own", "own_mean", "neighbours"
 class Recipe(Checked):
     """The options of generation. The ways after `reconstruct` learn nothing: a generator has to beat them."""
 
+    # What is generated is good already: with steps as large as in training, clients would lose some of it again.
+    ft_rate: float = option(0.1, "factor on the learning rate while fine-tuning (1: as the paper does it)", above=0)
+    mode: Literal["experiment", "online"] = option("experiment", "generate once, in the last round, or in every round")
+    warmup: int = option(5, "rounds of plain FedAvg before the online mode generates", low=0)
+    online_steps: int = option(300, "training steps of each network in a round of the online mode", low=1)
+
     generate: How = option("invert", "what clients get: invert, direct, reconstruct, or a rival that learns nothing")
     learn: Literal["update", "upload"] = option(
         "update", "what vectors are: uploads, or what a client changed in the model that it had received"

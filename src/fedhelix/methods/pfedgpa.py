@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
 
 from fedhelix.generative import Buffer, Layout, Recipe, receive_newcomer, slice_of
 from fedhelix.method import Client, Context, Upload
@@ -21,13 +20,8 @@ from fedhelix.units import Units
 class PFedGPA(Recipe, FedAvgFT):
     """FedAvg carries it. In the end a diffusion model learns the last uploads; each client's own is sent through it."""
 
-    # What is generated is good already: with steps as large as in training, clients would lose some of it again.
-    ft_rate: float = option(0.1, "factor on the learning rate while fine-tuning (1: as the paper does it)", above=0)
-    mode: Literal["experiment", "online"] = option("experiment", "generate once, in the last round, or in every round")
     slice: str = option("all", "what is generated: all, last:K for the last K layers, or names of layers")
     buffer_rounds: int = option(20, "rounds whose uploads the generator learns from", low=1)
-    warmup: int = option(5, "rounds of plain FedAvg before the online mode generates", low=0)
-    online_steps: int = option(300, "training steps of each network in a round of the online mode", low=1)
 
     @property
     def late(self) -> frozenset[str]:
