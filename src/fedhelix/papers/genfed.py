@@ -116,7 +116,7 @@ def method_of(row: str) -> tuple[str, dict[str, Any]]:
 def settings(scale: Scale, column: str) -> dict[str, Any]:
     """The settings of a data set at a scale."""
     if scale == "paper":
-        return {**layered("genfed.literal"), **AS_PRINTED, "data": DATA[column], "rounds": ROUNDS[column][1]}
+        return {**layered("genfed.literal"), "data": DATA[column], "rounds": ROUNDS[column][1]}
     strong = {**layered("genfed.strong"), **AS_PRINTED}
     if scale == "gpu":
         train, test = SAMPLES[column]

@@ -64,7 +64,7 @@ ACCURACY, BEFORE, AFTER = "accuracy", "before fine-tuning", "after fine-tuning"
 # its last upload alone, and what is generated is so good that small steps do it more good, which is the default.
 AS_PRINTED = {"pfedgpa.ft_rate": 1.0, "fedbabu.ft_rate": 1.0}
 OURS: dict[str, tuple[str, dict[str, Any]]] = {
-    "pFedGPA, of means": ("pfedgpa", {**AS_PRINTED, "pfedgpa.inverted": "mean", "pfedgpa.inversion_samples": 8}),
+    "pFedGPA, of means": ("pfedgpa", {"pfedgpa.inverted": "mean", "pfedgpa.inversion_samples": 8}),
     "pFedGPA, small steps": ("pfedgpa", {"pfedgpa.ft_rate": 0.1}),
     "FedAvg-FT, small steps": ("fedavg-ft", {"fedavg-ft.ft_rate": 0.1}),
     "FedBABU, small steps": ("fedbabu", {"fedbabu.ft_rate": 0.1}),
@@ -74,12 +74,19 @@ OURS: dict[str, tuple[str, dict[str, Any]]] = {
 def settings(scale: Scale, column: str, clients: int = 20) -> dict[str, Any]:
     """The settings of a data set at a scale."""
     if scale == "quick":
-        return {**layered("pfedgpa.digits"), "clients": 10, "cohort": 10, "rounds": 15, "pfedgpa.buffer_rounds": 10}
+        return {
+            **layered("pfedgpa.digits"),
+            **AS_PRINTED,
+            "clients": 10,
+            "cohort": 10,
+            "rounds": 15,
+            "pfedgpa.buffer_rounds": 10,
+        }
     common = layered(f"pfedgpa.{DATA[column]}")
     size = {"pfedgpa.size": "paper"} if scale == "paper" else {}
     cohort = clients * 3 // 10 if clients == 100 else clients
     rare = {"eval_every": common["rounds"], "checkpoint_every": 100}  # the buffer of uploads is large
-    return {**common, "clients": clients, "cohort": cohort, **rare, **size}
+    return {**common, **AS_PRINTED, "clients": clients, "cohort": cohort, **rare, **size}
 
 
 def columns(scale: Scale) -> list[str]:
@@ -143,7 +150,7 @@ def table_1(scale: Scale) -> list[Cell]:
             title = column if place is None else f"{column} {clients}"
             for row, method in METHODS.items():
                 paper = {} if place is None else {ACCURACY: TABLE_1[row][place]}
-                cells.append(Cell(row, title, method, {**common, **AS_PRINTED}, paper))
+                cells.append(Cell(row, title, method, common, paper))
             for row, (method, own) in OURS.items() if clients == CLIENTS[0] else ():
                 cells.append(Cell(row, title, method, {**common, **own}))
     return cells
@@ -156,7 +163,7 @@ def table_2(scale: Scale) -> list[Cell]:
         common, paper = settings(scale, column), TABLE_2.get(column)
         for row, way, place in (("inversion", "invert", 2), ("no inversion", "direct", 0)):
             figures = {} if paper is None else {BEFORE: paper[place], AFTER: paper[place + 1]}
-            cells.append(Cell(row, column, "pfedgpa", {**common, **AS_PRINTED, "pfedgpa.generate": way}, figures))
+            cells.append(Cell(row, column, "pfedgpa", {**common, "pfedgpa.generate": way}, figures))
     return cells
 
 
@@ -167,13 +174,12 @@ def figure_4(scale: Scale) -> list[Cell]:
         common = settings(scale, column)
         for size in FIGURE_4[scale]:
             for row, way in (("inversion", "invert"), ("no inversion", "direct")):
-                own = {**AS_PRINTED, "pfedgpa.generate": way, "pfedgpa.size": size}
+                own = {"pfedgpa.generate": way, "pfedgpa.size": size}
                 if size == "paper" and column != "Fashion-MNIST":
                     continue
                 cells.append(Cell(f"{row}, {size}", column, "pfedgpa", {**common, **own}))
         if column != "CIFAR-10":
-            own = {**AS_PRINTED, "pfedgpa.slice": "last:2"}
-            cells.append(Cell("inversion, last two layers", column, "pfedgpa", {**common, **own}))
+            cells.append(Cell("inversion, last two layers", column, "pfedgpa", {**common, "pfedgpa.slice": "last:2"}))
     return cells
 
 
@@ -205,7 +211,7 @@ RIVALS: list[tuple[str, dict[str, Any]]] = [
 def rivals(scale: Scale) -> list[Cell]:
     """What clients get, without fine-tuning; a tenth of their samples says which way is the best."""
     column = columns(scale)[0]
-    common = {**settings(scale, column), "valid": 0.1, "pfedgpa.ft_epochs": 0, **AS_PRINTED}
+    common = {**settings(scale, column), "valid": 0.1, "pfedgpa.ft_epochs": 0}
     chosen = [rival for rival in RIVALS if scale != "quick" or "size" not in rival[1]]
     return [
         Cell(row, column, "pfedgpa", {**common, **{f"pfedgpa.{key}": value for key, value in own.items()}})
@@ -250,7 +256,6 @@ def arrivals(scale: Scale, newcomers: int, classes: float) -> list[Cell]:
         # Newcomers are judged as they are after each round; nothing is generated for them in the end.
         "pfedgpa.ft_epochs": 0,
         "pfedgpa.generate": "own",
-        **AS_PRINTED,
     }
     return [
         Cell(row, column, method, {**common, **{f"{method}.{key}": value for key, value in own.items()}})
