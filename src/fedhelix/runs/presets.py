@@ -91,7 +91,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "genfed.strong": {
         **_GENFED,
         "momentum": 0.9,
+        "valid": 0.0,
         "validation_size": 0.1,
+        "validation_shared": True,
         "supplement_size": 1.0,
         "supplement_below": 1.0,
         "rounds": 150,
