@@ -22,6 +22,8 @@ QUICK = {
 }  # fmt: skip
 WAYS = {"own": {"generate": "own"}, "mean": {"generate": "own_mean"}, "gently": {"generate": "own", "ft_rate": 0.1}}
 
+MOMENT = 1e-3  # minutes: enough to begin, and over when the first round is
+
 
 def plans(folder: Path, **more: object) -> dict[Path, Plan]:
     own = {name: {f"pfedgpa.{key}": value for key, value in way.items()} for name, way in WAYS.items()}
@@ -50,7 +52,7 @@ def test_forked_runs_equal_single_ones_to_the_bit(tmp_path: Path) -> None:
 
 def test_a_beginning_that_was_stopped_is_not_run_again(tmp_path: Path) -> None:
     asked = plans(tmp_path)
-    assert not run_all(asked, quiet=True, minutes=0)  # stops after one round of the first
+    assert not run_all(asked, quiet=True, minutes=MOMENT)  # stops after one round of the first
     begun = [path for path in asked if path.exists()]
     assert [path.name for path in begun] == ["own"]
     assert run_all(asked, quiet=True)
@@ -81,7 +83,7 @@ def test_a_run_that_was_stopped_after_its_last_round_is_nobodys_beginning(tmp_pa
 
 def test_what_a_killed_fork_left_behind_is_no_obstacle_and_what_others_left_is_kept(tmp_path: Path) -> None:
     (source, plan), (target, other), *_ = plans(tmp_path).items()
-    assert not run_all({source: plan}, quiet=True, minutes=0)
+    assert not run_all({source: plan}, quiet=True, minutes=MOMENT)
     go_on_to_the_end = partial(stop_before_the_end, plan)
     with pytest.raises(BeforeTheEnd):
         go_on(plan, source, quiet=True, watch=go_on_to_the_end)

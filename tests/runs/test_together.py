@@ -1,12 +1,13 @@
 """Many runs at once: one program where the engine can, the same results in any case."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 
 from fedhelix.engines import batched
 from fedhelix.runs import jobs
-from fedhelix.runs.config import make_plan
+from fedhelix.runs.config import Config, make_plan
 from fedhelix.store import RunFolder
 
 SMALL = {"clients": 6, "cohort": 3, "rounds": 3, "epochs": 1, "validation_size": 60.0, "kernels": "native"}
@@ -45,6 +46,8 @@ def test_methods_with_one_objective_share_their_slots(tmp_path, monkeypatch):
 def test_time_that_is_up_loses_nothing(tmp_path):
     asked = plans(tmp_path, "batched", ("fedavg", "genfed"), rounds=4)
     assert not jobs.run_all(asked, quiet=True, minutes=0)
+    assert not any(path.exists() for path in asked)  # without any time nothing is begun
+    assert not jobs.run_all(asked, quiet=True, minutes=1e-3)  # over when the first round is
     assert {len(RunFolder.open(path).records()) for path in asked} == {1}
     assert jobs.run_all(asked, quiet=True)
     straight = plans(tmp_path / "straight", "batched", ("fedavg", "genfed"), rounds=4)
@@ -66,3 +69,14 @@ def test_ctrl_c_stops_all_runs_after_their_round(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         jobs.run_all(asked, quiet=True)
     assert {RunFolder.open(path).rounds_saved for path in asked} == {2}
+
+
+def test_a_run_goes_on_where_the_command_says_and_not_where_it_began(tmp_path, monkeypatch):
+    path, plan = next(iter(plans(tmp_path, "serial", ("fedavg",), rounds=3).items()))
+    assert not jobs.run_all({path: plan}, quiet=True, minutes=1e-3)
+    met, known = [], Config.federation
+    monkeypatch.setattr(Config, "federation", lambda self, *args: met.append(self) or known(self, *args))
+    elsewhere = replace(plan, config=replace(plan.config, engine="batched", kernels="onednn"))
+    assert jobs.run_all({path: elsewhere}, quiet=True)
+    assert [config.engine for config in met] == ["batched"]
+    assert [config.kernels for config in met] == ["native"]  # on the same device they stay what they were

@@ -18,20 +18,11 @@ from typing import Any, Literal, NamedTuple
 
 from fedhelix.errors import unknown
 from fedhelix.records import Record, evaluated_records
-from fedhelix.runs.config import Plan, make_plan
+from fedhelix.runs.config import PLACES, Plan, make_plan
 from fedhelix.runs.jobs import run_all
 from fedhelix.store import RunFolder
 
 Scale = Literal["quick", "gpu", "paper"]
-PLACES = (
-    "device",
-    "data_dir",
-    "engine",
-    "workers",
-    "kernels",
-    "checkpoint_every",
-    "client_state",
-)  # they do not change what is run
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,10 @@ PROVENANCE = ("format", "versions", "deployment")
 FOR_ALL = ("seed", "kernels", "workers", "data_dir", "checkpoint_every")
 
 
+# Where and how a run is computed; none of it changes what is run.
+PLACES = ("device", "data_dir", "engine", "workers", "kernels", "checkpoint_every", "client_state")
+
+
 @dataclass(frozen=True)
 class Config(Attack, Newcomers, Participation, ServerData, Training):
     """Everything that determines a run, but for the method's own options."""

@@ -22,7 +22,7 @@ from fedhelix.errors import BadInput
 from fedhelix.federation import device_of
 from fedhelix.progress import Progress
 from fedhelix.records import Record
-from fedhelix.runs.config import Config, Plan, make_plan, read_plan
+from fedhelix.runs.config import PLACES, Config, Plan, make_plan, read_plan
 from fedhelix.runs.forks import BeforeTheEnd, fork, is_begun, is_there, siblings, stop_before_the_end
 from fedhelix.standing import Run
 from fedhelix.store import COMPARISON, RunFolder
@@ -37,18 +37,24 @@ def start(plan: Plan, out: Path, quiet: bool | None = None, **more: Any) -> Run:
     return _fit(plan, out, resume=False, quiet=quiet, **more)
 
 
-def resume(path: Path, quiet: bool | None = None, **more: Any) -> Run:
-    """Continue a run that was stopped at any moment."""
+def resume(path: Path, quiet: bool | None = None, place: Config | None = None, **more: Any) -> Run:
+    """Continue a run that was stopped at any moment, where it began or where `place` says."""
     config = RunFolder.open(path).config
     if "deployment" in config:
         raise BadInput(f"the clients of '{path}' are sites; continue it with `fedhelix deploy resume {path}`.")
-    return _fit(read_plan(config, path), path, resume=True, quiet=quiet, **more)
+    plan = read_plan(config, path)
+    if place is not None:
+        moved = device_of(place.device) != device_of(plan.config.device)
+        # Kernels were chosen by timing: on the same device the run computes as it began.
+        new = {key: getattr(place, key) for key in PLACES if key != "kernels" or moved}
+        plan = replace(plan, config=replace(plan.config, **new))
+    return _fit(plan, path, resume=True, quiet=quiet, **more)
 
 
 def go_on(plan: Plan, path: Path, quiet: bool | None = None, **more: Any) -> None:
-    """Start a run, or continue it if it was begun."""
+    """Start a run, or continue it if it was begun, on this plan's device."""
     if is_begun(path):
-        resume(path, quiet, **more)
+        resume(path, quiet, place=plan.config, **more)
     else:
         start(plan, path, quiet, **more)
 
@@ -148,6 +154,7 @@ def _run_in_groups(
     groups += [[path] for path in chosen if path not in stacked]
     order, names = list(plans), [f"{plan.label} seed {plan.config.seed}" for plan in plans.values()]
     for group in groups:
+        clock.check()
         numbers = [order.index(path) for path in group]
         title = names[numbers[0]] if len(group) == 1 else f"{len(group)} runs together"
         title += f" ({max(numbers) + 1}/{len(plans)})"
@@ -180,11 +187,15 @@ class _Clock:
     def __init__(self, ends: float):
         self.ends, self.interrupted = ends, threading.Event()
 
-    def __call__(self, record: Record) -> None:
+    def check(self) -> None:
+        """Raise if it is time to stop."""
         if self.interrupted.is_set():
             raise KeyboardInterrupt
-        if monotonic() > self.ends:
+        if monotonic() >= self.ends:
             raise TimeIsUp
+
+    def __call__(self, record: Record) -> None:
+        self.check()
 
 
 def _is_finished(path: Path) -> bool:
