@@ -64,9 +64,16 @@ def test_newcomers_join_a_cluster():
     assert run.records[1]["notes"]["clusters"].keys() >= {"6", "7", "8"}
 
 
+def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path):
+    (tmp_path / "mine").mkdir()
+    for folder in (tmp_path / "new", tmp_path / "mine"):
+        with pytest.raises(BadInput, match="6 clients cannot form 7 clusters"):
+            build(Clustered(FedAvg(), clusters=7)).fit(1, out=folder, quiet=True)
+        assert not folder.exists()
+        build(Clustered(FedAvg(), clusters=2)).fit(1, out=folder, quiet=True)  # the same folder, now without mistake
+
+
 def test_mistakes():
-    with pytest.raises(BadInput, match="6 clients cannot form 7 clusters"):
-        build(Clustered(FedAvg(), clusters=7)).fit(1, quiet=True)
     with pytest.raises(BadInput, match="singular vectors"):
         build(GeneFL(clusters=2, vectors=60)).fit(1, quiet=True)
     with pytest.raises(BadInput, match="gene-fl needs a convolution or a linear layer below the last one"):

@@ -350,7 +350,12 @@ class Federation:
                 run.folder.write_clients(self.census())
                 self.engine.choices.update(run.folder.choices)
             if not run.standing.round:
-                run.standing = self.begin(rounds)
+                try:
+                    run.standing = self.begin(rounds)
+                except BadInput:  # clients or method refuse what they are asked for
+                    if run.folder is not None and not resume:
+                        run.folder.withdraw()
+                    raise
             progress = stack.enter_context(Progress(rounds, title or self.method.label, run.standing.round, quiet))
             for record in run.records:
                 progress.update(record)

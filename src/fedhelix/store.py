@@ -21,6 +21,7 @@ import socket
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +92,14 @@ class RunFolder:
     def close(self) -> None:
         """Let other processes write this run."""
         self._lock.release()
+
+    def withdraw(self) -> None:
+        """Take a new folder away again, since the run that it was made for cannot begin."""
+        for path in (self._config_path, self._clients_path):
+            path.unlink(missing_ok=True)
+        self.close()
+        with suppress(OSError):  # something of somebody else lies in it
+            self.path.rmdir()
 
     @property
     def _config_path(self) -> Path:
