@@ -109,6 +109,24 @@ CLAIMS: dict[str, list[Claim]] = {
                 ("gene-fl-table3", "newcomers", _LATE),
             )
         ),
+        *(
+            Claim(
+                "gene-fl-table5",
+                f"newcomers: GENE-FL is above itself {row}.",
+                ("full", _SHARDS, _LATE),
+                (row, _SHARDS, _LATE),
+            )
+            for row in ("without L_gen", "without L_elg")
+        ),
+        *(
+            Claim(
+                "gene-fl-table6",
+                f"newcomers: the paper's choice, four clusters and epsilon 0.5, is better than {row}.",
+                ("K=4", _SHARDS, _LATE),
+                (row, _SHARDS, _LATE),
+            )
+            for row in ("K=1", "K=10", "epsilon=0.1", "epsilon=0.9")
+        ),
     ],
     "pfedgpa": [
         Claim(

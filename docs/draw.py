@@ -34,6 +34,7 @@ class Sketch:
 SKETCHES = {
     "fedavg": Sketch("ttttt", "mean of the models", "train"),
     "fedavg-ft": Sketch("ttttt", "mean of the models", "train; fine-tune\na copy for use"),
+    "fedavgm": Sketch("ttttt", "mean of the models,\nand on as before", "train"),
     "fedprox": Sketch("ttttt", "mean of the models", "train on a leash to\nwhat was received"),
     "scaffold": Sketch("ttttt", "mean of models\nand of controls", "train, corrected by\nthe controls", "sssss"),
     "fedopt": Sketch("ttttt", "Adam along the\nmean update", "train"),

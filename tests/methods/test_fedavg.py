@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedhelix import FedAvg, FedOpt, Upload
+from fedhelix import FedAvg, FedAvgM, FedOpt, Upload
 from helpers import small
 
 
@@ -39,6 +39,12 @@ def rounds_of(method: FedOpt, deltas: list[float]) -> list[float]:
         assert server["model"][name].unique().numel() == 1
         found.append(server["model"][name][0].item())
     return found
+
+
+def test_fedavgm_by_hand():
+    # Steps: 1, then 0.5 + 0.8 of that, then -1 + 0.8 of that.
+    assert rounds_of(FedAvgM(server_momentum=0.8), [1.0, 0.5, -1.0]) == pytest.approx([1.0, 2.3, 2.34])
+    assert rounds_of(FedAvgM(server_momentum=0), [1.0, 0.5]) == pytest.approx([1.0, 1.5])  # FedAvg
 
 
 @pytest.mark.parametrize(
@@ -111,6 +117,22 @@ def test_fedavg_agrees_with_flower(flower):
     theirs, _ = flower.FedAvg().aggregate_fit(1, flower_results(fed, states, SAMPLES[0]), [])
     for mine, other in zip(ours.values(), arrays(theirs), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
+
+
+def test_fedavgm_agrees_with_flower(flower):
+    from flwr.common import ndarrays_to_parameters
+
+    method = FedAvgM(server_momentum=0.7)
+    fed = small(method, "mlp")
+    initial = ndarrays_to_parameters([value.numpy() for value in fed.initial.values()])
+    theirs = flower.FedAvgM(initial_parameters=initial, server_momentum=0.7)
+    server, _ = method.begin({}, fed.context(0, 3))
+    for t, samples in enumerate(SAMPLES):
+        states = [random_state(fed, 10 * t + client) for client in range(3)]
+        server = merge(method, server, uploads(fed, *states, samples=samples), fed.context(t, 3))
+        other, _ = theirs.aggregate_fit(t + 1, flower_results(fed, states, samples), [])
+        for mine, their in zip(server["model"].values(), arrays(other), strict=True):
+            np.testing.assert_allclose(mine, their, rtol=1e-4, atol=1e-5)
 
 
 def flower_options(fed, method: FedOpt) -> dict:

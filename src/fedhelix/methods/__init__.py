@@ -5,6 +5,7 @@ from fedhelix.methods.ditto import Ditto
 from fedhelix.methods.fedau import FedAU
 from fedhelix.methods.fedavg import FedAvg
 from fedhelix.methods.fedavg_ft import FedAvgFT
+from fedhelix.methods.fedavgm import FedAvgM
 from fedhelix.methods.fedbabu import FedBABU
 from fedhelix.methods.fedbn import FedBN
 from fedhelix.methods.fedfina import FedFina
@@ -31,6 +32,7 @@ __all__ = [
     "FedAU",
     "FedAvg",
     "FedAvgFT",
+    "FedAvgM",
     "FedBABU",
     "FedBN",
     "FedFina",

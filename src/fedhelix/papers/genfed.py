@@ -166,18 +166,21 @@ OURS: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def supplement(scale: Scale) -> list[Cell]:
-    """What the supplement gives, and what selection gives beyond it, on all of Fashion-MNIST; supplements come from
-    all of the validation set, as in the preset, or from samples apart, as in the tables."""
+    """What the supplement gives, what selection gives beyond it, and what momentum on the server gives to both, on
+    all of Fashion-MNIST; supplements come from all of the validation set, as in the preset, or from samples apart."""
     column = "digits" if scale == "quick" else "Fashion-MNIST"
-    rows = {"FedAvg": method_of("FedAvg")} | {
-        f"GenFed ({number})": method_of(f"GenFed ({number})") for number in SCHEDULES
+    rows = {"FedAvg": method_of("FedAvg")} | {f"GenFed ({n})": method_of(f"GenFed ({n})") for n in SCHEDULES}
+    memory = {"fedavgm.server_momentum": 0.8}
+    faster = {
+        "FedAvgM": ("fedavgm", memory),
+        "GenFed (1) around FedAvgM": ("genfed+fedavgm", {**method_of("GenFed (1)")[1], **memory}),
     }
     apart = {**settings(scale, column), "train_samples": None}
     shared = {**apart, **{key: layered("genfed.strong")[key] for key in APART}}
     return [
         Cell("FedAvg, no supplement", column, "fedavg", {**shared, "supplement_size": 0.0}),
-        *(Cell(row, column, method, {**shared, **own}) for row, (method, own) in rows.items()),
-        *(Cell(f"{row}, apart", column, method, {**apart, **own}) for row, (method, own) in rows.items()),
+        *(Cell(row, column, method, {**shared, **own}) for row, (method, own) in (rows | faster).items()),
+        *(Cell(f"{row}, apart", column, rows[row][0], {**apart, **rows[row][1]}) for row in ("FedAvg", "GenFed (1)")),
     ]
 
 

@@ -14,7 +14,13 @@ from fedhelix.report.style import COLOURS, DASHES, literal, percent, sheet, tidy
 
 Cells = Sequence[Mapping[str, Any]]
 CURVE = "_curve"
-WORDS = {"untuned": "before fine-tuning", "personal": "after fine-tuning", "personal_accuracy": "personal accuracy"}
+BANDS = 8  # more of them hide each other
+WORDS = {
+    "untuned": "before fine-tuning",
+    "personal": "after fine-tuning",
+    "personal_accuracy": "personal accuracy",
+    "uplink_bytes": "bytes uploaded in a round",
+}
 
 
 def picture(report: Mapping[str, Any]) -> Figure | None:
@@ -51,7 +57,7 @@ def _legend(axes: Axes) -> tuple[list[Any], list[Any]]:
 
 
 def _lines(kind: str) -> Callable[[Axes, Cells, str], None]:
-    """A line for each row: the mean of its seeds, in a band from the lowest to the highest."""
+    """A line for each row: the mean of its seeds; as long as they are few, in a band from the lowest to the highest."""
     name = kind.removesuffix(CURVE)
 
     def draw(axes: Axes, cells: Cells, column: str) -> None:
@@ -60,13 +66,16 @@ def _lines(kind: str) -> Callable[[Axes, Cells, str], None]:
             values = np.array(curve["by_seed"], dtype=float)
             look = {"color": COLOURS[place % len(COLOURS)], "linestyle": DASHES[place % len(DASHES)]}
             axes.plot(curve["rounds"], values.mean(0), label=literal(cell["row"]), linewidth=1.6, **look)
-            axes.fill_between(
-                curve["rounds"], values.min(0), values.max(0), color=look["color"], alpha=0.15, linewidth=0
-            )
+            if len(cells) <= BANDS:
+                axes.fill_between(
+                    curve["rounds"], values.min(0), values.max(0), color=look["color"], alpha=0.15, linewidth=0
+                )
         tidy(axes, literal(column))
         axes.set(xlabel="round", ylabel=WORDS.get(name, name))
         if name.endswith("accuracy"):
             axes.yaxis.set_major_formatter(percent)
+        else:
+            axes.set_ylim(bottom=0)
 
     return draw
 
