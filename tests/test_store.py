@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedhelix import store
 from fedhelix.errors import BadInput
-from fedhelix.store import RunFolder
+from fedhelix.store import RunFolder, checkpoint, lock
 
 CONFIG = {"seed": 3, "method": {"name": "fedavg"}}
 
@@ -78,7 +77,7 @@ def test_an_unwritable_folder_is_said_so(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(store.os, "open", refuse)
+    monkeypatch.setattr(lock.os, "open", refuse)
     with pytest.raises(BadInput, match="cannot be written: Permission denied"):
         RunFolder.create(tmp_path / "run", CONFIG)
 
@@ -214,7 +213,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("new_round", [1, 2])
 def test_a_stop_at_every_step_leaves_the_old_or_the_new_checkpoint(tmp_path, monkeypatch, new_round):
     steps_of_one_checkpoint = 4  # client 0, client 1, server, manifest
-    write = store.write_atomically
+    write = checkpoint.write_atomically
     for survived in range(steps_of_one_checkpoint + 1):
         run = RunFolder.create(tmp_path / str(survived), CONFIG)
         run.checkpoint(1, state(1), {0: state(1), 1: state(1)})
@@ -229,7 +228,7 @@ def test_a_stop_at_every_step_leaves_the_old_or_the_new_checkpoint(tmp_path, mon
             write(path, content)
 
         with monkeypatch.context() as patch:
-            patch.setattr(store, "write_atomically", dying_write)
+            patch.setattr(checkpoint, "write_atomically", dying_write)
             try:
                 run.checkpoint(new_round, state(9), {0: state(9), 1: state(9)})
             except Killed:

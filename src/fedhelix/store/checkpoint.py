@@ -1,0 +1,117 @@
+"""The state of a run between two rounds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedhelix import tree
+from fedhelix.errors import BadInput
+from fedhelix.store.plain import read_json
+from fedhelix.tree import Tree, write_atomically
+
+
+class Checkpoint:
+    """One tensor file for the server and one per client, and a manifest that says which of them count.
+
+    The manifest is replaced last and in one piece: before that moment the old checkpoint is complete, after it the
+    new one. No file that the manifest names is ever written over.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.manifest_path = path / "manifest.json"
+
+    def write(self, round: int, server: Tree, own: Mapping[int, Tree]) -> None:
+        """Save the server's state and those of the clients that changed; what is empty is forgotten."""
+        old = self._manifest() or {"server": None, "clients": {}}
+        in_use = _named_files(old)
+        clients = dict(old["clients"])
+        for client, state in own.items():
+            before = clients.pop(str(client), None)
+            if state:
+                stem = f"client-{client:06d}-{round:06d}"
+                clients[str(client)] = self._write_file(stem, state, before, in_use)
+        entry = self._write_file(f"server-{round:06d}", server, old["server"], in_use)
+        manifest = {"round": round, "server": entry, "clients": clients}
+        write_atomically(self.manifest_path, json.dumps(manifest, indent=1).encode())
+        self._sweep(_named_files(manifest))
+
+    def read(self, device: str) -> tuple[int, Tree, dict[int, Tree]] | None:
+        """Round, server and clients, all of it checked; None when there is nothing yet."""
+        manifest = self._manifest()
+        if manifest is None:
+            return None
+        return manifest["round"], self._read_file(manifest["server"], device), dict(States(self, device))
+
+    def rounds(self) -> int:
+        """How many rounds it holds."""
+        manifest = self._manifest()
+        return 0 if manifest is None else int(manifest["round"])
+
+    def _manifest(self) -> dict[str, Any] | None:
+        manifest = read_json(self.manifest_path)
+        if manifest is None:
+            return None
+        try:
+            complete = type(manifest["round"]) is int and all(map(str.isdecimal, manifest["clients"]))
+            entries = [manifest["server"], *manifest["clients"].values()]
+            complete = complete and all(isinstance(entry[key], str) for entry in entries for key in ("file", "sha256"))
+        except (KeyError, TypeError, AttributeError):
+            complete = False
+        if not complete:
+            raise BadInput(f"'{self.manifest_path}' is damaged: it is not the manifest of a checkpoint.")
+        return manifest
+
+    def _write_file(self, stem: str, state: Tree, before: dict[str, str] | None, in_use: set[str]) -> dict[str, str]:
+        content = tree.encode(state)
+        checksum = hashlib.sha256(content).hexdigest()
+        if before and before["sha256"] == checksum:
+            return before
+        # A second checkpoint of one round must not write over the first, which still counts.
+        name = next(name for name in (f"{stem}.safetensors", f"{stem}-again.safetensors") if name not in in_use)
+        write_atomically(self.path / name, content)
+        return {"file": name, "sha256": checksum}
+
+    def _read_file(self, entry: dict[str, str], device: str) -> Tree:
+        path = self.path / entry["file"]
+        try:
+            with path.open("rb") as file:
+                checksum = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as problem:
+            raise BadInput(f"'{path}' of the checkpoint cannot be read: {problem.strerror}.") from None
+        if checksum != entry["sha256"]:
+            raise BadInput(f"'{path}' of the checkpoint is damaged: its checksum is wrong; restore it from a backup.")
+        return tree.load(path, device)
+
+    def _sweep(self, named: set[str]) -> None:
+        """Delete files of earlier checkpoints, and what a killed write left behind."""
+        for pattern in ("server-*.safetensors", "client-*.safetensors", ".*.safetensors.*", ".manifest.json.*"):
+            for path in self.path.glob(pattern):
+                if path.name not in named:
+                    path.unlink(missing_ok=True)
+
+
+class States(Mapping[int, Tree]):
+    """The clients' states of a checkpoint, read one by one; good until the next checkpoint is written."""
+
+    def __init__(self, checkpoint: Checkpoint, device: str) -> None:
+        self.checkpoint, self.device = checkpoint, device
+        manifest = checkpoint._manifest() or {"clients": {}}
+        self.entries = {int(client): entry for client, entry in manifest["clients"].items()}
+
+    def __getitem__(self, client: int) -> Tree:
+        return self.checkpoint._read_file(self.entries[client], self.device)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+def _named_files(manifest: Mapping[str, Any]) -> set[str]:
+    return {entry["file"] for entry in [manifest["server"], *manifest["clients"].values()] if entry}

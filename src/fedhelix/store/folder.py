@@ -1,0 +1,221 @@
+"""A run is a folder of plain files that survives a kill at any moment.
+
+    config.toml      what was asked for
+    clients.json     who has what: samples per client and class, and who is malicious
+    metrics.jsonl    one record per round
+    checkpoint/      the last complete state, from which the run continues
+    choices.json     what the engine chose by timing
+    summary.json     the result
+    lock             present while a process writes the run
+
+Reading needs no lock, so a report can watch a run that is still going on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedhelix import toml
+from fedhelix.errors import BadInput
+from fedhelix.store.checkpoint import Checkpoint, States
+from fedhelix.store.lock import Lock
+from fedhelix.store.plain import json_line, read_json, strict
+from fedhelix.tree import Tree, write_atomically
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORMAT = 1
+COMPARISON = "comparison.toml"  # the file that makes a folder of runs a comparison
+
+
+class RunFolder:
+    """One run on disk. Use it in a `with` statement to write; reading works without.
+
+    The first write takes the folder's lock, and `close` (or the end of the `with` statement) gives it back.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._lock = Lock(self.path / "lock")
+        self._checkpoint = Checkpoint(self.path / "checkpoint")
+
+    @classmethod
+    def create(cls, path: Path | str, config: Mapping[str, Any]) -> RunFolder:
+        """Start a new run in a folder that is missing or empty."""
+        folder = cls(path)
+        text = toml.dumps({"format": FORMAT} | {key: value for key, value in config.items() if key != "format"})
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise BadInput(f"'{path}' is a file or lies below one; choose a folder for the run.") from None
+        except OSError as problem:
+            raise BadInput(f"'{path}' cannot be written ({problem.strerror}); choose another folder.") from None
+        if folder._config_path.exists():
+            raise BadInput(
+                f"'{path}' holds a run already; continue it with `fedhelix resume {path}` or choose another folder."
+            )
+        # A create that was killed half way may have left these behind; they are not the user's.
+        ours = {folder._lock.path, *folder.path.glob(".config.toml.*")}
+        if set(folder.path.iterdir()) - ours:
+            raise BadInput(f"'{path}' is not empty; choose an empty or a new folder for the run.")
+        with folder:
+            write_atomically(folder._config_path, text.encode())
+        return folder
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunFolder:
+        """An existing run."""
+        folder = cls(path)
+        _ = folder.config  # refuses what is no run, or a run of a newer version
+        return folder
+
+    def __enter__(self) -> RunFolder:
+        self._lock.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"RunFolder('{self.path}')"
+
+    def close(self) -> None:
+        """Let other processes write this run."""
+        self._lock.release()
+
+    def withdraw(self) -> None:
+        """Take a new folder away again, since the run that it was made for cannot begin."""
+        for path in (self._config_path, self._clients_path):
+            path.unlink(missing_ok=True)
+        self.close()
+        with suppress(OSError):  # something of somebody else lies in it
+            self.path.rmdir()
+
+    @property
+    def _config_path(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def _metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def _summary_path(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def _clients_path(self) -> Path:
+        return self.path / "clients.json"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What was asked for, with the number of the folder's format."""
+        if not self._config_path.is_file():
+            raise BadInput(f"'{self.path}' is not a run: it holds no config.toml.")
+        config = toml.read(self._config_path)
+        number = config.get("format")
+        if type(number) is not int:
+            raise BadInput(f"'{self._config_path}' is not a run's config: it lacks the line `format = {FORMAT}`.")
+        if number > FORMAT:
+            raise BadInput(
+                f"'{self.path}' was written by a newer fedhelix (format {number}, this one reads up to {FORMAT}); "
+                "upgrade fedhelix to read it."
+            )
+        return config
+
+    def records(self) -> list[dict[str, Any]]:
+        """The records of all rounds; a last line that was only half written when its writer died is left out."""
+        if not self._metrics_path.exists():
+            return []
+        complete_lines = self._metrics_path.read_bytes().split(b"\n")[:-1]
+        return [self._record(line, number) for number, line in enumerate(complete_lines, start=1)]
+
+    def _record(self, line: bytes, number: int) -> dict[str, Any]:
+        try:
+            record = json.loads(line)
+        except ValueError as problem:
+            raise BadInput(f"line {number} of '{self._metrics_path}' is damaged: {problem}.") from None
+        if not isinstance(record, dict) or type(record.get("round")) is not int:
+            raise BadInput(f"line {number} of '{self._metrics_path}' is damaged: it is not the record of a round.")
+        return record
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """The records as a table: one row per round, one column per key."""
+        import pandas as pd  # here, because it takes longer to import than all the rest of this module
+
+        return pd.DataFrame(self.records() or {"round": []})
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add the record of one round; it is on disk when this returns."""
+        self._lock.acquire()
+        with self._metrics_path.open("ab") as file:
+            file.write(json_line(record))
+            file.flush()
+            os.fsync(file.fileno())
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """The result, or None for a run that has not written one."""
+        return read_json(self._summary_path)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write the result, in place of an earlier one."""
+        self._lock.acquire()
+        write_atomically(self._summary_path, json.dumps(strict(summary), indent=2, allow_nan=False).encode() + b"\n")
+
+    @property
+    def clients(self) -> dict[str, Any]:
+        """Who has what; empty for a run that has not written it."""
+        return read_json(self._clients_path) or {}
+
+    def write_clients(self, census: Mapping[str, Any]) -> None:
+        """Write who has what."""
+        self._lock.acquire()
+        write_atomically(self._clients_path, json.dumps(strict(census), allow_nan=False).encode() + b"\n")
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """What the engine has chosen by timing."""
+        return read_json(self.path / "choices.json") or {}
+
+    def write_choices(self, choices: Mapping[str, str]) -> None:
+        """Keep what the engine has chosen, so that a resumed run computes as it began."""
+        if choices and choices != self.choices:
+            self._lock.acquire()
+            write_atomically(self.path / "choices.json", json.dumps(dict(choices), indent=1).encode() + b"\n")
+
+    def checkpoint(self, round: int, server: Tree, own: Mapping[int, Tree]) -> None:
+        """Save the state after a round; `own` holds only the clients that changed since the last checkpoint.
+
+        A client whose tree is empty is forgotten. A kill while this runs leaves the previous checkpoint in force.
+        """
+        self._lock.acquire()
+        self._checkpoint.write(round, server, own)
+
+    @property
+    def rounds_saved(self) -> int:
+        """How many rounds the checkpoint holds."""
+        return self._checkpoint.rounds()
+
+    def states(self, device: str = "cpu") -> Mapping[int, Tree]:
+        """The clients' states of the last checkpoint, each of them read when it is asked for."""
+        return States(self._checkpoint, device)
+
+    def restore(self, device: str = "cpu") -> tuple[int, Tree, dict[int, Tree]] | None:
+        """The last complete checkpoint as (round, server, own), or None when there is none yet.
+
+        Records of later rounds are removed, because those rounds will be run again. All of it is read and checked.
+        """
+        self._lock.acquire()
+        records = self.records()
+        state = self._checkpoint.read(device)
+        kept = [record for record in records if state is not None and record["round"] <= state[0]]
+        write_atomically(self._metrics_path, b"".join(map(json_line, kept)))
+        return state
