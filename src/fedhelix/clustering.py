@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -69,7 +69,7 @@ class Clusters(Method):
         """Server: weights within each cluster."""
         weights: dict[int, float] = {}
         for k, mine in self.groups(server, uploads).items():
-            found = super().weigh(server["parts"][k], mine, ctx)
+            found = super().weigh(server["parts"][k], mine, self.within(server, k, ctx))
             weights |= {upload.client: weight for upload, weight in zip(mine, found, strict=True)}
         return [weights[upload.client] for upload in uploads]
 
@@ -78,7 +78,8 @@ class Clusters(Method):
         weight_of = {upload.client: weight for upload, weight in zip(uploads, weights, strict=True)}
         parts = dict(server["parts"])
         for k, mine in self.groups(server, uploads).items():
-            parts[k] = super().merge(parts[k], mine, [weight_of[upload.client] for upload in mine], ctx)
+            mine_count = [weight_of[upload.client] for upload in mine]
+            parts[k] = super().merge(parts[k], mine, mine_count, self.within(server, k, ctx))
         shown = range(len(server["member"])) if ctx.round == 0 else [upload.client for upload in uploads]
         ctx.notes.setdefault("clusters", {}).update({str(i): int(server["member"][i]) for i in shown})
         if ctx.round == 0:
@@ -106,6 +107,11 @@ class Clusters(Method):
         k = self.place(server, ctx.clients)
         part, payload, done = super().welcome(server["parts"][k], message, ctx)
         return {**server, "parts": {**server["parts"], k: part}}, payload, done
+
+    def within(self, server: Tree, k: str, ctx: Context) -> Context:
+        """The round as a cluster sees it: nobody else could have come. What is noted is noted for all."""
+        member = server["member"].tolist()
+        return replace(ctx, present=[client for client in ctx.present if member[client] == int(k)])
 
     def place(self, server: Tree, client: int) -> str:
         """The name of a client's cluster."""

@@ -109,6 +109,10 @@ class Federation:
         models.check_fits(module, example, outputs)
         self.units = Units.of(module, example)
         self.method.check(self.units)
+        if self.method.packed and self.attack.attack not in ("none", "label-flip"):
+            raise BadInput(
+                f"attack = {self.attack.attack} cannot change what {self.method.label} uploads, which is packed."
+            )
         self.attackers = Attackers(self.attack, self.clients, self.units.parameters, self.seed)
         self.studied = self.attackers.studied(pool, self.splits, len(self.reserve.scoring))
         pool, self.splits = self.attackers.poison(pool, self.splits)
@@ -340,9 +344,9 @@ class Federation:
             if out is not None:
                 run.folder = RunFolder.open(out) if resume else RunFolder.create(out, config or self.describe(rounds))
                 stack.enter_context(run.folder)
-                restored = run.folder.restore(str(self.device)) if resume else None
                 if resume:
                     self._check_same(run.folder)
+                restored = run.folder.restore(str(self.device)) if resume else None
                 if restored is not None:
                     run.records, run.standing = run.folder.records(), Standing(*restored)
                     if [record["round"] for record in run.records] != list(range(1, run.standing.round + 1)):
@@ -394,6 +398,8 @@ class Federation:
         for key in mine if its.get("library") else ():
             if key != "rounds" and mine[key] != its.get(key):
                 raise BadInput(f"'{folder.path}' was run with {key} = {its.get(key)}, not {mine[key]}.")
+        if its.get("library") and folder.clients and folder.clients != self.census():
+            raise BadInput(f"the clients of '{folder.path}' had other samples than they have now.")
 
     def _checkpoint(self, run: Run) -> None:
         if run.folder is not None and run.standing.round:
@@ -409,6 +415,7 @@ class Federation:
             "rounds": rounds,
             "seed": self.seed,
             "data": {"name": self.data.name},
+            "parameters": {name: list(self.initial[name].shape) for name in self.units.parameters},
             "clients": self.clients,
             "cohort": self.cohort_size,
             "training": vars(self.training),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -29,7 +30,9 @@ def import_file(path: str) -> str:
     if not Path(path).is_file():
         raise BadInput(f"there is no file '{path}' to take a method from.")
     # A name of its own: a file called random.py must not stand in for the library's module.
-    spec = importlib.util.spec_from_file_location(f"fedhelix_file_{Path(path).stem}", path)
+    # Its folder counts too: a/mine.py and b/mine.py are two modules.
+    place = hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:8]
+    spec = importlib.util.spec_from_file_location(f"fedhelix_file_{Path(path).stem}_{place}", path)
     if spec is None or spec.loader is None:
         raise BadInput(f"'{path}' is not a Python file.")
     module = importlib.util.module_from_spec(spec)

@@ -154,6 +154,16 @@ class Method(Checked):
         return False
 
     @property
+    def packed(self) -> bool:
+        """Whether uploads hold weights in a form of the method's own, which nobody else can judge or change."""
+        return False
+
+    @property
+    def central(self) -> bool:
+        """Whether the server has a model of which uploads are updates."""
+        return True
+
+    @property
     def late(self) -> frozenset[str]:
         """Options that change nothing before the end of the last round: runs that differ only in them can fork there.
 
@@ -286,6 +296,16 @@ class Wrapper(Method):
     def scores(self) -> bool:
         """Whether the inner method needs the server's validation set."""
         return self.inner.scores
+
+    @property
+    def packed(self) -> bool:
+        """As the inner method."""
+        return self.inner.packed
+
+    @property
+    def central(self) -> bool:
+        """As the inner method."""
+        return self.inner.central
 
     @property
     def objective(self) -> Method | None:

@@ -80,7 +80,7 @@ def test_a_generator_is_named_tensors(fitted, tmp_path):
     generator, vectors, _ = fitted
     save(generator.tree(), tmp_path / "generator.safetensors")
     before = torch.get_rng_state()
-    again = Generator.of(load(tmp_path / "generator.safetensors"), TINY)
+    again = Generator.of(load(tmp_path / "generator.safetensors"))
     assert torch.equal(before, torch.get_rng_state())
     assert torch.equal(again.invert(vectors[:3], 200, 1), generator.invert(vectors[:3], 200, 1))
 

@@ -194,6 +194,6 @@ def test_the_generator_in_the_checkpoint_is_the_one_that_was_fitted(tmp_path):
     kept = run.folder.restore("cpu")[1]
     method, own = run.federation.method, last_uploads(run.standing)
     known, _ = method.material(Buffer(**kept["buffer"]))
-    generator = Generator.of(kept["generator"], method.sized(own.device))
+    generator = Generator.of(kept["generator"])
     assert generator.reconstruct(known.latest()).shape == own.shape
     assert same(kept["personal"], run.standing.server["personal"])

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from fedhelix.defences import rules
+from fedhelix.errors import BadInput
 from fedhelix.method import Context, Method, Upload, Wrapper
 from fedhelix.methods.fedavg import FedAvg
 from fedhelix.options import option
 from fedhelix.registry import register
-from fedhelix.tree import State, Tree
+from fedhelix.tree import State, Tree, take
+from fedhelix.units import Units
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,12 @@ class Defence(Wrapper):
     """Sees updates as rows of a matrix; what a client did not upload counts as unchanged, and weights do not count."""
 
     inner: Method = option(FedAvg(), "the method that merges what the rule leaves")
+
+    def check(self, units: Units) -> None:
+        """There must be updates to see."""
+        super().check(units)
+        if self.inner.packed or not self.inner.central:
+            raise BadInput(f"{self.name} sees no updates of a common model around {self.inner.label}.")
 
     def rule(self, updates: Tensor) -> Tensor:
         """What becomes of the updates: one row for all, or one row each."""
@@ -30,7 +38,7 @@ class Defence(Wrapper):
         """Server: as the inner method, from uploads that the rule has changed; those of weight zero have no part."""
         origin = {name: value for name, value in server["model"].items() if value.is_floating_point()}
         kept = [i for i, weight in enumerate(weights) if weight > 0]
-        if not kept or not origin:
+        if not kept:
             return super().merge(server, uploads, weights, ctx)
         start = _flat(origin, origin)
         updates = torch.stack([_flat({**origin, **uploads[i].tree["model"]}, origin) - start for i in kept])
@@ -38,7 +46,8 @@ class Defence(Wrapper):
         for i, row in zip(kept, self.rule(updates).expand_as(updates), strict=True):
             parts = (start + row).split([value.numel() for value in origin.values()])
             model = {n: part.view_as(old) for (n, old), part in zip(origin.items(), parts, strict=True)}
-            changed[i] = uploads[i]._replace(tree={**uploads[i].tree, "model": {**uploads[i].tree["model"], **model}})
+            sent = uploads[i].tree["model"]  # what was not sent is nobody's vote
+            changed[i] = uploads[i]._replace(tree={**uploads[i].tree, "model": {**sent, **take(model, sent)}})
         return super().merge(server, changed, weights, ctx)
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedhelix.errors import BadInput
 from fedhelix.generative.buffer import Buffer, distances
-from fedhelix.generative.generator import Generator
+from fedhelix.generative.generator import FEWEST, Generator
 from fedhelix.generative.recipe import Recipe
 from fedhelix.generative.vectors import Layout
 from fedhelix.tree import State, Tree, drop, take
@@ -33,7 +33,8 @@ def receive_newcomer(
         buffer, turn = Buffer(**server["buffer"]), guest["turn"]
         if recipe.newcomer == "guide" and "generator" not in server:
             known, _ = recipe.material(buffer)
-            server = {**server, "generator": recipe.fit(known, layout.sizes, seed).tree()}
+            if len(known.vectors) >= FEWEST:  # otherwise the most similar client has to do
+                server = {**server, "generator": recipe.fit(known, layout.sizes, seed).tree()}
         moved = layout.flatten([guest["sent"], message["model"]])
         model = {**average, **layout.unflatten(advice(recipe, buffer, server.get("generator"), moved, seed + turn))}
         done = recipe.newcomer == "nearest" or turn == recipe.guide_turns
@@ -53,5 +54,5 @@ def advice(recipe: Recipe, buffer: Buffer, tree: Tree | None, moved: Tensor, see
     if recipe.newcomer == "nearest" or tree is None:
         own = known.latest()
         return base + own[int(distances(after[None], own).argmin())]
-    generator = Generator.of(tree, recipe.sized(moved.device))
+    generator = Generator.of(tree)
     return base + generator.guide(before[None], after[None], recipe.guide_steps, recipe.guide_strength, seed)[0]

@@ -93,8 +93,10 @@ class Generator:
         codes: Normaliser,
         variance: Tensor,
         denoiser: nn.Module,
+        size: Size,
     ):
         self.normaliser, self.codec, self.codes, self.variance = normaliser, codec, codes, variance
+        self.size = size
         self.diffusion, self.denoiser = Diffusion(), denoiser
 
     # Fitting ---------------------------------------------------------------------------------------------------
@@ -122,7 +124,7 @@ class Generator:
         codes = Normaliser(z.mean(0), spread_of(z, each=bool(size.channels)))
         z = codes.apply(z)
         denoiser = fit_denoiser(z, size, key(seed, "denoiser"), watch)
-        return cls(normaliser, codec, codes, z.var(0), denoiser)
+        return cls(normaliser, codec, codes, z.var(0), denoiser, size)
 
     # Use -------------------------------------------------------------------------------------------------------
 
@@ -187,8 +189,10 @@ class Generator:
     # At rest ---------------------------------------------------------------------------------------------------
 
     def tree(self) -> Tree:
-        """Everything as named tensors."""
+        """Everything as named tensors and numbers, so that it can be made again anywhere."""
+        shape = {key: torch.tensor(getattr(self.size, key), dtype=torch.int64) for key in ("channels", "widths")}
         return {
+            "size": {**shape, "blocks": self.size.blocks, "informed": self.size.informed},
             "normaliser": self.normaliser._asdict(),
             "codes": self.codes._asdict(),
             "variance": self.variance,
@@ -197,16 +201,19 @@ class Generator:
         }
 
     @classmethod
-    def of(cls, tree: Tree, size: Size) -> Generator:
-        """A generator from its named tensors."""
+    def of(cls, tree: Tree) -> Generator:
+        """A generator from what `tree` made of it; it is not trained any further."""
         normaliser, codes = Normaliser(**tree["normaliser"]), Normaliser(**tree["codes"])
         values, latent = len(normaliser.centre), len(codes.centre)
+        channels, widths = (tuple(tree["size"][key].tolist()) for key in ("channels", "widths"))
+        idle = Course(0, 0, 0.0)
+        size = Size(latent, channels, widths, idle, idle, tree["size"]["blocks"], tree["size"]["informed"])
         with LENT, seeded(0, CPU):  # the first weights do not matter, but they are drawn
             codec = Autoencoder(values, latent, size.channels) if size.channels else Projection(values, latent)
             denoiser = make_denoiser(tree["variance"], size)
         for module, state in ((codec, tree["codec"]), (denoiser, tree["denoiser"])):
             module.to(normaliser.centre.device).load_state_dict(state)
-        return cls(normaliser, codec.eval(), codes, tree["variance"], denoiser.eval())
+        return cls(normaliser, codec.eval(), codes, tree["variance"], denoiser.eval(), size)
 
 
 def generator_on(device: torch.device, number: int) -> torch.Generator:

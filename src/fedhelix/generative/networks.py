@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,16 +12,6 @@ from torch.nn.functional import pad
 
 KERNEL = 7
 PERIODS = 10_000.0  # the longest period of the time embedding, in steps
-
-
-class Codec(Protocol):
-    """Vectors to short codes and back."""
-
-    def encode(self, x: Tensor) -> Tensor:
-        """The codes of vectors."""
-
-    def decode(self, z: Tensor) -> Tensor:
-        """The vectors of codes."""
 
 
 class Projection(nn.Module):

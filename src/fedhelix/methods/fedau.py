@@ -36,9 +36,9 @@ class FedAU(FedAvg):
         return super().welcome({**server, **counted}, message, ctx)
 
     def weigh(self, server: Tree, uploads: Sequence[Upload], ctx: Context) -> list[float]:
-        """Server: the mean of the client's completed intervals (1 before the first), over the number of all clients."""
+        """Server: the mean of a client's completed intervals (1 before the first), over how many could have come."""
         means = torch.where(server["intervals"] > 0, server["total"] / server["intervals"].clamp(min=1), 1.0)
-        return [float(means[upload.client]) / ctx.clients for upload in uploads]
+        return [float(means[upload.client]) / len(ctx.present) for upload in uploads]
 
     def merge(self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context) -> Tree:
         """Server: one step along the weighted sum, which need not be a mean; buffers are averaged plainly."""

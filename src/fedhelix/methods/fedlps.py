@@ -14,7 +14,7 @@ from fedhelix.methods.fedavg import FedAvg
 from fedhelix.options import option
 from fedhelix.pruning import channels, coordinate_mean, encoder, mask_of, prunable, unpacked
 from fedhelix.registry import register
-from fedhelix.tree import State, Tree, drop
+from fedhelix.tree import State, Tree, drop, take
 from fedhelix.units import Units
 
 
@@ -24,6 +24,11 @@ class FedLPS(FedAvg):
     """After its first round a client keeps the strongest channels of its predictor, and sends only these."""
 
     prune_ratio: float = option(0.8, "share of channels that is pruned; 0.38 gives the paper's bytes", low=0, below=1)
+
+    @property
+    def packed(self) -> bool:
+        """Of pruned layers only the surviving weights travel."""
+        return True
 
     def check(self, units: Units) -> None:
         """There must be something to prune behind the encoder."""
@@ -51,11 +56,13 @@ class FedLPS(FedAvg):
 
     def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
         """Client: the surviving coordinates and which they are, the rest of the predictor, and once the encoder."""
-        model, names = local.models["model"], prunable(local.units)
+        model, names, first = local.models["model"], prunable(local.units), encoder(local.units)
+        if local.client.round:  # frozen: not even weight decay moves it
+            model = {**model, **take(local.payload["model"], set(first) & set(local.units.parameters))}
         kept = local.own.get("channels") or channels(model, names, self.prune_ratio)
         masks = {name: mask_of(kept[name], model[name]) for name in names}
         model = {**model, **{name: model[name] * masks[name] for name in names}}
-        silent = [*names, *(encoder(local.units) if local.client.round else ())]
+        silent = [*names, *(first if local.client.round else ())]
         values = {name: model[name][masks[name] > 0] for name in names}
         return {"model": drop(model, silent), "values": values, "channels": kept}, {"channels": kept, "trained": model}
 

@@ -37,6 +37,8 @@ class GenFed(Wrapper):
     def check(self, units: Units) -> None:
         """What stays at home is fitted to the validation set; but for that there must be a body, and a linear head."""
         super().check(units)
+        if self.inner.packed:
+            raise BadInput(f"genfed cannot score what {self.inner.label} uploads, which is packed in its own way.")
         shared = set(self.inner.shared(units))
         if not shared & set(units.body or units.names):
             raise BadInput(f"genfed cannot score the models of {self.inner.label}, which uploads no body.")
@@ -49,7 +51,8 @@ class GenFed(Wrapper):
         models: list[State] = [{**server["model"], **upload.tree["model"]} for upload in uploads]
         judged = zip(ctx.score(models), uploads, strict=True)
         fitness = [fitness_of(metric, loss, upload.client) for (metric, loss), upload in judged]
-        ctx.notes["fitness"] = {str(-client): metric for metric, _, client in fitness}
+        # In clusters this is called for each of them, with the notes of one round.
+        ctx.notes.setdefault("fitness", {}).update({str(-client): metric for metric, _, client in fitness})
         known = list(range(len(uploads))) if self.twins else without_twins(fitness)
         fitness = [fitness[i] for i in known]
         wanted = parents(self.schedule, ctx.round, ctx.rounds, self.rho_max, self.b, self.c)
@@ -62,7 +65,8 @@ class GenFed(Wrapper):
         else:
             best = fittest(fitness, rho)
         chosen = [known[i] for i in best]
-        ctx.notes["rho"], ctx.notes["selected"] = rho, [uploads[i].client for i in chosen]
+        ctx.notes["rho"] = ctx.notes.get("rho", 0) + rho
+        ctx.notes.setdefault("selected", []).extend(uploads[i].client for i in chosen)
         weights = self.inner.weigh(server, uploads, ctx)
         total = sum(weights[i] for i in chosen)
         if len(chosen) == len(uploads) and math.isclose(total, 1):

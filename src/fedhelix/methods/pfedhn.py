@@ -22,6 +22,11 @@ class PFedHN(Hyper, FedAvg):
 
     newcomer_turns: int = option(20, "steps in which a newcomer's embedding is learnt, nothing else changing", low=0)
 
+    @property
+    def central(self) -> bool:
+        """The server has a hypernetwork instead."""
+        return False
+
     def begin(self, hellos: Mapping[int, Tree], ctx: Context) -> tuple[Tree, dict[int, Tree]]:
         """Server: a random hypernetwork; buffers, which it does not make, are averaged."""
         hyper = self.first(ctx.clients, self.layout(ctx), ctx.seed, ctx.device)
@@ -38,13 +43,14 @@ class PFedHN(Hyper, FedAvg):
         return {"model": {name: (made | server["model"])[name] for name in ctx.units.names}}
 
     def merge(self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context) -> Tree:
-        """Server: one step for each client, in their order, against what it had been sent."""
+        """Server: one step for each client that counts, in their order, against what it had been sent."""
         merged, layout = super().merge(server, uploads, weights, ctx), self.layout(ctx)
         hyper = take(server, HYPER)
-        for upload in uploads:
+        chosen = [upload for upload, weight in zip(uploads, weights, strict=True) if weight > 0]
+        for upload in chosen:
             sent = self.model_of(server["weights"], upload.client, layout)
             moved = sent - layout.flatten([upload.tree["model"]])[0]
-            hyper = self.step(hyper, upload.client, moved, layout, share=1 / len(uploads))
+            hyper = self.step(hyper, upload.client, moved, layout, share=1 / len(chosen))
         return {**merged, **hyper}
 
     def model(self, server: Tree, ctx: Context) -> State | None:

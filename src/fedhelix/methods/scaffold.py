@@ -71,4 +71,4 @@ class Scaffold(FedAvg):
         step = subtract(take(merged["model"], names), old)
         merged["model"] |= add(take(old, names), step, self.server_lr)
         change = masked_mean([upload.tree["control"] for upload in uploads], weights, server["control"])
-        return {**merged, "control": add(server["control"], change, len(uploads) / ctx.clients)}
+        return {**merged, "control": add(server["control"], change, len(uploads) / len(ctx.present))}

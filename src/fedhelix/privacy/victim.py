@@ -35,7 +35,7 @@ class Victim:
             folder = RunFolder.open(spec)
             plan = read_plan(folder.config, spec)
             federation, network = plan.config.federation(plan.method), plan.config.model
-            restored = folder.restore(str(federation.device))
+            restored = folder.state(str(federation.device))
             standing = (
                 Standing(restored[0], restored[1], dict(restored[2]))
                 if restored

@@ -64,6 +64,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "data": "emnist",
         "model": "fedpac-cnn",
         "pfedgpa": {"slice": "last:2", "ft_rate": 1.0},
+        "fedbabu": {"ft_rate": 1.0},
     },
     "pfedgpa.cifar10": {
         **_PFEDGPA,
@@ -73,6 +74,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "rounds": 300,
         "augment": True,
         "pfedgpa": {"slice": "last:2", "ft_rate": 1.0},
+        "fedbabu": {"ft_rate": 1.0},
     },
     # Small enough for a laptop: principal components instead of an autoencoder.
     "pfedgpa.digits": {

@@ -208,8 +208,12 @@ class RunFolder:
         """The clients' states of the last checkpoint, each of them read when it is asked for."""
         return States(self._checkpoint, device)
 
+    def state(self, device: str = "cpu") -> tuple[int, Tree, dict[int, Tree]] | None:
+        """The last complete checkpoint as (round, server, own), to look at: nothing is written."""
+        return self._checkpoint.read(device)
+
     def restore(self, device: str = "cpu") -> tuple[int, Tree, dict[int, Tree]] | None:
-        """The last complete checkpoint as (round, server, own), or None when there is none yet.
+        """The last complete checkpoint as (round, server, own), or None when there is none yet, to go on from.
 
         Records of later rounds are removed, because those rounds will be run again. All of it is read and checked.
         """

@@ -8,6 +8,7 @@ import socket
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,10 @@ class Lock:
         if self.held:
             return
         try:
+            known = self._identity(self.path)
             owner = self._owner()
             if owner is not None and not _alive(owner):
-                self.path.unlink(missing_ok=True)
+                self._bury(known)
             handle = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         except FileExistsError:
             who = f"process {owner['pid']} on {owner['host']}" if owner else "another process"
@@ -49,6 +51,24 @@ class Lock:
         if self.held:
             self.path.unlink(missing_ok=True)
             self.held = False
+
+    def _bury(self, dead: tuple[int, int] | None) -> None:
+        """Take the file of a dead process away; of several who try, one alone gets hold of it."""
+        grave = self.path.with_name(f".lock.{self.this_process}")
+        with suppress(FileNotFoundError):
+            self.path.rename(grave)
+            if self._identity(grave) != dead:  # somebody was faster, and this is a new one
+                grave.rename(self.path)
+            grave.unlink(missing_ok=True)
+
+    @staticmethod
+    def _identity(path: Path) -> tuple[int, int] | None:
+        """What tells a file from another one of the same name."""
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
 
     def _owner(self) -> dict[str, Any] | None:
         """Who holds the lock; None when nobody does, or when the owner is just about to sign."""

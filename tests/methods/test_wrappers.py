@@ -1,0 +1,111 @@
+"""What stands around a method, or attacks it, changes what it learns in every method, or refuses it."""
+
+from functools import cache
+
+import pytest
+import torch
+
+from fedhelix import METHODS, Clustered, FedAU, FedAvgM, FedLP, GenFed, NormBound, Scaffold, Upload, Wrapper, load
+from fedhelix.errors import BadInput
+from fedhelix.registry import make
+from fedhelix.tree import flatten
+from helpers import close, same, small
+
+INNER = sorted(name for name, kind in METHODS.items() if not issubclass(kind, Wrapper) and name != "local")
+NARROW = {
+    "data": load("digits").subsample(300, 100),
+    "validation_size": 50,
+    "clients": 4,
+    "cohort": 4,
+    "partition": "iid",
+}
+# One cluster, no generator, and every layer from everybody: what one client alone sends cannot be chosen among.
+FEW = {"gene-fl": {"clusters": 1}, "pfedgpa": {"generate": "own"}, "fedlp": {"keep": 1.0}}
+
+
+@cache
+def learnt(method, attack="none"):
+    """The parameters that the server has moved, or what it keeps instead of a model, by name."""
+    fed = small(method, "digits-bn-cnn", attack=attack, attack_share=0.5, **NARROW)
+    server = flatten(fed.fit(1, quiet=True).standing.server)
+    first = {name: fed.initial[name] for name in fed.units.parameters}
+    models = {name: value for name, value in server.items() if name.rpartition("/")[2] in first and "model" in name}
+    moved = {name: value for name, value in models.items() if not torch.equal(value, first[name.rpartition("/")[2]])}
+    return moved or {name: value for name, value in server.items() if name.startswith("weights/")}
+
+
+def all_differ(one, other):
+    return bool(one) and not any(torch.equal(value, other[name]) for name, value in one.items() if name in other)
+
+
+@pytest.mark.parametrize("name", INNER)
+@pytest.mark.parametrize("around", ["genfed", "median"])
+def test_a_wrapper_counts_in_every_method_or_refuses_it(around, name):
+    inner = make(name, FEW.get(name, {}))
+    options = {"schedule": "constant", "rho_max": 1} if around == "genfed" else {}
+    try:
+        wrapped = learnt(METHODS[around](inner, **options))
+    except BadInput as refusal:
+        assert name in str(refusal)
+    else:
+        assert all_differ(learnt(inner), wrapped)
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_an_attack_counts_in_every_method_or_is_refused(name):
+    inner = make(name, FEW.get(name, {}))
+    try:
+        attacked = learnt(inner, "sign-flip")
+    except BadInput as refusal:
+        assert name in str(refusal)
+    else:
+        assert all_differ(learnt(inner), attacked)
+
+
+def test_who_did_not_send_a_layer_has_no_vote_on_it():
+    """A bound that nobody reaches changes nothing, also where clients send a part."""
+    methods = FedLP(), NormBound(FedLP(), bound=1e9)
+    plain, bounded = (small(method, "digits-bn-cnn").fit(2, quiet=True) for method in methods)
+    assert close(plain.standing.server["model"], bounded.standing.server["model"], tolerance=1e-5)
+
+
+def test_a_cluster_is_a_federation_of_its_own():
+    """Weights and controls count its members, not everybody."""
+    fed = small(Clustered(FedAU(), clusters=2), cohort=6)
+    standing = fed.begin(2)
+    ctx = fed.context(0, 2)
+    uploads = [Upload(client, 10, {"model": fed.initial}) for client in range(6)]
+    weights = fed.method.weigh(standing.server, uploads, ctx)
+    members = standing.server["member"].tolist()
+    for k in set(members):
+        assert sum(weight for client, weight in enumerate(weights) if members[client] == k) == pytest.approx(1)
+
+
+def test_the_control_of_a_cluster_is_the_mean_of_its_members():
+    run = small(Clustered(Scaffold(), clusters=2), cohort=6).fit(1, quiet=True)
+    server, own = run.standing.server, run.standing.own
+    for k, part in server["parts"].items():
+        mine = [own[client]["control"] for client in range(6) if str(int(server["member"][client])) == k]
+        for name, value in part["control"].items():
+            assert torch.allclose(value, torch.stack([control[name] for control in mine]).mean(0), atol=1e-6)
+
+
+def test_genfed_in_clusters_notes_everybody():
+    method = Clustered(GenFed(schedule="constant", rho_max=1), clusters=2)
+    notes = small(method, cohort=6, validation_size=100).fit(1, quiet=True).records[0]["notes"]
+    assert notes["fitness"].keys() == {str(client) for client in range(6)}
+    assert notes["rho"] == len(notes["selected"]) == 2
+
+
+def test_newcomers_who_are_alone_share_all_of_fedaus_weight():
+    fed = small(FedAU(), newcomers=2, newcomers_after=1)
+    run = fed.fit(2, quiet=True)
+    newcomers = [Upload(client, 10, {"model": fed.initial}) for client in (6, 7)]
+    assert fed.method.weigh(run.standing.server, newcomers, fed.context(1, 2)) == pytest.approx([0.5, 0.5])
+
+
+def test_genfed_around_momentum():
+    """The server goes on in the direction of the chosen."""
+    everybody = GenFed(FedAvgM(server_momentum=0.5), schedule="constant", rho_max=3)
+    one, other = (small(method, validation_size=100).fit(2, quiet=True) for method in (FedAvgM(0.5), everybody))
+    assert same(one.standing.server, other.standing.server)
