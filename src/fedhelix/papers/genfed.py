@@ -70,7 +70,7 @@ GenFed (4)  53.999 51.861 53.201 53.151
 GenFed (5)  54.127 54.638 53.889 53.880
 FedAvg      49.939 46.995 48.477 47.960
 """
-ATTACKS = {"none": "none", "label flip": "label-flip", "IPM": "ipm", "mimic": "mimic"}
+ATTACKS = {"no attack": "none", "label flip": "label-flip", "IPM": "ipm", "mimic": "mimic"}
 
 CLIENTS = (20, 40, 60, 80, 100, 120, 140, 160, 180)
 TABLE_5 = """
@@ -230,7 +230,7 @@ def damage(report: dict[str, Any]) -> None:
     add_measure(
         report,
         "change in points",
-        lambda cell, other: other["column"] == "none" and other["row"] == cell["row"],
+        lambda cell, other: other["column"] == "no attack" and other["row"] == cell["row"],
         lambda mine, its: mine - its,
         of="chosen on validation",
     )
@@ -267,7 +267,7 @@ def attacks(scale: Scale) -> list[Cell]:
     column = "digits" if scale == "quick" else "Fashion-MNIST"
     common = {**settings(scale, column), **({"rounds": 60, "train_samples": 10_000} if scale == "gpu" else {})}
     rows = {"FedAvg": "fedavg", "GenFed": "genfed", **{name: name for name in DEFENCES}}
-    harm: dict[str, Mapping[str, Any]] = {"none": {}} | {
+    harm: dict[str, Mapping[str, Any]] = {"no attack": {}} | {
         f"{name} {share:.0%}": {**what, "attack_share": share} for name, what in HARM.items() for share in (0.2, 0.4)
     }
     cells = [Cell(row, name, method, {**common, **what}) for row, method in rows.items() for name, what in harm.items()]

@@ -14,7 +14,7 @@ from fedhelix.report.style import COLOURS, DASHES, literal, percent, sheet, tidy
 
 Cells = Sequence[Mapping[str, Any]]
 CURVE = "_curve"
-BANDS = 8  # more of them hide each other
+BANDS = 4  # more of them hide each other
 WORDS = {
     "untuned": "before fine-tuning",
     "personal": "after fine-tuning",
