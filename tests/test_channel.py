@@ -37,6 +37,12 @@ def test_a_bad_upload_is_refused_with_its_reason(upload, reason):
     assert re.search(reason, refused["1"])
 
 
+def test_an_upload_that_lacks_what_the_method_needs_is_refused():
+    part = {"model": {"w": torch.ones(3, 2)}}
+    assert receive([outcome(1, part)], INITIAL)[1] == {}
+    assert receive([outcome(1, part), outcome(2, {})], INITIAL, ["w", "n"])[1] == {"1": "lacks the entry 'n'"}
+
+
 def test_good_uploads_arrive_in_the_order_of_the_clients():
     uploads, refused = receive([outcome(5, whole(5.0)), outcome(2, whole(2.0))], INITIAL)
     assert refused == {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -14,8 +14,8 @@ from fedhelix.tree import State, Tree, payload_bytes, tensors
 LARGEST = 10  # an upload may weigh at most this many models
 
 
-def refusal(tree: Tree, initial: State) -> str | None:
-    """Why an upload cannot be used as it is shaped, or None."""
+def refusal(tree: Tree, initial: State, needed: Collection[str] = ()) -> str | None:
+    """Why an upload cannot be used as it is shaped, or None; a method may need some entries in any case."""
     if payload_bytes(tree) > LARGEST * payload_bytes(initial):
         return f"weighs more than {LARGEST} models"
     for name, value in tree.get("model", {}).items():
@@ -23,7 +23,8 @@ def refusal(tree: Tree, initial: State) -> str | None:
             return f"has an unknown entry '{name}'"
         if value.shape != initial[name].shape:
             return f"has shape {tuple(value.shape)} for '{name}' instead of {tuple(initial[name].shape)}"
-    return None
+    lacking = [name for name in needed if name not in tree.get("model", {})]
+    return f"lacks the entry '{lacking[0]}'" if lacking else None
 
 
 def finite(trees: Sequence[Tree]) -> list[bool]:
@@ -37,12 +38,14 @@ def finite(trees: Sequence[Tree]) -> list[bool]:
     return torch.stack([value.to(largest[0].device) for value in largest]).isfinite().tolist() if largest else []
 
 
-def receive(outcomes: Sequence[Outcome], initial: State) -> tuple[list[Upload], dict[str, str]]:
+def receive(
+    outcomes: Sequence[Outcome], initial: State, needed: Collection[str] = ()
+) -> tuple[list[Upload], dict[str, str]]:
     """The uploads that arrived whole, ordered by client, and why the others were refused; an empty one is silence."""
     uploads, refused = [], {}
     ordered = sorted((outcome for outcome in outcomes if outcome.upload), key=lambda outcome: outcome.client)
     for outcome, sound in zip(ordered, finite([outcome.upload for outcome in ordered]), strict=True):
-        reason = refusal(outcome.upload, initial) or (None if sound else "holds values that are not finite")
+        reason = refusal(outcome.upload, initial, needed) or (None if sound else "holds values that are not finite")
         if reason is None:
             uploads.append(Upload(outcome.client, outcome.samples, outcome.upload))
         else:

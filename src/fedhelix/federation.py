@@ -139,6 +139,7 @@ class Federation:
     ) -> Iterator[tuple[Record, Standing]]:
         """THE round loop: yields a record and the new standing after every round."""
         standing = since if since is not None else self.begin(rounds)
+        needed = self.method.shared(self.units) if self.method.whole else ()
         for t in range(standing.round, rounds):
             clock, ctx, method = time.perf_counter(), self.context(t, rounds), self.method
             arrival = Record()
@@ -151,7 +152,7 @@ class Federation:
             missing = {str(client): why for client, why in self.engine.missing.items()}
             answered = [job for job in jobs if str(job.client) not in missing]
             outcomes = self.attackers.forge(outcomes, answered, self._scorer(self.studied))
-            uploads, refused = receive(outcomes, self.initial)
+            uploads, refused = receive(outcomes, self.initial, needed)
             server = standing.server
             if uploads:
                 server = method.merge(server, uploads, method.weigh(server, uploads, ctx), ctx)

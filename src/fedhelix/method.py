@@ -154,6 +154,11 @@ class Method(Checked):
         return False
 
     @property
+    def whole(self) -> bool:
+        """Whether every upload holds all shared entries, so that one that lacks some is refused."""
+        return type(self).upload is Method.upload
+
+    @property
     def packed(self) -> bool:
         """Whether uploads hold weights in a form of the method's own, which nobody else can judge or change."""
         return False
@@ -296,6 +301,11 @@ class Wrapper(Method):
     def scores(self) -> bool:
         """Whether the inner method needs the server's validation set."""
         return self.inner.scores
+
+    @property
+    def whole(self) -> bool:
+        """As the inner method, unless the wrapper changes what is uploaded."""
+        return self.inner.whole and type(self).upload is Wrapper.upload
 
     @property
     def packed(self) -> bool:

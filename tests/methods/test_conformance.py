@@ -97,9 +97,9 @@ def test_only_what_is_declared_travels_and_every_byte_is_counted(method, model, 
     fed, seen = build(method, model=model), []
     receive = federation.receive
 
-    def spy(outcomes, initial):
+    def spy(outcomes, initial, needed):
         seen.extend(outcomes)
-        return receive(outcomes, initial)
+        return receive(outcomes, initial, needed)
 
     monkeypatch.setattr(federation, "receive", spy)
     (record, standing), *_ = fed.play(1)
