@@ -352,6 +352,16 @@ def test_records_that_do_not_cover_the_checkpoint_are_refused(tmp_path):
         small().fit(5, out=tmp_path / "run", resume=True, quiet=True)
 
 
+def test_a_run_is_not_continued_with_other_clients_or_another_network(tmp_path):
+    small(partition="dirichlet:0.1").fit(1, out=tmp_path / "run", quiet=True)
+    kept = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    with pytest.raises(BadInput, match="had other samples than they have now"):
+        small(partition="iid").fit(3, out=tmp_path / "run", resume=True, quiet=True)
+    with pytest.raises(BadInput, match="was run with parameters"):
+        small(model="mlp", partition="dirichlet:0.1").fit(3, out=tmp_path / "run", resume=True, quiet=True)
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == kept
+
+
 def test_clients_state_on_disk_is_that_in_memory(tmp_path):
     straight = small(method=FedPer(), model="mlp").fit(4, quiet=True)
     fed = small(method=FedPer(), model="mlp")

@@ -324,6 +324,21 @@ def test_locks_of_other_machines_count_and_locks_of_an_earlier_life_do_not(tmp_p
         run.append({"round": 1})
 
 
+def test_of_two_who_find_a_dead_lock_one_alone_gets_it(tmp_path):
+    RunFolder.create(tmp_path / "run", CONFIG)
+    dead = json.dumps({"pid": 2**22 + 1, "host": socket.gethostname(), "process": "x"})
+    (tmp_path / "run" / "lock").write_text(dead)
+    slow, fast = (lock.Lock(tmp_path / "run" / "lock") for _ in range(2))
+    judged = slow._identity(slow.path)  # the slow one has seen that the owner is dead ...
+    fast.acquire()
+    slow._bury(judged)  # ... and goes on when the fast one has taken over
+    assert json.loads(fast.path.read_text())["pid"] == os.getpid()
+    assert not list(fast.path.parent.glob(".lock.*"))
+    with pytest.raises(BadInput, match="is being written by"):
+        lock.Lock(fast.path).acquire()
+    fast.release()
+
+
 def test_an_unsigned_lock_counts_only_for_a_moment(tmp_path):
     run = RunFolder.create(tmp_path / "run", CONFIG)
     lock = run.path / "lock"

@@ -6,8 +6,10 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import sys
 import typing
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -89,7 +91,7 @@ def resume(
             show_comparison(folder, jobs.resume_comparison(folder, quiet or None, track), as_json)
             return
         if RunFolder.open(folder).rounds_saved == 0:
-            print("fedhelix: there is no checkpoint yet; the run starts again from its first round.", file=sys.stderr)
+            print("fedhelix: there is no checkpoint; the run starts again from its first round.", file=sys.stderr)
         done = jobs.resume(folder, quiet=quiet or None, track=track)
     show_run(folder, done.summary, as_json)
 
@@ -320,7 +322,11 @@ class resumable:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             begun = any((self.folder / name).exists() for name in ("config.toml", jobs.COMPARISON))
-            how = f"continue with: fedhelix {self.command} {self.folder}" if begun else "nothing was written yet."
+            how = (
+                f"continue with: fedhelix {self.command} {shlex.quote(str(self.folder))}"
+                if begun
+                else "nothing was written yet."
+            )
             print(f"stopped; {how}", file=sys.stderr)
             raise SystemExit(130)
 
@@ -339,6 +345,7 @@ def about(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 def main() -> None:
     """Run the command line: mistakes of the user end with one sentence and exit code 2."""
+    warnings.showwarning = lambda words, *_, **__: print(f"fedhelix: {words}", file=sys.stderr)
     try:
         code = app(prog_name="fedhelix", standalone_mode=False)
     except BadInput as problem:

@@ -32,7 +32,7 @@ class Training(Checked):
     """How a client trains: minibatch SGD, with a fresh optimiser in every round and phase."""
 
     epochs: int = option(2, "local epochs of one round", low=0)
-    batch_size: int = option(16, "samples in a minibatch", low=1)
+    batch_size: int = option(16, "samples in a minibatch", low=1, high=1_000_000)
     lr: float = option(0.1, "learning rate", above=0)
     lr_decay: float = option(1.0, "factor on the learning rate after each round", above=0, high=1)
     momentum: float = option(0.5, "momentum of SGD", low=0, below=1)

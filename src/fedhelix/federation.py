@@ -109,6 +109,7 @@ class Federation:
         models.check_fits(module, example, outputs)
         self.units = Units.of(module, example)
         self.method.check(self.units)
+        self.needed = self.method.shared(self.units) if self.method.whole else ()  # what every upload must hold
         if self.method.packed and self.attack.attack not in ("none", "label-flip"):
             raise BadInput(
                 f"attack = {self.attack.attack} cannot change what {self.method.label} uploads, which is packed."
@@ -139,7 +140,6 @@ class Federation:
     ) -> Iterator[tuple[Record, Standing]]:
         """THE round loop: yields a record and the new standing after every round."""
         standing = since if since is not None else self.begin(rounds)
-        needed = self.method.shared(self.units) if self.method.whole else ()
         for t in range(standing.round, rounds):
             clock, ctx, method = time.perf_counter(), self.context(t, rounds), self.method
             arrival = Record()
@@ -152,7 +152,7 @@ class Federation:
             missing = {str(client): why for client, why in self.engine.missing.items()}
             answered = [job for job in jobs if str(job.client) not in missing]
             outcomes = self.attackers.forge(outcomes, answered, self._scorer(self.studied))
-            uploads, refused = receive(outcomes, self.initial, needed)
+            uploads, refused = receive(outcomes, self.initial, self.needed)
             server = standing.server
             if uploads:
                 server = method.merge(server, uploads, method.weigh(server, uploads, ctx), ctx)
@@ -399,8 +399,10 @@ class Federation:
         for key in mine if its.get("library") else ():
             if key != "rounds" and mine[key] != its.get(key):
                 raise BadInput(f"'{folder.path}' was run with {key} = {its.get(key)}, not {mine[key]}.")
-        if its.get("library") and folder.clients and folder.clients != self.census():
-            raise BadInput(f"the clients of '{folder.path}' had other samples than they have now.")
+        if "deployment" not in its and folder.clients and folder.clients != self.census():
+            raise BadInput(
+                f"the clients of '{folder.path}' had other samples than they have now; was config.toml changed?"
+            )
 
     def _checkpoint(self, run: Run) -> None:
         if run.folder is not None and run.standing.round:

@@ -159,6 +159,16 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
+def writable(folder: Path) -> None:
+    """Make a folder, and say at once if nothing can be written there, before any work is done for it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as problem:
+        raise BadInput(f"'{folder}' cannot be written ({problem.strerror}); choose another folder.") from None
+
+
 def _umask() -> int:
     """The process's mask for new files, which can only be read by setting it."""
     mask = os.umask(0o022)

@@ -109,6 +109,15 @@ def test_fedlps_on_resnet18():
         build(FedLPS(), model="linear")
 
 
+def test_not_even_weight_decay_moves_a_frozen_encoder():
+    run = build(FedLPS(), cohort=6, weight_decay=0.05).fit(2, quiet=True)
+    server, units = run.standing.server["model"], run.federation.units
+    for own in run.standing.own.values():
+        assert all(
+            torch.equal(own["trained"][name], server[name]) for name in set(encoder(units)) & set(units.parameters)
+        )
+
+
 def test_fedlps_freezes_its_encoder_after_the_first_round():
     run = build(FedLPS(), cohort=6).fit(3, quiet=True)
     first, *later = [build(FedLPS(), cohort=6).fit(rounds, quiet=True).standing.server["model"] for rounds in (1, 3)]

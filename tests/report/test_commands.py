@@ -23,6 +23,10 @@ def test_from_a_comparison_to_its_report(cli, tmp_path):
     ("words", "sentence"),
     [
         (["report", "--format", "pdf"], "--format must be html, md or latex, not 'pdf'"),
+        (
+            ["report", "-o", "run/metrics.jsonl"],
+            "a report ends in .html, .md or .tex, and 'run/metrics.jsonl' does not",
+        ),
         (["plot", "nothing"], "'nothing' holds no run"),
         (["serve", "nothing"], "there is no folder 'nothing'"),
     ],

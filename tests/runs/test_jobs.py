@@ -2,6 +2,7 @@ import pytest
 
 from fedhelix import METHODS, FedAvg, toml
 from fedhelix.errors import BadInput
+from fedhelix.registry import method_type
 from fedhelix.report.tables import comparison
 from fedhelix.runs import jobs
 from fedhelix.runs.config import make_plan
@@ -97,7 +98,7 @@ def test_a_folder_belongs_to_one_comparison(tmp_path):
     [
         (["fedavg", "fedavg"], {}, 1, "'fedavg' is named twice; a comparison needs different methods"),
         (["fedavg", "fedavg@lr=0.1"], {}, 1, "'fedavg@lr=0.1' is named twice; a comparison needs different methods"),
-        (["fedavg"], {}, 0, "seeds must be at least 1, not 0"),
+        (["fedavg"], {}, 0, "seeds must lie between 1 and 1000, not 0"),
         (["fedavg", "fedbn"], {}, 1, "fedbn needs a model with BatchNorm"),
         (["fedavg", "fedprox"], {"fedprox.muu": 1}, 1, "unknown key of the method fedprox 'muu'"),
         (["fedavg", "local"], {"method.mu": 1}, 1, "unknown key of the method fedavg 'mu'"),
@@ -138,6 +139,7 @@ def test_methods_of_one_file_side_by_side(tmp_path, monkeypatch):
         monkeypatch.setitem(METHODS, name, None)  # so that they are forgotten afterwards
     (tmp_path / "mine.py").write_text(MINE)
     specs = [f"{tmp_path / 'mine.py'}:{name}" for name in ("mine", "other")]
+    method_type(specs[0])
     folders = jobs.compare(["fedavg", *specs], {**SMALL, "rounds": 1, "mine.rate": 3}, 1, tmp_path / "c", quiet=True)
     assert [folder.path.name for folder in folders] == ["fedavg-seed0", "mine-seed0", "other-seed0"]
     assert folders[1].summary["options"] == {"rate": 3.0}

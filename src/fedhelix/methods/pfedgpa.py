@@ -21,7 +21,7 @@ class PFedGPA(Recipe, FedAvgFT):
     """FedAvg carries it. In the end a diffusion model learns the last uploads; each client's own is sent through it."""
 
     slice: str = option("all", "what is generated: all, last:K for the last K layers, or names of layers")
-    buffer_rounds: int = option(20, "rounds whose uploads the generator learns from", low=1)
+    buffer_rounds: int = option(20, "rounds whose uploads the generator learns from", low=1, high=1_000_000)
 
     @property
     def late(self) -> frozenset[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from rich.console import Console
 from rich.table import Table
@@ -17,7 +17,9 @@ from fedhelix.papers.pictures import picture
 from fedhelix.papers.study import run_studies
 from fedhelix.papers.tables import render
 from fedhelix.report import style
-from fedhelix.tree import write_atomically
+from fedhelix.runs.forks import is_begun
+from fedhelix.runs.jobs import check_seeds
+from fedhelix.tree import writable, write_atomically
 
 
 def bench(
@@ -47,8 +49,11 @@ def bench(
     for name in names:
         if name not in STUDIES:
             raise unknown("study", name, STUDIES)
-    if seeds is not None and seeds < 1:
-        raise BadInput(f"seeds must be at least 1, not {seeds}.")
+    if seeds is not None:
+        check_seeds(seeds)
+    if is_begun(out):
+        raise BadInput(f"'{out}' is a run itself; choose a folder for the runs of a bench.")
+    writable(save)
     more = {"device": device} | ({"data_dir": data_dir} if data_dir else {})
     studies = [STUDIES[name] for name in dict.fromkeys(names)]
     try:
@@ -61,10 +66,14 @@ def bench(
         report["versions"] |= {"commit": commit} if commit else {}
         command = f"fedhelix bench {name} --scale {scale}" + (f" --seeds {seeds}" if seeds else "")
         report = {"command": command, **report}
-        save.mkdir(parents=True, exist_ok=True)
-        write_atomically(save / f"{name}-{scale}.json", (json.dumps(report, indent=1) + "\n").encode())
-        if (figure := picture(report)) is not None:
-            style.save(figure, save / f"{name}-{scale}.png")
+        place = save / f"{name}-{scale}.json"
+        if (known := _runs_in(place)) > _runs_of(report):
+            words = f"'{place}' was made of {known} runs, more than there are in '{out}'; it stays as it is."
+            print(f"fedhelix: {words}", file=sys.stderr)
+        else:
+            write_atomically(place, (json.dumps(report, indent=1) + "\n").encode())
+            if (figure := picture(report)) is not None:
+                style.save(figure, place.with_suffix(".png"))
         if as_json:
             print(json.dumps(report, indent=2))
             continue
@@ -73,3 +82,15 @@ def bench(
             console.print()
     if not all(report["complete"] for report in reports):
         print("fedhelix: the time is up; the same command goes on where it stopped.", file=sys.stderr)
+
+
+def _runs_of(report: Mapping[str, Any]) -> int:
+    return sum(cell["runs"] for cell in report["cells"])
+
+
+def _runs_in(path: Path) -> int:
+    """How many runs an earlier result was made of; a file that is no result counts for nothing."""
+    try:
+        return _runs_of(json.loads(path.read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0

@@ -16,7 +16,7 @@ from fedhelix.options import build
 from fedhelix.privacy.audit import audit as audited
 from fedhelix.privacy.audit import picture, report
 from fedhelix.privacy.settings import Audit
-from fedhelix.tree import write_atomically
+from fedhelix.tree import writable, write_atomically
 
 ATTACKS = ("idlg",)
 
@@ -34,6 +34,7 @@ def audit(attack: str, specs: Sequence[str], assignments: Sequence[str], out: Pa
             raise BadInput(f"--set takes KEY=VALUE, not '{text}'.")
         values[key.strip()] = value.strip()
     asked = build(Audit, values, "an audit")
+    writable(out.parent)
     rows = audited(specs, asked)
     picture(rows, out)
     found = {"command": " ".join(["fedhelix", *sys.argv[1:]]), "settings": vars(asked), "rows": report(rows)}

@@ -46,10 +46,12 @@ def report(
     from fedhelix.report.style import write
 
     suffixes = {"html": ".html", "md": ".md", "latex": ".tex"}
-    if form is None:
-        form = {suffix: name for name, suffix in suffixes.items()}.get((out or Path("report.html")).suffix, "html")
-    if form not in suffixes:
+    if form is not None and form not in suffixes:
         raise BadInput(f"--format must be html, md or latex, not '{form}'.")
+    forms = {suffix: name for name, suffix in suffixes.items()}
+    if out is not None and out.suffix not in forms:
+        raise BadInput(f"a report ends in .html, .md or .tex, and '{out}' does not.")
+    form = form or forms[(out or Path("report.html")).suffix]
     out = out or Path(f"report{suffixes[form]}")
     chosen = select(runs or [])
     if form == "html":

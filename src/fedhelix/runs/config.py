@@ -25,7 +25,7 @@ from fedhelix.federation import SETTINGS, Federation, device_of
 from fedhelix.method import Method
 from fedhelix.options import find, option
 from fedhelix.participation import Newcomers, Participation
-from fedhelix.registry import is_known, layers, make
+from fedhelix.registry import is_known, layers, make, option_names
 from fedhelix.runs.presets import PRESETS
 from fedhelix.store import FORMAT
 
@@ -187,7 +187,8 @@ def make_plan(spec: str, values: Mapping[str, Any]) -> Plan:
         if group in mine and rest:
             options[rest] = value
         elif rest and is_known(group):
-            continue  # an option of another method in the same comparison
+            # An option of another method, perhaps in the same comparison or from a preset.
+            find(rest, [name for kind in layers(group) for name in option_names(kind)], f"key of the method {group}")
         else:
             settings[find(key, Config.names, grouped=False)] = value
     return Plan(spec, make(spec, options), Config(**settings), variant)

@@ -29,6 +29,7 @@ from fedhelix.store import COMPARISON, RunFolder
 from fedhelix.track import check_tracker
 from fedhelix.tree import write_atomically
 
+MOST_SEEDS = 1000
 TOGETHER = 48  # runs in one program: more would not fill a GPU any better
 
 
@@ -90,6 +91,12 @@ def _fit(
         federation.close()
 
 
+def check_seeds(count: int) -> None:
+    """Refuse a number of seeds that nobody can mean."""
+    if not 1 <= count <= MOST_SEEDS:
+        raise BadInput(f"seeds must lie between 1 and {MOST_SEEDS}, not {count}.")
+
+
 class TimeIsUp(KeyboardInterrupt):
     """A run has to stop after its round, like on Ctrl-C."""
 
@@ -121,6 +128,8 @@ def run_all(
     On a GPU the runs go together as one program. After so many `minutes` they stop where they are and False is
     returned; the next call goes on from there.
     """
+    if minutes is not None and not minutes >= 0:
+        raise BadInput(f"minutes must be at least 0, not {minutes:g}.")
     ends, shelf = math.inf if minutes is None else monotonic() + 60 * minutes, shelf or Shelf()
     left = {path: plan for path, plan in plans.items() if not _is_finished(path)}
     families = siblings(left) if track is None else {}  # a tracker has to see every run from its first round
@@ -248,8 +257,7 @@ def compare(
 
     All methods meet the same partitions and cohorts, seed by seed, so that their differences are paired.
     """
-    if seeds < 1:
-        raise BadInput(f"seeds must be at least 1, not {seeds}.")
+    check_seeds(seeds)
     asked = [make_plan(spec, values) for spec in methods]
     for one, other in itertools.combinations(asked, 2):
         if one.label == other.label or (one.method, one.config) == (other.method, other.config):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -57,9 +58,8 @@ class RunFolder:
         except OSError as problem:
             raise BadInput(f"'{path}' cannot be written ({problem.strerror}); choose another folder.") from None
         if folder._config_path.exists():
-            raise BadInput(
-                f"'{path}' holds a run already; continue it with `fedhelix resume {path}` or choose another folder."
-            )
+            how = f"fedhelix resume {shlex.quote(str(path))}"
+            raise BadInput(f"'{path}' holds a run already; continue it with `{how}` or choose another folder.")
         # A create that was killed half way may have left these behind; they are not the user's.
         ours = {folder._lock.path, *folder.path.glob(".config.toml.*")}
         if set(folder.path.iterdir()) - ours:
@@ -133,7 +133,10 @@ class RunFolder:
         """The records of all rounds; a last line that was only half written when its writer died is left out."""
         if not self._metrics_path.exists():
             return []
-        complete_lines = self._metrics_path.read_bytes().split(b"\n")[:-1]
+        try:
+            complete_lines = self._metrics_path.read_bytes().split(b"\n")[:-1]
+        except OSError as problem:
+            raise BadInput(f"'{self._metrics_path}' cannot be read: {problem.strerror}.") from None
         return [self._record(line, number) for number, line in enumerate(complete_lines, start=1)]
 
     def _record(self, line: bytes, number: int) -> dict[str, Any]:
