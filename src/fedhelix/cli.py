@@ -28,7 +28,7 @@ from fedhelix.registry import layers
 from fedhelix.report import commands as views
 from fedhelix.report.terminal import console, show_comparison, show_run
 from fedhelix.runs import jobs
-from fedhelix.runs.config import make_plan
+from fedhelix.runs.config import make_plan, make_plans
 from fedhelix.runs.flags import settings
 from fedhelix.runs.sweep import read_sweep
 from fedhelix.store import RunFolder
@@ -115,7 +115,7 @@ def compare(
 
     METHOD@KEY=VALUE,... is a variant with settings of its own:  fedhelix compare fedavg fedavg@lr=0.01,epochs=5
     """
-    folder = out or jobs.free_folder("compare-" + "-".join(make_plan(name, values).label for name in methods)[:60])
+    folder = out or jobs.free_folder("compare-" + "-".join(plan.label for plan in make_plans(methods, values))[:60])
     with resumable(folder):
         folders = jobs.compare(methods, values, seeds, folder, quiet or None, track=track)
     show_comparison(folder, folders, as_json)

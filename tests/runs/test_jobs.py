@@ -2,7 +2,6 @@ import pytest
 
 from fedhelix import METHODS, FedAvg, toml
 from fedhelix.errors import BadInput
-from fedhelix.registry import method_type
 from fedhelix.report.tables import comparison
 from fedhelix.runs import jobs
 from fedhelix.runs.config import make_plan
@@ -137,9 +136,9 @@ class Other(FedAvg):
 def test_methods_of_one_file_side_by_side(tmp_path, monkeypatch):
     for name in ("mine", "other"):
         monkeypatch.setitem(METHODS, name, None)  # so that they are forgotten afterwards
+        del METHODS[name]
     (tmp_path / "mine.py").write_text(MINE)
     specs = [f"{tmp_path / 'mine.py'}:{name}" for name in ("mine", "other")]
-    method_type(specs[0])
     folders = jobs.compare(["fedavg", *specs], {**SMALL, "rounds": 1, "mine.rate": 3}, 1, tmp_path / "c", quiet=True)
     assert [folder.path.name for folder in folders] == ["fedavg-seed0", "mine-seed0", "other-seed0"]
     assert folders[1].summary["options"] == {"rate": 3.0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -192,6 +192,13 @@ def make_plan(spec: str, values: Mapping[str, Any]) -> Plan:
         else:
             settings[find(key, Config.names, grouped=False)] = value
     return Plan(spec, make(spec, options), Config(**settings), variant)
+
+
+def make_plans(specs: Sequence[str], values: Mapping[str, Any]) -> list[Plan]:
+    """Checked plans for several methods; each takes of the values what is for all and what is its own."""
+    for spec in specs:
+        layers(_absolute(split_variant(spec)[0]))  # now the methods of files are known by their names too
+    return [make_plan(spec, values) for spec in specs]
 
 
 def split_variant(spec: str) -> tuple[str, str]:

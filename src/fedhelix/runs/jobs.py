@@ -22,7 +22,7 @@ from fedhelix.errors import BadInput
 from fedhelix.federation import device_of
 from fedhelix.progress import Progress
 from fedhelix.records import Record
-from fedhelix.runs.config import PLACES, Config, Plan, make_plan, read_plan
+from fedhelix.runs.config import PLACES, Config, Plan, make_plans, read_plan
 from fedhelix.runs.forks import BeforeTheEnd, fork, is_begun, is_there, siblings, stop_before_the_end
 from fedhelix.standing import Run
 from fedhelix.store import COMPARISON, RunFolder
@@ -258,7 +258,7 @@ def compare(
     All methods meet the same partitions and cohorts, seed by seed, so that their differences are paired.
     """
     check_seeds(seeds)
-    asked = [make_plan(spec, values) for spec in methods]
+    asked = make_plans(methods, values)
     for one, other in itertools.combinations(asked, 2):
         if one.label == other.label or (one.method, one.config) == (other.method, other.config):
             raise BadInput(f"'{other.label}' is named twice; a comparison needs different methods.")
