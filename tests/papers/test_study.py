@@ -79,15 +79,22 @@ def test_measures_by_hand():
 
 def test_cells_are_compared_seed_by_seed():
     cells = [
-        {"row": row, "column": "c", "runs": 2, "best": {"by_seed": values, **spread(values), "paper": None}}
-        for row, values in (("a", [10.0, 20.0]), ("b", [5.0, 8.0]))
+        {
+            "row": row,
+            "column": "c",
+            "runs": 2,
+            "seeds": seeds,
+            "best": {"by_seed": values, **spread(values), "paper": None},
+        }
+        for row, seeds, values in (("a", [0, 2], [10.0, 20.0]), ("b", [0, 2], [5.0, 8.0]), ("c", [2, 3], [19.0, 1.0]))
     ]
     report = {"measures": ["best"], "cells": cells, "title": "t"}
     add_measure(
         report, "loss", lambda _, other: other["row"] == "a", lambda mine, its: mine - its, "best", {("b", "c"): -3.0}
     )
     assert cells[1]["loss"]["by_seed"] == [-5.0, -12.0]
-    assert grid(report, "loss") == (["", "c"], [["a", "0 ± 0"], ["b", "-8.50 ± 3.50 (-3)"]])
+    assert cells[2]["loss"]["by_seed"] == [-1.0, None] and cells[2]["loss"]["mean"] == -1  # seed 3 has no partner
+    assert grid(report, "loss") == (["", "c"], [["a", "0 ± 0"], ["b", "-8.50 ± 3.50 (-3)"], ["c", "-1"]])
     assert markdown(report, "best").splitlines()[1] == "| --- | ---: |"
 
 

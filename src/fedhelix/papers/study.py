@@ -179,15 +179,16 @@ def add_measure(
     of: str,
     paper: Mapping[tuple[str, str], float] | None = None,
 ) -> None:
-    """A measure of every cell held against another cell: the first one for which `base(cell, other)` is true."""
+    """A measure of every cell against another one, seed by seed: the first for which `base(cell, other)` is true."""
     report["measures"].append(name)
     for cell in report["cells"]:
         other = next((other for other in report["cells"] if base(cell, other)), None)
-        mine, its = cell[of]["by_seed"], other[of]["by_seed"] if other else []
-        pairs = list(zip(mine, its, strict=False)) if len(mine) == len(its) else []
+        its = dict(zip(other["seeds"], other[of]["by_seed"], strict=True)) if other else {}
+        pairs = [(mine, its.get(seed)) for seed, mine in zip(cell["seeds"], cell[of]["by_seed"], strict=True)]
         by_seed = [None if a is None or b is None else compare(a, b) for a, b in pairs]
+        both = [value for seed, value in zip(cell["seeds"], by_seed, strict=True) if seed in its]
         known = (paper or {}).get((cell["row"], cell["column"]))
-        cell[name] = {"by_seed": by_seed, **spread(by_seed), "paper": known}
+        cell[name] = {"by_seed": by_seed, **spread(both), "paper": known}
 
 
 # Measures that several papers use -------------------------------------------------------------------------------
