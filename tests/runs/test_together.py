@@ -80,3 +80,14 @@ def test_a_run_goes_on_where_the_command_says_and_not_where_it_began(tmp_path, m
     assert jobs.run_all({path: elsewhere}, quiet=True)
     assert [config.engine for config in met] == ["batched"]
     assert [config.kernels for config in met] == ["native"]  # on the same device they stay what they were
+
+
+def test_a_run_of_a_gpu_goes_on_without_one(tmp_path):
+    path, plan = next(iter(plans(tmp_path, "serial", ("fedavg",), rounds=3).items()))
+    assert not jobs.run_all({path: plan}, quiet=True, minutes=1e-3)
+    config = (path / "config.toml").read_text()
+    elsewhere = config.replace('device = "auto"', 'device = "cuda"').replace('device = "CPU"', 'device = "NVIDIA H200"')
+    assert elsewhere.count("cuda") == elsewhere.count("H200") == 1
+    (path / "config.toml").write_text(elsewhere)
+    assert jobs.run_all({path: plan}, quiet=True)
+    assert len(RunFolder.open(path).records()) == 3

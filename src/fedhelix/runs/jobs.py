@@ -22,7 +22,7 @@ from fedhelix.errors import BadInput
 from fedhelix.federation import device_of
 from fedhelix.progress import Progress
 from fedhelix.records import Record
-from fedhelix.runs.config import PLACES, Config, Plan, make_plans, read_plan
+from fedhelix.runs.config import PLACES, Config, Plan, device_name, make_plans, read_plan
 from fedhelix.runs.forks import BeforeTheEnd, fork, is_begun, is_there, siblings, stop_before_the_end
 from fedhelix.standing import Run
 from fedhelix.store import COMPARISON, RunFolder
@@ -45,7 +45,7 @@ def resume(path: Path, quiet: bool | None = None, place: Config | None = None, *
         raise BadInput(f"the clients of '{path}' are sites; continue it with `fedhelix deploy resume {path}`.")
     plan = read_plan(config, path)
     if place is not None:
-        moved = device_of(place.device) != device_of(plan.config.device)
+        moved = device_name(place.device) != config.get("versions", {}).get("device")
         # Kernels were chosen by timing: on the same device the run computes as it began.
         new = {key: getattr(place, key) for key in PLACES if key != "kernels" or moved}
         plan = replace(plan, config=replace(plan.config, **new))
