@@ -10,6 +10,7 @@ from fedhelix.data import from_arrays
 from fedhelix.deploy import letters
 from fedhelix.deploy.elsewhere import Elsewhere, common_kind, kind_of, own_split, read_own, stand_in
 from fedhelix.deploy.site import Kept, Site
+from fedhelix.deploy.submit import create
 from fedhelix.errors import BadInput
 from fedhelix.runs.config import make_plan
 from helpers import same
@@ -157,3 +158,11 @@ def test_data_that_would_be_pickled_are_refused(tmp_path):
     np.save(tmp_path / "y.npy", np.zeros(1))
     with pytest.raises(BadInput, match=r"x\.npy' cannot be read"):
         read_own(tmp_path)
+
+
+def test_labels_of_the_sites_own_samples_cannot_be_flipped(tmp_path):
+    plan = make_plan("fedavg", {"data": "own", "attack": "label-flip"})
+    with pytest.raises(BadInput, match="label-flip changes samples, and here they are the sites' own"):
+        create(plan, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert create(make_plan("fedavg", {"data": "own", "attack": "ipm"}), tmp_path / "run").config["attack"] == "ipm"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedhelix.deploy.elsewhere import OWN
 from fedhelix.deploy.terms import Terms
 from fedhelix.errors import BadInput, EngineFailure
 from fedhelix.options import build
@@ -30,6 +31,8 @@ def create(plan: Plan, out: Path, terms: Sequence[str] = ()) -> RunFolder:
     """A run folder for a deployment; its experiment has a name of its own, under which sites keep state."""
     if not is_known(plan.spec):
         raise BadInput("sites run registered methods only; a method in a file must be installed at every site.")
+    if plan.config.data == OWN and plan.config.attack == "label-flip":
+        raise BadInput("label-flip changes samples, and here they are the sites' own; choose an attack on uploads.")
     given = dict(text.partition("=")[::2] for text in terms)
     asked = vars(build(Terms, given, "the deployment's terms"))
     deployment = {"experiment": uuid.uuid4().hex, **asked}
