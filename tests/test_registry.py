@@ -102,3 +102,12 @@ def test_files_without_a_method(write, text, sentence):
 def test_a_missing_file(tmp_path):
     with pytest.raises(BadInput, match=r"there is no file '.*none\.py' to take a method from"):
         method_type(str(tmp_path / "none.py"))
+
+
+def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path, registry):
+    kinds = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(MINE.format(name=f"mine-{folder}"))
+        kinds.append(method_type(str(tmp_path / folder / "mine.py")))
+    assert kinds[0].__module__ != kinds[1].__module__

@@ -119,27 +119,31 @@ def test_fedavg_agrees_with_flower(flower):
         np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
 
 
-def test_fedavgm_agrees_with_flower(flower):
-    from flwr.common import ndarrays_to_parameters
-
-    method = FedAvgM(server_momentum=0.7)
-    fed = small(method, "mlp")
-    initial = ndarrays_to_parameters([value.numpy() for value in fed.initial.values()])
-    theirs = flower.FedAvgM(initial_parameters=initial, server_momentum=0.7)
+def agree_round_by_round(fed, theirs, first: int = 1) -> None:
+    """The same uploads to our method and to Flower's strategy, which may count rounds from 0 or 1."""
+    method = fed.method
     server, _ = method.begin({}, fed.context(0, 3))
     for t, samples in enumerate(SAMPLES):
         states = [random_state(fed, 10 * t + client) for client in range(3)]
         server = merge(method, server, uploads(fed, *states, samples=samples), fed.context(t, 3))
-        other, _ = theirs.aggregate_fit(t + 1, flower_results(fed, states, samples), [])
+        other, _ = theirs.aggregate_fit(t + first, flower_results(fed, states, samples), [])
         for mine, their in zip(server["model"].values(), arrays(other), strict=True):
             np.testing.assert_allclose(mine, their, rtol=1e-4, atol=1e-5)
 
 
-def flower_options(fed, method: FedOpt) -> dict:
+def initial_of(fed):
     from flwr.common import ndarrays_to_parameters
 
-    initial = ndarrays_to_parameters([value.numpy() for value in fed.initial.values()])
-    return {"initial_parameters": initial, "eta": method.server_lr, "tau": method.tau}
+    return ndarrays_to_parameters([value.numpy() for value in fed.initial.values()])
+
+
+def test_fedavgm_agrees_with_flower(flower):
+    fed = small(FedAvgM(server_momentum=0.7), "mlp")
+    agree_round_by_round(fed, flower.FedAvgM(initial_parameters=initial_of(fed), server_momentum=0.7))
+
+
+def flower_options(fed, method: FedOpt) -> dict:
+    return {"initial_parameters": initial_of(fed), "eta": method.server_lr, "tau": method.tau}
 
 
 def test_fedadam_agrees_with_flower(flower):
@@ -147,13 +151,7 @@ def test_fedadam_agrees_with_flower(flower):
     method = FedOpt(optimizer="adam", server_lr=0.05, tau=1e-2, bias_correction=True)
     fed = small(method, "mlp")
     theirs = flower.FedAdam(beta_1=method.beta1, beta_2=method.beta2, **flower_options(fed, method))
-    server, _ = method.begin({}, fed.context(0, 3))
-    for t, samples in enumerate(SAMPLES):
-        states = [random_state(fed, 10 * t + client) for client in range(3)]
-        server = merge(method, server, uploads(fed, *states, samples=samples), fed.context(t, 3))
-        other, _ = theirs.aggregate_fit(t, flower_results(fed, states, samples), [])
-        for mine, their in zip(server["model"].values(), arrays(other), strict=True):
-            np.testing.assert_allclose(mine, their, rtol=1e-4, atol=1e-5)
+    agree_round_by_round(fed, theirs, first=0)
 
 
 def test_without_the_correction_a_step_is_flowers_divided_by_it(flower):
@@ -174,11 +172,4 @@ def test_fedadagrad_agrees_with_flower(flower):
     """Flower's FedAdagrad has no first moment."""
     method = FedOpt(optimizer="adagrad", server_lr=0.05, tau=1e-2, beta1=0)
     fed = small(method, "mlp")
-    theirs = flower.FedAdagrad(**flower_options(fed, method))
-    server, _ = method.begin({}, fed.context(0, 3))
-    for t, samples in enumerate(SAMPLES):
-        states = [random_state(fed, 10 * t + client) for client in range(3)]
-        server = merge(method, server, uploads(fed, *states, samples=samples), fed.context(t, 3))
-        other, _ = theirs.aggregate_fit(t + 1, flower_results(fed, states, samples), [])
-    for mine, their in zip(server["model"].values(), arrays(other), strict=True):
-        np.testing.assert_allclose(mine, their, rtol=1e-4, atol=1e-5)
+    agree_round_by_round(fed, flower.FedAdagrad(**flower_options(fed, method)))
