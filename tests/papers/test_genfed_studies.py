@@ -1,4 +1,18 @@
-from fedhelix.papers.genfed import OURS, TABLE_2, TABLE_3, TABLE_5, method_of, rows_of, table_2, table_3, table_4
+import pytest
+
+from fedhelix.papers.genfed import (
+    LEVEL,
+    OURS,
+    TABLE_2,
+    TABLE_3,
+    TABLE_5,
+    method_of,
+    relative_time,
+    rows_of,
+    table_2,
+    table_3,
+    table_4,
+)
 
 
 def test_rows_name_their_methods():
@@ -30,3 +44,24 @@ def test_tables_share_their_runs():
     calm = {(cell.method, repr(sorted(cell.settings.items()))) for cell in table_4("gpu") if cell.column == "no attack"}
     assert narrow <= wide and calm <= wide
     assert len(table_2("gpu")) == 4 * (18 + len(OURS))
+
+
+def test_rounds_are_counted_to_nine_tenths_of_fedavgs_best_of_the_same_seed():
+    def cell(row, *by_seed):
+        return {
+            "row": row,
+            "column": "MNIST",
+            "seeds": [0, 1],
+            "accuracy_curve": {"rounds": [5, 10, 15], "by_seed": by_seed},
+        }
+
+    slow, fast = cell("FedAvg", [0.2, 0.5, 0.4], [0.1, 0.2, 0.9]), cell("GenFed", [0.46, 0.5, 0.6], [0.2, 0.81, 0.82])
+    never = cell("FedAU", [0.4, 0.44, 0.44], [0.9, 0.9, 0.9])
+    report = {"scale": "gpu", "measures": [], "cells": [slow, fast, never]}
+    relative_time(report)
+    assert [found[LEVEL]["by_seed"] for found in report["cells"]] == [[10, 15], [5, 10], [None, 5]]
+    assert (
+        fast["relative to FedAvg"]["by_seed"] == pytest.approx([0.5, 2 / 3])
+        and fast["relative to FedAvg"]["paper"] == 0.07
+    )
+    assert never["relative to FedAvg"]["mean"] is None  # one seed never got there

@@ -30,5 +30,21 @@ def test_vectors_are_dots_for_every_client_of_every_seed():
     assert [text.get_text() for text in drawn.legends[0].texts] == ["before fine-tuning", "after fine-tuning"]
 
 
+def test_only_the_rows_that_a_study_names_are_drawn():
+    curve = {"rounds": [1, 2], "by_seed": [[0.2, 0.4]]}
+    drawn = picture(
+        {"drawn": ["other"], "cells": [cell(row, "left", accuracy_curve=curve) for row in ("one", "other")]}
+    )
+    assert [line.get_label() for line in drawn.axes[0].lines] == ["other"]
+
+
+def test_a_measure_goes_across_the_columns_in_which_it_is_known():
+    known, unknown = {"mean": 40.0, "se": 1.0}, {"mean": None, "se": None}
+    cells = [cell("one", column, best=best) for column, best in (("20", known), ("40", unknown), ("180", known))]
+    axes = picture({"across": "best", "title": "Many", "cells": cells}).axes[0]
+    assert axes.containers[0].lines[0].get_xydata().tolist() == [[0, 40], [2, 40]]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["20", "40", "180"]
+
+
 def test_a_table_is_no_picture():
     assert picture({"cells": [cell("one", "left", accuracy={"by_seed": [0.5], "mean": 0.5})]}) is None

@@ -7,10 +7,11 @@ All methods get the same supplement unless their row says otherwise.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from fedhelix.papers.study import Cell, Scale, Study, add_measure, best_on_test, percent, rounds_to
+from fedhelix.papers.study import Cell, Scale, Study, add_measure, best_on_test, percent, rounds_to, spread
 from fedhelix.runs.config import layered
 
 SCHEDULES = {1: "constant", 2: "power", 3: "linear", 4: "sine", 5: "wave"}
@@ -89,6 +90,7 @@ GenFed (5)  57.523 54.127 46.970 55.711 52.671
 FedAvg      46.777 49.939 54.048 56.053 57.202
 """
 
+LEVEL = "rounds to 90 % of FedAvg's best"
 BEST = {"best on test": best_on_test, "chosen on validation": percent("accuracy_at_best")}
 
 
@@ -197,8 +199,31 @@ def table_3(scale: Scale) -> list[Cell]:
     return [Cell(row, cell.column, cell.method, cell.settings) for row, cell in found]
 
 
+def rounds_to_level(report: dict[str, Any]) -> None:
+    """The first round with nine tenths of FedAvg's best accuracy, seed by seed, which small scales reach too.
+
+    The paper's targets are 90 (CIFAR-10) to 99.5 % (MNIST, SVHN) of what FedAvg reaches there.
+    """
+    report["measures"].append(LEVEL)
+    best = {
+        (cell["column"], seed): max(curve)
+        for cell in report["cells"]
+        if cell["row"] == "FedAvg" and cell["seeds"]
+        for seed, curve in zip(cell["seeds"], cell["accuracy_curve"]["by_seed"], strict=True)
+    }
+    for cell in report["cells"]:
+        curves = cell.get("accuracy_curve", {"rounds": [], "by_seed": []})
+        levels = [0.9 * best.get((cell["column"], seed), math.inf) for seed in cell["seeds"]]
+        by_seed = [
+            next((t for t, seen in zip(curves["rounds"], curve, strict=True) if seen >= level), None)
+            for curve, level in zip(curves["by_seed"], levels, strict=True)
+        ]
+        cell[LEVEL] = {"by_seed": by_seed, **spread(by_seed), "paper": None}
+
+
 def relative_time(report: dict[str, Any]) -> None:
-    """Rounds to the target over FedAvg's: time is proportional to them, since scoring costs next to nothing."""
+    """Those rounds over FedAvg's: time is proportional to them, since scoring costs next to nothing."""
+    rounds_to_level(report)
     paper = {
         (row, column): figure
         for row, figures in rows_of(TABLE_3).items()
@@ -209,7 +234,7 @@ def relative_time(report: dict[str, Any]) -> None:
         "relative to FedAvg",
         lambda cell, other: other["row"] == "FedAvg" and other["column"] == cell["column"],
         lambda mine, its: mine / its,
-        of="rounds to target",
+        of=LEVEL,
         paper=paper if report["scale"] != "quick" else {},
     )
 
@@ -289,12 +314,15 @@ STUDIES = [
         table_2,
         {"rounds to target": rounds_to(TARGETS), **BEST},
         curves=("accuracy", "loss"),
+        drawn=("GenFed (1)", "GenFed (3)", "GenFed (5)", "FedAvg", "FedAvg, no supplement"),
+        finish=rounds_to_level,
     ),
     Study(
         "genfed-table3",
         "GenFed, Table 3: time to target",
         table_3,
-        {"rounds to target": rounds_to(TARGETS)},
+        {},
+        across="relative to FedAvg",
         finish=relative_time,
     ),
     Study(
@@ -309,6 +337,7 @@ STUDIES = [
         },
         seeds={"quick": 3, "gpu": 3, "paper": 5},
         curves=("accuracy", "loss"),
+        drawn=("FedAvg, no supplement", "FedAvg", "GenFed (1)", "FedAvgM 0.8", "GenFed (1) around FedAvgM 0.8"),
     ),
     Study("genfed-table4", "GenFed, Table 4: attacks on CIFAR-10", table_4, BEST, finish=damage),
     Study(
@@ -316,12 +345,14 @@ STUDIES = [
         "GenFed, Table 5: number of clients, CIFAR-10",
         lambda scale: by_setting(TABLE_5, "clients", CLIENTS, scale),
         BEST,
+        across="chosen on validation",
     ),
     Study(
         "genfed-table6",
         "GenFed, Table 6: Dirichlet alpha, CIFAR-10",
         lambda scale: by_setting(TABLE_6, "partition", ALPHAS, scale),
         BEST,
+        across="chosen on validation",
     ),
     Study(
         "genfed-attacks",

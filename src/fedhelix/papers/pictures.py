@@ -24,8 +24,14 @@ WORDS = {
 
 
 def picture(report: Mapping[str, Any]) -> Figure | None:
-    """A panel for each kind of curve or vector and each column of the table; None where neither was kept."""
-    done = [cell for cell in report["cells"] if cell["runs"]]
+    """A panel for each kind of curve or vector and each column of the table, or one of a measure across columns.
+
+    None where a study has nothing of the kind.
+    """
+    drawn = report.get("drawn") or [cell["row"] for cell in report["cells"]]
+    done = [cell for cell in report["cells"] if cell["runs"] and cell["row"] in drawn]
+    if report.get("across"):
+        return _across(done, report["across"], report["title"])
     columns = list(dict.fromkeys(cell["column"] for cell in done))
     kinds = list(dict.fromkeys(key for cell in done for key in cell if key.endswith(CURVE)))
     vectors = [key for key in dict.fromkeys(key for cell in done for key in cell) if _is_vector(done, key)]
@@ -44,6 +50,30 @@ def picture(report: Mapping[str, Any]) -> Figure | None:
     handles = {label: handle for axes in grid.flat for handle, label in zip(*_legend(axes), strict=True)}
     places = 3 if vectors else 2 * len(columns)
     figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=places, frameon=False, fontsize=9)
+    return figure
+
+
+def _across(cells: Cells, measure: str, title: str) -> Figure:
+    """Each row from column to column, with standard errors: a line where columns are numbers, else side by side."""
+    columns = list(dict.fromkeys(cell["column"] for cell in cells))
+    figure = sheet(6.4, 3.8)
+    axes = figure.subplots()
+    ordered = all(column.replace(".", "", 1).isdigit() for column in columns)
+    rows = list(dict.fromkeys(cell["row"] for cell in cells))
+    for place, row in enumerate(rows):
+        known = [cell for cell in cells if cell["row"] == row and cell[measure]["mean"] is not None]
+        dash = DASHES[place % len(DASHES)] if ordered else "none"
+        axes.errorbar(
+            [columns.index(cell["column"]) + (0 if ordered else (place + 0.5) / len(rows) - 0.5) * 0.6 for cell in known],
+            [cell[measure]["mean"] for cell in known],
+            [cell[measure]["se"] or 0 for cell in known],
+            color=COLOURS[place % len(COLOURS)], linestyle=dash, linewidth=1.6, marker="o", markersize=4, capsize=3,
+            label=literal(row),
+        )  # fmt: skip
+    tidy(axes, literal(title))
+    axes.set_xticks(range(len(columns)), [literal(column) for column in columns])
+    axes.set(ylabel=measure)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=9)
     return figure
 
 

@@ -59,6 +59,8 @@ class Study:
     seeds: Mapping[Scale, int] = field(default_factory=lambda: {"quick": 1, "gpu": 2, "paper": 5})
     curves: Sequence[str] = ("accuracy",)  # kept round by round, for pictures
     vectors: Sequence[str] = ()  # kept client by client, of the last round
+    drawn: Sequence[str] = ()  # the rows in its picture, where all of them would hide each other
+    across: str = ""  # a measure to draw from column to column, instead of curves
     finish: Callable[[dict[str, Any]], None] | None = None  # adds measures that compare cells with each other
 
     def plans(
@@ -89,6 +91,8 @@ class Study:
             "complete": len(done) == len(paths),
             "seeds": sorted({plan.config.seed for _, runs in plans for plan in runs.values()}),
             "measures": list(self.measures),
+            "drawn": list(self.drawn),
+            "across": self.across,
             "cells": [self.figures(cell, list(runs)) for cell, runs in plans],
         }
         if self.finish is not None:
