@@ -63,8 +63,9 @@ def _across(cells: Cells, measure: str, title: str) -> Figure:
     for place, row in enumerate(rows):
         known = [cell for cell in cells if cell["row"] == row and cell[measure]["mean"] is not None]
         dash = DASHES[place % len(DASHES)] if ordered else "none"
+        aside = 0 if ordered else 0.6 * ((place + 0.5) / len(rows) - 0.5)
         axes.errorbar(
-            [columns.index(cell["column"]) + (0 if ordered else (place + 0.5) / len(rows) - 0.5) * 0.6 for cell in known],
+            [columns.index(cell["column"]) + aside for cell in known],
             [cell[measure]["mean"] for cell in known],
             [cell[measure]["se"] or 0 for cell in known],
             color=COLOURS[place % len(COLOURS)], linestyle=dash, linewidth=1.6, marker="o", markersize=4, capsize=3,
