@@ -15,7 +15,7 @@ from fedhelix.defences import (
 )
 from fedhelix.errors import BadInput
 from fedhelix.federation import Federation
-from fedhelix.method import Batch, Client, Context, Local, LocalRound, Method, Phase, Upload, Wrapper
+from fedhelix.method import Batch, Client, Context, Local, LocalRound, Method, Phase, Upload
 from fedhelix.methods import (
     Clustered,
     Ditto,
@@ -46,6 +46,7 @@ from fedhelix.methods import (
 from fedhelix.options import option
 from fedhelix.registry import METHODS, register
 from fedhelix.standing import Run
+from fedhelix.wrapper import Wrapper
 
 try:
     __version__ = version("fedhelix")

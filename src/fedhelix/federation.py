@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedhelix import models, seeds, toml
+from fedhelix import describe, models, seeds
 from fedhelix.attacks import Attack, Attackers
 from fedhelix.channel import receive
 from fedhelix.client import Job, Setup, Training, client_of
@@ -84,7 +83,7 @@ class Federation:
         self.training, asked, self.participation, self.newcomers, self.attack = built
         self.server_data: ServerData = asked.resolved(self.method.scores)
         late = self.newcomers
-        self._here = partition.here
+        self.here = partition.here  # whether the clients' samples are on this machine
         parts = partition.divided(pool, late.newcomers, late.newcomers_classes, self.seed)
         self.reserve = Reserve.of(pool, parts[0], self.server_data, self.seed)
         if self.method.scores and not len(self.reserve.scoring):
@@ -343,16 +342,14 @@ class Federation:
         run = Run(self, [], Standing(0, {}, {}))
         with ExitStack() as stack:
             if out is not None:
-                run.folder = RunFolder.open(out) if resume else RunFolder.create(out, config or self.describe(rounds))
+                run.folder = (
+                    RunFolder.open(out) if resume else RunFolder.create(out, config or describe.config(self, rounds))
+                )
                 stack.enter_context(run.folder)
                 if resume:
-                    self._check_same(run.folder)
-                restored = run.folder.restore(str(self.device)) if resume else None
-                if restored is not None:
-                    run.records, run.standing = run.folder.records(), Standing(*restored)
-                    if [record["round"] for record in run.records] != list(range(1, run.standing.round + 1)):
-                        raise BadInput(f"the metrics.jsonl of '{out}' lacks rounds that its checkpoint has.")
-                run.folder.write_clients(self.census())
+                    describe.check_same(self, run.folder)
+                    run.restore()
+                run.folder.write_clients(describe.census(self))
                 self.engine.choices.update(run.folder.choices)
             if not run.standing.round:
                 try:
@@ -370,15 +367,9 @@ class Federation:
                 stack.enter_context(tracking)
             try:
                 for record, standing in self.play(rounds, run.standing, eval_every):
-                    run.records.append(record)
-                    run.standing = standing
-                    if run.folder is not None:
-                        run.folder.append(record)
-                        if run.standing.round % checkpoint_every == 0 or run.standing.round == rounds:
-                            self._checkpoint(run)
-                            if client_state == "disk":
-                                states = run.folder.states(str(self.device))
-                                run.standing.own = ChainMap({}, states)  # type: ignore[arg-type]
+                    run.keep(record, standing)
+                    if standing.round % checkpoint_every == 0 or standing.round == rounds:
+                        run.checkpoint(on_disk=client_state == "disk")
                     if tracking is not None:
                         tracking.update(record)
                     progress.update(record)
@@ -387,71 +378,11 @@ class Federation:
             except KeyboardInterrupt:
                 # Complete rounds are not lost; one whose record is not on disk yet is played again on resume.
                 if run.folder is not None and len(run.folder.records()) == run.standing.round:
-                    self._checkpoint(run)
+                    run.checkpoint()
                 raise
             if run.folder is not None:
                 run.folder.write_summary(run.summary)
         return run
-
-    def _check_same(self, folder: RunFolder) -> None:
-        """A run from Python objects can only be resumed by a federation that describes itself in the same way."""
-        mine, its = toml.loads(toml.dumps(self.describe(1))), folder.config
-        for key in mine if its.get("library") else ():
-            if key != "rounds" and mine[key] != its.get(key):
-                raise BadInput(f"'{folder.path}' was run with {key} = {its.get(key)}, not {mine[key]}.")
-        if "deployment" not in its and folder.clients and folder.clients != self.census():
-            raise BadInput(
-                f"the clients of '{folder.path}' had other samples than they have now; was config.toml changed?"
-            )
-
-    def _checkpoint(self, run: Run) -> None:
-        if run.folder is not None and run.standing.round:
-            own = {client: run.standing.own[client] for client in sorted(run.standing.changed)}
-            run.folder.write_choices(self.engine.choices)
-            run.folder.checkpoint(run.standing.round, run.standing.server, own)
-            run.standing.changed.clear()
-
-    def describe(self, rounds: int) -> dict[str, Any]:
-        """What determines a run, for its config.toml, as far as a library user's objects can be written down."""
-        return {
-            "library": True,
-            "rounds": rounds,
-            "seed": self.seed,
-            "data": {"name": self.data.name},
-            "parameters": {name: list(self.initial[name].shape) for name in self.units.parameters},
-            "clients": self.clients,
-            "cohort": self.cohort_size,
-            "training": vars(self.training),
-            "server_data": vars(self.server_data),
-            "participation": vars(self.participation),
-            "newcomers": vars(self.newcomers),
-            "attack": vars(self.attack),
-            "method": {"name": self.method.label, **self.method.options()},
-        }
-
-    def facts(self) -> dict[str, Any]:
-        """What a summary says about the federation itself."""
-        return {
-            "method": self.method.label,
-            "options": self.method.options(),
-            "parameters": sum(self.units.sizes[name] for name in self.units.parameters),
-            "data": self.data.name,
-            "clients": self.clients,
-            "seed": self.seed,
-            "engine": f"{self.engine.name} ({self.engine.why})",
-        }
-
-    def census(self) -> dict[str, Any]:
-        """Who has what: training samples per client (and class), who is malicious, and whose models are judged."""
-        found: dict[str, Any] = {
-            "samples": [len(split.train) for split in self.splits],
-            "attackers": sorted(self.attackers.ids),
-            "judged": self.judged,
-        }
-        if self._here and (classes := self.data.classes) is not None:
-            labels = self.data.y.cpu().numpy()
-            found["classes"] = [np.bincount(labels[split.train], minlength=classes).tolist() for split in self.splits]
-        return found
 
     def __repr__(self) -> str:
         return f"Federation({self.data.name}, {self.clients} clients, {self.method}, seed={self.seed})"

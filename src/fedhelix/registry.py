@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 from fedhelix.errors import BadInput, unknown
 from fedhelix.imports import import_file
-from fedhelix.method import Method, Wrapper
+from fedhelix.method import Method
 from fedhelix.options import build, find
+from fedhelix.wrapper import Wrapper
 
 M = TypeVar("M", bound=type[Method])
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from fedhelix import describe
 from fedhelix.errors import BadInput
 from fedhelix.records import Record, summarise
 from fedhelix.store import RunFolder
@@ -42,6 +43,35 @@ class Run:
     standing: Standing = field(repr=False)
     folder: RunFolder | None = None
 
+    def restore(self) -> None:
+        """Go back to the last checkpoint of its folder, if there is one."""
+        assert self.folder is not None
+        restored = self.folder.restore(str(self.federation.device))
+        if restored is None:
+            return
+        self.records, self.standing = self.folder.records(), Standing(*restored)
+        if [record["round"] for record in self.records] != list(range(1, self.standing.round + 1)):
+            raise BadInput(f"the metrics.jsonl of '{self.folder.path}' lacks rounds that its checkpoint has.")
+
+    def keep(self, record: Record, standing: Standing) -> None:
+        """One more round is over."""
+        self.records.append(record)
+        self.standing = standing
+        if self.folder is not None:
+            self.folder.append(record)
+
+    def checkpoint(self, on_disk: bool = False) -> None:
+        """Write down what the next round depends on; `on_disk` leaves what clients keep there until it is needed."""
+        if self.folder is None or not self.standing.round:
+            return
+        own = {client: self.standing.own[client] for client in sorted(self.standing.changed)}
+        self.folder.write_choices(self.federation.engine.choices)
+        self.folder.checkpoint(self.standing.round, self.standing.server, own)
+        self.standing.changed.clear()
+        if on_disk:
+            states = self.folder.states(str(self.federation.device))
+            self.standing.own = ChainMap({}, states)  # type: ignore[arg-type]
+
     @property
     def metrics(self) -> pd.DataFrame:
         """One row per round."""
@@ -52,7 +82,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """The figures of the whole run."""
-        return summarise(self.records, self.federation.facts(), self.federation.task.name)
+        return summarise(self.records, describe.facts(self.federation), self.federation.task.name)
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """How fast it learnt, what it sent, and how each client fares; with a path (.png, .svg, .pdf) also as a file.
@@ -63,8 +93,8 @@ class Run:
 
         from fedhelix.report import plots, results, style
 
-        config = self.federation.describe(len(self.records))
-        result = results.make("this run", config, self.summary, pd.DataFrame(self.records), self.federation.census())
+        config, census = describe.config(self.federation, len(self.records)), describe.census(self.federation)
+        result = results.make("this run", config, self.summary, pd.DataFrame(self.records), census)
         figure = plots.overview(results.grouped([result]))
         if path is not None:
             style.save(figure, path)

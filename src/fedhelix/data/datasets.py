@@ -72,6 +72,10 @@ class Dataset:
         """The shape of one sample."""
         return tuple(self.x.shape[1:])
 
+    def codes(self, targets: Tensor) -> np.ndarray:
+        """Labels as NumPy; a regression counts as one class."""
+        return np.zeros(len(targets), dtype=np.int64) if self.classes is None else targets.cpu().numpy()
+
     def prepare(self, x: Tensor) -> Tensor:
         """A gathered batch as the network wants it: pixels become floats in [0, 1], then everything is normalised.
 

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from fedhelix.data.datasets import Dataset
-from fedhelix.data.sampling import ClassPool, affordable, apportion, segments
+from fedhelix.data.sampling import ClassPool, affordable, apportion, enough_for, even, segments, top_up
 from fedhelix.errors import BadInput, unknown
 from fedhelix.options import Checked, build, option
 from fedhelix.seeds import numpy_draw
@@ -102,11 +102,11 @@ class Partition(Checked):
             raise BadInput(
                 f"there is no class {max(self.classes)} in '{data.name}'; its classes are 0 to {data.classes - 1}."
             )
-        return np.flatnonzero(np.isin(codes(data, targets), self.classes))
+        return np.flatnonzero(np.isin(data.codes(targets), self.classes))
 
     def members(self, data: Dataset, usable: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """The samples of all clients, one client after the other, and how many each one has."""
-        labels = codes(data, data.y)[usable] if self.by_class else np.zeros(len(usable), dtype=np.int64)
+        labels = data.codes(data.y)[usable] if self.by_class else np.zeros(len(usable), dtype=np.int64)
         present, compact = np.unique(labels, return_inverse=True)
         pool = ClassPool.of(usable, compact, len(present), draw)
         counts = self.counts(present, pool.sizes, draw)
@@ -122,8 +122,8 @@ class Partition(Checked):
         """For each client test samples with the class proportions of its training samples."""
         clients, classes = len(sizes), data.classes or 1
         usable = self.usable(data, data.y_test)
-        pool = ClassPool.of(usable, codes(data, data.y_test)[usable], classes, draw)
-        cells = np.repeat(np.arange(clients) * classes, sizes) + codes(data, data.y)[members]
+        pool = ClassPool.of(usable, data.codes(data.y_test)[usable], classes, draw)
+        cells = np.repeat(np.arange(clients) * classes, sizes) + data.codes(data.y)[members]
         held = np.bincount(cells, minlength=clients * classes).reshape(clients, classes)
         held[:, pool.sizes == 0] = 0
         lost = np.flatnonzero(held.sum(1) == 0)
@@ -388,11 +388,6 @@ def class_split(data: Dataset, fraction: float = 0.5, seed: int = 0) -> tuple[np
     return np.sort(order[:known]), np.sort(order[known:])
 
 
-def codes(data: Dataset, targets: Tensor) -> np.ndarray:
-    """Labels as NumPy; a regression counts as one class."""
-    return np.zeros(len(targets), dtype=np.int64) if data.classes is None else targets.cpu().numpy()
-
-
 def whole_numbers(name: str, values: Any) -> tuple[int, ...]:
     """Classes that the user listed, as a tuple."""
     array = np.asarray(values)
@@ -407,36 +402,6 @@ def training_indices(indices: Any, samples: int) -> np.ndarray:
     if array.size and (array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= samples):
         raise BadInput(f"exclude must hold indices of training samples, whole numbers from 0 to {samples - 1}.")
     return array
-
-
-def enough_for(clients: int, supply: np.ndarray) -> None:
-    """Refuse more clients than samples."""
-    samples = supply.sum()
-    if samples < clients:
-        raise BadInput(f"{clients} clients cannot share {samples} samples; lower clients to at most {samples}.")
-
-
-def even(total: int, parts: int) -> np.ndarray:
-    """A number cut into parts that differ by at most one."""
-    return total // parts + (np.arange(parts) < total % parts)
-
-
-def top_up(counts: np.ndarray, least: int, draw: np.random.Generator) -> None:
-    """Move random samples from the largest clients to those with fewer than `least`, in place."""
-    sizes = counts.sum(1)
-    donors = [(-int(size), client) for client, size in enumerate(sizes) if size > least]
-    heapq.heapify(donors)
-    for client in np.flatnonzero(sizes < least):
-        while sizes[client] < least:
-            _, donor = heapq.heappop(donors)
-            given = min(least - sizes[client], sizes[donor] - least)
-            moved = draw.multivariate_hypergeometric(counts[donor], given)
-            counts[donor] -= moved
-            counts[client] += moved
-            sizes[client] += given
-            sizes[donor] -= given
-            if sizes[donor] > least:
-                heapq.heappush(donors, (-int(sizes[donor]), int(donor)))
 
 
 def usual_groups(present: np.ndarray) -> tuple[tuple[int, ...], ...]:

@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 
 from fedhelix.data.datasets import Dataset
-from fedhelix.data.partitions import Partition, Split, codes
+from fedhelix.data.partitions import Partition, Split
 from fedhelix.data.sampling import ClassPool, stratified
 from fedhelix.errors import BadInput
 from fedhelix.options import Checked, option
@@ -70,7 +70,7 @@ class Reserve:
             _warn_of_missing(data, partition, held)
         if not asked.supplement_size or asked.validation_shared:
             return cls(np.sort(held), np.sort(held if asked.supplement_size else held[:0]))
-        kinds = np.unique(codes(data, data.y)[held], return_inverse=True)[1]
+        kinds = np.unique(data.codes(data.y)[held], return_inverse=True)[1]
         given = stratified(kinds, round(POOL_SHARE * count), numpy_draw(seed, "supplement-pool"))
         return cls(np.sort(np.delete(held, given)), np.sort(held[given]))
 
@@ -83,7 +83,7 @@ class Reserve:
             mean * value if value <= 1 else value for value in (asked.supplement_size, asked.supplement_below)
         )
         supplied, given = list(splits), {}
-        labels = np.unique(codes(data, data.y)[self.pool], return_inverse=True)[1]
+        labels = np.unique(data.codes(data.y)[self.pool], return_inverse=True)[1]
         for client, split in enumerate(splits):
             if not len(self.pool) or len(split.train) >= below or round(size) < 1:
                 continue
@@ -97,7 +97,7 @@ class Reserve:
 
 def even_sample(data: Dataset, among: np.ndarray, count: int, draw: np.random.Generator) -> np.ndarray:
     """So many of some training samples, the same number of every class as far as there are enough."""
-    kinds, labels = np.unique(codes(data, data.y)[among], return_inverse=True)
+    kinds, labels = np.unique(data.codes(data.y)[among], return_inverse=True)
     pool = ClassPool.of(among, labels, len(kinds), draw)
     return pool.take(balanced(count, pool.sizes)[None], 0)
 
@@ -116,7 +116,7 @@ def balanced(total: int, supply: np.ndarray, draw: np.random.Generator | None = 
 
 def _warn_of_missing(data: Dataset, partition: Partition, held: np.ndarray) -> None:
     wanted = range(data.classes or 0) if partition.classes is None else partition.classes
-    missing = sorted(set(wanted) - set(codes(data, data.y)[held].tolist()))
+    missing = sorted(set(wanted) - set(data.codes(data.y)[held].tolist()))
     if missing:
         names = ", ".join(map(str, missing))
         warnings.warn(f"the server's validation set has no sample of class {names}.", stacklevel=3)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 
 import numpy as np
+
+from fedhelix.errors import BadInput
 
 
 def apportion(totals: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -66,3 +69,33 @@ def stratified(labels: np.ndarray, size: int, draw: np.random.Generator, leave_o
     if leave_one:
         counts = np.minimum(counts, np.maximum(pool.sizes - 1, 0))
     return np.sort(pool.take(counts, 0))
+
+
+def enough_for(clients: int, supply: np.ndarray) -> None:
+    """Refuse more clients than samples."""
+    samples = supply.sum()
+    if samples < clients:
+        raise BadInput(f"{clients} clients cannot share {samples} samples; lower clients to at most {samples}.")
+
+
+def even(total: int, parts: int) -> np.ndarray:
+    """A number cut into parts that differ by at most one."""
+    return total // parts + (np.arange(parts) < total % parts)
+
+
+def top_up(counts: np.ndarray, least: int, draw: np.random.Generator) -> None:
+    """Move random samples from the largest clients to those with fewer than `least`, in place."""
+    sizes = counts.sum(1)
+    donors = [(-int(size), client) for client, size in enumerate(sizes) if size > least]
+    heapq.heapify(donors)
+    for client in np.flatnonzero(sizes < least):
+        while sizes[client] < least:
+            _, donor = heapq.heappop(donors)
+            given = min(least - sizes[client], sizes[donor] - least)
+            moved = draw.multivariate_hypergeometric(counts[donor], given)
+            counts[donor] -= moved
+            counts[client] += moved
+            sizes[client] += given
+            sizes[donor] -= given
+            if sizes[donor] > least:
+                heapq.heappush(donors, (-int(sizes[donor]), int(donor)))

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from fedhelix.defences import rules
 from fedhelix.errors import BadInput
-from fedhelix.method import Context, Method, Upload, Wrapper
+from fedhelix.method import Context, Method, Upload
 from fedhelix.methods.fedavg import FedAvg
 from fedhelix.options import option
 from fedhelix.registry import register
 from fedhelix.tree import State, Tree, take
 from fedhelix.units import Units
+from fedhelix.wrapper import Wrapper
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedhelix.clustering import Clusters
-from fedhelix.method import Method, Wrapper
+from fedhelix.method import Method
 from fedhelix.methods.fedavg import FedAvg
 from fedhelix.options import option
 from fedhelix.registry import register
+from fedhelix.wrapper import Wrapper
 
 
 @register("clustered", paper="the one-shot clusters of GENE-FL, arXiv:2504.14628")

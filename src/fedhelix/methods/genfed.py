@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedhelix.errors import BadInput
-from fedhelix.method import Context, Method, Upload, Wrapper
+from fedhelix.method import Context, Method, Upload
 from fedhelix.methods.fedavg import FedAvg
 from fedhelix.options import option
 from fedhelix.registry import register
 from fedhelix.selection import Schedule, diverse, effective, fitness_of, fittest, parents, whole, without_twins
 from fedhelix.tree import State, Tree, cosine_distances, take
 from fedhelix.units import Units
+from fedhelix.wrapper import Wrapper
 
 
 @register("genfed", paper="GenFed, Expert Systems with Applications 281, 127636, 2025")
@@ -55,9 +56,8 @@ class GenFed(Wrapper):
         ctx.notes.setdefault("fitness", {}).update({str(-client): metric for metric, _, client in fitness})
         known = list(range(len(uploads))) if self.twins else without_twins(fitness)
         fitness = [fitness[i] for i in known]
-        wanted = parents(self.schedule, ctx.round, ctx.rounds, self.rho_max, self.b, self.c)
-        if self.schedule == "adaptive":
-            wanted = effective([metric for metric, *_ in fitness])
+        timed = parents(self.schedule, ctx.round, ctx.rounds, self.rho_max, self.b, self.c)
+        wanted = effective([metric for metric, *_ in fitness]) if self.schedule == "adaptive" else timed
         rho = whole(wanted, min(self.rho_max, len(known)))
         if self.diversity:
             angles = cosine_distances([models[i] for i in known], take(server["model"], ctx.units.parameters))
