@@ -58,6 +58,19 @@ def test_sites_with_data_of_their_own_train_together(tmp_path):
     assert census["samples"] == [43, 65, 22] and "classes" not in census  # the server does not see labels
 
 
+def test_a_free_place_is_no_obstacle_to_batch_norm(tmp_path):
+    folders = []
+    for site in range(3):
+        folders.append(blobs(tmp_path / f"data-{site}", site))
+        pictures = np.random.default_rng(site).normal(size=(60, 1, 8, 8)).astype(np.float32)
+        np.save(tmp_path / f"data-{site}" / "x.npy", pictures)
+    near = Neighbourhood(tmp_path, 3, folders, begin=2)
+    near.grid.answers.popitem()  # the third site has not come yet
+    fed = near.federation(make_plan("fedavg", {**SMALL, "data": "own", "model": "digits-bn-cnn"}))
+    record, _ = next(fed.play(1))
+    assert record["missing"] == {"2": "no site has taken this place yet"} and np.isfinite(record["train_loss"])
+
+
 def test_a_server_may_have_samples_for_selection_and_tests(tmp_path):
     folders = [blobs(tmp_path / f"data-{n}", n) for n in range(3)]
     mine = blobs(tmp_path / "server", 9)

@@ -53,7 +53,8 @@ def deployed(plan: Plan, post: Post, roster: Roster, experiment: str) -> Federat
     if config.data == OWN:
         kind = common_kind(roster.cards)
         data = stand_in(kind) if server_data is None else _of_kind(from_npz(server_data), kind)
-        later = [(2, 0)] * (roster.places - len(roster.cards))
+        # A place that nobody has taken yet: at most 0.9 of its samples are for validation, and BatchNorm needs two.
+        later = [(20, 0)] * (roster.places - len(roster.cards))
         counts = [(card["train"], card["test"]) for card in roster.cards.values()] + later
         instead |= {"data": data, "partition": Elsewhere(counts, config.valid)}
         if server_data is not None and config.validation_size is None and plan.method.scores:
