@@ -36,10 +36,12 @@ def test_an_audit_leaves_a_picture_and_its_figures(cli, tmp_path):
 def test_a_run_can_be_audited(cli):
     assert cli("run", "fedper", "--rounds", 1, "--clients", 4, "--model", "digits-cnn", "--out", "run").code == 0
     before = Path("run/metrics.jsonl").read_bytes()
-    found = cli("audit", "idlg", "run", *QUICK, "--json")
+    found = cli("audit", "idlg", "run", *QUICK[2:], "--json")
     assert not Path("run/lock").exists() and Path("run/metrics.jsonl").read_bytes() == before  # it only looks
     assert found.code == 0, found.err
     assert json.loads(found.out)["rows"][0]["method"] == "fedper"
+    found = cli("audit", "idlg", "run", "--set", "model=lenet")
+    assert found.code == 2 and "leave '--set model=lenet' out" in found.err
 
 
 @pytest.mark.parametrize(

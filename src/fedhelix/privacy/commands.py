@@ -34,6 +34,9 @@ def audit(attack: str, specs: Sequence[str], assignments: Sequence[str], out: Pa
             raise BadInput(f"--set takes KEY=VALUE, not '{text}'.")
         values[key.strip()] = value.strip()
     asked = build(Audit, values, "an audit")
+    idle = [key for key in ("data", "model") if key in values]
+    if idle and all((Path(spec) / "config.toml").exists() for spec in specs):
+        raise BadInput(f"a run has data and a network of its own; leave '--set {idle[0]}={values[idle[0]]}' out.")
     writable(out.parent)
     rows = audited(specs, asked)
     picture(rows, out)
