@@ -13,7 +13,7 @@ from torch.utils.data import Dataset as TorchDataset
 from fedhelix import METHODS, FedAvg, FedAvgFT, Federation, FedPer, FedRep, LocalOnly, Scaffold, from_arrays, partition
 from fedhelix.client import Job, work
 from fedhelix.errors import BadInput
-from fedhelix.tree import payload_bytes
+from fedhelix.tree import flatten, payload_bytes
 from helpers import close, same, small, timeless
 
 # One round
@@ -374,3 +374,11 @@ def test_clients_state_on_disk_is_that_in_memory(tmp_path):
     assert run.records[-1]["personal"] == straight.records[-1]["personal"]
     with pytest.raises(BadInput, match="needs a run folder"):
         fed.fit(1, client_state="disk")
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedrep", "ditto", "fedfina"])
+def test_a_client_recovers_from_a_round_that_diverged(name):
+    # The first round overflows, the second has a learning rate of 0.1.
+    run = small(METHODS[name](), model="digits-cnn", lr=1e20, lr_decay=1e-21, cohort=6).fit(2, quiet=True)
+    assert run.records[0]["refused"] and not run.records[1]["refused"]
+    assert all(torch.isfinite(value).all() for own in run.standing.own.values() for value in flatten(own).values())

@@ -29,7 +29,7 @@ def test_everything_is_shared_and_downloaded(fed):
     assert same(server, {"model": fed.initial}) and replies == {}
     assert same(Method().download(server, 3, ctx), server)
     assert Method().model(server, ctx) is server["model"]
-    assert Method().workers([4, 1], ctx) == [4, 1]
+    assert Method().workers({}, [4, 1], ctx) == [4, 1]
 
 
 def test_what_was_received_replaces_what_was_kept_replaces_what_was_drawn(client, fed):

@@ -1,5 +1,7 @@
 """The arithmetic of GenFed: schedules as printed, heap = sorting."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,8 +49,10 @@ def test_ties_go_to_the_smaller_loss_and_then_to_the_smaller_id():
 def test_effective_numbers():
     assert effective([0.5] * 8) == pytest.approx(8)
     assert effective([0.9, 0, 0]) == pytest.approx(1)
-    assert effective([0.8, 0.4]) == pytest.approx(1.2**2 / 0.8)
-    assert effective([0.0, 0.0]) == 2
+    assert effective([0.9, 0.1, 0.1]) == pytest.approx(1)  # what all have by chance does not count
+    assert effective([0.5, 0.4, 0.3]) == pytest.approx(0.3**2 / 0.05)
+    assert effective([0.5, -math.inf, 0.3]) == pytest.approx(1)  # a model that has diverged
+    assert effective([-math.inf]) == 1
 
 
 def test_diversity_prefers_the_one_that_points_elsewhere():
@@ -62,6 +66,12 @@ def test_diversity_prefers_the_one_that_points_elsewhere():
 @given(st.lists(st.sampled_from([0.1, 0.3, 0.5]), min_size=1, max_size=12), st.floats(-5e-9, 5e-9))
 def test_of_twins_only_the_first_is_kept(losses, rounding):
     fitness = [fitness_of(0.5, loss + client * rounding, client) for client, loss in enumerate(losses)]
-    kept = without_twins(fitness)
+    far = [[1.0] * len(losses)] * len(losses)
+    kept = without_twins(fitness, far)
     assert kept == [i for i in range(len(losses)) if losses[i] not in losses[:i]]
-    assert without_twins([fitness[i] for i in kept]) == list(range(len(kept)))
+    assert without_twins([fitness[i] for i in kept], far) == list(range(len(kept)))
+
+
+def test_twins_are_told_by_their_direction_where_statistics_of_their_own_change_their_loss():
+    fitness = [fitness_of(0.5, loss, client) for client, loss in enumerate([0.3, 0.4, 0.5])]
+    assert without_twins(fitness, [[0, 1, 1e-7], [1, 0, 1], [1e-7, 1, 0]]) == [0, 1]

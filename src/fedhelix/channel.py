@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -36,6 +36,15 @@ def finite(trees: Sequence[Tree]) -> list[bool]:
         norms = torch._foreach_norm(floats, math.inf) if floats else [torch.zeros(())]
         largest.append(torch.stack([norm.float() for norm in norms]).sum())
     return torch.stack([value.to(largest[0].device) for value in largest]).isfinite().tolist() if largest else []
+
+
+def kept(outcomes: Sequence[Outcome], before: Mapping[int, Tree]) -> dict[int, Tree]:
+    """What clients keep of a round: those who did not come out of it with finite numbers go back to what they had."""
+    sound = finite([{"own": outcome.own, "upload": outcome.upload} for outcome in outcomes])
+    return {
+        outcome.client: outcome.own if fine else before.get(outcome.client, {})
+        for outcome, fine in zip(outcomes, sound, strict=True)
+    }
 
 
 def receive(

@@ -61,6 +61,14 @@ class Clusters(Method):
             replies |= found
         return {"member": torch.tensor(member), "prints": prints, "parts": parts}, replies
 
+    def workers(self, server: Tree, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
+        """Server: who works in each cluster."""
+        found: list[int] = []
+        for k, part in server["parts"].items():
+            mine = [client for client in cohort if self.place(server, client) == k]
+            found += super().workers(part, mine, self.within(server, k, ctx))
+        return sorted(found)
+
     def download(self, server: Tree, client: int, ctx: Context) -> Tree:
         """Server: what the client's cluster has for it."""
         return super().download(server["parts"][self.place(server, client)], client, ctx)

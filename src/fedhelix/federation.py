@@ -17,7 +17,7 @@ from torch import nn
 
 from fedhelix import describe, models, seeds
 from fedhelix.attacks import Attack, Attackers
-from fedhelix.channel import receive
+from fedhelix.channel import kept, receive
 from fedhelix.client import Job, Setup, Training, client_of
 from fedhelix.data import Dataset, Partition, Reserve, ServerData, Split, from_clients, load, partitions
 from fedhelix.engines import Engine, engine_for
@@ -144,7 +144,7 @@ class Federation:
             arrival = Record()
             if self.newcomers.newcomers and t == self.newcomers.newcomers_after:
                 standing, arrival = self.arrive(standing, ctx)
-            workers = method.workers(self.cohort(t), ctx)
+            workers = method.workers(standing.server, self.cohort(t), ctx)
             payloads = {i: method.download(standing.server, i, ctx) for i in workers}
             jobs = [Job(i, t, payloads[i], standing.own.get(i, {})) for i in workers]
             outcomes = self.engine.work(jobs)
@@ -159,7 +159,7 @@ class Federation:
             standing = Standing(
                 t + 1,
                 server,
-                standing.own | {outcome.client: outcome.own for outcome in outcomes},
+                standing.own | kept(outcomes, standing.own),
                 standing.changed | {outcome.client for outcome in outcomes},
             )
             record: Record = {

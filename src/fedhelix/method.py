@@ -201,7 +201,7 @@ class Method(Checked):
 
     # Each round ------------------------------------------------------------------------------------------------
 
-    def workers(self, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
+    def workers(self, server: Tree, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
         """Server: who works in this round."""
         return cohort
 

@@ -37,10 +37,11 @@ def whole(wanted: float, most: int) -> int:
 
 
 def effective(fitness: Sequence[float]) -> float:
-    """How many models are as good as all of these together: n when all are equal, 1 when one alone is any good."""
-    values = [max(value, 0.0) for value in fitness]
+    """How many models have what all of these are better by than the worst one: 1 if one alone is; n if none is."""
+    known = [value for value in fitness if math.isfinite(value)]
+    values = [value - min(known) for value in known]
     squares = sum(value**2 for value in values)
-    return sum(values) ** 2 / squares if squares else len(values)
+    return sum(values) ** 2 / squares if squares else len(fitness)
 
 
 def fitness_of(metric: float, loss: float, client: int) -> Fitness:
@@ -48,14 +49,18 @@ def fitness_of(metric: float, loss: float, client: int) -> Fitness:
     return (-math.inf if math.isnan(metric) else metric, -math.inf if math.isnan(loss) else -loss, -client)
 
 
-def without_twins(fitness: Sequence[Fitness]) -> list[int]:
-    """Positions of all models but copies of an earlier one, which no honest client sends: their loss gives them away.
+def without_twins(fitness: Sequence[Fitness], distances: Sequence[Sequence[float]]) -> list[int]:
+    """Positions of all models but copies of an earlier one, which no honest client sends.
 
-    Rounding may differ a little with the place of a model among those that are scored at once.
+    Their direction gives them away, or their loss, where they have not moved. Rounding may differ a little with the
+    place of a model among those that are scored at once.
     """
     kept: list[int] = []
     for position, (_, loss, _) in enumerate(fitness):
-        if not any(math.isclose(loss, fitness[earlier][1], rel_tol=1e-6) for earlier in kept):
+        alike = (
+            math.isclose(loss, fitness[other][1], rel_tol=1e-6) or distances[position][other] < 1e-6 for other in kept
+        )
+        if not any(alike):
             kept.append(position)
     return kept
 

@@ -83,9 +83,9 @@ class Wrapper(Method):
         """As the inner method."""
         return self.inner.begin(hellos, ctx)
 
-    def workers(self, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
+    def workers(self, server: Tree, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
         """As the inner method."""
-        return self.inner.workers(cohort, ctx)
+        return self.inner.workers(server, cohort, ctx)
 
     def download(self, server: Tree, client: int, ctx: Context) -> Tree:
         """As the inner method."""

@@ -53,6 +53,12 @@ def test_mimics_copy_one_benign_client():
         assert close(forged[client], honest[fed.attackers.target])
 
 
+def test_a_forged_model_has_the_types_of_an_honest_one():
+    run = small(model="digits-bn-cnn", cohort=6, attack="mimic", attack_share=0.4).fit(1, quiet=True)
+    before, after = run.federation.initial, run.standing.server["model"]
+    assert {name: value.dtype for name, value in after.items()} == {name: value.dtype for name, value in before.items()}
+
+
 def test_without_anybody_benign_the_received_model_comes_back():
     fed = small(clients=10, cohort=10, attack="ipm")
     jobs = [Job(client, 0, {"model": fed.initial}, {}) for client in fed.attackers.ids]

@@ -80,8 +80,8 @@ def test_residuals_are_centred_by_coordinate_and_scaled_by_tensor():
 
 def filled():
     buffer = Buffer.of(None, 2, torch.device("cpu"))
-    buffer = buffer.add(torch.tensor([[1.0, 0.0], [2.0, 0.0]]), [4, 1], torch.tensor([1.0, 1.0]), 0, keep=2)
-    return buffer.add(torch.tensor([[5.0, 0.0]]), [4], torch.tensor([2.0, 2.0]), 1, keep=2)
+    buffer = buffer.add(torch.tensor([[1.0, 0.0], [2.0, 0.0]]), [4, 1], [0.5, 0.0], torch.tensor([1.0, 1.0]), 0, keep=2)
+    return buffer.add(torch.tensor([[5.0, 0.0]]), [4], [1.0], torch.tensor([2.0, 2.0]), 1, keep=2)
 
 
 def test_a_buffer_knows_owners_and_updates():
@@ -90,10 +90,12 @@ def test_a_buffer_knows_owners_and_updates():
     assert buffer.latest().tolist() == [[2, 0], [5, 0]]
     assert buffer.means().tolist() == [[2, 0], [3, 0]]
     assert buffer.updates().vectors.tolist() == [[0, -1], [1, -1], [3, -2]]
+    assert buffer.trusted().tolist() == [[1, 0], [5, 0]]  # client 1 was left out of the average
+    assert buffer.since(1).owners == [4] and buffer.since(1).starts.tolist() == [[2, 2]]
 
 
 def test_a_buffer_forgets_old_rounds():
-    buffer = filled().add(torch.tensor([[9.0, 9.0]]), [0], torch.tensor([3.0, 3.0]), 2, keep=2)
+    buffer = filled().add(torch.tensor([[9.0, 9.0]]), [0], [1.0], torch.tensor([3.0, 3.0]), 2, keep=2)
     assert buffer.rounds.tolist() == [1, 2] and buffer.clients.tolist() == [4, 0]
     assert buffer.starts.tolist() == [[2, 2], [3, 3]]
     assert buffer.updates().vectors.tolist() == [[3, -2], [6, 6]]

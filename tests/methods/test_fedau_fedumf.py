@@ -89,8 +89,8 @@ def test_around_it_genfed_normalises_even_when_it_takes_everybody():
 
 def test_who_will_be_sampled_next_trains_in_advance():
     fed = small(FedUmf(), clients=9)
-    server, _ = fed.method.begin({}, fed.context(0, 3))
-    for (record, standing), t in zip(fed.play(3), range(3), strict=False):
+    server, _ = fed.method.begin({}, fed.context(0, 4))
+    for (record, standing), t in zip(fed.play(4), range(3), strict=False):
         now, then = fed.cohort(t), fed.cohort(t + 1)
         assert record["participants"] == sorted({*now, *then})
         stored = {client for client, own in standing.own.items() if own.get("round") == t}
@@ -140,3 +140,9 @@ def test_bernoulli_participation_follows_its_rates():
     assert np.abs(seen - rates).max() < 0.05
     assert all(fed.cohort(t) for t in range(50)) and fed.cohort(3) == fed.cohort(3)
     assert take(fed.initial, []) == {} and len(fed.fit(1, quiet=True).records) == 1
+
+
+def test_nobody_trains_for_a_round_that_will_not_come():
+    run = small(FedUmf(), cohort=2).fit(3, quiet=True)
+    worked = [len(record["participants"]) for record in run.records]
+    assert worked[0] > 2 and worked[-1] == 2

@@ -109,3 +109,17 @@ def test_genfed_around_momentum():
     everybody = GenFed(FedAvgM(server_momentum=0.5), schedule="constant", rho_max=3)
     one, other = (small(method, validation_size=100).fit(2, quiet=True) for method in (FedAvgM(0.5), everybody))
     assert same(one.standing.server, other.standing.server)
+
+
+def test_a_selection_leaves_scaffolds_control_the_mean_of_the_clients():
+    run = small(GenFed(Scaffold(), rho_max=1), **NARROW).fit(3, quiet=True)
+    own = [run.standing.own[client]["control"] for client in range(4)]
+    mean = {name: torch.stack([control[name] for control in own]).mean(0) for name in own[0]}
+    assert close(run.standing.server["control"], mean)
+
+
+def test_in_clusters_everybody_gets_parameters_of_his_own():
+    method = make("clustered+pfedgpa", {"clusters": 3, "generate": "own"})
+    run = small(method, clients=8, cohort=2, validation_size=0).fit(6, quiet=True)
+    parts = run.standing.server["parts"].values()
+    assert sorted(int(client) for part in parts for client in part["personal"]) == list(range(8))

@@ -125,7 +125,8 @@ class Attackers:
         if self.asked.attack == "mimic":
             random = numpy_draw(self.seed, "mimic", job.round).choice(sorted(benign))
             update = benign[self.target if self.target in benign else int(random)]
-            return add(take(origin, update), take(update, origin))
+            moving = [name for name in update if name in origin and origin[name].is_floating_point()]
+            return add(take(origin, moving), take(update, moving))
         if self.asked.attack == "ipm":
             return {name: origin[name] - scale * _mean(name, benign, origin) for name in names}
         if self.asked.attack == "adaptive":

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from fedhelix import models
+from fedhelix.channel import kept as sound
 from fedhelix.client import (
     Job,
     Setup,
@@ -114,7 +115,7 @@ class Site:
         """A round of its client. What the client keeps is on disk before the answer leaves."""
         setup, job, kept = self._open(letter)
         outcome = work(setup, job)
-        kept.write(job.round, outcome.own)
+        kept.write(job.round, sound([outcome], {job.client: job.own})[job.client])
         return {"samples": outcome.samples, "loss": outcome.loss}, outcome.upload
 
     def evaluate(self, letter: Letter) -> tuple[dict[str, Any], Tree]:

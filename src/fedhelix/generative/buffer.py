@@ -16,6 +16,7 @@ class Buffer(NamedTuple):
 
     vectors: Tensor
     clients: Tensor
+    weights: Tensor
     rounds: Tensor
     starts: Tensor
 
@@ -25,21 +26,37 @@ class Buffer(NamedTuple):
         if tree is not None:
             return cls(**tree)
         nothing, empty = torch.zeros(0, dtype=torch.int64), torch.zeros(0, values, device=device)
-        return cls(empty, nothing, nothing, empty)
+        return cls(empty, nothing, torch.zeros(0), nothing, empty)
 
-    def add(self, vectors: Tensor, clients: Sequence[int], start: Tensor, round: int, keep: int) -> Buffer:
+    def add(
+        self, vectors: Tensor, clients: Sequence[int], weights: Sequence[float], start: Tensor, round: int, keep: int
+    ) -> Buffer:
         """With the uploads of a round, and without those that are `keep` rounds old."""
-        rounds = torch.cat([self.rounds.cpu(), torch.full((len(clients),), round)])
-        everybody = torch.cat([self.clients.cpu(), torch.tensor(list(clients), dtype=torch.int64)])
-        starts = torch.cat([self.starts, start.unsqueeze(0)])
-        fresh, young = rounds > round - keep, rounds.unique() > round - keep
-        uploads = torch.cat([self.vectors, vectors])
         return Buffer(
-            uploads[fresh.to(uploads.device)], everybody[fresh], rounds[fresh], starts[young.to(starts.device)]
+            torch.cat([self.vectors, vectors]),
+            torch.cat([self.clients.cpu(), torch.tensor(list(clients), dtype=torch.int64)]),
+            torch.cat([self.weights.cpu(), torch.tensor(list(weights), dtype=torch.float32)]),
+            torch.cat([self.rounds.cpu(), torch.full((len(clients),), round)]),
+            torch.cat([self.starts, start.unsqueeze(0)]),
+        ).since(round - keep + 1)
+
+    def since(self, first: int) -> Buffer:
+        """Only the uploads of that round and later ones."""
+        fresh, young = self.rounds.cpu() >= first, self.rounds.cpu().unique() >= first
+        return Buffer(
+            self.vectors[fresh.to(self.vectors.device)],
+            self.clients.cpu()[fresh],
+            self.weights.cpu()[fresh],
+            self.rounds.cpu()[fresh],
+            self.starts[young.to(self.starts.device)],
         )
 
+    def trusted(self) -> Tensor:
+        """The vectors of uploads that counted: what a selection left out is nothing to learn from."""
+        return self.vectors[(self.weights > 0).to(self.vectors.device)]
+
     def updates(self) -> Buffer:
-        """What clients changed in the models that they received, instead of what came of it."""
+        """How uploads differ from the average that their round began with."""
         places = self.rounds.unique(return_inverse=True)[1].to(self.vectors.device)
         return self._replace(vectors=self.vectors - self.starts[places])
 

@@ -33,7 +33,7 @@ class Recipe(Checked):
 
     generate: How = option("invert", "what clients get: invert, direct, reconstruct, or a rival that learns nothing")
     learn: Literal["update", "upload"] = option(
-        "update", "what vectors are: uploads, or what a client changed in the model that it had received"
+        "update", "what vectors are: uploads, or how they differ from the average that their round began with"
     )
     inverted: Literal["last", "mean", "near"] = option(
         "last",
@@ -77,7 +77,7 @@ class Recipe(Checked):
         """Every owner's own part of the model, with the generator that made it, and what is worth noting."""
         known, base = self.material(buffer)
         # Refused uploads may leave too few to learn from; then clients get back what is their own.
-        enough = self.learns and len(known.vectors) >= FEWEST
+        enough = self.learns and len(known.trusted()) >= FEWEST
         generator = self.fit(known, layout.sizes, seed, steps) if enough else None
         made = self.vectors(known, generator, seed)
         rows = zip(buffer.owners, base + made, strict=True)
@@ -97,7 +97,7 @@ class Recipe(Checked):
     def fit(self, known: Buffer, sizes: Sequence[int], seed: int, steps: int | None = None) -> Generator:
         """A generator of vectors like those that are known, whose tensors have these sizes."""
         size = self.sized(known.vectors.device).shortened(steps)
-        return Generator.fit(known.vectors, sizes, size, self.normalise, seed, watch=below)
+        return Generator.fit(known.trusted(), sizes, size, self.normalise, seed, watch=below)
 
     def vectors(self, known: Buffer, generator: Generator | None, seed: int) -> Tensor:
         """A vector for every owner."""

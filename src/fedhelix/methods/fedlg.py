@@ -12,7 +12,7 @@ from fedhelix.method import Context, LocalRound, Upload
 from fedhelix.methods.fedavg import FedAvg
 from fedhelix.options import option
 from fedhelix.registry import register
-from fedhelix.tree import Tree, drop, masked_mean, take
+from fedhelix.tree import Tree, masked_mean, take
 from fedhelix.units import Units
 
 FLAT = 5e-10  # a gradient entry below this counts as no gradient
@@ -58,7 +58,8 @@ class FedLG(FedAvg):
             for grad in local.client.gradients(model)
         ]
         moving = {"moving": torch.stack(shares).mean(0).cpu()} if shares else {}
-        return {"model": take(model, received), **moving}, {**local.own, "model": drop(model, received)}
+        # The next round may bring other layers, so all of them are kept.
+        return {"model": take(model, received), **moving}, {**local.own, "model": model}
 
     def merge(self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context) -> Tree:
         """Server: average the layers, and with the gradient rule the shares as well."""

@@ -25,10 +25,11 @@ class FedUmf(FedAvg):
 
     mu: float = option(1.0, "factor on the stored update", low=0)
 
-    def workers(self, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
+    def workers(self, server: Tree, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
         """Server: the cohort, and the next one, which trains in advance."""
         ctx.notes["broadcast_bytes"] = 4 * sum(ctx.units.sizes.values()) * (len(ctx.present) - len(cohort))
-        return sorted({*cohort, *(set(ctx.cohort(ctx.round + 1)) & set(ctx.present))})
+        soon = ctx.cohort(ctx.round + 1) if ctx.round + 1 < ctx.rounds else ()
+        return sorted({*cohort, *(set(soon) & set(ctx.present))})
 
     def download(self, server: Tree, client: int, ctx: Context) -> Tree:
         """Server: the model, and whether an upload is wanted."""

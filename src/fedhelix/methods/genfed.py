@@ -12,7 +12,7 @@ from fedhelix.methods.fedavg import FedAvg
 from fedhelix.options import option
 from fedhelix.registry import register
 from fedhelix.selection import Schedule, diverse, effective, fitness_of, fittest, parents, whole, without_twins
-from fedhelix.tree import State, Tree, cosine_distances, take
+from fedhelix.tree import State, Tree, cosine_distances, take, zeros
 from fedhelix.units import Units
 from fedhelix.wrapper import Wrapper
 
@@ -50,18 +50,18 @@ class GenFed(Wrapper):
         """Server: the inner method's weights, but zero for the unfit; then they are scaled to a sum of one."""
         assert ctx.score is not None
         models: list[State] = [{**server["model"], **upload.tree["model"]} for upload in uploads]
-        judged = zip(ctx.score(models), uploads, strict=True)
-        fitness = [fitness_of(metric, loss, upload.client) for (metric, loss), upload in judged]
+        fitness = [fitness_of(*found, upload.client) for found, upload in zip(ctx.score(models), uploads, strict=True)]
         # In clusters this is called for each of them, with the notes of one round.
         ctx.notes.setdefault("fitness", {}).update({str(-client): metric for metric, _, client in fitness})
-        known = list(range(len(uploads))) if self.twins else without_twins(fitness)
+        moving = take(models[0], ctx.units.parameters)
+        angles = cosine_distances(models, {**zeros(moving), **take(server["model"], moving)})
+        known = list(range(len(uploads))) if self.twins else without_twins(fitness, angles)
         fitness = [fitness[i] for i in known]
         timed = parents(self.schedule, ctx.round, ctx.rounds, self.rho_max, self.b, self.c)
         wanted = effective([metric for metric, *_ in fitness]) if self.schedule == "adaptive" else timed
         rho = whole(wanted, min(self.rho_max, len(known)))
         if self.diversity:
-            angles = cosine_distances([models[i] for i in known], take(server["model"], ctx.units.parameters))
-            best = diverse(fitness, angles, rho, self.diversity)
+            best = diverse(fitness, [[angles[i][j] for j in known] for i in known], rho, self.diversity)
         else:
             best = fittest(fitness, rho)
         chosen = [known[i] for i in best]

@@ -9,6 +9,7 @@ from fedhelix.method import Context
 from fedhelix.methods.fedavg import FedAvg
 from fedhelix.options import option
 from fedhelix.registry import register
+from fedhelix.tree import Tree
 from fedhelix.units import Units
 
 
@@ -26,6 +27,6 @@ class LocalOnly(FedAvg):
         """Nothing travels."""
         return ()
 
-    def workers(self, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
+    def workers(self, server: Tree, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
         """Server: without communication nobody has a reason to idle."""
         return cohort if self.follow_sampling else ctx.present

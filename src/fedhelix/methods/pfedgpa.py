@@ -46,12 +46,12 @@ class PFedGPA(Recipe, FedAvgFT):
         """Server: the slice as a vector."""
         return Layout.of(ctx.initial, slice_of(ctx.units, self.slice))
 
-    def workers(self, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
-        """Server: in the last round also those who were not sampled while uploads were kept."""
+    def workers(self, server: Tree, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
+        """Server: in the last round also those of whom no upload is kept, and somebody in any case."""
         if ctx.round < ctx.rounds - 1:
             return cohort
-        seen = {client for t in self.window(ctx) for client in ctx.cohort(t)}
-        return sorted({*cohort, *(set(ctx.present) - seen)})
+        seen = Buffer(**server["buffer"]).since(self.window(ctx).start).owners if "buffer" in server else []
+        return sorted({*cohort, *(set(ctx.present) - set(seen))}) or list(ctx.present)[:1]
 
     def download(self, server: Tree, client: int, ctx: Context) -> Tree:
         """Server: the average, and over it what was generated for this client."""
@@ -63,7 +63,7 @@ class PFedGPA(Recipe, FedAvgFT):
         workers = [upload.client for upload in uploads]
         vectors = layout.flatten([server["model"], *(upload.tree["model"] for upload in uploads)])
         buffer = Buffer.of(server.get("buffer"), vectors.shape[1], ctx.device)
-        buffer = buffer.add(vectors[1:], workers, vectors[0], ctx.round, self.buffer_rounds)
+        buffer = buffer.add(vectors[1:], workers, weights, vectors[0], ctx.round, self.buffer_rounds)
         merged |= {"buffer": buffer._asdict(), "personal": drop(server.get("personal", {}), map(str, workers))}
         last = ctx.round == ctx.rounds - 1
         if last or (self.mode == "online" and ctx.round >= self.warmup):

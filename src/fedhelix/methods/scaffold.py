@@ -70,5 +70,7 @@ class Scaffold(FedAvg):
         old, names = server["model"], ctx.units.parameters
         step = subtract(take(merged["model"], names), old)
         merged["model"] |= add(take(old, names), step, self.server_lr)
-        change = masked_mean([upload.tree["control"] for upload in uploads], weights, server["control"])
+        # Whatever a client's model weighs, it has moved its own control, and the server's is the mean of them all.
+        alike = [1 / len(uploads)] * len(uploads)
+        change = masked_mean([upload.tree["control"] for upload in uploads], alike, server["control"])
         return {**merged, "control": add(server["control"], change, len(uploads) / len(ctx.present))}
