@@ -76,19 +76,24 @@ def judge(claim: Claim, folder: Path) -> tuple[str, str] | None:
     common = sorted(set.intersection(*map(set, by_seed))) if len(by_seed) == 2 else []
     if not common:
         return None
-    one, other = (statistics.fmean(found[seed] for seed in common) for found in by_seed)
+    pairs = [[found[seed] for seed in common] for found in by_seed]
+    one, other = map(statistics.fmean, pairs)
     verdict = claim.excuse(other) or ("Yes" if claim.holds(one, other) else "No")
     if claim.holds in (at_least, at_most) and _is_noise([by_seed[0][seed] - by_seed[1][seed] for seed in common]):
         verdict += ", but within the spread"
-    return verdict, f"{_figure(one)} against {_figure(other)}, {len(common)} seed{'s' if len(common) > 1 else ''}"
+    figures = " against ".join(map(_figure, pairs))
+    return verdict, f"{figures}, {len(common)} seed{'s' if len(common) > 1 else ''}"
 
 
 def _plain(row: str) -> str:
     return row.replace(", no supplement", " without supplement")
 
 
-def _figure(value: float) -> str:
-    return "never" if math.isinf(value) else f"{value:.2f}"
+def _figure(values: list[float]) -> str:
+    known = [value for value in values if math.isfinite(value)]
+    if len(known) < len(values):
+        return f"{len(known)} of {len(values)} seeds" if known else "never"
+    return f"{statistics.fmean(values):.2f}"
 
 
 def _is_noise(differences: list[float]) -> bool:

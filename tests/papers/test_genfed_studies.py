@@ -13,6 +13,7 @@ from fedhelix.papers.genfed import (
     table_3,
     table_4,
 )
+from fedhelix.papers.tables import grid
 
 
 def test_rows_name_their_methods():
@@ -65,3 +66,12 @@ def test_rounds_are_counted_to_nine_tenths_of_fedavgs_best_of_the_same_seed():
         and fast["relative to FedAvg"]["paper"] == 0.07
     )
     assert never["relative to FedAvg"]["mean"] is None  # one seed never got there
+
+
+def test_without_fedavg_there_is_no_level_to_reach():
+    curve = {"rounds": [5], "by_seed": [[0.99]]}
+    alone = {"row": "GenFed", "column": "MNIST", "runs": 1, "seeds": [0], "accuracy_curve": curve}
+    report = {"scale": "gpu", "measures": [], "cells": [alone]}
+    relative_time(report)
+    assert alone[LEVEL]["by_seed"] == [] and alone["relative to FedAvg"]["mean"] is None
+    assert grid(report, LEVEL)[1] == [["GenFed", ""]]

@@ -77,7 +77,7 @@ class Normaliser(NamedTuple):
 
     `residual` subtracts every coordinate's mean over the training vectors: what is left is what makes clients differ,
     and that is all that a generator can learn. `tensor` subtracts one mean per tensor; then nearly all variance lies
-    between coordinates, where all clients agree, and a generator learns to return the average.
+    between coordinates, where all clients agree, and an autoencoder spends itself on that.
     """
 
     centre: Tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -51,6 +52,8 @@ def bench(
             raise unknown("study", name, STUDIES)
     if seeds is not None:
         check_seeds(seeds)
+    if commit and not re.fullmatch(r"[0-9a-f]{7,40}", commit):
+        raise BadInput(f"--commit takes seven to forty hexadecimal digits, not '{commit}'.")
     if is_begun(out):
         raise BadInput(f"'{out}' is a run itself; choose a folder for the runs of a bench.")
     writable(save)

@@ -7,7 +7,6 @@ All methods get the same supplement unless their row says otherwise.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -212,11 +211,13 @@ def rounds_to_level(report: dict[str, Any]) -> None:
         for seed, curve in zip(cell["seeds"], cell["accuracy_curve"]["by_seed"], strict=True)
     }
     for cell in report["cells"]:
-        curves = cell.get("accuracy_curve", {"rounds": [], "by_seed": []})
-        levels = [0.9 * best.get((cell["column"], seed), math.inf) for seed in cell["seeds"]]
+        levels = {seed: 0.9 * best[cell["column"], seed] for seed in cell["seeds"] if (cell["column"], seed) in best}
+        if len(levels) < len(cell["seeds"]):
+            levels = {}  # nothing to compare with yet
+        curve = cell.get("accuracy_curve", {"rounds": [], "by_seed": []})
         by_seed = [
-            next((t for t, seen in zip(curves["rounds"], curve, strict=True) if seen >= level), None)
-            for curve, level in zip(curves["by_seed"], levels, strict=True)
+            next((t for t, seen in zip(curve["rounds"], accuracies, strict=True) if seen >= level), None)
+            for level, accuracies in zip(levels.values(), curve["by_seed"], strict=False)
         ]
         cell[LEVEL] = {"by_seed": by_seed, **spread(by_seed), "paper": None}
 

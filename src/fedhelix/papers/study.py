@@ -146,12 +146,13 @@ def run_studies(
 
 
 def origin(folders: Sequence[RunFolder]) -> dict[str, Any]:
-    """What computed these runs, and with which versions: those of the last one where they differ."""
-    versions = [folder.config.get("versions", {}) for folder in folders] or [{}]
-    return {
-        "device": ", ".join(sorted({found.get("device", "unknown") for found in versions})),
-        "versions": {key: value for key, value in versions[-1].items() if key != "device"},
+    """What computed these runs, and with which versions: all of them where they differ."""
+    found = [folder.config.get("versions", {}) for folder in folders]
+    versions = {
+        key: ", ".join(sorted({str(one.get(key, "unknown")) for one in found}))
+        for key in dict.fromkeys(key for one in found for key in one)
     }
+    return {"device": versions.pop("device", "unknown"), "versions": versions}
 
 
 def folder_name(plan: Plan) -> str:
@@ -183,14 +184,19 @@ def add_measure(
     of: str,
     paper: Mapping[tuple[str, str], float] | None = None,
 ) -> None:
-    """A measure of every cell against another one, seed by seed: the first for which `base(cell, other)` is true."""
+    """A measure of every cell against another one, seed by seed: the first for which `base(cell, other)` is true.
+
+    What it is a measure `of` may be missing altogether (no seeds), but not for some of the seeds.
+    """
     report["measures"].append(name)
     for cell in report["cells"]:
         other = next((other for other in report["cells"] if base(cell, other)), None)
-        its = dict(zip(other["seeds"], other[of]["by_seed"], strict=True)) if other else {}
-        pairs = [(mine, its.get(seed)) for seed, mine in zip(cell["seeds"], cell[of]["by_seed"], strict=True)]
-        by_seed = [None if a is None or b is None else compare(a, b) for a, b in pairs]
-        both = [value for seed, value in zip(cell["seeds"], by_seed, strict=True) if seed in its]
+        mine, its = (dict(zip(one["seeds"], one[of]["by_seed"], strict=False)) if one else {} for one in (cell, other))
+        by_seed = [
+            None if value is None or its.get(seed) is None else compare(value, its[seed])
+            for seed, value in mine.items()
+        ]
+        both = [value for seed, value in zip(mine, by_seed, strict=True) if seed in its]
         known = (paper or {}).get((cell["row"], cell["column"]))
         cell[name] = {"by_seed": by_seed, **spread(both), "paper": known}
 

@@ -26,7 +26,7 @@ def _text(cell: Mapping[str, Any], measure: str) -> str:
         return f"–{paper}"
     if found["mean"] is None:
         reached = [value for value in found["by_seed"] if value is not None]
-        nothing = "never" if measure.startswith("rounds") else ""
+        nothing = "never" if measure.startswith("rounds") and found["by_seed"] else ""
         share = f"{len(reached)} of {cell['runs']} seeds" if reached else nothing
         return f"{share}{paper}"
     error = "" if found["se"] is None else f" ± {_number(found['se'])}"
