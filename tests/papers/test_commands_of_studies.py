@@ -31,6 +31,7 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys, tmp_path):
         (["genfed-table2", "--seeds", "0"], "seeds must lie between 1 and 1000, not 0"),
         (["genfed-table2", "--minutes", "nan"], "minutes must be at least 0, not nan"),
         (["genfed-table2", "--minutes", "-1"], "minutes must be at least 0, not -1"),
+        (["genfed-table2", "--commit", "x"], "--commit takes seven to forty hexadecimal digits, not 'x'"),
         (["genfed-table2", "--save", "/proc/nowhere"], "'/proc/nowhere' cannot be written"),
     ],
 )
