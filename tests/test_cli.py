@@ -189,9 +189,9 @@ def files(folder: Path) -> set[Path]:
         ("run fedavg --config .", "'.' cannot be read"),
         (
             "run fedavg --data mnist --data-dir none",
-            "data_dir is 'none', which is no folder; create it or name another.",
+            "none', which is no folder; create it or name another.",
         ),
-        ("data --data-dir none", "data_dir is 'none', which is no folder"),
+        ("data --data-dir none", "none', which is no folder"),
         ("run fedavg --data mnist --data-dir bad", "labels outside the classes: 11 at index 3, where 0 to 9 would be"),
         ("run fedavg --out full", "'full' is not empty; choose an empty or a new folder for the run."),
         ("run fedavg --out newer.toml", "'newer.toml' is a file or lies below one; choose a folder for the run."),

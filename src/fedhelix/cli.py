@@ -69,7 +69,7 @@ def run(
     scikit-learn's handwritten digits, spread unevenly over 20 clients, in well under a minute.
     """
     plan = make_plan(method, values)
-    folder = out or jobs.free_folder(f"{plan.label}-{plan.config.data}-seed{plan.config.seed}")
+    folder = out or jobs.free_folder(f"{plan.label}-{Path(plan.config.data).stem}-seed{plan.config.seed}")
     with resumable(folder):
         done = jobs.start(plan, folder, quiet=quiet or None, track=track)
     show_run(folder, done.summary, as_json)
@@ -144,7 +144,10 @@ def sweep(
     asked, folder = read_sweep(file), out or Path("runs") / f"sweep-{file.stem}"
     with resumable(folder):
         folders = jobs.compare(asked.methods, asked.settings, asked.seeds, folder, quiet or None, minutes)
-    show_comparison(folder, folders, as_json)
+    if len([one for one in folders if one.summary]) < len(asked.methods) * asked.seeds:
+        print("fedhelix: the time is up; the same command goes on where it stopped.", file=sys.stderr)
+    if folders:
+        show_comparison(folder, folders, as_json)
 
 
 @app.command()
@@ -360,7 +363,7 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         _stop("stopped.", 130)
     except Exception as problem:
-        if os.environ.get(DEBUG) or not (culprit(problem) or isinstance(problem, EngineFailure)):
+        if os.environ.get(DEBUG) or not (culprit(problem) or isinstance(problem, EngineFailure | OSError)):
             raise  # a mistake of ours, or somebody looks for one
         sentence, _, trace = str(problem).partition("\n")
         sentence = sentence if isinstance(problem, EngineFailure) else described(problem)

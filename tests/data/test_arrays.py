@@ -173,6 +173,25 @@ def test_a_file_that_is_no_npz_is_named(tmp_path):
         from_npz(tmp_path / "other.npz")
 
 
+@pytest.mark.parametrize("harm", ["nothing", "npy", "middle"])
+def test_a_damaged_npz_is_named(tmp_path, harm):
+    path = tmp_path / "mine.npz"
+    np.savez_compressed(path, x=np.random.default_rng(0).normal(size=(50, 4)), y=np.arange(50) % 2)
+    content = path.read_bytes()
+    if harm == "npy":
+        with path.open("wb") as file:
+            np.save(file, np.zeros(3))
+    else:
+        path.write_bytes(b"" if harm == "nothing" else content[:200] + bytes(100) + content[300:])
+    with pytest.raises(BadInput, match=r"mine\.npz' cannot be read as an npz file"):
+        from_npz(path)
+
+
+def test_labels_that_count_something_else_are_no_classes():
+    with pytest.raises(BadInput, match="labels go up to 1000000000, but there are only 40 samples"):
+        from_arrays(np.zeros((40, 2), np.float32), np.r_[np.zeros(20), np.full(20, 10**9)].astype(int))
+
+
 def test_owners_follow_the_hold_out_and_must_be_complete():
     x, y = np.random.default_rng(0).random((40, 3), dtype=np.float32), np.arange(40) % 2
     data = from_arrays(x, y, owners=np.arange(40) // 10)

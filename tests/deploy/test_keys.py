@@ -38,6 +38,30 @@ def test_keys_are_made_once_and_kept_private(tmp_path):
         keys.read_public_key(tmp_path / "south.pub")
 
 
+def test_keys_that_were_half_made_are_made_whole(tmp_path):
+    keys.make_certificates(tmp_path, [])
+    keys.make_site_key(tmp_path, "north")
+    public = (tmp_path / "north.pub").read_bytes()
+    for name in ("server.pem", "north.pub"):  # a kill came before these were written
+        (tmp_path / name).unlink()
+    keys.make_certificates(tmp_path, [])
+    keys.make_site_key(tmp_path, "north")
+    assert (tmp_path / "north.pub").read_bytes() == public
+    root, leaf = (x509.load_pem_x509_certificate((tmp_path / name).read_bytes()) for name in ("ca.pem", "server.pem"))
+    leaf.verify_directly_issued_by(root)
+
+
+def test_bad_names_of_hosts_and_sites(tmp_path):
+    keys.make_certificates(tmp_path, ["fl.example.org"])
+    keys.make_certificates(tmp_path, ["fl.example.org", "127.0.0.1"])
+    with pytest.raises(BadInput, match=r"is not for other\.example\.org"):
+        keys.make_certificates(tmp_path, ["other.example.org"])
+    with pytest.raises(BadInput, match="no address or name of a machine"):
+        keys.make_certificates(tmp_path / "new", ["böse..x"])
+    with pytest.raises(BadInput, match="no name for a site"):
+        keys.make_site_key(tmp_path, "../x")
+
+
 def test_commands_say_what_is_missing(cli, tmp_path):
     done = cli("site", "--name", "a", "--superlink", "127.0.0.1:1", "--data", "digits")
     assert done.code == 2 and "needs --cert and --key" in done.err

@@ -1,3 +1,6 @@
+import errno
+
+import numpy as np
 import pytest
 
 from fedhelix import METHODS, FedAvg, toml
@@ -5,6 +8,7 @@ from fedhelix.errors import BadInput
 from fedhelix.report.tables import comparison
 from fedhelix.runs import jobs
 from fedhelix.runs.config import make_plan
+from fedhelix.store import RunFolder
 from helpers import checkpoint, on_disk, same
 
 SMALL = {"clients": 6, "cohort": 3, "rounds": 2, "epochs": 1, "batch_size": 64, "model": "mlp", "engine": "serial"}
@@ -168,3 +172,42 @@ def test_a_free_folder_is_never_one_that_exists(tmp_path):
     for name in ("run", "run-2"):
         (tmp_path / name).mkdir()
     assert jobs.free_folder("run", tmp_path) == tmp_path / "run-3"
+
+
+ELSEWHERE = """
+from dataclasses import dataclass
+from fedhelix import FedAvg, register
+
+@register("mine-elsewhere")
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    zeta: float = 1.0
+"""
+
+
+def test_runs_and_comparisons_go_on_from_any_folder(cli, tmp_path, monkeypatch):
+    draw = np.random.default_rng(0)
+    (tmp_path / "sub").mkdir()
+    np.savez(tmp_path / "sub" / "tab.npz", x=draw.normal(size=(120, 4)).astype(np.float32), y=np.arange(120) % 3)
+    (tmp_path / "mine.py").write_text(ELSEWHERE)
+    common = ["--data", "sub/tab.npz", "--clients", 3, "--rounds", 1, "-q"]
+    assert cli("run", "mine.py", *common).code == 0
+    run = tmp_path / "runs" / "mine-elsewhere-tab-seed0"
+    assert cli("compare", "mine.py", "mine.py@zeta=2", *common, "--out", "two").code == 0
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    for folder in (run, tmp_path / "two"):
+        found = cli("resume", folder, "-q")
+        assert found.code == 0, found.err
+    found = cli("run", tmp_path / "mine.py", "--config", run / "config.toml", "-q", "--out", "again")
+    assert found.code == 0, found.err
+    assert on_disk(tmp_path / "other" / "again") == on_disk(run)
+
+
+def test_a_full_disk_is_one_sentence(cli, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device", "run/metrics.jsonl")
+
+    monkeypatch.setattr(RunFolder, "append", full)
+    found = cli("run", "fedavg", "--rounds", 1, "--clients", 3, "-q")
+    assert found.code == 1 and "No space left on device" in found.err and "Traceback" not in found.err

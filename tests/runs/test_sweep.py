@@ -52,8 +52,31 @@ def test_a_sweep_is_a_comparison_of_variants(tmp_path):
         ('methods = ["fedavg"]\n[grid]\nlr = 0.1', "'lr' in the grid .* must be a list of values, not 0.1"),
         ('methods = ["fedavg"]\n[settings]\npreset = "genfed.weak"', "genfed.weak"),
         ('methods = ["fedagv"]', "fedagv"),
+        ('methods = ["fedavg"]\n[settings]\npreset = ["x"]', "preset"),
+        (
+            'methods = ["fedavg"]\n[grid]\n"fedprox.mu" = [0.1]',
+            "'fedprox.mu' in the grid .* concerns none of its methods",
+        ),
     ],
 )
 def test_mistakes_in_the_file_are_named(tmp_path, text, sentence):
     with pytest.raises(BadInput, match=sentence):
         read_sweep(written(tmp_path, text))
+
+
+def test_a_grid_of_many_keys_has_short_folders(cli, tmp_path):
+    keys = ["batch_size = [32]", "lr = [0.1]", "momentum = [0.5]", "epochs = [1]", "participation_alpha = [0.5]"]
+    keys += ["validation_size = [0.1]", "supplement_size = [5.0]", "supplement_below = [1.0]", "weight_decay = [0.001]"]
+    keys += ["lr_decay = [0.99]", "eval_clients = [2]", "cohort = [2]", "valid = [0.05]", "attack_scale = [1.0]"]
+    text = 'methods = ["fedavg"]\n[settings]\nrounds = 1\nclients = 3\n[grid]\n' + "\n".join(keys)
+    (tmp_path / "many.toml").write_text(text)
+    found = cli("sweep", "many.toml", "-q")
+    assert found.code == 0, found.err
+
+
+def test_a_sweep_says_that_its_time_is_up(cli, tmp_path):
+    (tmp_path / "a.toml").write_text(
+        'methods = ["fedavg"]\n[settings]\nrounds = 1\nclients = 3\n[grid]\nlr = [0.1, 0.2]'
+    )
+    found = cli("sweep", "a.toml", "--minutes", 0, "-q")
+    assert found.code == 0 and "the time is up" in found.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -73,7 +74,7 @@ def from_npz(path: str | Path) -> Dataset:
             arrays = {key: file[key] for key in file.files}
     except FileNotFoundError:
         raise BadInput(f"there is no file '{path}'.") from None
-    except (OSError, ValueError, zipfile.BadZipFile) as problem:
+    except (OSError, ValueError, TypeError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as problem:
         raise BadInput(f"'{path}' cannot be read as an npz file: {problem}.") from None
     renamed = {key.removesuffix("_train"): value for key, value in arrays.items()}
     unknown_keys = sorted(set(renamed) - {"x", "y", "x_test", "y_test", "owners"})
@@ -183,7 +184,10 @@ def count_classes(classes: Classes, targets: Tensor, test_targets: Tensor) -> in
         return classes
     if targets.is_floating_point():
         return None
-    return 1 + max(int(targets.max()), int(test_targets.max()), 0)
+    largest, samples = max(int(targets.max()), int(test_targets.max()), 0), len(targets) + len(test_targets)
+    if largest > 1000 + samples:
+        raise BadInput(f"labels go up to {largest}, but there are only {samples} samples; number classes from 0.")
+    return 1 + largest
 
 
 def as_targets(targets: Tensor, classes: int | None, name: str) -> Tensor:

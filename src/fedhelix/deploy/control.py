@@ -68,7 +68,12 @@ class Control:
 
     def __init__(self, address: str, certificate: Path | None):
         self.address = address
-        root = None if certificate is None else certificate.read_bytes()
+        try:
+            root = None if certificate is None else certificate.read_bytes()
+        except OSError:
+            raise BadInput(
+                f"'{certificate}' cannot be read; make keys with `fedhelix deploy keys`, or name their --folder."
+            ) from None
         version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
         self._client = ControlHttpClient.from_server_address(address, certificate is None, root, [version])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,20 +14,31 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from fedhelix.deploy.letters import NAME
 from fedhelix.errors import BadInput
+from fedhelix.tree import write_atomically
 
 DAYS = 825  # the longest that common software accepts
 
 
 def make_certificates(folder: Path, hosts: Iterable[str]) -> None:
     """An authority (ca.pem) and a certificate for the server (server.pem, server.key); what is there stays."""
-    if (folder / "server.pem").exists():
+    wanted = [_subject_name(host) for host in hosts]
+    if (folder / "server.pem").exists():  # it is written last
+        certificate = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
+        known = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        for name in wanted:
+            if name not in list(known):
+                raise BadInput(
+                    f"the certificate in '{folder}' is not for {name.value}; make one in another folder, or delete "
+                    "server.pem, and give every site the new ca.pem."
+                )
         return
     folder.mkdir(parents=True, exist_ok=True)
     authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedhelix deployment")])
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedhelix server")])
-    names = [_subject_name(host) for host in dict.fromkeys(["localhost", "127.0.0.1", "::1", *hosts])]
+    names = list(dict.fromkeys([*map(_subject_name, ("localhost", "127.0.0.1", "::1")), *wanted]))
     usage = {"digital_signature": True, "content_commitment": False, "key_encipherment": False}
     usage |= {"data_encipherment": False, "key_agreement": False, "encipher_only": False, "decipher_only": False}
     identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
@@ -46,24 +58,28 @@ def make_certificates(folder: Path, hosts: Iterable[str]) -> None:
     )
     # The authority's own key is thrown away: nobody can make further certificates with it.
     pem = serialization.Encoding.PEM
-    (folder / "ca.pem").write_bytes(root.sign(authority, hashes.SHA384()).public_bytes(pem))
+    write_atomically(folder / "ca.pem", root.sign(authority, hashes.SHA384()).public_bytes(pem))
     _write_secret(
         folder / "server.key",
         server.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
     )
-    (folder / "server.pem").write_bytes(leaf.sign(authority, hashes.SHA384()).public_bytes(pem))
+    write_atomically(folder / "server.pem", leaf.sign(authority, hashes.SHA384()).public_bytes(pem))
 
 
 def make_site_key(folder: Path, site: str) -> Path:
     """A site's private key (SITE.key) and its public one (SITE.pub); what is there stays. Returns the private one."""
+    if not NAME.fullmatch(site):
+        raise BadInput(f"'{site}' is no name for a site; use letters, digits, dots, dashes and underscores.")
     private, public = folder / f"{site}.key", folder / f"{site}.pub"
     if not private.exists():
         folder.mkdir(parents=True, exist_ok=True)
         key = ec.generate_private_key(ec.SECP256R1())  # a site signs every request: P-384 takes five times as long
         openssh = serialization.PrivateFormat.OpenSSH
         _write_secret(private, key.private_bytes(serialization.Encoding.PEM, openssh, serialization.NoEncryption()))
+    if not public.exists():
+        secret = serialization.load_ssh_private_key(private.read_bytes(), None)
         kind = serialization.PublicFormat.OpenSSH
-        public.write_bytes(key.public_key().public_bytes(serialization.Encoding.OpenSSH, kind))
+        write_atomically(public, secret.public_key().public_bytes(serialization.Encoding.OpenSSH, kind))
     return private
 
 
@@ -93,10 +109,18 @@ def _subject_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
+        pass
+    try:
         return x509.DNSName(host)
+    except ValueError:
+        raise BadInput(f"'{host}' is no address or name of a machine that a certificate could be for.") from None
 
 
 def _write_secret(path: Path, content: bytes) -> None:
-    """A file that only its owner may read, from its first moment on."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+    """A file that only its owner may read, from its first moment on, and that is there whole or not at all."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # which makes it so
+    with os.fdopen(handle, "wb") as file:
         file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(temporary).replace(path)

@@ -7,6 +7,7 @@ whoever wrote it; what is not as it should be is refused with a sentence.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from fedhelix.errors import BadInput
 from fedhelix.tree import State, Tree, decode, encode, flatten, payload_bytes
 
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # of a site or an experiment; also good for files
 LARGEST = 10  # models that a letter may weigh
 HEADER = 1 << 20  # bytes that names and words may take
 DEEPEST = 8  # levels of a tree

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -33,7 +32,7 @@ from fedhelix.data import Dataset, Split
 from fedhelix.data.datasets import canonical
 from fedhelix.deploy import elsewhere, letters
 from fedhelix.deploy.elsewhere import OWN, own_split
-from fedhelix.deploy.letters import Letter
+from fedhelix.deploy.letters import NAME, Letter
 from fedhelix.engines.kernels import choose
 from fedhelix.errors import BadInput
 from fedhelix.registry import is_known
@@ -41,8 +40,6 @@ from fedhelix.runs.config import Plan, read_plan
 from fedhelix.task import task_for
 from fedhelix.tree import Tree, load, save
 from fedhelix.units import Units
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 class Site:

@@ -60,15 +60,17 @@ def bench(
     more = {"device": device} | ({"data_dir": data_dir} if data_dir else {})
     studies = [STUDIES[name] for name in dict.fromkeys(names)]
     try:
-        reports = run_studies(studies, cast(Scale, scale), out, more, seeds, minutes, only, quiet or None)
+        reports, done = run_studies(studies, cast(Scale, scale), out, more, seeds, minutes, only, quiet or None)
     except KeyboardInterrupt:
         print("stopped; the same command goes on where it was.", file=sys.stderr)
         raise SystemExit(130) from None
+    told = []
     for report in reports:
         name = report["bench"]
         report["versions"] |= {"commit": commit} if commit else {}
         command = f"fedhelix bench {name} --scale {scale}" + (f" --seeds {seeds}" if seeds else "")
         report = {"command": command, **report}
+        told.append(report)
         place = save / f"{name}-{scale}.json"
         if (known := _runs_in(place)) > _runs_of(report):
             words = f"'{place}' was made of {known} runs, more than there are in '{out}'; it stays as it is."
@@ -77,13 +79,13 @@ def bench(
             write_atomically(place, (json.dumps(report, indent=1) + "\n").encode())
             if (figure := picture(report)) is not None:
                 style.save(figure, place.with_suffix(".png"))
-        if as_json:
-            print(json.dumps(report, indent=2))
-            continue
-        for measure in report["measures"]:
-            console.print(render(report, measure))
+        asked = [cell for cell in report["cells"] if not only or cell["row"] in only or cell["column"] in only]
+        for measure in report["measures"] if not as_json else ():
+            console.print(render({**report, "cells": asked}, measure))
             console.print()
-    if not all(report["complete"] for report in reports):
+    if as_json:
+        print(json.dumps(told if len(told) > 1 else told[0], indent=2))
+    if not done:
         print("fedhelix: the time is up; the same command goes on where it stopped.", file=sys.stderr)
 
 

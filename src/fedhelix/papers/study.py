@@ -130,19 +130,25 @@ def run_studies(
     minutes: float | None = None,
     only: Sequence[str] = (),
     quiet: bool | None = None,
-) -> list[dict[str, Any]]:
-    """Fill the cells of studies as far as the time allows, all of them at once, and report."""
+) -> tuple[list[dict[str, Any]], bool]:
+    """Fill the cells of studies as far as the time allows, all at once: what is known now, and whether all is done."""
     names = dict.fromkeys(name for study in studies for cell in study.cells(scale) for name in (cell.row, cell.column))
     for name in only:
         if name not in names:
             raise unknown("row or column", name, names)
-    plans = [study.plans(scale, out, more, seeds, only) for study in studies]
-    every = {path: plan for cells in plans for _, runs in cells for path, plan in runs.items()}
+    asked = [study.plans(scale, out, more, seeds, only) for study in studies]
+    every = {path: plan for cells in asked for _, runs in cells for path, plan in runs.items()}
     began, there = monotonic(), len(_finished(list(every)))
-    run_all(every, quiet, minutes)
+    done = run_all(every, quiet, minutes)
     worked = len(studies) == 1 and len(_finished(list(every))) > there
     seconds = round(monotonic() - began, 1) if worked else None  # of several studies nobody knows whose they are
-    return [study.report(scale, cells, seconds) for study, cells in zip(studies, plans, strict=True) if cells]
+    # What was run before, with other rows and columns, is reported too.
+    reports = [
+        study.report(scale, study.plans(scale, out, more, seeds), seconds)
+        for study, cells in zip(studies, asked, strict=True)
+        if cells
+    ]
+    return reports, done
 
 
 def origin(folders: Sequence[RunFolder]) -> dict[str, Any]:

@@ -78,6 +78,7 @@ def attack(victim: Victim, asked: Audit, noise: float, insider: bool) -> dict[st
     return {
         "method": victim.name + (" + noise" if noise else ""),
         "attacker": "insider" if insider else "outsider",
+        "data": fed.data.name,
         "seen": sum(fed.units.sizes[name] for name in victim.sent) / sum(fed.units.sizes.values()),
         "labels": None if told is None else float((told == labels).double().mean()),
         "psnr": median(psnr(best, truth)),

@@ -12,7 +12,7 @@ from fedhelix.options import Checked, option
 class Audit(Checked):
     """How hard an attacker tries, and on what."""
 
-    data: str = option("cifar10", "whose pictures are attacked (digits where these are not here)")
+    data: str = option("auto", "whose pictures are attacked (auto: cifar10, or digits where these are not here)")
     data_dir: str | None = option(None, "folder with the data sets")
     model: str = option("lenet-sigmoid", "the network: lenet-sigmoid, for which the attack was made, resnet18, ...")
     images: int = option(20, "how many pictures", low=1)

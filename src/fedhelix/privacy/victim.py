@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedhelix.client import Job, open_round, work
-from fedhelix.data import Dataset, load
+from fedhelix.data import Dataset, available, load
 from fedhelix.errors import BadInput
 from fedhelix.federation import Federation, Standing
 from fedhelix.privacy.settings import Audit
@@ -65,10 +65,8 @@ class Victim:
 
 
 def found_data(asked: Audit) -> Dataset:
-    """The data set that was asked for; digits where the usual one is not here."""
-    try:
+    """The data set that was asked for, or what there is."""
+    if asked.data != "auto":
         return load(asked.data, data_dir=asked.data_dir)
-    except BadInput:
-        if asked.data != Audit.data:
-            raise
-        return load("digits")
+    here = {found.name for found in available(asked.data_dir) if found.found}
+    return load("cifar10" if "cifar10" in here else "digits", data_dir=asked.data_dir)

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from fedhelix.errors import BadInput
 from fedhelix.imports import from_extra
@@ -39,6 +40,8 @@ def serve(folder: Path, host: str, port: int, token: str | None) -> None:
     uvicorn = from_extra("uvicorn", "report")
     if not folder.is_dir():
         raise BadInput(f"there is no folder '{folder}'; name the one with your runs: fedhelix serve RUNS.")
+    if token == "":
+        raise BadInput("the token is empty; give one with --token, or none to have it drawn.")
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(24)
     app = dashboard(folder, token)
@@ -48,7 +51,7 @@ def serve(folder: Path, host: str, port: int, token: str | None) -> None:
     except OSError as problem:
         raise BadInput(f"cannot listen on {host}, port {port}: {problem.strerror}; choose others.") from None
     name = f"[{host}]" if ":" in host else host
-    secret = f"?token={token}" if token else ""
+    secret = f"?token={quote(token, safe='')}" if token else ""
     print(
         f"fedhelix: runs of '{folder}' at http://{name}:{listening.getsockname()[1]}/{secret} (Ctrl-C stops)",
         flush=True,

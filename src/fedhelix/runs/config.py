@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import platform
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,7 @@ FOR_ALL = ("seed", "kernels", "workers", "data_dir", "checkpoint_every")
 
 
 # Where and how a run is computed; none of it changes what is run.
+LONGEST = 200  # bytes of a folder's name; file systems take 255
 PLACES = ("device", "data_dir", "engine", "workers", "kernels", "checkpoint_every", "client_state")
 
 
@@ -104,7 +106,12 @@ class Plan:
     @property
     def label(self) -> str:
         """What tells it from the other plans of a comparison; good for a folder."""
-        return f"{self.method.label}@{self.variant}".replace("/", "_") if self.variant else self.method.label
+        if not self.variant:
+            return self.method.label
+        name = f"{self.method.label}@{self.variant}".replace("/", "_")
+        if len(name.encode()) <= LONGEST:
+            return name
+        return f"{name[: LONGEST // 4]}...{hashlib.sha256(name.encode()).hexdigest()[:10]}"
 
     def as_dict(self) -> dict[str, Any]:
         """For config.toml; `read_plan` gives the same plan back."""
@@ -121,8 +128,8 @@ def layered(
     """Flat keys and values; later layers win: preset, file, flags, and KEY=VALUE assignments."""
     layers: list[dict[str, Any]] = []
     if preset is not None:
-        if preset not in PRESETS:
-            raise unknown("preset", preset, PRESETS)
+        if not isinstance(preset, str) or preset not in PRESETS:
+            raise unknown("preset", str(preset), PRESETS)
         layers.append(flat(PRESETS[preset]))
     if file is not None:
         layers.append(read_settings(file))
@@ -151,11 +158,10 @@ def read_settings(file: str | Path) -> dict[str, Any]:
     if content.get("library"):
         raise BadInput(f"'{file}' describes Python objects and not settings; give the config.toml of a command's run.")
     method = content.get("method")
-    if isinstance(method, Mapping) and is_known(str(method.get("name"))):
+    if isinstance(method, Mapping):
+        name = str(method.get("name")).removesuffix("+fedavg")
         content = {key: value for key, value in content.items() if key != "method"}
-        content[str(method["name"]).removesuffix("+fedavg")] = {
-            key: value for key, value in method.items() if key != "name"
-        }
+        content[name if is_known(name) else "method"] = {key: value for key, value in method.items() if key != "name"}
     return flat(content)
 
 
@@ -176,7 +182,7 @@ def make_plan(spec: str, values: Mapping[str, Any]) -> Plan:
     (also where NAME wraps another method or is wrapped by one). `SPEC@KEY=VALUE,...` is a variant with keys of its own.
     """
     spec, variant = split_variant(spec)
-    spec = _absolute(spec)
+    spec, values = absolute(spec), located(values)
     settings: dict[str, Any] = {}
     options: dict[str, Any] = {}
     names = [kind.name for kind in layers(spec)]
@@ -197,7 +203,7 @@ def make_plan(spec: str, values: Mapping[str, Any]) -> Plan:
 def make_plans(specs: Sequence[str], values: Mapping[str, Any]) -> list[Plan]:
     """Checked plans for several methods; each takes of the values what is for all and what is its own."""
     for spec in specs:
-        layers(_absolute(split_variant(spec)[0]))  # now the methods of files are known by their names too
+        layers(absolute(split_variant(spec)[0]))  # now the methods of files are known by their names too
     return [make_plan(spec, values) for spec in specs]
 
 
@@ -233,10 +239,23 @@ def read_plan(config: Mapping[str, Any], where: str | Path) -> Plan:
     return make_plan(str(method["name"]), values)
 
 
-def _absolute(spec: str) -> str:
-    """A method's file as it can be found from any folder."""
-    path, colon, name = spec.partition(":")
-    return f"{Path(path).resolve()}{colon}{name}" if Path(path).is_file() else spec
+def located(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings whose files can be found from any folder."""
+    found = dict(values)
+    for key in ("data", "data_dir"):
+        place = found.get(key)
+        if isinstance(place, str) and (key == "data_dir" or place.endswith(".npz")):
+            found[key] = str(Path(place).expanduser().resolve())
+    return found
+
+
+def absolute(spec: str) -> str:
+    """A method's file, with its variant if it has one, as it can be found from any folder."""
+    plain, variant = split_variant(spec)
+    path, colon, name = plain.partition(":")
+    if not Path(path).is_file():
+        return spec
+    return f"{Path(path).resolve()}{colon}{name}" + (f"@{variant}" if variant else "")
 
 
 def versions() -> dict[str, str]:

@@ -22,7 +22,7 @@ from fedhelix.errors import BadInput
 from fedhelix.federation import device_of
 from fedhelix.progress import Progress
 from fedhelix.records import Record
-from fedhelix.runs.config import PLACES, Config, Plan, device_name, make_plans, read_plan
+from fedhelix.runs.config import PLACES, Config, Plan, absolute, device_name, located, make_plans, read_plan
 from fedhelix.runs.forks import BeforeTheEnd, fork, is_begun, is_there, siblings, stop_before_the_end
 from fedhelix.standing import Run
 from fedhelix.store import COMPARISON, RunFolder
@@ -275,7 +275,7 @@ def compare(
     shelf = Shelf()
     for plan in plans.values():  # every mistake shows before the first round
         plan.config.federation(plan.method, data=shelf.take(plan.config)).close()
-    _note(out, {"methods": list(methods), "seeds": seeds, "settings": dict(values)})
+    _note(out, {"methods": [absolute(spec) for spec in methods], "seeds": seeds, "settings": located(values)})
     run_all(plans, quiet, minutes, shelf, track)
     return [RunFolder.open(path) for path in plans if (path / "config.toml").exists()]
 
@@ -315,6 +315,7 @@ def _note(out: Path, note: dict[str, Any]) -> None:
 
 def free_folder(stem: str, parent: Path = Path("runs")) -> Path:
     """A folder that does not exist yet: runs/STEM, runs/STEM-2, ..."""
+    stem = stem.replace("/", "_")
     found, number = parent / stem, 1
     while found.exists():
         number += 1

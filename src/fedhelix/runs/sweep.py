@@ -50,6 +50,11 @@ def read_sweep(file: str | Path) -> Sweep:
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
             raise BadInput(f"'{key}' in the grid of '{file}' must be a list of values, not {values!r}.")
+    known = {kind.name for method in methods for kind in layers(str(method).partition("@")[0])}
+    for key in grid:
+        group, _, rest = key.partition(".")
+        if rest and is_known(group) and group not in known:
+            raise BadInput(f"'{key}' in the grid of '{file}' concerns none of its methods; leave it out.")
     settings = dict(content.get("settings", {}))
     preset = settings.pop("preset", None)
     return Sweep(
