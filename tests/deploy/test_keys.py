@@ -67,6 +67,10 @@ def test_commands_say_what_is_missing(cli, tmp_path):
     assert done.code == 2 and "needs --cert and --key" in done.err
     done = cli("deploy", "run", "fedavg")
     assert done.code == 2 and "no deployment is running in 'deployment'" in done.err
+    done = cli("up", "--data", "nope")
+    assert done.code == 2 and "nope" in done.err
+    done = cli("up", "--port", 99999999)
+    assert done.code == 2 and "65535" in done.err
     done = cli("deploy", "serve")
     assert done.code == 2 and "make one with `fedhelix deploy keys`" in done.err
     done = cli("deploy", "keys", "north", "south", "--host", "fl.example.org")

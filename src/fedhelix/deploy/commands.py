@@ -35,7 +35,7 @@ def up(
     data_dir: DataDir = None,
     folder: Folder = FOLDER,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int | None, typer.Option(help="Port to listen on (default: a free one).")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on (default: a free one).", min=1, max=65535)] = None,
 ) -> None:
     """Start a server and some sites on this machine, with TLS and keys; Ctrl-C stops everything.
 
@@ -43,7 +43,9 @@ def up(
     """
     need_flower()
     from fedhelix.deploy.local import Local
+    from fedhelix.deploy.site import Site
 
+    Site("site", data, folder, None if data_dir is None else str(data_dir))  # a mistake shows before anything starts
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     local = Local(folder, sites, data, None if data_dir is None else str(data_dir), host, port)
     with contextlib.suppress(KeyboardInterrupt), local:
@@ -103,7 +105,7 @@ def keys(
 
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
     folder: Folder = FOLDER,
 ) -> None:
     """Run the server's SuperLink; from other machines only sites with registered keys can use it."""
