@@ -384,6 +384,10 @@ class Federation:
                 run.folder.write_summary(run.summary)
         return run
 
+    def census(self) -> dict[str, Any]:
+        """Who has what: training samples per client (and class), who is malicious, and whose models are judged."""
+        return describe.census(self)
+
     def __repr__(self) -> str:
         return f"Federation({self.data.name}, {self.clients} clients, {self.method}, seed={self.seed})"
 
