@@ -143,8 +143,11 @@ def unflatten(flat: Mapping[str, Any]) -> Tree:
     return tree
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a whole file or nothing: a reader never sees half of it, whenever the writer dies."""
+def write_atomically(path: Path, content: bytes, private: bool = False) -> None:
+    """Write a whole file or nothing: a reader never sees half of it, whenever the writer dies.
+
+    Only its owner may read a `private` one, from its first moment on.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -152,7 +155,8 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o666 & ~_umask())  # temporary files are private, run folders need not be
+        if not private:
+            Path(temporary).chmod(0o666 & ~_umask())  # temporary files are private, run folders need not be
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from fedhelix.data import Availability
+from fedhelix.privacy import victim
 from fedhelix.privacy.settings import Audit
 from fedhelix.privacy.victim import Victim
 
@@ -31,6 +33,16 @@ def test_an_audit_leaves_a_picture_and_its_figures(cli, tmp_path):
     whole, part = ["fedavg", "fedavg + noise"], ["outsider", "insider"]
     assert names == [(method, "insider") for method in whole] + [("gene-fl", who) for who in part]
     assert rows[0]["seen"] == 1 and rows[0]["labels"] in (0, 1) and rows[2]["labels"] is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "here", "taken"), [("auto", True, "cifar10"), ("auto", False, "digits"), ("cifar10", False, "cifar10")]
+)
+def test_only_who_does_not_choose_gets_other_pictures(monkeypatch, asked, here, taken):
+    found = Availability("cifar10", "a folder" if here else None, None, None, "")
+    monkeypatch.setattr(victim, "available", lambda data_dir: [found])
+    monkeypatch.setattr(victim, "load", lambda name, data_dir: name)
+    assert victim.found_data(Audit(data=asked)) == taken
 
 
 def test_a_run_can_be_audited(cli):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -59,10 +57,8 @@ def make_certificates(folder: Path, hosts: Iterable[str]) -> None:
     # The authority's own key is thrown away: nobody can make further certificates with it.
     pem = serialization.Encoding.PEM
     write_atomically(folder / "ca.pem", root.sign(authority, hashes.SHA384()).public_bytes(pem))
-    _write_secret(
-        folder / "server.key",
-        server.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
-    )
+    secret = server.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    write_atomically(folder / "server.key", secret, private=True)
     write_atomically(folder / "server.pem", leaf.sign(authority, hashes.SHA384()).public_bytes(pem))
 
 
@@ -75,11 +71,12 @@ def make_site_key(folder: Path, site: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         key = ec.generate_private_key(ec.SECP256R1())  # a site signs every request: P-384 takes five times as long
         openssh = serialization.PrivateFormat.OpenSSH
-        _write_secret(private, key.private_bytes(serialization.Encoding.PEM, openssh, serialization.NoEncryption()))
+        secret = key.private_bytes(serialization.Encoding.PEM, openssh, serialization.NoEncryption())
+        write_atomically(private, secret, private=True)
     if not public.exists():
-        secret = serialization.load_ssh_private_key(private.read_bytes(), None)
+        known = serialization.load_ssh_private_key(private.read_bytes(), None)
         kind = serialization.PublicFormat.OpenSSH
-        write_atomically(public, secret.public_key().public_bytes(serialization.Encoding.OpenSSH, kind))
+        write_atomically(public, known.public_key().public_bytes(serialization.Encoding.OpenSSH, kind))
     return private
 
 
@@ -114,13 +111,3 @@ def _subject_name(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
     except ValueError:
         raise BadInput(f"'{host}' is no address or name of a machine that a certificate could be for.") from None
-
-
-def _write_secret(path: Path, content: bytes) -> None:
-    """A file that only its owner may read, from its first moment on, and that is there whole or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # which makes it so
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    Path(temporary).replace(path)
