@@ -65,6 +65,14 @@ def test_answers_and_what_is_refused(make_run, tmp_path):
         assert get(port, "/", Host="evil.example")[0] == 403, "another name for this address"
 
 
+def test_the_printed_address_opens_the_door(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: sockets[0].close())
+    serve(tmp_path, "127.0.0.1", 0, "ab+c/d=")
+    assert "/?token=ab%2Bc%2Fd%3D " in capsys.readouterr().out
+    with pytest.raises(BadInput, match="the token is empty"):
+        serve(tmp_path, "127.0.0.1", 0, "")
+
+
 def test_the_token(make_run, tmp_path):
     make_run(rounds=1, name="mine")
     with serving(tmp_path, token="Sesam") as port:
