@@ -1,10 +1,11 @@
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
 import torch
 
+from fedhelix import METHODS
 from fedhelix import cli as command_line
 
 torch.set_num_threads(1)  # tests run side by side
@@ -19,6 +20,15 @@ class Result(NamedTuple):
     def words(self) -> str:
         """The output without the line breaks of a narrow screen."""
         return " ".join(self.out.split())
+
+
+@pytest.fixture(autouse=True)
+def registry() -> Iterator[None]:
+    """A registry that forgets what a test registers: tests may come in any order."""
+    before = dict(METHODS)
+    yield
+    METHODS.clear()
+    METHODS.update(before)
 
 
 @pytest.fixture

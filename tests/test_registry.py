@@ -28,16 +28,7 @@ class Mine(FedAvg):
 
 
 @pytest.fixture
-def registry(monkeypatch):
-    """A registry that forgets what a test registers."""
-    before = dict(METHODS)
-    yield METHODS
-    METHODS.clear()
-    METHODS.update(before)
-
-
-@pytest.fixture
-def write(tmp_path, registry):
+def write(tmp_path):
     def write(text: str, name: str = "mine.py") -> str:
         (tmp_path / name).write_text(text)
         return str(tmp_path / name)
@@ -104,7 +95,7 @@ def test_a_missing_file(tmp_path):
         method_type(str(tmp_path / "none.py"))
 
 
-def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path, registry):
+def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path):
     kinds = []
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()

@@ -197,13 +197,10 @@ class Halved(FedAvg):
 def test_a_method_from_a_file_reaches_the_workers(tmp_path):
     (tmp_path / "halved.py").write_text(FILE)
     method = make(str(tmp_path / "halved.py"))
-    try:
-        fed = parallel(small(method), workers=1)
-        assert equal_outcomes(fed.engine.work(jobs_of(fed)), small(method).engine.work(jobs_of(fed)))
-        assert not fed.engine.alone
-        fed.close()
-    finally:
-        del METHODS["halved"]
+    fed = parallel(small(method), workers=1)
+    assert equal_outcomes(fed.engine.work(jobs_of(fed)), small(method).engine.work(jobs_of(fed)))
+    assert not fed.engine.alone
+    fed.close()
 
 
 SCRIPT = """

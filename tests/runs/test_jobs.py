@@ -3,7 +3,7 @@ import errno
 import numpy as np
 import pytest
 
-from fedhelix import METHODS, FedAvg, toml
+from fedhelix import FedAvg, toml
 from fedhelix.errors import BadInput
 from fedhelix.report.tables import comparison
 from fedhelix.runs import jobs
@@ -137,10 +137,7 @@ class Other(FedAvg):
 """
 
 
-def test_methods_of_one_file_side_by_side(tmp_path, monkeypatch):
-    for name in ("mine", "other"):
-        monkeypatch.setitem(METHODS, name, None)  # so that they are forgotten afterwards
-        del METHODS[name]
+def test_methods_of_one_file_side_by_side(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     specs = [f"{tmp_path / 'mine.py'}:{name}" for name in ("mine", "other")]
     folders = jobs.compare(["fedavg", *specs], {**SMALL, "rounds": 1, "mine.rate": 3}, 1, tmp_path / "c", quiet=True)
