@@ -10,6 +10,7 @@ import shlex
 import sys
 import typing
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +32,7 @@ from fedhelix.runs import jobs
 from fedhelix.runs.config import make_plan, make_plans
 from fedhelix.runs.flags import settings
 from fedhelix.runs.sweep import read_sweep
-from fedhelix.store import RunFolder
+from fedhelix.store import RUNS, RunFolder
 
 app = typer.Typer(
     name="fedhelix",
@@ -141,7 +142,7 @@ def sweep(
       lr = [0.05, 0.1]
       "genfed.rho_max" = [3, 5]
     """
-    asked, folder = read_sweep(file), out or Path("runs") / f"sweep-{file.stem}"
+    asked, folder = read_sweep(file), out or RUNS / f"sweep-{file.stem}"
     with resumable(folder):
         folders = jobs.compare(asked.methods, asked.settings, asked.seeds, folder, quiet or None, minutes)
     if len([one for one in folders if one.summary]) < len(asked.methods) * asked.seeds:
@@ -292,6 +293,7 @@ def deploy_run(
     """
     control, note = sites.deployment(superlink, folder)
     plan = make_plan(method, {**note, **values})
+    control.connected()  # without a SuperLink it ends here, before a folder is made
     out = out or jobs.free_folder(f"{plan.method.label}-{plan.config.data}-deployed")
     with resumable(out, "deploy resume"):
         done = submit.play(control, submit.create(plan, out, term or []), quiet or None)
@@ -314,7 +316,7 @@ def deploy_resume(
 
 
 class resumable:
-    """Ctrl-C ends a command with one line on how to go on."""
+    """Ctrl-C ends a command with one line on how to go on; a folder in which nothing began goes away again."""
 
     def __init__(self, folder: Path, command: str = "resume"):
         self.folder, self.command = folder, command
@@ -323,6 +325,11 @@ class resumable:
         """Nothing to prepare."""
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            with suppress(OSError):  # there is none, or something lies in it
+                self.folder.rmdir()
+                if self.folder.parent == RUNS:
+                    RUNS.rmdir()
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             begun = any((self.folder / name).exists() for name in ("config.toml", jobs.COMPARISON))
             how = (

@@ -77,6 +77,8 @@ def test_commands_say_what_is_missing(cli, tmp_path):
     assert done.code == 0 and (tmp_path / "deployment/keys/south.pub").exists()
     done = cli("deploy", "admit", "north", "--superlink", f"127.0.0.1:{local.free_port()}")
     assert done.code == 2 and "there is no SuperLink at 127.0.0.1" in done.err
+    done = cli("deploy", "run", "fedavg", "--superlink", f"127.0.0.1:{local.free_port()}", "--clients", 2)
+    assert done.code == 2 and "there is no SuperLink at 127.0.0.1" in done.err and not (tmp_path / "runs").exists()
 
 
 def test_runs_are_resumed_where_their_clients_are(cli, tmp_path):

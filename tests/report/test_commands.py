@@ -22,6 +22,7 @@ def test_from_a_comparison_to_its_report(cli, tmp_path):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        (["report", "--format", "latex", "-o", "x.html"], "--format latex writes a file that ends in .tex"),
         (["report", "--format", "pdf"], "--format must be html, md or latex, not 'pdf'"),
         (
             ["report", "-o", "run/metrics.jsonl"],

@@ -1,4 +1,5 @@
 import errno
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -166,9 +167,20 @@ def test_variants_of_one_method_are_told_apart(tmp_path):
 
 def test_a_free_folder_is_never_one_that_exists(tmp_path):
     assert jobs.free_folder("run", tmp_path) == tmp_path / "run"
-    for name in ("run", "run-2"):
-        (tmp_path / name).mkdir()
+    (tmp_path / "run-2").write_text("a file")
     assert jobs.free_folder("run", tmp_path) == tmp_path / "run-3"
+    with pytest.raises(BadInput, match=r"'.*run-2/x' cannot be made \(Not a directory\); choose another folder"):
+        jobs.free_folder("x", tmp_path / "run-2")
+
+
+def test_processes_at_the_same_moment_choose_other_folders(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(lambda _: jobs.free_folder("run", tmp_path), range(40)))) == 40
+
+
+def test_a_run_that_cannot_begin_leaves_no_folder(cli, tmp_path):
+    assert cli("run", "fedbn", "--model", "linear", "-q").code == 2
+    assert not list(tmp_path.iterdir())
 
 
 ELSEWHERE = """

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedhelix.errors import BadInput
+from fedhelix.store import RUNS
 
 Runs = Annotated[
     list[Path] | None,
@@ -51,6 +52,8 @@ def report(
     forms = {suffix: name for name, suffix in suffixes.items()}
     if out is not None and out.suffix not in forms:
         raise BadInput(f"a report ends in .html, .md or .tex, and '{out}' does not.")
+    if form is not None and out is not None and forms[out.suffix] != form:
+        raise BadInput(f"--format {form} writes a file that ends in {suffixes[form]}, and '{out}' does not.")
     form = form or forms[(out or Path("report.html")).suffix]
     out = out or Path(f"report{suffixes[form]}")
     chosen = select(runs or [])
@@ -80,7 +83,7 @@ def export(
 
 
 def serve(
-    folder: Annotated[Path, typer.Argument(metavar="[RUNS]", help="The folder with the runs.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(metavar="[RUNS]", help="The folder with the runs.")] = RUNS,
     host: Annotated[
         str, typer.Option(help="The address to listen on; other than loopback needs the token.")
     ] = "127.0.0.1",

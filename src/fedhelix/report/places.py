@@ -9,9 +9,7 @@ from pathlib import Path
 
 from fedhelix import toml
 from fedhelix.errors import BadInput
-from fedhelix.store import COMPARISON, RunFolder
-
-RUNS = Path("runs")  # where the command line puts them
+from fedhelix.store import COMPARISON, RUNS, RunFolder
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from fedhelix.records import Record
 from fedhelix.runs.config import PLACES, Config, Plan, absolute, device_name, located, make_plans, read_plan
 from fedhelix.runs.forks import BeforeTheEnd, fork, is_begun, is_there, siblings, stop_before_the_end
 from fedhelix.standing import Run
-from fedhelix.store import COMPARISON, RunFolder
+from fedhelix.store import COMPARISON, RUNS, RunFolder
 from fedhelix.track import check_tracker
 from fedhelix.tree import write_atomically
 
@@ -313,11 +313,19 @@ def _note(out: Path, note: dict[str, Any]) -> None:
         raise BadInput(f"'{out}' cannot be written ({problem.strerror}); choose another folder.") from None
 
 
-def free_folder(stem: str, parent: Path = Path("runs")) -> Path:
-    """A folder that does not exist yet: runs/STEM, runs/STEM-2, ..."""
+def free_folder(stem: str, parent: Path = RUNS) -> Path:
+    """A new folder: runs/STEM, runs/STEM-2, ... It is made here, so that no other process chooses the same one."""
     stem = stem.replace("/", "_")
     found, number = parent / stem, 1
-    while found.exists():
-        number += 1
-        found = parent / f"{stem}-{number}"
-    return found
+    while True:
+        try:
+            found.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+            found = parent / f"{stem}-{number}"
+        except OSError as problem:
+            raise BadInput(
+                f"'{found}' cannot be made ({problem.strerror}); choose another folder with --out."
+            ) from None
+        else:
+            return found

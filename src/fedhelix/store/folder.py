@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FORMAT = 1
+RUNS = Path("runs")  # where the command line puts runs
 COMPARISON = "comparison.toml"  # the file that makes a folder of runs a comparison
 
 
