@@ -71,10 +71,9 @@ class Federation:
         kernels: Literal["auto", "onednn", "native", "tuned", "compiled"] = "auto",
         **settings: Any,
     ):
-        owned = not isinstance(data, str | Dataset)
         pool = load(data) if isinstance(data, str) else data if isinstance(data, Dataset) else from_clients(data)
         if partition is None:
-            partition = "natural" if owned or pool.owners is not None else "dirichlet:0.3"
+            partition = partitions.usual(pool)
         if isinstance(partition, str):
             partition = partitions.parse(partition, clients)
         self.method = method if method is not None else FedAvg()

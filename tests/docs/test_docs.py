@@ -43,15 +43,6 @@ def commands(page: str) -> list[list[str]]:
     return [words[1:] for line in lines if (words := shlex.split(line, comments=True)) and words[0] == "fedhelix"]
 
 
-@pytest.fixture(autouse=True)
-def registry(monkeypatch):
-    """Methods of the documentation are forgotten again."""
-    before = dict(METHODS)
-    yield
-    METHODS.clear()
-    METHODS.update(before)
-
-
 @pytest.mark.parametrize("page", WITH_CODE)
 def test_code_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

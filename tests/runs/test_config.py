@@ -1,5 +1,6 @@
 import dataclasses
 
+import numpy as np
 import pytest
 
 from fedhelix import METHODS, FedAvgFT, FedProx, GenFed, toml
@@ -200,3 +201,12 @@ def test_a_variant_has_settings_and_options_of_its_own():
 def test_wrong_variants(spec, sentence):
     with pytest.raises(BadInput, match=sentence):
         make_plan(spec, {})
+
+
+def test_owners_in_a_file_are_the_clients_unless_a_partition_is_named(tmp_path):
+    x, y = np.arange(120, dtype=np.float32).reshape(60, 2), np.arange(60) % 2
+    np.savez(tmp_path / "towns.npz", x=x, y=y, owners=np.repeat(["a", "b", "c"], 20))
+    for more, clients in (({}, 3), ({"partition": "iid", "clients": 5}, 5)):
+        plan = make_plan("fedavg", {"data": str(tmp_path / "towns.npz"), **more})
+        assert plan.config.federation(plan.method).clients == clients
+    assert make_plan("fedavg", {}).config.federation(FedAvgFT()).clients == 20

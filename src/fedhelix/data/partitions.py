@@ -361,6 +361,11 @@ KINDS: dict[str, tuple[type[Partition], str | None]] = {
 """Each partition with the field that the number in its text means."""
 
 
+def usual(data: Dataset) -> str:
+    """The partition of data for which nobody named one: where they say who owns what, it stays so."""
+    return "dirichlet:0.3" if data.owners is None else "natural"
+
+
 def parse(text: str, clients: int, **common: Any) -> Partition:
     """A partition from text: iid, shard:4, dirichlet:0.1, dominant:20 or natural (which ignores `clients`)."""
     name, colon, number = text.strip().partition(":")

@@ -52,7 +52,11 @@ class Config(Attack, Newcomers, Participation, ServerData, Training):
     model: str = option("auto", "network: auto, cnn, mlp, linear, small-cnn, fedpac-cnn, genfed-cnn, resnet18, ...")
     clients: int = option(20, "how many clients there are", low=1)
     cohort: int | None = option(None, "clients sampled in each round (auto: 10, or all if there are fewer)", low=1)
-    partition: str = option("dirichlet:0.3", "who owns what: iid, shard:S, dirichlet:A, dominant:S or natural")
+    partition: str | None = option(
+        None,
+        "who owns what: iid, shard:S, dirichlet:A, dominant:S or natural (auto: natural where the data name owners, "
+        "else dirichlet:0.3)",
+    )
     valid: float = option(0.1, "share of a client's samples kept for choosing rounds and settings", low=0, high=0.9)
     rounds: int = option(30, "rounds of the federation", low=1)
     eval_every: int = option(1, "evaluate after every so many rounds, and after the last", low=1)
@@ -82,12 +86,13 @@ class Config(Attack, Newcomers, Participation, ServerData, Training):
         **instead: Any,
     ) -> Federation:
         """The federation that these settings describe, but for what is given: engine, data, arguments of its own."""
-        if "partition" not in instead:
-            instead["partition"] = partitions.parse(self.partition, self.clients, valid=self.valid)
         settings = {field.name: getattr(self, field.name) for kind in SETTINGS for field in dataclasses.fields(kind)}
         same = ("model", "cohort", "eval_clients", "seed", "device", "workers", "kernels")
         settings |= {name: getattr(self, name) for name in same}
         pool = data if data is not None else self.load()
+        if "partition" not in instead:
+            text = partitions.usual(pool) if self.partition is None else self.partition
+            instead["partition"] = partitions.parse(text, self.clients, valid=self.valid)
         return Federation(pool, method=method, engine=engine or self.engine, **settings | instead)
 
 
