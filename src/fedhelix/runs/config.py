@@ -190,8 +190,7 @@ def make_plan(spec: str, values: Mapping[str, Any]) -> Plan:
     spec, values = absolute(spec), located(values)
     settings: dict[str, Any] = {}
     options: dict[str, Any] = {}
-    names = [kind.name for kind in layers(spec)]
-    mine = {"method", *names, "+".join(names)}
+    mine = groups_of(spec)
     own = _of_variant(variant, mine)
     for key, value in (*values.items(), *own.items()):
         group, _, rest = key.partition(".")
@@ -203,6 +202,12 @@ def make_plan(spec: str, values: Mapping[str, Any]) -> Plan:
         else:
             settings[find(key, Config.names, grouped=False)] = value
     return Plan(spec, make(spec, options), Config(**settings), variant)
+
+
+def groups_of(spec: str) -> set[str]:
+    """What stands before the dot in keys that are options of this method: `method`, or a name of its own."""
+    names = [kind.name for kind in layers(absolute(split_variant(spec)[0]))]
+    return {"method", *names, "+".join(names)}
 
 
 def make_plans(specs: Sequence[str], values: Mapping[str, Any]) -> list[Plan]:

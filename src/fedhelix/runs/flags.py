@@ -6,13 +6,15 @@ import dataclasses
 import functools
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedhelix.runs.config import Config, layered
+from fedhelix.errors import BadInput
+from fedhelix.registry import is_known
+from fedhelix.runs.config import Config, groups_of, layered
 from fedhelix.runs.presets import PRESETS
 
 
@@ -43,12 +45,23 @@ def settings(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def wrapped(**given: Any) -> None:
         chosen = {name: given.pop(name) for name in names}
-        values = layered(given.pop("preset"), given.pop("config"), chosen, given.pop("set"))
+        assigned = given.pop("set")
+        values = layered(given.pop("preset"), given.pop("config"), chosen, assigned)
+        _check_groups(assigned or [], given.get("methods") or [given["method"]])
         command(**given, values=values)
 
     wrapped.__signature__ = inspect.Signature([*fixed, *extra, *flags])  # type: ignore[attr-defined]
     wrapped.__annotations__ = {p.name: p.annotation for p in [*fixed, *extra, *flags]}
     return wrapped
+
+
+def _check_groups(assigned: Sequence[str], specs: Sequence[str]) -> None:
+    """Refuse an option that was set by hand for a method that does not run; a preset may hold such ones."""
+    groups = {group for spec in specs for group in groups_of(spec)}
+    for text in assigned:
+        group, dot, _ = text.partition("=")[0].strip().partition(".")
+        if dot and is_known(group) and group not in groups:
+            raise BadInput(f"--set {text} is an option of {group}, which does not run here.")
 
 
 def _parameter(name: str, kind: Any, note: Any) -> inspect.Parameter:
