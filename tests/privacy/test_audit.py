@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedhelix.data import Availability
-from fedhelix.privacy import victim
+from fedhelix.privacy import audit, victim
 from fedhelix.privacy.settings import Audit
 from fedhelix.privacy.victim import Victim
 
@@ -33,6 +33,19 @@ def test_an_audit_leaves_a_picture_and_its_figures(cli, tmp_path):
     whole, part = ["fedavg", "fedavg + noise"], ["outsider", "insider"]
     assert names == [(method, "insider") for method in whole] + [("gene-fl", who) for who in part]
     assert rows[0]["seen"] == 1 and rows[0]["labels"] in (0, 1) and rows[2]["labels"] is None
+
+
+def test_what_a_stopped_audit_has_found_is_kept(cli, tmp_path, monkeypatch):
+    def interrupted(victim, asked, noise, insider):
+        if noise:
+            raise KeyboardInterrupt
+        return attack(victim, asked, noise, insider)
+
+    attack = audit.attack
+    monkeypatch.setattr(audit, "attack", interrupted)
+    found = cli("audit", "idlg", "fedavg", *QUICK, "-o", "side.png")
+    assert found.code == 130 and "'side.png' and the JSON beside it hold what was found so far" in found.err
+    assert [row["method"] for row in json.loads((tmp_path / "side.json").read_text())["rows"]] == ["fedavg"]
 
 
 @pytest.mark.parametrize(

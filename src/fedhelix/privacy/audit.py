@@ -8,7 +8,7 @@ the others; an `insider` knows the victim's whole model, as everybody does in th
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +30,16 @@ from fedhelix.tree import State, write_atomically
 SHOWN = 6  # pictures of each row
 
 
-def audit(specs: Sequence[str], asked: Audit) -> list[dict[str, Any]]:
+def audit(specs: Sequence[str], asked: Audit) -> Iterator[dict[str, Any]]:
     """A row for every method or run and kind of attacker; the first one once more with noise on its gradients."""
     victims = [Victim.of(spec, asked) for spec in specs]
     cases = [(victim, 0.0) for victim in victims]
     if asked.noise:
         cases.insert(1, (victims[0], asked.noise))
-    return [
-        attack(victim, asked, noise, insider)
-        for victim, noise in cases
+    for victim, noise in cases:
         # Who sends everything makes everybody an insider.
-        for insider in ((True,) if len(victim.sent) == len(victim.federation.units.parameters) else (False, True))
-    ]
+        for insider in (True,) if len(victim.sent) == len(victim.federation.units.parameters) else (False, True):
+            yield attack(victim, asked, noise, insider)
 
 
 def attack(victim: Victim, asked: Audit, noise: float, insider: bool) -> dict[str, Any]:

@@ -38,10 +38,17 @@ def audit(attack: str, specs: Sequence[str], assignments: Sequence[str], out: Pa
     if idle and all((Path(spec) / "config.toml").exists() for spec in specs):
         raise BadInput(f"a run has data and a network of its own; leave '--set {idle[0]}={values[idle[0]]}' out.")
     writable(out.parent)
-    rows = audited(specs, asked)
-    picture(rows, out)
-    found = {"command": " ".join(["fedhelix", *sys.argv[1:]]), "settings": vars(asked), "rows": report(rows)}
-    write_atomically(out.with_suffix(".json"), (json.dumps(found, indent=1) + "\n").encode())
+    rows, found = [], {}
+    try:
+        for row in audited(specs, asked):  # it may take minutes, so it is kept, whatever comes
+            rows.append(row)
+            found = {"command": " ".join(["fedhelix", *sys.argv[1:]]), "settings": vars(asked), "rows": report(rows)}
+            picture(rows, out)
+            write_atomically(out.with_suffix(".json"), (json.dumps(found, indent=1) + "\n").encode())
+    except KeyboardInterrupt:
+        kept = f"'{out}' and the JSON beside it hold what was found so far" if rows else "nothing was written"
+        print(f"stopped; {kept}.", file=sys.stderr)
+        raise SystemExit(130) from None
     if as_json:
         print(json.dumps(found, indent=2))
         return
