@@ -19,6 +19,16 @@ def test_from_a_comparison_to_its_report(cli, tmp_path):
     assert cli("export", "runs/mine", "-o", "t.csv").out == "t.csv: 4 rows\n"
 
 
+@pytest.mark.parametrize("value", [None, "x", -1, [], {"a": {"b": [1]}}])
+@pytest.mark.parametrize("key", ["options", "seed", "personal_accuracy_at_best", "uplink_bytes", "clients"])
+def test_a_summary_that_somebody_edited_gives_no_traceback(cli, make_run, key, value):
+    run = make_run()
+    run.write_summary({**(run.summary or {}), key: value})
+    run.close()
+    done = cli("report", run.path, "--format", "latex")
+    assert done.code == 0 or (done.code == 2 and "is damaged" in done.err)
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import pandas as pd
 
@@ -55,7 +55,7 @@ class Result:
     def total(self, column: str) -> float:
         """A cost of the whole run: the summary's number, which includes what happened before the first round."""
         value = self.summary.get(column)
-        return float(value) if value is not None else float(self.series(column).sum())
+        return float(value) if is_number(value) else float(self.series(column).sum())
 
     def judged_by(self) -> str | None:
         """The column that this run is judged by; None when no round has been evaluated."""
@@ -106,7 +106,7 @@ class Result:
                     yield int(round), value
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether a value from a file is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -124,13 +124,16 @@ def make(
     if not isinstance(asked_method, Mapping):
         asked_method = {"name": asked_method}
     asked_options = {key: value for key, value in asked_method.items() if key != "name"}
+    options, seed = summary.get("options", asked_options), summary.get("seed", config.get("seed", 0))
+    if not isinstance(options, Mapping) or type(seed) is not int:
+        raise BadInput(f"'{name}' is damaged: 'options' must be a table, and 'seed' a whole number.")
     circumstances = _circumstances(config) | {key: summary[key] for key in ("data", "clients") if key in summary}
     return Result(
         name=name,
         method=str(summary.get("method", asked_method.get("name", "unknown"))),
-        options=dict(summary.get("options", asked_options)),
+        options=dict(options),
         circumstances=circumstances,
-        seed=int(summary.get("seed", config.get("seed", 0))),
+        seed=seed,
         complete=bool(summary.get("complete", False)),
         metrics=metrics,
         summary=summary,

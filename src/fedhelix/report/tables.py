@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedhelix.progress import human_bytes, human_seconds
-from fedhelix.report.results import JUDGED_BY, Result, grouped
+from fedhelix.report.results import JUDGED_BY, Result, grouped, is_number
 from fedhelix.store import RunFolder
 
 METRICS = ("accuracy", "score", "personal_accuracy", "personal_score", "personal_p10")
@@ -106,8 +106,8 @@ def _standard_error(values: Sequence[float]) -> float:
     return float(known.std(ddof=1) / math.sqrt(len(known))) if len(known) > 1 else math.nan
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
+def _number(value: Any) -> float:
+    return float(value) if is_number(value) else math.nan
 
 
 def _percent(value: float) -> str:
