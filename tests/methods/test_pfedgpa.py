@@ -176,7 +176,7 @@ def test_guidance_without_any_upload_is_the_first_model():
 
 
 def test_a_newcomer_who_comes_before_there_is_enough_to_learn_from_gets_the_nearest():
-    fed = build(PFedGPA(guide_turns=1), cohort=1, newcomers=1, newcomers_after=1)
+    fed = build(PFedGPA(fit_steps=5, guide_turns=1), cohort=1, newcomers=1, newcomers_after=1)
     run = fed.fit(4, quiet=True)  # one upload is there when the newcomer arrives
     assert run.records[1]["arrival_bytes"] > 0
 

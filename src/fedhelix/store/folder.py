@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 RUNS = Path("runs")  # where the command line puts runs
+# What is added up when a run goes on.
+COUNTED = {**dict.fromkeys(("uplink_bytes", "downlink_bytes", "other_bytes", "seconds"), int | float), "refused": dict}
 COMPARISON = "comparison.toml"  # the file that makes a folder of runs a comparison
 
 
@@ -147,6 +149,11 @@ class RunFolder:
             raise BadInput(f"line {number} of '{self._metrics_path}' is damaged: {problem}.") from None
         if not isinstance(record, dict) or type(record.get("round")) is not int:
             raise BadInput(f"line {number} of '{self._metrics_path}' is damaged: it is not the record of a round.")
+        for key, kind in COUNTED.items():
+            if key in record and not isinstance(record[key], kind):
+                raise BadInput(
+                    f"line {number} of '{self._metrics_path}' is damaged: its {key} cannot be {record[key]}."
+                )
         return record
 
     @property
