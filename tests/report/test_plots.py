@@ -46,7 +46,7 @@ def test_a_method_with_only_a_global_model(make_run, tmp_path):
     folder = make_run(rounds=0, summary=False)
     with folder:
         folder.append({"round": 1, "accuracy": 0.5, "uplink_bytes": 10})
-        folder.append({"round": 2, "accuracy": 0.6, "uplink_bytes": None})
+        folder.append({"round": 2, "accuracy": 0.6})
     comparison_plot([folder], tmp_path / "plot.svg")
     assert "global model" in (tmp_path / "plot.svg").read_text()
 
