@@ -116,7 +116,11 @@ def test_a_half_written_last_line_is_ignored_and_a_damaged_one_is_named(run):
     whole = metrics.read_bytes()
     metrics.write_bytes(whole + b'{"round": 2, "acc')
     assert run.records() == [{"round": 1}]
-    edited = (b'{"round": 2, "uplink_bytes": "x"}\n', b'{"round": 2, "refused": []}\n')
+    edited = (
+        b'{"round": 2, "uplink_bytes": "x"}\n',
+        b'{"round": 2, "refused": []}\n',
+        b'{"round": 2, "accuracy": "x"}\n',
+    )
     for damage in (b'{"round": 2, "acc\n', b"[2]\n", b'{"accuracy": 0.5}\n', b"\xff\n", *edited):
         metrics.write_bytes(whole + damage + whole)
         with pytest.raises(BadInput, match=r"line 2 of '.*metrics\.jsonl' is damaged"):
