@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedhelix import BadInput, Clustered, FedAvg, FedPer, GeneFL, GenFed, Median, load
+from fedhelix import BadInput, Clustered, FedAU, FedAvg, FedPer, GeneFL, GenFed, LGFedAvg, Median, PFedHN, load
 from helpers import close, same, small
 
 DIGITS = load("digits").subsample(400, 200)
@@ -62,6 +62,19 @@ def test_newcomers_join_a_cluster():
     server = run.standing.server
     assert len(server["member"]) == len(server["prints"]) == 9
     assert run.records[1]["notes"]["clusters"].keys() >= {"6", "7", "8"}
+
+
+@pytest.mark.parametrize(
+    "inner", [FedAU(), LGFedAvg(warm_start=1), PFedHN(newcomer_turns=1)], ids=lambda method: method.name
+)
+def test_books_about_clients_grow_where_newcomers_join_other_clusters(inner):
+    late = {"newcomers": 4, "newcomers_after": 1, "newcomers_classes": 0, "model": "linear", "partition": "shard:2"}
+    run = build(Clustered(inner, clusters=2), cohort=4, seed=4, **late).fit(2, quiet=True)
+    assert run.records[-1]["participants"] == [6, 7, 8, 9] and len(set(run.standing.server["member"][6:].tolist())) == 2
+
+
+def test_any_seed_will_do():
+    assert build(Clustered(clusters=2), model="linear", seed=2**40).fit(1, quiet=True).summary["complete"]
 
 
 def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path):

@@ -296,6 +296,8 @@ def test_ctrl_c_between_checkpoints_loses_no_complete_round(tmp_path, monkeypatc
     [
         ({"cohort": 7}, r"cohort must lie between 1 and the number of clients \(6\), not 7"),
         ({"cohort": 0}, "cohort must lie between 1"),
+        ({"cohort": 2.5}, "cohort must be a whole number, not '?2.5"),
+        ({"eval_clients": -1}, "eval_clients must be at least 0, not -1"),
         ({"clients": 5000}, "5000 clients cannot share 1438 samples; lower clients to at most 1438"),
         ({"partition": "dirichlet:0"}, "alpha must be greater than 0"),
         ({"partition": "dirichlt:1"}, "unknown partition 'dirichlt'; did you mean 'dirichlet'?"),

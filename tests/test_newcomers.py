@@ -6,7 +6,20 @@ import numpy as np
 import pytest
 import torch
 
-from fedhelix import METHODS, BadInput, FedAU, FedAvg, FedBN, LGFedAvg, LocalOnly, Method, from_arrays, load
+from fedhelix import (
+    METHODS,
+    BadInput,
+    FedAU,
+    FedAvg,
+    FedBN,
+    LGFedAvg,
+    LocalOnly,
+    Method,
+    PFedGPA,
+    PFedHN,
+    from_arrays,
+    load,
+)
 from fedhelix.records import newcomers
 from helpers import cheap, checkpoint, on_disk, same, small, timeless
 
@@ -126,6 +139,12 @@ def test_books_about_clients_grow(method):
     run = build(method).fit(4, quiet=True)
     books = [value for key, value in run.standing.server.items() if key in ("missed", "intervals", "total", "warmed")]
     assert books and all(len(book) == 9 for book in books)
+
+
+@pytest.mark.parametrize("method", [PFedHN(newcomer_turns=2), PFedGPA(fit_steps=2)], ids=["pfedhn", "pfedgpa"])
+def test_a_newcomer_whose_training_diverges_does_not_end_the_run(method):
+    run = build(method, newcomers=1, newcomers_classes=0, model="linear", lr=1e30).fit(3, quiet=True)
+    assert run.summary["complete"] and run.records[-1]["participants"] == [5]
 
 
 def test_a_client_with_its_own_data_joins():

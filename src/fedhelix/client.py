@@ -122,8 +122,8 @@ def client_of(setup: Setup, job: Job) -> Client:
         for row, (samples, crops) in enumerate(plan(setup, job, Phase(epochs=1), "gradients").steps()):
             leaves = {name: state[name].detach().clone().requires_grad_() for name in names}
             model = {**{name: value.clone() for name, value in state.items()}, **leaves}
-            noise = key(setup.seed, "noise-gradients", job.round, job.client, row)
-            with seeded(noise, setup.device), applied(setup.kernels, setup.module):
+            drawn = key(setup.seed, "noise-gradients", job.round, job.client, row)
+            with seeded(drawn, setup.device), applied(setup.kernels, setup.module):
                 loss = risk(setup, model, gather(setup, samples, crops))
                 found = torch.autograd.grad(loss, list(leaves.values()))
             yield dict(zip(names, found, strict=True))
@@ -238,6 +238,11 @@ def sgd_step(params: list[Tensor], grads: list[Tensor], velocity: list[Tensor], 
     torch._foreach_add_(params, grads, alpha=-lr)
 
 
+def noise(setup: Setup, job: Job, purpose: str, index: int) -> int:
+    """The seed of what layers such as dropout draw in a phase."""
+    return key(setup.seed, f"noise-{purpose}-{index}", job.round, job.client)
+
+
 def train(setup: Setup, job: Job, local: LocalRound, index: int, purpose: str) -> tuple[int, Tensor]:
     """Run one phase; the model in `local.models` is replaced by the trained one. Returns steps and summed loss."""
     setup.module.train()
@@ -249,8 +254,7 @@ def train(setup: Setup, job: Job, local: LocalRound, index: int, purpose: str) -
     steps = plan(setup, job, local.phase, purpose, index)
     view = Local(local.anchor, local.phase, local.units, local.risk, local.outputs)
     total = torch.zeros((), device=setup.device)
-    noise = key(setup.seed, f"noise-{purpose}-{index}", job.round, job.client)
-    with seeded(noise, setup.device), applied(setup.kernels, setup.module):
+    with seeded(noise(setup, job, purpose, index), setup.device), applied(setup.kernels, setup.module):
         for samples, crops in steps.steps():
             loss = setup.method.loss(model, gather(setup, samples, crops), view)
             found = torch.autograd.grad(loss, leaves, allow_unused=True)

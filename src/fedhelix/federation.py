@@ -93,9 +93,14 @@ class Federation:
         self.known = self.clients - late.newcomers  # newcomers have the last numbers
         if self.known < 1:
             raise BadInput(f"{late.newcomers} newcomers leave no known client among {self.clients}; lower newcomers.")
+        cohort, eval_clients = (
+            convert(name, count, int | None) for name, count in (("cohort", cohort), ("eval_clients", eval_clients))
+        )
         self.cohort_size = min(10, self.known) if cohort is None else cohort
         if not 1 <= self.cohort_size <= self.known:
             raise BadInput(f"cohort must lie between 1 and the number of clients ({self.known}), not {cohort}.")
+        if eval_clients is not None and eval_clients < 0:
+            raise BadInput(f"eval_clients must be at least 0, not {eval_clients}.")
         groups = [range(self.known), range(self.known, self.clients)][: 1 + bool(late.newcomers)]
         self.samplers = [
             Sampler(self.participation, tuple(group), min(self.cohort_size, len(group)), self.seed) for group in groups
@@ -276,11 +281,13 @@ class Federation:
         if not scores:
             return record
         tests, losses, valids = (np.array(column) for column in zip(*scores, strict=True))
-        # Clients that are missing or lack test or validation samples have no say; one whose model has diverged does.
+        # Clients that are missing or lack test or validation samples have no say, nor do those whose samples have no
+        # metric, such as R² of a single one; a client whose model has diverged does.
         parts = {client: self.splits[client] for client in judged}
         here = np.array([client not in self.engine.missing for client in parts])
-        tested = here & np.array([len(part.test) > 0 for part in parts.values()])
-        checked = here & np.array([len(part.valid) > 0 for part in parts.values()])
+        finite = np.isfinite(losses)
+        tested = here & np.array([len(part.test) > 0 for part in parts.values()]) & ~(np.isnan(tests) & finite)
+        checked = here & np.array([len(part.valid) > 0 for part in parts.values()]) & ~(np.isnan(valids) & finite)
         if not here.all():
             record["unjudged"] = {str(client): why for client, why in self.engine.missing.items()}
         record["personal"] = [float(test) for test in tests]

@@ -168,6 +168,11 @@ class Method(Checked):
         return True
 
     @property
+    def singles(self) -> bool:
+        """Whether it makes something of every single upload, besides their mean."""
+        return False
+
+    @property
     def late(self) -> frozenset[str]:
         """Options that change nothing before the end of the last round: runs that differ only in them can fork there.
 

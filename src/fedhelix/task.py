@@ -34,9 +34,13 @@ def correct(output: Tensor, target: Tensor) -> Tensor:
 
 
 def r2(output: Tensor, target: Tensor) -> Tensor:
-    """The coefficient of determination: 1 is perfect, 0 is as good as predicting the mean."""
+    """The coefficient of determination: 1 is perfect, 0 is as good as predicting the mean.
+
+    Targets that are all the same, such as a single one, have none: not a number.
+    """
     residual = (output.reshape(target.shape) - target).square().sum()
-    return 1 - residual / (target - target.mean(0)).square().sum().clamp_min(1e-12)
+    spread = (target - target.mean(0)).square().sum()
+    return torch.where(spread > 0, 1 - residual / spread, torch.nan)
 
 
 @dataclass(frozen=True)

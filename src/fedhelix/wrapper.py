@@ -61,6 +61,11 @@ class Wrapper(Method):
         return self.inner.central
 
     @property
+    def singles(self) -> bool:
+        """As the inner method."""
+        return self.inner.singles
+
+    @property
     def objective(self) -> Method | None:
         """As the inner method, unless the wrapper changes the loss."""
         return self.inner.objective if type(self).loss is Wrapper.loss else self

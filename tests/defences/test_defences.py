@@ -3,10 +3,23 @@
 import pytest
 import torch
 
-from fedhelix import FedAU, FedAvg, FedLP, GenFed, Krum, Median, NormBound, TrimmedMean, Upload
-from fedhelix.defences import rules
+from fedhelix import (
+    BadInput,
+    FedAU,
+    FedAvg,
+    FedLP,
+    GenFed,
+    Krum,
+    LocalOnly,
+    Median,
+    NormBound,
+    PFedGPA,
+    TrimmedMean,
+    Upload,
+)
+from fedhelix.defences import filled, rules
 from fedhelix.registry import make
-from helpers import close, small
+from helpers import close, same, small
 
 DEFENCES = ["median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "centred-clipping", "norm-bound"]
 ROWS = torch.tensor([[1.0, 0.0], [2.0, 1.0], [3.0, 1.0], [100.0, -50.0]])
@@ -86,6 +99,32 @@ def test_a_few_attackers_do_little_harm(name):
     fed = small(make(name), partition="iid", clients=10, cohort=10, attack="sign-flip", attack_scale=20, lr=0.05)
     undefended = small(FedAvg(), partition="iid", clients=10, cohort=10, attack="sign-flip", attack_scale=20, lr=0.05)
     assert fed.fit(3, quiet=True).records[-1]["accuracy"] > undefended.fit(3, quiet=True).records[-1]["accuracy"] + 0.1
+
+
+def test_who_sends_less_has_less_of_a_say():
+    names = ["a", "b"]
+    origin = {name: torch.zeros(2) for name in names}
+    full = [{name: torch.full((2,), value) for name in names} for value in (1.0, 2.0, 6.0)]
+    whole = filled([*full, {"a": torch.ones(2)}, {}], origin)
+    assert all(same(one, other) for one, other in zip(whole[:3], full, strict=True))
+    assert [state["b"].tolist() for state in whole[3:]] == [[2.0, 2.0]] * 2  # the median of the three who sent it
+    assert whole[4]["a"].tolist() == [1.5, 1.5]
+    settings = {"model": "mlp", "partition": "iid", "clients": 8, "cohort": 8, "lr": 0.1}
+    assert small(Krum(FedLP(keep=0.3)), **settings).fit(6, quiet=True).records[-1]["accuracy"] > 0.4
+
+
+@pytest.mark.parametrize(
+    ("method", "sentence"),
+    [
+        (Median(LocalOnly()), "median sees no updates of a common model around local"),
+        (Krum(PFedGPA()), "krum makes one of all uploads, but pfedgpa needs every single one"),
+        (Krum(NormBound(PFedGPA())), "needs every single one"),
+    ],
+)
+def test_around_what_they_would_spoil(method, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        small(method)
+    small(NormBound(PFedGPA()))
 
 
 @pytest.mark.parametrize("inner", [FedAU(), FedLP()], ids=lambda method: method.name)

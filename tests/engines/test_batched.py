@@ -87,6 +87,32 @@ def test_momentum_decay_and_augmentation_agree_with_serial():
     assert distance(one.standing.server, other.standing.server) < 1e-5
 
 
+def test_dropout_follows_from_the_seed_and_not_from_the_callers_generator():
+    network, found = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10)), []
+    for number in (1, 2):
+        torch.manual_seed(number)
+        before = torch.get_rng_state()
+        found.append(build(FedAvg(), "batched", model=network).fit(1, quiet=True).standing.server)
+        assert torch.equal(torch.get_rng_state(), before)
+    assert distance(*found) == 0
+
+
+@pytest.mark.parametrize(
+    ("layer", "loss"),
+    [
+        (nn.Identity(), nn.functional.cross_entropy),  # one number for a whole batch
+        (nn.InstanceNorm2d(1, affine=True, track_running_stats=True), None),
+    ],
+    ids=["scalar loss", "statistics"],
+)
+def test_batches_are_filled_up_only_where_that_changes_nothing(layer, loss):
+    network = nn.Sequential(layer, nn.Flatten(), nn.Linear(64, 10))
+    one, other = (
+        build(FedAvg(), engine, model=network, loss=loss).fit(2, quiet=True) for engine in ("serial", "batched")
+    )
+    assert distance(one.standing.server, other.standing.server) < 1e-5
+
+
 def test_models_are_scored_together_as_one_by_one():
     reference, stacked = build(FedAvg(), "serial"), build(FedAvg(), "batched")
     states = [reference.initial, {name: value * 1.5 for name, value in reference.initial.items()}]

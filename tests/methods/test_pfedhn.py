@@ -57,12 +57,14 @@ def test_a_share_of_a_step_moves_the_hypernetwork_less_and_the_embedding_as_far(
 
 def test_a_frozen_step_changes_one_embedding_and_nothing_else():
     hyper = Hyper(hidden=5, depth=1)
-    before = hyper.join(hyper.first(4, LAYOUT, 0, CPU))
+    before = hyper.join(hyper.first(4, LAYOUT, 0, CPU), 5)
+    before["velocity"]["embeddings"] = torch.ones_like(before["velocity"]["embeddings"])
     after = hyper.step(before, 4, torch.ones(8), LAYOUT, frozen=True)
     old, new = before["weights"], after["weights"]
     assert torch.allclose(old["embeddings"][4], old["embeddings"][:4].mean(0))
     assert torch.equal(old["embeddings"][:4], new["embeddings"][:4])
     assert not torch.equal(old["embeddings"][4], new["embeddings"][4])
+    assert torch.equal(before["velocity"]["embeddings"][:4], after["velocity"]["embeddings"][:4])
     assert all(torch.equal(old[name], new[name]) for name in old if name != "embeddings")
 
 

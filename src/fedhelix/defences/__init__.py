@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,15 +22,22 @@ from fedhelix.wrapper import Wrapper
 
 @dataclass(frozen=True)
 class Defence(Wrapper):
-    """Sees updates as rows of a matrix; what a client did not upload counts as unchanged, and weights do not count."""
+    """Sees updates as rows of a matrix, whatever the clients' weights.
+
+    Where a client did not upload an entry it has the median of those who did. Zeros would pull all rules towards no
+    update at all, and the clients who sent least would be closest to each other.
+    """
 
     inner: Method = option(FedAvg(), "the method that merges what the rule leaves")
+    one_for_all: ClassVar[bool] = True  # whether the rule makes one row of all updates
 
     def check(self, units: Units) -> None:
         """There must be updates to see."""
         super().check(units)
-        if self.inner.packed or not self.inner.central:
+        if self.inner.packed or not self.inner.central or not self.inner.shared(units):
             raise BadInput(f"{self.name} sees no updates of a common model around {self.inner.label}.")
+        if self.one_for_all and self.inner.singles:
+            raise BadInput(f"{self.name} makes one of all uploads, but {self.inner.label} needs every single one.")
 
     def rule(self, updates: Tensor) -> Tensor:
         """What becomes of the updates: one row for all, or one row each."""
@@ -41,15 +49,26 @@ class Defence(Wrapper):
         kept = [i for i, weight in enumerate(weights) if weight > 0]
         if not kept:
             return super().merge(server, uploads, weights, ctx)
+        sent = [uploads[i].tree["model"] for i in kept]
         start = _flat(origin, origin)
-        updates = torch.stack([_flat({**origin, **uploads[i].tree["model"]}, origin) - start for i in kept])
+        updates = torch.stack([_flat(whole, origin) - start for whole in filled(sent, origin)])
         changed = list(uploads)
         for i, row in zip(kept, self.rule(updates).expand_as(updates), strict=True):
             parts = (start + row).split([value.numel() for value in origin.values()])
             model = {n: part.view_as(old) for (n, old), part in zip(origin.items(), parts, strict=True)}
-            sent = uploads[i].tree["model"]  # what was not sent is nobody's vote
-            changed[i] = uploads[i]._replace(tree={**uploads[i].tree, "model": {**sent, **take(model, sent)}})
+            mine = uploads[i].tree["model"]  # what was not sent is nobody's vote
+            changed[i] = uploads[i]._replace(tree={**uploads[i].tree, "model": {**mine, **take(model, mine)}})
         return super().merge(server, changed, weights, ctx)
+
+
+def filled(sent: Sequence[State], origin: State) -> list[State]:
+    """Every upload with all entries: one that it lacks is the median of those who sent it, or as it was."""
+    usual = dict(origin)
+    for name in origin:
+        known = [state[name] for state in sent if name in state]
+        if 0 < len(known) < len(sent):
+            usual[name] = rules.median(torch.stack(known).flatten(1)).view_as(origin[name])
+    return [{**usual, **state} for state in sent]
 
 
 def _flat(state: State, names: State) -> Tensor:
@@ -131,6 +150,7 @@ class CentredClipping(Defence):
 class NormBound(Defence):
     """No update is longer than a bound; the method around which it stands weighs and merges as ever."""
 
+    one_for_all: ClassVar[bool] = False
     bound: float | None = option(None, "longest update (auto: the median of the round)", above=0)
 
     def rule(self, updates: Tensor) -> Tensor:

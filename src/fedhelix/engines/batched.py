@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, cast, get_args
@@ -21,6 +21,7 @@ from fedhelix.engines.stack import Batches, Mode, Stack, Task
 from fedhelix.errors import EngineFailure
 from fedhelix.method import LocalRound, Phase
 from fedhelix.probe import is_whole
+from fedhelix.seeds import seeded
 from fedhelix.task import judge_all
 from fedhelix.tree import State
 
@@ -140,6 +141,11 @@ class Batched(Engine):
         # More slots than this would only wait for the longest task.
         enough = -(-sum(task.steps for task in tasks) // waiting[-1].steps)
         stack = self._stack(shop, tasks[0], enough)
+        with seeded(tasks[0].noise, tasks[0].setup.device):  # after a choice by timing, whose steps draw too
+            self._play(shop, stack, waiting, starts)
+
+    def _play(self, shop: Workshop, stack: Stack, waiting: list[Task], starts: Mapping[int, int]) -> None:
+        """Until nobody waits and all slots are empty."""
         while True:
             for place, slot in enumerate(stack.slots):
                 if slot is not None and not slot.left:
@@ -152,7 +158,7 @@ class Batched(Engine):
                 stack.seen.clear()
                 return
             if len(busy) < stack.width:
-                narrow = self._stack(shop, tasks[0], len(busy))
+                narrow = self._stack(shop, stack.example, len(busy))
                 if narrow.width < stack.width:
                     for there, place in enumerate(busy):
                         stack.move(place, narrow, there)
@@ -164,11 +170,11 @@ class Batched(Engine):
         """As many steps as all busy slots can take alike, or one for each size of batch that is due."""
         slots = {place: slot for place in busy if (slot := stack.slots[place]) is not None}
         full = stack.batches.samples.shape[1]
-        if not stack.example.setup.units.norm:
+        if stack.fills_up:
             steps = min(slot.left for slot in slots.values())
             stack.run(steps, full)
         else:
-            # A filled-up batch would spoil BatchNorm's statistics: only batches of one size go together.
+            # Only batches of one size go together.
             sizes: dict[int, list[int]] = {}
             for place, slot in slots.items():
                 sizes.setdefault(slot.size, []).append(place)

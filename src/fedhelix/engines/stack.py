@@ -17,13 +17,14 @@ from functools import cache, partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
-from fedhelix.client import Job, Plan, Setup, forward, gather, part_of, plan, risk
+from fedhelix.client import Job, Plan, Setup, forward, gather, noise, part_of, plan, risk
 from fedhelix.cuda import recording
 from fedhelix.engines.convolution import StackedConvolutions
 from fedhelix.method import Batch, Local, LocalRound, Phase
+from fedhelix.seeds import seeded
 from fedhelix.tree import State, flatten, unflatten
 
 # How a step computes the gradients of its slots: as one program with grouped convolutions or with convolutions as
@@ -44,12 +45,13 @@ class Task:
     local: LocalRound
     phase: Phase
     plan: Plan
+    noise: int  # the seed of what layers such as dropout draw
     loss: Tensor | None = None  # summed over the steps, once the task is done
 
     @classmethod
     def of(cls, setup: Setup, job: Job, local: LocalRound, phase: Phase, index: int, purpose: str) -> Task:
         """The task with its batches drawn."""
-        return cls(setup, job, local, phase, plan(setup, job, phase, purpose, index))
+        return cls(setup, job, local, phase, plan(setup, job, phase, purpose, index), noise(setup, job, purpose, index))
 
     @property
     def steps(self) -> int:
@@ -192,6 +194,7 @@ class Stack:
         self.lr, self.momentum, self.decay = self.settings.split(1, dim=1)
         self.loss = torch.zeros(width, device=device)
         self.slots: list[Slot | None] = [None] * width
+        self.fills_up = may_fill_up(setup)
         self.graphs: dict[int, Any] = {}  # on a GPU the recorded step for each size of batch
         self.warm: dict[int, int] = {}  # how often each size was run without a graph
         self.seen: dict[tuple[int, ...], Tensor] = {}  # flattened start of clients that received the same model
@@ -253,8 +256,7 @@ class Stack:
         samples, mask = self.batches.samples[row][:, :size], self.batches.mask[row][:, :size]
         crops = None if self.batches.crops is None else self.batches.crops[row][:, :size]
         x, y, _ = gather(setup, samples, crops)
-        # Batches of a network with BatchNorm are never filled up, so nothing has to be masked there.
-        batch = Batch(x, y, None if setup.units.norm else mask)
+        batch = Batch(x, y, mask if self.fills_up else None)
         pick = (lambda value: value) if places is None else (lambda value: value[places])
         flat = pick(self.flat)
         fixed = {name: pick(value) for name, value in self.fixed.items()}
@@ -356,6 +358,20 @@ class Stack:
             self.run(1, size)
         torch.cuda.synchronize()
         return (time.perf_counter() - began) / repetitions
+
+
+@torch.no_grad()
+def may_fill_up(setup: Setup) -> bool:
+    """Whether short batches may be filled up with samples that do not count.
+
+    They would spoil statistics of the batch, and a loss that is one number for all samples cannot leave them out.
+    """
+    counting = nn.modules.batchnorm._NormBase
+    if setup.units.norm or any(isinstance(m, counting) and m.track_running_stats for m in setup.module.modules()):
+        return False
+    with seeded(0, setup.device):
+        x, y, _ = gather(setup, torch.arange(min(2, len(setup.data.y)), device=setup.device), None)
+        return setup.task.loss(forward(setup, setup.initial, x), y).dim() > 0
 
 
 def _layout(x: Tensor) -> Tensor:

@@ -29,15 +29,18 @@ def receive_newcomer(
     else:
         if "model" not in message:
             raise BadInput("a newcomer that was sent a model must answer with what it trained.")
-        layout.check(message["model"], "the newcomer's model")
         buffer, turn = Buffer(**server["buffer"]), guest["turn"]
-        if recipe.newcomer == "guide" and "generator" not in server:
-            known, _ = recipe.material(buffer)
-            if len(known.vectors) >= FEWEST:  # otherwise the most similar client has to do
-                server = {**server, "generator": recipe.fit(known, layout.sizes, seed).tree()}
-        moved = layout.flatten([guest["sent"], message["model"]])
-        model = {**average, **layout.unflatten(advice(recipe, buffer, server.get("generator"), moved, seed + turn))}
-        done = recipe.newcomer == "nearest" or turn == recipe.guide_turns
+        if layout.accepts(message["model"], "the newcomer's model"):
+            if recipe.newcomer == "guide" and "generator" not in server:
+                known, _ = recipe.material(buffer)
+                if len(known.vectors) >= FEWEST:  # otherwise the most similar client has to do
+                    server = {**server, "generator": recipe.fit(known, layout.sizes, seed).tree()}
+            moved = layout.flatten([guest["sent"], message["model"]])
+            advised = advice(recipe, buffer, server.get("generator"), moved, seed + turn)
+            model = {**average, **layout.unflatten(advised)}
+            done = recipe.newcomer == "nearest" or turn == recipe.guide_turns
+        else:  # its training diverged: there is nothing to learn from, and it keeps what it was sent
+            model, done = {**average, **guest["sent"]}, True
     if done:
         personal = {**server.get("personal", {}), str(client): {} if model is average else model}
         return {**drop(server, ["guest"]), "personal": personal}, {"model": model}, True

@@ -88,15 +88,16 @@ class Hyper(Checked):
             velocity[name] = self.server_momentum * velocity[name] + (1.0 if name == EMBEDDINGS else share) * pull
             weights[name] = weights[name] - self.server_lr * velocity[name]
         if frozen:
-            table = state["weights"][EMBEDDINGS].clone()
-            table[client] = weights[EMBEDDINGS][client]
-            weights[EMBEDDINGS] = table
+            for part, old in ((weights, state["weights"]), (velocity, state["velocity"])):
+                mine, part[EMBEDDINGS] = part[EMBEDDINGS][client], old[EMBEDDINGS].clone()
+                part[EMBEDDINGS][client] = mine
         return {"weights": weights, "velocity": velocity}
 
-    def join(self, state: Tree) -> Tree:
-        """With one more embedding: the mean of all, at rest."""
+    def join(self, state: Tree, clients: int) -> Tree:
+        """With embeddings for so many clients: new ones are the mean of all, at rest."""
         table, speed = state["weights"][EMBEDDINGS], state["velocity"][EMBEDDINGS]
+        mean = table.mean(0, keepdim=True).expand(clients - len(table), -1)
         return {
-            "weights": {**state["weights"], EMBEDDINGS: torch.cat([table, table.mean(0, keepdim=True)])},
-            "velocity": {**state["velocity"], EMBEDDINGS: torch.cat([speed, torch.zeros_like(speed[:1])])},
+            "weights": {**state["weights"], EMBEDDINGS: torch.cat([table, mean])},
+            "velocity": {**state["velocity"], EMBEDDINGS: torch.cat([speed, torch.zeros_like(mean)])},
         }

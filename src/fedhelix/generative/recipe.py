@@ -94,6 +94,11 @@ class Recipe(Checked):
         """How large the networks are."""
         return size_for(self.size, device).shortened(self.fit_steps)
 
+    @property
+    def singles(self) -> bool:
+        """Each client's own upload is what its model is made from."""
+        return True
+
     def fit(self, known: Buffer, sizes: Sequence[int], seed: int, steps: int | None = None) -> Generator:
         """A generator of vectors like those that are known, whose tensors have these sizes."""
         size = self.sized(known.vectors.device).shortened(steps)

@@ -51,16 +51,15 @@ class Layout:
         """How many values each tensor has."""
         return [shape.numel() for shape in self.shapes.values()]
 
-    def check(self, state: Mapping[str, Tensor], whose: str) -> None:
-        """Refuse a slice that belongs to another model, or is not finite."""
+    def accepts(self, state: Mapping[str, Tensor], whose: str) -> bool:
+        """Whether a slice is finite; one that belongs to another model is refused."""
         for name, shape in self.shapes.items():
             if name not in state or state[name].shape != shape:
                 its = tuple(state[name].shape) if name in state else "nothing"
                 raise BadInput(
                     f"{whose} has {its} for '{name}' instead of {tuple(shape)}; it must be of the same architecture."
                 )
-            if not bool(state[name].isfinite().all()):
-                raise BadInput(f"{whose} holds values that are not finite in '{name}'.")
+        return all(bool(state[name].isfinite().all()) for name in self.shapes)
 
     def flatten(self, states: Sequence[Mapping[str, Tensor]]) -> Tensor:
         """One row for each state."""

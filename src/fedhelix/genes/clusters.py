@@ -82,6 +82,7 @@ def _fit(
 ) -> Sequence[int] | np.ndarray:
     from sklearn import cluster as sk  # slow to import, and most runs need none of it
 
+    seed %= 2**32  # scikit-learn takes no others
     if algorithm == "hierarchical":
         return sk.AgglomerativeClustering(count, metric="precomputed", linkage="average").fit_predict(apart.numpy())
     if algorithm == "nearest":

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 
 from fedhelix.method import Context, Upload
 from fedhelix.methods.fedavg import FedAvg
@@ -32,7 +33,9 @@ class FedAU(FedAvg):
 
     def welcome(self, server: Tree, message: Tree, ctx: Context) -> tuple[Tree, Tree, bool]:
         """Server: one more client to keep count of."""
-        counted = {key: torch.cat([server[key], server[key].new_zeros(1)]) for key in ("missed", "intervals", "total")}
+        # A cluster counts only its own members, so more than one may be new to it.
+        new = ctx.clients + 1 - len(server["missed"])
+        counted = {key: F.pad(server[key], (0, new)) for key in ("missed", "intervals", "total")}
         return super().welcome({**server, **counted}, message, ctx)
 
     def weigh(self, server: Tree, uploads: Sequence[Upload], ctx: Context) -> list[float]:

@@ -55,7 +55,8 @@ class LGFedAvg(FedAvg):
     def welcome(self, server: Tree, message: Tree, ctx: Context) -> tuple[Tree, Tree, bool]:
         """Server: a newcomer is still to be warmed."""
         if "warmed" in server:
-            server = {**server, "warmed": torch.cat([server["warmed"], server["warmed"].new_zeros(1)])}
+            new = ctx.clients + 1 - len(server["warmed"])  # more than one where others joined other clusters
+            server = {**server, "warmed": torch.cat([server["warmed"], server["warmed"].new_zeros(new)])}
         return super().welcome(server, message, ctx)
 
     def model(self, server: Tree, ctx: Context) -> State | None:

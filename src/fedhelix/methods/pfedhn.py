@@ -67,9 +67,8 @@ class PFedHN(Hyper, FedAvg):
         """Server: a new embedding, which alone learns from the newcomer's training."""
         layout, turn = self.layout(ctx), server.get("turn", 0)
         if not turn:
-            server = {**server, **self.join(take(server, HYPER))}
-        if "model" in message:
-            layout.check(message["model"], "the newcomer's model")
+            server = {**server, **self.join(take(server, HYPER), ctx.clients + 1)}
+        if "model" in message and layout.accepts(message["model"], "the newcomer's model"):
             moved = self.model_of(server["weights"], ctx.clients, layout) - layout.flatten([message["model"]])[0]
             server = {**server, **self.step(take(server, HYPER), ctx.clients, moved, layout, frozen=True)}
         done = turn == self.newcomer_turns
