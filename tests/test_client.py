@@ -1,4 +1,5 @@
 import copy
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -257,3 +258,31 @@ def test_tuning_never_changes_what_is_sent_or_kept(kind):
     assert rounds[0].standing.own.keys() == rounds[1].standing.own.keys()
     assert all(same(rounds[0].standing.own[i], rounds[1].standing.own[i]) for i in rounds[0].standing.own)
     assert rounds[0].records[-1]["personal"] != rounds[1].records[-1]["personal"]
+
+
+@dataclass(frozen=True)
+class Taught(FedAvg):
+    """A teacher that has no say, so that it is FedAvg."""
+
+    strength: object = 0.0
+
+    def anchor(self, payload, own, client):
+        return {"teacher": payload["model"], "strength": self.strength}
+
+    def loss(self, params, batch, local):
+        said = local.outputs(local.anchor["teacher"], batch.x).sum()
+        return local.risk(params, batch) + local.anchor["strength"] * said
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_a_teacher_in_the_anchor_leaves_no_trace(engine):
+    found = [
+        small(method, model="digits-bn-cnn", engine=engine).fit(1, quiet=True).standing.server["model"]
+        for method in (FedAvg(), Taught(strength=torch.tensor(0.0)))
+    ]
+    assert same(*found) if engine == "serial" else close(*found, tolerance=1e-5)
+
+
+def test_an_anchor_holds_tensors():
+    with pytest.raises(BadInput, match="must hold tensors; 'strength' is a float"):
+        small(Taught(), model="linear").fit(1, quiet=True)

@@ -256,7 +256,7 @@ def data(
     console.print(table)
 
 
-@app.command("models", hidden=True)
+@app.command("models")
 def show_models() -> None:
     """The networks by name."""
     table = Table("model", "what it is", box=None, padding=(0, 2))

@@ -19,11 +19,12 @@ from torch.func import functional_call
 
 from fedhelix.cpu import Kernels, applied
 from fedhelix.data import Dataset, Split, crop_and_flip, draw_crops
+from fedhelix.errors import BadInput
 from fedhelix.method import Batch, Client, Local, LocalRound, Method, Phase
 from fedhelix.options import Checked, option
 from fedhelix.seeds import draw, key, seeded
 from fedhelix.task import Task, judge
-from fedhelix.tree import State, Tree
+from fedhelix.tree import State, Tree, clone, flatten, unflatten
 from fedhelix.units import Units
 
 
@@ -283,7 +284,7 @@ def open_round(setup: Setup, job: Job, anchored: bool = True) -> LocalRound:
     """A client that has received its payload and is about to train; where it will not, it needs no anchor."""
     client = client_of(setup, job)
     return LocalRound(
-        anchor=setup.method.anchor(job.payload, job.own, client) if anchored else {},
+        anchor=anchor_of(setup, job, client) if anchored else {},
         phase=Phase(),
         units=setup.units,
         risk=partial(risk, setup),
@@ -302,6 +303,17 @@ def personal_model(setup: Setup, job: Job) -> State:
     for index, phase in enumerate(phases):
         train(setup, job, replace(local, phase=phase), index, "tune")
     return local.models[used]
+
+
+def anchor_of(setup: Setup, job: Job, client: Client) -> Tree:
+    """What the client's loss looks at, as tensors of its own: BatchNorm brings a teacher's statistics up to date."""
+    found = flatten(setup.method.anchor(job.payload, job.own, client))
+    for name, value in found.items():
+        if not isinstance(value, Tensor):
+            raise BadInput(
+                f"the anchor of {setup.method.label} must hold tensors; '{name}' is a {type(value).__name__}."
+            )
+    return unflatten(clone(found) if setup.units.buffers else found)
 
 
 def open_use(setup: Setup, job: Job) -> tuple[LocalRound, str, list[Phase]]:
