@@ -117,7 +117,14 @@ def test_changes_are_told(make_run, tmp_path):
 def test_the_dashboard_in_a_browser(make_run, tmp_path, browser: Browser):
     for seed in range(3):
         make_run("fedavg", seed, rounds=6, clients=3, census=notes.CENSUS, name=f"fedavg-seed{seed}")
-    make_run(HOSTILE, rounds=2, name=HOSTILE, data=HOSTILE, refused={HOSTILE: HOSTILE}, notes=lambda _: {HOSTILE: 1})
+    make_run(
+        HOSTILE,
+        rounds=2,
+        name=HOSTILE,
+        data=HOSTILE,
+        incidents={"troubles": {HOSTILE: HOSTILE}},
+        notes=lambda _: {HOSTILE: 1},
+    )
     shown = "[...document.querySelectorAll('tbody tr')].map((row) => row.dataset.run)"
     with serving(tmp_path) as port:
         home = f"http://127.0.0.1:{port}/"

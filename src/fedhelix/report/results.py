@@ -82,12 +82,12 @@ class Result:
             if notes.get(key) is not None:
                 yield round, notes[key]
 
-    def refused(self) -> list[tuple[int, str, str]]:
-        """Uploads that were refused: round, client and reason."""
+    def incidents(self, kind: str) -> list[tuple[int, str, str]]:
+        """What records say under a key such as `refused` or `missing`: round, client (or site) and reason."""
         return [
-            (round, str(client), str(reason))
-            for round, reasons in self._column("refused", Mapping)
-            for client, reason in reasons.items()
+            (round, str(who), str(reason))
+            for round, reasons in self._column(kind, Mapping)
+            for who, reason in reasons.items()
         ]
 
     @property

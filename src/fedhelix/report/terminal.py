@@ -23,10 +23,9 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
         return
     metrics = [key for key in summary if ("accuracy" in key or "score" in key) and summary[key] is not None]
     figures = {key: f"{summary[key]:.4f}" for key in metrics}
-    if summary["refused"]:
-        print(
-            f"fedhelix: {summary['refused']} uploads were refused; metrics.jsonl says which and why.", file=sys.stderr
-        )
+    for key, fate in (("refused", "uploads were refused"), ("missing", "answers of clients were missing")):
+        if summary.get(key):
+            print(f"fedhelix: {summary[key]} {fate}; metrics.jsonl says which and why.", file=sys.stderr)
     if not console.is_terminal:
         words = {"method": summary["method"], "rounds": summary["rounds"], **figures, "folder": folder}
         print(" ".join(f"{key}={value}" for key, value in words.items()))
