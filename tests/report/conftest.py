@@ -33,11 +33,13 @@ def make_run(tmp_path: Path) -> Maker:
         census: dict | None = None,
         incidents: dict | None = None,
         name: str | None = None,
+        config: dict | None = None,
     ) -> RunFolder:
         name = name or f"{method}-{seed}-{len(list(tmp_path.iterdir()))}"
         draw = np.random.default_rng([seed, len(method), int(1000 * final)])
         skill = draw.normal(0, 0.08, clients)
-        with RunFolder.create(tmp_path / name, {"seed": seed, "method": {"name": method, **(options or {})}}) as folder:
+        asked = {"seed": seed, "method": {"name": method, **(options or {})}, **(config or {})}
+        with RunFolder.create(tmp_path / name, asked) as folder:
             if census is not None:
                 folder.write_clients(census)
             personal: list[float] = []

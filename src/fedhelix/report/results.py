@@ -18,7 +18,7 @@ JUDGED_BY = ("personal_accuracy", "personal_score", "accuracy", "score")
 # Entries of a config that do not make runs different experiments: who, where and how, but not what.
 NOT_COMPARED = (
     "format", "versions", "library", "method", "seed", "data_dir", "engine", "device", "workers", "kernels",
-    "eval_every", "checkpoint_every",
+    "eval_every", "checkpoint_every", "client_state", "deployment",
 )  # fmt: skip
 
 # Settings that a reader expects to be the same for all methods of a comparison.
@@ -170,6 +170,9 @@ def _circumstances(config: Mapping[str, Any]) -> dict[str, Any]:
         if key not in NOT_COMPARED:
             table = {key: value["name"]} if isinstance(value, Mapping) and "name" in value else value
             found |= table if isinstance(table, Mapping) else {key: value}
+    deployment = config.get("deployment")
+    if isinstance(deployment, Mapping) and "server_data" in deployment:
+        found["server_data"] = deployment["server_data"]
     return found
 
 
@@ -185,6 +188,8 @@ def _label(result: Result, others: Sequence[Result]) -> str:
         for key, value in mine.items()
         if key in OF_EVERY_METHOD and any(_settings(other).get(key, value) != value for other in others)
     ]
+    if "deployment" in result.config and any("deployment" not in other.config for other in others):
+        details.append("deployed")
     if not result.complete:
         details.append("unfinished")
     return f"{result.method} ({', '.join(details)})" if details else result.method
