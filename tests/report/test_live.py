@@ -81,6 +81,22 @@ def test_damage_is_named_and_the_others_go_on(make_run, watch, tmp_path):
     assert list(watch.runs["good"].records())
 
 
+def test_each_file_is_mended_by_itself(make_run, watch, tmp_path):
+    run = make_run(rounds=1, name="mine")
+    config, summary = run.path / "config.toml", run.path / "summary.json"
+    sound = config.read_bytes(), summary.read_bytes()
+    summary.write_text("{")
+    assert only(watch)["problem"] == "summary.json is damaged"
+    config.write_bytes(sound[0] + b"# changed\n")
+    assert only(watch)["problem"] == "summary.json is damaged"
+    config.write_text("[")
+    assert only(watch)["problem"] == "config.toml is damaged; summary.json is damaged"
+    summary.write_bytes(sound[1])
+    assert only(watch)["problem"] == "config.toml is damaged"
+    config.write_bytes(sound[0])
+    assert only(watch)["status"] == "complete"
+
+
 def test_links_and_pipes_are_not_followed(make_run, watch, tmp_path):
     secret = tmp_path / ".elsewhere"
     secret.mkdir()

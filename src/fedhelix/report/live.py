@@ -41,7 +41,7 @@ class Watched:
         self.stamps: dict[str, tuple[int, ...]] = {}
         self.config: dict[str, Any] = {}
         self.summary: dict[str, Any] = {}
-        self.problem = ""
+        self.problems: dict[str, str] = {}  # by file, since each is mended by itself
         self.running = False
         self._forget_records()
 
@@ -58,12 +58,11 @@ class Watched:
         lock = _read(self.path / "lock", 4096) if self.stamps["lock"] else None
         self.running = lock is not None and writer_lives(lock)
         if self.stamps["config.toml"] != before[0].get("config.toml"):
-            self.config, self.problem = _parsed(self.path / "config.toml", tomllib.loads)
+            self.config, self.problems["config.toml"] = _parsed(self.path / "config.toml", tomllib.loads)
         if self.stamps["summary.json"] != before[0].get("summary.json"):
-            self.summary, problem = (
+            self.summary, self.problems["summary.json"] = (
                 _parsed(self.path / "summary.json", json.loads) if self.stamps["summary.json"] else ({}, "")
             )
-            self.problem = self.problem or problem
         return (self.stamps, self.running) != before
 
     def follow(self) -> None:
@@ -93,6 +92,11 @@ class Watched:
     def records(self) -> Iterator[dict[str, Any]]:
         """All records in full, read anew: for what is not remembered, such as clients and notes."""
         return (record for line, _ in _lines(self.path / "metrics.jsonl", 0) if (record := _object(line)) is not None)
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with its files."""
+        return "; ".join(filter(None, self.problems.values()))
 
     @property
     def status(self) -> str:
