@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedhelix.progress import human_bytes, human_seconds
@@ -39,7 +40,7 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
     )
     table.add_row("time", human_seconds(summary["seconds"]))
     table.add_row("engine", summary["engine"])
-    table.add_row("folder", str(folder))
+    table.add_row("folder", escape(str(folder)))
     console.print(table)
 
 
@@ -56,4 +57,4 @@ def show_comparison(folder: Path, folders: list[RunFolder], as_json: bool) -> No
         return
     wide = console if console.is_terminal else Console(width=160)
     wide.print(render(table))
-    console.print(f"picture: {picture}\nruns:    {folder}", highlight=False)
+    print(f"picture: {picture}\nruns:    {folder}")  # plain: paths are neither wrapped nor read as markup
