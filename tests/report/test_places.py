@@ -61,6 +61,22 @@ def test_runs_and_folders_of_runs(make_run, tmp_path):
         select([tmp_path / "nothing"])
 
 
+def test_comparisons_below_a_folder_are_not_forgotten(make_run, tmp_path, recwarn):
+    runs = tmp_path / "runs"
+    for name in ("one", "two"):
+        comparison(runs / name, make_run, ["fedavg"], {})
+    with pytest.raises(BadInput, match=f"holds no run, but 2 comparisons; name one, such as '{runs}/one'"):
+        select([runs])
+    make_run("fedavg", rounds=1, name=runs / "single")
+    assert not recwarn.list
+    assert [folder.path.name for folder in select([runs]).folders] == ["single"]
+    assert [str(warning.message) for warning in recwarn.list] == [
+        f"left out of '{runs}': 2 comparisons; name one to see it, such as '{runs}/one'."
+    ]
+    recwarn.clear()
+    assert len(select([runs, runs / "one", runs / "two"]).folders) == 5 and not recwarn.list
+
+
 def test_the_last_comparison_is_the_default(make_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadInput, match="no run in 'runs/' yet"):

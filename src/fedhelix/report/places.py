@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,11 @@ def select(paths: Sequence[Path]) -> Selection:
     found = Selection([], [])
     for path in paths or [last(RUNS)]:
         runs = inside(path)
+        if others := [folder for folder in comparisons(path) if folder not in paths]:
+            count = f"{len(others)} comparison{'s' * (len(others) > 1)}"
+            if not runs:
+                raise BadInput(f"'{path}' holds no run, but {count}; name one, such as '{others[0]}'.")
+            warnings.warn(f"left out of '{path}': {count}; name one to see it, such as '{others[0]}'.", stacklevel=2)
         if not runs:
             raise BadInput(f"'{path}' holds no run; give the folder of a run, of a comparison, or of several runs.")
         found.folders.extend(RunFolder.open(run) for run in runs if run not in [one.path for one in found.folders])
@@ -50,6 +56,11 @@ def inside(path: Path) -> list[Path]:
         return order.get(method, len(order)), method, number, run.name
 
     return sorted(runs, key=rank)
+
+
+def comparisons(path: Path) -> list[Path]:
+    """The comparisons that lie in a folder."""
+    return sorted(child for child in visible(path) if (child / COMPARISON).is_file()) if path.is_dir() else []
 
 
 def _label_and_seed(run: Path) -> tuple[str, str]:
