@@ -118,6 +118,8 @@ def warnings(results: Sequence[Result]) -> list[str]:
             found.append(
                 f"{result.name} is unfinished: {len(result.metrics)} of {result.config.get('rounds', '?')} rounds."
             )
+        if result.damage:
+            found.append(result.damage)
         for kind, (thing, whose, fate) in INCIDENT_WORDS.items():
             if incidents := result.incidents(kind):
                 reasons = pd.Series([reason for *_, reason in incidents]).value_counts()

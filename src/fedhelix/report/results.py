@@ -91,6 +91,13 @@ class Result:
         ]
 
     @property
+    def damage(self) -> str:
+        """What a finished run has lost, in one sentence; nothing for one that is whole."""
+        rounds, kept = self.summary.get("rounds"), len(self.metrics)
+        is_cut = self.complete and is_number(rounds) and kept < rounds
+        return f"{self.name} was cut: metrics.jsonl holds {kept} of its {rounds} rounds." if is_cut else ""
+
+    @property
     def attackers(self) -> frozenset[int]:
         """The malicious clients."""
         listed = self.census.get("attackers")
