@@ -24,11 +24,11 @@ def test_what_is_attacked_is_what_is_uploaded():
 
 
 def test_an_audit_leaves_a_picture_and_its_figures(cli, tmp_path):
-    found = cli("audit", "idlg", "fedavg", "gene-fl", *QUICK, "-o", "side.png")
+    found = cli("audit", "idlg", "fedavg", "gene-fl", *QUICK, "-o", "side[x].png")
     assert found.code == 0, found.err
-    assert "insider" in found.out and "fedavg + noise" in found.out
-    assert (tmp_path / "side.png").read_bytes().startswith(b"\x89PNG")
-    rows = json.loads((tmp_path / "side.json").read_text())["rows"]
+    assert "insider" in found.out and "fedavg + noise" in found.out and "picture: side[x].png\n" in found.out
+    assert (tmp_path / "side[x].png").read_bytes().startswith(b"\x89PNG")
+    rows = json.loads((tmp_path / "side[x].json").read_text())["rows"]
     names = [(row["method"], row["attacker"]) for row in rows]
     whole, part = ["fedavg", "fedavg + noise"], ["outsider", "insider"]
     assert names == [(method, "insider") for method in whole] + [("gene-fl", who) for who in part]

@@ -31,19 +31,21 @@ def make_run(tmp_path: Path) -> Maker:
         data: str = "digits",
         notes: Callable[[int], dict] | None = None,
         census: dict | None = None,
-        refused: dict | None = None,
+        incidents: dict | None = None,
         name: str | None = None,
+        config: dict | None = None,
     ) -> RunFolder:
         name = name or f"{method}-{seed}-{len(list(tmp_path.iterdir()))}"
         draw = np.random.default_rng([seed, len(method), int(1000 * final)])
         skill = draw.normal(0, 0.08, clients)
-        with RunFolder.create(tmp_path / name, {"seed": seed, "method": {"name": method, **(options or {})}}) as folder:
+        asked = {"seed": seed, "method": {"name": method, **(options or {})}, **(config or {})}
+        with RunFolder.create(tmp_path / name, asked) as folder:
             if census is not None:
                 folder.write_clients(census)
             personal: list[float] = []
             for round in range(1, rounds + 1):
                 record: dict = {"round": round, "uplink_bytes": int(mib * 2**20), "seconds": 1.5}
-                record |= {"notes": notes(round) if notes else {}, "refused": refused or {}}
+                record |= {"notes": notes(round) if notes else {}, "refused": {}, **(incidents or {})}
                 if evaluated and round % every == 0:
                     level = final * (1 - np.exp(-4 * round / rounds)) + draw.normal(0, 0.006)
                     personal = np.clip(level + skill, 0, 1).tolist()

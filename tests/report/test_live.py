@@ -81,6 +81,22 @@ def test_damage_is_named_and_the_others_go_on(make_run, watch, tmp_path):
     assert list(watch.runs["good"].records())
 
 
+def test_each_file_is_mended_by_itself(make_run, watch, tmp_path):
+    run = make_run(rounds=1, name="mine")
+    config, summary = run.path / "config.toml", run.path / "summary.json"
+    sound = config.read_bytes(), summary.read_bytes()
+    summary.write_text("{")
+    assert only(watch)["problem"] == "summary.json is damaged"
+    config.write_bytes(sound[0] + b"# changed\n")
+    assert only(watch)["problem"] == "summary.json is damaged"
+    config.write_text("[")
+    assert only(watch)["problem"] == "config.toml is damaged; summary.json is damaged"
+    summary.write_bytes(sound[1])
+    assert only(watch)["problem"] == "config.toml is damaged"
+    config.write_bytes(sound[0])
+    assert only(watch)["status"] == "complete"
+
+
 def test_links_and_pipes_are_not_followed(make_run, watch, tmp_path):
     secret = tmp_path / ".elsewhere"
     secret.mkdir()
@@ -122,15 +138,28 @@ def test_only_known_names_lead_to_runs(make_run, tmp_path):
 
 def test_clients_and_their_histories(make_run, watch):
     census = {"samples": [5, 6, 7, 8], "attackers": [3], "judged": [1, 3]}
-    make_run(rounds=4, clients=2, name="mine", census=census, refused={"1": "NaN \ud800"}, notes=notes.genfed)
+    make_run(rounds=4, clients=2, name="mine", census=census, notes=notes.genfed)
     watch.look()
     details = watch.runs["mine"].details()
     people = [(one["client"], one["attacker"], one["samples"]) for one in details["clients"]]
     assert people == [(1, False, 6), (3, True, 8)]
-    assert details["refused"][0] == [1, "1", "NaN ?"] and '"fitness"' in details["notes"]
+    assert '"fitness"' in details["notes"]
     history = watch.runs["mine"].client(3)
     assert history["rounds"] == [2, 4] and history["values"][-1] == details["clients"][1]["value"]
     assert watch.runs["mine"].client(99)["values"] == []
+
+
+def test_what_went_wrong_last(make_run, watch):
+    said = {"refused": {"1": "NaN \ud800"}, "missing": {"2": "late"}, "troubles": {"site-2": "twice"}, "unjudged": [1]}
+    make_run(rounds=40, clients=2, name="mine", incidents=said)
+    watch.look()
+    found = watch.runs["mine"].details()["incidents"]
+    assert found[-3:] == [
+        [40, "refused", "1", "NaN ?"],
+        [40, "missing", "2", "late"],
+        [40, "troubles", "site-2", "twice"],
+    ]
+    assert len(found) == live.MOST_INCIDENTS
 
 
 def test_a_folder_that_is_itself_a_run(make_run):

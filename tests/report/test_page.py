@@ -15,7 +15,14 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 @pytest.fixture
 def chosen(make_run) -> Selection:
     runs = [
-        make_run(method, seed, clients=3, census=notes.CENSUS, notes=notes.genfed, refused={"1": "it holds NaN"})
+        make_run(
+            method,
+            seed,
+            clients=3,
+            census=notes.CENSUS,
+            notes=notes.genfed,
+            incidents={"refused": {"1": "it holds NaN"}},
+        )
         for method in ("fedavg", "genfed")
         for seed in (0, 1)
     ]
@@ -52,8 +59,21 @@ def test_numbers_of_the_page_by_hand(chosen, make_run):
     assert len(said) == 1 and "unfinished" in said[0]
 
 
+def test_everything_that_went_wrong_is_told(make_run):
+    late = "site-2 did not answer within 40 s"
+    said = {"missing": {"2": late}, "unjudged": {"2": late, "0": "is gone"}, "troubles": {"site-2": "answered twice"}}
+    run = make_run(name="mine", rounds=2, incidents=said)
+    assert warnings([read(run)]) == [
+        f"{run.path}: 2 answers of client 2 missing (2 × {late}).",
+        f"{run.path}: 4 scores of client 0, 2 missing (2 × {late}; 2 × is gone).",
+        f"{run.path}: 2 letters of site-2 dropped (2 × answered twice).",
+    ]
+
+
 def test_hostile_text_stays_text(make_run, tmp_path):
-    run = make_run(HOSTILE, name="hostile", options={"x": HOSTILE}, refused={HOSTILE: HOSTILE}, data=HOSTILE)
+    run = make_run(
+        HOSTILE, name="hostile", options={"x": HOSTILE}, incidents={"refused": {HOSTILE: HOSTILE}}, data=HOSTILE
+    )
     chosen = Selection([run], [HOSTILE])
     page = html(chosen)
     assert "<script>alert" not in page and "<img src=x" not in page

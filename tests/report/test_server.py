@@ -6,13 +6,16 @@ import shutil
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
+from urllib.parse import quote
 
 import noted as notes
 import pytest
 from browser import Browser, needs_chromium
 
 from fedhelix.errors import BadInput
+from fedhelix.report import server
 from fedhelix.report.server import dashboard, is_loopback, serve
 from fedhelix.store import RunFolder
 
@@ -25,15 +28,15 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 @contextmanager
 def serving(folder, token=None):
     listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(
+    running = uvicorn.Server(
         uvicorn.Config(dashboard(folder, token), log_level="warning", ws="none", timeout_graceful_shutdown=1)
     )
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
         yield listening.getsockname()[1]
     finally:
-        server.should_exit = True
+        running.should_exit = True
         thread.join()
 
 
@@ -69,8 +72,9 @@ def test_the_printed_address_opens_the_door(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: sockets[0].close())
     serve(tmp_path, "127.0.0.1", 0, "ab+c/d=")
     assert "/?token=ab%2Bc%2Fd%3D " in capsys.readouterr().out
-    with pytest.raises(BadInput, match="the token is empty"):
-        serve(tmp_path, "127.0.0.1", 0, "")
+    for token in ("", "s\u00e9same", "open sesame", "a\nb"):
+        with pytest.raises(BadInput, match="the token must be ASCII characters without spaces"):
+            serve(tmp_path, "127.0.0.1", 0, token)
 
 
 def test_the_token(make_run, tmp_path):
@@ -81,6 +85,10 @@ def test_the_token(make_run, tmp_path):
         assert code == 303 and headers["location"] == "/"
         assert "HttpOnly" in headers["set-cookie"] and "SameSite=strict" in headers["set-cookie"]
         assert get(port, "/api/runs", Cookie="fedhelix=Sesam", Host="name.example")[0] == 200
+    odd = "".join(map(chr, range(33, 127)))
+    with serving(tmp_path, token=odd) as port:
+        cookie = get(port, f"/?token={quote(odd, safe='')}")[1]["set-cookie"].partition("; HttpOnly")[0]
+        assert get(port, "/api/runs", Cookie=cookie)[0] == 200
 
 
 def test_addresses(tmp_path):
@@ -92,24 +100,30 @@ def test_addresses(tmp_path):
         serve(tmp_path, "127.0.0.1", taken.getsockname()[1], None)
 
 
-def test_changes_are_told(make_run, tmp_path):
-    first = make_run(rounds=1, name="first")
+def test_changes_are_told_from_the_first_run_on(make_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "SECONDS_BETWEEN_LOOKS", 0.1)
     with serving(tmp_path) as port:
         link = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
         link.request("GET", "/api/events")
         stream = link.getresponse()
         assert stream.readline().startswith(b":")
+        gone: set[str] = set()
+        changed: set[str] = set()
+
+        def listen_until(heard: Callable[[], object]) -> None:
+            while not heard():
+                line = stream.readline()
+                if line.startswith(b"data:"):
+                    said = json.loads(line[5:])
+                    gone.update(said["gone"])
+                    changed.update(run["id"] for run in said["changed"])
+
+        first = make_run(rounds=1, name="first")
+        listen_until(lambda: changed)
         make_run(rounds=1, name="second")
         shutil.rmtree(first.path)
-        gone: list[str] = []
-        changed: list[str] = []
-        while not (gone and changed):
-            line = stream.readline()
-            if line.startswith(b"data:"):
-                said = json.loads(line[5:])
-                gone += said["gone"]
-                changed += [run["id"] for run in said["changed"]]
-        assert (gone, set(changed)) == (["first"], {"second"})
+        listen_until(lambda: gone and len(changed) > 1)
+        assert (gone, changed) == ({"first"}, {"first", "second"})
         link.close()
 
 
@@ -117,7 +131,14 @@ def test_changes_are_told(make_run, tmp_path):
 def test_the_dashboard_in_a_browser(make_run, tmp_path, browser: Browser):
     for seed in range(3):
         make_run("fedavg", seed, rounds=6, clients=3, census=notes.CENSUS, name=f"fedavg-seed{seed}")
-    make_run(HOSTILE, rounds=2, name=HOSTILE, data=HOSTILE, refused={HOSTILE: HOSTILE}, notes=lambda _: {HOSTILE: 1})
+    make_run(
+        HOSTILE,
+        rounds=2,
+        name=HOSTILE,
+        data=HOSTILE,
+        incidents={"troubles": {HOSTILE: HOSTILE}},
+        notes=lambda _: {HOSTILE: 1},
+    )
     shown = "[...document.querySelectorAll('tbody tr')].map((row) => row.dataset.run)"
     with serving(tmp_path) as port:
         home = f"http://127.0.0.1:{port}/"

@@ -76,6 +76,18 @@ def test_labels_name_only_the_settings_that_differ(make_run):
     assert table.loc["genfed (rho_max=3, unfinished)", ["seeds", "rounds"]].tolist() == [2, 6]
 
 
+def test_deployed_runs_belong_together_but_not_to_simulated_ones(make_run):
+    def deployed(seed, **more):
+        terms = {"experiment": f"drawn anew {seed}", "deadline": 600.0 + seed, **more}
+        return make_run("fedavg", seed, config={"deployment": terms})
+
+    assert list(comparison([deployed(0), deployed(1)]).index) == ["fedavg"]
+    both = comparison([deployed(0), deployed(1), make_run("fedavg", config={"client_state": "disk"})])
+    assert list(both.index) == ["fedavg (deployed)", "fedavg"] and both["seeds"].tolist() == [2, 1]
+    held = comparison([deployed(0, server_data="one.npz"), deployed(0, server_data="other.npz")])
+    assert list(held.index) == ["fedavg (server_data=one.npz)", "fedavg (server_data=other.npz)"]
+
+
 def test_different_data_are_named(make_run):
     table = comparison([make_run("fedavg"), make_run("genfed", data="mnist")])
     assert list(table.index) == ["fedavg (data=digits)", "genfed (data=mnist)"]

@@ -61,4 +61,4 @@ def audit(attack: str, specs: Sequence[str], assignments: Sequence[str], out: Pa
         table.add_row(row["method"], row["attacker"], f"{row['seen']:.1%}", labels, *figures)
     console = Console() if sys.stdout.isatty() else Console(width=120)
     console.print(table)
-    console.print(f"picture: {out}", highlight=False)
+    print(f"picture: {out}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ def clients(results: Sequence[Result]) -> pd.DataFrame:
 def export(folders: Sequence[RunFolder], out: Path, by_client: bool = False) -> pd.DataFrame:
     """Write the records of some runs; the suffix chooses the format."""
     results = [read(folder) for folder in folders]
+    for damage in filter(None, (result.damage for result in results)):
+        warnings.warn(damage, stacklevel=2)
     table = clients(results) if by_client else rounds(results)
     if out.suffix == ".csv":
         write(out, table.to_csv(index=False).encode())

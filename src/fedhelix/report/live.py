@@ -12,6 +12,7 @@ import stat
 import threading
 import tomllib
 from array import array
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ MOST_BYTES_AT_ONCE = 2**26
 MOST_CHARACTERS = 300
 
 MEASURES = ("personal_accuracy", "personal_score", "personal_p10", "accuracy", "score", "train_loss")
+INCIDENTS = ("refused", "missing", "unjudged", "troubles")  # each a mapping of clients or sites to reasons
+MOST_INCIDENTS = 50
 COSTS = {"uplink_bytes": 2**20, "seconds": 1.0}
 NAN = float("nan")
 
@@ -38,7 +41,7 @@ class Watched:
         self.stamps: dict[str, tuple[int, ...]] = {}
         self.config: dict[str, Any] = {}
         self.summary: dict[str, Any] = {}
-        self.problem = ""
+        self.problems: dict[str, str] = {}  # by file, since each is mended by itself
         self.running = False
         self._forget_records()
 
@@ -55,12 +58,11 @@ class Watched:
         lock = _read(self.path / "lock", 4096) if self.stamps["lock"] else None
         self.running = lock is not None and writer_lives(lock)
         if self.stamps["config.toml"] != before[0].get("config.toml"):
-            self.config, self.problem = _parsed(self.path / "config.toml", tomllib.loads)
+            self.config, self.problems["config.toml"] = _parsed(self.path / "config.toml", tomllib.loads)
         if self.stamps["summary.json"] != before[0].get("summary.json"):
-            self.summary, problem = (
+            self.summary, self.problems["summary.json"] = (
                 _parsed(self.path / "summary.json", json.loads) if self.stamps["summary.json"] else ({}, "")
             )
-            self.problem = self.problem or problem
         return (self.stamps, self.running) != before
 
     def follow(self) -> None:
@@ -90,6 +92,11 @@ class Watched:
     def records(self) -> Iterator[dict[str, Any]]:
         """All records in full, read anew: for what is not remembered, such as clients and notes."""
         return (record for line, _ in _lines(self.path / "metrics.jsonl", 0) if (record := _object(line)) is not None)
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with its files."""
+        return "; ".join(filter(None, self.problems.values()))
 
     @property
     def status(self) -> str:
@@ -154,14 +161,16 @@ class Watched:
         """Everything about one run but its clients' histories."""
         last: dict[str, Any] = {}
         finals: dict[int, float] = {}
-        refused: list[list[Any]] = []
+        incidents: deque[list[Any]] = deque(maxlen=MOST_INCIDENTS)
         judged, attackers, samples = self._census()
         for record in self.records():
             last = record
             finals = dict(_clients(record, judged)) or finals
-            reasons = record.get("refused")
-            if isinstance(reasons, dict):
-                refused += [[_whole(record.get("round")), _text(who), _text(why)] for who, why in reasons.items()]
+            for kind in INCIDENTS:
+                reasons = record.get(kind)
+                if isinstance(reasons, dict):
+                    number = _whole(record.get("round"))
+                    incidents.extend([number, kind, _text(who), _text(why)] for who, why in reasons.items())
         clients = [
             {"client": client, "value": value, "attacker": client in attackers, "samples": samples.get(client)}
             for client, value in sorted(finals.items())
@@ -172,7 +181,7 @@ class Watched:
             **self.overview(),
             "line": self.line(),
             "clients": clients,
-            "refused": refused[-50:],
+            "incidents": list(incidents),
             "notes": notes if len(notes) < 5000 else notes[:5000] + " …",
             "config": config,
         }

@@ -37,6 +37,13 @@ MEASURES = {
     "score": "global score",
     "train_loss": "training loss",
 }
+# What records say of clients and sites with whom something went wrong: what was lost, whose it was, and how.
+INCIDENT_WORDS = {
+    "refused": ("upload", "client ", "refused"),
+    "missing": ("answer", "client ", "missing"),
+    "unjudged": ("score", "client ", "missing"),
+    "troubles": ("letter", "", "dropped"),
+}
 
 
 def html(chosen: Selection) -> str:
@@ -111,12 +118,15 @@ def warnings(results: Sequence[Result]) -> list[str]:
             found.append(
                 f"{result.name} is unfinished: {len(result.metrics)} of {result.config.get('rounds', '?')} rounds."
             )
-        if refused := result.refused():
-            reasons = pd.Series([reason for *_, reason in refused]).value_counts()
-            what = "; ".join(f"{count} × {reason}" for reason, count in reasons.head(3).items())
-            who = sorted({client for _, client, _ in refused})
-            named = ", ".join(who[:8]) + (" and others" if len(who) > 8 else "")
-            found.append(f"{result.name}: {_count(len(refused), 'upload')} of client {named} refused ({what}).")
+        if result.damage:
+            found.append(result.damage)
+        for kind, (thing, whose, fate) in INCIDENT_WORDS.items():
+            if incidents := result.incidents(kind):
+                reasons = pd.Series([reason for *_, reason in incidents]).value_counts()
+                what = "; ".join(f"{count} × {reason}" for reason, count in reasons.head(3).items())
+                who = sorted({name for _, name, _ in incidents})
+                named = ", ".join(who[:8]) + (" and others" if len(who) > 8 else "")
+                found.append(f"{result.name}: {_count(len(incidents), thing)} of {whose}{named} {fate} ({what}).")
         if "train_loss" in result.metrics and result.metrics["train_loss"].isna().any():
             found.append(f"{result.name}: the training loss was not a number in some rounds.")
     attacks = {str(result.circumstances.get("attack", "unknown attack")) for result in results if result.attackers}

@@ -18,7 +18,7 @@ JUDGED_BY = ("personal_accuracy", "personal_score", "accuracy", "score")
 # Entries of a config that do not make runs different experiments: who, where and how, but not what.
 NOT_COMPARED = (
     "format", "versions", "library", "method", "seed", "data_dir", "engine", "device", "workers", "kernels",
-    "eval_every", "checkpoint_every",
+    "eval_every", "checkpoint_every", "client_state", "deployment",
 )  # fmt: skip
 
 # Settings that a reader expects to be the same for all methods of a comparison.
@@ -82,13 +82,20 @@ class Result:
             if notes.get(key) is not None:
                 yield round, notes[key]
 
-    def refused(self) -> list[tuple[int, str, str]]:
-        """Uploads that were refused: round, client and reason."""
+    def incidents(self, kind: str) -> list[tuple[int, str, str]]:
+        """What records say under a key such as `refused` or `missing`: round, client (or site) and reason."""
         return [
-            (round, str(client), str(reason))
-            for round, reasons in self._column("refused", Mapping)
-            for client, reason in reasons.items()
+            (round, str(who), str(reason))
+            for round, reasons in self._column(kind, Mapping)
+            for who, reason in reasons.items()
         ]
+
+    @property
+    def damage(self) -> str:
+        """What a finished run has lost, in one sentence; nothing for one that is whole."""
+        rounds, kept = self.summary.get("rounds"), len(self.metrics)
+        is_cut = self.complete and is_number(rounds) and kept < rounds
+        return f"{self.name} was cut: metrics.jsonl holds {kept} of its {rounds} rounds." if is_cut else ""
 
     @property
     def attackers(self) -> frozenset[int]:
@@ -170,6 +177,9 @@ def _circumstances(config: Mapping[str, Any]) -> dict[str, Any]:
         if key not in NOT_COMPARED:
             table = {key: value["name"]} if isinstance(value, Mapping) and "name" in value else value
             found |= table if isinstance(table, Mapping) else {key: value}
+    deployment = config.get("deployment")
+    if isinstance(deployment, Mapping) and "server_data" in deployment:
+        found["server_data"] = deployment["server_data"]
     return found
 
 
@@ -185,6 +195,8 @@ def _label(result: Result, others: Sequence[Result]) -> str:
         for key, value in mine.items()
         if key in OF_EVERY_METHOD and any(_settings(other).get(key, value) != value for other in others)
     ]
+    if "deployment" in result.config and any("deployment" not in other.config for other in others):
+        details.append("deployed")
     if not result.complete:
         details.append("unfinished")
     return f"{result.method} ({', '.join(details)})" if details else result.method

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import re
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -40,8 +41,8 @@ def serve(folder: Path, host: str, port: int, token: str | None) -> None:
     uvicorn = from_extra("uvicorn", "report")
     if not folder.is_dir():
         raise BadInput(f"there is no folder '{folder}'; name the one with your runs: fedhelix serve RUNS.")
-    if token == "":
-        raise BadInput("the token is empty; give one with --token, or none to have it drawn.")
+    if token is not None and not re.fullmatch("[!-~]+", token):  # addresses and cookies carry nothing else
+        raise BadInput("the token must be ASCII characters without spaces; give such a one, or none to have it drawn.")
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(24)
     app = dashboard(folder, token)
@@ -184,12 +185,12 @@ class Views:
     async def _changes(self, request: Any) -> AsyncIterator[str]:
         from starlette.concurrency import run_in_threadpool
 
-        seen: dict[str, Any] = {}
+        seen = await run_in_threadpool(self.everything)
         while not await request.is_disconnected():
             runs = await run_in_threadpool(self.everything)
             changed = [run for name, run in runs.items() if seen.get(name) != run]
             gone = [name for name in seen if name not in runs]
-            if seen and (changed or gone):
+            if changed or gone:
                 yield f"data: {json.dumps({'changed': changed, 'gone': gone})}\n\n"
             else:
                 yield ": still here\n\n"

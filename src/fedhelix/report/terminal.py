@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedhelix.progress import human_bytes, human_seconds
@@ -23,10 +24,9 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
         return
     metrics = [key for key in summary if ("accuracy" in key or "score" in key) and summary[key] is not None]
     figures = {key: f"{summary[key]:.4f}" for key in metrics}
-    if summary["refused"]:
-        print(
-            f"fedhelix: {summary['refused']} uploads were refused; metrics.jsonl says which and why.", file=sys.stderr
-        )
+    for key, fate in (("refused", "uploads were refused"), ("missing", "answers of clients were missing")):
+        if summary.get(key):
+            print(f"fedhelix: {summary[key]} {fate}; metrics.jsonl says which and why.", file=sys.stderr)
     if not console.is_terminal:
         words = {"method": summary["method"], "rounds": summary["rounds"], **figures, "folder": folder}
         print(" ".join(f"{key}={value}" for key, value in words.items()))
@@ -40,7 +40,7 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
     )
     table.add_row("time", human_seconds(summary["seconds"]))
     table.add_row("engine", summary["engine"])
-    table.add_row("folder", str(folder))
+    table.add_row("folder", escape(str(folder)))
     console.print(table)
 
 
@@ -57,4 +57,4 @@ def show_comparison(folder: Path, folders: list[RunFolder], as_json: bool) -> No
         return
     wide = console if console.is_terminal else Console(width=160)
     wide.print(render(table))
-    console.print(f"picture: {picture}\nruns:    {folder}", highlight=False)
+    print(f"picture: {picture}\nruns:    {folder}")  # plain: paths are neither wrapped nor read as markup

@@ -14,6 +14,12 @@ const MEASURES = [
 // Of a score, the worst tenth is a score too.
 const SCORES = MEASURES.map((measure) => (measure.key === "personal_p10" ? { ...measure, percent: false } : measure));
 const measuresOf = (lines) => (lines.some((line) => line.y.personal_score) ? SCORES : MEASURES);
+const INCIDENTS = {
+  refused: (who) => `the upload of client ${who} was refused`,
+  missing: (who) => `the answer of client ${who} is missing`,
+  unjudged: (who) => `the score of client ${who} is missing`,
+  troubles: (who) => `a letter of ${who} was dropped`,
+};
 const view = document.getElementById("view");
 const runs = new Map();
 const ticked = new Set();
@@ -150,10 +156,10 @@ async function showRun(name, mine) {
     const complaints = [
       ...(run.problem ? [run.problem] : []),
       ...(run.skipped ? [`${run.skipped} damaged lines in metrics.jsonl were left out.`] : []),
-      ...run.refused.map(([round, client, reason]) => `Round ${round}: the upload of client ${client} was refused: ${reason}`),
+      ...run.incidents.slice(-12).map(([round, kind, who, why]) => `Round ${round}: ${INCIDENTS[kind](who)}: ${why}`),
     ];
     warnings.replaceChildren(...(complaints.length ? [element("section", { class: "card warning" }, element("h2", {}, "Mind this"),
-      element("ul", {}, ...complaints.slice(-12).map((words) => element("li", {}, words))))] : []));
+      element("ul", {}, ...complaints.map((words) => element("li", {}, words))))] : []));
     document.getElementById("clients").hidden = !run.clients.length;
     people.replaceChildren(...[...run.clients].sort((a, b) => a.value - b.value).slice(0, 500).map((one) => element("button", {
       type: "button", class: one.attacker ? "attacker" : "", "aria-pressed": String(one.client === chosen), "data-client": one.client,

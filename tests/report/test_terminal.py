@@ -1,0 +1,21 @@
+from fedhelix.report import plots
+from fedhelix.report.terminal import show_comparison, show_run
+
+
+def test_what_went_wrong_is_told_beside_the_result(make_run, capsys):
+    run = make_run(rounds=1)
+    summary = {**(run.summary or {}), "refused": 3, "missing": 2}
+    show_run(run.path, summary, as_json=False)
+    shown = capsys.readouterr()
+    assert shown.err == (
+        "fedhelix: 3 uploads were refused; metrics.jsonl says which and why.\n"
+        "fedhelix: 2 answers of clients were missing; metrics.jsonl says which and why.\n"
+    )
+    assert shown.out.startswith("method=fedavg rounds=1 ")
+
+
+def test_paths_stay_whole_and_as_they_are(make_run, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(plots, "comparison_plot", lambda folders, picture: None)
+    folder = tmp_path / "[x]" / ("long" * 30)
+    show_comparison(folder, [make_run(rounds=1)], as_json=False)
+    assert capsys.readouterr().out.endswith(f"picture: {folder}/comparison.png\nruns:    {folder}\n")
