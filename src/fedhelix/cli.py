@@ -71,7 +71,7 @@ def run(
     """
     plan = make_plan(method, values)
     folder = out or jobs.free_folder(f"{plan.label}-{Path(plan.config.data).stem}-seed{plan.config.seed}")
-    with resumable(folder):
+    with resumable(folder, new=out is None):
         done = jobs.start(plan, folder, quiet=quiet or None, track=track)
     show_run(folder, done.summary, as_json)
 
@@ -117,7 +117,7 @@ def compare(
     METHOD@KEY=VALUE,... is a variant with settings of its own:  fedhelix compare fedavg fedavg@lr=0.01,epochs=5
     """
     folder = out or jobs.free_folder("compare-" + "-".join(plan.label for plan in make_plans(methods, values))[:60])
-    with resumable(folder):
+    with resumable(folder, new=out is None):
         folders = jobs.compare(methods, values, seeds, folder, quiet or None, track=track)
     show_comparison(folder, folders, as_json)
 
@@ -294,10 +294,10 @@ def deploy_run(
     control, note = sites.deployment(superlink, folder)
     plan = make_plan(method, {**note, **values})
     control.connected()  # without a SuperLink it ends here, before a folder is made
-    out = out or jobs.free_folder(f"{plan.method.label}-{plan.config.data}-deployed")
-    with resumable(out, "deploy resume"):
-        done = submit.play(control, submit.create(plan, out, term or []), quiet or None)
-    show_run(out, done, as_json)
+    place = out or jobs.free_folder(f"{plan.method.label}-{plan.config.data}-deployed")
+    with resumable(place, "deploy resume", new=out is None):
+        done = submit.play(control, submit.create(plan, place, term or []), quiet or None)
+    show_run(place, done, as_json)
 
 
 @deploy.command("resume")
@@ -316,20 +316,19 @@ def deploy_resume(
 
 
 class resumable:
-    """Ctrl-C ends a command with one line on how to go on; a folder in which nothing began goes away again."""
+    """Ctrl-C ends a command with one line on how to go on; a `new` folder in which nothing began goes away again."""
 
-    def __init__(self, folder: Path, command: str = "resume"):
-        self.folder, self.command = folder, command
+    def __init__(self, folder: Path, command: str = "resume", new: bool = False):
+        self.folder, self.command, self.new = folder, command, new
 
     def __enter__(self) -> None:
         """Nothing to prepare."""
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            with suppress(OSError):  # there is none, or something lies in it
+        if kind is not None and self.new:
+            with suppress(OSError):  # something lies in it
                 self.folder.rmdir()
-                if self.folder.parent == RUNS:
-                    RUNS.rmdir()
+                self.folder.parent.rmdir()
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             begun = any((self.folder / name).exists() for name in ("config.toml", jobs.COMPARISON))
             how = (

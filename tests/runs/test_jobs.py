@@ -6,6 +6,7 @@ import pytest
 
 from fedhelix import FedAvg, toml
 from fedhelix.errors import BadInput
+from fedhelix.report.places import inside
 from fedhelix.report.tables import comparison
 from fedhelix.runs import jobs
 from fedhelix.runs.config import make_plan
@@ -178,9 +179,18 @@ def test_processes_at_the_same_moment_choose_other_folders(tmp_path):
         assert len(set(pool.map(lambda _: jobs.free_folder("run", tmp_path), range(40)))) == 40
 
 
-def test_a_run_that_cannot_begin_leaves_no_folder(cli, tmp_path):
+def test_a_run_that_cannot_begin_leaves_no_folder_but_the_users(cli, tmp_path):
     assert cli("run", "fedbn", "--model", "linear", "-q").code == 2
     assert not list(tmp_path.iterdir())
+    (tmp_path / "mine").mkdir()
+    assert cli("run", "fedbn", "--model", "linear", "-q", "--out", "mine").code == 2
+    assert cli("resume", "mine").code == 2 and (tmp_path / "mine").is_dir()
+
+
+def test_a_folder_says_what_was_left_open(tmp_path):
+    jobs.start(make_plan("fedavg", {"rounds": 1, "epochs": 1}), tmp_path / "run", quiet=True)
+    config = RunFolder.open(tmp_path / "run").config
+    assert (config["partition"], config["cohort"], config["model"]) == ("dirichlet:0.3", 10, "digits-cnn")
 
 
 ELSEWHERE = """
@@ -202,7 +212,10 @@ def test_runs_and_comparisons_go_on_from_any_folder(cli, tmp_path, monkeypatch):
     common = ["--data", "sub/tab.npz", "--clients", 3, "--rounds", 1, "-q"]
     assert cli("run", "mine.py", *common).code == 0
     run = tmp_path / "runs" / "mine-elsewhere-tab-seed0"
-    assert cli("compare", "mine.py", "mine.py@zeta=2", *common, "--out", "two").code == 0
+    assert cli("compare", "mine.py", "fedavg", "mine.py@zeta=2", *common, "--out", "two").code == 0
+    assert [run.name for run in inside(tmp_path / "two")] == [
+        f"{label}-seed0" for label in ("mine-elsewhere", "fedavg", "mine-elsewhere@zeta=2")
+    ]
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
     for folder in (run, tmp_path / "two"):

@@ -47,8 +47,9 @@ def inside(path: Path) -> list[Path]:
         runs = [child for child in visible(path) if is_run(child)] if path.is_dir() else []
     except OSError as problem:
         raise BadInput(f"'{path}' cannot be read: {problem.strerror}.") from None
-    methods = toml.read(path / COMPARISON).get("methods") if (path / COMPARISON).is_file() else None
-    order = {str(method): place for place, method in enumerate(methods if isinstance(methods, list) else [])}
+    note = toml.read(path / COMPARISON) if (path / COMPARISON).is_file() else {}
+    labels = note.get("labels", note.get("methods"))
+    order = {str(label): place for place, label in enumerate(labels if isinstance(labels, list) else [])}
 
     def rank(run: Path) -> tuple[int, str, int, str]:
         method, seed = _label_and_seed(run)

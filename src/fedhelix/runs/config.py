@@ -24,6 +24,7 @@ from fedhelix.engines import Engine
 from fedhelix.errors import BadInput, unknown
 from fedhelix.federation import SETTINGS, Federation, device_of
 from fedhelix.method import Method
+from fedhelix.models import suited
 from fedhelix.options import find, option
 from fedhelix.participation import Newcomers, Participation
 from fedhelix.registry import is_known, layers, make, option_names
@@ -94,6 +95,16 @@ class Config(Attack, Newcomers, Participation, ServerData, Training):
             text = partitions.usual(pool) if self.partition is None else self.partition
             instead["partition"] = partitions.parse(text, self.clients, valid=self.valid)
         return Federation(pool, method=method, engine=engine or self.engine, **settings | instead)
+
+    def settled(self, federation: Federation) -> dict[str, Any]:
+        """What was left open, as it was chosen: a run's folder says exactly what made it."""
+        data = federation.data
+        return {
+            "partition": partitions.usual(data) if self.partition is None else self.partition,
+            "cohort": federation.cohort_size,
+            "model": suited(data.shape, data.name) if self.model == "auto" else self.model,
+            "kernels": federation.engine.setup.kernels,  # timed: a resumed run must compute as it began
+        }
 
 
 Config.names = [field.name for field in dataclasses.fields(Config)]

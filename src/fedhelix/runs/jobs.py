@@ -77,8 +77,7 @@ def _fit(
             plan.config.rounds,
             out=out,
             resume=resume,
-            # What was chosen by timing is written down, so that a resumed run computes as it began.
-            config=plan.as_dict() | {"kernels": federation.engine.setup.kernels},
+            config=plan.as_dict() | plan.config.settled(federation),
             eval_every=plan.config.eval_every,
             checkpoint_every=plan.config.checkpoint_every,
             client_state=plan.config.client_state,
@@ -275,7 +274,8 @@ def compare(
     shelf = Shelf()
     for plan in plans.values():  # every mistake shows before the first round
         plan.config.federation(plan.method, data=shelf.take(plan.config)).close()
-    _note(out, {"methods": [absolute(spec) for spec in methods], "seeds": seeds, "settings": located(values)})
+    note = {"methods": [absolute(spec) for spec in methods], "seeds": seeds, "settings": located(values)}
+    _note(out, {**note, "labels": [plan.label for plan in asked]})
     run_all(plans, quiet, minutes, shelf, track)
     return [RunFolder.open(path) for path in plans if (path / "config.toml").exists()]
 
@@ -301,7 +301,8 @@ def _note(out: Path, note: dict[str, Any]) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         if is_comparison(out):
-            if toml.read(out / COMPARISON) != note:
+            there = toml.read(out / COMPARISON)
+            if any(there.get(key) != note[key] for key in ("methods", "seeds", "settings")):
                 raise BadInput(f"'{out}' holds another comparison; choose another folder.")
         elif any(out.iterdir()):
             raise BadInput(f"'{out}' is not empty; choose an empty or a new folder for the comparison.")
