@@ -97,12 +97,12 @@ def _figure(values: list[float]) -> str:
 
 
 def _is_noise(differences: list[float]) -> bool:
-    """Whether seeds differ more from each other than two figures do; of one seed, whether they are a point apart."""
+    """Whether two figures differ, seed by seed, by less than two standard errors; of one seed, by less than a point."""
     if len(differences) == 1:
         return abs(differences[0]) < 1
     if not all(map(math.isfinite, differences)):
         return False
-    return abs(statistics.fmean(differences)) <= statistics.stdev(differences) / len(differences) ** 0.5
+    return abs(statistics.fmean(differences)) <= 2 * statistics.stdev(differences) / len(differences) ** 0.5
 
 
 _FASHION, _CHOSEN, _ROUNDS = "Fashion-MNIST", "chosen on validation", "rounds to target"

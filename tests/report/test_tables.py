@@ -40,7 +40,9 @@ def test_means_errors_and_paired_differences_by_hand(tmp_path):
     assert fedavg["uplink_bytes"] == 3072 and genfed["uplink_bytes"] == 4096 and fedavg["seconds"] == 6
     assert "accuracy" not in table, "nobody measured a global model"
     headers, *rows = markdown(table).splitlines(keepends=True)
-    assert headers == ("| method | seeds | rounds | personal % | at best round % | vs fedavg | uploaded | time |\n")
+    assert headers == (
+        "| method | seeds | rounds | personal % | chosen on validation % | vs fedavg | uploaded | time |\n"
+    )
     assert "".join(rows) == (
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
         "| fedavg | 2 | 3 | 55.0 ± 5.0 | – | – | 3.0 KiB | 6.0 s |\n"

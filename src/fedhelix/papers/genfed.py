@@ -316,7 +316,7 @@ STUDIES = [
         table_2,
         {"rounds to target": rounds_to(TARGETS), **BEST},
         curves=("accuracy", "loss"),
-        drawn=("GenFed (1)", "GenFed (3)", "GenFed (5)", "FedAvg", "FedAvg, no supplement"),
+        drawn=("GenFed (1)", "GenFed (3)", "GenFed, adaptive", "FedAvg", "FedAvg, no supplement"),
         finish=rounds_to_level,
     ),
     Study(

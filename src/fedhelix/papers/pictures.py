@@ -15,6 +15,7 @@ from fedhelix.report.style import COLOURS, DASHES, literal, percent, sheet, tidy
 Cells = Sequence[Mapping[str, Any]]
 CURVE = "_curve"
 BANDS = 4  # more of them hide each other
+BROADEST = 2  # panels side by side, so that a page can hold them
 WORDS = {
     "untuned": "before fine-tuning",
     "personal": "after fine-tuning",
@@ -42,13 +43,17 @@ def picture(report: Mapping[str, Any]) -> Figure | None:
     rows = len({cell["row"] for cell in done})
     # Names beside dots need no legend; lines have one below each other on top.
     legend = 0.0 if not kinds else 0.17 * ((rows + 1) // 2)
-    figure = sheet(5.2 * len(columns), (3.2 if kinds else 1.2 + 0.42 * rows) * len(panels) + legend)
-    grid = figure.subplots(len(panels), len(columns), squeeze=False)
-    for line, draw in zip(grid, panels, strict=True):
-        for axes, column in zip(line, columns, strict=True):
-            draw(axes, [cell for cell in done if cell["column"] == column], column)
+    broad = min(len(columns), BROADEST)
+    drawings = [(draw, column) for draw in panels for column in columns]
+    tall = -(-len(drawings) // broad)
+    figure = sheet(5.2 * broad, (3.2 if kinds else 1.2 + 0.42 * rows) * tall + legend)
+    grid = figure.subplots(tall, broad, squeeze=False)
+    for axes, (draw, column) in zip(grid.flat, drawings, strict=False):
+        draw(axes, [cell for cell in done if cell["column"] == column], column)
+    for axes in grid.flat[len(drawings) :]:
+        axes.set_axis_off()
     handles = {label: handle for axes in grid.flat for handle, label in zip(*_legend(axes), strict=True)}
-    places = 3 if vectors else 2 * len(columns)
+    places = 3 if vectors else 2 * broad
     figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=places, frameon=False, fontsize=9)
     return figure
 
@@ -93,14 +98,11 @@ def _lines(kind: str) -> Callable[[Axes, Cells, str], None]:
 
     def draw(axes: Axes, cells: Cells, column: str) -> None:
         for place, cell in enumerate(cells):
-            curve = cell[kind]
-            values = np.array(curve["by_seed"], dtype=float)
+            rounds, values = cell[kind]["rounds"], np.array(cell[kind]["by_seed"], dtype=float)
             look = {"color": COLOURS[place % len(COLOURS)], "linestyle": DASHES[place % len(DASHES)]}
-            axes.plot(curve["rounds"], values.mean(0), label=literal(cell["row"]), linewidth=1.6, **look)
+            axes.plot(rounds, values.mean(0), label=literal(cell["row"]), linewidth=1.6, **look)
             if len(cells) <= BANDS:
-                axes.fill_between(
-                    curve["rounds"], values.min(0), values.max(0), color=look["color"], alpha=0.15, linewidth=0
-                )
+                axes.fill_between(rounds, values.min(0), values.max(0), color=look["color"], alpha=0.15, linewidth=0)
         tidy(axes, literal(column))
         axes.set(xlabel="round", ylabel=WORDS.get(name, name))
         if name.endswith("accuracy"):
