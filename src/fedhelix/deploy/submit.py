@@ -5,17 +5,17 @@ from __future__ import annotations
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhelix.deploy.elsewhere import OWN
-from fedhelix.deploy.terms import Terms
+from fedhelix.deploy.terms import Terms, cohort_size
 from fedhelix.errors import BadInput, EngineFailure
 from fedhelix.options import build
 from fedhelix.progress import Progress
 from fedhelix.registry import is_known
-from fedhelix.runs.config import Plan, read_plan
+from fedhelix.runs.config import Config, Plan, read_plan
 from fedhelix.store import RunFolder
 
 if TYPE_CHECKING:
@@ -34,9 +34,23 @@ def create(plan: Plan, out: Path, terms: Sequence[str] = ()) -> RunFolder:
     if plan.config.data == OWN and plan.config.attack == "label-flip":
         raise BadInput("label-flip changes samples, and here they are the sites' own; choose an attack on uploads.")
     given = dict(text.partition("=")[::2] for text in terms)
-    asked = vars(build(Terms, given, "the deployment's terms"))
-    deployment = {"experiment": uuid.uuid4().hex, **asked}
+    asked = build(Terms, given, "the deployment's terms")
+    _check_terms(asked, plan.config)
+    deployment = {"experiment": uuid.uuid4().hex, **vars(asked)}
     return RunFolder.create(out, plan.as_dict() | {"deployment": deployment})
+
+
+def _check_terms(asked: Terms, config: Config) -> None:
+    """Refuse terms that no round could meet."""
+    cohort = cohort_size(config)
+    if asked.minimum > cohort:
+        raise BadInput(
+            f"{asked.minimum} answers never come from a cohort of {cohort}; lower minimum or raise --cohort."
+        )
+    if asked.begin is not None and asked.begin > config.clients:
+        raise BadInput(
+            f"the run cannot begin with {asked.begin} sites, since it has {config.clients} clients; lower begin."
+        )
 
 
 def play(control: Control, folder: RunFolder, quiet: bool | None = None) -> dict[str, Any]:
@@ -76,4 +90,15 @@ def play(control: Control, folder: RunFolder, quiet: bool | None = None) -> dict
                     f"{folder.rounds_saved}.",
                     file=sys.stderr,
                 )
+    _check_that_somebody_worked(folder.records())
     return dict(folder.summary)
+
+
+def _check_that_somebody_worked(records: Sequence[Mapping[str, Any]]) -> None:
+    """A run whose rounds were all empty is no result."""
+    reasons = [{**record["missing"], **record["refused"]} for record in records]
+    if any(reasons) and all(
+        set(map(str, record["participants"])) <= why.keys() for record, why in zip(records, reasons, strict=True)
+    ):
+        first = next(iter(next(filter(None, reasons)).values()))
+        raise EngineFailure(f"no site did any work in this run: {first}")
