@@ -294,7 +294,7 @@ def deploy_run(
     control, note = sites.deployment(superlink, folder)
     plan = make_plan(method, {**note, **values})
     control.connected()  # without a SuperLink it ends here, before a folder is made
-    out = out or jobs.free_folder(f"{plan.method.label}-{plan.config.data}-deployed")
+    out = out or jobs.free_folder(f"{plan.method.label}-{Path(plan.config.data).stem}-deployed")
     with resumable(out, "deploy resume"):
         done = submit.play(control, submit.create(plan, out, term or []), quiet or None)
     show_run(out, done, as_json)

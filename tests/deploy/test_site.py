@@ -58,6 +58,19 @@ def test_sites_with_data_of_their_own_train_together(tmp_path):
     assert census["samples"] == [43, 65, 22] and "classes" not in census  # the server does not see labels
 
 
+def test_sites_take_their_parts_of_one_file(tmp_path):
+    x, y = (np.load(f"{blobs(tmp_path / name, 0)}/{name}.npy") for name in "xy")
+    np.savez(tmp_path / "all.npz", x=x, y=y)
+    near = Neighbourhood(tmp_path, 3, str(tmp_path / "all.npz"), common=True)
+    plan = make_plan("fedavg", {**SMALL, "data": str(tmp_path / "all.npz"), "partition": "iid"})
+    across, here = near.play(plan), plan.config.federation(plan.method, engine="serial").fit(2, quiet=True)
+    assert same(across.standing.server, here.standing.server)
+    with pytest.raises(BadInput, match="site 'site-0' has no samples of its own"):
+        Neighbourhood(tmp_path / "own", 3, str(tmp_path / "all.npz"), common=True).play(
+            make_plan("fedavg", {**SMALL, "data": "own"})
+        )
+
+
 def test_a_free_place_is_no_obstacle_to_batch_norm(tmp_path):
     folders = []
     for site in range(3):

@@ -93,7 +93,7 @@ class Remote(Engine):
     def _stop_if_hopeless(self, asked: int, least: int) -> None:
         """Where so many sites refuse from the start that the others could not be enough, all rounds would be empty."""
         if not self._begun and self._refusing and asked - len(self._refusing) < least:
-            raise EngineFailure(f"{self.missing[min(self._refusing)]}; continue the run when that is mended.")
+            raise _to_be_mended(self.missing[min(self._refusing)])
 
     def hello(self, jobs: Sequence[Job]) -> dict[int, Tree]:
         """What the sites tell before round 0; a method that wants hellos needs them all."""
@@ -124,7 +124,7 @@ class Remote(Engine):
             except BadInput as problem:
                 self._refuse(client, problem)
         if self.missing:
-            raise EngineFailure(f"{next(iter(self.missing.values()))}; continue the run when that is mended.")
+            raise _to_be_mended(next(iter(self.missing.values())))
         return {job.client: found[job.client] for job in jobs}
 
     def personal(self, jobs: Sequence[Job]) -> list[State]:
@@ -159,6 +159,10 @@ class Remote(Engine):
         self.post.sent, self.post.received, self._working = 0, 0, 0.0
         self.post.troubles.clear()
         return told
+
+
+def _to_be_mended(why: str) -> EngineFailure:
+    return EngineFailure(f"{why.rstrip('.')}; continue the run when that is mended.")
 
 
 def odd_ones(outcomes: Mapping[int, Outcome]) -> dict[int, str]:
