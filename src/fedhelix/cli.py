@@ -270,6 +270,7 @@ app.command()(sites.site)
 deploy = typer.Typer(help="Train across real machines, on Flower.", no_args_is_help=True)
 deploy.command()(sites.keys)
 deploy.command()(sites.admit)
+deploy.command()(sites.expel)
 deploy.command()(sites.serve)
 app.add_typer(deploy, name="deploy")
 

@@ -3,9 +3,11 @@
 import ssl
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
+from flwr.proto.node_pb2 import NodeInfo
 
 from fedhelix.deploy import commands, control, keys, local, node, submit
 from fedhelix.errors import BadInput
@@ -64,6 +66,43 @@ def test_bad_names_of_hosts_and_sites(tmp_path):
         keys.make_site_key(tmp_path, "../x")
 
 
+class Book:
+    """What a SuperLink knows of keys."""
+
+    def __init__(self):
+        self.nodes = []
+
+    def ListNodes(self, _):
+        return SimpleNamespace(nodes_info=self.nodes)
+
+    def RegisterNode(self, request):
+        number = len(self.nodes) + 1
+        self.nodes.append(NodeInfo(node_id=number, name=request.name, public_key=request.public_key, status="online"))
+
+    def UnregisterNode(self, request):
+        self.nodes[request.node_id - 1].status = "unregistered"
+
+
+def test_a_site_has_one_key_until_it_is_expelled(tmp_path):
+    link = control.Control("127.0.0.1:1", None)
+    link._client = book = Book()
+    public = {name: keys.make_site_key(tmp_path / name, name).with_suffix(".pub") for name in ("north", "south")}
+    for name, path in public.items():
+        link.register(name, path)
+        link.register(name, path)
+    assert link.connected() == ["north", "south"]
+    with pytest.raises(BadInput, match="belongs to 'north'; every site needs a key of its own"):
+        link.register("south", public["north"])
+    link.register("north", keys.make_site_key(tmp_path / "new", "north").with_suffix(".pub"))
+    assert [node.status for node in book.nodes] == ["unregistered", "online", "online"]
+    with pytest.raises(BadInput, match=r"was withdrawn for ever; delete north\.key and north\.pub"):
+        link.register("north", public["north"])
+    link.expel("north")
+    assert link.connected() == ["south"]
+    with pytest.raises(BadInput, match="unknown site 'north'"):
+        link.expel("north")
+
+
 def test_commands_say_what_is_missing(cli, tmp_path):
     done = cli("site", "--name", "a", "--superlink", "127.0.0.1:1", "--data", "digits", "--key", "a.key")
     assert done.code == 2 and "--cert" in done.err
@@ -84,6 +123,8 @@ def test_commands_say_what_is_missing(cli, tmp_path):
     done = cli("deploy", "keys", "north", "south", "--host", "fl.example.org")
     assert done.code == 0 and (tmp_path / "deployment/keys/south.pub").exists()
     done = cli("deploy", "admit", "north", "--superlink", f"127.0.0.1:{local.free_port()}")
+    assert done.code == 2 and "there is no SuperLink at 127.0.0.1" in done.err
+    done = cli("deploy", "expel", "north", "--superlink", f"127.0.0.1:{local.free_port()}")
     assert done.code == 2 and "there is no SuperLink at 127.0.0.1" in done.err
     done = cli("deploy", "run", "fedavg", "--superlink", f"127.0.0.1:{local.free_port()}", "--clients", 2)
     assert done.code == 2 and "there is no SuperLink at 127.0.0.1" in done.err and not (tmp_path / "runs").exists()

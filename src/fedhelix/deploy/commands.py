@@ -18,6 +18,7 @@ from fedhelix.deploy.terms import Terms
 FOLDER = Path("deployment")
 
 Folder = Annotated[Path, typer.Option("--folder", help="Keys, logs and state of the deployment lie here.")]
+Server = Annotated[str, typer.Option(help="The server's HOST:PORT, on its own machine.")]
 Superlink = Annotated[str | None, typer.Option(help="HOST:PORT on the server's machine (default: what is up here).")]
 DataDir = Annotated[str | None, typer.Option("--data-dir", metavar="PATH", help="Folder with the data set's files.")]
 
@@ -113,10 +114,10 @@ def serve(
 
 def admit(
     sites: Annotated[list[str], typer.Argument(metavar="SITE...", help="Names of sites, whose SITE.pub are in keys/.")],
-    superlink: Annotated[str, typer.Option(help="The server's HOST:PORT, on its own machine.")] = "127.0.0.1:8000",
+    superlink: Server = "127.0.0.1:8000",
     folder: Folder = FOLDER,
 ) -> None:
-    """Register the public keys of sites, so that the server lets them in."""
+    """Register the public keys of sites, so that the server lets them in; a key that a site had before is withdrawn."""
     need_flower()
     from fedhelix.deploy.control import Control
 
@@ -124,6 +125,21 @@ def admit(
     for name in sites:
         control.register(name, folder / "keys" / f"{name}.pub")
         print(f"{name} may come in.")
+
+
+def expel(
+    sites: Annotated[list[str], typer.Argument(metavar="SITE...", help="Names of sites.")],
+    superlink: Server = "127.0.0.1:8000",
+    folder: Folder = FOLDER,
+) -> None:
+    """Withdraw the keys of sites, so that the server lets them in no more."""
+    need_flower()
+    from fedhelix.deploy.control import Control
+
+    control = Control(superlink, folder / "keys" / "ca.pem")
+    for name in sites:
+        control.expel(name)
+        print(f"{name} may come in no more.")
 
 
 def deployment(superlink: str | None, folder: Path) -> tuple[Any, dict[str, Any]]:
