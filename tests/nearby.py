@@ -87,10 +87,11 @@ class Nearby(Grid):
 class Neighbourhood:
     """Sites in this process, and the server's side of a deployment with them."""
 
-    def __init__(self, folder: Path, sites: int, data: str | list[str] = "digits", **terms):
+    def __init__(self, folder: Path, sites: int, data: str | list[str] = "digits", common: bool = False, **terms):
         self.folder = folder
         sources = [data] * sites if isinstance(data, str) else data
-        self.sites = [Site(f"site-{n}", source, folder / "kept") for n, source in enumerate(sources)]
+        kept = folder / "kept"
+        self.sites = [Site(f"site-{n}", source, kept, common=common) for n, source in enumerate(sources)]
         self.grid = Nearby(*(site.answer for site in self.sites))
         self.terms = Terms(**{"deadline": 60.0, "patience": 60.0, **terms})
 

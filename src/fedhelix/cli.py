@@ -270,6 +270,7 @@ app.command()(sites.site)
 deploy = typer.Typer(help="Train across real machines, on Flower.", no_args_is_help=True)
 deploy.command()(sites.keys)
 deploy.command()(sites.admit)
+deploy.command()(sites.expel)
 deploy.command()(sites.serve)
 app.add_typer(deploy, name="deploy")
 
@@ -294,7 +295,7 @@ def deploy_run(
     control, note = sites.deployment(superlink, folder)
     plan = make_plan(method, {**note, **values})
     control.connected()  # without a SuperLink it ends here, before a folder is made
-    place = out or jobs.free_folder(f"{plan.method.label}-{plan.config.data}-deployed")
+    place = out or jobs.free_folder(f"{plan.method.label}-{Path(plan.config.data).stem}-deployed")
     with resumable(place, "deploy resume", new=out is None):
         done = submit.play(control, submit.create(plan, place, term or []), quiet or None)
     show_run(place, done, as_json)

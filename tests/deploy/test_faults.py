@@ -5,9 +5,10 @@ import json
 import pytest
 import torch
 
-from fedhelix.deploy import letters
-from fedhelix.errors import EngineFailure
+from fedhelix.deploy import letters, submit
+from fedhelix.errors import BadInput, EngineFailure
 from fedhelix.runs.config import make_plan
+from fedhelix.store import RunFolder
 from helpers import same
 from nearby import Late, Neighbourhood
 
@@ -121,6 +122,51 @@ def test_below_the_minimum_a_round_changes_nothing(tmp_path):
     fed = near.federation(plan_for())
     states = [standing.server for _, standing in fed.play(3)]
     assert same(states[0], states[1]) and not same(states[1], states[2])
+
+
+REFUSED = {"answered: no": forged({"error": "no"}), "is no letter": lambda content, honest: b"garbage"}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_a_run_stops_when_all_sites_refuse_from_the_start(said, tmp_path):
+    near = Neighbourhood(tmp_path, 2)
+    for site in (0, 1):
+        disturb(near, REFUSED[said], site, rounds=(0, 1, 2))
+    with pytest.raises(EngineFailure, match=f"site-0 .*{said}.*; continue the run when that is mended"):
+        near.play(plan_for(clients=2))
+
+
+def test_a_run_stops_when_too_few_sites_are_willing(tmp_path):
+    near = disturb(Neighbourhood(tmp_path, 3, minimum=3), REFUSED["answered: no"], 2, rounds=(0,))
+    with pytest.raises(EngineFailure, match="site-2 answered: no"):
+        near.play(plan_for())
+
+
+def test_sites_that_are_silent_or_refuse_later_do_not_stop_a_run(tmp_path):
+    near = Neighbourhood(tmp_path, 2, deadline=0.3)
+    disturb(near, lambda content, honest: None, 0, rounds=(0,))
+    disturb(near, REFUSED["answered: no"], 0, rounds=(2,))
+    disturb(near, REFUSED["answered: no"], 1, rounds=(0, 2))
+    run = near.play(plan_for(clients=2))
+    assert [sorted(record["missing"]) for record in run.records] == [["0", "1"], [], ["0", "1"]]
+
+
+def test_a_run_without_any_work_is_no_success(tmp_path):
+    plan, silent = plan_for(clients=2, rounds=1), Neighbourhood(tmp_path, 2, deadline=0.2)
+    for site in (0, 1):
+        disturb(silent, lambda content, honest: None, site, rounds=(0,))
+    silent.play(plan, out=tmp_path / "run", config=plan.as_dict() | {"deployment": {}})
+    with pytest.raises(EngineFailure, match=r"no site did any work in this run: site-\d did not answer within 0\.2 s"):
+        submit.play(None, RunFolder.open(tmp_path / "run"), quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("term", "said"),
+    [("minimum=3", "3 answers never come from a cohort of 2"), ("begin=4", "cannot begin with 4 sites")],
+)
+def test_terms_that_no_round_could_meet_are_refused(term, said, tmp_path):
+    with pytest.raises(BadInput, match=said):
+        submit.create(plan_for(cohort=2), tmp_path / "run", [term])
 
 
 def test_with_extra_clients_a_round_ends_when_the_cohort_is_in(tmp_path):

@@ -2,13 +2,17 @@
 
 import ssl
 import stat
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
+from flwr.proto.node_pb2 import NodeInfo
 
-from fedhelix.deploy import control, keys, local, node, submit
+from fedhelix.deploy import commands, control, keys, local, node, submit
 from fedhelix.errors import BadInput
 from fedhelix.runs.config import make_plan
+from fedhelix.store.lock import Lock
 
 
 def test_the_server_is_known_by_every_name_that_sites_call_it(tmp_path):
@@ -62,13 +66,56 @@ def test_bad_names_of_hosts_and_sites(tmp_path):
         keys.make_site_key(tmp_path, "../x")
 
 
+class Book:
+    """What a SuperLink knows of keys."""
+
+    def __init__(self):
+        self.nodes = []
+
+    def ListNodes(self, _):
+        return SimpleNamespace(nodes_info=self.nodes)
+
+    def RegisterNode(self, request):
+        number = len(self.nodes) + 1
+        self.nodes.append(NodeInfo(node_id=number, name=request.name, public_key=request.public_key, status="online"))
+
+    def UnregisterNode(self, request):
+        self.nodes[request.node_id - 1].status = "unregistered"
+
+
+def test_a_site_has_one_key_until_it_is_expelled(tmp_path):
+    link = control.Control("127.0.0.1:1", None)
+    link._client = book = Book()
+    public = {name: keys.make_site_key(tmp_path / name, name).with_suffix(".pub") for name in ("north", "south")}
+    for name, path in public.items():
+        link.register(name, path)
+        link.register(name, path)
+    assert link.connected() == ["north", "south"]
+    with pytest.raises(BadInput, match="belongs to 'north'; every site needs a key of its own"):
+        link.register("south", public["north"])
+    link.register("north", keys.make_site_key(tmp_path / "new", "north").with_suffix(".pub"))
+    assert [node.status for node in book.nodes] == ["unregistered", "online", "online"]
+    with pytest.raises(BadInput, match=r"was withdrawn for ever; delete north\.key and north\.pub"):
+        link.register("north", public["north"])
+    link.expel("north")
+    assert link.connected() == ["south"]
+    with pytest.raises(BadInput, match="unknown site 'north'"):
+        link.expel("north")
+
+
 def test_commands_say_what_is_missing(cli, tmp_path):
-    done = cli("site", "--name", "a", "--superlink", "127.0.0.1:1", "--data", "digits")
-    assert done.code == 2 and "needs --cert and --key" in done.err
+    done = cli("site", "--name", "a", "--superlink", "127.0.0.1:1", "--data", "digits", "--key", "a.key")
+    assert done.code == 2 and "--cert" in done.err
     done = cli("deploy", "run", "fedavg")
     assert done.code == 2 and "no deployment is running in 'deployment'" in done.err
     done = cli("up", "--data", "nope")
     assert done.code == 2 and "nope" in done.err
+    done = cli("up", "--data", "mnist", "--data-dir", "nowhere")
+    assert done.code == 2 and "nowhere" in done.err
+    done = cli("up", "--data", ".")
+    assert done.code == 2 and "'.' is a folder; pack its arrays into one FILE.npz" in done.err
+    done = cli("up", "--host", "192.168.0.7")
+    assert done.code == 2 and "would not find a server at 192.168.0.7" in done.err
     done = cli("up", "--port", 99999999)
     assert done.code == 2 and "65535" in done.err
     done = cli("deploy", "serve")
@@ -77,8 +124,33 @@ def test_commands_say_what_is_missing(cli, tmp_path):
     assert done.code == 0 and (tmp_path / "deployment/keys/south.pub").exists()
     done = cli("deploy", "admit", "north", "--superlink", f"127.0.0.1:{local.free_port()}")
     assert done.code == 2 and "there is no SuperLink at 127.0.0.1" in done.err
+    done = cli("deploy", "expel", "north", "--superlink", f"127.0.0.1:{local.free_port()}")
+    assert done.code == 2 and "there is no SuperLink at 127.0.0.1" in done.err
     done = cli("deploy", "run", "fedavg", "--superlink", f"127.0.0.1:{local.free_port()}", "--clients", 2)
     assert done.code == 2 and "there is no SuperLink at 127.0.0.1" in done.err and not (tmp_path / "runs").exists()
+
+
+def test_one_deployment_in_a_folder(cli, tmp_path):
+    (tmp_path / "deployment").mkdir()
+    (tmp_path / "deployment" / local.NOTE).write_text("of the one that runs")
+    lock = Lock(tmp_path / "deployment" / "lock")
+    lock.acquire()
+    done = cli("up")
+    assert done.code == 2 and "is being written by process" in done.err
+    assert sorted(path.name for path in (tmp_path / "deployment").iterdir()) == [local.NOTE, "lock"]
+
+
+def test_runs_take_the_data_of_the_deployment(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    keys.make_certificates(tmp_path / "keys", [])
+    here = local.Local(".", 2, "own.npz", "files")
+    for process in ("wait_for_superlink", "admit"):
+        monkeypatch.setattr(here, process, lambda *_: None)
+    monkeypatch.setattr(local.Process, "start", lambda process: None)
+    with here:
+        _, settings = commands.deployment(None, Path())
+    assert settings == {"clients": 2, "data": str(tmp_path / "own.npz"), "data_dir": str(tmp_path / "files")}
+    assert not (tmp_path / local.NOTE).exists() and not (tmp_path / "lock").exists()
 
 
 def test_runs_are_resumed_where_their_clients_are(cli, tmp_path):

@@ -57,6 +57,14 @@ def test_a_run_across_processes(tmp_path):
             knock(local.address, None, local.certificate)
         with pytest.raises(httpx.TransportError):  # plain HTTP
             knock(local.address, registered)
+        keys.make_site_key(tmp_path / "new", "site-0")
+        control.register("site-0", tmp_path / "new/site-0.pub")
+        with pytest.raises(httpx.HTTPStatusError):  # the key that was replaced
+            knock(local.address, registered, local.certificate)
+        knock(local.address, tmp_path / "new/site-0.key", local.certificate)
+        control.expel("site-0")
+        with pytest.raises(httpx.HTTPStatusError):
+            knock(local.address, tmp_path / "new/site-0.key", local.certificate)
         processes = [local.superlink, *local.sites.values()]
     assert not any(process.alive for process in processes)
     plan.config.federation(plan.method, engine="serial").fit(2, eval_every=2, out=tmp_path / "here", quiet=True)

@@ -58,6 +58,19 @@ def test_sites_with_data_of_their_own_train_together(tmp_path):
     assert census["samples"] == [43, 65, 22] and "classes" not in census  # the server does not see labels
 
 
+def test_sites_take_their_parts_of_one_file(tmp_path):
+    x, y = (np.load(f"{blobs(tmp_path / name, 0)}/{name}.npy") for name in "xy")
+    np.savez(tmp_path / "all.npz", x=x, y=y)
+    near = Neighbourhood(tmp_path, 3, str(tmp_path / "all.npz"), common=True)
+    plan = make_plan("fedavg", {**SMALL, "data": str(tmp_path / "all.npz"), "partition": "iid"})
+    across, here = near.play(plan), plan.config.federation(plan.method, engine="serial").fit(2, quiet=True)
+    assert same(across.standing.server, here.standing.server)
+    with pytest.raises(BadInput, match="site 'site-0' has no samples of its own"):
+        Neighbourhood(tmp_path / "own", 3, str(tmp_path / "all.npz"), common=True).play(
+            make_plan("fedavg", {**SMALL, "data": "own"})
+        )
+
+
 def test_a_free_place_is_no_obstacle_to_batch_norm(tmp_path):
     folders = []
     for site in range(3):
@@ -171,6 +184,34 @@ def test_data_that_would_be_pickled_are_refused(tmp_path):
     np.save(tmp_path / "y.npy", np.zeros(1))
     with pytest.raises(BadInput, match=r"x\.npy' cannot be read"):
         read_own(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"engine": "serial"}, "engine = serial has no effect across sites"),
+        ({"client_state": "disk"}, "client_state = disk has no effect across sites"),
+        ({"data": "own", "train_samples": 9}, "train_samples = 9 has no effect where sites have their own samples"),
+    ],
+)
+def test_settings_without_effect_are_refused(settings, said, tmp_path):
+    with pytest.raises(BadInput, match=said):
+        create(make_plan("fedavg", settings), tmp_path / "run")
+    create(make_plan("fedavg", {"train_samples": 90, "partition": "iid"}), tmp_path / "run")
+    with pytest.warns(UserWarning, match="the partition iid has no effect"):
+        create(make_plan("fedavg", {"data": "own", "partition": "iid"}), tmp_path / "other")
+
+
+def test_mistakes_in_the_servers_own_data_show_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own = make_plan("fedavg", {"data": "own"})
+    with pytest.raises(BadInput, match=r"there is no file '.*mine\.npz'"):
+        create(own, tmp_path / "run", ["server_data=mine.npz"])
+    np.savez("mine.npz", x=np.zeros((10, 3)), y=np.arange(10) % 2)
+    with pytest.raises(BadInput, match="here the server takes its from 'digits'"):
+        create(make_plan("fedavg", {}), tmp_path / "run", ["server_data=mine.npz"])
+    made = create(own, tmp_path / "run", ["server_data=mine.npz"])
+    assert made.config["deployment"]["server_data"] == str(tmp_path / "mine.npz")
 
 
 def test_labels_of_the_sites_own_samples_cannot_be_flipped(tmp_path):

@@ -18,9 +18,9 @@ from fedhelix.deploy.terms import Terms
 FOLDER = Path("deployment")
 
 Folder = Annotated[Path, typer.Option("--folder", help="Keys, logs and state of the deployment lie here.")]
+Server = Annotated[str, typer.Option(help="The server's HOST:PORT, on its own machine.")]
 Superlink = Annotated[str | None, typer.Option(help="HOST:PORT on the server's machine (default: what is up here).")]
-Data = Annotated[str, typer.Option("--data", help="A folder or FILE.npz with own samples, or a data set's name.")]
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder with the data set's files.")]
+DataDir = Annotated[str | None, typer.Option("--data-dir", metavar="PATH", help="Folder with the data set's files.")]
 
 TERMS = "How patient the server is: " + "; ".join(
     f"{field.name}, {field.metadata['meaning']} (default: {'auto' if field.default is None else field.default})"
@@ -31,10 +31,10 @@ Term = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help=TERMS)
 
 def up(
     sites: Annotated[int, typer.Option(help="How many sites.", min=1)] = 3,
-    data: Data = "digits",
+    data: Annotated[str, typer.Option(help="A data set's name, or FILE.npz; each site takes its part.")] = "digits",
     data_dir: DataDir = None,
     folder: Folder = FOLDER,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on: 127.0.0.1, or 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int | None, typer.Option(help="Port to listen on (default: a free one).", min=1, max=65535)] = None,
 ) -> None:
     """Start a server and some sites on this machine, with TLS and keys; Ctrl-C stops everything.
@@ -45,9 +45,9 @@ def up(
     from fedhelix.deploy.local import Local
     from fedhelix.deploy.site import Site
 
-    Site("site", data, folder, None if data_dir is None else str(data_dir))  # a mistake shows before anything starts
+    Site("site", data, folder, data_dir, common=True).check_data()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    local = Local(folder, sites, data, None if data_dir is None else str(data_dir), host, port)
+    local = Local(folder, sites, data, data_dir, host, port)
     with contextlib.suppress(KeyboardInterrupt), local:
         print(f"{sites} sites and a server at {local.address}; logs are in {local.folder / 'logs'}.")
         print(f"Train with: fedhelix deploy run genfed --folder {folder}", flush=True)
@@ -61,29 +61,26 @@ def up(
 def site(
     name: Annotated[str, typer.Option(help="The site's name, as its key is registered.")],
     superlink: Annotated[str, typer.Option(help="The server's HOST:PORT.")],
-    data: Data,
-    cert: Annotated[Path | None, typer.Option(help="The server's authority, ca.pem.")] = None,
-    key: Annotated[Path | None, typer.Option(help="The site's private key.")] = None,
+    data: Annotated[str, typer.Option(help="A folder or FILE.npz with own samples, or a data set's name.")],
+    cert: Annotated[Path, typer.Option(help="The server's authority, ca.pem.")],
+    key: Annotated[Path, typer.Option(help="The site's private key.")],
     folder: Annotated[Path, typer.Option(help="The site's state lies here.")] = Path("site"),
     data_dir: DataDir = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys: for trials only.")] = False,
+    common: Annotated[bool, typer.Option("--common", hidden=True)] = False,  # `up` gives all sites one FILE.npz
 ) -> None:
     """Run one site with its own data, for as long as the server has work for it."""
     need_flower()
     from fedhelix.deploy.node import connect
     from fedhelix.deploy.site import Site
     from fedhelix.deploy.worker import Worker
-    from fedhelix.errors import BadInput
 
-    if not insecure and (cert is None or key is None):
-        raise BadInput("a site needs --cert and --key; for trials without TLS and keys say --insecure.")
-    Site(name, data, folder)  # mistakes show here, and not in the first round
-    given = {"--name": name, "--data": data, "--folder": str(folder), "--data-dir": data_dir and str(data_dir)}
-    worker = Worker([word for flag, value in given.items() if value for word in (flag, value)])
+    Site(name, data, folder, data_dir, common).check_data()
+    given = {"--name": name, "--data": data, "--folder": str(folder), "--data-dir": data_dir}
+    words = [word for flag, value in given.items() if value for word in (flag, value)]
+    worker = Worker([*words, *["--common"] * common])
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        memory = folder / f"{name}.node"
-        connect(superlink, None if insecure else cert, None if insecure else key, worker, memory)
+        connect(superlink, cert, key, worker, folder / f"{name}.node")
     finally:
         worker.stop()
 
@@ -117,10 +114,10 @@ def serve(
 
 def admit(
     sites: Annotated[list[str], typer.Argument(metavar="SITE...", help="Names of sites, whose SITE.pub are in keys/.")],
-    superlink: Annotated[str, typer.Option(help="The server's HOST:PORT, on its own machine.")] = "127.0.0.1:8000",
+    superlink: Server = "127.0.0.1:8000",
     folder: Folder = FOLDER,
 ) -> None:
-    """Register the public keys of sites, so that the server lets them in."""
+    """Register the public keys of sites, so that the server lets them in; a key that a site had before is withdrawn."""
     need_flower()
     from fedhelix.deploy.control import Control
 
@@ -128,6 +125,21 @@ def admit(
     for name in sites:
         control.register(name, folder / "keys" / f"{name}.pub")
         print(f"{name} may come in.")
+
+
+def expel(
+    sites: Annotated[list[str], typer.Argument(metavar="SITE...", help="Names of sites.")],
+    superlink: Server = "127.0.0.1:8000",
+    folder: Folder = FOLDER,
+) -> None:
+    """Withdraw the keys of sites, so that the server lets them in no more."""
+    need_flower()
+    from fedhelix.deploy.control import Control
+
+    control = Control(superlink, folder / "keys" / "ca.pem")
+    for name in sites:
+        control.expel(name)
+        print(f"{name} may come in no more.")
 
 
 def deployment(superlink: str | None, folder: Path) -> tuple[Any, dict[str, Any]]:
@@ -139,4 +151,4 @@ def deployment(superlink: str | None, folder: Path) -> tuple[Any, dict[str, Any]
     if superlink is not None:
         return Control(superlink, folder / "keys" / "ca.pem"), {}
     note = read_note(folder)
-    return Control(note["address"], Path(note["certificate"])), {"clients": len(note["sites"]), "data": note["data"]}
+    return Control(note["address"], Path(note["certificate"])), {"clients": len(note["sites"]), **note["settings"]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -17,16 +17,18 @@ from flwr.proto.control_pb2 import (
     RegisterNodeRequest,
     StartRunRequest,
     StopRunRequest,
+    UnregisterNodeRequest,
 )
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from fedhelix import __version__
 from fedhelix.deploy.keys import read_public_key
-from fedhelix.errors import BadInput
+from fedhelix.errors import BadInput, unknown
 
-FINISHED = "finished"
+FINISHED, WITHDRAWN = "finished", "unregistered"
 
 BUNDLE = """\
 [project]
@@ -86,18 +88,42 @@ class Control:
         return True
 
     def register(self, site: str, public_key: Path) -> None:
-        """Let a site in, by its name and public key; one that is known already stays."""
-        with self._asking():
-            known = {node.public_key for node in self._client.ListNodes(ListNodesRequest()).nodes_info}
-            key = read_public_key(public_key)
-            if key not in known:
+        """Let a site in, by its name and public key; a key that it had before is withdrawn."""
+        key, nodes = read_public_key(public_key), self._nodes()
+        known = next((node for node in nodes if node.public_key == key), None)
+        if known is not None and known.status == WITHDRAWN:
+            raise BadInput(
+                f"the key in '{public_key}' was withdrawn for ever; delete {site}.key and {site}.pub, and make new "
+                f"ones with `fedhelix deploy keys {site}`."
+            )
+        if known is not None and known.name != site:
+            raise BadInput(f"the key in '{public_key}' belongs to '{known.name}'; every site needs a key of its own.")
+        if known is None:
+            with self._asking():
                 self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=site))
+        self._withdraw(node for node in nodes if node.name == site and node.public_key != key)
+
+    def expel(self, site: str) -> None:
+        """Let a site in no more: its key is withdrawn for ever."""
+        nodes = [node for node in self._nodes() if node.status != WITHDRAWN]
+        if site not in (names := {node.name for node in nodes}):
+            raise unknown("site", site, names)
+        self._withdraw(node for node in nodes if node.name == site)
+
+    def _withdraw(self, nodes: Iterable[NodeInfo]) -> None:
+        with self._asking():
+            for node in nodes:
+                if node.status != WITHDRAWN:
+                    self._client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+
+    def _nodes(self) -> list[NodeInfo]:
+        """All that were ever registered."""
+        with self._asking():
+            return list(self._client.ListNodes(ListNodesRequest()).nodes_info)
 
     def connected(self) -> list[str]:
         """The names of the registered sites that are there now."""
-        with self._asking():
-            nodes = self._client.ListNodes(ListNodesRequest()).nodes_info
-        return sorted(node.name for node in nodes if node.status == "online")
+        return sorted(node.name for node in self._nodes() if node.status == "online")
 
     def submit(self, run: Path) -> int:
         """Have the run in a folder played, from where it stands; the folder must be on the SuperLink's machine."""

@@ -76,6 +76,12 @@ def kind_of(data: Dataset) -> dict[str, Any]:
 def common_kind(cards: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The kind of sample that all sites have; one whose samples differ is named."""
     names = list(cards)
+    for name in names:
+        if "shape" not in cards[name]:
+            raise BadInput(
+                f"site '{name}' has no samples of its own, but a part of '{cards[name].get('data')}'; "
+                f"the run must be about these data, and not about '{OWN}'."
+            )
     first = cards[names[0]]
     for name in names[1:]:
         for key in ("shape", "target", "dtype"):

@@ -36,6 +36,8 @@ class Remote(Engine):
         self.enough = enough  # that many answers end a round, where more clients were asked
         self.supplements: dict[int, Tree] = {}  # samples that clients have not got yet
         self.missing: dict[int, str] = {}
+        self._refusing: set[int] = set()  # those of them who did answer, but not with what was asked for
+        self._begun = False  # whether a round has had enough answers
         self._working = 0.0  # seconds that the slowest sites took for themselves
         self._largest = letters.room_for(setup.initial)
 
@@ -49,9 +51,10 @@ class Remote(Engine):
             if job.client in self.supplements:
                 body["supplement"] = self.supplements[job.client]
             asked[self.roster.sites[job.client]] = about, letters.write(about, body)
-        answers, failures = self.post.ask(asked, self._largest, enough)
+        answers, refusals, absences = self.post.ask(asked, self._largest, enough)
         self.missing = {job.client: "no site has taken this place yet" for job in jobs if job not in placed}
-        self.missing |= {self.roster.number(site): f"{site} {why}" for site, why in failures.items()}
+        self.missing |= {self.roster.number(site): f"{site} {why}" for site, why in (refusals | absences).items()}
+        self._refusing = {self.roster.number(site) for site in refusals}
         found = {self.roster.number(site): letter for site, letter in answers.items()}
         self.supplements = {client: tree for client, tree in self.supplements.items() if client not in found}
         times = [letter.about.get("seconds") for letter in found.values()]
@@ -60,6 +63,7 @@ class Remote(Engine):
 
     def _refuse(self, client: int, why: object) -> None:
         self.missing[client] = f"{self.roster.sites[client]} sent an answer that {why}"
+        self._refusing.add(client)
 
     def work(self, jobs: Sequence[Job]) -> list[Outcome]:
         """The outcomes of the sites that answered as they should."""
@@ -79,10 +83,17 @@ class Remote(Engine):
             del outcomes[client]
         least = self.post.terms.minimum
         if len(outcomes) < least:
+            self._stop_if_hopeless(len(jobs), least)
             for client in outcomes:
                 self.missing[client] = f"{self.roster.sites[client]} answered, but {least} answers are needed"
             return []
+        self._begun = True
         return [outcomes[job.client] for job in jobs if job.client in outcomes]
+
+    def _stop_if_hopeless(self, asked: int, least: int) -> None:
+        """Where so many sites refuse from the start that the others could not be enough, all rounds would be empty."""
+        if not self._begun and self._refusing and asked - len(self._refusing) < least:
+            raise _to_be_mended(self.missing[min(self._refusing)])
 
     def hello(self, jobs: Sequence[Job]) -> dict[int, Tree]:
         """What the sites tell before round 0; a method that wants hellos needs them all."""
@@ -113,7 +124,7 @@ class Remote(Engine):
             except BadInput as problem:
                 self._refuse(client, problem)
         if self.missing:
-            raise EngineFailure(f"{next(iter(self.missing.values()))}; continue the run when that is mended.")
+            raise _to_be_mended(next(iter(self.missing.values())))
         return {job.client: found[job.client] for job in jobs}
 
     def personal(self, jobs: Sequence[Job]) -> list[State]:
@@ -148,6 +159,10 @@ class Remote(Engine):
         self.post.sent, self.post.received, self._working = 0, 0, 0.0
         self.post.troubles.clear()
         return told
+
+
+def _to_be_mended(why: str) -> EngineFailure:
+    return EngineFailure(f"{why.rstrip('.')}; continue the run when that is mended.")
 
 
 def odd_ones(outcomes: Mapping[int, Outcome]) -> dict[int, str]:

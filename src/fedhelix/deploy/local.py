@@ -1,9 +1,10 @@
 """A whole deployment on this machine: a SuperLink and its sites as processes, with TLS and keys, in one folder.
 
 FOLDER/
-  deployment.json   address, certificate and sites, for `fedhelix deploy run`
+  deployment.json   address, certificate, sites and data, for `fedhelix deploy run`
   keys/             certificates and keys
   flower/           Flower's home, so that nothing is written to the user's
+  lock              while a process runs the deployment
   logs/             one file per process
   sites/            what the sites' clients keep
   superlink.db      Flower's registered keys and messages
@@ -25,10 +26,13 @@ from typing import Any
 
 from fedhelix.deploy.control import Control
 from fedhelix.deploy.keys import make_certificates, make_site_key
+from fedhelix.deploy.site import common_source
 from fedhelix.errors import BadInput, EngineFailure
+from fedhelix.store.lock import Lock
 from fedhelix.tree import write_atomically
 
 NOTE = "deployment.json"
+HOSTS = ("127.0.0.1", "localhost", "0.0.0.0")  # where the sites and commands of this machine find a SuperLink
 START, STOP = 120.0, 10.0  # seconds that a process may take
 
 
@@ -130,9 +134,18 @@ class Local:
         host: str = "127.0.0.1",
         port: int | None = None,
     ):
+        if host not in HOSTS:
+            raise BadInput(
+                f"the sites of this machine would not find a server at {host}; use one of {', '.join(HOSTS)}, or "
+                "`fedhelix deploy serve` for sites on other machines."
+            )
         self.folder = Path(folder).resolve()
+        self._lock = Lock(self.folder / "lock")
         self.names = [f"site-{number}" if sites <= 10 else f"site-{number:04d}" for number in range(sites)]
-        self.data, self.data_dir, self.host, self.port = data, data_dir, host, port or free_port()
+        self.settings = {"data": common_source(data)}  # of runs
+        if data_dir is not None:
+            self.settings["data_dir"] = str(Path(data_dir).expanduser().resolve())
+        self.port = port or free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.certificate = self.folder / "keys" / "ca.pem"
         self.env = environment(self.folder)
@@ -144,9 +157,9 @@ class Local:
 
     def site_command(self, name: str) -> list[str]:
         """How one site is started."""
-        extra = ["--data-dir", self.data_dir] if self.data_dir else []
+        data = [word for key, value in self.settings.items() for word in (f"--{key.replace('_', '-')}", value)]
         return [
-            *(sys.executable, "-m", "fedhelix.cli", "site", "--name", name, "--data", self.data, *extra),
+            *(sys.executable, "-m", "fedhelix.cli", "site", "--name", name, *data, "--common"),
             *("--superlink", self.address, "--cert", str(self.certificate)),
             *("--key", str(self.folder / "keys" / f"{name}.key"), "--folder", str(self.folder / "sites")),
         ]
@@ -156,6 +169,9 @@ class Local:
         return Control(self.address, self.certificate)
 
     def __enter__(self) -> Local:
+        with suppress(OSError):  # the lock says it better
+            self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock.acquire()
         try:
             self._start()
         except BaseException:
@@ -168,7 +184,7 @@ class Local:
 
     def _start(self) -> None:
         keys = self.folder / "keys"
-        make_certificates(keys, [self.host] if self.host not in ("0.0.0.0", "::") else [])
+        make_certificates(keys, [])
         for name in self.names:
             make_site_key(keys, name)
         self.superlink.start()
@@ -177,7 +193,8 @@ class Local:
             self.admit(name)
         for process in self.sites.values():
             process.start()
-        note = {"address": self.address, "certificate": str(self.certificate), "sites": self.names, "data": self.data}
+        place = {"address": self.address, "certificate": str(self.certificate)}
+        note = {**place, "sites": self.names, "settings": self.settings}
         write_atomically(self.folder / NOTE, json.dumps(note, indent=1).encode())
 
     def wait_for_superlink(self) -> None:
@@ -205,6 +222,7 @@ class Local:
         for process in (*self.sites.values(), self.superlink):
             process.stop()
         (self.folder / NOTE).unlink(missing_ok=True)
+        self._lock.release()
 
 
 def read_note(folder: Path) -> dict[str, Any]:

@@ -61,14 +61,12 @@ class Answerer(Protocol):
         """The answer to a letter."""
 
 
-def connect(superlink: str, certificate: Path | None, key: Path | None, answerer: Answerer, memory: Path) -> None:
+def connect(superlink: str, certificate: Path, key: Path, answerer: Answerer, memory: Path) -> None:
     """Answer letters from a SuperLink, for ever; when the connection breaks, make a new one."""
-    keys = None if key is None else read_key(key)
-    root = None if certificate is None else certificate.read_bytes()
-    if keys is not None:
-        sign_off(superlink, root, keys, memory)
+    keys, root = read_key(key), certificate.read_bytes()
+    sign_off(superlink, root, keys, memory)
     while True:
-        with http_request_response(superlink, certificate is None, root, keys) as connection:
+        with http_request_response(superlink, False, root, keys) as connection:
             write_atomically(memory, str(connection[0]).encode())
             print(f"fedhelix: connected to {superlink}.", file=sys.stderr, flush=True)
             answerer.start()
@@ -76,14 +74,14 @@ def connect(superlink: str, certificate: Path | None, key: Path | None, answerer
         time.sleep(AGAIN)
 
 
-def sign_off(superlink: str, root: bytes | None, keys: Keys, memory: Path) -> None:
+def sign_off(superlink: str, root: bytes, keys: Keys, memory: Path) -> None:
     """End the connection of a process that was killed; else the SuperLink lets nobody in for another minute."""
     if not memory.exists():
         return
     checks = (RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(*keys))
     with (
         suppress(httpx.HTTPError, ValueError),
-        FleetHttpClient.from_server_address(superlink, root is None, root, interceptors=checks) as client,
+        FleetHttpClient.from_server_address(superlink, False, root, interceptors=checks) as client,
     ):
         client.DeactivateNode(DeactivateNodeRequest(node_id=int(memory.read_text())))
 

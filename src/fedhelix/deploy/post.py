@@ -116,8 +116,8 @@ class Post:
 
     def ask(
         self, asked: Mapping[str, tuple[Mapping[str, Any], bytes]], largest: int, enough: int | None = None
-    ) -> tuple[dict[str, Letter], dict[str, str]]:
-        """The sites' answers to their letters, and why there is none from the others.
+    ) -> tuple[dict[str, Letter], dict[str, str], dict[str, str]]:
+        """The sites' answers to their letters, what those said who refuse, and why there is nothing from the others.
 
         It ends when all have answered, when `enough` have, or at the deadline.
         """
@@ -125,12 +125,13 @@ class Post:
         due = begun + self.terms.deadline
         self.look_around()
         answers: dict[str, Letter] = {}
-        failures = {site: "is not connected" for site in asked if site not in self.connected}
+        refusals: dict[str, str] = {}
+        absences = {site: "is not connected" for site in asked if site not in self.connected}
         nodes = {site: node for node, site in self._nodes.items()}
-        here = {site: letter for site, letter in asked.items() if site not in failures}
+        here = {site: letter for site, letter in asked.items() if site not in absences}
         gone = self._send([Errand(nodes[site], site, *letter, due) for site, letter in here.items()])
-        failures |= dict.fromkeys(gone, "has left")
-        while waiting := set(asked) - set(answers) - set(failures):
+        absences |= dict.fromkeys(gone, "has left")
+        while waiting := set(asked) - set(answers) - set(refusals) - set(absences):
             over = time.monotonic() > due  # what has come in by now still counts
             for errand, answer in self._collect(largest):
                 if errand.site not in waiting or errand.about is not asked[errand.site][0]:
@@ -140,18 +141,18 @@ class Post:
                         )
                     continue
                 if isinstance(answer, str):
-                    failures[errand.site] = answer
+                    refusals[errand.site] = answer
                 else:
                     answers[errand.site] = answer
-            waiting -= set(answers) | set(failures)
+            waiting -= set(answers) | set(refusals)
             if enough is not None and len(answers) >= enough:
-                failures |= dict.fromkeys(waiting, f"was not waited for: {enough} answers are enough")
+                absences |= dict.fromkeys(waiting, f"was not waited for: {enough} answers are enough")
             elif over:
-                failures |= dict.fromkeys(waiting, f"did not answer within {self.terms.deadline:g} s")
+                absences |= dict.fromkeys(waiting, f"did not answer within {self.terms.deadline:g} s")
             elif waiting:
                 time.sleep(pause(time.monotonic() - begun))
                 self.look_around()
-        return answers, failures
+        return answers, refusals, absences
 
     def gather(self, count: int) -> None:
         """Before the first round: wait until so many sites are connected."""

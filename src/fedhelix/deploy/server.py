@@ -14,7 +14,7 @@ from fedhelix.deploy.elsewhere import OWN, Elsewhere, common_kind, own_split, st
 from fedhelix.deploy.engine import Remote
 from fedhelix.deploy.post import Post
 from fedhelix.deploy.roster import Card, Roster
-from fedhelix.deploy.terms import Terms
+from fedhelix.deploy.terms import Terms, cohort_size
 from fedhelix.federation import Federation
 from fedhelix.options import build
 from fedhelix.runs.config import Plan, read_plan
@@ -60,7 +60,7 @@ def deployed(plan: Plan, post: Post, roster: Roster, experiment: str) -> Federat
         if server_data is not None and config.validation_size is None and plan.method.scores:
             instead["validation_size"] = float(len(data.x) - 1)  # all that the server has
         common["classes"] = kind["classes"]
-    cohort = min(config.cohort or 10, config.clients)
+    cohort = cohort_size(config)
     enough = cohort if terms.extra else None
     judges = config.data != OWN or server_data is not None
     federation = config.federation(

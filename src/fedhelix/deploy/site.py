@@ -36,7 +36,7 @@ from fedhelix.deploy.letters import NAME, Letter
 from fedhelix.engines.kernels import choose
 from fedhelix.errors import BadInput
 from fedhelix.registry import is_known
-from fedhelix.runs.config import Plan, read_plan
+from fedhelix.runs.config import Config, Plan, located, read_plan
 from fedhelix.task import task_for
 from fedhelix.tree import Tree, load, save
 from fedhelix.units import Units
@@ -46,17 +46,22 @@ class Site:
     """Answers letters with letters; what its client keeps lies in a folder, by experiment and site.
 
     `data` is FILE.npz or a folder with the site's own samples, or the name of a common data set, of which the site
-    then takes the part of its number.
+    then takes the part of its number. With `common` the samples in FILE.npz are those of all sites, too.
     """
 
-    def __init__(self, name: str, data: str, folder: Path | str, data_dir: str | None = None):
+    def __init__(self, name: str, data: str, folder: Path | str, data_dir: str | None = None, common: bool = False):
         if not NAME.fullmatch(name):
             raise BadInput(f"a site's name has up to 63 letters, digits, dots and dashes, unlike '{name}'.")
         self.name, self.data_dir, self.folder = name, data_dir, Path(folder)
-        own = Path(data).exists() or data.endswith(".npz")
+        own = not common and (Path(data).exists() or data.endswith(".npz"))
         self.own_data = elsewhere.read_own(data) if own else None
-        self.source = OWN if own else canonical(data)
+        self.source = OWN if own else common_source(data)
         self._setup: tuple[str, Setup] | None = None
+
+    def check_data(self) -> None:
+        """Load the data once, so that mistakes show at the start and not in the first round."""
+        if self.own_data is None:
+            Config(data=self.source, data_dir=self.data_dir).load()
 
     def answer(self, content: bytes) -> bytes:
         """The answer to a letter; what goes wrong is an answer too."""
@@ -168,6 +173,21 @@ class Site:
             splits[client] = dataclasses.replace(splits[client], train=np.append(splits[client].train, given))
             data = dataclasses.replace(data, x=x, y=y)
         return own_setup(plan, data, splits)
+
+
+def common_source(data: str) -> str:
+    """What runs call data of which each site takes its part: a data set by its name, or FILE.npz."""
+    if data.endswith(".npz"):
+        return str(located({"data": data})["data"])
+    try:
+        return canonical(data)
+    except BadInput:
+        if not Path(data).is_dir():
+            raise
+        raise BadInput(
+            f"'{data}' is a folder; pack its arrays into one FILE.npz to spread them over sites, or start every site "
+            "with a folder of its own by `fedhelix site`."
+        ) from None
 
 
 def own_setup(plan: Plan, data: Dataset, splits: list[Split]) -> Setup:

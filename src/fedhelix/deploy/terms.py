@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedhelix.options import Checked, option
+from fedhelix.runs.config import Config
 
 
 @dataclass(frozen=True)
@@ -20,3 +21,8 @@ class Terms(Checked):
     grace: float = option(60.0, "seconds that a server that was started again waits for all its sites", low=0)
     begin: int | None = option(None, "sites that must be there for the first round (auto: all)", low=1)
     server_data: str | None = option(None, "FILE.npz with samples of the server's, where sites have their own")
+
+
+def cohort_size(config: Config) -> int:
+    """How many answers a round wants; clients that are asked beyond that are `extra`."""
+    return min(config.cohort or 10, config.clients)

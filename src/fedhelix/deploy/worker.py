@@ -78,10 +78,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("--name", "--data", "--folder", "--data-dir"):
         parser.add_argument(name)
+    parser.add_argument("--common", action="store_true")
     given = parser.parse_args()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints must not stand between two letters
-    site = Site(given.name, given.data, given.folder, given.data_dir)
+    site = Site(given.name, given.data, given.folder, given.data_dir, given.common)
     while (content := take(sys.stdin.buffer)) is not None:
         put(answers, site.answer(content))
 
