@@ -286,3 +286,16 @@ def test_a_teacher_in_the_anchor_leaves_no_trace(engine):
 def test_an_anchor_holds_tensors():
     with pytest.raises(BadInput, match="must hold tensors; 'strength' is a float"):
         small(Taught(), model="linear").fit(1, quiet=True)
+
+
+class Forgetful(FedAvg):
+    """Does not say what its clients keep."""
+
+    def upload(self, local):
+        return {"model": local.models["model"]}
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_an_upload_is_what_is_sent_and_what_is_kept(engine):
+    with pytest.raises(BadInput, match="must return two trees"):
+        small(Forgetful(), model="linear", engine=engine).fit(1, quiet=True)

@@ -276,7 +276,7 @@ def work(setup: Setup, job: Job) -> Outcome:
     for index, phase in enumerate(method.phases(local.client)):
         count, loss = train(setup, job, replace(local, phase=phase), index, "batches")
         steps, total = steps + count, total + loss
-    upload, own = method.upload(replace(local, steps=steps))
+    upload, own = uploaded(setup, replace(local, steps=steps))
     return Outcome(job.client, local.client.samples, upload, own, float(total) / max(steps, 1))
 
 
@@ -303,6 +303,14 @@ def personal_model(setup: Setup, job: Job) -> State:
     for index, phase in enumerate(phases):
         train(setup, job, replace(local, phase=phase), index, "tune")
     return local.models[used]
+
+
+def uploaded(setup: Setup, local: LocalRound) -> tuple[Tree, Tree]:
+    """What the client sends and what it keeps."""
+    found = setup.method.upload(local)
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise BadInput(f"upload of {setup.method.label} must return two trees: what is sent, and what is kept.")
+    return found
 
 
 def anchor_of(setup: Setup, job: Job, client: Client) -> Tree:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from fedhelix.client import Job, Outcome, Pool, Scores, Setup, open_round, open_use, samples_of
+from fedhelix.client import Job, Outcome, Pool, Scores, Setup, open_round, open_use, samples_of, uploaded
 from fedhelix.engines.base import Engine
 from fedhelix.engines.convolution import StackedConvolutions
 from fedhelix.engines.stack import Batches, Mode, Stack, Task
@@ -69,7 +69,7 @@ class Batched(Engine):
         outcomes, losses = [], []
         for (setup, job), local, mine in zip(jobs, rounds, tasks, strict=True):
             steps = sum(task.steps for task in mine)
-            upload, own = setup.method.upload(replace(local, steps=steps))
+            upload, own = uploaded(setup, replace(local, steps=steps))
             total = sum((task.loss for task in mine if task.loss is not None), torch.zeros(()).to(setup.device))
             losses.append(total / max(steps, 1))
             outcomes.append(Outcome(job.client, local.client.samples, upload, own, 0.0))
