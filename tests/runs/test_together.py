@@ -10,7 +10,15 @@ from fedhelix.runs import jobs
 from fedhelix.runs.config import Config, make_plan
 from fedhelix.store import RunFolder
 
-SMALL = {"clients": 6, "cohort": 3, "rounds": 3, "epochs": 1, "validation_size": 60.0, "kernels": "native"}
+SMALL = {
+    "clients": 6,
+    "cohort": 3,
+    "rounds": 3,
+    "epochs": 1,
+    "validation_size": 60.0,
+    "model": "mlp",
+    "kernels": "native",
+}
 
 
 def plans(tmp_path, engine, methods=("fedavg", "genfed", "fedper"), **more):
