@@ -384,3 +384,14 @@ def test_a_client_recovers_from_a_round_that_diverged(name):
     run = small(METHODS[name](), model="digits-cnn", lr=1e20, lr_decay=1e-21, cohort=6).fit(2, quiet=True)
     assert run.records[0]["refused"] and not run.records[1]["refused"]
     assert all(torch.isfinite(value).all() for own in run.standing.own.values() for value in flatten(own).values())
+
+
+def test_samples_without_a_metric_have_no_say():
+    draw = np.random.default_rng(0)
+    owners = [
+        draw.normal(size=(size, 4)).astype("float32") for size in (40, 40, 6)
+    ]  # 6: one to be tested by, no spread
+    run = Federation([(x, x.sum(1)) for x in owners], seed=0, lr=0.01).fit(1, quiet=True)
+    one, other, third = run.records[0]["personal"]
+    assert math.isnan(third) and run.records[0]["personal_score"] == pytest.approx((one + other) / 2)
+    assert math.isfinite(run.records[0]["valid_score"])

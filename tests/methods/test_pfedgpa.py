@@ -195,6 +195,16 @@ def test_a_newcomer_with_another_architecture_is_refused():
         fed.method.welcome(server, {}, ctx)
 
 
+def test_a_newcomer_whose_training_diverged_keeps_what_it_was_sent():
+    fed = build(PFedGPA(fit_steps=3, generate="own"))
+    *_, (_, standing) = fed.play(2)
+    ctx = fed.context(2, 2)
+    server, payload, _ = fed.method.welcome(standing.server, {}, ctx)
+    broken = {name: torch.full_like(value, torch.nan) for name, value in payload["model"].items()}
+    server, last, done = fed.method.welcome(server, {"model": broken}, ctx)
+    assert done and same(last["model"], payload["model"]) and "guest" not in server
+
+
 def test_the_generator_in_the_checkpoint_is_the_one_that_was_fitted(tmp_path):
     run = build(PFedGPA(**QUICK)).fit(2, out=tmp_path / "run", quiet=True)
     kept = run.folder.restore("cpu")[1]

@@ -8,12 +8,15 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedhelix.deploy import need_flower
 from fedhelix.deploy.terms import Terms
+
+if TYPE_CHECKING:
+    from fedhelix.deploy.control import Control
 
 FOLDER = Path("deployment")
 
@@ -118,10 +121,7 @@ def admit(
     folder: Folder = FOLDER,
 ) -> None:
     """Register the public keys of sites, so that the server lets them in; a key that a site had before is withdrawn."""
-    need_flower()
-    from fedhelix.deploy.control import Control
-
-    control = Control(superlink, folder / "keys" / "ca.pem")
+    control = _control(superlink, folder)
     for name in sites:
         control.register(name, folder / "keys" / f"{name}.pub")
         print(f"{name} may come in.")
@@ -133,22 +133,26 @@ def expel(
     folder: Folder = FOLDER,
 ) -> None:
     """Withdraw the keys of sites, so that the server lets them in no more."""
-    need_flower()
-    from fedhelix.deploy.control import Control
-
-    control = Control(superlink, folder / "keys" / "ca.pem")
+    control = _control(superlink, folder)
     for name in sites:
         control.expel(name)
         print(f"{name} may come in no more.")
 
 
-def deployment(superlink: str | None, folder: Path) -> tuple[Any, dict[str, Any]]:
+def deployment(superlink: str | None, folder: Path) -> tuple[Control, dict[str, Any]]:
     """The SuperLink that a run goes to, and settings of runs that follow from its sites."""
+    if superlink is not None:
+        return _control(superlink, folder), {}
     need_flower()
-    from fedhelix.deploy.control import Control
     from fedhelix.deploy.local import read_note
 
-    if superlink is not None:
-        return Control(superlink, folder / "keys" / "ca.pem"), {}
     note = read_note(folder)
-    return Control(note["address"], Path(note["certificate"])), {"clients": len(note["sites"]), **note["settings"]}
+    return _control(note["address"], folder), {"clients": len(note["sites"]), **note["settings"]}
+
+
+def _control(superlink: str, folder: Path) -> Control:
+    """A SuperLink's commands, by the authority whose certificate lies among the deployment's keys."""
+    need_flower()
+    from fedhelix.deploy.control import Control
+
+    return Control(superlink, folder / "keys" / "ca.pem")

@@ -1,7 +1,7 @@
 """A whole deployment on this machine: a SuperLink and its sites as processes, with TLS and keys, in one folder.
 
 FOLDER/
-  deployment.json   address, certificate, sites and data, for `fedhelix deploy run`
+  deployment.json   address, sites and data, for `fedhelix deploy run`
   keys/             certificates and keys
   flower/           Flower's home, so that nothing is written to the user's
   lock              while a process runs the deployment
@@ -193,8 +193,7 @@ class Local:
             self.admit(name)
         for process in self.sites.values():
             process.start()
-        place = {"address": self.address, "certificate": str(self.certificate)}
-        note = {**place, "sites": self.names, "settings": self.settings}
+        note = {"address": self.address, "sites": self.names, "settings": self.settings}
         write_atomically(self.folder / NOTE, json.dumps(note, indent=1).encode())
 
     def wait_for_superlink(self) -> None:
