@@ -15,7 +15,6 @@ from fedhelix import (
     LGFedAvg,
     LocalOnly,
     Method,
-    PFedGPA,
     PFedHN,
     from_arrays,
     load,

@@ -46,6 +46,7 @@ def test_what_a_stopped_audit_has_found_is_kept(cli, tmp_path, monkeypatch):
     found = cli("audit", "idlg", "fedavg", *QUICK, "-o", "side.png")
     assert found.code == 130 and "'side.png' and the JSON beside it hold what was found so far" in found.err
     assert [row["method"] for row in json.loads((tmp_path / "side.json").read_text())["rows"]] == ["fedavg"]
+    assert (tmp_path / "side.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
