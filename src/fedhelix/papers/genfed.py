@@ -17,6 +17,8 @@ SCHEDULES = {1: "constant", 2: "power", 3: "linear", 4: "sine", 5: "wave"}
 DATA = {"MNIST": "mnist", "SVHN": "svhn", "Fashion-MNIST": "fashion-mnist", "CIFAR-10": "cifar10"}
 TARGETS = {"MNIST": 97, "SVHN": 89, "Fashion-MNIST": 80, "CIFAR-10": 45, "digits": 85}
 AS_PRINTED = {"genfed.twins": True}
+# With three parents at most it would never choose fewer.
+ADAPTIVE = {"genfed.schedule": "adaptive", "genfed.rho_max": 10}
 # The preset's clients train on all they have; the tables keep a tenth, so that a round can be chosen on it.
 KEPT = {"valid": 0.1}
 # Scale `gpu` takes about a sixth of the data, so a client makes a sixth of the steps; they are longer instead.
@@ -155,8 +157,7 @@ def table_2(scale: Scale) -> list[Cell]:
 OURS: list[tuple[str, str, dict[str, Any]]] = [
     ("FedAvg, no supplement", "fedavg", {"supplement_size": 0.0}),
     ("GenFed (1), no supplement", "genfed", {"supplement_size": 0.0, "genfed.schedule": "constant"}),
-    # With three parents at most it would never choose fewer.
-    ("GenFed, adaptive", "genfed", {"genfed.schedule": "adaptive", "genfed.rho_max": 10}),
+    ("GenFed, adaptive", "genfed", ADAPTIVE),
     ("GenFed (3), diverse", "genfed", {"genfed.schedule": "linear", "genfed.diversity": 0.1}),
 ]
 
@@ -166,11 +167,13 @@ def supplement(scale: Scale) -> list[Cell]:
     all of Fashion-MNIST; supplements come from all of the validation set, as in the preset, or from samples apart."""
     column = "digits" if scale == "quick" else "Fashion-MNIST"
     rows = {"FedAvg": method_of("FedAvg")} | {f"GenFed ({n})": method_of(f"GenFed ({n})") for n in SCHEDULES}
+    rows["GenFed, adaptive"] = ("genfed", ADAPTIVE)
     faster = {
         f"{row} {momentum}": (method, {**own, "fedavgm.server_momentum": momentum})
         for row, method, own in (
             ("FedAvgM", "fedavgm", {}),
             ("GenFed (1) around FedAvgM", "genfed+fedavgm", method_of("GenFed (1)")[1]),
+            ("GenFed, adaptive, around FedAvgM", "genfed+fedavgm", ADAPTIVE),
         )
         for momentum in (0.5, 0.8, 0.9)
     }
@@ -306,7 +309,11 @@ def attacks(scale: Scale) -> list[Cell]:
     cells = [Cell(row, name, method, {**common, **what}) for row, method in rows.items() for name, what in harm.items()]
     # IPM's attackers all send the same model, and mimics that of somebody else: as printed, such copies count.
     once = {**common, "genfed.twins": False}
-    return cells + [Cell("GenFed, no copies", name, "genfed", {**once, **what}) for name, what in harm.items()]
+    return cells + [
+        Cell(row, name, "genfed", {**once, **own, **what})
+        for row, own in (("GenFed, no copies", {}), ("GenFed, adaptive, no copies", ADAPTIVE))
+        for name, what in harm.items()
+    ]
 
 
 STUDIES = [
