@@ -15,7 +15,8 @@ from fedhelix.runs.config import layered
 
 SCHEDULES = {1: "constant", 2: "power", 3: "linear", 4: "sine", 5: "wave"}
 DATA = {"MNIST": "mnist", "SVHN": "svhn", "Fashion-MNIST": "fashion-mnist", "CIFAR-10": "cifar10"}
-TARGETS = {"MNIST": 97, "SVHN": 89, "Fashion-MNIST": 80, "CIFAR-10": 45, "digits": 85}
+LARGER = "Fashion-MNIST, larger network"
+TARGETS = {"MNIST": 97, "SVHN": 89, "Fashion-MNIST": 80, LARGER: 80, "CIFAR-10": 45, "digits": 85}
 AS_PRINTED = {"genfed.twins": True}
 # With three parents at most it would never choose fewer.
 ADAPTIVE = {"genfed.schedule": "adaptive", "genfed.rho_max": 10}
@@ -162,9 +163,16 @@ OURS: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
+OF_BOTH_NETWORKS = (
+    "FedAvg, no supplement", "FedAvg", "GenFed (1)", "GenFed (3)", "GenFed, adaptive", "FedAvgM 0.8",
+    "GenFed (1) around FedAvgM 0.8", "GenFed, adaptive, around FedAvgM 0.8",
+)  # fmt: skip
+
+
 def supplement(scale: Scale) -> list[Cell]:
     """What the supplement gives, what selection gives beyond it, and what momentum on the server gives to both, on
-    all of Fashion-MNIST; supplements come from all of the validation set, as in the preset, or from samples apart."""
+    all of Fashion-MNIST; supplements come from all of the validation set, as in the preset, or from samples apart. At
+    scale `gpu` the preset's own network is a column beside the small one."""
     column = "digits" if scale == "quick" else "Fashion-MNIST"
     rows = {"FedAvg": method_of("FedAvg")} | {f"GenFed ({n})": method_of(f"GenFed ({n})") for n in SCHEDULES}
     rows["GenFed, adaptive"] = ("genfed", ADAPTIVE)
@@ -179,9 +187,15 @@ def supplement(scale: Scale) -> list[Cell]:
     }
     preset = {key: layered("genfed.strong")[key] for key in ("valid", "validation_shared")}
     shared = {**settings(scale, column), **preset, **(whole() if scale == "gpu" else {})}
+    rows = {"FedAvg, no supplement": ("fedavg", {"supplement_size": 0.0})} | rows | faster
+    larger = {**shared, "model": layered("genfed.strong")["model"]}
     return [
-        Cell("FedAvg, no supplement", column, "fedavg", {**shared, "supplement_size": 0.0}),
-        *(Cell(row, column, method, {**shared, **own}) for row, (method, own) in (rows | faster).items()),
+        *(Cell(row, column, method, {**shared, **own}) for row, (method, own) in rows.items()),
+        *(
+            Cell(row, LARGER, method, {**larger, **own})
+            for row, (method, own) in rows.items()
+            if scale == "gpu" and row in OF_BOTH_NETWORKS
+        ),
         *(
             Cell(f"{row}, apart", column, rows[row][0], {**shared, **APART, **rows[row][1]})
             for row in ("FedAvg", "GenFed (1)")
