@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedhelix.selection import diverse, effective, fitness_of, fittest, parents, whole, without_twins
+from fedhelix.selection import diverse, effective, fitness_of, fittest, parents, whole, without_copies
 
 TIMES = [0, 100, 200, 250, 400, 500, 600, 800, 999, 1000, 1500]
 PRINTED = {
@@ -63,15 +63,9 @@ def test_diversity_prefers_the_one_that_points_elsewhere():
     assert diverse(fitness, distances, 5, 0.5) == [0, 1, 2]
 
 
-@given(st.lists(st.sampled_from([0.1, 0.3, 0.5]), min_size=1, max_size=12), st.floats(-5e-9, 5e-9))
-def test_of_twins_only_the_first_is_kept(losses, rounding):
-    fitness = [fitness_of(0.5, loss + client * rounding, client) for client, loss in enumerate(losses)]
-    far = [[1.0] * len(losses)] * len(losses)
-    kept = without_twins(fitness, far)
-    assert kept == [i for i in range(len(losses)) if losses[i] not in losses[:i]]
-    assert without_twins([fitness[i] for i in kept], far) == list(range(len(kept)))
-
-
-def test_twins_are_told_by_their_direction_where_statistics_of_their_own_change_their_loss():
-    fitness = [fitness_of(0.5, loss, client) for client, loss in enumerate([0.3, 0.4, 0.5])]
-    assert without_twins(fitness, [[0, 1, 1e-7], [1, 0, 1], [1e-7, 1, 0]]) == [0, 1]
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.1, 0.3, 0.5])), min_size=1, max_size=12))
+def test_of_copies_only_the_fittest_is_kept(models):
+    fitness = [fitness_of(metric, 1.0, client) for client, (_, metric) in enumerate(models)]
+    kept = without_copies(fitness, [original for original, _ in models])
+    assert sorted(models[i][0] for i in kept) == sorted({original for original, _ in models})
+    assert all(fitness[i] == max(f for f, m in zip(fitness, models, strict=True) if m[0] == models[i][0]) for i in kept)

@@ -88,6 +88,15 @@ def test_arithmetic_and_choice():
     assert state["a"].item() == 1 and tree.zeros(state)["b"].item() == 0
 
 
+def test_copies_are_told_by_their_updates():
+    origin = {"w": torch.tensor([0.3, -0.7])}
+    update = torch.tensor([1e-3, 2e-3])
+    again = (origin["w"] + update) - origin["w"]  # what is left of it after a rounding
+    moved = [update, 2 * update, again, -update, update * torch.tensor([1.0, 1.01]), torch.zeros(2), torch.zeros(2)]
+    models = [{"w": origin["w"] + move} for move in moved] + [{"w": torch.full((2,), float("nan"))}]
+    assert tree.copies_of(models, origin) == [0, 1, 0, 3, 4, 5, 5, 7]
+
+
 def test_every_value_weighs_four_bytes_whatever_its_type():
     nested = {"model": {"w": torch.zeros(3, 5), "n": torch.tensor(1)}, "flags": torch.zeros(7, dtype=torch.bool)}
     assert tree.payload_bytes({**nested, "round": 3}) == 4 * (15 + 1 + 7)

@@ -60,3 +60,13 @@ def receive(
         else:
             refused[str(outcome.client)] = reason
     return uploads, refused
+
+
+def traffic(payloads: Mapping[int, Tree], outcomes: Sequence[Outcome], more: int) -> dict[str, int]:
+    """What a round weighs; apart, what went to clients that send nothing back (they train in advance), and `more`."""
+    silent = {outcome.client for outcome in outcomes if not outcome.upload}
+    return {
+        "uplink_bytes": sum(payload_bytes(outcome.upload) for outcome in outcomes),
+        "downlink_bytes": sum(payload_bytes(payload) for client, payload in payloads.items() if client not in silent),
+        "other_bytes": more + sum(payload_bytes(payloads[client]) for client in silent),
+    }

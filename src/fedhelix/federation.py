@@ -17,7 +17,7 @@ from torch import nn
 
 from fedhelix import describe, models, seeds
 from fedhelix.attacks import Attack, Attackers
-from fedhelix.channel import kept, receive
+from fedhelix.channel import kept, receive, traffic
 from fedhelix.client import Job, Setup, Training, client_of
 from fedhelix.data import Dataset, Partition, Reserve, ServerData, Split, from_clients, load, partitions
 from fedhelix.engines import Engine, engine_for
@@ -117,6 +117,8 @@ class Federation:
             raise BadInput(
                 f"attack = {self.attack.attack} cannot change what {self.method.label} uploads, which is packed."
             )
+        if self.attack.attack not in ("none", "label-flip") and not self.method.shared(self.units):
+            raise BadInput(f"attack = {self.attack.attack} has nothing to forge: {self.method.label} uploads nothing.")
         self.attackers = Attackers(self.attack, self.clients, self.units.parameters, self.seed)
         self.studied = self.attackers.studied(pool, self.splits, len(self.reserve.scoring))
         pool, self.splits = self.attackers.poison(pool, self.splits)
@@ -169,9 +171,7 @@ class Federation:
             record: Record = {
                 "round": t + 1,
                 "train_loss": float(np.mean([outcome.loss for outcome in outcomes])) if outcomes else math.nan,
-                "uplink_bytes": sum(payload_bytes(outcome.upload) for outcome in outcomes),
-                "downlink_bytes": sum(payload_bytes(payload) for payload in payloads.values()),
-                "other_bytes": greeting,
+                **traffic(payloads, outcomes, greeting + ctx.notes.get("other_bytes", 0)),
                 "participants": list(workers),
                 "refused": refused,
                 "missing": missing,

@@ -49,20 +49,10 @@ def fitness_of(metric: float, loss: float, client: int) -> Fitness:
     return (-math.inf if math.isnan(metric) else metric, -math.inf if math.isnan(loss) else -loss, -client)
 
 
-def without_twins(fitness: Sequence[Fitness], distances: Sequence[Sequence[float]]) -> list[int]:
-    """Positions of all models but copies of an earlier one, which no honest client sends.
-
-    Their direction gives them away, or their loss, where they have not moved. Rounding may differ a little with the
-    place of a model among those that are scored at once.
-    """
-    kept: list[int] = []
-    for position, (_, loss, _) in enumerate(fitness):
-        alike = (
-            math.isclose(loss, fitness[other][1], rel_tol=1e-6) or distances[position][other] < 1e-6 for other in kept
-        )
-        if not any(alike):
-            kept.append(position)
-    return kept
+def without_copies(fitness: Sequence[Fitness], originals: Sequence[int]) -> list[int]:
+    """Positions of all models, but of those with one original only that of the fittest."""
+    ascending = sorted(range(len(fitness)), key=lambda position: fitness[position])
+    return sorted({originals[position]: position for position in ascending}.values())
 
 
 def fittest(fitness: Sequence[Fitness], count: int) -> list[int]:

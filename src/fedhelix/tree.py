@@ -25,6 +25,7 @@ State = dict[str, Tensor]
 Tree = dict[str, Any]
 
 SEPARATOR = "/"
+COPY_WITHIN = 1e-4  # of an update's length; honest clients are never that near to each other
 
 
 def take(state: Mapping[str, Tensor], names: Iterable[str]) -> State:
@@ -59,11 +60,28 @@ def subtract(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> State:
     return {name: value - right[name] for name, value in left.items()}
 
 
+def updates_of(models: Sequence[State], origin: State) -> Tensor:
+    """How far each model has moved from an origin that says which entries count, one model in a row."""
+    moved = [torch.cat([(model[name] - old).flatten().float() for name, old in origin.items()]) for model in models]
+    return torch.stack(moved)
+
+
 def cosine_distances(models: Sequence[State], origin: State) -> list[list[float]]:
     """One minus the cosine between every two models, as seen from an origin that says which entries count."""
-    moved = [torch.cat([(model[name] - old).flatten().float() for name, old in origin.items()]) for model in models]
-    units = torch.nn.functional.normalize(torch.stack(moved))
+    units = torch.nn.functional.normalize(updates_of(models, origin))
     return (1 - units @ units.T).tolist()
+
+
+def copies_of(models: Sequence[State], origin: State) -> list[int]:
+    """For each model the position of the first one that it is a copy of, which may be itself.
+
+    Who copies an update adds it to the origin anew, so that the last digits of the weights may differ.
+    """
+    updates = updates_of(models, origin)
+    rounding = 2 * torch.finfo(updates.dtype).eps * torch.cat([old.flatten().float() for old in origin.values()]).norm()
+    near = COPY_WITHIN * updates.norm(dim=1, keepdim=True) + rounding
+    same = torch.stack([(updates - update).norm(dim=1) for update in updates]) <= near
+    return [row.index(True) if True in row else place for place, row in enumerate(same.tolist())]
 
 
 def masked_mean(uploads: Sequence[Mapping[str, Tensor]], weights: Sequence[float], previous: State) -> State:

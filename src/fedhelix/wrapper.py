@@ -72,8 +72,10 @@ class Wrapper(Method):
 
     def check(self, units: Units) -> None:
         """As the inner method; a wrapper looks at the server's model, of which there must not be several."""
+        if self.inner.apart and isinstance(self.inner, Wrapper):
+            raise BadInput(f"{self.name} must stand inside of {self.inner.name}, as in {self.inner.name}+{self.name}.")
         if self.inner.apart:
-            raise BadInput(f"{self.name} must stand inside of {self.inner.name}, as in clustered+{self.name}.")
+            raise BadInput(f"{self.name} cannot be put around {self.inner.name}, which keeps a model for each cluster.")
         self.inner.check(units)
 
     def shared(self, units: Units) -> Sequence[str]:

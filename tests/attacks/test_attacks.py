@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedhelix import FedAvg, FedLP, FedPer, FedUmf, GenFed, Scaffold, load
+from fedhelix import METHODS, FedAvg, FedLP, FedPer, FedUmf, GenFed, Scaffold, load
 from fedhelix.channel import receive
 from fedhelix.client import Job
 from fedhelix.errors import BadInput
@@ -147,6 +147,7 @@ def test_nobody_attacks_unless_asked():
         ({"attack": "ipm", "attack_share": 1}, "attack_share must be less than 1"),
         ({"attack": "smile"}, "attack must be one of none, label-flip"),
         ({"attack": "noise", "attack_scale": 0}, "attack_scale must be greater than 0"),
+        ({"attack": "ipm", "method": METHODS["local"]()}, "attack = ipm has nothing to forge: local uploads nothing"),
     ],
 )
 def test_bad_input(settings, sentence):

@@ -74,6 +74,13 @@ def test_a_missing_class_is_named():
         Reserve.of(from_arrays(x, y, classes=6), partition.iid(clients=2), ServerData(validation_size=8), 0)
     with pytest.warns(UserWarning, match="no sample of class"):
         small(validation_size=5)
+    with pytest.warns(UserWarning, match="no sample of class"):  # what is left to score on after the supplements
+        small(validation_size=10, supplement_size=1)
+
+
+def test_equal_supplements_are_told():
+    with pytest.warns(UserWarning, match=r"has 20 samples for supplements of 50, so that every small client gets the"):
+        small(validation_size=100, supplement_size=50, supplement_below=5000)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +92,9 @@ def test_a_missing_class_is_named():
             "supplements come from the validation set; set validation_size",
         ),
         ({"validation_size": 5000}, "validation_size = 5000 leaves the server or the clients without samples"),
+        ({"supplement_size": 2, "validation_size": 2}, "validation_size = 2 leaves nothing for supplements; raise it"),
+        ({"supplement_size": 1e-5}, "supplement_size = 1e-05 is less than one sample"),
+        ({"validation_size": 1.7}, "validation_size = 1.7 is neither a share nor a whole number of samples"),
         ({"validation_size": -1}, "validation_size must be at least 0"),
         ({"validation_sise": 1}, "unknown key of a federation 'validation_sise'; did you mean 'validation_size'"),
     ],

@@ -96,9 +96,9 @@ def test_who_will_be_sampled_next_trains_in_advance():
         stored = {client for client, own in standing.own.items() if own.get("round") == t}
         assert stored == set(then) - set(now)
         assert all(not standing.own[client] for client in now)
-        assert record["notes"]["broadcast_bytes"] == 4 * sum(fed.units.sizes.values()) * 6
-        values = sum(fed.units.sizes.values())
-        assert record["uplink_bytes"] == 4 * values * 3
+        weight, early = 4 * sum(fed.units.sizes.values()), len({*now, *then}) - 3
+        assert record["uplink_bytes"] == weight * 3 and record["downlink_bytes"] == (weight + 4) * 3
+        assert record["other_bytes"] == weight * 6 + 4 * early  # the broadcast, and who is told to train in advance
     assert server.keys() == standing.server.keys()
 
 

@@ -43,15 +43,17 @@ def test_only_the_fittest_are_merged(engine):
         assert value.allclose(expected[name], atol=1e-6)
 
 
-@pytest.mark.parametrize(("twins", "weights"), [(False, [0.5, 0.0, 0.5]), (True, [0.5, 0.5, 0.0])])
+@pytest.mark.parametrize(("twins", "weights"), [(False, [0.0, 0.5, 0.0, 0.5]), (True, [0.5, 0.5, 0.0, 0.0])])
 def test_copies_of_one_model_are_chosen_once(twins, weights):
     """The attackers of IPM all send the same model; by their number they would push out who is less fit."""
     method = GenFed(schedule="constant", rho_max=2, twins=twins)
     fed = small(method, validation_size=0.2)
-    ctx = replace(fed.context(0, 1), score=lambda models: [(0.9, 0.1), (0.9, 0.1), (0.5, 0.2)])
-    uploads = [Upload(client, 10, {"model": fed.initial}) for client in range(3)]
-    assert method.weigh({"model": fed.initial}, uploads, ctx) == weights
-    assert ctx.notes["fitness"] == {"0": 0.9, "1": 0.9, "2": 0.5}
+    judged = [(0.8, 0.2), (0.9, 0.1), (0.7, 0.1), (0.75, 0.2)]
+    ctx = replace(fed.context(0, 1), score=lambda models: judged)
+    moved = [{name: value + by for name, value in fed.initial.items()} for by in (0.1, 0.1, 0.1, 10.0)]
+    uploads = [Upload(client, 10, {"model": model}) for client, model in enumerate(moved)]
+    assert method.weigh({"model": fed.initial}, uploads, ctx) == weights  # the fittest copy; far along is no copy
+    assert ctx.notes["fitness"] == {str(client): metric for client, (metric, _) in enumerate(judged)}
 
 
 def _job(fed, client):

@@ -7,6 +7,7 @@ from fedhelix.papers.genfed import (
     TABLE_3,
     TABLE_5,
     method_of,
+    relative_damage,
     relative_time,
     rows_of,
     table_2,
@@ -66,6 +67,18 @@ def test_rounds_are_counted_to_nine_tenths_of_fedavgs_best_of_the_same_seed():
         and fast["relative to FedAvg"]["paper"] == 0.07
     )
     assert never["relative to FedAvg"]["mean"] is None  # one seed never got there
+
+
+def test_damage_is_relative_as_in_the_paper():
+    def cell(column, *by_seed):
+        return {"row": "GenFed (1)", "column": column, "seeds": [0, 1], "chosen on validation": {"by_seed": by_seed}}
+
+    report = {"scale": "gpu", "measures": [], "cells": [cell("no attack", 50.0, 40.0), cell("label flip", 45.0, 38.0)]}
+    relative_damage(report)
+    harmed = report["cells"][1]
+    assert harmed["change in points"]["by_seed"] == [-5, -2]
+    assert harmed["change in percent"]["by_seed"] == [-10, -5]
+    assert harmed["change in percent"]["paper"] == pytest.approx(-3.546, abs=2e-3)
 
 
 def test_without_fedavg_there_is_no_level_to_reach():

@@ -82,6 +82,7 @@ def test_measures_by_hand():
     assert rounds_to(70)(run) == 4
     assert rounds_to({"digits": 81})(run) is None
     assert rounds_to(50)(run) == 2 and rounds_to(50, every=3)(run) == 6
+    assert [rounds_to(target, for_good=True)(run) for target in (50, 70, 75)] == [2, 4, None]
     assert spread([1.0, 3.0]) == {"mean": 2.0, "se": 1.0}
     assert spread([1.0, None]) == {"mean": None, "se": None}
     assert spread([4.0]) == {"mean": 4.0, "se": None}

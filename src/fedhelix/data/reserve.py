@@ -36,6 +36,13 @@ class ServerData(Checked):
         0.2, "clients with fewer samples ask for a supplement; up to 1: times the mean client", low=0
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("validation_size", "supplement_size", "supplement_below"):
+            value = getattr(self, name) or 0.0
+            if value > 1 and not float(value).is_integer():
+                raise BadInput(f"{name} = {value:g} is neither a share nor a whole number of samples.")
+
     def resolved(self, needed: bool) -> Self:
         """With a size for `auto`: the usual one if a method scores models or clients get supplements, else none."""
         if self.validation_size is not None:
@@ -66,13 +73,16 @@ class Reserve:
         if asked.supplement_size and not count:
             raise BadInput("supplements come from the validation set; set validation_size above 0.")
         held = even_sample(data, usable, count, numpy_draw(seed, "validation"))
+        scoring, pool = held, held if asked.supplement_size else held[:0]
+        if asked.supplement_size and not asked.validation_shared:
+            kinds = np.unique(data.codes(data.y)[held], return_inverse=True)[1]
+            given = stratified(kinds, round(POOL_SHARE * count), numpy_draw(seed, "supplement-pool"))
+            scoring, pool = np.delete(held, given), held[given]
+        if asked.supplement_size and not len(pool):
+            raise BadInput(f"validation_size = {size:g} leaves nothing for supplements; raise it.")
         if count and data.classes is not None:
-            _warn_of_missing(data, partition, held)
-        if not asked.supplement_size or asked.validation_shared:
-            return cls(np.sort(held), np.sort(held if asked.supplement_size else held[:0]))
-        kinds = np.unique(data.codes(data.y)[held], return_inverse=True)[1]
-        given = stratified(kinds, round(POOL_SHARE * count), numpy_draw(seed, "supplement-pool"))
-        return cls(np.sort(np.delete(held, given)), np.sort(held[given]))
+            _warn_of_missing(data, partition, scoring)
+        return cls(np.sort(scoring), np.sort(pool))
 
     def supplement(
         self, data: Dataset, splits: Sequence[Split], asked: ServerData, seed: int
@@ -82,16 +92,26 @@ class Reserve:
         size, below = (
             mean * value if value <= 1 else value for value in (asked.supplement_size, asked.supplement_below)
         )
-        supplied, given = list(splits), {}
+        supplied, given = list(splits), dict[int, int]()
+        if not asked.supplement_size:
+            return supplied, given
+        if round(size) < 1:
+            raise BadInput(f"supplement_size = {asked.supplement_size:g} is less than one sample; raise it.")
         labels = np.unique(data.codes(data.y)[self.pool], return_inverse=True)[1]
         for client, split in enumerate(splits):
-            if not len(self.pool) or len(split.train) >= below or round(size) < 1:
+            if len(split.train) >= below:
                 continue
             draw = numpy_draw(seed, "supplement", 0, client)
             pool = ClassPool.of(self.pool, labels, int(labels.max()) + 1, draw)
             extra = pool.take(balanced(round(size), pool.sizes, draw)[None], 0)
             supplied[client] = dataclasses.replace(split, train=np.concatenate([split.train, extra]))
             given[client] = len(extra)
+        if len(given) > 1 and round(size) >= len(self.pool):
+            warnings.warn(
+                f"the server has {len(self.pool)} samples for supplements of {round(size)}, so that every small client "
+                "gets the same ones; raise validation_size or lower supplement_size.",
+                stacklevel=3,
+            )
         return supplied, given
 
 

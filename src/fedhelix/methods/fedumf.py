@@ -19,17 +19,18 @@ from fedhelix.tree import State, Tree, add, subtract, take
 class FedUmf(FedAvg):
     """An unsampled client trains and stores its update; sampled next, it starts from the new model plus that update.
 
-    Only those who will be sampled next are simulated: what the others store is never used. What the broadcast of the
-    model to all unsampled clients would weigh stands in the notes of a round.
+    Only those who will be sampled next are simulated: what the others store is never used. What the model weighs that
+    they would get all the same is counted.
     """
 
     mu: float = option(1.0, "factor on the stored update", low=0)
 
     def workers(self, server: Tree, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
         """Server: the cohort, and the next one, which trains in advance."""
-        ctx.notes["broadcast_bytes"] = 4 * sum(ctx.units.sizes.values()) * (len(ctx.present) - len(cohort))
         soon = ctx.cohort(ctx.round + 1) if ctx.round + 1 < ctx.rounds else ()
-        return sorted({*cohort, *(set(soon) & set(ctx.present))})
+        workers = {*cohort, *(set(soon) & set(ctx.present))}
+        ctx.notes["other_bytes"] = 4 * sum(ctx.units.sizes.values()) * (len(ctx.present) - len(workers))
+        return sorted(workers)
 
     def download(self, server: Tree, client: int, ctx: Context) -> Tree:
         """Server: the model, and whether an upload is wanted."""

@@ -11,8 +11,8 @@ from fedhelix.method import Context, Method, Upload
 from fedhelix.methods.fedavg import FedAvg
 from fedhelix.options import option
 from fedhelix.registry import register
-from fedhelix.selection import Schedule, diverse, effective, fitness_of, fittest, parents, whole, without_twins
-from fedhelix.tree import State, Tree, cosine_distances, take, zeros
+from fedhelix.selection import Schedule, diverse, effective, fitness_of, fittest, parents, whole, without_copies
+from fedhelix.tree import State, Tree, copies_of, cosine_distances, take, zeros
 from fedhelix.units import Units
 from fedhelix.wrapper import Wrapper
 
@@ -54,14 +54,14 @@ class GenFed(Wrapper):
         # In clusters this is called for each of them, with the notes of one round.
         ctx.notes.setdefault("fitness", {}).update({str(-client): metric for metric, _, client in fitness})
         moving = take(models[0], ctx.units.parameters)
-        angles = cosine_distances(models, {**zeros(moving), **take(server["model"], moving)})
-        known = list(range(len(uploads))) if self.twins else without_twins(fitness, angles)
+        origin = {**zeros(moving), **take(server["model"], moving)}
+        known = list(range(len(uploads))) if self.twins else without_copies(fitness, copies_of(models, origin))
         fitness = [fitness[i] for i in known]
         timed = parents(self.schedule, ctx.round, ctx.rounds, self.rho_max, self.b, self.c)
         wanted = effective([metric for metric, *_ in fitness]) if self.schedule == "adaptive" else timed
         rho = whole(wanted, min(self.rho_max, len(known)))
         if self.diversity:
-            best = diverse(fitness, [[angles[i][j] for j in known] for i in known], rho, self.diversity)
+            best = diverse(fitness, cosine_distances([models[i] for i in known], origin), rho, self.diversity)
         else:
             best = fittest(fitness, rho)
         chosen = [known[i] for i in best]

@@ -221,16 +221,19 @@ def best_on_test(run: Finished) -> float | None:
     return 100 * max(found) if found else None
 
 
-def rounds_to(target: float | Mapping[str, float], every: int = 1) -> Measure:
+def rounds_to(target: float | Mapping[str, float], every: int = 1, for_good: bool = False) -> Measure:
     """The first evaluated round with that test accuracy (in percent), which may differ from column to column.
 
     `every` looks only at multiples of so many rounds: the less often one looks, the less luck a noisy curve has.
+    `for_good` leaves luck nothing: from that round on no evaluation is below the target.
     """
 
     def measure(run: Finished) -> float | None:
         wanted = target if isinstance(target, int | float) else target[run.cell.column]
         seen = [record for record in evaluated_records(run.records) if record["round"] % every == 0]
-        reached = [record["round"] for record in seen if 100 * record.get("accuracy", 0) >= wanted]
-        return reached[0] if reached else None
+        met = [100 * record.get("accuracy", 0) >= wanted for record in seen]
+        if for_good:
+            met = [all(met[place:]) for place in range(len(met))]
+        return next((record["round"] for record, there in zip(seen, met, strict=True) if there), None)
 
     return measure
