@@ -165,6 +165,24 @@ def choosing() -> str:
     return table(["method", "digits, personal %", "worst tenth %", "uploaded", "Fashion-MNIST, personal %"], rows)
 
 
+def participation() -> str:
+    """FedAU against FedAvg where clients come unequally often."""
+    rows = []
+    for name, found in result("participation").items():
+        if isinstance(found, dict) and "table" in found:
+            by_method = {row["method"]: row for row in found["table"]}
+            figures = [
+                f"{100 * by_method[method][key]:.1f} ± {100 * by_method[method][f'{key}_se']:.1f}"
+                for key in ("accuracy", "personal_p10")
+                for method in ("fedavg", "fedau")
+            ]
+            rows.append([name, *figures])
+    heads = [
+        f"{what}, {method}" for what in ("global %", "worst tenth of the clients %") for method in ("FedAvg", "FedAU")
+    ]
+    return table(["local training", *heads], rows)
+
+
 def options(name: str) -> str:
     """A method's options, from its fields."""
     kind = METHODS[name]
@@ -193,8 +211,17 @@ def results(name: str) -> str:
             rows.append(["[digits, 20 clients](../choosing.md#measured)", ours, "–"])
     headers = ["personal accuracy after the last round", "ours", "the paper's"]
     page = f"../results/{name}.md"
-    said = f"[Ours beside the paper's]({page}).\n" if (ROOT / "docs/methods" / page).exists() else ""
+    said = f"[Ours beside the paper's]({page}).\n" if (ROOT / "docs/methods" / page).exists() else appearances(name)
     return "\n".join(filter(None, [said, table(headers, rows) if rows else ""])) or "Not measured by itself so far.\n"
+
+
+def appearances(name: str) -> str:
+    """Whose tables a method stands in."""
+    files = [path for path in sorted(RESULTS.glob("*-gpu.json")) if "cells" in result(path.stem)]
+    there = [path.stem for path in files if any(cell["method"] == name for cell in result(path.stem)["cells"])]
+    papers = {"gene-fl": "GENE-FL", "genfed": "GenFed", "pfedgpa": "pFedGPA"}
+    links = [f"[{papers[key]}'s](../results/{key}.md)" for key in papers if any(stem.startswith(key) for stem in there)]
+    return f"Beside others in {', '.join(links)} tables.\n" if links else ""
 
 
 def hooks() -> str:
@@ -286,7 +313,7 @@ def audit(name: str) -> str:
 PARTS: dict[str, Callable[..., str]] = {
     "table1": table1, "gpu": gpu, "cpu": cpu, "dashboard": dashboard, "choosing": choosing, "options": options,
     "deployment": deployment, "faults": faults, "results": results, "study": study, "drawn": drawn, "audit": audit,
-    "claims": lambda paper: claims(paper, RESULTS), "hooks": hooks,
+    "claims": lambda paper: claims(paper, RESULTS), "hooks": hooks, "participation": participation,
 }  # fmt: skip
 
 

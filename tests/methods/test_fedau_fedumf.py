@@ -45,6 +45,28 @@ def test_uniform_sampling_gives_a_mean_weight_of_clients_per_cohort():
     assert float((server["total"] / server["intervals"]).mean()) == pytest.approx(10, abs=0.3)
 
 
+def settled_at(method, wishes, rates, rounds=900):
+    """Where a model settles, on average, if everybody who comes by his own rate draws it towards a number."""
+    fed = small(method, "linear", clients=len(wishes))
+    name, draw, seen = fed.units.parameters[0], np.random.default_rng(0), []
+    server, _ = method.begin({}, fed.context(0, rounds))
+    for t in range(rounds):
+        present, old = np.flatnonzero(draw.random(len(rates)) < rates).tolist(), server["model"]
+        moved = [{**old, name: old[name] + 0.02 * (wishes[client] - old[name])} for client in present]
+        uploads = [Upload(client, 1, {"model": model}) for client, model in zip(present, moved, strict=True)]
+        if uploads:
+            ctx = fed.context(t, rounds)
+            server = method.merge(server, uploads, method.weigh(server, uploads, ctx), ctx)
+        seen.append(float(server["model"][name].mean()))
+    return np.mean(seen[rounds // 2 :])
+
+
+def test_whoever_comes_seldom_is_heard_as_much():
+    wishes, rates = [0.0, 1.0, 5.0], np.array([0.9, 0.4, 0.2])
+    assert settled_at(FedAU(), wishes, rates) == pytest.approx(np.mean(wishes), abs=0.3)
+    assert settled_at(FedAvg(), wishes, rates) < 1.2  # those who are there, on average
+
+
 def test_the_step_is_the_weighted_sum_over_all_clients():
     fed = small(FedAU(global_lr=0.5))
     ctx = fed.context(0, 1)

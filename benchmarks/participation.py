@@ -1,0 +1,49 @@
+"""What FedAU is for: clients that take part by unequal rates, with gentle and with long local training.
+
+    python benchmarks/participation.py [--out benchmarks/results/participation.json]
+
+Both comparisons are ordinary commands, and the file tells them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "speed"))
+from measure import machine
+
+from fedhelix.runs.config import versions
+
+COMMON = "fedhelix compare fedavg fedau --participation bernoulli --seeds 3 --eval-every 10"
+SETTINGS = {
+    "gentle": "--model linear --clients 50 --partition shard:1 --lr 0.02 --epochs 1 --rounds 300",
+    "gentle, two classes": "--model linear --clients 50 --partition shard:2 --lr 0.02 --epochs 1 --rounds 300",
+    "long": "--rounds 100",
+}
+
+
+def main() -> None:
+    """Run the comparisons and write their tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/participation.json"))
+    args = parser.parse_args()
+    found: dict[str, object] = {
+        "command": "python benchmarks/participation.py", "machine": machine(), "versions": versions(),
+    }  # fmt: skip
+    for name, settings in SETTINGS.items():
+        command = f"{COMMON} {settings}"
+        with tempfile.TemporaryDirectory() as folder:
+            words = [*command.split()[1:], "--json", "--quiet", "--out", f"{folder}/runs"]
+            done = subprocess.run([sys.executable, "-m", "fedhelix.cli", *words], check=True, stdout=subprocess.PIPE)
+        found[name] = {"command": command, "table": json.loads(done.stdout)}
+        print(name, [(row["method"], row["accuracy"]) for row in json.loads(done.stdout)], flush=True)
+    args.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
