@@ -89,12 +89,10 @@ class Run:
 
         `fedhelix plot RUN` draws more: who has what, and what the method noted.
         """
-        import pandas as pd
-
         from fedhelix.report import plots, results, style
 
         config, census = describe.config(self.federation, len(self.records)), describe.census(self.federation)
-        result = results.make("this run", config, self.summary, pd.DataFrame(self.records), census)
+        result = results.make("this run", config, self.summary, self.records, census)
         figure = plots.overview(results.grouped([result]))
         if path is not None:
             style.save(figure, path)
