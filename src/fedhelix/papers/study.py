@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any, Literal, NamedTuple
 
 from fedhelix.errors import unknown
-from fedhelix.records import Record, evaluated_records
+from fedhelix.records import Record, evaluated_records, is_number
 from fedhelix.runs.config import PLACES, Plan, make_plan
 from fedhelix.runs.jobs import run_all
 from fedhelix.store import RunFolder
@@ -116,7 +116,7 @@ class Study:
             points = [[record for record in evaluated_records(run.records) if name in record] for run in done]
             found[f"{name}_curve"] = {
                 "rounds": [record["round"] for record in points[0]],
-                "by_seed": [[round(record[name], 4) for record in run] for run in points],
+                "by_seed": [[_rounded(record[name]) for record in run] for run in points],
             }
         return found
 
@@ -177,6 +177,11 @@ def spread(values: Sequence[float | None]) -> dict[str, float | None]:
     return {"mean": statistics.fmean(known), "se": error}
 
 
+def _rounded(value: Any) -> float | None:
+    """Short enough for a report; None is what a diverged model left."""
+    return round(value, 4) if is_number(value) else None
+
+
 def _finished(paths: Sequence[Path]) -> list[RunFolder]:
     folders = [RunFolder.open(path) for path in paths if (path / "config.toml").exists()]
     return [folder for folder in folders if folder.summary is not None]
@@ -217,7 +222,7 @@ def percent(key: str) -> Measure:
 
 def best_on_test(run: Finished) -> float | None:
     """The largest test accuracy of any round: what papers print, and what nobody could have known to choose."""
-    found = [record["accuracy"] for record in evaluated_records(run.records) if "accuracy" in record]
+    found = [record["accuracy"] for record in run.records if is_number(record.get("accuracy"))]
     return 100 * max(found) if found else None
 
 
@@ -229,8 +234,9 @@ def rounds_to(target: float | Mapping[str, float], every: int = 1) -> Measure:
 
     def measure(run: Finished) -> float | None:
         wanted = target if isinstance(target, int | float) else target[run.cell.column]
-        seen = [record for record in evaluated_records(run.records) if record["round"] % every == 0]
-        reached = [record["round"] for record in seen if 100 * record.get("accuracy", 0) >= wanted]
+        seen = [record for record in run.records if record["round"] % every == 0]
+        known = [record for record in seen if is_number(record.get("accuracy"))]
+        reached = [record["round"] for record in known if 100 * record["accuracy"] >= wanted]
         return reached[0] if reached else None
 
     return measure
