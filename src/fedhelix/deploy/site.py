@@ -72,7 +72,7 @@ class Site:
         except Exception as problem:
             traceback.print_exc()  # into the site's log
             said, body = {"error": f"{type(problem).__name__}: {problem}"}, {}
-        same = {key: about.get(key) for key in ("kind", "experiment", "round", "client")}
+        same = {key: about.get(key) for key in letters.ASKED}
         took = {"site": self.name, "seconds": time.monotonic() - begun}
         return letters.write({**same, **took, **said}, body)
 

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 from fedhelix.errors import unknown
 from fedhelix.records import Record, evaluated_records, is_number
 from fedhelix.runs.config import PLACES, Plan, make_plan
+from fedhelix.runs.forks import is_finished
 from fedhelix.runs.jobs import run_all
 from fedhelix.store import RunFolder
 
@@ -183,8 +184,7 @@ def _rounded(value: Any) -> float | None:
 
 
 def _finished(paths: Sequence[Path]) -> list[RunFolder]:
-    folders = [RunFolder.open(path) for path in paths if (path / "config.toml").exists()]
-    return [folder for folder in folders if folder.summary is not None]
+    return [RunFolder.open(path) for path in paths if is_finished(path)]
 
 
 def add_measure(
