@@ -105,7 +105,7 @@ def from_clients(
     if test is None:
         train, tests = hold_out_each(parts, classes, seed)
         if not any(len(y) for _, y in tests):
-            raise BadInput(f"'{name}' has a single sample, and none is left to test with; give at least two samples.")
+            raise BadInput(f"each client of '{name}' has a single sample, and none is left to test with; give two.")
     elif isinstance(test, list):
         if len(test) != len(parts):
             raise BadInput(f"'{name}' has {len(parts)} clients, but test has {len(test)} parts; give one for each.")
