@@ -22,7 +22,7 @@ from claims import claims
 from fedhelix import METHODS, FedAvg, Method, Wrapper
 from fedhelix.defences import Defence
 from fedhelix.papers.pictures import picture
-from fedhelix.papers.tables import grid
+from fedhelix.papers.tables import grid, has_paper
 from fedhelix.progress import human_bytes
 from fedhelix.report.style import save
 
@@ -261,9 +261,8 @@ def study(name: str, scale: str) -> str:
         told += f"; training samples: {sizes.pop() if len(sizes) == 1 else each}"
     told += f"; not run yet: {', '.join(missing)}" if missing else ""
     told += "" if all(cell["runs"] for cell in found["cells"]) else "; – marks what has not been run yet"
-    told += (
-        f"; the paper's figures in brackets → [`{name}-{scale}.json`](../../benchmarks/results/{name}-{scale}.json)\n"
-    )
+    told += "; the paper's figures in brackets" if has_paper(found, found["measures"]) else ""
+    told += f" → [`{name}-{scale}.json`](../../benchmarks/results/{name}-{scale}.json)\n"
     grids = {measure: grid(found, measure) for measure in found["measures"]}
     headers, rows = next(iter(grids.values()))
     if len(headers) == 2:

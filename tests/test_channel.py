@@ -3,7 +3,7 @@ import re
 import pytest
 import torch
 
-from fedhelix.channel import LARGEST, receive, refusal
+from fedhelix.channel import LARGEST, finite, receive, refusal
 from fedhelix.client import Outcome
 
 INITIAL = {"w": torch.zeros(3, 2), "n": torch.tensor(0)}
@@ -53,7 +53,10 @@ def test_good_uploads_arrive_in_the_order_of_the_clients():
 
 
 def test_large_numbers_are_numbers():
-    assert receive([outcome(1, whole(3e38))], INITIAL)[1] == {}
+    assert receive([outcome(1, {**whole(3e38), "more": torch.tensor([3e38])})], INITIAL)[1] == {}
+    exact = {"more": torch.tensor([1e300], dtype=torch.float64)}
+    half = {"more": torch.tensor([6e4], dtype=torch.float16)}
+    assert finite([whole() | exact, whole() | half, whole() | {"more": exact["more"] * 1e300}]) == [True, True, False]
     assert receive([], INITIAL) == ([], {})
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fedhelix_command
 from fedhelix import METHODS, __version__
 from fedhelix import cli as command_line
 from fedhelix.runs.config import Config
@@ -310,6 +311,17 @@ def test_ctrl_c_ends_with_130_and_the_run_goes_on_as_if_nothing_had_happened(cli
     assert cli("run", "fedrep", *settings, "--out", "straight").code == 0
     assert on_disk(tmp_path / "stopped") == on_disk(tmp_path / "straight")
     assert same(checkpoint(tmp_path / "stopped"), checkpoint(tmp_path / "straight"))
+
+
+def test_ctrl_c_during_the_imports(monkeypatch, capsys):
+    def interrupt(name, *_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.__import__", interrupt)
+        with pytest.raises(SystemExit) as ended:
+            fedhelix_command.main()
+    assert (ended.value.code, capsys.readouterr().err) == (130, "fedhelix: stopped.\n")
 
 
 def test_ctrl_c_before_the_first_round_promises_nothing(cli, tmp_path, monkeypatch):

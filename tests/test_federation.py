@@ -13,6 +13,7 @@ from torch.utils.data import Dataset as TorchDataset
 from fedhelix import METHODS, FedAvg, FedAvgFT, Federation, FedPer, FedRep, LocalOnly, Scaffold, from_arrays, partition
 from fedhelix.client import Job, work
 from fedhelix.errors import BadInput
+from fedhelix.store import RunFolder
 from fedhelix.tree import flatten, payload_bytes
 from helpers import close, same, small, timeless
 
@@ -269,20 +270,23 @@ def test_a_run_from_python_can_be_resumed_from_python(tmp_path):
         small().fit(1, out=tmp_path / "straight", quiet=True)
 
 
-@pytest.mark.parametrize("stop_at", [1, 2, 3])
-def test_ctrl_c_between_checkpoints_loses_no_complete_round(tmp_path, monkeypatch, stop_at):
+@pytest.mark.parametrize(
+    ("stop_at", "problem"), [(1, KeyboardInterrupt), (2, RuntimeError("a mistake in a method")), (3, KeyboardInterrupt)]
+)
+def test_what_ends_a_run_between_checkpoints_loses_no_complete_round(tmp_path, monkeypatch, stop_at, problem):
     straight = small(FedPer(), "mlp").fit(4, out=tmp_path / "straight", quiet=True)
     fed = small(FedPer(), "mlp")
     work_once = fed.engine.work
 
     def interrupted(jobs):
         if jobs[0].round == stop_at:
-            raise KeyboardInterrupt
+            raise problem
         return work_once(jobs)
 
     monkeypatch.setattr(fed.engine, "work", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises((KeyboardInterrupt, RuntimeError)):
         fed.fit(4, out=tmp_path / "run", quiet=True, checkpoint_every=3)
+    assert RunFolder.open(tmp_path / "run").rounds_saved == stop_at
     resumed = small(FedPer(), "mlp").fit(4, out=tmp_path / "run", resume=True, quiet=True, checkpoint_every=3)
     assert timeless(resumed.records) == timeless(straight.records)
     assert all(same(resumed.standing.own[i], straight.standing.own[i]) for i in straight.standing.own)

@@ -43,6 +43,7 @@ STRANGERS = {
     "store": {"data", "models"},
     "data": {"models"},
     "units": {"data", "store"},
+    "generative": {"progress"},  # usable without the rest, and whoever uses it says how to watch
 }
 
 

@@ -1,4 +1,8 @@
-from fedhelix.records import best_record, summarise
+import math
+
+import pytest
+
+from fedhelix.records import best_record, newcomers, summarise
 
 
 def record(round: int, **more) -> dict:
@@ -15,6 +19,22 @@ RECORDS = [evaluated(1, 0.9, 0.4), record(2), evaluated(3, 0.7, 0.6), evaluated(
 
 def test_the_best_round_is_chosen_on_validation_and_never_on_test():
     assert best_record(RECORDS)["round"] == 3  # the first of equals; round 1 is best on test
+
+
+@pytest.mark.parametrize("nothing", [math.nan, None], ids=["NaN", "null"])
+def test_rounds_whose_models_diverged_are_never_the_best(nothing):
+    assert best_record([evaluated(1, 0.9, 0.0) | {"valid_accuracy": nothing}, *RECORDS[2:]])["round"] == 3
+    blind = [evaluated(1, 0.9, None), evaluated(2, 0.5, None) | {"valid_accuracy": nothing}]
+    assert best_record(blind)["round"] == 2
+
+
+@pytest.mark.parametrize("nothing", [math.nan, None], ids=["NaN", "null"])
+def test_newcomers_that_diverged_keep_their_peak_but_have_no_mean(nothing):
+    curve = [nothing, 0.5, 0.8, nothing]
+    after = [record(4, arrival_bytes=1), *(record(at, personal_accuracy=value) for at, value in enumerate(curve, 5))]
+    found = newcomers([record(1, personal_accuracy=0.4), record(2), record(3, personal_accuracy=0.6)], after)
+    assert found["known_accuracy"] == 0.5 and found["newcomer_accuracy"] is None
+    assert (found["newcomer_peak_accuracy"], found["newcomer_rounds_to_peak"]) == (0.8, 4)
 
 
 def test_without_validation_the_last_evaluated_round_counts():

@@ -5,7 +5,7 @@ import pytest
 import fedhelix
 from fedhelix import METHODS, FedProx
 from fedhelix.errors import BadInput
-from fedhelix.registry import make, method_type
+from fedhelix.registry import make, method_type, parts
 
 ISSUED = {
     "fedavg", "fedavg-ft", "local", "fedbn", "fedper", "fedrep", "lg-fedavg", "fedbabu", "partialfed", "fedfina",
@@ -93,6 +93,26 @@ def test_files_without_a_method(write, text, sentence):
 def test_a_missing_file(tmp_path):
     with pytest.raises(BadInput, match=r"there is no file '.*none\.py' to take a method from"):
         method_type(str(tmp_path / "none.py"))
+
+
+def test_a_plus_in_the_path_of_a_file_is_part_of_it(tmp_path, monkeypatch):
+    (tmp_path / "c++").mkdir()
+    file = tmp_path / "c++" / "a+b.py"
+    file.write_text(MINE.format(name="mine"))
+    for spec in (str(file), f"{file}:mine", "c++/a+b.py", "a+b.py"):
+        monkeypatch.chdir(file.parent if spec == "a+b.py" else tmp_path)
+        assert parts(spec) == [spec] and parts(f"genfed+{spec}") == ["genfed", spec]
+        assert make(f"genfed+{spec}", {"speed": "fast", "b": 0.5}).inner.speed == "fast"
+    gone = str(tmp_path / "c++" / "gone.py")
+    assert parts(f"genfed+{gone}") == ["genfed", gone]  # so that what is missing is named as it was given
+    wrapper = tmp_path / "wrap.py"
+    assert parts(f"{wrapper}:mine+fedavg") == [f"{wrapper}:mine", "fedavg"]
+
+
+@pytest.mark.parametrize("spec", ["genfed+", "genfed++fedau", "+fedavg"])
+def test_a_missing_name_is_named(spec):
+    with pytest.raises(BadInput, match=r"a name is missing around '\+' in '.*'; write WRAPPER\+METHOD"):
+        make(spec)
 
 
 def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path):

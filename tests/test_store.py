@@ -15,6 +15,7 @@ import torch
 
 from fedhelix.errors import BadInput
 from fedhelix.store import RunFolder, checkpoint, lock
+from fedhelix.tree import load
 
 CONFIG = {"seed": 3, "method": {"name": "fedavg"}}
 
@@ -243,6 +244,19 @@ def test_a_stop_at_every_step_leaves_the_old_or_the_new_checkpoint(tmp_path, mon
         assert [value_of(tree) for tree in (server, own[0], own[1])] == [expected] * 3
         run.checkpoint(3, state(3), {0: state(3), 1: state(3)})
         assert len(files(run)) == 4, "leftovers are swept"
+
+
+def test_states_that_are_restored_lazily_are_checked_at_once_and_read_when_asked_for(tmp_path, monkeypatch):
+    with RunFolder.create(tmp_path / "run", CONFIG) as run:
+        run.checkpoint(1, state(1), {0: state(3), 1: state(4)})
+        read = []
+        monkeypatch.setattr(checkpoint.tree, "load", lambda path, device: read.append(path.name) or load(path, device))
+        _, _, own = run.restore(lazily=True)
+        assert len(read) == 1 and read[0].startswith("server")
+        assert value_of(own[1]) == 4 and len(read) == 2
+        next((run.path / "checkpoint").glob("client-000000*")).write_bytes(b"?")
+        with pytest.raises(BadInput, match="checksum is wrong"):
+            run.restore(lazily=True)
 
 
 def run_until_killed(path, started):

@@ -26,7 +26,7 @@ def test_the_wheel_runs_outside_the_source_tree(tmp_path):
     run(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, source)
     (wheel,) = tmp_path.glob("fedhelix-*.whl")
     run(*pip, "install", "--no-deps", "--no-index", "--target", place, wheel)
-    program = "import fedhelix; print(fedhelix.__file__); from fedhelix.cli import main; main()"
+    program = "import fedhelix; print(fedhelix.__file__); from fedhelix_command import main; main()"
     words = ["run", "fedavg", "--rounds", 1, "--clients", 4, "--model", "linear", "--out", "mine"]
     out = run(sys.executable, "-c", program, *words, cwd=elsewhere, env={**os.environ, "PYTHONPATH": str(place)})
     assert Path(out.splitlines()[0]) == place / "fedhelix" / "__init__.py"

@@ -29,13 +29,14 @@ def refusal(tree: Tree, initial: State, needed: Collection[str] = ()) -> str | N
 
 def finite(trees: Sequence[Tree]) -> list[bool]:
     """Which trees hold nothing but finite numbers: one wait for the device, however many there are."""
-    largest = []
-    for tree in trees:
-        floats = [value for value in tensors(tree) if value.is_floating_point() and value.numel()]
-        # The largest magnitude of every tensor, which is not finite if any value is not.
-        norms = torch._foreach_norm(floats, math.inf) if floats else [torch.zeros(())]
-        largest.append(torch.stack([norm.float() for norm in norms]).sum())
-    return torch.stack([value.to(largest[0].device) for value in largest]).isfinite().tolist() if largest else []
+    floats = [[value for value in tensors(tree) if value.is_floating_point() and value.numel()] for tree in trees]
+    # The largest magnitude of every tensor, which is not finite if any value is not.
+    largest = [torch._foreach_norm(values, math.inf) if values else [torch.zeros(())] for values in floats]
+    devices = [norm.device for norms in largest for norm in norms]
+    # Numbers move to a GPU without waiting for it, but not the other way.
+    device = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+    sound = [torch.stack([norm.to(device) for norm in norms]).isfinite().all() for norms in largest]
+    return torch.stack(sound).tolist() if sound else []
 
 
 def kept(outcomes: Sequence[Outcome], before: Mapping[int, Tree]) -> dict[int, Tree]:

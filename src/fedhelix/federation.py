@@ -19,6 +19,7 @@ from fedhelix import describe, models, seeds
 from fedhelix.attacks import Attack, Attackers
 from fedhelix.channel import kept, receive, traffic
 from fedhelix.client import Job, Setup, Training, client_of
+from fedhelix.cpu import Kernels
 from fedhelix.data import Dataset, Partition, Reserve, ServerData, Split, from_clients, load, partitions
 from fedhelix.engines import Engine, engine_for
 from fedhelix.engines.kernels import choose
@@ -31,7 +32,7 @@ from fedhelix.progress import Progress
 from fedhelix.records import Record
 from fedhelix.standing import Run, Standing
 from fedhelix.store import RunFolder
-from fedhelix.task import Loss, Metric, task_for
+from fedhelix.task import Loss, Metric, Task, task_for
 from fedhelix.track import Tracker, check_tracker, tracker
 from fedhelix.tree import State, Tree, payload_bytes
 from fedhelix.units import Units
@@ -106,12 +107,7 @@ class Federation:
             Sampler(self.participation, tuple(group), min(self.cohort_size, len(group)), self.seed) for group in groups
         ]
         self.judged = [client for group in groups for client in self._judged(eval_clients, group)]
-        outputs = pool.classes if pool.classes is not None else math.prod(pool.y.shape[1:])
-        module = models.build(model, pool.shape, outputs, data_name=pool.name, seed=self.seed)
-        example = pool.prepare(pool.x[:2])
-        models.check_fits(module, example, outputs)
-        self.units = Units.of(module, example)
-        self.method.check(self.units)
+        module, self.units = network(model, pool, self.method, self.seed)
         self.needed = self.method.shared(self.units) if self.method.whole else ()  # what every upload must hold
         if self.method.packed and self.attack.attack not in ("none", "label-flip"):
             raise BadInput(
@@ -122,17 +118,12 @@ class Federation:
         self.attackers = Attackers(self.attack, self.clients, self.units.parameters, self.seed)
         self.studied = self.attackers.studied(pool, self.splits, len(self.reserve.scoring))
         pool, self.splits = self.attackers.poison(pool, self.splits)
-        if self.units.norm and min(len(split.train) for split in self.splits) < 2:
-            raise BadInput("a client has only one training sample, but BatchNorm needs two; use larger clients.")
-        module = module.to(self.device)
-        state = module.state_dict()
-        self.initial: State = {name: state[name].detach().clone() for name in self.units.names}
         self.task = task_for(pool.classes, loss, metric)
-        setup = Setup(
-            self.method, module, self.units, self.initial, pool.to(self.device), self.splits, self.training, self.task,
-            self.seed, self.device,
+        setup = setup_of(
+            self.method, module, self.units, pool, self.splits, self.training, self.task, self.seed, self.device,
+            kernels,
         )  # fmt: skip
-        setup = replace(setup, kernels=choose(setup) if kernels == "auto" else kernels)
+        self.initial: State = setup.initial
         self.engine = engine_for(engine, setup, workers, self.cohort_size) if isinstance(engine, str) else engine(setup)
 
     @property
@@ -354,7 +345,7 @@ class Federation:
                 stack.enter_context(run.folder)
                 if resume:
                     describe.check_same(self, run.folder)
-                    run.restore()
+                    run.restore(on_disk=client_state == "disk")
                 run.folder.write_clients(describe.census(self))
                 self.engine.choices.update(run.folder.choices)
             if not run.standing.round:
@@ -381,7 +372,7 @@ class Federation:
                     progress.update(record)
                     if watch is not None:
                         watch(record)
-            except KeyboardInterrupt:
+            except BaseException:
                 # Complete rounds are not lost; one whose record is not on disk yet is played again on resume.
                 if run.folder is not None and len(run.folder.records()) == run.standing.round:
                     run.checkpoint()
@@ -400,6 +391,40 @@ class Federation:
     def close(self) -> None:
         """Give back what the engine holds."""
         self.engine.close()
+
+
+def network(
+    model: str | nn.Module | Callable[[], nn.Module], pool: Dataset, method: Method, seed: int
+) -> tuple[nn.Module, Units]:
+    """The network for these data and its units, if it fits them and the method can work with it."""
+    outputs = pool.classes if pool.classes is not None else math.prod(pool.y.shape[1:])
+    module = models.build(model, pool.shape, outputs, data_name=pool.name, seed=seed)
+    example = pool.prepare(pool.x[:2])
+    models.check_fits(module, example, outputs)
+    units = Units.of(module, example)
+    method.check(units)
+    return module, units
+
+
+def setup_of(
+    method: Method,
+    module: nn.Module,
+    units: Units,
+    pool: Dataset,
+    splits: Sequence[Split],
+    training: Training,
+    task: Task,
+    seed: int,
+    device: torch.device,
+    kernels: Kernels | Literal["auto"],
+) -> Setup:
+    """What clients' work depends on, where it is computed."""
+    if units.norm and any(len(split.train) == 1 for split in splits):
+        raise BadInput("a client has only one training sample, but BatchNorm needs two; use larger clients.")
+    state = module.to(device).state_dict()
+    initial = {name: state[name].detach().clone() for name in units.names}
+    setup = Setup(method, module, units, initial, pool.to(device), splits, training, task, seed, device)
+    return replace(setup, kernels=choose(setup) if kernels == "auto" else kernels)
 
 
 def device_of(name: str) -> torch.device:

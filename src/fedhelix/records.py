@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 Record = dict[str, Any]
 
+# What a run is judged by, best first: the model that a client uses, and where there is none, the server's.
+JUDGED_BY = ("personal_accuracy", "personal_score", "accuracy", "score")
+
 LAST = 10  # rounds whose mean is the result of a phase
 NEAR_PEAK = 0.95  # of its own peak: there a curve counts as having arrived
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value of a record is a finite number; what is none (a diverged model's score) is null in files."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def evaluated_records(records: Sequence[Record], metric: str = "accuracy") -> list[Record]:
@@ -19,7 +28,7 @@ def evaluated_records(records: Sequence[Record], metric: str = "accuracy") -> li
 def best_record(records: Sequence[Record], metric: str = "accuracy") -> Record | None:
     """The evaluated round that was best on *validation* data (the first of equals); without any, the last one."""
     evaluated = evaluated_records(records, metric)
-    judged = [record for record in evaluated if record.get(f"valid_{metric}") is not None]
+    judged = [record for record in evaluated if is_number(record.get(f"valid_{metric}"))]
     if judged:
         return max(judged, key=lambda record: (record[f"valid_{metric}"], -record["round"]))
     return evaluated[-1] if evaluated else None
@@ -49,22 +58,22 @@ def summarise(records: Sequence[Record], facts: dict[str, Any], metric: str = "a
 
 def newcomers(before: Sequence[Record], after: Sequence[Record], metric: str = "accuracy") -> dict[str, Any]:
     """The two phases apart: what the known clients reached, and how fast and how far the newcomers came."""
-    known, curve = ([record.get(f"personal_{metric}") for record in part] for part in (before, after))
-    judged = [(number, value) for number, value in enumerate(curve, start=1) if value is not None]
+    key = f"personal_{metric}"
+    judged = [(number, record[key]) for number, record in enumerate(after, start=1) if is_number(record.get(key))]
     peak = max((value for _, value in judged), default=None)
     near = [number for number, value in judged if peak is not None and value >= NEAR_PEAK * peak]
     return {
-        f"known_{metric}": _last_mean(known),
+        f"known_{metric}": _last_mean(before, key),
         "known_uplink_bytes": sum(record["uplink_bytes"] for record in before),
         f"arrival_{metric}": after[0].get(f"arrival_{metric}"),
         "arrival_bytes": after[0]["arrival_bytes"],
-        f"newcomer_{metric}": _last_mean(curve),
+        f"newcomer_{metric}": _last_mean(after, key),
         f"newcomer_peak_{metric}": peak,
         "newcomer_rounds_to_peak": near[0] if near else None,
     }
 
 
-def _last_mean(values: Sequence[float | None]) -> float | None:
-    """The mean over the last ten rounds, as far as they were evaluated."""
-    found = [value for value in values[-LAST:] if value is not None]
-    return sum(found) / len(found) if found else None
+def _last_mean(records: Sequence[Record], key: str) -> float | None:
+    """The mean over the last ten rounds, as far as they were evaluated; none where a model diverged in one of them."""
+    found = [record[key] for record in records[-LAST:] if key in record]
+    return sum(found) / len(found) if found and all(map(is_number, found)) else None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fedhelix.errors import BadInput, unknown
@@ -15,6 +17,7 @@ from fedhelix.wrapper import Wrapper
 M = TypeVar("M", bound=type[Method])
 
 METHODS: dict[str, type[Method]] = {}
+FILE_AND_REST = re.compile(r"(.+?\.py(?::[^+]+)?)(?:\+(.*))?")  # FILE.py or FILE.py:NAME, and what it is put around
 
 
 def register(name: str, paper: str = "") -> Callable[[M], M]:
@@ -41,17 +44,35 @@ def method_type(name: str) -> type[Method]:
 
 def layers(spec: str) -> list[type[Method]]:
     """The methods of a spec such as `genfed+fedau`, the outermost first; all but the last are wrappers."""
+    names = parts(spec)
+    if len(names) > 1 and "" in names:
+        raise BadInput(f"a name is missing around '+' in '{spec}'; write WRAPPER+METHOD, such as genfed+fedau.")
+    kinds = [method_type(name) for name in names]
+    taken: set[str] = set()
+    for place, (name, kind) in enumerate(zip(names, kinds, strict=True), start=1):
+        rest = "+".join(names[place:])
+        if rest and not issubclass(kind, Wrapper):
+            raise BadInput(f"{name} cannot be put around {rest}; of '{spec}' only the last may be an ordinary method.")
+        if both := sorted(taken & set(option_names(kind))):
+            raise BadInput(f"'{spec}' has the option {both[0]} twice; leave one of the methods out.")
+        taken.update(option_names(kind))
+    return kinds
+
+
+def parts(spec: str) -> list[str]:
+    """The names and files of a spec, the outermost first; a '+' in the path of a file separates nothing."""
     head, plus, rest = spec.partition("+")
-    if not plus or ".py" in head:
-        return [method_type(spec)]
-    kind = method_type(head)
-    if not issubclass(kind, Wrapper):
-        raise BadInput(f"{head} cannot be put around {rest}; of '{spec}' only the last may be an ordinary method.")
-    below = layers(rest)
-    taken = {name for inner in below for name in option_names(inner)}
-    if both := sorted(taken & set(option_names(kind))):
-        raise BadInput(f"'{spec}' has the option {both[0]} twice; leave one of the methods out.")
-    return [kind, *below]
+    if plus and not is_file(spec):
+        if "/" in head and (found := FILE_AND_REST.fullmatch(spec)):
+            head, rest = found[1], found[2]
+        return [head, *parts(rest)] if rest is not None else [head]
+    return [spec]
+
+
+def is_file(part: str) -> bool:
+    """Whether this is a file of the user's: `FILE.py` or `FILE.py:NAME`."""
+    path = Path(part.partition(":")[0])
+    return path.suffix == ".py" and path.is_file()
 
 
 def option_names(kind: type[Method]) -> list[str]:
@@ -76,7 +97,7 @@ def make(spec: str, options: dict[str, Any] | None = None) -> Method:
 
 def is_known(spec: str) -> bool:
     """Whether all methods of a spec are registered."""
-    return all(name in METHODS for name in spec.split("+"))
+    return all(name in METHODS for name in parts(spec))
 
 
 def _from_file(spec: str) -> type[Method]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import ChainMap
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,11 @@ class Standing:
     greeting_bytes: int = 0  # of hellos, replies and welcomes, until the next round has reported them
 
 
+def _with_changes(states: Mapping[int, Tree]) -> ChainMap[int, Tree]:
+    """What clients keep, of which only that is in memory which is newer than the states on disk."""
+    return ChainMap({}, states)  # type: ignore[arg-type]
+
+
 @dataclass
 class Run:
     """A finished run: its records, and the models that came out of it."""
@@ -43,13 +49,15 @@ class Run:
     standing: Standing = field(repr=False)
     folder: RunFolder | None = None
 
-    def restore(self) -> None:
-        """Go back to the last checkpoint of its folder, if there is one."""
+    def restore(self, on_disk: bool = False) -> None:
+        """Go back to the last checkpoint of its folder, if there is one; `on_disk` as for `checkpoint`."""
         assert self.folder is not None
-        restored = self.folder.restore(str(self.federation.device))
+        restored = self.folder.restore(str(self.federation.device), lazily=on_disk)
         if restored is None:
             return
-        self.records, self.standing = self.folder.records(), Standing(*restored)
+        round, server, own = restored
+        self.records = self.folder.records()
+        self.standing = Standing(round, server, _with_changes(own) if on_disk else dict(own))
         if [record["round"] for record in self.records] != list(range(1, self.standing.round + 1)):
             raise BadInput(f"the metrics.jsonl of '{self.folder.path}' lacks rounds that its checkpoint has.")
 
@@ -70,7 +78,7 @@ class Run:
         self.standing.changed.clear()
         if on_disk:
             states = self.folder.states(str(self.federation.device))
-            self.standing.own = ChainMap({}, states)  # type: ignore[arg-type]
+            self.standing.own = _with_changes(states)
 
     @property
     def metrics(self) -> pd.DataFrame:
@@ -89,12 +97,10 @@ class Run:
 
         `fedhelix plot RUN` draws more: who has what, and what the method noted.
         """
-        import pandas as pd
-
         from fedhelix.report import plots, results, style
 
         config, census = describe.config(self.federation, len(self.records)), describe.census(self.federation)
-        result = results.make("this run", config, self.summary, pd.DataFrame(self.records), census)
+        result = results.make("this run", config, self.summary, self.records, census)
         figure = plots.overview(results.grouped([result]))
         if path is not None:
             style.save(figure, path)

@@ -25,6 +25,14 @@ def loads(text: str) -> dict[str, Any]:
     return tomllib.loads(text)
 
 
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
 def read(path: Path | str) -> dict[str, Any]:
     """The content of a TOML file."""
     try:

@@ -74,7 +74,7 @@ class MLflow:
             there = self.client.get_experiment_by_name(name)
             experiment = there.experiment_id if there else self.client.create_experiment(name)
             self.id = self.client.create_run(experiment, run_name=folder.name).info.run_id
-            options = [mlflow.entities.Param(key, str(value)[:500]) for key, value in flat(config).items()]
+            options = [mlflow.entities.Param(key, str(value)[:500]) for key, value in toml.flat(config).items()]
             self.client.log_batch(self.id, params=options)
         except mlflow.exceptions.MlflowException as problem:
             raise BadInput(f"MLflow does not take this run: {str(problem).splitlines()[0]}") from None
@@ -118,11 +118,3 @@ def numbers(record: Mapping[str, Any]) -> dict[str, float]:
         for key, value in {**record, **noted}.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and key != "round" and math.isfinite(value)
     }
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings under dotted names."""
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found

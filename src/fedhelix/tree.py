@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -167,17 +168,16 @@ def write_atomically(path: Path, content: bytes, private: bool = False) -> None:
     Only its owner may read a `private` one, from its first moment on.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        if not private:
-            Path(temporary).chmod(0o666 & ~_umask())  # temporary files are private, run folders need not be
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -189,13 +189,6 @@ def writable(folder: Path) -> None:
             pass
     except OSError as problem:
         raise BadInput(f"'{folder}' cannot be written ({problem.strerror}); choose another folder.") from None
-
-
-def _umask() -> int:
-    """The process's mask for new files, which can only be read by setting it."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
 
 
 def encode(tree: Mapping[str, Any]) -> bytes:

@@ -136,6 +136,7 @@ class TestFromClients:
             ([Squares(3), (np.zeros((2, 4)), [0, 1])], None, "client 1 of 'data' has samples of 4 float32"),
             ([Squares(3), (np.zeros((2, 3)), [0.5, 1])], None, "client 1 of 'data' has targets of"),
             ([Squares(3), Squares(0)], None, "client 1 of 'data' is empty"),
+            ([Squares(1)], None, "each client of 'data' has a single sample, and none is left to test with; give two"),
             ([[(1, 2, 3)] * 3], None, "client 0 of 'data' has 3 entries"),
             ([Squares(3), Ragged(3)], None, "client 1 of 'data' cannot be read as samples"),
             ([iter([1])], None, "client 0 of 'data' is a list_iterator"),

@@ -1,18 +1,20 @@
 """One site: its data, its state on disk, and what it refuses."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from fedhelix.data import from_arrays
+from fedhelix.data import Split, from_arrays
 from fedhelix.deploy import letters
 from fedhelix.deploy.elsewhere import Elsewhere, common_kind, kind_of, own_split, read_own, stand_in
-from fedhelix.deploy.site import Kept, Site
+from fedhelix.deploy.site import Kept, Site, own_setup
 from fedhelix.deploy.submit import create
 from fedhelix.errors import BadInput
 from fedhelix.runs.config import make_plan
+from fedhelix.tree import tensors
 from helpers import same
 from nearby import Neighbourhood
 
@@ -162,6 +164,25 @@ def test_what_a_site_refuses(tmp_path):
     (tmp_path / "evil.py").write_text("raise SystemExit('executed')")
     evil = json.dumps({**plan.as_dict(), "method": {"name": str(tmp_path / "evil.py")}})
     assert "knows no method" in ask(site, plan, plan=evil)["error"]
+
+
+def test_what_comes_by_letter_and_from_disk_is_moved_to_the_site_s_device(tmp_path, monkeypatch):
+    site = Site("a", "digits", tmp_path)
+    elsewhere = torch.device("meta")  # the only other device that every machine has
+    monkeypatch.setattr(site, "_setup_for", lambda *_: SimpleNamespace(device=elsewhere))
+    Kept(tmp_path / "e" / "a").write(0, {"head": {"w": torch.ones(2)}})
+    letter = letters.Letter({"experiment": "e", "client": 0, "round": 1}, {"payload": {"model": {"w": torch.ones(2)}}})
+    _, job, _ = site._open(letter)
+    assert {tensor.device for tensor in tensors(job.payload) + tensors(job.own)} == {elsewhere}
+    assert len(tensors(job.own)) == 1
+
+
+def test_a_site_with_one_sample_is_told_that_batch_norm_needs_two():
+    data = from_arrays(torch.zeros(30, 1, 8, 8), torch.arange(30) % 3)
+    nobody, alone = (Split(np.arange(count), np.arange(0), np.arange(1)) for count in (0, 1))
+    assert own_setup(make_plan("fedavg", SMALL), data, [nobody, alone]).units.names
+    with pytest.raises(BadInput, match="BatchNorm needs two"):
+        own_setup(make_plan("fedavg", {**SMALL, "model": "digits-bn-cnn"}), data, [nobody, alone])
 
 
 @pytest.mark.parametrize(

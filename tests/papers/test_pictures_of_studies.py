@@ -20,7 +20,7 @@ def test_curves_are_lines_with_the_mean_of_the_seeds():
 
 
 def test_vectors_are_dots_for_every_client_of_every_seed():
-    drawn = picture({"cells": [cell("one", "left", untuned=[[0.5, 0.7], [0.6]], personal=[[0.8, 0.9], [1.0]])]})
+    drawn = picture({"cells": [cell("one", "left", untuned=[[0.5, 0.7], [None, 0.6]], personal=[[0.8, 0.9], [1.0]])]})
     before, after = drawn.axes[0].collections
     assert before.get_offsets()[:, 0].tolist() == [0.5, 0.6, 0.7] and after.get_offsets()[:, 0].tolist() == [
         0.8,

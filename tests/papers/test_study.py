@@ -4,6 +4,7 @@ import pytest
 
 from fedhelix.errors import BadInput
 from fedhelix.papers import STUDIES
+from fedhelix.papers.pfedgpa import failed
 from fedhelix.papers.study import (
     Cell,
     Finished,
@@ -15,8 +16,9 @@ from fedhelix.papers.study import (
     run_studies,
     spread,
 )
-from fedhelix.papers.tables import grid, markdown
+from fedhelix.papers.tables import grid, markdown, render
 from fedhelix.runs.config import make_plan
+from fedhelix.store import RunFolder
 
 SMALL = {"clients": 5, "cohort": 3, "rounds": 2, "epochs": 1, "model": "linear", "eval_every": 1}
 
@@ -83,9 +85,31 @@ def test_measures_by_hand():
     assert rounds_to({"digits": 81})(run) is None
     assert rounds_to(50)(run) == 2 and rounds_to(50, every=3)(run) == 6
     assert [rounds_to(target, for_good=True)(run) for target in (50, 70, 75)] == [2, 4, None]
+    diverged = finished([0.5, None])
+    assert best_on_test(diverged) == 50 and rounds_to(40)(diverged) == 2 and rounds_to(60)(diverged) is None
+    assert rounds_to(40, for_good=True)(diverged) is None
+    assert best_on_test(finished([None])) is None
     assert spread([1.0, 3.0]) == {"mean": 2.0, "se": 1.0}
     assert spread([1.0, None]) == {"mean": None, "se": None}
     assert spread([4.0]) == {"mean": 4.0, "se": None}
+
+
+def test_what_diverged_leaves_a_gap_in_its_curve(tmp_path):
+    with RunFolder.create(tmp_path / "run", {"seed": 0}) as folder:
+        for round, loss in ((1, 0.12345), (2, None)):
+            folder.append({"round": round, "accuracy": 0.5, "loss": loss, "personal": [0.25, None]})
+        folder.write_summary({"complete": True})
+    study = Study("small", "A small study", lambda _: (), {"failed": failed("personal")}, curves=("loss",))
+    found = study.figures(Cell("FedAvg", "digits", "fedavg"), [folder.path])
+    assert found["loss_curve"] == {"rounds": [1, 2], "by_seed": [[0.1235, None]]}
+    assert found["failed"]["by_seed"] == [100]  # of those clients that have an accuracy
+
+
+@pytest.mark.parametrize(("paper", "title"), [(50.0, "t: best, ours (paper)"), (None, "t: best")])
+def test_titles_promise_the_figures_of_the_paper_only_where_there_are_any(paper, title):
+    found = {"by_seed": [1.0], "mean": 1.0, "se": None, "paper": paper}
+    report = {"measures": ["best"], "cells": [{"row": "a", "column": "c", "runs": 1, "best": found}], "title": "t"}
+    assert render(report, "best").title == title
 
 
 def test_cells_are_compared_seed_by_seed():

@@ -50,7 +50,7 @@ def make_run(tmp_path: Path) -> Maker:
                     level = final * (1 - np.exp(-4 * round / rounds)) + draw.normal(0, 0.006)
                     personal = np.clip(level + skill, 0, 1).tolist()
                     record |= {f"personal_{metric}": float(np.mean(personal)), "personal": personal}
-                    record |= {"personal_p10": float(np.quantile(personal, 0.1)), "valid_accuracy": level}
+                    record |= {"personal_p10": float(np.quantile(personal, 0.1)), f"valid_{metric}": level}
                     if global_model:
                         record |= {metric: level - 0.1}
                 folder.append(record)
@@ -59,7 +59,8 @@ def make_run(tmp_path: Path) -> Maker:
                     {
                         "method": method, "options": options or {}, "rounds": rounds, "seed": seed, "data": data,
                         "clients": clients, "complete": complete, "uplink_bytes": int(rounds * mib * 2**20),
-                        "seconds": 1.5 * rounds, f"personal_{metric}_at_best": float(np.mean(personal or [np.nan])),
+                        "seconds": 1.5 * rounds, "best_round": rounds // every * every,
+                        f"personal_{metric}_at_best": float(np.mean(personal or [np.nan])),
                     }
                 )  # fmt: skip
         return folder

@@ -127,6 +127,26 @@ def test_huge_lines_and_files_are_bounded(make_run, watch, tmp_path, monkeypatch
     assert only(watch)["problem"] == "config.toml cannot be read"
 
 
+def test_of_a_large_file_the_last_records_count(make_run, watch, monkeypatch):
+    make_run(rounds=40, clients=2, name="mine", incidents={"refused": {"1": "NaN"}})
+    monkeypatch.setattr(live, "MOST_BYTES_AT_ONCE", 1000)
+    watch.look()
+    assert watch.runs["mine"].details()["incidents"][-1][0] == 40
+    assert watch.runs["mine"].client(0)["rounds"][-1] == 40
+    assert 0 < len(list(watch.runs["mine"].records())) < 40
+
+
+def test_a_run_that_diverged_is_not_shown_with_an_earlier_value(watch, tmp_path):
+    with RunFolder.create(tmp_path / "mine", {"method": {"name": "fedavg"}}) as folder:
+        folder.append({"round": 1, "personal_score": 0.5, "personal": [0.5]})
+        assert only(watch)["value"] == 0.5
+        folder.append({"round": 2, "personal_score": None, "personal": [None]})
+        folder.append({"round": 3})
+        assert only(watch)["value"] is None
+        folder.write_summary({"complete": True, "personal_score": None})
+    assert only(watch)["value"] is None and watch.runs["mine"].details()["clients"] == []
+
+
 def test_only_known_names_lead_to_runs(make_run, tmp_path):
     make_run(rounds=1, name="mine")
     (tmp_path / "inside").mkdir()

@@ -5,16 +5,20 @@ import pytest
 from rich.console import Console
 
 from fedhelix.errors import BadInput
+from fedhelix.report.page import warnings
+from fedhelix.report.results import read
 from fedhelix.report.tables import comparison, markdown, render
 from fedhelix.store import RunFolder
 
 
 def small_run(path, method, seed, personal, **summary) -> RunFolder:
     with RunFolder.create(path, {"seed": seed, "method": {"name": method}}) as folder:
-        folder.append({"round": 1, "personal_accuracy": 0.99, "uplink_bytes": 1024, "seconds": 2.0})
-        folder.append({"round": 2, "personal_accuracy": personal, "uplink_bytes": 1024, "seconds": 2.0})
-        folder.append({"round": 3, "uplink_bytes": 1024, "seconds": 2.0})
-        folder.write_summary({"method": method, "options": {}, "seed": seed, "complete": True, **summary})
+        costs = {"uplink_bytes": 1024, "seconds": 2.0}
+        folder.append({"round": 1, "personal_accuracy": 0.99, "valid_accuracy": 0.5, **costs})
+        folder.append({"round": 2, "personal_accuracy": personal, **costs})
+        folder.append({"round": 3, **costs})
+        known = {"method": method, "options": {}, "seed": seed, "complete": True, "best_round": 1}
+        folder.write_summary(known | summary)
     return folder
 
 
@@ -24,7 +28,7 @@ def test_means_errors_and_paired_differences_by_hand(tmp_path):
         small_run(tmp_path / "a2", "fedavg", 2, 0.60),
         small_run(tmp_path / "b1", "genfed", 1, 0.70, personal_accuracy_at_best=0.75),
         small_run(tmp_path / "b2", "genfed", 2, 0.90, personal_accuracy_at_best=0.85),
-        small_run(tmp_path / "b3", "genfed", 3, 0.80, uplink_bytes=6144),
+        small_run(tmp_path / "b3", "genfed", 3, 0.80, personal_accuracy_at_best=0.80, uplink_bytes=6144),
     ]
     table = comparison(folders)
     assert list(table.index) == ["fedavg", "genfed"]
@@ -46,8 +50,40 @@ def test_means_errors_and_paired_differences_by_hand(tmp_path):
     assert "".join(rows) == (
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
         "| fedavg | 2 | 3 | 55.0 ± 5.0 | – | – | 3.0 KiB | 6.0 s |\n"
-        "| genfed | 3 | 3 | 80.0 ± 5.8 | 80.0 ± 5.0 | +25.0 ± 5.0 | 4.0 KiB | 6.0 s |\n"
+        "| genfed | 3 | 3 | 80.0 ± 5.8 | 80.0 ± 2.9 | +25.0 ± 5.0 | 4.0 KiB | 6.0 s |\n"
     )
+
+
+def test_a_run_that_diverged_is_not_reported_with_an_earlier_round(tmp_path):
+    folders = [
+        small_run(tmp_path / "a1", "fedavg", 1, 0.50),
+        small_run(tmp_path / "a2", "fedavg", 2, 0.60),
+        small_run(tmp_path / "b1", "genfed", 1, 0.70),
+        small_run(tmp_path / "b2", "genfed", 2, math.nan),
+    ]
+    table = comparison(folders)
+    assert table["seeds"].tolist() == [2, 2] and table.loc["genfed", "pairs"] == 2
+    assert table.loc["genfed"][["personal_accuracy", "personal_accuracy_se"]].isna().all()
+    assert "difference" not in table and "| genfed | 2 | 3 | – | 3.0 KiB |" in markdown(table)
+    (warning,) = warnings([read(folders[3])])
+    assert warning.endswith("b2 has diverged: its personal accuracy is not a number any more.")
+    alone = comparison(folders[3:])
+    assert math.isnan(alone.loc["genfed", "personal_accuracy"]), "what diverged stays in sight"
+
+
+@pytest.mark.parametrize(("best_round", "shown"), [(1, 0.75), (3, math.nan), (None, math.nan)])
+def test_a_round_that_no_validation_set_chose_is_not_shown_as_chosen(tmp_path, best_round, shown):
+    chosen = small_run(tmp_path / "a", "fedavg", 0, 0.5, personal_accuracy_at_best=0.7)
+    other = small_run(tmp_path / "b", "genfed", 0, 0.5, personal_accuracy_at_best=0.75, best_round=best_round)
+    assert comparison([chosen, other])["personal_accuracy_at_best"].tolist() == pytest.approx([0.7, shown], nan_ok=True)
+
+
+def test_clients_that_diverged_have_no_final_metric(tmp_path):
+    with RunFolder.create(tmp_path / "run", {"method": {"name": "fedavg"}}) as folder:
+        folder.append({"round": 1, "personal": [0.5, 0.6, 0.7]})
+        folder.append({"round": 2, "personal": [0.4, None, None], "unjudged": {"2": "did not answer"}})
+    assert read(folder).client_finals() == {0: 0.4, 2: 0.7}
+    assert read(folder).clients()[1] == [(1, 0.6)]
 
 
 def test_one_seed_shows_no_error(make_run):

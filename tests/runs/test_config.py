@@ -6,7 +6,7 @@ import pytest
 from fedhelix import METHODS, FedAvgFT, FedProx, GenFed, toml
 from fedhelix.client import Training
 from fedhelix.errors import BadInput
-from fedhelix.runs.config import Config, layered, make_plan, read_plan, versions
+from fedhelix.runs.config import Config, absolute, layered, make_plan, read_plan, versions
 from fedhelix.runs.presets import PRESETS
 from fedhelix.store import RunFolder
 
@@ -114,6 +114,19 @@ def test_a_plan_survives_its_config_toml(name, tmp_path):
     plan = make_plan(name, {"rounds": 7, "lr": 1e-4, "augment": True, "data_dir": 'a "b"\\c', "cohort": "auto"})
     RunFolder.create(tmp_path, plan.as_dict())
     assert read_plan(RunFolder.open(tmp_path).config, tmp_path) == plan
+
+
+def test_the_files_of_a_spec_are_found_from_any_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "c++"
+    folder.mkdir()
+    (folder / "ok.py").write_text("from fedhelix import FedAvg, register\n@register('ok')\nclass Ok(FedAvg): ...\n")
+    (folder / "fedavg").write_text("not a method")
+    monkeypatch.chdir(folder)
+    assert absolute("genfed+ok.py:ok@lr=0.1") == f"genfed+{folder}/ok.py:ok@lr=0.1"
+    assert absolute("fedavg@lr=0.1") == "fedavg@lr=0.1"
+    plan = make_plan("genfed+ok.py", {})
+    monkeypatch.chdir(tmp_path)
+    assert read_plan(plan.as_dict(), "run").method.inner.name == "ok"
 
 
 def test_the_config_of_a_run_is_a_settings_file(tmp_path):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from fedhelix.engines import batched
+from fedhelix.progress import Progress
 from fedhelix.runs import jobs
 from fedhelix.runs.config import Config, make_plan
 from fedhelix.store import RunFolder
@@ -51,13 +52,22 @@ def test_methods_with_one_objective_share_their_slots(tmp_path, monkeypatch):
     assert shops == [{"fedavg", "genfed"}] * SMALL["rounds"]
 
 
-def test_time_that_is_up_loses_nothing(tmp_path):
+def test_time_that_is_up_loses_nothing(tmp_path, monkeypatch):
+    shown = []
+
+    class Watched(Progress):
+        def update(self, record):
+            shown.append((record["round"], self._total))
+
     asked = plans(tmp_path, "batched", ("fedavg", "genfed"), rounds=4)
     assert not jobs.run_all(asked, quiet=True, minutes=0)
     assert not any(path.exists() for path in asked)  # without any time nothing is begun
     assert not jobs.run_all(asked, quiet=True, minutes=1e-3)  # over when the first round is
     assert {len(RunFolder.open(path).records()) for path in asked} == {1}
-    assert jobs.run_all(asked, quiet=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "Progress", Watched)
+        assert jobs.run_all(asked, quiet=True)
+    assert shown == [(round, 16) for round in range(5, 17)]  # four runs of which a round each is there
     straight = plans(tmp_path / "straight", "batched", ("fedavg", "genfed"), rounds=4)
     assert jobs.run_all(straight, quiet=True)
     assert finals(asked) == finals(straight)

@@ -104,6 +104,8 @@ def from_clients(
         raise BadInput(f"'{name}' has no clients; give at least one pair (x, y).")
     if test is None:
         train, tests = hold_out_each(parts, classes, seed)
+        if not any(len(y) for _, y in tests):
+            raise BadInput(f"each client of '{name}' has a single sample, and none is left to test with; give two.")
     elif isinstance(test, list):
         if len(test) != len(parts):
             raise BadInput(f"'{name}' has {len(parts)} clients, but test has {len(test)} parts; give one for each.")

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from fedhelix.channel import LARGEST
 from fedhelix.errors import BadInput
 from fedhelix.tree import State, Tree, decode, encode, flatten, payload_bytes
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # of a site or an experiment; also good for files
-LARGEST = 10  # models that a letter may weigh
+ASKED = ("kind", "experiment", "round", "client")  # what an answer must have in common with its question
 HEADER = 1 << 20  # bytes that names and words may take
 DEEPEST = 8  # levels of a tree
 

@@ -22,7 +22,6 @@ LOOK_AROUND = 1.0  # seconds between looks at who is connected
 FORGOTTEN = 60.0  # seconds after its deadline
 EARLY: dict[str, Any] = {"initial_backoff": 0.05, "backoff_cap": 1.0}  # seconds; parts of a letter come one by one
 WHO = {"kind": "who"}
-ASKED = ("kind", "experiment", "round", "client")  # what an answer must have in common with its question
 
 
 def envelope(content: bytes) -> RecordDict:
@@ -210,7 +209,7 @@ class Post:
             letter = letters.read(content, largest)
             if "error" in letter.about:
                 return f"answered: {letter.about['error']}"
-            letters.expect(letter.about, **{key: errand.about[key] for key in ASKED if key in errand.about})
+            letters.expect(letter.about, **{key: errand.about[key] for key in letters.ASKED if key in errand.about})
             if errand.site:
                 letters.expect(letter.about, site=errand.site)
         except BadInput as problem:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -15,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedhelix import models
 from fedhelix.channel import kept as sound
 from fedhelix.client import (
     Job,
@@ -33,13 +31,12 @@ from fedhelix.data.datasets import canonical
 from fedhelix.deploy import elsewhere, letters
 from fedhelix.deploy.elsewhere import OWN, own_split
 from fedhelix.deploy.letters import NAME, Letter
-from fedhelix.engines.kernels import choose
 from fedhelix.errors import BadInput
+from fedhelix.federation import device_of, network, setup_of
 from fedhelix.registry import is_known
 from fedhelix.runs.config import Config, Plan, located, read_plan
 from fedhelix.task import task_for
-from fedhelix.tree import Tree, load, save
-from fedhelix.units import Units
+from fedhelix.tree import Tree, load, save, to_device
 
 
 class Site:
@@ -75,7 +72,7 @@ class Site:
         except Exception as problem:
             traceback.print_exc()  # into the site's log
             said, body = {"error": f"{type(problem).__name__}: {problem}"}, {}
-        same = {key: about.get(key) for key in ("kind", "experiment", "round", "client")}
+        same = {key: about.get(key) for key in letters.ASKED}
         took = {"site": self.name, "seconds": time.monotonic() - begun}
         return letters.write({**same, **took, **said}, body)
 
@@ -143,7 +140,8 @@ class Site:
         setup = self._setup_for(about, client, kept)
         # The server knows a client's state only before its first round: as its reply to the hello.
         own = kept.read(round) or letter.body.get("own", {})
-        job = Job(client, round, letter.body.get("payload", {}), own, about.get("arriving") is True)
+        payload, own = (to_device(tree, setup.device) for tree in (letter.body.get("payload", {}), own))
+        job = Job(client, round, payload, own, about.get("arriving") is True)
         return setup, job, kept
 
     def _setup_for(self, about: Mapping[str, Any], client: int, kept: Kept) -> Setup:
@@ -192,19 +190,11 @@ def common_source(data: str) -> str:
 
 def own_setup(plan: Plan, data: Dataset, splits: list[Split]) -> Setup:
     """What `Federation` sets up for its engine, from the point of view of one site."""
-    config, device = plan.config, torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    outputs = data.classes if data.classes is not None else math.prod(data.y.shape[1:])
-    module = models.build(config.model, data.shape, outputs, data_name=data.name, seed=config.seed)
-    units = Units.of(module, data.prepare(data.x[:2]))
-    plan.method.check(units)
-    state = module.to(device).state_dict()
-    initial = {name: state[name].detach().clone() for name in units.names}
+    config = plan.config
+    module, units = network(config.model, data, plan.method, config.seed)
     training = Training(**{field.name: getattr(config, field.name) for field in dataclasses.fields(Training)})
-    setup = Setup(
-        plan.method, module, units, initial, data.to(device), splits, training, task_for(data.classes, None, None),
-        config.seed, device,
-    )  # fmt: skip
-    return dataclasses.replace(setup, kernels=choose(setup) if config.kernels == "auto" else config.kernels)
+    task, device = task_for(data.classes, None, None), device_of("auto")
+    return setup_of(plan.method, module, units, data, splits, training, task, config.seed, device, config.kernels)
 
 
 class Kept:

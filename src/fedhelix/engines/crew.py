@@ -24,11 +24,11 @@ from torch import Tensor
 
 from fedhelix.client import Setup
 from fedhelix.data import Dataset
+from fedhelix.data.datasets import POOLS
 from fedhelix.engines.shared import Unsendable, dumps, folder_for, loads, mapped, open_map, share
 from fedhelix.engines.worker import RETIRE, Failure, Opening
 from fedhelix.errors import BadInput, EngineFailure
 
-POOLS = ("x", "y", "x_test", "y_test")
 START = "import sys; from fedhelix.engines.worker import main; main(sys.argv[1])"
 
 

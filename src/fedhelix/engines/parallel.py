@@ -10,7 +10,19 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedhelix.client import Job, Outcome, Pool, Scores, Setup, evaluate, personal_model, predict, samples_of, work
+from fedhelix.client import (
+    EVALUATED_AT_ONCE,
+    Job,
+    Outcome,
+    Pool,
+    Scores,
+    Setup,
+    evaluate,
+    personal_model,
+    predict,
+    samples_of,
+    work,
+)
 from fedhelix.engines.base import Engine
 from fedhelix.engines.crew import Crew, NoCrew, Task, cores
 from fedhelix.engines.worker import for_client, hello
@@ -19,7 +31,7 @@ from fedhelix.probe import is_whole, probe
 from fedhelix.task import judge
 from fedhelix.tree import State, Tree, tensors
 
-CHUNK = 1000  # as many samples as `predict` takes at once: cut elsewhere, outputs would differ in their last bits
+CHUNK = EVALUATED_AT_ONCE[0]  # as `predict` does: cut elsewhere, outputs would differ in their last bits
 
 
 class Parallel(Engine):

@@ -8,12 +8,20 @@ from fedhelix.errors import BadInput
 from fedhelix.generative.buffer import Buffer, distances
 from fedhelix.generative.generator import FEWEST, Generator
 from fedhelix.generative.recipe import Recipe
+from fedhelix.generative.training import Watch, unwatched
 from fedhelix.generative.vectors import Layout
 from fedhelix.tree import State, Tree, drop, take
 
 
 def receive_newcomer(
-    recipe: Recipe, server: Tree, message: Tree, layout: Layout, initial: State, client: int, seed: int
+    recipe: Recipe,
+    server: Tree,
+    message: Tree,
+    layout: Layout,
+    initial: State,
+    client: int,
+    seed: int,
+    watch: Watch = unwatched,
 ) -> tuple[Tree, Tree, bool]:
     """One turn: the server's next state, what the newcomer receives, and whether that was all.
 
@@ -34,7 +42,7 @@ def receive_newcomer(
             if recipe.newcomer == "guide" and "generator" not in server:
                 known, _ = recipe.material(buffer)
                 if len(known.vectors) >= FEWEST:  # otherwise the most similar client has to do
-                    server = {**server, "generator": recipe.fit(known, layout.sizes, seed).tree()}
+                    server = {**server, "generator": recipe.fit(known, layout.sizes, seed, watch=watch).tree()}
             moved = layout.flatten([guest["sent"], message["model"]])
             advised = advice(recipe, buffer, server.get("generator"), moved, seed + turn)
             model = {**average, **layout.unflatten(advised)}

@@ -13,9 +13,9 @@ from fedhelix.errors import BadInput
 from fedhelix.generative.buffer import Buffer, distances, neighbourhoods, shaken
 from fedhelix.generative.diffusion import Inversion
 from fedhelix.generative.generator import FEWEST, Generator, Size, SizeName, size_for
+from fedhelix.generative.training import Watch, unwatched
 from fedhelix.generative.vectors import Layout, Normalise
 from fedhelix.options import Checked, option
-from fedhelix.progress import below
 from fedhelix.tree import Tree
 
 How = Literal["invert", "direct", "reconstruct", "own", "own_mean", "neighbours", "shrink", "noise"]
@@ -73,12 +73,14 @@ class Recipe(Checked):
                 "use more rounds, a larger cohort or a larger buffer_rounds."
             )
 
-    def serve(self, buffer: Buffer, layout: Layout, seed: int, steps: int | None) -> tuple[Tree, dict[str, Any]]:
+    def serve(
+        self, buffer: Buffer, layout: Layout, seed: int, steps: int | None, watch: Watch = unwatched
+    ) -> tuple[Tree, dict[str, Any]]:
         """Every owner's own part of the model, with the generator that made it, and what is worth noting."""
         known, base = self.material(buffer)
         # Refused uploads may leave too few to learn from; then clients get back what is their own.
         enough = self.learns and len(known.trusted()) >= FEWEST
-        generator = self.fit(known, layout.sizes, seed, steps) if enough else None
+        generator = self.fit(known, layout.sizes, seed, steps, watch) if enough else None
         made = self.vectors(known, generator, seed)
         rows = zip(buffer.owners, base + made, strict=True)
         personal = {"personal": {str(owner): layout.unflatten(row) for owner, row in rows}}
@@ -99,10 +101,12 @@ class Recipe(Checked):
         """Each client's own upload is what its model is made from."""
         return True
 
-    def fit(self, known: Buffer, sizes: Sequence[int], seed: int, steps: int | None = None) -> Generator:
+    def fit(
+        self, known: Buffer, sizes: Sequence[int], seed: int, steps: int | None = None, watch: Watch = unwatched
+    ) -> Generator:
         """A generator of vectors like those that are known, whose tensors have these sizes."""
         size = self.sized(known.vectors.device).shortened(steps)
-        return Generator.fit(known.trusted(), sizes, size, self.normalise, seed, watch=below)
+        return Generator.fit(known.trusted(), sizes, size, self.normalise, seed, watch)
 
     def vectors(self, known: Buffer, generator: Generator | None, seed: int) -> Tensor:
         """A vector for every owner."""

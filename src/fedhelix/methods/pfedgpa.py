@@ -9,6 +9,7 @@ from fedhelix.generative import Buffer, Layout, Recipe, receive_newcomer, slice_
 from fedhelix.method import Client, Context, Upload
 from fedhelix.methods.fedavg_ft import FedAvgFT
 from fedhelix.options import option
+from fedhelix.progress import below
 from fedhelix.registry import register
 from fedhelix.seeds import key
 from fedhelix.tree import Tree, drop, take
@@ -68,7 +69,7 @@ class PFedGPA(Recipe, FedAvgFT):
         last = ctx.round == ctx.rounds - 1
         if last or (self.mode == "online" and ctx.round >= self.warmup):
             seed, steps = key(ctx.seed, "pfedgpa", ctx.round), None if last else self.online_steps
-            made, found = self.serve(buffer, layout, seed, steps)
+            made, found = self.serve(buffer, layout, seed, steps, below)
             ctx.notes.update(found)
             merged |= {**made, "personal": merged["personal"] | made["personal"]}
         return merged
@@ -83,4 +84,4 @@ class PFedGPA(Recipe, FedAvgFT):
     def welcome(self, server: Tree, message: Tree, ctx: Context) -> tuple[Tree, Tree, bool]:
         """Server: guided generation in a few turns, or something simpler."""
         seed = key(ctx.seed, "newcomer", ctx.round, ctx.clients)
-        return receive_newcomer(self, server, message, self.layout(ctx), ctx.initial, ctx.clients, seed)
+        return receive_newcomer(self, server, message, self.layout(ctx), ctx.initial, ctx.clients, seed, below)

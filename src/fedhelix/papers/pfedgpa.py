@@ -13,6 +13,7 @@ from typing import Any
 
 from fedhelix.generative.generator import SizeName
 from fedhelix.papers.study import Cell, Finished, Measure, Scale, Study, percent
+from fedhelix.records import is_number
 from fedhelix.runs.config import layered
 
 DATA = {"Fashion-MNIST": "fashion-mnist", "EMNIST": "emnist", "CIFAR-10": "cifar10"}
@@ -106,7 +107,7 @@ def failed(key: str) -> Measure:
     """The share of clients whose accuracy in the last round counts as failed, in percent."""
 
     def measure(run: Finished) -> float | None:
-        found = run.records[-1].get(key)
+        found = [accuracy for accuracy in run.records[-1].get(key) or () if is_number(accuracy)]
         return None if not found else 100 * statistics.fmean(accuracy < FAILED for accuracy in found)
 
     return measure

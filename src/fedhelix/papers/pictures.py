@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedhelix.records import is_number
 from fedhelix.report.style import COLOURS, DASHES, literal, percent, sheet, tidy
 
 Cells = Sequence[Mapping[str, Any]]
@@ -119,7 +120,7 @@ def _dots(kinds: Sequence[str]) -> Callable[[Axes, Cells, str], None]:
     def draw(axes: Axes, cells: Cells, column: str) -> None:
         for place, kind in enumerate(kinds):
             for row, cell in enumerate(cells):
-                values = np.sort([value for seed in cell[kind] for value in seed])
+                values = np.sort([value for seed in cell[kind] for value in seed if is_number(value)])
                 height = row + (place - (len(kinds) - 1) / 2) * 0.4 + np.linspace(0.15, -0.15, len(values))
                 axes.scatter(values, height, s=13, color=COLOURS[place], marker="o^sD"[place], linewidths=0, alpha=0.7,
                              label=WORDS.get(kind, kind) if not row else None)  # fmt: skip

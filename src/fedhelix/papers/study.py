@@ -17,8 +17,9 @@ from time import monotonic
 from typing import Any, Literal, NamedTuple
 
 from fedhelix.errors import unknown
-from fedhelix.records import Record, evaluated_records
+from fedhelix.records import Record, evaluated_records, is_number
 from fedhelix.runs.config import PLACES, Plan, make_plan
+from fedhelix.runs.forks import is_finished
 from fedhelix.runs.jobs import run_all
 from fedhelix.store import RunFolder
 
@@ -116,7 +117,7 @@ class Study:
             points = [[record for record in evaluated_records(run.records) if name in record] for run in done]
             found[f"{name}_curve"] = {
                 "rounds": [record["round"] for record in points[0]],
-                "by_seed": [[round(record[name], 4) for record in run] for run in points],
+                "by_seed": [[_rounded(record[name]) for record in run] for run in points],
             }
         return found
 
@@ -177,9 +178,13 @@ def spread(values: Sequence[float | None]) -> dict[str, float | None]:
     return {"mean": statistics.fmean(known), "se": error}
 
 
+def _rounded(value: Any) -> float | None:
+    """Short enough for a report; None is what a diverged model left."""
+    return round(value, 4) if is_number(value) else None
+
+
 def _finished(paths: Sequence[Path]) -> list[RunFolder]:
-    folders = [RunFolder.open(path) for path in paths if (path / "config.toml").exists()]
-    return [folder for folder in folders if folder.summary is not None]
+    return [RunFolder.open(path) for path in paths if is_finished(path)]
 
 
 def add_measure(
@@ -217,7 +222,7 @@ def percent(key: str) -> Measure:
 
 def best_on_test(run: Finished) -> float | None:
     """The largest test accuracy of any round: what papers print, and what nobody could have known to choose."""
-    found = [record["accuracy"] for record in evaluated_records(run.records) if "accuracy" in record]
+    found = [record["accuracy"] for record in run.records if is_number(record.get("accuracy"))]
     return 100 * max(found) if found else None
 
 
@@ -230,10 +235,11 @@ def rounds_to(target: float | Mapping[str, float], every: int = 1, for_good: boo
 
     def measure(run: Finished) -> float | None:
         wanted = target if isinstance(target, int | float) else target[run.cell.column]
-        seen = [record for record in evaluated_records(run.records) if record["round"] % every == 0]
-        met = [100 * record.get("accuracy", 0) >= wanted for record in seen]
+        seen = [(record["round"], record.get("accuracy")) for record in evaluated_records(run.records)]
+        seen = [(round, accuracy) for round, accuracy in seen if round % every == 0]
+        met = [is_number(accuracy) and 100 * accuracy >= wanted for _, accuracy in seen]
         if for_good:
             met = [all(met[place:]) for place in range(len(met))]
-        return next((record["round"] for record, there in zip(seen, met, strict=True) if there), None)
+        return next((round for (round, _), there in zip(seen, met, strict=True) if there), None)
 
     return measure

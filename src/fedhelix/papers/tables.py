@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -17,6 +17,11 @@ def grid(report: Mapping[str, Any], measure: str) -> tuple[list[str], list[list[
         [row, *(_text(at[row, column], measure) if (row, column) in at else "" for column in columns)] for row in rows
     ]
     return ["", *columns], texts
+
+
+def has_paper(report: Mapping[str, Any], measures: Sequence[str]) -> bool:
+    """Whether the paper has any figure for these measures at this scale."""
+    return any(cell[measure]["paper"] is not None for cell in report["cells"] for measure in measures)
 
 
 def _text(cell: Mapping[str, Any], measure: str) -> str:
@@ -47,7 +52,8 @@ def markdown(report: Mapping[str, Any], measure: str) -> str:
 def render(report: Mapping[str, Any], measure: str) -> Table:
     """For the terminal."""
     headers, rows = grid(report, measure)
-    table = Table(title=f"{report['title']}: {measure}, ours (paper)", show_edge=False, pad_edge=False)
+    whose = ", ours (paper)" if has_paper(report, [measure]) else ""
+    table = Table(title=f"{report['title']}: {measure}{whose}", show_edge=False, pad_edge=False)
     for place, header in enumerate(headers):
         table.add_column(header, justify="right" if place else "left")
     for row in rows:

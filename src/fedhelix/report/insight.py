@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedhelix.errors import BadInput
-from fedhelix.report.results import Result, is_number
+from fedhelix.records import is_number
+from fedhelix.report.results import Result
 from fedhelix.report.style import ALARM, COLOURS, GREY, PALE, literal, percent, save, sheet, tidy
 
 MOST_TICKS = 25

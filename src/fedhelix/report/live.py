@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedhelix.records import JUDGED_BY
 from fedhelix.store import writer_lives
 
 MOST_RUNS = 5000
@@ -48,6 +49,7 @@ class Watched:
     def _forget_records(self) -> None:
         self.offset, self.skipped, self.inode = 0, 0, 0
         self.rounds = array("q")
+        self.last: dict[str, float] = {}  # what the last round that has such an entry says, a number or not
         self.columns = {key: array("d") for key in (*MEASURES, *COSTS)}
 
     def look(self) -> bool:
@@ -75,6 +77,7 @@ class Watched:
             self.rounds.append(number)
             for key, column in self.columns.items():
                 column.append(_number(record.get(key)))
+            self.last |= {key: _number(record[key]) for key in JUDGED_BY if key in record}
 
     def _new_records(self) -> Iterator[dict[str, Any]]:
         inode, _, size = _stamp(self.path / "metrics.jsonl") or (0, 0, 0)
@@ -90,8 +93,17 @@ class Watched:
                 yield record
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """All records in full, read anew: for what is not remembered, such as clients and notes."""
-        return (record for line, _ in _lines(self.path / "metrics.jsonl", 0) if (record := _object(line)) is not None)
+        """The records in full, read anew: for what is not remembered, such as clients and notes.
+
+        Of a file that is too large to be read at once these are the last ones.
+        """
+        path = self.path / "metrics.jsonl"
+        *_, size = _stamp(path) or (0,)
+        start = max(0, size - MOST_BYTES_AT_ONCE)
+        lines = _lines(path, start)
+        if start:
+            next(lines, None)  # most likely the end of one
+        return (record for line, _ in lines if (record := _object(line)) is not None)
 
     @property
     def problem(self) -> str:
@@ -132,11 +144,11 @@ class Watched:
         }
 
     def _metric(self) -> tuple[str, float | None]:
-        """What it is judged by, and its last value."""
-        for key in ("personal_accuracy", "personal_score", "accuracy", "score"):
+        """What it is judged by, and its last value; none where it has diverged."""
+        for key in JUDGED_BY:
             known = self.summary.get(key if key.startswith("personal") else f"final_{key}")
-            values = [known] if known is not None else [value for value in self.columns[key] if value == value][-1:]
-            if values and (value := _number(values[0])) == value:
+            value = _number(self.last.get(key) if known is None else known)
+            if value == value:
                 return key, value
         return "personal_accuracy", None
 
@@ -165,7 +177,7 @@ class Watched:
         judged, attackers, samples = self._census()
         for record in self.records():
             last = record
-            finals = dict(_clients(record, judged)) or finals
+            finals = dict(_clients(record, judged)) if _list(record.get("personal")) else finals
             for kind in INCIDENTS:
                 reasons = record.get(kind)
                 if isinstance(reasons, dict):

@@ -120,6 +120,9 @@ def warnings(results: Sequence[Result]) -> list[str]:
             )
         if result.damage:
             found.append(result.damage)
+        judged_by = result.judged_by()
+        if judged_by and np.isnan(result.final(judged_by)):
+            found.append(f"{result.name} has diverged: its {MEASURES[judged_by]} is not a number any more.")
         for kind, (thing, whose, fate) in INCIDENT_WORDS.items():
             if incidents := result.incidents(kind):
                 reasons = pd.Series([reason for *_, reason in incidents]).value_counts()

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from functools import cached_property
+from typing import Any
 
 import pandas as pd
 
 from fedhelix.errors import BadInput
+from fedhelix.records import JUDGED_BY, Record, is_number
 from fedhelix.store import RunFolder
-
-# What a run is judged by, best first: the model that a client uses, and where there is none, the server's.
-JUDGED_BY = ("personal_accuracy", "personal_score", "accuracy", "score")
 
 # Entries of a config that do not make runs different experiments: who, where and how, but not what.
 NOT_COMPARED = (
@@ -35,10 +33,19 @@ class Result:
     circumstances: dict[str, Any]
     seed: int
     complete: bool
-    metrics: pd.DataFrame
+    records: list[Record]
     summary: dict[str, Any]
     config: dict[str, Any]
     census: dict[str, Any]
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """The records as a table: one row per round, one column per key."""
+        return pd.DataFrame(self.records or {"round": []})
+
+    def has(self, column: str) -> bool:
+        """Whether some round has such an entry, be it a number or what a diverged model left."""
+        return any(column in record for record in self.records)
 
     def series(self, column: str) -> pd.Series:
         """A column's values where there are any, indexed by round."""
@@ -48,9 +55,19 @@ class Result:
         return values.dropna().astype(float)
 
     def final(self, column: str) -> float:
-        """A column's value in the last round that has one (not the best one: that would be choosing by the test)."""
-        values = self.series(column)
-        return float(values.iloc[-1]) if len(values) else float("nan")
+        """A column's value in the last round that has one (not the best one: that would be choosing by the test).
+
+        Of a run that has diverged it is not a number, however well the run did before.
+        """
+        value = next((record[column] for record in reversed(self.records) if column in record), None)
+        return float(value) if is_number(value) else float("nan")
+
+    def chosen(self, column: str) -> float:
+        """A figure of the summary at the round that the validation set chose; not a number where none chose."""
+        round, value = self.summary.get("best_round"), self.summary.get(column)
+        metric = "accuracy" if "accuracy" in column else "score"
+        chosen = any(record["round"] == round and is_number(record.get(f"valid_{metric}")) for record in self.records)
+        return float(value) if chosen and is_number(value) else float("nan")
 
     def total(self, column: str) -> float:
         """A cost of the whole run: the summary's number, which includes what happened before the first round."""
@@ -59,22 +76,30 @@ class Result:
 
     def judged_by(self) -> str | None:
         """The column that this run is judged by; None when no round has been evaluated."""
-        return next((column for column in JUDGED_BY if len(self.series(column))), None)
+        return next((column for column in JUDGED_BY if self.has(column)), None)
 
     def clients(self) -> dict[int, list[tuple[int, float]]]:
         """Every judged client's metric as (round, value) pairs."""
         found: dict[int, list[tuple[int, float]]] = {}
+        for round, client, value in self._judged():
+            if is_number(value):
+                found.setdefault(client, []).append((round, float(value)))
+        return found
+
+    def client_finals(self) -> dict[int, float]:
+        """The metric of every client in the last round that judged it, where that is a number."""
+        last = {client: value for _, client, value in self._judged()}
+        return {client: float(value) for client, value in last.items() if is_number(value)}
+
+    def _judged(self) -> Iterator[tuple[int, int, Any]]:
+        """Round, client and what was found, for all that were judged."""
+        absent = dict(self._column("unjudged", Mapping))
         for round, values in self._column("personal", list):
             judged = self.census.get("judged")
             ids = judged if isinstance(judged, list) and len(judged) == len(values) else range(len(values))
             for client, value in zip(ids, values, strict=True):
-                if is_number(value):
-                    found.setdefault(int(client), []).append((round, float(value)))
-        return found
-
-    def client_finals(self) -> dict[int, float]:
-        """The metric of every client in the last round that lists them."""
-        return {client: history[-1][1] for client, history in self.clients().items()}
+                if str(client) not in absent.get(round, ()):
+                    yield round, int(client), value
 
     def notes(self, key: str) -> Iterator[tuple[int, Any]]:
         """What the method noted under a key, with the round."""
@@ -113,18 +138,13 @@ class Result:
                     yield int(round), value
 
 
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value from a file is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def read(folder: RunFolder) -> Result:
     """The result of one run, finished or not."""
-    return make(str(folder.path), folder.config, folder.summary or {}, folder.metrics, folder.clients)
+    return make(str(folder.path), folder.config, folder.summary or {}, folder.records(), folder.clients)
 
 
 def make(
-    name: str, config: dict[str, Any], summary: dict[str, Any], metrics: pd.DataFrame, census: dict[str, Any]
+    name: str, config: dict[str, Any], summary: dict[str, Any], records: list[Record], census: dict[str, Any]
 ) -> Result:
     """A result from what a run folder holds."""
     asked_method = config.get("method", {})
@@ -142,7 +162,7 @@ def make(
         circumstances=circumstances,
         seed=seed,
         complete=bool(summary.get("complete", False)),
-        metrics=metrics,
+        records=records,
         summary=summary,
         config=config,
         census=census,

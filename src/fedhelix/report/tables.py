@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedhelix.progress import human_bytes, human_seconds
-from fedhelix.report.results import JUDGED_BY, Result, grouped, is_number
+from fedhelix.records import JUDGED_BY
+from fedhelix.report.results import Result, grouped
 from fedhelix.store import RunFolder
 
 METRICS = ("accuracy", "score", "personal_accuracy", "personal_score", "personal_p10")
@@ -23,22 +24,24 @@ def comparison(folders: Sequence[RunFolder | Result]) -> pd.DataFrame:
     """One row per method, in the order of the folders; the index is the method.
 
     Metrics are those of the last evaluated round (`personal_accuracy_at_best`: of the round that the validation set
-    chose). `*_se` is the standard error over seeds, and missing for a single seed. `difference` is the mean difference
-    to the first row over the seeds that both have, because paired differences are surer than differences of means.
+    chose, if there is one). A mean over seeds is missing when one of them has diverged. `*_se` is the standard error
+    over seeds, and missing for a single seed. `difference` is the mean difference to the first row over the seeds that
+    both have, because paired differences are surer than differences of means.
     """
     groups = grouped(folders)
     first = next(iter(groups.values()))
     judged_by = next((column for column in JUDGED_BY if _has(first, column)), None)
+    metrics = [column for column in METRICS if any(_has(results, column) for results in groups.values())]
     rows = {}
     for label, results in groups.items():
         row: dict[str, Any] = {
             "seeds": len(results),
             "rounds": min(int(result.metrics["round"].max()) if len(result.metrics) else 0 for result in results),
         }
-        for column in METRICS:
+        for column in metrics:
             _add(row, column, [result.final(column) for result in results])
         for column in AT_BEST:
-            _add(row, column, [_number(result.summary.get(column)) for result in results])
+            _add(row, column, [result.chosen(column) for result in results])
         row["uplink_bytes"] = _mean([result.total("uplink_bytes") for result in results])
         row["seconds"] = _mean([result.total("seconds") for result in results])
         if judged_by and results is not first:
@@ -47,7 +50,8 @@ def comparison(folders: Sequence[RunFolder | Result]) -> pd.DataFrame:
             _add(row, "difference", pairs)
         rows[label] = row
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("method")
-    return table.dropna(axis="columns", how="all")
+    # A metric that every run lost by diverging stays in sight.
+    return table.drop(columns=[column for column in table if column not in metrics and table[column].isna().all()])
 
 
 def render(table: pd.DataFrame) -> Table:
@@ -84,13 +88,12 @@ def _for_latex(text: str) -> str:
 
 
 def _has(results: Sequence[Result], column: str) -> bool:
-    return any(len(result.series(column)) for result in results)
+    return any(result.has(column) for result in results)
 
 
 def _paired_differences(results: Sequence[Result], base: Sequence[Result], column: str) -> list[float]:
     base_of_seed = {result.seed: result.final(column) for result in base}
-    differences = [result.final(column) - base_of_seed.get(result.seed, math.nan) for result in results]
-    return [difference for difference in differences if not math.isnan(difference)]
+    return [result.final(column) - base_of_seed[result.seed] for result in results if result.seed in base_of_seed]
 
 
 def _add(row: dict[str, Any], name: str, values: Sequence[float]) -> None:
@@ -98,16 +101,12 @@ def _add(row: dict[str, Any], name: str, values: Sequence[float]) -> None:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return float(pd.Series(values, dtype=float).mean())
+    """Not a number when one of the values is none: the mean of those that went well would flatter."""
+    return float(np.mean(values)) if values else math.nan
 
 
 def _standard_error(values: Sequence[float]) -> float:
-    known = np.array([value for value in values if not math.isnan(value)])
-    return float(known.std(ddof=1) / math.sqrt(len(known))) if len(known) > 1 else math.nan
-
-
-def _number(value: Any) -> float:
-    return float(value) if is_number(value) else math.nan
+    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
 
 
 def _percent(value: float) -> str:

@@ -27,7 +27,7 @@ from fedhelix.method import Method
 from fedhelix.models import suited
 from fedhelix.options import find, option
 from fedhelix.participation import Newcomers, Participation
-from fedhelix.registry import is_known, layers, make, option_names
+from fedhelix.registry import is_file, is_known, layers, make, option_names, parts
 from fedhelix.runs.presets import PRESETS
 from fedhelix.store import FORMAT
 
@@ -35,10 +35,8 @@ from fedhelix.store import FORMAT
 PROVENANCE = ("format", "versions", "deployment")
 # Settings that must not, or need not, differ between the methods of a comparison.
 FOR_ALL = ("seed", "kernels", "workers", "data_dir", "checkpoint_every")
-
-
-# Where and how a run is computed; none of it changes what is run.
 LONGEST = 200  # bytes of a folder's name; file systems take 255
+# Where and how a run is computed; none of it changes what is run.
 PLACES = ("device", "data_dir", "engine", "workers", "kernels", "checkpoint_every", "client_state")
 
 
@@ -181,14 +179,9 @@ def read_settings(file: str | Path) -> dict[str, Any]:
     return flat(content)
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Nested tables as dotted keys, without the entries that only say where a run came from."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if not prefix and key in PROVENANCE:
-            continue
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
+    return toml.flat({key: value for key, value in values.items() if key not in PROVENANCE})
 
 
 def make_plan(spec: str, values: Mapping[str, Any]) -> Plan:
@@ -271,12 +264,13 @@ def located(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def absolute(spec: str) -> str:
-    """A method's file, with its variant if it has one, as it can be found from any folder."""
+    """A spec whose files, if it names any, can be found from any folder."""
     plain, variant = split_variant(spec)
-    path, colon, name = plain.partition(":")
-    if not Path(path).is_file():
-        return spec
-    return f"{Path(path).resolve()}{colon}{name}" + (f"@{variant}" if variant else "")
+    found = []
+    for part in parts(plain):
+        path, colon, name = part.partition(":")
+        found.append(f"{Path(path).resolve()}{colon}{name}" if is_file(part) else part)
+    return "+".join(found) + (f"@{variant}" if variant else "")
 
 
 def versions() -> dict[str, str]:

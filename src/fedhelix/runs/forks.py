@@ -42,6 +42,11 @@ def is_begun(path: Path) -> bool:
     return (path / "config.toml").exists()
 
 
+def is_finished(path: Path) -> bool:
+    """Whether a run has come to its end."""
+    return is_begun(path) and RunFolder.open(path).summary is not None
+
+
 def rounds_of(path: Path) -> int:
     """How many rounds of a run are kept."""
     return RunFolder.open(path).rounds_saved if is_begun(path) else 0

@@ -23,7 +23,16 @@ from fedhelix.federation import device_of
 from fedhelix.progress import Progress
 from fedhelix.records import Record
 from fedhelix.runs.config import PLACES, Config, Plan, absolute, device_name, located, make_plans, read_plan
-from fedhelix.runs.forks import BeforeTheEnd, fork, is_begun, is_there, siblings, stop_before_the_end
+from fedhelix.runs.forks import (
+    BeforeTheEnd,
+    fork,
+    is_begun,
+    is_finished,
+    is_there,
+    rounds_of,
+    siblings,
+    stop_before_the_end,
+)
 from fedhelix.standing import Run
 from fedhelix.store import COMPARISON, RUNS, RunFolder
 from fedhelix.track import check_tracker
@@ -130,7 +139,7 @@ def run_all(
     if minutes is not None and not minutes >= 0:
         raise BadInput(f"minutes must be at least 0, not {minutes:g}.")
     ends, shelf = math.inf if minutes is None else monotonic() + 60 * minutes, shelf or Shelf()
-    left = {path: plan for path, plan in plans.items() if not _is_finished(path)}
+    left = {path: plan for path, plan in plans.items() if not is_finished(path)}
     families = siblings(left) if track is None else {}  # a tracker has to see every run from its first round
     later = {path for others in families.values() for path in others}
     try:
@@ -206,10 +215,6 @@ class _Clock:
         self.check()
 
 
-def _is_finished(path: Path) -> bool:
-    return is_begun(path) and RunFolder.open(path).summary is not None
-
-
 def _can_share(asked: Config) -> bool:
     """Whether a run is one for the batched engine, whose slots runs can share."""
     return asked.engine == "batched" or (asked.engine == "auto" and device_of(asked.device).type == "cuda")
@@ -225,8 +230,9 @@ def _run_together(
     track: str | None,
 ) -> None:
     """Runs as one program, with one display for all."""
-    lock, done = threading.Lock(), 0
-    with Progress(sum(plan.config.rounds for plan in plans.values()), title, quiet=quiet) as progress:
+    lock, done = threading.Lock(), sum(map(rounds_of, plans))
+    total = sum(plan.config.rounds - (path in paused) for path, plan in plans.items())
+    with Progress(total, title, done, quiet) as progress:
 
         def watch(record: Record) -> None:
             nonlocal done

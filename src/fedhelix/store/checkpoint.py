@@ -40,12 +40,18 @@ class Checkpoint:
         write_atomically(self.manifest_path, json.dumps(manifest, indent=1).encode())
         self._sweep(_named_files(manifest))
 
-    def read(self, device: str) -> tuple[int, Tree, dict[int, Tree]] | None:
-        """Round, server and clients, all of it checked; None when there is nothing yet."""
+    def read(self, device: str, lazily: bool = False) -> tuple[int, Tree, Mapping[int, Tree]] | None:
+        """Round, server and clients, all of it checked; None when there is nothing yet.
+
+        `lazily` leaves the clients' states where they are until they are asked for.
+        """
         manifest = self._manifest()
         if manifest is None:
             return None
-        return manifest["round"], self._read_file(manifest["server"], device), dict(States(self, device))
+        states = States(self, device)
+        for entry in states.entries.values() if lazily else ():
+            self._checked(entry)
+        return manifest["round"], self._read_file(manifest["server"], device), states if lazily else dict(states)
 
     def rounds(self) -> int:
         """How many rounds it holds."""
@@ -77,6 +83,10 @@ class Checkpoint:
         return {"file": name, "sha256": checksum}
 
     def _read_file(self, entry: dict[str, str], device: str) -> Tree:
+        return tree.load(self._checked(entry), device)
+
+    def _checked(self, entry: dict[str, str]) -> Path:
+        """Where a file lies that is as it was written."""
         path = self.path / entry["file"]
         try:
             with path.open("rb") as file:
@@ -85,7 +95,7 @@ class Checkpoint:
             raise BadInput(f"'{path}' of the checkpoint cannot be read: {problem.strerror}.") from None
         if checksum != entry["sha256"]:
             raise BadInput(f"'{path}' of the checkpoint is damaged: its checksum is wrong; restore it from a backup.")
-        return tree.load(path, device)
+        return path
 
     def _sweep(self, named: set[str]) -> None:
         """Delete files of earlier checkpoints, and what a killed write left behind."""

@@ -215,18 +215,19 @@ class RunFolder:
         """The clients' states of the last checkpoint, each of them read when it is asked for."""
         return States(self._checkpoint, device)
 
-    def state(self, device: str = "cpu") -> tuple[int, Tree, dict[int, Tree]] | None:
+    def state(self, device: str = "cpu") -> tuple[int, Tree, Mapping[int, Tree]] | None:
         """The last complete checkpoint as (round, server, own), to look at: nothing is written."""
         return self._checkpoint.read(device)
 
-    def restore(self, device: str = "cpu") -> tuple[int, Tree, dict[int, Tree]] | None:
+    def restore(self, device: str = "cpu", lazily: bool = False) -> tuple[int, Tree, Mapping[int, Tree]] | None:
         """The last complete checkpoint as (round, server, own), or None when there is none yet, to go on from.
 
-        Records of later rounds are removed, because those rounds will be run again. All of it is read and checked.
+        Records of later rounds are removed, because those rounds will be run again. All of it is checked; `lazily`
+        reads the clients' states only when they are asked for, like `states`.
         """
         self._lock.acquire()
         records = self.records()
-        state = self._checkpoint.read(device)
+        state = self._checkpoint.read(device, lazily)
         kept = [record for record in records if state is not None and record["round"] <= state[0]]
         write_atomically(self._metrics_path, b"".join(map(json_line, kept)))
         return state
