@@ -34,7 +34,7 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2))
     for key, value in figures.items():
         table.add_row(key.replace("_", " "), value)
-    table.add_row("best round (on validation)", str(summary["best_round"]))
+    table.add_row("best round (on validation, else the last)", str(summary["best_round"]))
     table.add_row(
         "uploaded / downloaded", f"{human_bytes(summary['uplink_bytes'])} / {human_bytes(summary['downlink_bytes'])}"
     )
