@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
-from fedhelix import FedAvg, FedAvgFT, FedBABU, FedRep, Phase, from_arrays, from_clients, partition
+from fedhelix import FedAvg, FedAvgFT, FedBABU, FedRep, Phase, Scaffold, from_arrays, from_clients, partition
 from fedhelix.client import (
     Job,
     Training,
@@ -68,6 +68,20 @@ def test_a_step_is_that_of_torch_sgd(momentum, weight_decay):
         optimiser.step()
         sgd_step(ours, grads, velocity, 0.1, Training(momentum=momentum, weight_decay=weight_decay))
     assert torch.allclose(parameters_to_vector(ours), parameters_to_vector(theirs), rtol=1e-6, atol=1e-7)
+
+
+def test_what_the_network_does_not_use_has_no_gradient():
+    class Spare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.spare = nn.Linear(64, 10), nn.Parameter(torch.zeros(3))
+
+        def forward(self, x):
+            return self.used(x.flatten(1))
+
+    fed = small(Scaffold(), Spare)
+    (found, *_) = client_of(fed.engine.setup, job_for(fed)).gradients(fed.initial)
+    assert not found["spare"].any() and found["used.weight"].any()
 
 
 # Batches

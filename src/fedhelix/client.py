@@ -43,6 +43,10 @@ class Training(Checked):
         "float32", "arithmetic of the training steps (float32, bfloat16)"
     )
 
+    def rate(self, round: int, phase: Phase) -> float:
+        """The learning rate of a phase of a round."""
+        return phase.rate * self.lr * self.lr_decay**round
+
 
 @dataclass(frozen=True, eq=False)
 class Setup:
@@ -126,7 +130,7 @@ def client_of(setup: Setup, job: Job) -> Client:
             drawn = key(setup.seed, "noise-gradients", job.round, job.client, row)
             with seeded(drawn, setup.device), applied(setup.kernels, setup.module):
                 loss = risk(setup, model, gather(setup, samples, crops))
-                found = torch.autograd.grad(loss, list(leaves.values()))
+                found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
             yield dict(zip(names, found, strict=True))
 
     def sample_loss(state: State, x: Tensor, y: Tensor) -> Tensor:
@@ -149,7 +153,7 @@ def client_of(setup: Setup, job: Job) -> Client:
         id=job.client,
         samples=len(indices),
         round=job.round,
-        lr=setup.training.lr * setup.training.lr_decay**job.round,
+        lr=setup.training.rate(job.round, Phase()),
         momentum=setup.training.momentum,
         epochs=setup.training.epochs,
         units=setup.units,
@@ -251,17 +255,16 @@ def train(setup: Setup, job: Job, local: LocalRound, index: int, purpose: str) -
     local.models[local.phase.model] = model
     leaves = [model[name].requires_grad_() for name in part_of(setup.units, local.phase.part)]
     velocity = [torch.zeros_like(leaf) for leaf in leaves]
-    lr = local.phase.rate * setup.training.lr * setup.training.lr_decay**job.round
+    lr = setup.training.rate(job.round, local.phase)
     steps = plan(setup, job, local.phase, purpose, index)
     view = Local(local.anchor, local.phase, local.units, local.risk, local.outputs)
     total = torch.zeros((), device=setup.device)
     with seeded(noise(setup, job, purpose, index), setup.device), applied(setup.kernels, setup.module):
         for samples, crops in steps.steps():
             loss = setup.method.loss(model, gather(setup, samples, crops), view)
-            found = torch.autograd.grad(loss, leaves, allow_unused=True)
-            grads = [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, found, strict=True)]
+            grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
             with torch.no_grad():
-                sgd_step(leaves, grads, velocity, lr, setup.training)
+                sgd_step(leaves, list(grads), velocity, lr, setup.training)
             total += loss.detach()
     for leaf in leaves:
         leaf.requires_grad_(False)
