@@ -298,7 +298,7 @@ def test_a_teacher_in_the_anchor_leaves_no_trace(engine):
 
 
 def test_an_anchor_holds_tensors():
-    with pytest.raises(BadInput, match="must hold tensors; 'strength' is a float"):
+    with pytest.raises(BadInput, match="anchor must return tensors alone; 'strength' is a float"):
         small(Taught(), model="linear").fit(1, quiet=True)
 
 
@@ -311,5 +311,5 @@ class Forgetful(FedAvg):
 
 @pytest.mark.parametrize("engine", ["serial", "batched"])
 def test_an_upload_is_what_is_sent_and_what_is_kept(engine):
-    with pytest.raises(BadInput, match="must return two trees"):
+    with pytest.raises(BadInput, match="upload must return two trees, what is sent and what is kept, not a dict"):
         small(Forgetful(), model="linear", engine=engine).fit(1, quiet=True)

@@ -20,7 +20,7 @@ FLOORS = [
     {"units", "report"},
     {"genes", "pruning", "generative"},
     {"method"},
-    {"wrapper"},
+    {"wrapper", "asked"},
     {"registry", "clustering"},
     {"methods", "client"},
     {"probe", "blame", "describe"},

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedhelix.asked import Asked
 from fedhelix.cpu import Kernels, applied
 from fedhelix.data import Dataset, Split, crop_and_flip, draw_crops
-from fedhelix.errors import BadInput
 from fedhelix.method import Batch, Client, Local, LocalRound, Method, Phase
 from fedhelix.options import Checked, option
 from fedhelix.seeds import draw, key, seeded
@@ -63,6 +63,11 @@ class Setup:
     seed: int
     device: torch.device
     kernels: Kernels = "onednn"
+
+    @cached_property
+    def asked(self) -> Asked:
+        """The method's hooks, whose answers are looked at."""
+        return Asked(self.method)
 
     @cached_property
     def architecture(self) -> str:
@@ -261,7 +266,7 @@ def train(setup: Setup, job: Job, local: LocalRound, index: int, purpose: str) -
     total = torch.zeros((), device=setup.device)
     with seeded(noise(setup, job, purpose, index), setup.device), applied(setup.kernels, setup.module):
         for samples, crops in steps.steps():
-            loss = setup.method.loss(model, gather(setup, samples, crops), view)
+            loss = setup.asked.loss(model, gather(setup, samples, crops), view)
             grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
             with torch.no_grad():
                 sgd_step(leaves, list(grads), velocity, lr, setup.training)
@@ -273,13 +278,13 @@ def train(setup: Setup, job: Job, local: LocalRound, index: int, purpose: str) -
 
 def work(setup: Setup, job: Job) -> Outcome:
     """A client's whole round: start, phases, upload."""
-    local, method = open_round(setup, job), setup.method
+    local = open_round(setup, job)
     total = torch.zeros((), device=setup.device)
     steps = 0
-    for index, phase in enumerate(method.phases(local.client)):
+    for index, phase in enumerate(setup.asked.phases(local.client, local.models)):
         count, loss = train(setup, job, replace(local, phase=phase), index, "batches")
         steps, total = steps + count, total + loss
-    upload, own = uploaded(setup, replace(local, steps=steps))
+    upload, own = setup.asked.upload(replace(local, steps=steps))
     return Outcome(job.client, local.client.samples, upload, own, float(total) / max(steps, 1))
 
 
@@ -295,7 +300,7 @@ def open_round(setup: Setup, job: Job, anchored: bool = True) -> LocalRound:
         client=client,
         payload=job.payload,
         own=job.own,
-        models=setup.method.start(job.payload, job.own, client),
+        models=setup.asked.start(job.payload, job.own, client),
         steps=0,
     )
 
@@ -308,31 +313,19 @@ def personal_model(setup: Setup, job: Job) -> State:
     return local.models[used]
 
 
-def uploaded(setup: Setup, local: LocalRound) -> tuple[Tree, Tree]:
-    """What the client sends and what it keeps."""
-    found = setup.method.upload(local)
-    if not isinstance(found, tuple) or len(found) != 2:
-        raise BadInput(f"upload of {setup.method.label} must return two trees: what is sent, and what is kept.")
-    return found
-
-
 def anchor_of(setup: Setup, job: Job, client: Client) -> Tree:
     """What the client's loss looks at, as tensors of its own: BatchNorm brings a teacher's statistics up to date."""
-    found = flatten(setup.method.anchor(job.payload, job.own, client))
-    for name, value in found.items():
-        if not isinstance(value, Tensor):
-            raise BadInput(
-                f"the anchor of {setup.method.label} must hold tensors; '{name}' is a {type(value).__name__}."
-            )
-    return unflatten(clone(found) if setup.units.buffers else found)
+    found = setup.asked.anchor(job.payload, job.own, client)
+    return unflatten(clone(flatten(found))) if setup.units.buffers else found
 
 
 def open_use(setup: Setup, job: Job) -> tuple[LocalRound, str, list[Phase]]:
     """A client that is about to use a model, its name, and the training before; newcomers train it as in a round."""
-    client, method = client_of(setup, job), setup.method
-    phases = list(method.phases(client) if job.arriving else method.tune(client))
-    local = open_round(setup, job, anchored=bool(phases))
-    used = method.personal(local.models)
+    client = client_of(setup, job)
+    tuning = [] if job.arriving else setup.asked.tune(client)
+    local = open_round(setup, job, anchored=job.arriving or bool(tuning))
+    phases = setup.asked.phases(client, local.models) if job.arriving else tuning
+    used = setup.asked.personal(local.models)
     if job.arriving and len(phases) > 1:
         phases = [phase for phase in phases if phase.model == used]
     return local, used, [replace(phase, model=used) for phase in phases]
@@ -340,15 +333,15 @@ def open_use(setup: Setup, job: Job) -> tuple[LocalRound, str, list[Phase]]:
 
 def untuned_model(setup: Setup, job: Job) -> State | None:
     """The personal model where it needs no training, sharing its tensors with what was received; otherwise None."""
-    if job.arriving or setup.method.tune(client_of(setup, job)):
+    if job.arriving or setup.asked.tune(client_of(setup, job)):
         return None
     return received_model(setup, job)
 
 
 def received_model(setup: Setup, job: Job) -> State:
     """The personal model before any preparation."""
-    models = setup.method.start(job.payload, job.own, client_of(setup, job))
-    return models[setup.method.personal(models)]
+    models = setup.asked.start(job.payload, job.own, client_of(setup, job))
+    return models[setup.asked.personal(models)]
 
 
 def samples_of(setup: Setup, pool: Pool) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from fedhelix import describe, models, seeds
+from fedhelix.asked import Asked
 from fedhelix.attacks import Attack, Attackers
 from fedhelix.channel import kept, receive
 from fedhelix.client import Job, Setup, Training, client_of
@@ -112,7 +113,8 @@ class Federation:
         models.check_fits(module, example, outputs)
         self.units = Units.of(module, example)
         self.method.check(self.units)
-        self.needed = self.method.shared(self.units) if self.method.whole else ()  # what every upload must hold
+        shared = Asked(self.method).shared(self.units)
+        self.needed = shared if self.method.whole else ()  # what every upload must hold
         if self.method.packed and self.attack.attack not in ("none", "label-flip"):
             raise BadInput(
                 f"attack = {self.attack.attack} cannot change what {self.method.label} uploads, which is packed."
@@ -144,7 +146,7 @@ class Federation:
         """THE round loop: yields a record and the new standing after every round."""
         standing = since if since is not None else self.begin(rounds)
         for t in range(standing.round, rounds):
-            clock, ctx, method = time.perf_counter(), self.context(t, rounds), self.method
+            clock, ctx, method = time.perf_counter(), self.context(t, rounds), Asked(self.method)
             arrival = Record()
             if self.newcomers.newcomers and t == self.newcomers.newcomers_after:
                 standing, arrival = self.arrive(standing, ctx)
@@ -172,15 +174,14 @@ class Federation:
                 "uplink_bytes": sum(payload_bytes(outcome.upload) for outcome in outcomes),
                 "downlink_bytes": sum(payload_bytes(payload) for payload in payloads.values()),
                 "other_bytes": greeting,
-                "participants": list(workers),
+                "participants": workers,
                 "refused": refused,
                 "missing": missing,
-                "notes": ctx.notes,
                 **arrival,
             }
             if (t + 1) % eval_every == 0 or t + 1 == rounds:
                 record |= self.evaluate(standing, ctx)
-            record |= self.engine.report()
+            record |= self.engine.report() | {"notes": method.notes(ctx)}
             record["seconds"] = time.perf_counter() - clock
             yield record, standing
 
@@ -189,7 +190,7 @@ class Federation:
         ctx = self.context(0, rounds)
         jobs = [Job(i, 0, {}, {}) for i in range(ctx.clients)]
         hellos = self.engine.hello(jobs) if self.method.greets else {}
-        server, replies = self.method.begin(hellos, ctx)
+        server, replies = Asked(self.method).begin(hellos, ctx)
         said = sum(payload_bytes(tree) for trees in (hellos, replies) for tree in trees.values())
         sample = 4 * (math.prod(self.data.shape) + math.prod(self.data.y.shape[1:]))
         return Standing(0, server, dict(replies), set(replies), said + sample * sum(self.supplements.values()))
@@ -215,7 +216,7 @@ class Federation:
         sent = received = 0
         while not done:
             message = self.engine.reply(Job(client, ctx.round, payload, {}))
-            server, payload, done = self.method.welcome(server, message, ctx)
+            server, payload, done = Asked(self.method).welcome(server, message, ctx)
             sent, received = sent + payload_bytes(message), received + payload_bytes(payload)
         own = self.engine.settle(Job(client, ctx.round, payload, {}))
         known = {client: own} if own else {}

@@ -289,7 +289,7 @@ class Stack:
         """The objective of one client, as its method wrote it."""
         setup = self.example.setup
         local = Local(unflatten(anchor), self.example.phase, setup.units, partial(risk, setup), partial(forward, setup))
-        return setup.method.loss({**params, **fixed}, Batch(x, y, mask), local)
+        return setup.asked.loss({**params, **fixed}, Batch(x, y, mask), local)
 
     def _stacked(self, params: State, fixed: State, anchor: State, batch: Batch, out: State) -> Tensor:
         """Losses of all slots in one program; the gradients go to `out`."""
