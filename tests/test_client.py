@@ -137,6 +137,11 @@ def test_batchnorm_never_sees_a_single_sample():
     with_one_left_over("digits-bn-cnn").fit(1, quiet=True)
 
 
+def test_batches_of_one_sample_cannot_have_batchnorm():
+    with pytest.raises(BadInput, match="BatchNorm needs two samples in a minibatch; set batch_size to 2 or more"):
+        small(model="digits-bn-cnn", batch_size=1)
+
+
 def test_a_client_with_one_sample_cannot_have_batchnorm():
     pictures = torch.randn(6, 1, 8, 8)
     parts = [(pictures[:1], torch.zeros(1, dtype=torch.long)), (pictures[1:], torch.arange(5) % 2)]

@@ -20,6 +20,7 @@ from fedhelix.asked import Asked
 from fedhelix.attacks import Attack, Attackers
 from fedhelix.channel import kept, receive
 from fedhelix.client import Job, Setup, Training, client_of
+from fedhelix.cpu import Kernels
 from fedhelix.data import Dataset, Partition, Reserve, ServerData, Split, from_clients, load, partitions
 from fedhelix.engines import Engine, engine_for
 from fedhelix.engines.kernels import choose
@@ -30,6 +31,7 @@ from fedhelix.options import build_all, convert
 from fedhelix.participation import Newcomers, Participation, Sampler
 from fedhelix.progress import Progress
 from fedhelix.records import Record
+from fedhelix.registry import make
 from fedhelix.standing import Run, Standing
 from fedhelix.store import RunFolder
 from fedhelix.task import Loss, Metric, task_for
@@ -46,7 +48,8 @@ class Federation:
 
     `data` is a name for `load`, a `Dataset`, or a list with one (x, y) pair or torch data set per client.
     `partition` says who owns which sample: a value of `fedhelix.partition`, or text such as "dirichlet:0.1".
-    `model` is a name, an `nn.Module`, or a function that makes one. Everything else has a sensible default; the
+    `model` is a name, an `nn.Module`, or a function that makes one; `method` is a name such as "genfed+fedau", or a
+    value such as `GenFed(FedAU())`. Everything else has a sensible default; the
     options of `Training` (epochs, batch_size, lr, lr_decay, momentum, weight_decay, augment) and of `ServerData`
     (validation_size, validation_shared, supplement_size, supplement_below) are keywords too, and so are
     `participation`, `participation_alpha`, `newcomers`, `newcomers_after`, `newcomers_classes`, `attack`,
@@ -59,7 +62,7 @@ class Federation:
         partition: str | Partition | None = None,
         *,
         model: str | nn.Module | Callable[[], nn.Module] = "auto",
-        method: Method | None = None,
+        method: str | Method | None = None,
         clients: int = 20,
         cohort: int | None = None,
         eval_clients: int | None = None,
@@ -69,7 +72,7 @@ class Federation:
         engine: str | Callable[[Setup], Engine] = "auto",
         device: str = "auto",
         workers: int | None = None,
-        kernels: Literal["auto", "onednn", "native", "tuned", "compiled"] = "auto",
+        kernels: Literal["auto"] | Kernels = "auto",
         **settings: Any,
     ):
         pool = load(data) if isinstance(data, str) else data if isinstance(data, Dataset) else from_clients(data)
@@ -77,8 +80,14 @@ class Federation:
             partition = partitions.usual(pool)
         if isinstance(partition, str):
             partition = partitions.parse(partition, clients)
-        self.method = method if method is not None else FedAvg()
-        self.seed, self.device = int(seed), device_of(device)
+        if not isinstance(partition, Partition):
+            raise BadInput(f"partition is text or a value such as partition.iid(10), not {partition!r}.")
+        self.method = make(method) if isinstance(method, str) else FedAvg() if method is None else method
+        if not isinstance(self.method, Method):
+            raise BadInput(f"method is a name or a value such as FedAvg(), not {method!r}.")
+        self.seed, self.device = convert("seed", seed, int), device_of(device)
+        workers = convert("workers", workers, int | None)
+        kernels = convert("kernels", kernels, Literal["auto", Kernels])
         built = build_all(SETTINGS, settings, "a federation")
         self.training, asked, self.participation, self.newcomers, self.attack = built
         self.server_data: ServerData = asked.resolved(self.method.scores)
@@ -109,7 +118,7 @@ class Federation:
         self.judged = [client for group in groups for client in self._judged(eval_clients, group)]
         outputs = pool.classes if pool.classes is not None else math.prod(pool.y.shape[1:])
         module = models.build(model, pool.shape, outputs, data_name=pool.name, seed=self.seed)
-        example = pool.prepare(pool.x[:2])
+        example = pool.prepare(pool.x[:2]).cpu()
         models.check_fits(module, example, outputs)
         self.units = Units.of(module, example)
         self.method.check(self.units)
@@ -122,6 +131,8 @@ class Federation:
         self.attackers = Attackers(self.attack, self.clients, self.units.parameters, self.seed)
         self.studied = self.attackers.studied(pool, self.splits, len(self.reserve.scoring))
         pool, self.splits = self.attackers.poison(pool, self.splits)
+        if self.units.norm and self.training.batch_size < 2:
+            raise BadInput("BatchNorm needs two samples in a minibatch; set batch_size to 2 or more.")
         if self.units.norm and min(len(split.train) for split in self.splits) < 2:
             raise BadInput("a client has only one training sample, but BatchNorm needs two; use larger clients.")
         module = module.to(self.device)
@@ -235,12 +246,20 @@ class Federation:
         ]
         if self.units.norm and len(places[0]) < 2:
             raise BadInput("the newcomer has only one training sample, but BatchNorm needs two.")
-        self.splits, self.clients = [*self.splits, Split(places[0], places[0][:0], places[1])], number + 1
+        splits = [*self.splits, Split(places[0], places[0][:0], places[1])]
+        self._go_on_with(replace(setup, data=pool, splits=splits))
+        try:
+            standing, _ = self.greet(standing, number, self.context(standing.round, standing.round))
+        except BaseException:  # it is turned away, and all others go on as before
+            self._go_on_with(setup)
+            raise
+        self.splits, self.clients, self.judged = splits, number + 1, [*self.judged, number]
         self.samplers = [replace(sampler, members=(*sampler.members, number)) for sampler in self.samplers]
-        self.judged = [*self.judged, number]
+        return number, standing
+
+    def _go_on_with(self, setup: Setup) -> None:
         self.engine.close()
-        self.engine.setup = replace(setup, data=pool, splits=self.splits)
-        return number, self.greet(standing, number, self.context(standing.round, standing.round))[0]
+        self.engine.setup = setup
 
     def cohort(self, t: int) -> list[int]:
         """The clients sampled in round t: the same for every method with this seed."""
@@ -335,7 +354,7 @@ class Federation:
         With `track` ("tensorboard" or "mlflow") every record goes there too. With `client_state="disk"` what clients
         keep lies in the run folder and is read when they are sampled, however many there are.
         """
-        if client_state == "disk" and out is None:
+        if convert("client_state", client_state, Literal["memory", "disk"]) == "disk" and out is None:
             raise BadInput("clients' state on disk needs a run folder; give fit an out.")
         if track is not None:
             check_tracker(track)
