@@ -14,13 +14,11 @@ from fedhelix import (
     FedAvgM,
     FedLP,
     GenFed,
-    Method,
     NormBound,
     Scaffold,
     Upload,
     Wrapper,
     load,
-    option,
 )
 from fedhelix.client import Job
 from fedhelix.errors import BadInput
@@ -147,8 +145,6 @@ def test_in_clusters_everybody_gets_parameters_of_his_own():
 class Talking(Wrapper):
     """Clients tell a number, and all of them receive one."""
 
-    inner: Method = option(FedAvg(), "what is wrapped")
-
     def hello(self, client):
         return {**self.inner.hello(client), "told": torch.tensor(client.id)}
 
@@ -160,7 +156,10 @@ class Talking(Wrapper):
         return {**self.inner.download(server, client, ctx), "from": torch.tensor(client)}
 
 
-@pytest.mark.parametrize("method", [Talking(), Talking(NormBound()), NormBound(Talking())], ids=lambda it: it.label)
+AROUND = Talking(FedAvg()), Talking(NormBound()), NormBound(Talking(FedAvg()))
+
+
+@pytest.mark.parametrize("method", AROUND, ids=["alone", "around", "inside"])
 def test_what_a_wrapper_says_is_heard_at_the_beginning_and_by_newcomers(method):
     fed = small(method, data=NARROW["data"])
     server, ctx = fed.begin(1).server, fed.context(0, 1)
