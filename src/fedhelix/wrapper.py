@@ -29,9 +29,9 @@ class Wrapper(Method):
             )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not isinstance(self.inner, Method):
             raise BadInput(f"{self.name} works around a method such as FedAvg(), not around {self.inner!r}.")
+        super().__post_init__()
 
     @property
     def label(self) -> str:

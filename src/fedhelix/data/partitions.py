@@ -253,12 +253,12 @@ class Dominant(Partition):
     groups: tuple[tuple[int, ...], ...] | None = option(None, "the dominant classes of each group")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.share > 1:
-            object.__setattr__(self, "share", self.share / 100)
         if self.groups is not None:
             groups = tuple(whole_numbers("each of groups", group) for group in self.groups)
             object.__setattr__(self, "groups", groups or None)
+        super().__post_init__()
+        if self.share > 1:
+            object.__setattr__(self, "share", self.share / 100)
 
     def counts(self, present: np.ndarray, supply: np.ndarray, draw: np.random.Generator) -> np.ndarray:
         """The law of the groups, in whole numbers."""
