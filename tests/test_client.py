@@ -137,6 +137,16 @@ def test_batchnorm_never_sees_a_single_sample():
     with_one_left_over("digits-bn-cnn").fit(1, quiet=True)
 
 
+def test_a_network_returns_one_tensor_in_training_too():
+    class Two(nn.Linear):
+        def forward(self, x):
+            found = super().forward(x.flatten(1))
+            return (found, found) if self.training else found
+
+    with pytest.raises(BadInput, match="the model must return one tensor when it is trained, too, not tuple"):
+        small(model=Two(64, 10)).fit(1, quiet=True)
+
+
 def test_batches_of_one_sample_cannot_have_batchnorm():
     with pytest.raises(BadInput, match="BatchNorm needs two samples in a minibatch; set batch_size to 2 or more"):
         small(model="digits-bn-cnn", batch_size=1)

@@ -14,8 +14,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # From the ground up; a room imports only from rooms on lower floors (and from itself).
 FLOORS = [
-    {"errors", "folders", "seeds", "task", "records", "progress", "selection"},
-    {"options", "tree", "toml", "imports", "cpu", "cuda"},
+    {"errors", "folders", "seeds", "records", "progress", "selection"},
+    {"options", "tree", "toml", "imports", "cpu", "cuda", "task"},
     {"data", "models", "store", "participation", "track"},
     {"units", "report"},
     {"genes", "pruning", "generative"},

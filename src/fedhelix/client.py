@@ -20,6 +20,7 @@ from torch.func import functional_call
 from fedhelix.asked import Asked
 from fedhelix.cpu import Kernels, applied
 from fedhelix.data import Dataset, Split, crop_and_flip, draw_crops
+from fedhelix.errors import BadInput
 from fedhelix.method import Batch, Client, Local, LocalRound, Method, Phase
 from fedhelix.options import Checked, option
 from fedhelix.seeds import draw, key, seeded
@@ -221,7 +222,10 @@ def forward(setup: Setup, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """A model's outputs for prepared samples, in the precision of the training."""
     half = setup.training.precision == "bfloat16"
     with torch.autocast(setup.device.type, torch.bfloat16) if half else nullcontext():
-        return call(setup, params, x).float()
+        found = call(setup, params, x)
+    if not isinstance(found, Tensor):  # in evaluation mode it did
+        raise BadInput(f"the model must return one tensor when it is trained, too, not {type(found).__name__}.")
+    return found.float()
 
 
 def call(setup: Setup, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
