@@ -168,9 +168,11 @@ class Asked:
             if not isinstance(name, str) or SEPARATOR in name:
                 inside = f" in '{above}'" if above else ""
                 raise BadInput(f"{where} has the name {name!r}{inside}; names are text without a '{SEPARATOR}'.")
+            if isinstance(value, Tensor):  # most are
+                continue
             if isinstance(value, Mapping):
                 self._look_below(hook, value, f"{above}{name}{SEPARATOR}")
-            elif not isinstance(value, Tensor) and not _is_plain(value):
+            elif not _is_plain(value):
                 raise BadInput(
                     f"{where} has a {type(value).__name__} as '{above}{name}'; only tensors, numbers and dicts of "
                     "them can be kept and sent."
