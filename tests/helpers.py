@@ -21,7 +21,7 @@ def cheap(name: str, **options: Any) -> Method:
     return METHODS[name](**CHEAP.get(name, {}) | options)
 
 
-def small(method: Method | None = None, model: Any = "linear", **more: Any) -> Federation:
+def small(method: str | Method | None = None, model: Any = "linear", **more: Any) -> Federation:
     """Six clients on digits, three in a round; the slow engine, because it is the reference."""
     settings = {"data": "digits", "partition": "dirichlet:0.3", "clients": 6, "cohort": 3, "epochs": 1} | more
     settings = {"batch_size": 64, "engine": "serial", "kernels": "onednn"} | settings

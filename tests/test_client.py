@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
-from fedhelix import FedAvg, FedAvgFT, FedBABU, FedRep, Phase, from_arrays, from_clients, partition
+from fedhelix import FedAvg, FedAvgFT, FedBABU, FedRep, Phase, Scaffold, from_arrays, from_clients, partition
 from fedhelix.client import (
     Job,
     Training,
@@ -70,6 +70,20 @@ def test_a_step_is_that_of_torch_sgd(momentum, weight_decay):
     assert torch.allclose(parameters_to_vector(ours), parameters_to_vector(theirs), rtol=1e-6, atol=1e-7)
 
 
+def test_what_the_network_does_not_use_has_no_gradient():
+    class Spare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.spare = nn.Linear(64, 10), nn.Parameter(torch.zeros(3))
+
+        def forward(self, x):
+            return self.used(x.flatten(1))
+
+    fed = small(Scaffold(), Spare)
+    (found, *_) = client_of(fed.engine.setup, job_for(fed)).gradients(fed.initial)
+    assert not found["spare"].any() and found["used.weight"].any()
+
+
 # Batches
 
 
@@ -121,6 +135,21 @@ def test_batchnorm_never_sees_a_single_sample():
     }
     assert sizes == {"digits-cnn": [4, 4, 1, 4, 4, 1], "digits-bn-cnn": [4, 4, 4, 4]}
     with_one_left_over("digits-bn-cnn").fit(1, quiet=True)
+
+
+def test_a_network_returns_one_tensor_in_training_too():
+    class Two(nn.Linear):
+        def forward(self, x):
+            found = super().forward(x.flatten(1))
+            return (found, found) if self.training else found
+
+    with pytest.raises(BadInput, match="the model must return one tensor when it is trained, too, not tuple"):
+        small(model=Two(64, 10)).fit(1, quiet=True)
+
+
+def test_batches_of_one_sample_cannot_have_batchnorm():
+    with pytest.raises(BadInput, match="BatchNorm needs two samples in a minibatch; set batch_size to 2 or more"):
+        small(model="digits-bn-cnn", batch_size=1)
 
 
 def test_a_client_with_one_sample_cannot_have_batchnorm():
@@ -284,7 +313,7 @@ def test_a_teacher_in_the_anchor_leaves_no_trace(engine):
 
 
 def test_an_anchor_holds_tensors():
-    with pytest.raises(BadInput, match="must hold tensors; 'strength' is a float"):
+    with pytest.raises(BadInput, match="anchor must return tensors alone; 'strength' is a float"):
         small(Taught(), model="linear").fit(1, quiet=True)
 
 
@@ -297,5 +326,5 @@ class Forgetful(FedAvg):
 
 @pytest.mark.parametrize("engine", ["serial", "batched"])
 def test_an_upload_is_what_is_sent_and_what_is_kept(engine):
-    with pytest.raises(BadInput, match="must return two trees"):
+    with pytest.raises(BadInput, match="upload must return two trees, what is sent and what is kept, not a dict"):
         small(Forgetful(), model="linear", engine=engine).fit(1, quiet=True)

@@ -10,7 +10,20 @@ from sklearn.datasets import load_diabetes
 from torch import nn
 from torch.utils.data import Dataset as TorchDataset
 
-from fedhelix import METHODS, FedAvg, FedAvgFT, Federation, FedPer, FedRep, LocalOnly, Scaffold, from_arrays, partition
+from fedhelix import (
+    METHODS,
+    FedAU,
+    FedAvg,
+    FedAvgFT,
+    Federation,
+    FedPer,
+    FedRep,
+    GenFed,
+    LocalOnly,
+    Scaffold,
+    from_arrays,
+    partition,
+)
 from fedhelix.client import Job, work
 from fedhelix.errors import BadInput
 from fedhelix.store import RunFolder
@@ -314,6 +327,13 @@ def test_what_ends_a_run_between_checkpoints_loses_no_complete_round(tmp_path, m
         ({"momentm": 0.5}, "unknown key of a federation 'momentm'; did you mean 'momentum'?"),
         ({"device": "toaster"}, "there is no device 'toaster' here"),
         ({"engine": "steam"}, "unknown engine 'steam'"),
+        ({"partition": [[0, 1], [2, 3]]}, r"partition is text or a value such as partition.iid\(10\), not \[\[0"),
+        ({"workers": "two"}, "workers must be a whole number, not 'two'"),
+        ({"kernels": "fast"}, "kernels must be one of auto, onednn, native, tuned, compiled, not 'fast'"),
+        ({"seed": "x"}, "seed must be a whole number, not 'x'"),
+        ({"seed": 1.7}, "seed must be a whole number, not '1.7'"),
+        ({"method": FedAvg}, r"method is a name or a value such as FedAvg\(\), not <class"),
+        ({"method": "genfd"}, "unknown method 'genfd'; did you mean 'genfed'"),
         ({"method": METHODS["fedbn"]()}, "fedbn needs a model with BatchNorm and this one has none"),
         ({"method": METHODS["fedrep"]()}, "fedrep would share no layer of this model"),
         ({"method": FedPer(personal_layers=4), "model": "mlp"}, "3 weighted layers, so its last 4 cannot be taken"),
@@ -324,11 +344,20 @@ def test_a_federation_that_cannot_be(settings, sentence):
         small(**settings)
 
 
+def test_a_method_by_its_name():
+    assert small("genfed+fedau").method == GenFed(FedAU())
+
+
 @pytest.mark.parametrize("setting", ["rounds", "eval_every", "checkpoint_every"])
 def test_a_fit_that_cannot_be(setting, tmp_path):
     with pytest.raises(BadInput, match=f"{setting} must be at least 1, not 0"):
         small().fit(**{"rounds": 1, "out": tmp_path / "run", "quiet": True} | {setting: 0})
     assert not (tmp_path / "run").exists()
+
+
+def test_clients_keep_their_state_in_one_of_two_places():
+    with pytest.raises(BadInput, match="client_state must be one of memory, disk, not 'dsk'"):
+        small().fit(1, client_state="dsk")
 
 
 X = np.zeros((20, 3), dtype="float32")

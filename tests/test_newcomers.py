@@ -158,6 +158,19 @@ def test_a_client_with_its_own_data_joins():
     assert cohorts == set(range(7))
 
 
+def test_a_newcomer_who_is_turned_away_leaves_no_trace():
+    class Closed(FedAvg):
+        def welcome(self, server, message, ctx):
+            raise BadInput("no newcomers here")
+
+    run = small(Closed(), data=DIGITS).fit(1, quiet=True)
+    fed = run.federation
+    before = fed.clients, fed.splits, fed.judged, fed.samplers, fed.engine.setup
+    with pytest.raises(BadInput, match="no newcomers here"):
+        run.welcome((DIGITS.x[:20], DIGITS.y[:20]))
+    assert (fed.clients, fed.splits, fed.judged, fed.samplers, fed.engine.setup) == before
+
+
 def test_bad_newcomers_are_refused():
     run = small(FedAvg(), data=DIGITS).fit(1, quiet=True)
     with pytest.raises(BadInput, match="newcomer has samples of"):

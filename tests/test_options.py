@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +20,11 @@ class Example(Checked):
     limit: int | None = option(None, "a number or nothing", low=1)
     word: str = option("x", "text")
     folder: str | None = option(None, "text or nothing")
+    rates: tuple[float, ...] = option((0.1,), "some numbers", above=0)
+    pair: tuple[int, str] | None = option(None, "a number and a word")
+    either: int | str = option(1, "a number or text")
+    numeric: float | int | None = option(None, "a number of either kind")
+    picked: tuple[Literal["red", "blue"], ...] = option((), "some choices")
 
 
 @pytest.mark.parametrize(
@@ -38,6 +44,17 @@ class Example(Checked):
         ("word", "auto", "auto"),
         ("folder", "none", "none"),
         ("folder", None, None),
+        ("rates", "0.1, 2", (0.1, 2.0)),
+        ("rates", [1, 2], (1.0, 2.0)),
+        ("rates", "(3)", (3.0,)),
+        ("pair", "1,x", (1, "x")),
+        ("pair", "none", None),
+        ("either", "abc", "abc"),
+        ("either", "12", 12),
+        ("either", 3, 3),
+        ("numeric", "0.5", 0.5),
+        ("numeric", 2, 2),
+        ("picked", ["blue"], ("blue",)),
     ],
 )
 def test_values_are_read_as_their_types(key, given, kept):
@@ -69,11 +86,27 @@ def test_values_are_read_as_their_types(key, given, kept):
         ("limit", "few", "limit must be a whole number, not 'few'."),
         ("count", None, "count must be a whole number, not 'None'."),
         ("word", 3, "word must be text, not '3'."),
+        ("rates", "0.1;0.2", "rates must be a list, each a number, not '0.1;0.2'."),
+        ("rates", 0.1, "rates must be a list, each a number, not '0.1'."),
+        ("rates", (1, -1), "rates must be greater than 0, not -1.0."),
+        ("pair", "1", "pair must be a list, each a whole number and text, not '1'."),
+        ("either", 0.5, "either must be a whole number or text, not '0.5'."),
+        ("picked", "red,green", "picked must be a list, each one of red, blue, not 'red,green'."),
     ],
 )
 def test_what_does_not_fit_is_refused_with_its_name_and_what_would_be_right(key, value, sentence):
     with pytest.raises(BadInput, match=sentence):
         Example(**{key: value})
+
+
+@pytest.mark.parametrize("kind", [list, dict[str, int], set, Callable[[int], int], tuple[list, ...], int | list])
+def test_what_cannot_be_checked_is_no_option(kind):
+    @dataclass(frozen=True)
+    class Loose(Checked):
+        value: kind = None
+
+    with pytest.raises(BadInput, match=r"value is declared as .*; an option is a number, text, a choice, or a tuple"):
+        Loose()
 
 
 def test_infinity_is_no_setting():

@@ -60,6 +60,15 @@ def test_a_method_from_a_file(write):
         make(path, {"speed": "warp"})
 
 
+def test_a_name_belongs_to_one_file(write):
+    with pytest.raises(BadInput, match=r"mine\.py' cannot be used: FedAvg of .*fedavg\.py is called 'fedavg' already"):
+        make(write(MINE.format(name="fedavg")))
+    assert METHODS["fedavg"] is fedhelix.FedAvg
+    make(write(MINE.format(name="mine")))
+    with pytest.raises(BadInput, match=r"Mine of .*mine\.py is called 'mine' already; choose another name"):
+        make(write(MINE.format(name="mine"), "other.py"))
+
+
 def test_a_file_may_have_any_name(write):
     """A file called random.py must not stand in for Python's own module."""
     import random

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.metrics import r2_score
 
+from fedhelix.errors import BadInput
 from fedhelix.task import Task, accuracy, judge, r2, squared_error, task_for
 
 
@@ -42,3 +43,20 @@ def test_names_and_replacements():
     scalar = Task(lambda output, target: (output - target).abs().mean(), metric)
     assert judge(scalar, torch.ones(4), torch.zeros(4)) == (0.5, 1.0)
     assert all(map(math.isnan, judge(scalar, torch.ones(0), torch.zeros(0))))
+
+
+@pytest.mark.parametrize(
+    ("found", "kind"),
+    [(None, "NoneType"), (torch.ones(4), r"Tensor of shape \(4,\)"), (np.ones(4), "ndarray of shape"), ("x", "str")],
+    ids=["nothing", "tensor", "array", "text"],
+)
+def test_a_metric_is_one_number(found, kind):
+    task = task_for(3, metric=lambda output, target: found)
+    with pytest.raises(BadInput, match=f"metric must return one number for all samples, not {kind}"):
+        judge(task, torch.eye(3), torch.arange(3))
+
+
+@pytest.mark.parametrize("part", ["loss", "metric"])
+def test_losses_and_metrics_are_functions(part):
+    with pytest.raises(BadInput, match=f"{part} is a function of outputs and targets, not 'mse'"):
+        task_for(3, **{part: "mse"})

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedhelix.asked import Asked
 from fedhelix.cpu import Kernels, applied
 from fedhelix.data import Dataset, Split, crop_and_flip, draw_crops
 from fedhelix.errors import BadInput
@@ -43,6 +44,10 @@ class Training(Checked):
         "float32", "arithmetic of the training steps (float32, bfloat16)"
     )
 
+    def rate(self, round: int, phase: Phase) -> float:
+        """The learning rate of a phase of a round."""
+        return phase.rate * self.lr * self.lr_decay**round
+
 
 @dataclass(frozen=True, eq=False)
 class Setup:
@@ -59,6 +64,11 @@ class Setup:
     seed: int
     device: torch.device
     kernels: Kernels = "onednn"
+
+    @cached_property
+    def asked(self) -> Asked:
+        """The method's hooks, whose answers are looked at."""
+        return Asked(self.method)
 
     @cached_property
     def architecture(self) -> str:
@@ -126,7 +136,7 @@ def client_of(setup: Setup, job: Job) -> Client:
             drawn = key(setup.seed, "noise-gradients", job.round, job.client, row)
             with seeded(drawn, setup.device), applied(setup.kernels, setup.module):
                 loss = risk(setup, model, gather(setup, samples, crops))
-                found = torch.autograd.grad(loss, list(leaves.values()))
+                found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
             yield dict(zip(names, found, strict=True))
 
     def sample_loss(state: State, x: Tensor, y: Tensor) -> Tensor:
@@ -149,7 +159,7 @@ def client_of(setup: Setup, job: Job) -> Client:
         id=job.client,
         samples=len(indices),
         round=job.round,
-        lr=setup.training.lr * setup.training.lr_decay**job.round,
+        lr=setup.training.rate(job.round, Phase()),
         momentum=setup.training.momentum,
         epochs=setup.training.epochs,
         units=setup.units,
@@ -212,7 +222,10 @@ def forward(setup: Setup, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """A model's outputs for prepared samples, in the precision of the training."""
     half = setup.training.precision == "bfloat16"
     with torch.autocast(setup.device.type, torch.bfloat16) if half else nullcontext():
-        return call(setup, params, x).float()
+        found = call(setup, params, x)
+    if not isinstance(found, Tensor):  # in evaluation mode it did
+        raise BadInput(f"the model must return one tensor when it is trained, too, not {type(found).__name__}.")
+    return found.float()
 
 
 def call(setup: Setup, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -251,17 +264,16 @@ def train(setup: Setup, job: Job, local: LocalRound, index: int, purpose: str) -
     local.models[local.phase.model] = model
     leaves = [model[name].requires_grad_() for name in part_of(setup.units, local.phase.part)]
     velocity = [torch.zeros_like(leaf) for leaf in leaves]
-    lr = local.phase.rate * setup.training.lr * setup.training.lr_decay**job.round
+    lr = setup.training.rate(job.round, local.phase)
     steps = plan(setup, job, local.phase, purpose, index)
     view = Local(local.anchor, local.phase, local.units, local.risk, local.outputs)
     total = torch.zeros((), device=setup.device)
     with seeded(noise(setup, job, purpose, index), setup.device), applied(setup.kernels, setup.module):
         for samples, crops in steps.steps():
-            loss = setup.method.loss(model, gather(setup, samples, crops), view)
-            found = torch.autograd.grad(loss, leaves, allow_unused=True)
-            grads = [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, found, strict=True)]
+            loss = setup.asked.loss(model, gather(setup, samples, crops), view)
+            grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
             with torch.no_grad():
-                sgd_step(leaves, grads, velocity, lr, setup.training)
+                sgd_step(leaves, list(grads), velocity, lr, setup.training)
             total += loss.detach()
     for leaf in leaves:
         leaf.requires_grad_(False)
@@ -270,13 +282,13 @@ def train(setup: Setup, job: Job, local: LocalRound, index: int, purpose: str) -
 
 def work(setup: Setup, job: Job) -> Outcome:
     """A client's whole round: start, phases, upload."""
-    local, method = open_round(setup, job), setup.method
+    local = open_round(setup, job)
     total = torch.zeros((), device=setup.device)
     steps = 0
-    for index, phase in enumerate(method.phases(local.client)):
+    for index, phase in enumerate(setup.asked.phases(local.client, local.models)):
         count, loss = train(setup, job, replace(local, phase=phase), index, "batches")
         steps, total = steps + count, total + loss
-    upload, own = uploaded(setup, replace(local, steps=steps))
+    upload, own = setup.asked.upload(replace(local, steps=steps))
     return Outcome(job.client, local.client.samples, upload, own, float(total) / max(steps, 1))
 
 
@@ -292,7 +304,7 @@ def open_round(setup: Setup, job: Job, anchored: bool = True) -> LocalRound:
         client=client,
         payload=job.payload,
         own=job.own,
-        models=setup.method.start(job.payload, job.own, client),
+        models=setup.asked.start(job.payload, job.own, client),
         steps=0,
     )
 
@@ -305,31 +317,19 @@ def personal_model(setup: Setup, job: Job) -> State:
     return local.models[used]
 
 
-def uploaded(setup: Setup, local: LocalRound) -> tuple[Tree, Tree]:
-    """What the client sends and what it keeps."""
-    found = setup.method.upload(local)
-    if not isinstance(found, tuple) or len(found) != 2:
-        raise BadInput(f"upload of {setup.method.label} must return two trees: what is sent, and what is kept.")
-    return found
-
-
 def anchor_of(setup: Setup, job: Job, client: Client) -> Tree:
     """What the client's loss looks at, as tensors of its own: BatchNorm brings a teacher's statistics up to date."""
-    found = flatten(setup.method.anchor(job.payload, job.own, client))
-    for name, value in found.items():
-        if not isinstance(value, Tensor):
-            raise BadInput(
-                f"the anchor of {setup.method.label} must hold tensors; '{name}' is a {type(value).__name__}."
-            )
-    return unflatten(clone(found) if setup.units.buffers else found)
+    found = setup.asked.anchor(job.payload, job.own, client)
+    return unflatten(clone(flatten(found))) if setup.units.buffers else found
 
 
 def open_use(setup: Setup, job: Job) -> tuple[LocalRound, str, list[Phase]]:
     """A client that is about to use a model, its name, and the training before; newcomers train it as in a round."""
-    client, method = client_of(setup, job), setup.method
-    phases = list(method.phases(client) if job.arriving else method.tune(client))
-    local = open_round(setup, job, anchored=bool(phases))
-    used = method.personal(local.models)
+    client = client_of(setup, job)
+    tuning = [] if job.arriving else setup.asked.tune(client)
+    local = open_round(setup, job, anchored=job.arriving or bool(tuning))
+    phases = setup.asked.phases(client, local.models) if job.arriving else tuning
+    used = setup.asked.personal(local.models)
     if job.arriving and len(phases) > 1:
         phases = [phase for phase in phases if phase.model == used]
     return local, used, [replace(phase, model=used) for phase in phases]
@@ -337,15 +337,15 @@ def open_use(setup: Setup, job: Job) -> tuple[LocalRound, str, list[Phase]]:
 
 def untuned_model(setup: Setup, job: Job) -> State | None:
     """The personal model where it needs no training, sharing its tensors with what was received; otherwise None."""
-    if job.arriving or setup.method.tune(client_of(setup, job)):
+    if job.arriving or setup.asked.tune(client_of(setup, job)):
         return None
     return received_model(setup, job)
 
 
 def received_model(setup: Setup, job: Job) -> State:
     """The personal model before any preparation."""
-    models = setup.method.start(job.payload, job.own, client_of(setup, job))
-    return models[setup.method.personal(models)]
+    models = setup.asked.start(job.payload, job.own, client_of(setup, job))
+    return models[setup.asked.personal(models)]
 
 
 def samples_of(setup: Setup, pool: Pool) -> tuple[Tensor, Tensor]:

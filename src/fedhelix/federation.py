@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from fedhelix import describe, models, seeds
+from fedhelix.asked import Asked
 from fedhelix.attacks import Attack, Attackers
 from fedhelix.channel import kept, receive, traffic
 from fedhelix.client import Job, Setup, Training, client_of
@@ -30,6 +31,7 @@ from fedhelix.options import build_all, convert
 from fedhelix.participation import Newcomers, Participation, Sampler
 from fedhelix.progress import Progress
 from fedhelix.records import Record
+from fedhelix.registry import make
 from fedhelix.standing import Run, Standing
 from fedhelix.store import RunFolder
 from fedhelix.task import Loss, Metric, Task, task_for
@@ -46,7 +48,8 @@ class Federation:
 
     `data` is a name for `load`, a `Dataset`, or a list with one (x, y) pair or torch data set per client.
     `partition` says who owns which sample: a value of `fedhelix.partition`, or text such as "dirichlet:0.1".
-    `model` is a name, an `nn.Module`, or a function that makes one. Everything else has a sensible default; the
+    `model` is a name, an `nn.Module`, or a function that makes one; `method` is a name such as "genfed+fedau", or a
+    value such as `GenFed(FedAU())`. Everything else has a sensible default; the
     options of `Training` (epochs, batch_size, lr, lr_decay, momentum, weight_decay, augment) and of `ServerData`
     (validation_size, validation_shared, supplement_size, supplement_below) are keywords too, and so are
     `participation`, `participation_alpha`, `newcomers`, `newcomers_after`, `newcomers_classes`, `attack`,
@@ -59,7 +62,7 @@ class Federation:
         partition: str | Partition | None = None,
         *,
         model: str | nn.Module | Callable[[], nn.Module] = "auto",
-        method: Method | None = None,
+        method: str | Method | None = None,
         clients: int = 20,
         cohort: int | None = None,
         eval_clients: int | None = None,
@@ -69,7 +72,7 @@ class Federation:
         engine: str | Callable[[Setup], Engine] = "auto",
         device: str = "auto",
         workers: int | None = None,
-        kernels: Literal["auto", "onednn", "native", "tuned", "compiled"] = "auto",
+        kernels: Literal["auto"] | Kernels = "auto",
         **settings: Any,
     ):
         pool = load(data) if isinstance(data, str) else data if isinstance(data, Dataset) else from_clients(data)
@@ -77,8 +80,14 @@ class Federation:
             partition = partitions.usual(pool)
         if isinstance(partition, str):
             partition = partitions.parse(partition, clients)
-        self.method = method if method is not None else FedAvg()
-        self.seed, self.device = int(seed), device_of(device)
+        if not isinstance(partition, Partition):
+            raise BadInput(f"partition is text or a value such as partition.iid(10), not {partition!r}.")
+        self.method = make(method) if isinstance(method, str) else FedAvg() if method is None else method
+        if not isinstance(self.method, Method):
+            raise BadInput(f"method is a name or a value such as FedAvg(), not {method!r}.")
+        self.seed, self.device = convert("seed", seed, int), device_of(device)
+        workers = convert("workers", workers, int | None)
+        kernels = convert("kernels", kernels, Literal["auto", Kernels])
         built = build_all(SETTINGS, settings, "a federation")
         self.training, asked, self.participation, self.newcomers, self.attack = built
         self.server_data: ServerData = asked.resolved(self.method.scores)
@@ -108,12 +117,13 @@ class Federation:
         ]
         self.judged = [client for group in groups for client in self._judged(eval_clients, group)]
         module, self.units = network(model, pool, self.method, self.seed)
-        self.needed = self.method.shared(self.units) if self.method.whole else ()  # what every upload must hold
+        shared = Asked(self.method).shared(self.units)
+        self.needed = shared if self.method.whole else ()  # what every upload must hold
         if self.method.packed and self.attack.attack not in ("none", "label-flip"):
             raise BadInput(
                 f"attack = {self.attack.attack} cannot change what {self.method.label} uploads, which is packed."
             )
-        if self.attack.attack not in ("none", "label-flip") and not self.method.shared(self.units):
+        if self.attack.attack not in ("none", "label-flip") and not shared:
             raise BadInput(f"attack = {self.attack.attack} has nothing to forge: {self.method.label} uploads nothing.")
         self.attackers = Attackers(self.attack, self.clients, self.units.parameters, self.seed)
         self.studied = self.attackers.studied(pool, self.splits, len(self.reserve.scoring))
@@ -137,7 +147,7 @@ class Federation:
         """THE round loop: yields a record and the new standing after every round."""
         standing = since if since is not None else self.begin(rounds)
         for t in range(standing.round, rounds):
-            clock, ctx, method = time.perf_counter(), self.context(t, rounds), self.method
+            clock, ctx, method = time.perf_counter(), self.context(t, rounds), Asked(self.method)
             arrival = Record()
             if self.newcomers.newcomers and t == self.newcomers.newcomers_after:
                 standing, arrival = self.arrive(standing, ctx)
@@ -163,15 +173,14 @@ class Federation:
                 "round": t + 1,
                 "train_loss": float(np.mean([outcome.loss for outcome in outcomes])) if outcomes else math.nan,
                 **traffic(payloads, outcomes, greeting + ctx.notes.get("other_bytes", 0)),
-                "participants": list(workers),
+                "participants": workers,
                 "refused": refused,
                 "missing": missing,
-                "notes": ctx.notes,
                 **arrival,
             }
             if (t + 1) % eval_every == 0 or t + 1 == rounds:
                 record |= self.evaluate(standing, ctx)
-            record |= self.engine.report()
+            record |= self.engine.report() | {"notes": method.notes(ctx)}
             record["seconds"] = time.perf_counter() - clock
             yield record, standing
 
@@ -180,7 +189,7 @@ class Federation:
         ctx = self.context(0, rounds)
         jobs = [Job(i, 0, {}, {}) for i in range(ctx.clients)]
         hellos = self.engine.hello(jobs) if self.method.greets else {}
-        server, replies = self.method.begin(hellos, ctx)
+        server, replies = Asked(self.method).begin(hellos, ctx)
         said = sum(payload_bytes(tree) for trees in (hellos, replies) for tree in trees.values())
         sample = 4 * (math.prod(self.data.shape) + math.prod(self.data.y.shape[1:]))
         return Standing(0, server, dict(replies), set(replies), said + sample * sum(self.supplements.values()))
@@ -206,7 +215,7 @@ class Federation:
         sent = received = 0
         while not done:
             message = self.engine.reply(Job(client, ctx.round, payload, {}))
-            server, payload, done = self.method.welcome(server, message, ctx)
+            server, payload, done = Asked(self.method).welcome(server, message, ctx)
             sent, received = sent + payload_bytes(message), received + payload_bytes(payload)
         own = self.engine.settle(Job(client, ctx.round, payload, {}))
         known = {client: own} if own else {}
@@ -225,12 +234,20 @@ class Federation:
         ]
         if self.units.norm and len(places[0]) < 2:
             raise BadInput("the newcomer has only one training sample, but BatchNorm needs two.")
-        self.splits, self.clients = [*self.splits, Split(places[0], places[0][:0], places[1])], number + 1
+        splits = [*self.splits, Split(places[0], places[0][:0], places[1])]
+        self._go_on_with(replace(setup, data=pool, splits=splits))
+        try:
+            standing, _ = self.greet(standing, number, self.context(standing.round, standing.round))
+        except BaseException:  # it is turned away, and all others go on as before
+            self._go_on_with(setup)
+            raise
+        self.splits, self.clients, self.judged = splits, number + 1, [*self.judged, number]
         self.samplers = [replace(sampler, members=(*sampler.members, number)) for sampler in self.samplers]
-        self.judged = [*self.judged, number]
+        return number, standing
+
+    def _go_on_with(self, setup: Setup) -> None:
         self.engine.close()
-        self.engine.setup = replace(setup, data=pool, splits=self.splits)
-        return number, self.greet(standing, number, self.context(standing.round, standing.round))[0]
+        self.engine.setup = setup
 
     def cohort(self, t: int) -> list[int]:
         """The clients sampled in round t: the same for every method with this seed."""
@@ -325,7 +342,7 @@ class Federation:
         With `track` ("tensorboard" or "mlflow") every record goes there too. With `client_state="disk"` what clients
         keep lies in the run folder and is read when they are sampled, however many there are.
         """
-        if client_state == "disk" and out is None:
+        if convert("client_state", client_state, Literal["memory", "disk"]) == "disk" and out is None:
             raise BadInput("clients' state on disk needs a run folder; give fit an out.")
         if track is not None:
             check_tracker(track)
@@ -399,7 +416,7 @@ def network(
     """The network for these data and its units, if it fits them and the method can work with it."""
     outputs = pool.classes if pool.classes is not None else math.prod(pool.y.shape[1:])
     module = models.build(model, pool.shape, outputs, data_name=pool.name, seed=seed)
-    example = pool.prepare(pool.x[:2])
+    example = pool.prepare(pool.x[:2]).cpu()  # where a new network is
     models.check_fits(module, example, outputs)
     units = Units.of(module, example)
     method.check(units)
@@ -419,6 +436,8 @@ def setup_of(
     kernels: Kernels | Literal["auto"],
 ) -> Setup:
     """What clients' work depends on, where it is computed."""
+    if units.norm and training.batch_size < 2:
+        raise BadInput("BatchNorm needs two samples in a minibatch; set batch_size to 2 or more.")
     if units.norm and any(len(split.train) == 1 for split in splits):
         raise BadInput("a client has only one training sample, but BatchNorm needs two; use larger clients.")
     state = module.to(device).state_dict()

@@ -39,6 +39,8 @@ def import_file(path: str) -> str:
     sys.modules[spec.name] = module  # dataclasses look here when they resolve the types of their fields
     try:
         spec.loader.exec_module(module)
+    except BadInput as problem:
+        raise BadInput(f"'{path}' cannot be used: {problem}") from problem
     except Exception as problem:
         raise BadInput(f"'{path}' cannot be imported: {type(problem).__name__}: {problem}.") from problem
     IMPORTED[spec.name] = str(Path(path).resolve())

@@ -15,19 +15,26 @@ import torch
 from torch import Tensor
 
 from fedhelix import seeds
+from fedhelix.errors import BadInput
 from fedhelix.options import Checked
 from fedhelix.tree import State, Tree, drop, masked_mean, take
 from fedhelix.units import Units
+
+PARTS = ("all", "head", "body")
 
 
 @dataclass(frozen=True)
 class Phase:
     """Train one part of one of the client's models for some epochs, with a fresh optimiser."""
 
-    part: str = "all"  # all, head or body
+    part: str = "all"  # or head, or body
     epochs: int | None = None  # None: as many as the federation says
     model: str = "model"  # which of the models that `start` returned
     rate: float = 1.0  # factor on the learning rate
+
+    def __post_init__(self) -> None:
+        if self.part not in PARTS:
+            raise BadInput(f"a phase trains one of the parts {', '.join(PARTS)}, not '{self.part}'.")
 
 
 Scorer = Callable[[Sequence[State]], list[tuple[float, float]]]  # metric and loss of models

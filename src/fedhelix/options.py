@@ -8,9 +8,20 @@ import numbers
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from fedhelix.errors import BadInput, unknown
+
+UNIONS = (typing.Union, types.UnionType)
+SWITCH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+NAMES: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    object: "anything",
+    Any: "anything",
+}
 
 
 def option(
@@ -39,7 +50,9 @@ class Checked:
 
 
 def check_range(field: dataclasses.Field[Any], value: Any) -> None:
-    """Refuse a number outside the field's range."""
+    """Refuse a number outside the field's range, also inside of a tuple."""
+    for part in value if isinstance(value, tuple) else ():
+        check_range(field, part)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     rule = field.metadata
@@ -57,47 +70,78 @@ def check_range(field: dataclasses.Field[Any], value: Any) -> None:
 
 def convert(name: str, value: Any, kind: Any) -> Any:
     """The value as its declared type; text is read as on a command line, anything else must fit already."""
+    right = words(kind)
+    if right is None:
+        raise BadInput(f"{name} is declared as {kind}; an option is a number, text, a choice, or a tuple of these.")
+    try:
+        return read(value, kind)
+    except (ValueError, OverflowError):
+        raise BadInput(f"{name} must be {right}, not '{value}'.") from None
+
+
+def words(kind: Any) -> str | None:
+    """What values of a type are called; None for a type that cannot be checked, or whose values can change."""
     origin, choices = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
-        if value in choices:
-            return value
-        raise BadInput(f"{name} must be one of {', '.join(map(str, choices))}, not '{value}'.")
-    if origin in (typing.Union, types.UnionType):
-        # Where any text is a value (a folder may be called none), no text stands for nothing.
-        nothing = ("none", "auto") if type(None) in choices and str not in choices else ()
-        if value is None or (isinstance(value, str) and value.lower() in nothing):
-            return None
-        return convert(name, value, next(choice for choice in choices if choice is not type(None)))
-    if kind is bool:
-        words = {
-            "true": True,
-            "yes": True,
-            "on": True,
-            "1": True,
-            "false": False,
-            "no": False,
-            "off": False,
-            "0": False,
-        }
-        if isinstance(value, bool):
-            return value
-        if isinstance(value, str) and value.lower() in words:
-            return words[value.lower()]
-        raise BadInput(f"{name} must be true or false, not '{value}'.")
+        return f"one of {', '.join(map(str, choices))}"
+    if origin in UNIONS:
+        parts = [words(choice) for choice in choices if choice is not type(None)]
+        return None if None in parts else " or ".join(str(part) for part in parts)
+    if origin is tuple:
+        parts = [words(choice) for choice in choices if choice is not ...]
+        return None if None in parts else f"a list, each {' and '.join(str(part) for part in parts)}"
+    if kind in NAMES:
+        return NAMES[kind]
+    return f"a {kind.__name__}" if isinstance(kind, type) and kind not in (list, dict, set) else None
+
+
+def read(value: Any, kind: Any) -> Any:
+    """The value as a type that has words; ValueError where it does not fit."""
+    origin, choices = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        return choices[choices.index(value)]
+    if origin in UNIONS:
+        return read_any(value, choices)
+    if origin is tuple:
+        return read_tuple(value, choices)
+    if kind is bool and isinstance(value, str):
+        return SWITCH[value.lower()] if value.lower() in SWITCH else refuse()
     if kind in (int, float):
-        word = "a whole number" if kind is int else "a number"
         if isinstance(value, bool) or not isinstance(value, numbers.Real | str):
-            raise BadInput(f"{name} must be {word}, not '{value}'.")
+            refuse()
+        number = kind(value)
+        return number if number == number and (isinstance(value, str) or number == value) else refuse()
+    return value if kind is Any or isinstance(value, kind) else refuse()
+
+
+def read_any(value: Any, kinds: tuple[Any, ...]) -> Any:
+    """The value as the first type that takes it: its own, if it is not text, and text only if nothing else does."""
+    # Where any text is a value (a folder may be called none), no text stands for nothing.
+    nothing = ("none", "auto") if type(None) in kinds and str not in kinds else ()
+    if isinstance(value, str) and value.lower() in nothing:
+        return None
+    for kind in sorted(kinds, key=lambda kind: (kind is str, kind is not type(value))):
         try:
-            number = kind(value)
+            return read(value, kind)
         except (ValueError, OverflowError):
-            raise BadInput(f"{name} must be {word}, not '{value}'.") from None
-        if number != number or (not isinstance(value, str) and number != value):
-            raise BadInput(f"{name} must be {word}, not '{value}'.")
-        return number
-    if kind is str and not isinstance(value, str):
-        raise BadInput(f"{name} must be text, not '{value}'.")
-    return value
+            continue
+    return refuse()
+
+
+def read_tuple(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Some values of one type, or one of each; text has commas between them."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.strip("[]() ").split(",")]
+    if not isinstance(value, Iterable) or isinstance(value, Mapping):
+        refuse()
+    parts = list(value)
+    each = [kinds[0]] * len(parts) if kinds[-1] is ... else kinds
+    return tuple(read(part, kind) for part, kind in zip(parts, each, strict=True))
+
+
+def refuse() -> NoReturn:
+    """It does not fit."""
+    raise ValueError
 
 
 def find(key: str, names: Iterable[str], kind: str = "key", grouped: bool = True) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -26,11 +27,20 @@ def register(name: str, paper: str = "") -> Callable[[M], M]:
     def keep(kind: M) -> M:
         if "__dataclass_params__" not in vars(kind):  # forgotten, and there is only one way to do it
             kind = dataclass(frozen=True)(kind)  # type: ignore[assignment]
+        holder = METHODS.get(name)
+        if holder is not None and home_of(holder) != home_of(kind):
+            raise BadInput(f"{holder.__name__} of {home_of(holder)} is called '{name}' already; choose another name.")
         kind.name, kind.paper = name, paper
         METHODS[name] = kind
         return kind
 
     return keep
+
+
+def home_of(kind: type[Method]) -> str:
+    """Where a method is written: a file that is read once more may replace its own methods, and no others."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return kind.__module__ if file is None else str(Path(file).resolve())
 
 
 def method_type(name: str) -> type[Method]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import SupportsFloat
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from fedhelix.errors import BadInput
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metric = Callable[[Tensor, Tensor], Tensor | float]
@@ -64,9 +67,21 @@ class Task:
             return values.mean()
         return (values * mask).sum() / mask.sum().clamp_min(1)
 
+    def measure(self, output: Tensor, target: Tensor) -> Tensor:
+        """The metric of some samples, which is one number."""
+        found = self.metric(output, target)
+        value = torch.as_tensor(found) if isinstance(found, SupportsFloat) else None
+        if value is None or value.dim():
+            shape = "" if value is None else f" of shape {tuple(value.shape)}"
+            raise BadInput(f"metric must return one number for all samples, not {type(found).__name__}{shape}.")
+        return value
+
 
 def task_for(classes: int | None, loss: Loss | None = None, metric: Metric | None = None) -> Task:
     """Classification when there are classes, regression when there are none; both parts can be replaced."""
+    for name, given in (("loss", loss), ("metric", metric)):
+        if given is not None and not callable(given):
+            raise BadInput(f"{name} is a function of outputs and targets, not {given!r}.")
     if classes is None:
         return Task(loss or squared_error, metric or r2, "score")
     if metric is not None:
@@ -84,7 +99,7 @@ def judge_all(task: Task, outputs: Sequence[Tensor], targets: Sequence[Tensor]) 
     """The same for several sets of samples, with a single wait for the device."""
     empty = (float("nan"), float("nan"))
     found = [
-        (torch.as_tensor(task.metric(output, target)), task.risk(output, target))
+        (task.measure(output, target), task.risk(output, target))
         for output, target in zip(outputs, targets, strict=True)
         if len(target)
     ]

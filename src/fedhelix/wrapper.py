@@ -20,10 +20,18 @@ class Wrapper(Method):
 
     inner: Method
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.shared is not Wrapper.shared and cls.upload is Wrapper.upload:
+            raise BadInput(
+                f"{cls.__name__} overrides shared, but the method inside uploads what it shares itself; "
+                "override upload as well, or leave shared out."
+            )
+
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not isinstance(self.inner, Method):
             raise BadInput(f"{self.name} works around a method such as FedAvg(), not around {self.inner!r}.")
+        super().__post_init__()
 
     @property
     def label(self) -> str:
@@ -37,8 +45,8 @@ class Wrapper(Method):
 
     @property
     def greets(self) -> bool:
-        """Whether clients have something to tell before round 0."""
-        return self.inner.greets
+        """As the inner method, unless the wrapper has something to tell."""
+        return self.inner.greets or type(self).hello is not Wrapper.hello
 
     @property
     def scores(self) -> bool:
@@ -139,13 +147,24 @@ class Wrapper(Method):
         return self.inner.tune(client)
 
     def welcome(self, server: Tree, message: Tree, ctx: Context) -> tuple[Tree, Tree, bool]:
-        """As the inner method."""
+        """As the inner method; where that is a mere download, it is the wrapper's."""
+        if usual(self, "welcome"):
+            return Method.welcome(self, server, message, ctx)
         return self.inner.welcome(server, message, ctx)
 
     def reply(self, payload: Tree, client: Client) -> Tree:
-        """As the inner method."""
+        """As the inner method; where that is a mere hello, it is the wrapper's."""
+        if usual(self, "reply"):
+            return Method.reply(self, payload, client)
         return self.inner.reply(payload, client)
 
     def settle(self, payload: Tree, client: Client) -> Tree:
         """As the inner method."""
         return self.inner.settle(payload, client)
+
+
+def usual(method: Method, hook: str) -> bool:
+    """Whether neither a method nor one inside of it has overridden a hook."""
+    if isinstance(method, Wrapper):
+        return getattr(type(method), hook) is getattr(Wrapper, hook) and usual(method.inner, hook)
+    return getattr(type(method), hook) is getattr(Method, hook)

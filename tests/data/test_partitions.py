@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedhelix.data import Dataset, class_split, from_arrays, from_clients, load
-from fedhelix.data.partitions import Split, dirichlet, dominant, iid, natural, parse, shard
+from fedhelix.data.partitions import Partition, Split, dirichlet, dominant, iid, natural, parse, shard
 from fedhelix.data.sampling import affordable, apportion
 from fedhelix.errors import BadInput
 
@@ -337,3 +337,25 @@ def test_apportionment(weights, supply, wanted):
     assert (counts.sum(1) == totals).all()
     assert (counts <= available).all()
     assert (abs(counts - totals[:, None] * shares / shares.sum(1, keepdims=True)) < 1).all()
+
+
+@pytest.mark.parametrize(
+    ("counts", "sentence"),
+    [
+        (np.ones((2, 10)), r"must be whole numbers of the shape \(2, 10\), .*, not float64 of the shape \(2, 10\)"),
+        (np.ones((10, 2), dtype=int), r"of the shape \(2, 10\), clients × classes, not int64 of the shape \(10, 2\)"),
+        (None, "must be whole numbers of the shape"),
+        (np.full((2, 10), 1000), "gives client 0 1000 samples of a class that has"),
+        (np.full((2, 10), -1), "gives client 0 -1 samples of a class that has"),
+        (np.repeat([[3], [0]], 10, axis=1), "the partition mine gives client 1 no samples"),
+    ],
+)
+def test_a_rule_of_ones_own_is_checked(counts, sentence):
+    mine = type("Mine", (Partition,), {"counts": lambda *_: counts})(clients=2)
+    with pytest.raises(BadInput, match=sentence):
+        mine.split(load("digits"), seed=0)
+
+
+def test_a_partition_has_a_rule():
+    with pytest.raises(BadInput, match="the partition mine has no rule; write its counts"):
+        type("Mine", (Partition,), {})(clients=2).split(load("digits"), seed=0)

@@ -1,12 +1,13 @@
 """The stacked engine against the serial one. The network has no corners, so that only rounding can differ."""
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import nn
 
-from fedhelix import METHODS, FedAvg, FedRep, GeneFL, load
+from fedhelix import METHODS, BadInput, FedAvg, FedRep, GeneFL, Phase, load
 from fedhelix.client import Job
 from fedhelix.engines.batched import Batched
 from fedhelix.engines.together import together
@@ -161,6 +162,64 @@ def test_runs_with_fisher_values_and_batch_norm_share_a_stack_too():
     for one, other in zip(alone, together(runs), strict=True):
         assert distance(one.standing.server, other.standing.server) < 1e-5
         assert all(distance(one.standing.own[i], other.standing.own[i]) < 1e-5 for i in one.standing.own)
+
+
+def test_a_loss_sees_the_phase_that_is_trained():
+    class Halves(FedAvg):
+        def phases(self, client):
+            return Phase(epochs=1), Phase(epochs=1, rate=0.5)
+
+        def loss(self, params, batch, local):
+            return local.phase.rate**4 * local.risk(params, batch)
+
+    one, other = (build(Halves(), engine, model="linear").fit(1, quiet=True) for engine in ("serial", "batched"))
+    assert distance(one.standing.server, other.standing.server) < 1e-5
+
+
+def test_runs_share_no_stack_where_a_class_of_its_own_looks_at_other_options():
+    @dataclass(frozen=True)
+    class Louder(GeneFL):
+        factor: float = 1.0
+
+        def loss(self, params, batch, local):
+            return self.factor * super().loss(params, batch, local)
+
+    def run(factor: float, engine):
+        method = Louder(clusters=1, factor=factor)
+        return build(method, engine).fit(1, quiet=True).standing.own
+
+    factors = (1.0, 0.0)
+    found = together([lambda maker, factor=factor: run(factor, maker) for factor in factors])
+    for factor, own in zip(factors, found, strict=True):
+        alone = run(factor, "serial")
+        assert all(distance(own[i], alone[i]) < 1e-5 for i in alone)
+    assert GeneFL(clusters=1).objective == GeneFL(clusters=2).objective != GeneFL(lambda_gen=1).objective
+
+
+def double(whole: bool) -> nn.Module:
+    """A network whose weights are of a wider type, or some of them."""
+
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(64, 10), nn.Linear(10, 10).double()
+            if whole:
+                self.double()
+
+        def forward(self, x):
+            return self.last(self.first(x.flatten(1).to(self.first.weight.dtype)).double())
+
+    return Wide()
+
+
+def test_weights_of_any_one_type_are_trained_as_such():
+    one, other = (
+        build(FedAvg(), engine, model=lambda: double(True)).fit(1, quiet=True) for engine in ("serial", "batched")
+    )
+    assert {value.dtype for value in other.standing.server["model"].values()} == {torch.float64}
+    assert distance(one.standing.server, other.standing.server) < 1e-7
+    with pytest.raises(BadInput, match="wants weights of one type, not float32 and float64; use another engine"):
+        build(FedAvg(), "batched", model=lambda: double(False)).fit(1, quiet=True)
 
 
 def test_runs_of_different_length_do_not_wait_for_each_other():

@@ -1,11 +1,26 @@
 """What stands around a method, or attacks it, changes what it learns in every method, or refuses it."""
 
+from dataclasses import dataclass
 from functools import cache
 
 import pytest
 import torch
 
-from fedhelix import METHODS, Clustered, FedAU, FedAvgM, FedLP, GenFed, NormBound, Scaffold, Upload, Wrapper, load
+from fedhelix import (
+    METHODS,
+    Clustered,
+    FedAU,
+    FedAvg,
+    FedAvgM,
+    FedLP,
+    GenFed,
+    NormBound,
+    Scaffold,
+    Upload,
+    Wrapper,
+    load,
+)
+from fedhelix.client import Job
 from fedhelix.errors import BadInput
 from fedhelix.registry import make
 from fedhelix.tree import flatten
@@ -124,3 +139,39 @@ def test_in_clusters_everybody_gets_parameters_of_his_own():
     run = small(method, clients=8, cohort=2, validation_size=0).fit(16, eval_every=16, quiet=True)
     parts = run.standing.server["parts"].values()
     assert sorted(int(client) for part in parts for client in part["personal"]) == list(range(8))
+
+
+@dataclass(frozen=True)
+class Talking(Wrapper):
+    """Clients tell a number, and all of them receive one."""
+
+    def hello(self, client):
+        return {**self.inner.hello(client), "told": torch.tensor(client.id)}
+
+    def begin(self, hellos, ctx):
+        server, replies = self.inner.begin(hellos, ctx)
+        return {**server, "told": {str(client): hello["told"] for client, hello in hellos.items()}}, replies
+
+    def download(self, server, client, ctx):
+        return {**self.inner.download(server, client, ctx), "from": torch.tensor(client)}
+
+
+AROUND = Talking(FedAvg()), Talking(NormBound()), NormBound(Talking(FedAvg()))
+
+
+@pytest.mark.parametrize("method", AROUND, ids=["alone", "around", "inside"])
+def test_what_a_wrapper_says_is_heard_at_the_beginning_and_by_newcomers(method):
+    fed = small(method, data=NARROW["data"])
+    server, ctx = fed.begin(1).server, fed.context(0, 1)
+    assert {name: int(value) for name, value in server["told"].items()} == {str(client): client for client in range(6)}
+    assert int(fed.engine.reply(Job(2, 0, {}, {}))["told"]) == 2
+    _, payload, done = fed.method.welcome(server, {}, ctx)
+    assert int(payload["from"]) == 6 and done
+
+
+def test_a_wrapper_cannot_choose_what_another_method_uploads():
+    with pytest.raises(BadInput, match="Narrow overrides shared, but the method inside uploads what it shares itself"):
+
+        class Narrow(Wrapper):
+            def shared(self, units):
+                return units.head

@@ -109,12 +109,30 @@ class Partition(Checked):
         labels = data.codes(data.y)[usable] if self.by_class else np.zeros(len(usable), dtype=np.int64)
         present, compact = np.unique(labels, return_inverse=True)
         pool = ClassPool.of(usable, compact, len(present), draw)
-        counts = self.counts(present, pool.sizes, draw)
+        counts = self.checked(self.counts(present, pool.sizes, draw), pool.sizes)
         return pool.take(counts, np.cumsum(counts, axis=0) - counts), counts.sum(1)
 
     def counts(self, present: np.ndarray, supply: np.ndarray, draw: np.random.Generator) -> np.ndarray:
         """The rule: how many samples of each class that is present each client gets (clients × classes)."""
-        raise NotImplementedError
+        raise BadInput(f"the partition {self.name} has no rule; write its counts(present, supply, draw).")
+
+    def checked(self, counts: Any, supply: np.ndarray) -> np.ndarray:
+        """What a rule says, if clients can have it: any of them all samples of a class, none of them nothing."""
+        found, wanted = np.asarray(counts), (self.clients, len(supply))
+        if found.shape != wanted or found.dtype.kind not in "iu":
+            raise BadInput(
+                f"counts of the partition {self.name} must be whole numbers of the shape {wanted}, clients × classes, "
+                f"not {found.dtype} of the shape {found.shape}."
+            )
+        if found.min() < 0 or (found > supply).any():
+            client, place = np.argwhere((found < 0) | (found > supply))[0]
+            raise BadInput(
+                f"the partition {self.name} gives client {client} {found[client, place]} samples of a class that has "
+                f"{supply[place]}."
+            )
+        if not found.sum(1).all():
+            raise BadInput(f"the partition {self.name} gives client {int(np.argmin(found.sum(1)))} no samples.")
+        return found
 
     def tests(
         self, data: Dataset, members: np.ndarray, sizes: np.ndarray, draw: np.random.Generator
@@ -235,12 +253,12 @@ class Dominant(Partition):
     groups: tuple[tuple[int, ...], ...] | None = option(None, "the dominant classes of each group")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.share > 1:
-            object.__setattr__(self, "share", self.share / 100)
         if self.groups is not None:
             groups = tuple(whole_numbers("each of groups", group) for group in self.groups)
             object.__setattr__(self, "groups", groups or None)
+        super().__post_init__()
+        if self.share > 1:
+            object.__setattr__(self, "share", self.share / 100)
 
     def counts(self, present: np.ndarray, supply: np.ndarray, draw: np.random.Generator) -> np.ndarray:
         """The law of the groups, in whole numbers."""

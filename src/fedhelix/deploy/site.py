@@ -97,17 +97,17 @@ class Site:
     def hello(self, letter: Letter) -> tuple[dict[str, Any], Tree]:
         """What its client tells before round 0."""
         setup, job, _ = self._open(letter)
-        return {}, setup.method.hello(client_of(setup, job))
+        return {}, setup.asked.hello(client_of(setup, job))
 
     def reply(self, letter: Letter) -> tuple[dict[str, Any], Tree]:
         """A newcomer's turn in its dialogue with the server."""
         setup, job, _ = self._open(letter)
-        return {}, setup.method.reply(job.payload, client_of(setup, job))
+        return {}, setup.asked.reply(job.payload, client_of(setup, job))
 
     def settle(self, letter: Letter) -> tuple[dict[str, Any], Tree]:
         """What a newcomer keeps of the dialogue is its state before its first round."""
         setup, job, kept = self._open(letter)
-        kept.write(job.round - 1, setup.method.settle(job.payload, client_of(setup, job)))
+        kept.write(job.round - 1, setup.asked.settle(job.payload, client_of(setup, job)))
         return {}, {}
 
     def work(self, letter: Letter) -> tuple[dict[str, Any], Tree]:

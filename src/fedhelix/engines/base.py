@@ -53,15 +53,15 @@ class Engine(ABC):
 
     def hello(self, jobs: Sequence[Job]) -> dict[int, Tree]:
         """What the clients tell before round 0."""
-        return {job.client: self.setup.method.hello(client_of(self.setup, job)) for job in jobs}
+        return {job.client: self.setup.asked.hello(client_of(self.setup, job)) for job in jobs}
 
     def reply(self, job: Job) -> Tree:
         """A newcomer's turn in its dialogue with the server."""
-        return self.setup.method.reply(job.payload, client_of(self.setup, job))
+        return self.setup.asked.reply(job.payload, client_of(self.setup, job))
 
     def settle(self, job: Job) -> Tree:
         """What a newcomer keeps of the last payload."""
-        return self.setup.method.settle(job.payload, client_of(self.setup, job))
+        return self.setup.asked.settle(job.payload, client_of(self.setup, job))
 
     def personal(self, jobs: Sequence[Job]) -> list[State]:
         """The models that the clients would use now."""

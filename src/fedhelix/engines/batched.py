@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from fedhelix.client import Job, Outcome, Pool, Scores, Setup, open_round, open_use, samples_of, uploaded
+from fedhelix.client import Job, Outcome, Pool, Scores, Setup, open_round, open_use, samples_of
 from fedhelix.engines.base import Engine
 from fedhelix.engines.convolution import StackedConvolutions
 from fedhelix.engines.stack import Batches, Mode, Stack, Task
@@ -64,12 +64,13 @@ class Batched(Engine):
     def work_together(self, jobs: Sequence[tuple[Setup, Job]]) -> list[Outcome]:
         """Jobs of one run or of several: those that train alike share the slots."""
         rounds = [open_round(setup, job) for setup, job in jobs]
-        phases = [setup.method.phases(local.client) for (setup, _), local in zip(jobs, rounds, strict=True)]
+        opened = zip(jobs, rounds, strict=True)
+        phases = [setup.asked.phases(local.client, local.models) for (setup, _), local in opened]
         tasks = self._train(jobs, rounds, phases, "batches")
         outcomes, losses = [], []
         for (setup, job), local, mine in zip(jobs, rounds, tasks, strict=True):
             steps = sum(task.steps for task in mine)
-            upload, own = uploaded(setup, replace(local, steps=steps))
+            upload, own = setup.asked.upload(replace(local, steps=steps))
             total = sum((task.loss for task in mine if task.loss is not None), torch.zeros(()).to(setup.device))
             losses.append(total / max(steps, 1))
             outcomes.append(Outcome(job.client, local.client.samples, upload, own, 0.0))

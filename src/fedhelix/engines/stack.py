@@ -10,7 +10,7 @@ import copy
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -23,6 +23,7 @@ from torch.func import grad_and_value, vmap
 from fedhelix.client import Job, Plan, Setup, forward, gather, noise, part_of, plan, risk
 from fedhelix.cuda import recording
 from fedhelix.engines.convolution import StackedConvolutions
+from fedhelix.errors import BadInput
 from fedhelix.method import Batch, Local, LocalRound, Phase
 from fedhelix.seeds import seeded
 from fedhelix.tree import State, flatten, unflatten
@@ -62,8 +63,7 @@ class Task:
     def settings(self) -> tuple[float, float, float]:
         """Learning rate, momentum and weight decay."""
         training = self.setup.training
-        lr = self.phase.rate * training.lr * training.lr_decay**self.job.round
-        return lr, training.momentum, training.weight_decay
+        return training.rate(self.job.round, self.phase), training.momentum, training.weight_decay
 
     @property
     def description(self) -> str:
@@ -75,10 +75,11 @@ class Task:
     @property
     def kind(self) -> tuple[Any, ...]:
         """Tasks of one kind can share a stack: same network, same objective, same names and shapes."""
-        training = self.setup.training
+        training, objective = self.setup.training, self.setup.method.objective
         anchor = tuple((name, value.shape) for name, value in flatten(self.local.anchor).items())
         return (
-            self.setup.method.objective,
+            objective,
+            None if objective is None else self.phase,  # a loss may look at all of it
             self.setup.task,
             self.phase.part,
             self.phase.model,
@@ -89,7 +90,7 @@ class Task:
             self.setup.architecture,
             id(self.setup.data.x),
             anchor,
-            tuple(self.local.models[self.phase.model]),
+            tuple((name, value.dtype) for name, value in self.local.models[self.phase.model].items()),
         )
 
 
@@ -110,7 +111,7 @@ class Batches:
             torch.zeros(rows, size, dtype=torch.int64, device=device),
             torch.zeros(rows, size, device=device),
             torch.zeros(rows, size, 3, dtype=torch.int64, device=device) if setup.training.augment else None,
-            torch.zeros(rows, 3, device=device),
+            torch.zeros(rows, 3, dtype=torch.float64, device=device),
         )
 
     def fill(self, tasks: Sequence[Task]) -> list[int]:
@@ -123,7 +124,7 @@ class Batches:
             self.crops[: len(samples)] = torch.cat([_crops(task.plan) for task in tasks]).to(self.crops.device)
         *starts, _ = itertools.accumulate((task.steps for task in tasks), initial=0)
         # All of them at once: a copy for every task would make the device wait for the host each time.
-        settings = torch.tensor([task.settings for task in tasks], device=self.settings.device)
+        settings = self.settings.new_tensor([task.settings for task in tasks])
         self.settings[torch.tensor(starts, device=self.settings.device)] = settings
         return starts
 
@@ -173,10 +174,11 @@ class Stack:
         model = self.example.local.models[self.example.phase.model]
         self.names = part_of(setup.units, self.example.phase.part)
         self.shapes = [model[name].shape for name in self.names]
+        dtype = common_type(model[name] for name in self.names)
         # Every entry begins at a multiple of 256 bytes, as fast kernels want it.
         lengths = [-(-model[name].numel() // ALIGNED) * ALIGNED for name in self.names]
         self.starts = list(itertools.accumulate(lengths, initial=0))
-        self.flat = torch.zeros(width, self.starts[-1], device=device)
+        self.flat = torch.zeros(width, self.starts[-1], dtype=dtype, device=device)
         self.gradient = torch.zeros_like(self.flat)
         self.velocity = torch.zeros_like(self.flat) if setup.training.momentum else None
         self.fixed = {
@@ -190,7 +192,8 @@ class Stack:
         }
         self.row = torch.zeros(width, dtype=torch.int64, device=device)
         self.busy = torch.zeros_like(self.row)  # 1 where a slot has a task; the others idle along on row 0
-        self.settings = torch.zeros(width, 3, device=device)  # of each slot: learning rate, momentum, weight decay
+        # Of each slot learning rate, momentum and weight decay.
+        self.settings = torch.zeros(width, 3, dtype=dtype, device=device)
         self.lr, self.momentum, self.decay = self.settings.split(1, dim=1)
         self.loss = torch.zeros(width, device=device)
         self.slots: list[Slot | None] = [None] * width
@@ -286,7 +289,7 @@ class Stack:
         """The objective of one client, as its method wrote it."""
         setup = self.example.setup
         local = Local(unflatten(anchor), self.example.phase, setup.units, partial(risk, setup), partial(forward, setup))
-        return setup.method.loss({**params, **fixed}, Batch(x, y, mask), local)
+        return setup.asked.loss({**params, **fixed}, Batch(x, y, mask), local)
 
     def _stacked(self, params: State, fixed: State, anchor: State, batch: Batch, out: State) -> Tensor:
         """Losses of all slots in one program; the gradients go to `out`."""
@@ -358,6 +361,15 @@ class Stack:
             self.run(1, size)
         torch.cuda.synchronize()
         return (time.perf_counter() - began) / repetitions
+
+
+def common_type(values: Iterable[Tensor]) -> torch.dtype | None:
+    """The type of tensors that are to lie side by side; None where there are none."""
+    found = {value.dtype for value in values}
+    if len(found) > 1:
+        kinds = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in found))
+        raise BadInput(f"the batched engine wants weights of one type, not {kinds}; use another engine.")
+    return found.pop() if found else None
 
 
 @torch.no_grad()

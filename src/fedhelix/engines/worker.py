@@ -47,7 +47,7 @@ RETIRE = "retire"  # the last message of a crew; the answer says whether the nex
 
 def hello(setup: Setup, job: Job) -> Tree:
     """What a client tells before round 0."""
-    return setup.method.hello(client_of(setup, job))
+    return setup.asked.hello(client_of(setup, job))
 
 
 def for_client(setup: Setup, function: Callable[[Setup, Job], Any], job: Job, split: Split) -> Any:

@@ -102,6 +102,10 @@ class Condensation(Checked):
         mask, centre = ties["mask"], ties["centre"]
         return {**params, **{name: torch.where(mask[name] > 0, params[name], centre[name]) for name in mask}}
 
+    def pulls(self) -> dict[str, Any]:
+        """The options that `elastic` and `penalty` look at."""
+        return {name: getattr(self, name) for name in ("lambda_gen", "lambda_elg", "gen_squared", "elg_hard")}
+
     def penalty(self, params: Mapping[str, Tensor], ties: Tree, layers: Entries) -> Tensor:
         """`lambda_gen` times the drift from the cluster's model, plus `lambda_elg` times that of the elastic part."""
         entries, centre, scale = list(layers.values()), ties["centre"], ties["scale"]

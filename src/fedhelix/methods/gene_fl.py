@@ -23,7 +23,8 @@ class Genes(Condensation, FedAvg):
     @property
     def objective(self) -> Method:
         """What the loss looks at; runs that differ in anything else can be trained together."""
-        return Genes(**{key: getattr(self, key) for key in ("lambda_gen", "lambda_elg", "gen_squared", "elg_hard")})
+        # A class that inherits may look at more.
+        return Genes(**self.pulls()) if type(self) in (Genes, GeneFL) else self
 
     def check(self, units: Units) -> None:
         """There must be units to choose from, and layers whose drift can be measured."""

@@ -1,0 +1,107 @@
+"""Hooks whose answers do not fit are told by their names, before anything stumbles over what they returned."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedhelix import FedAvg, GenFed, Phase, load
+from fedhelix.errors import BadInput
+from helpers import small
+
+DIGITS = load("digits").subsample(60, 30)
+NONE = "a dict of named tensors and numbers, not None"
+
+
+def run(hook: str, answer, **more):
+    """A round of a method that answers with what one of its hooks would have said, changed."""
+
+    def changed(self, *args):
+        return answer(getattr(FedAvg, hook)(self, *args))
+
+    method = type("Mine", (FedAvg,), {hook: changed, "name": "mine"})()
+    return small(method, data=DIGITS, **more).fit(1, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("hook", "answer", "sentence"),
+    [
+        ("shared", lambda _: ["fc.weigth"], "unknown entry in mine.shared 'fc.weigth'; did you mean 'fc.weight'"),
+        ("begin", lambda found: found[0], "mine.begin must return two things, its first state and a dict of replies"),
+        ("begin", lambda found: ({"parts": {0: {}}}, {}), "mine.begin has the name 0 in 'parts/'; names are text"),
+        ("begin", lambda found: ({"a/b": 1}, {}), "mine.begin has the name 'a/b'; names are text without a '/'"),
+        ("begin", lambda found: ({"past": [torch.ones(1)]}, {}), "mine.begin has a list as 'past'; only tensors"),
+        ("begin", lambda found: (found[0], {0: None}), f"mine.begin must return {NONE}"),
+        ("workers", lambda _: [1, 99], "mine.workers must return clients that are present, each once; client 99 is"),
+        ("workers", lambda _: [1, 1], r"each once; \[1, 1\] are not"),
+        ("workers", lambda _: None, "mine.workers must return a list of clients, not None"),
+        ("download", lambda _: None, f"mine.download must return {NONE}"),
+        ("start", lambda found: found["model"], "mine.start must return models by their names"),
+        ("start", lambda found: {"net": found["model"]}, "unknown model in mine.phases 'model'; there are: net"),
+        ("anchor", lambda _: None, f"mine.anchor must return {NONE}"),
+        ("phases", lambda _: Phase(), "mine.phases must return a tuple of phases, .*not a Phase"),
+        ("phases", lambda _: (Phase("norm"),), "a phase trains one of the parts all, head, body, not 'norm'"),
+        ("phases", lambda _: (Phase(model="teacher"),), "unknown model in mine.phases 'teacher'; there are: model"),
+        ("loss", lambda found: found.expand(3), r"mine.loss must return .*one number .*, not a Tensor of shape \(3,\)"),
+        ("loss", lambda _: 1.0, "mine.loss must return a tensor with one number for the batch, not a float"),
+        ("upload", lambda found: (found[0], None), "mine.upload must return as what is kept a dict .*, not None"),
+        ("upload", lambda _: ({"model": torch.zeros(3)}, {}), "mine.upload must return as 'model' a dict of tensors"),
+        (
+            "upload",
+            lambda _: ({"model": {"fc.bias": np.ones(1)}}, {}),
+            "has a ndarray as 'model/fc.bias'; only tensors",
+        ),
+        ("weigh", lambda _: 1.0, "mine.weigh must return 3 finite weights of at least 0, .*, not 1.0"),
+        ("weigh", lambda _: ["much"] * 3, "mine.weigh must return a list of numbers, not a list"),
+        ("weigh", lambda found: found[1:], "mine.weigh must return 3 finite weights"),
+        ("weigh", lambda found: [math.nan] * 3, r"mine.weigh must return 3 finite .*, not \[nan, nan, nan\]"),
+        ("weigh", lambda found: [-weight for weight in found], "mine.weigh must return 3 finite weights of at least 0"),
+        ("merge", lambda _: None, f"mine.merge must return {NONE}"),
+        ("merge", lambda found: {**found, "n": np.float32(3)}, "mine.merge has a float32 as 'n'; only tensors"),
+        ("personal", lambda _: "mine", "unknown model in mine.personal 'mine'; there are: model"),
+        ("tune", lambda _: Phase(), "mine.tune must return a tuple of phases"),
+    ],
+)
+def test_a_wrong_answer_is_told_by_its_hook(hook, answer, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        run(hook, answer)
+
+
+@pytest.mark.parametrize(
+    ("hook", "answer", "sentence"),
+    [
+        ("reply", lambda _: None, f"mine.reply must return {NONE}"),
+        ("welcome", lambda found: found[:2], "mine.welcome must return three things"),
+        ("settle", lambda _: [], "mine.settle must return a dict .* not a list"),
+    ],
+)
+def test_so_is_one_to_a_newcomer(hook, answer, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        run(hook, answer).welcome((DIGITS.x[:20], DIGITS.y[:20]))
+
+
+def test_the_stacked_engine_looks_at_answers_too():
+    for hook, answer in (("loss", lambda found: found.expand(3)), ("phases", lambda _: Phase())):
+        with pytest.raises(BadInput, match=f"mine.{hook} must return"):
+            run(hook, answer, engine="batched")
+
+
+def test_weights_may_be_a_tensor():
+    listed, tensor = (run("weigh", kind).standing.server["model"]["fc.weight"] for kind in (list, torch.tensor))
+    assert torch.allclose(listed, tensor)
+
+
+def test_tensors_are_noted_as_lists_and_what_cannot_be_written_is_refused():
+    def noting(value):
+        class Mine(FedAvg):
+            def merge(self, server, uploads, weights, ctx):
+                ctx.notes["seen"] = {"now": value}
+                return super().merge(server, uploads, weights, ctx)
+
+        return small(GenFed(Mine()), data=DIGITS, validation_size=10).fit(1, quiet=True).records[0]["notes"]["seen"]
+
+    assert noting(torch.arange(3)) == {"now": [0, 1, 2]}
+    assert noting((np.float32(0.5), None, "x")) == {"now": [0.5, None, "x"]}
+    with pytest.raises(BadInput, match="genfed notes a set as 'seen'; note numbers or text"):
+        noting({1, 2})
