@@ -19,7 +19,7 @@ from torch.func import functional_call
 
 from fedhelix.asked import Asked
 from fedhelix.cpu import Kernels, applied
-from fedhelix.data import Dataset, Split, crop_and_flip, draw_crops
+from fedhelix.data import Dataset, Split, crop_and_flip, draw_crops, rows_of
 from fedhelix.errors import BadInput
 from fedhelix.method import Batch, Client, Local, LocalRound, Method, Phase
 from fedhelix.options import Checked, option
@@ -207,7 +207,7 @@ def plan(setup: Setup, job: Job, phase: Phase, purpose: str, index: int = 0) -> 
 def gather(setup: Setup, samples: Tensor, crops: Tensor | None) -> Batch:
     """Samples as the model gets them; both arguments may carry a leading axis of clients."""
     samples = samples.to(setup.device)
-    x = setup.data.x[samples]
+    x = rows_of(setup.data.x, samples)
     if crops is not None:
         x = crop_and_flip(x, crops.to(setup.device))
     return Batch(setup.data.prepare(x), setup.data.y[samples])
@@ -360,7 +360,7 @@ def predict(setup: Setup, state: State, pool: Pool, indices: Tensor) -> Tensor:
     setup.module.eval()
     x, indices = samples_of(setup, pool)[0], indices.to(setup.device)
     with applied(setup.kernels, setup.module):
-        parts = [call(setup, state, setup.data.prepare(x[part])) for part in indices.split(batch)]
+        parts = [call(setup, state, setup.data.prepare(rows_of(x, part))) for part in indices.split(batch)]
     return torch.cat(parts)
 
 

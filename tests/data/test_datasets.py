@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedhelix.data import Dataset, available, load, sources
+from fedhelix.data import Dataset, available, load, rows_of, sources
 from fedhelix.errors import BadInput
 
 
@@ -370,3 +370,9 @@ def test_the_first_samples_of_each_pool():
     assert data.first(None, None) is data and len(data.first(10, None).x_test) == len(data.x_test)
     with pytest.raises(BadInput, match="only 1438 samples in x, not 5000"):
         data.first(5000, None)
+
+
+def test_samples_are_taken_with_the_axes_that_were_asked_for():
+    pool = torch.arange(24, dtype=torch.uint8).view(4, 2, 3)
+    for samples in (torch.tensor([2, 0, 2]), torch.tensor([[1, 3], [0, 0]]), torch.tensor([], dtype=torch.int64)):
+        assert torch.equal(rows_of(pool, samples), pool[samples])

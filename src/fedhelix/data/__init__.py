@@ -3,7 +3,7 @@
 from fedhelix.data import partitions
 from fedhelix.data.arrays import from_arrays, from_clients, from_npz
 from fedhelix.data.augment import crop_and_flip, draw_crops
-from fedhelix.data.datasets import Availability, Dataset, available, load
+from fedhelix.data.datasets import Availability, Dataset, available, load, rows_of
 from fedhelix.data.partitions import Partition, Split, class_split
 from fedhelix.data.reserve import Reserve, ServerData, even_sample
 
@@ -24,4 +24,5 @@ __all__ = [
     "from_npz",
     "load",
     "partitions",
+    "rows_of",
 ]

@@ -25,6 +25,14 @@ POOLS = ("x", "y", "x_test", "y_test")
 COPYING = threading.Lock()  # of several runs that start together, one copies and all share
 
 
+def rows_of(pool: Tensor, samples: Tensor) -> Tensor:
+    """Some samples of a pool; the axes of `samples` stay."""
+    if pool.device.type != "cpu":
+        return pool[samples]
+    # Copies whole rows, where indexing goes value by value and takes ten times as long.
+    return pool.index_select(0, samples.flatten()).view(*samples.shape, *pool.shape[1:])
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """A training pool and a test pool; clients are index arrays into them, so nothing is ever copied per client."""

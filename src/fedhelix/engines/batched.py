@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from fedhelix.client import Job, Outcome, Pool, Scores, Setup, open_round, open_use, samples_of
+from fedhelix.data import rows_of
 from fedhelix.engines.base import Engine
 from fedhelix.engines.convolution import StackedConvolutions
 from fedhelix.engines.stack import Batches, Mode, Stack, Task
@@ -293,7 +294,7 @@ class Batched(Engine):
             stacked = {name: torch.stack([state[name] for state in some]) for name in setup.units.names}
             call = vmap(lambda state, batch: functional_call(setup.module, state, (batch,)))
             with StackedConvolutions() if device.type == "cuda" else nullcontext():
-                pieces = [call(stacked, setup.data.prepare(x[piece])) for piece in rows.split(most, dim=1)]
+                pieces = [call(stacked, setup.data.prepare(rows_of(x, piece))) for piece in rows.split(most, dim=1)]
             outputs = torch.cat(pieces, dim=1)
             found += [output[: len(part)] for output, part in zip(outputs, wanted, strict=True)]
         return found
