@@ -1,5 +1,6 @@
 """Hooks whose answers do not fit are told by their names, before anything stumbles over what they returned."""
 
+import json
 import math
 
 import numpy as np
@@ -29,7 +30,7 @@ def run(hook: str, answer, **more):
     [
         ("shared", lambda _: ["fc.weigth"], "unknown entry in mine.shared 'fc.weigth'; did you mean 'fc.weight'"),
         ("begin", lambda found: found[0], "mine.begin must return two things, its first state and a dict of replies"),
-        ("begin", lambda found: ({"parts": {0: {}}}, {}), "mine.begin has the name 0 in 'parts/'; names are text"),
+        ("begin", lambda found: ({"parts": {0: {}}}, {}), "mine.begin has the name 0 in 'parts'; names are text"),
         ("begin", lambda found: ({"a/b": 1}, {}), "mine.begin has the name 'a/b'; names are text without a '/'"),
         ("begin", lambda found: ({"past": [torch.ones(1)]}, {}), "mine.begin has a list as 'past'; only tensors"),
         ("begin", lambda found: (found[0], {0: None}), f"mine.begin must return {NONE}"),
@@ -52,13 +53,13 @@ def run(hook: str, answer, **more):
             lambda _: ({"model": {"fc.bias": np.ones(1)}}, {}),
             "has a ndarray as 'model/fc.bias'; only tensors",
         ),
-        ("weigh", lambda _: 1.0, "mine.weigh must return 3 finite weights of at least 0, .*, not 1.0"),
+        ("weigh", lambda _: 1.0, "mine.weigh must return a list of numbers, not a float"),
         ("weigh", lambda _: ["much"] * 3, "mine.weigh must return a list of numbers, not a list"),
         ("weigh", lambda found: found[1:], "mine.weigh must return 3 finite weights"),
         ("weigh", lambda found: [math.nan] * 3, r"mine.weigh must return 3 finite .*, not \[nan, nan, nan\]"),
         ("weigh", lambda found: [-weight for weight in found], "mine.weigh must return 3 finite weights of at least 0"),
         ("merge", lambda _: None, f"mine.merge must return {NONE}"),
-        ("merge", lambda found: {**found, "n": np.float32(3)}, "mine.merge has a float32 as 'n'; only tensors"),
+        ("merge", lambda found: {**found, "n": {1, 2}}, "mine.merge has a set as 'n'; only tensors"),
         ("personal", lambda _: "mine", "unknown model in mine.personal 'mine'; there are: model"),
         ("tune", lambda _: Phase(), "mine.tune must return a tuple of phases"),
     ],
@@ -105,3 +106,34 @@ def test_tensors_are_noted_as_lists_and_what_cannot_be_written_is_refused():
     assert noting((np.float32(0.5), None, "x")) == {"now": [0.5, None, "x"]}
     with pytest.raises(BadInput, match="genfed notes a set as 'seen'; note numbers or text"):
         noting({1, 2})
+
+
+@pytest.mark.parametrize(
+    ("hook", "answer"),
+    [
+        ("merge", lambda found: {**found, "n": np.float32(3), "deep": {"m": np.int64(1)}}),
+        ("workers", lambda found: {np.int64(client) for client in found}),
+        ("weigh", lambda found: dict(enumerate(found)).values()),
+        ("phases", lambda found: (phase for phase in found)),
+    ],
+)
+def test_answers_that_mean_the_same_are_taken(hook, answer):
+    done = run(hook, answer)
+    json.dumps(done.records)
+    assert hook != "merge" or done.standing.server["deep"]["m"] == 1
+
+
+def test_traffic_that_is_noted_is_counted():
+    def noting(value):
+        class Mine(FedAvg):
+            name = "mine"
+
+            def workers(self, server, cohort, ctx):
+                ctx.notes["other_bytes"] = value
+                return cohort
+
+        return small(Mine(), data=DIGITS).fit(1, quiet=True).records[0]["other_bytes"]
+
+    assert noting(torch.tensor(5.0)) == 5
+    with pytest.raises(BadInput, match="mine notes 'much' as 'other_bytes', which is a number of bytes"):
+        noting("much")

@@ -115,6 +115,7 @@ def test_a_plus_in_the_path_of_a_file_is_part_of_it(tmp_path, monkeypatch):
     gone = str(tmp_path / "c++" / "gone.py")
     assert parts(f"genfed+{gone}") == ["genfed", gone]  # so that what is missing is named as it was given
     wrapper = tmp_path / "wrap.py"
+    wrapper.write_text(MINE.format(name="mine"))
     assert parts(f"{wrapper}:mine+fedavg") == [f"{wrapper}:mine", "fedavg"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,13 +104,14 @@ class Asked:
     def workers(self, server: Tree, cohort: Sequence[int], ctx: Context) -> list[int]:
         """Clients that are there, each once."""
         found, here = self.method.workers(server, cohort, ctx), set(ctx.present)
-        if not isinstance(found, Sequence | np.ndarray):
+        if not isinstance(found, Iterable):
             raise self._wrong("workers", "a list of clients", found)
+        found = list(found)
         absent = [client for client in found if client not in here]
         if absent or len(set(found)) < len(found):
-            which = f"client {absent[0]} is not" if absent else f"{list(found)} are not"
+            which = f"client {absent[0]} is not" if absent else f"{found} are not"
             raise BadInput(f"{self.method.label}.workers must return clients that are present, each once; {which}.")
-        return list(found)
+        return [int(client) for client in found]
 
     def download(self, server: Tree, client: int, ctx: Context) -> Tree:
         """A tree."""
@@ -120,6 +121,7 @@ class Asked:
         """A weight for every upload."""
         found = self.method.weigh(server, uploads, ctx)
         try:
+            found = found if isinstance(found, Tensor) else list(found)
             values = torch.as_tensor(found, dtype=torch.float64)
         except (TypeError, ValueError, RuntimeError):
             raise self._wrong("weigh", "a list of numbers", found) from None
@@ -143,6 +145,13 @@ class Asked:
             raise self._wrong("welcome", "three things, its next state, a payload and whether that was all", found)
         return *self._parts("welcome", found[:2], "its next state", "what is received"), bool(found[2])
 
+    def other_bytes(self, ctx: Context) -> int:
+        """What the method notes of traffic that is not simulated."""
+        noted = self._noted(ctx.notes.get("other_bytes", 0), "other_bytes")
+        if isinstance(noted, bool) or not isinstance(noted, int | float) or not 0 <= noted < math.inf:
+            raise BadInput(f"{self.method.label} notes {noted!r} as 'other_bytes', which is a number of bytes.")
+        return int(noted)
+
     def notes(self, ctx: Context) -> dict[str, Any]:
         """What the method wants recorded of a round, with tensors as lists."""
         return {key: self._noted(value, key) for key, value in ctx.notes.items()}
@@ -159,24 +168,27 @@ class Asked:
         """A tree that can be kept, sent and written down."""
         if not isinstance(found, Mapping):
             raise self._wrong(hook, f"{what} of named tensors and numbers", found)
-        self._look_below(hook, found, "")
-        return dict(found)
+        return self._level(hook, found, "")
 
-    def _look_below(self, hook: str, level: Mapping[Any, Any], above: str) -> None:
-        where = f"{self.method.label}.{hook}"
+    def _level(self, hook: str, level: Mapping[Any, Any], above: str) -> Tree:
+        """One level of it, with NumPy's numbers as ordinary ones."""
+        where, tree = f"{self.method.label}.{hook}", dict(level)
         for name, value in level.items():
             if not isinstance(name, str) or SEPARATOR in name:
-                inside = f" in '{above}'" if above else ""
+                inside = f" in '{above.rstrip(SEPARATOR)}'" if above else ""
                 raise BadInput(f"{where} has the name {name!r}{inside}; names are text without a '{SEPARATOR}'.")
             if isinstance(value, Tensor):  # most are
                 continue
             if isinstance(value, Mapping):
-                self._look_below(hook, value, f"{above}{name}{SEPARATOR}")
+                tree[name] = self._level(hook, value, f"{above}{name}{SEPARATOR}")
+            elif isinstance(value, np.generic):
+                tree[name] = value.item()
             elif not _is_plain(value):
                 raise BadInput(
                     f"{where} has a {type(value).__name__} as '{above}{name}'; only tensors, numbers and dicts of "
                     "them can be kept and sent."
                 )
+        return tree
 
     def _parts(self, hook: str, found: Any, *parts: str) -> tuple[Tree, Tree]:
         """Two trees."""
@@ -186,9 +198,11 @@ class Asked:
         return one, other
 
     def _phases(self, hook: str, found: Any) -> list[Phase]:
-        if not isinstance(found, Sequence) or not all(isinstance(phase, Phase) for phase in found):
+        given = list(found) if isinstance(found, Iterable) else [found]
+        phases = [phase for phase in given if isinstance(phase, Phase)]
+        if len(phases) < len(given) or not isinstance(found, Iterable):
             raise self._wrong(hook, "a tuple of phases, such as (Phase(),)", found)
-        return list(found)
+        return phases
 
     def _known(self, hook: str, name: str, models: Mapping[str, State]) -> str:
         if name not in models:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -124,7 +125,8 @@ class Federation:
                 f"attack = {self.attack.attack} cannot change what {self.method.label} uploads, which is packed."
             )
         if self.attack.attack not in ("none", "label-flip") and not shared:
-            raise BadInput(f"attack = {self.attack.attack} has nothing to forge: {self.method.label} uploads nothing.")
+            words = f"attack = {self.attack.attack} has nothing to forge: {self.method.label} uploads nothing."
+            warnings.warn(words, stacklevel=2)
         self.attackers = Attackers(self.attack, self.clients, self.units.parameters, self.seed)
         self.studied = self.attackers.studied(pool, self.splits, len(self.reserve.scoring))
         pool, self.splits = self.attackers.poison(pool, self.splits)
@@ -172,7 +174,7 @@ class Federation:
             record: Record = {
                 "round": t + 1,
                 "train_loss": float(np.mean([outcome.loss for outcome in outcomes])) if outcomes else math.nan,
-                **traffic(payloads, outcomes, greeting + ctx.notes.get("other_bytes", 0)),
+                **traffic(payloads, outcomes, greeting + method.other_bytes(ctx)),
                 "participants": workers,
                 "refused": refused,
                 "missing": missing,
@@ -436,7 +438,7 @@ def setup_of(
     kernels: Kernels | Literal["auto"],
 ) -> Setup:
     """What clients' work depends on, where it is computed."""
-    if units.norm and training.batch_size < 2:
+    if training.batch_size < 2 and any(isinstance(layer, nn.BatchNorm1d) for layer in module.modules()):
         raise BadInput("BatchNorm needs two samples in a minibatch; set batch_size to 2 or more.")
     if units.norm and any(len(split.train) == 1 for split in splits):
         raise BadInput("a client has only one training sample, but BatchNorm needs two; use larger clients.")

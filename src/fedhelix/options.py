@@ -131,7 +131,10 @@ def read_any(value: Any, kinds: tuple[Any, ...]) -> Any:
 def read_tuple(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
     """Some values of one type, or one of each; text has commas between them."""
     if isinstance(value, str):
-        value = [part.strip() for part in value.strip("[]() ").split(",")]
+        inside = value.strip().removeprefix("[").removeprefix("(").removesuffix("]").removesuffix(")")
+        if any(bracket in inside for bracket in "[]()"):
+            refuse()  # tuples within tuples are for Python and TOML
+        value = [part.strip() for part in inside.split(",") if part.strip()]
     if not isinstance(value, Iterable) or isinstance(value, Mapping):
         refuse()
     parts = list(value)

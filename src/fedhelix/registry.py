@@ -81,8 +81,8 @@ def parts(spec: str) -> list[str]:
 
 def is_file(part: str) -> bool:
     """Whether this is a file of the user's: `FILE.py` or `FILE.py:NAME`."""
-    path = Path(part.partition(":")[0])
-    return path.suffix == ".py" and path.is_file()
+    path, _, name = part.partition(":")
+    return "+" not in name and Path(path).suffix == ".py" and Path(path).is_file()
 
 
 def option_names(kind: type[Method]) -> list[str]:

@@ -80,9 +80,16 @@ def copies_of(models: Sequence[State], origin: State) -> list[int]:
     """
     updates = updates_of(models, origin)
     rounding = 2 * torch.finfo(updates.dtype).eps * torch.cat([old.flatten().float() for old in origin.values()]).norm()
-    near = COPY_WITHIN * updates.norm(dim=1, keepdim=True) + rounding
-    same = torch.stack([(updates - update).norm(dim=1) for update in updates]) <= near
-    return [row.index(True) if True in row else place for place, row in enumerate(same.tolist())]
+    near = COPY_WITHIN * updates.norm(dim=1) + rounding
+    # One product tells who is far from whom; only the others are compared number by number.
+    products = updates @ updates.T
+    both = products.diag()[:, None] + products.diag()
+    close = (both - 2 * products <= 0.01 * both + 4 * rounding**2).nonzero().tolist()
+    originals = list(range(len(models)))
+    for copy, original in close:
+        if original < originals[copy] and (updates[copy] - updates[original]).norm() <= near[copy]:
+            originals[copy] = original
+    return originals
 
 
 def masked_mean(uploads: Sequence[Mapping[str, Tensor]], weights: Sequence[float], previous: State) -> State:

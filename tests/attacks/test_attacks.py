@@ -147,9 +147,13 @@ def test_nobody_attacks_unless_asked():
         ({"attack": "ipm", "attack_share": 1}, "attack_share must be less than 1"),
         ({"attack": "smile"}, "attack must be one of none, label-flip"),
         ({"attack": "noise", "attack_scale": 0}, "attack_scale must be greater than 0"),
-        ({"attack": "ipm", "method": METHODS["local"]()}, "attack = ipm has nothing to forge: local uploads nothing"),
     ],
 )
 def test_bad_input(settings, sentence):
     with pytest.raises(BadInput, match=sentence):
         small(**settings)
+
+
+def test_attacks_without_effect_are_told():
+    with pytest.warns(UserWarning, match="attack = ipm has nothing to forge: local uploads nothing"):
+        small(METHODS["local"](), attack="ipm")

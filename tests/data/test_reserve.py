@@ -81,6 +81,8 @@ def test_a_missing_class_is_named():
 def test_equal_supplements_are_told():
     with pytest.warns(UserWarning, match=r"has 20 samples for supplements of 50, so that every small client gets the"):
         small(validation_size=100, supplement_size=50, supplement_below=5000)
+    with pytest.warns(UserWarning, match="supplement_size = 1e-05 is less than one sample"):
+        assert not small(supplement_size=1e-5).supplements
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,6 @@ def test_equal_supplements_are_told():
         ),
         ({"validation_size": 5000}, "validation_size = 5000 leaves the server or the clients without samples"),
         ({"supplement_size": 2, "validation_size": 2}, "validation_size = 2 leaves nothing for supplements; raise it"),
-        ({"supplement_size": 1e-5}, "supplement_size = 1e-05 is less than one sample"),
         ({"validation_size": 1.7}, "validation_size = 1.7 is neither a share nor a whole number of samples"),
         ({"validation_size": -1}, "validation_size must be at least 0"),
         ({"validation_sise": 1}, "unknown key of a federation 'validation_sise'; did you mean 'validation_size'"),

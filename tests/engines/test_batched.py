@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedhelix import METHODS, BadInput, FedAvg, FedRep, GeneFL, Phase, load
+from fedhelix import METHODS, FedAvg, FedRep, GeneFL, Phase, load
 from fedhelix.client import Job
 from fedhelix.engines.batched import Batched
 from fedhelix.engines.together import together
@@ -218,8 +218,8 @@ def test_weights_of_any_one_type_are_trained_as_such():
     )
     assert {value.dtype for value in other.standing.server["model"].values()} == {torch.float64}
     assert distance(one.standing.server, other.standing.server) < 1e-7
-    with pytest.raises(BadInput, match="wants weights of one type, not float32 and float64; use another engine"):
-        build(FedAvg(), "batched", model=lambda: double(False)).fit(1, quiet=True)
+    mixed = build(FedAvg(), "batched", model=lambda: double(False)).fit(1, quiet=True)
+    assert mixed.records[0]["accuracy"] > 0  # trained in the wider type
 
 
 def test_runs_of_different_length_do_not_wait_for_each_other():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedhelix import FedAU, FedAvg, FedUmf, GenFed, Upload
+from fedhelix import Clustered, FedAU, FedAvg, FedUmf, GenFed, Upload
 from fedhelix.client import Job, client_of
 from fedhelix.tree import add, subtract, take
 from helpers import close, same, small
@@ -107,6 +107,12 @@ def test_around_it_genfed_normalises_even_when_it_takes_everybody():
 
 
 # FedUmf
+
+
+def test_the_broadcast_of_all_clusters_counts():
+    plain, clustered = (small(method, clients=9) for method in (FedUmf(), Clustered(FedUmf(), clusters=2)))
+    one, other = (next(fed.play(3))[0]["other_bytes"] for fed in (plain, clustered))
+    assert other - clustered.begin(3).greeting_bytes == one
 
 
 def test_who_will_be_sampled_next_trains_in_advance():

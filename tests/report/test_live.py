@@ -140,7 +140,7 @@ def test_a_run_that_diverged_is_not_shown_with_an_earlier_value(watch, tmp_path)
     with RunFolder.create(tmp_path / "mine", {"method": {"name": "fedavg"}}) as folder:
         folder.append({"round": 1, "personal_score": 0.5, "personal": [0.5]})
         assert only(watch)["value"] == 0.5
-        folder.append({"round": 2, "personal_score": None, "personal": [None]})
+        folder.append({"round": 2, "personal_score": None, "personal": [None], "score": 0.4})
         folder.append({"round": 3})
         assert only(watch)["value"] is None
         folder.write_summary({"complete": True, "personal_score": None})

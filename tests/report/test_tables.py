@@ -71,6 +71,16 @@ def test_a_run_that_diverged_is_not_reported_with_an_earlier_round(tmp_path):
     assert math.isnan(alone.loc["genfed", "personal_accuracy"]), "what diverged stays in sight"
 
 
+def test_a_seed_that_was_not_evaluated_yet_takes_nothing_away(tmp_path):
+    folders = []
+    for seed, judged in ((1, {"personal_accuracy": 0.5}), (2, {})):
+        with RunFolder.create(tmp_path / str(seed), {"seed": seed, "method": {"name": "fedavg"}}) as young:
+            young.append({"round": 1, "uplink_bytes": 1024, "seconds": 2.0, **judged})
+        folders.append(young)
+    (row,) = comparison(folders).to_dict("records")
+    assert row["seeds"] == 2 and row["personal_accuracy"] == 0.5
+
+
 @pytest.mark.parametrize(("best_round", "shown"), [(1, 0.75), (3, math.nan), (None, math.nan)])
 def test_a_round_that_no_validation_set_chose_is_not_shown_as_chosen(tmp_path, best_round, shown):
     chosen = small_run(tmp_path / "a", "fedavg", 0, 0.5, personal_accuracy_at_best=0.7)

@@ -96,7 +96,9 @@ class Reserve:
         if not asked.supplement_size:
             return supplied, given
         if round(size) < 1:
-            raise BadInput(f"supplement_size = {asked.supplement_size:g} is less than one sample; raise it.")
+            words = f"supplement_size = {asked.supplement_size:g} is less than one sample, so that nobody gets any."
+            warnings.warn(words, stacklevel=3)
+            return supplied, given
         labels = np.unique(data.codes(data.y)[self.pool], return_inverse=True)[1]
         for client, split in enumerate(splits):
             if len(split.train) >= below:

@@ -18,9 +18,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,20 @@ class Process:
         for pid in helpers:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """A second Ctrl-C waits until all is stopped; it would leave the rest running."""
+    if threading.current_thread() is not threading.main_thread():  # which alone hears signals
+        yield
+        return
+    before = {sign: signal.signal(sign, signal.SIG_IGN) for sign in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for sign, handler in before.items():
+            signal.signal(sign, handler)
 
 
 def descendants(pid: int) -> list[int]:
@@ -218,10 +233,11 @@ class Local:
 
     def stop(self) -> None:
         """End everything: sites first, so that they can say goodbye."""
-        for process in (*self.sites.values(), self.superlink):
-            process.stop()
-        (self.folder / NOTE).unlink(missing_ok=True)
-        self._lock.release()
+        with undisturbed():
+            for process in (*self.sites.values(), self.superlink):
+                process.stop()
+            (self.folder / NOTE).unlink(missing_ok=True)
+            self._lock.release()
 
 
 def read_note(folder: Path) -> dict[str, Any]:

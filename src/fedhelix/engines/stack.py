@@ -7,6 +7,7 @@ plan of batches; `run` takes a step in every slot at once. When a client is done
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import itertools
 import time
@@ -23,7 +24,6 @@ from torch.func import grad_and_value, vmap
 from fedhelix.client import Job, Plan, Setup, forward, gather, noise, part_of, plan, risk
 from fedhelix.cuda import recording
 from fedhelix.engines.convolution import StackedConvolutions
-from fedhelix.errors import BadInput
 from fedhelix.method import Batch, Local, LocalRound, Phase
 from fedhelix.seeds import seeded
 from fedhelix.tree import State, flatten, unflatten
@@ -366,10 +366,7 @@ class Stack:
 def common_type(values: Iterable[Tensor]) -> torch.dtype | None:
     """The type of tensors that are to lie side by side; None where there are none."""
     found = {value.dtype for value in values}
-    if len(found) > 1:
-        kinds = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in found))
-        raise BadInput(f"the batched engine wants weights of one type, not {kinds}; use another engine.")
-    return found.pop() if found else None
+    return functools.reduce(torch.promote_types, found) if found else None
 
 
 @torch.no_grad()

@@ -29,7 +29,8 @@ class FedUmf(FedAvg):
         """Server: the cohort, and the next one, which trains in advance."""
         soon = ctx.cohort(ctx.round + 1) if ctx.round + 1 < ctx.rounds else ()
         workers = {*cohort, *(set(soon) & set(ctx.present))}
-        ctx.notes["other_bytes"] = 4 * sum(ctx.units.sizes.values()) * (len(ctx.present) - len(workers))
+        unseen = 4 * sum(ctx.units.sizes.values()) * (len(ctx.present) - len(workers))
+        ctx.notes["other_bytes"] = ctx.notes.get("other_bytes", 0) + unseen  # in clusters: of all of them
         return sorted(workers)
 
     def download(self, server: Tree, client: int, ctx: Context) -> Tree:

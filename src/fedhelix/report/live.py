@@ -147,9 +147,9 @@ class Watched:
         """What it is judged by, and its last value; none where it has diverged."""
         for key in JUDGED_BY:
             known = self.summary.get(key if key.startswith("personal") else f"final_{key}")
-            value = _number(self.last.get(key) if known is None else known)
-            if value == value:
-                return key, value
+            if known is not None or key in self.last:
+                value = _number(self.last.get(key) if known is None else known)
+                return key, value if value == value else None
         return "personal_accuracy", None
 
     def _spent(self, key: str, finished: bool) -> float | None:

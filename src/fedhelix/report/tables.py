@@ -39,9 +39,9 @@ def comparison(folders: Sequence[RunFolder | Result]) -> pd.DataFrame:
             "rounds": min(int(result.metrics["round"].max()) if len(result.metrics) else 0 for result in results),
         }
         for column in metrics:
-            _add(row, column, [result.final(column) for result in results])
+            _add(row, column, [result.final(column) for result in results if result.has(column)])
         for column in AT_BEST:
-            _add(row, column, [result.chosen(column) for result in results])
+            _add(row, column, [result.chosen(column) for result in results if result.summary])
         row["uplink_bytes"] = _mean([result.total("uplink_bytes") for result in results])
         row["seconds"] = _mean([result.total("seconds") for result in results])
         if judged_by and results is not first:
@@ -92,8 +92,9 @@ def _has(results: Sequence[Result], column: str) -> bool:
 
 
 def _paired_differences(results: Sequence[Result], base: Sequence[Result], column: str) -> list[float]:
-    base_of_seed = {result.seed: result.final(column) for result in base}
-    return [result.final(column) - base_of_seed[result.seed] for result in results if result.seed in base_of_seed]
+    base_of_seed = {result.seed: result.final(column) for result in base if result.has(column)}
+    both = [result for result in results if result.seed in base_of_seed and result.has(column)]
+    return [result.final(column) - base_of_seed[result.seed] for result in both]
 
 
 def _add(row: dict[str, Any], name: str, values: Sequence[float]) -> None:

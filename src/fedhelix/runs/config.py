@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import platform
+import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -230,7 +231,7 @@ def split_variant(spec: str) -> tuple[str, str]:
 def _of_variant(text: str, groups: set[str]) -> dict[str, str]:
     """The keys of a variant: those of `Config`, and any other is an option of the method."""
     found: dict[str, str] = {}
-    for assignment in filter(None, text.split(",")):
+    for assignment in filter(None, re.split(r",(?![^\[(]*[\])])", text)):  # not within brackets: those are tuples
         key, equals, value = (word.strip() for word in assignment.partition("="))
         if not equals or not key:
             raise BadInput(f"a variant is METHOD@KEY=VALUE,... and '{assignment}' is no KEY=VALUE.")
