@@ -24,6 +24,7 @@ class Example(Checked):
     pair: tuple[int, str] | None = option(None, "a number and a word")
     either: int | str = option(1, "a number or text")
     numeric: float | int | None = option(None, "a number of either kind")
+    nested: tuple[tuple[int, ...], ...] = option((), "some lists")
     picked: tuple[Literal["red", "blue"], ...] = option((), "some choices")
 
 
@@ -89,7 +90,7 @@ def test_values_are_read_as_their_types(key, given, kept):
         ("rates", "0.1;0.2", "rates must be a list, each a number, not '0.1;0.2'."),
         ("rates", 0.1, "rates must be a list, each a number, not '0.1'."),
         ("rates", (1, -1), "rates must be greater than 0, not -1.0."),
-        ("rates", "[[1,2],[3,4]]", r"rates must be a list, each a number, not '\[\[1,2\],\[3,4\]\]'."),
+        ("nested", "[[1,2],[3,4]]", "nested must be a list, each a list"),
         ("pair", "1", "pair must be a list, each a whole number and text, not '1'."),
         ("either", 0.5, "either must be a whole number or text, not '0.5'."),
         ("picked", "red,green", "picked must be a list, each one of red, blue, not 'red,green'."),

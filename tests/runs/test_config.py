@@ -6,6 +6,7 @@ import pytest
 from fedhelix import METHODS, FedAvgFT, FedProx, GenFed, toml
 from fedhelix.client import Training
 from fedhelix.errors import BadInput
+from fedhelix.runs import config
 from fedhelix.runs.config import Config, absolute, layered, make_plan, read_plan, versions
 from fedhelix.runs.presets import PRESETS
 from fedhelix.store import RunFolder
@@ -223,3 +224,7 @@ def test_owners_in_a_file_are_the_clients_unless_a_partition_is_named(tmp_path):
         plan = make_plan("fedavg", {"data": str(tmp_path / "towns.npz"), **more})
         assert plan.config.federation(plan.method).clients == clients
     assert make_plan("fedavg", {}).config.federation(FedAvgFT()).clients == 20
+
+
+def test_commas_within_brackets_belong_to_a_value():
+    assert config._of_variant("sizes=[3, 4],lr=0.1", set()) == {"method.sizes": "[3, 4]", "lr": "0.1"}
