@@ -2,7 +2,8 @@
 
     PYTHONPATH=src python benchmarks/conformance.py --engine batched --device cuda --out FILE.json
 
-The network is smooth (tanh, mean pooling), so that rounding cannot be magnified by a switch of a ReLU or a maximum.
+The network is smooth (tanh, mean pooling), so that rounding cannot be magnified by a switch of a
+ReLU or a maximum.
 """
 
 from __future__ import annotations
@@ -16,17 +17,24 @@ import torch
 from torch import nn
 
 from fedhelix import METHODS, Federation, load, partition
+from fedhelix.core.tree import flatten
 from fedhelix.runs.config import versions
-from fedhelix.tree import flatten
 
 TOLERANCE = 2e-4
-# A generator draws on its own device, so two devices cannot agree on what it makes; all before it must.
+# A generator draws on its own device, so two devices cannot agree on what it makes; all before it
+# must.
 OWN = {"pfedgpa": {"generate": "own_mean"}}
 
 
 def smooth(norm: bool) -> nn.Module:
     """A small network without corners."""
-    layers = [nn.Conv2d(1, 6, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2), nn.Conv2d(6, 8, 3), nn.Tanh()]
+    layers = [
+        nn.Conv2d(1, 6, 3, padding=1),
+        nn.Tanh(),
+        nn.AvgPool2d(2),
+        nn.Conv2d(6, 8, 3),
+        nn.Tanh(),
+    ]
     if norm:
         layers.insert(1, nn.BatchNorm2d(6))
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 10))
@@ -37,8 +45,13 @@ def distance(left: dict, right: dict) -> float:
     left, right = flatten(left), flatten(right)
     if set(left) != set(right):
         return math.inf
-    pairs = [(left[name], right[name].cpu()) for name in left if isinstance(left[name], torch.Tensor)]
-    return max((float((a.double().cpu() - b.double()).abs().max()) for a, b in pairs if a.numel()), default=0.0)
+    pairs = [
+        (left[name], right[name].cpu()) for name in left if isinstance(left[name], torch.Tensor)
+    ]
+    return max(
+        (float((a.double().cpu() - b.double()).abs().max()) for a, b in pairs if a.numel()),
+        default=0.0,
+    )
 
 
 def check(name: str, norm: bool, engine: str, device: str) -> dict:
@@ -59,16 +72,28 @@ def check(name: str, norm: bool, engine: str, device: str) -> dict:
     one, other = runs
     keys = ("uplink_bytes", "downlink_bytes", "other_bytes", "participants")
     differences = {
-        "server": distance(one.standing.server, other.standing.server),
-        "own": max((distance(one.standing.own[i], other.standing.own[i]) for i in one.standing.own), default=0.0),
+        "server": distance(one.state.server, other.state.server),
+        "own": max(
+            (
+                distance(one.state.client_states[i], other.state.client_states[i])
+                for i in one.state.client_states
+            ),
+            default=0.0,
+        ),
     }
     same = all([r[key] for r in one.records] == [r[key] for r in other.records] for key in keys)
-    return {**differences, "same_bytes_and_cohorts": same, "holds": same and max(differences.values()) < TOLERANCE}
+    return {
+        **differences,
+        "same_bytes_and_cohorts": same,
+        "holds": same and max(differences.values()) < TOLERANCE,
+    }
 
 
 def main() -> None:
     """Check all methods with and without BatchNorm."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--engine", default="batched")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path)

@@ -2,8 +2,8 @@
 
     python benchmarks/dashboard.py [--runs 200] [--rounds 500] [--out benchmarks/results/dashboard.json]
 
-Times are those of a client on the same machine. With chromium installed, a compare of ten runs is also timed in the
-browser, from the click until all lines are drawn.
+Times are those of a client on the same machine. With chromium installed, a compare of ten runs is
+also timed in the browser, from the click until all lines are drawn.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedhelix import toml
+from fedhelix.core import toml
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "report"))
 from browser import CHROMIUM, Browser
@@ -38,13 +38,23 @@ def make_runs(root: Path, runs: int, rounds: int) -> None:
     for number in range(runs):
         folder = root / f"sweep-{number // 20}" / f"genfed-seed{number}"
         folder.mkdir(parents=True)
-        config = {"format": 1, "rounds": rounds, "seed": number, "data": "digits", "method": {"name": "genfed"}}
+        config = {
+            "format": 1,
+            "rounds": rounds,
+            "seed": number,
+            "data": "digits",
+            "method": {"name": "genfed"},
+        }
         (folder / "config.toml").write_text(toml.dumps(config))
         lines = []
         for t in range(1, rounds + 1):
             personal = np.clip(0.9 * (1 - np.exp(-t / 100)) + draw.normal(0, 0.05, CLIENTS), 0, 1)
             cohort = sorted(draw.choice(CLIENTS, COHORT, replace=False).tolist())
-            notes = {"rho": 5, "selected": cohort[:5], "fitness": {str(c): float(draw.random()) for c in cohort}}
+            notes = {
+                "rho": 5,
+                "selected": cohort[:5],
+                "fitness": {str(c): float(draw.random()) for c in cohort},
+            }
             record = {
                 "round": t, "train_loss": 1 / t, "uplink_bytes": 242320, "downlink_bytes": 242320, "other_bytes": 0,
                 "participants": cohort, "refused": {}, "notes": notes, "accuracy": float(personal.mean()) - 0.02,
@@ -54,8 +64,18 @@ def make_runs(root: Path, runs: int, rounds: int) -> None:
             lines.append(json.dumps(record))
         (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
         if number % 20:
-            summary = {"method": "genfed", "data": "digits", "clients": CLIENTS, "seed": number, "rounds": rounds}
-            summary |= {"personal_accuracy": float(personal.mean()), "uplink_bytes": 242320 * rounds, "seconds": 100.0}
+            summary = {
+                "method": "genfed",
+                "data": "digits",
+                "clients": CLIENTS,
+                "seed": number,
+                "rounds": rounds,
+            }
+            summary |= {
+                "personal_accuracy": float(personal.mean()),
+                "uplink_bytes": 242320 * rounds,
+                "seconds": 100.0,
+            }
             (folder / "summary.json").write_text(json.dumps(summary | {"complete": True}))
 
 
@@ -67,7 +87,9 @@ def timed(address: str) -> tuple[float, bytes]:
 
 def memory(process: int, key: str) -> float:
     """MiB of a process as the kernel counts them."""
-    return int(re.search(rf"{key}:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())[1]) / 1024
+    return (
+        int(re.search(rf"{key}:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())[1]) / 1024
+    )
 
 
 def in_browser(home: str, names: list[str], folder: Path) -> list[float]:
@@ -77,7 +99,9 @@ def in_browser(home: str, names: list[str], folder: Path) -> list[float]:
         for _ in range(5):
             browser.open(home, wait_for="document.querySelectorAll('tbody tr').length > 10")
             start = time.perf_counter()
-            browser.evaluate(f"location.hash = '#/compare/' + {json.dumps(names)}.map(encodeURIComponent).join('/')")
+            browser.evaluate(
+                f"location.hash = '#/compare/' + {json.dumps(names)}.map(encodeURIComponent).join('/')"
+            )
             browser.until(f"document.querySelectorAll('#view polyline').length === {len(names)}")
             times.append(time.perf_counter() - start)
         assert not browser.complaints, browser.complaints
@@ -87,17 +111,21 @@ def in_browser(home: str, names: list[str], folder: Path) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         root = Path(place) / "runs"
-        make_runs(root, asked.runs, asked.rounds)
+        make_runs(root, requested.runs, requested.rounds)
         size = sum(path.stat().st_size for path in root.rglob("*.jsonl"))
         server = subprocess.Popen(
-            [sys.executable, "-m", "fedhelix.cli", "serve", str(root), "--port", "0"], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "fedhelix", "serve", str(root), "--port", "0"],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         try:
             home = re.search(r"http://\S+", server.stdout.readline())[0]
@@ -109,7 +137,9 @@ def main() -> None:
             compare_first, _ = timed(f"{home}api/compare?{query}")
             compare_again = [timed(f"{home}api/compare?{query}")[0] for _ in range(5)]
             drawn = in_browser(home, names, Path(place) / "chromium") if CHROMIUM else []
-            for run in json.loads(timed(f"{home}api/runs")[1])["runs"]:  # everybody looks at everything
+            for run in json.loads(timed(f"{home}api/runs")[1])[
+                "runs"
+            ]:  # everybody looks at everything
                 timed(f"{home}api/compare?run={urllib.parse.quote(run['id'])}")
             held, most = memory(server.pid, "VmRSS"), memory(server.pid, "VmHWM")
         finally:
@@ -120,8 +150,8 @@ def main() -> None:
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "load_average": os.getloadavg()[0],
-        "runs": asked.runs,
-        "rounds": asked.rounds,
+        "runs": requested.runs,
+        "rounds": requested.rounds,
         "metrics_MiB": round(size / 2**20, 1),
         "list_first_s": round(first, 3),
         "list_again_s": round(statistics.median(again), 3),
@@ -134,8 +164,8 @@ def main() -> None:
     }
     text = json.dumps(result, indent=2) + "\n"
     print(text, end="")
-    if asked.out:
-        asked.out.write_text(text)
+    if requested.out:
+        requested.out.write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""What FedAU is for: clients that take part by unequal rates, with gentle and with long local training.
+"""What FedAU is for: clients that take part by unequal rates, with gentle and with long local
+training.
 
     python benchmarks/participation.py [--out benchmarks/results/participation.json]
 
@@ -29,7 +30,9 @@ SETTINGS = {
 
 def main() -> None:
     """Run the comparisons and write their tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/participation.json"))
     args = parser.parse_args()
     found: dict[str, object] = {
@@ -39,9 +42,13 @@ def main() -> None:
         command = f"{COMMON} {settings}"
         with tempfile.TemporaryDirectory() as folder:
             words = [*command.split()[1:], "--json", "--quiet", "--out", f"{folder}/runs"]
-            done = subprocess.run([sys.executable, "-m", "fedhelix.cli", *words], check=True, stdout=subprocess.PIPE)
+            done = subprocess.run(
+                [sys.executable, "-m", "fedhelix", *words], check=True, stdout=subprocess.PIPE
+            )
         found[name] = {"command": command, "table": json.loads(done.stdout)}
-        print(name, [(row["method"], row["accuracy"]) for row in json.loads(done.stdout)], flush=True)
+        print(
+            name, [(row["method"], row["accuracy"]) for row in json.loads(done.stdout)], flush=True
+        )
     args.out.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -1,4 +1,6 @@
-"""What the papers claim, as sentences about two figures of a study: `python docs/make.py` says which of them hold."""
+"""What the papers claim, as sentences about two figures of a study: `python docs/make.py` says
+which of them hold.
+"""
 
 from __future__ import annotations
 
@@ -43,22 +45,32 @@ class Claim(NamedTuple):
 
 def claims(paper: str, folder: Path) -> str:
     """What of a paper's claims holds in the results of a folder, as far as they are there."""
-    judged = [(claim, found) for claim in CLAIMS[paper] if (found := judge(claim, folder)) is not None]
+    evaluated = [
+        (claim, found)
+        for claim in CLAIMS[paper]
+        if (found := evaluate_outputs(claim, folder)) is not None
+    ]
     said = []
-    for words, group in groupby(judged, key=lambda one: one[0].words):
+    for words, group in groupby(evaluated, key=lambda one: one[0].words):
         members = list(group)
         if not members[0][0].where:
             said += [f"* {verdict}: {words} {figures}.\n" for _, (verdict, figures) in members]
             continue
         said.append(f"* {words[0].upper()}{words[1:].removesuffix('.')}:\n")
         for verdict in dict.fromkeys(verdict for _, (verdict, _) in members):
-            places = [f"{claim.where} ({figures})" for claim, (found, figures) in members if found == verdict]
+            places = [
+                f"{claim.where} ({figures})"
+                for claim, (found, figures) in members
+                if found == verdict
+            ]
             said.append(f"    * {verdict}: {'; '.join(places)}.\n")
     return "".join(said) or "Not measured yet.\n"
 
 
-def judge(claim: Claim, folder: Path) -> tuple[str, str] | None:
-    """Whether a claim holds, and by which figures; seeds are paired. None where the study was not run."""
+def evaluate_outputs(claim: Claim, folder: Path) -> tuple[str, str] | None:
+    """Whether a claim holds, and by which figures; seeds are paired. None where the study was not
+    run.
+    """
     path = folder / f"{claim.study}-gpu.json"
     if not path.exists():
         return None
@@ -79,7 +91,9 @@ def judge(claim: Claim, folder: Path) -> tuple[str, str] | None:
     pairs = [[found[seed] for seed in common] for found in by_seed]
     one, other = map(statistics.fmean, pairs)
     verdict = claim.excuse(other) or ("Yes" if claim.holds(one, other) else "No")
-    if claim.holds in (at_least, at_most) and _is_noise([by_seed[0][seed] - by_seed[1][seed] for seed in common]):
+    if claim.holds in (at_least, at_most) and _is_noise(
+        [by_seed[0][seed] - by_seed[1][seed] for seed in common]
+    ):
         verdict += ", but within the spread"
     figures = " against ".join(map(_figure, pairs))
     return verdict, f"{figures}, {len(common)} seed{'s' if len(common) > 1 else ''}"
@@ -97,12 +111,17 @@ def _figure(values: list[float]) -> str:
 
 
 def _is_noise(differences: list[float]) -> bool:
-    """Whether two figures differ, seed by seed, by less than two standard errors; of one seed, by less than a point."""
+    """Whether two figures differ, seed by seed, by less than two standard errors; of one seed, by
+    less than a point.
+    """
     if len(differences) == 1:
         return abs(differences[0]) < 1
     if not all(map(math.isfinite, differences)):
         return False
-    return abs(statistics.fmean(differences)) <= 2 * statistics.stdev(differences) / len(differences) ** 0.5
+    return (
+        abs(statistics.fmean(differences))
+        <= 2 * statistics.stdev(differences) / len(differences) ** 0.5
+    )
 
 
 _FASHION, _CHOSEN, _ROUNDS = "Fashion-MNIST", "chosen on validation", "rounds to target"
@@ -114,7 +133,9 @@ _CHEAP = (
     "own upload and noise",
 )  # fmt: skip
 _HARM = [
-    f"{attack} {share} %" for attack in ("label flip", "mimic", "IPM", "4x sign flip", "adaptive") for share in (20, 40)
+    f"{attack} {share} %"
+    for attack in ("label flip", "mimic", "IPM", "4x sign flip", "adaptive")
+    for share in (20, 40)
 ]
 _LEVEL, _COLUMNS = "rounds to 90 % of FedAvg's best", ("MNIST", "SVHN", "Fashion-MNIST", "CIFAR-10")
 _PAIRS = (
@@ -234,7 +255,9 @@ CLAIMS: dict[str, list[Claim]] = {
                 ("accuracy", "after fine-tuning as in the paper pFedGPA is not below FedAvg-FT"),
             )
             for column in (
-                f"{data} {count}" for data in ("Fashion-MNIST", "EMNIST", "CIFAR-10") for count in (10, 20, 100)
+                f"{data} {count}"
+                for data in ("Fashion-MNIST", "EMNIST", "CIFAR-10")
+                for count in (10, 20, 100)
             )
             if column != "Fashion-MNIST 20"
         ),
@@ -286,13 +309,24 @@ CLAIMS: dict[str, list[Claim]] = {
             for measure, words in ((_ROUNDS, "touches 80 %"), (_STAYS, "reaches 80 % for good"))
             for row, name in (
                 ("GenFed (1)", "GenFed (1)"),
-                ("GenFed (1) around FedAvgM 0.8", "GenFed (1) around FedAvgM (momentum 0.8 on the server)"),
+                (
+                    "GenFed (1) around FedAvgM 0.8",
+                    "GenFed (1) around FedAvgM (momentum 0.8 on the server)",
+                ),
             )
             for other, against, share, holds in (
-                ("FedAvg, no supplement", "FedAvg without supplement", "a fifth of the rounds", _a_fifth),
+                (
+                    "FedAvg, no supplement",
+                    "FedAvg without supplement",
+                    "a fifth of the rounds",
+                    _a_fifth,
+                ),
                 ("FedAvg", "FedAvg with the same supplement", "half of the rounds", _half),
             )
-            for network, column in (("small network", _FASHION), ("larger network", f"{_FASHION}, larger network"))
+            for network, column in (
+                ("small network", _FASHION),
+                ("larger network", f"{_FASHION}, larger network"),
+            )
         ),
         Claim(
             "genfed-supplement",

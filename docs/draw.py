@@ -1,4 +1,6 @@
-"""Draws the pictures of the method pages: `python docs/draw.py`. Blue travels, orange stays, grey is frozen."""
+"""Draws the pictures of the method pages: `python docs/draw.py`. Blue travels, orange stays, grey
+is frozen.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ SHORT = {"t": "travels", "s": "stays", "f": "frozen", "m": "sometimes"}
 
 @dataclass(frozen=True)
 class Sketch:
-    """What a picture shows: the layers from input to output, and what server and clients do besides."""
+    """What a picture shows: the layers from input to output, and what server and clients do
+    besides.
+    """
 
     layers: str
     server: str
@@ -36,9 +40,13 @@ SKETCHES = {
     "fedavg-ft": Sketch("ttttt", "mean of the models", "train; fine-tune\na copy for use"),
     "fedavgm": Sketch("ttttt", "mean of the models,\nand on as before", "train"),
     "fedprox": Sketch("ttttt", "mean of the models", "train on a leash to\nwhat was received"),
-    "scaffold": Sketch("ttttt", "mean of models\nand of controls", "train, corrected by\nthe controls", "sssss"),
+    "scaffold": Sketch(
+        "ttttt", "mean of models\nand of controls", "train, corrected by\nthe controls", "sssss"
+    ),
     "fedopt": Sketch("ttttt", "Adam along the\nmean update", "train"),
-    "ditto": Sketch("ttttt", "mean of the models", "train both; the second\non a leash to the first", "sssss"),
+    "ditto": Sketch(
+        "ttttt", "mean of the models", "train both; the second\non a leash to the first", "sssss"
+    ),
     "local": Sketch("sssss", "nothing to do", "train alone", arrows="none"),
     "fedbn": Sketch("tstst", "mean of all but\nBatchNorm", "train; BatchNorm\nis its own"),
     "fedper": Sketch("tttts", "mean of the bodies", "train; the last\nlayer is its own"),
@@ -48,21 +56,35 @@ SKETCHES = {
     "partialfed": Sketch("ststs", "mean of one layer\nper stage", "train; the rest\nis its own"),
     "fedfina": Sketch("ssttt", "mean of the\nlast layers", "train; the rest\nis its own"),
     "fedlg": Sketch("stsst", "mean of chosen\nlayers", "train; the rest\nis its own"),
-    "fedlp": Sketch("mmmmm", "each layer: mean of\nthose who sent it", "train; send each\nlayer by chance"),
-    "fedlps": Sketch("fmmmt", "each channel: mean of\nthose who kept it", "train; send only the\nstrongest channels"),
+    "fedlp": Sketch(
+        "mmmmm", "each layer: mean of\nthose who sent it", "train; send each\nlayer by chance"
+    ),
+    "fedlps": Sketch(
+        "fmmmt",
+        "each channel: mean of\nthose who kept it",
+        "train; send only the\nstrongest channels",
+    ),
     "clustered": Sketch("ttttt", "one model for each\ncluster of clients", "train"),
-    "gene-fl": Sketch("ssmms", "per cluster: mean of\nthe genes", "train near the cluster;\nsend a small gene"),
+    "gene-fl": Sketch(
+        "ssmms", "per cluster: mean of\nthe genes", "train near the cluster;\nsend a small gene"
+    ),
     "fedau": Sketch("ttttt", "weights: rounds between\na client's visits", "train"),
-    "fedumf": Sketch("ttttt", "mean of the models", "who waits trains too,\nand starts ahead", "sssss"),
+    "fedumf": Sketch(
+        "ttttt", "mean of the models", "who waits trains too,\nand starts ahead", "sssss"
+    ),
     "pfedgpa": Sketch(
-        "ttttt", "mean of the models;\nlast, a generator of\neach client's own", "train; fine-tune what\nwas generated"
+        "ttttt",
+        "mean of the models;\nlast, a generator of\neach client's own",
+        "train; fine-tune what\nwas generated",
     ),
     "pfedhn": Sketch("ttttt", "a hypernetwork makes\neach client's model", "train"),
 }
 
 
 def box(axes: Axes, x: float, y: float, width: float, height: float) -> None:
-    axes.add_patch(FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0.04", fill=False, edgecolor=GREY))
+    axes.add_patch(
+        FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0.04", fill=False, edgecolor=GREY)
+    )
 
 
 def model(axes: Axes, x: float, y: float, layers: str) -> None:
@@ -74,8 +96,14 @@ def model(axes: Axes, x: float, y: float, layers: str) -> None:
                                  edgecolor="white", linewidth=0.5))  # fmt: skip
 
 
-def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], both: bool = True) -> None:
-    axes.add_patch(FancyArrowPatch(start, end, arrowstyle="<|-|>" if both else "-|>", mutation_scale=12, color=GREY))
+def arrow(
+    axes: Axes, start: tuple[float, float], end: tuple[float, float], both: bool = True
+) -> None:
+    axes.add_patch(
+        FancyArrowPatch(
+            start, end, arrowstyle="<|-|>" if both else "-|>", mutation_scale=12, color=GREY
+        )
+    )
 
 
 def exchange(sketch: Sketch, path: Path) -> None:
@@ -112,7 +140,14 @@ def exchange(sketch: Sketch, path: Path) -> None:
     for number, kind in enumerate(used):
         colour, hatch = LOOKS[kind]
         axes.add_patch(
-            Rectangle((0.1, 3.5 - 0.28 * number), 0.22, 0.15, facecolor=colour, hatch=hatch, edgecolor="white")
+            Rectangle(
+                (0.1, 3.5 - 0.28 * number),
+                0.22,
+                0.15,
+                facecolor=colour,
+                hatch=hatch,
+                edgecolor="white",
+            )
         )
         axes.text(0.4, 3.5 - 0.28 * number, words[kind], fontsize=8, va="bottom")
     axes.set(xlim=(0, 6.3), ylim=(-0.35 if sketch.second else 0, 3.9))
@@ -130,7 +165,9 @@ def selection(path: Path) -> None:
         colour = COLOURS[0] if chosen else PALE
         for number in range(5):
             width = 0.8 - 0.1 * number
-            axes.add_patch(Rectangle((x - width / 2, 0.25 + 0.18 * number), width, 0.13, facecolor=colour))
+            axes.add_patch(
+                Rectangle((x - width / 2, 0.25 + 0.18 * number), width, 0.13, facecolor=colour)
+            )
         axes.text(x, 0.0, f"client {place + 1}", ha="center", fontsize=8.5, color=GREY)
         axes.add_patch(Rectangle((x - 0.28, 1.55), 0.56, 0.9 * value, facecolor=colour))
         axes.text(x, 1.6 + 0.9 * value, f"{value:.2f}", ha="center", fontsize=8.5)

@@ -1,4 +1,6 @@
-"""What MkDocs does besides: formulas become MathML, measurements become downloads, and the menu follows the files."""
+"""What MkDocs does besides: formulas become MathML, measurements become downloads, and the menu
+follows the files.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ LINK = re.compile(r"\[([^\[\]]+)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
 def on_config(config: Any) -> Any:
     """The menu: what is there, in our order."""
-    config.nav = [{title: [str(page) for pattern in patterns for page in _pages(pattern)]} for title, patterns in MENU]
+    config.nav = [
+        {title: [str(page) for pattern in patterns for page in _pages(pattern)]}
+        for title, patterns in MENU
+    ]
     return config
 
 
@@ -56,12 +61,16 @@ def on_page_markdown(text: str, page: Any, config: Any, files: Any) -> str:
     here = page.file.src_uri
     lying = {inside: outside for outside, inside in OUTSIDE.items()}.get(here, f"docs/{here}")
     parts = FENCED.split(text)
-    return "".join(part if number % 2 else _prose(part, here, lying) for number, part in enumerate(parts))
+    return "".join(
+        part if number % 2 else _prose(part, here, lying) for number, part in enumerate(parts)
+    )
 
 
 def _prose(text: str, here: str, lying: str) -> str:
     text = LINK.sub(lambda found: _link(found, here, lying), text)
-    return "".join(part if number % 2 else _formulas(part) for number, part in enumerate(CODE.split(text)))
+    return "".join(
+        part if number % 2 else _formulas(part) for number, part in enumerate(CODE.split(text))
+    )
 
 
 def _formulas(text: str) -> str:
@@ -70,7 +79,9 @@ def _formulas(text: str) -> str:
 
 
 def _link(found: re.Match[str], here: str, lying: str) -> str:
-    """A link as it is in the repository, turned into one that holds in the site; bare source is only named."""
+    """A link as it is in the repository, turned into one that holds in the site; bare source is
+    only named.
+    """
     target = posixpath.normpath(posixpath.join(posixpath.dirname(lying), found[2]))
     if target.startswith("benchmarks/results/") and target.endswith(".json"):
         inside = f"measured/{posixpath.basename(target)}"
@@ -82,4 +93,6 @@ def _link(found: re.Match[str], here: str, lying: str) -> str:
         inside = target.removeprefix("docs/")
     else:
         return found[1]
-    return f"[{found[1]}]({posixpath.relpath(inside, posixpath.dirname(here) or '.')}{found[3] or ''})"
+    return (
+        f"[{found[1]}]({posixpath.relpath(inside, posixpath.dirname(here) or '.')}{found[3] or ''})"
+    )

@@ -1,7 +1,8 @@
-"""Fills the generated parts of the documentation: `python docs/make.py`; with `--check` it only says what is stale.
+"""Fills the generated parts of the documentation: `python docs/make.py`; with `--check` it only
+says what is stale.
 
-A part stands between `<!-- made: NAME -->` and `<!-- end -->`. Numbers come from benchmarks/results/*.json, options
-from the methods themselves; nobody types them.
+A part stands between `<!-- made: NAME -->` and `<!-- end -->`. Numbers come from
+benchmarks/results/*.json, options from the methods themselves; nobody types them.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from typing import Any
 from claims import claims
 
 from fedhelix import METHODS, FedAvg, Method, Wrapper
-from fedhelix.defences import Defence
-from fedhelix.papers.pictures import picture
+from fedhelix.papers.figures import image
 from fedhelix.papers.tables import grid, has_paper
-from fedhelix.progress import human_bytes
 from fedhelix.report.style import save
+from fedhelix.robust.defences import Defence
+from fedhelix.store.progress import human_bytes
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -33,8 +34,14 @@ PART = re.compile(r"(<!-- made: ([^>]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table; all columns but the first are numbers unless their header ends in a space."""
-    rule = ["---" if not place or header.endswith(" ") else "---:" for place, header in enumerate(headers)]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in ([header.strip() for header in headers], rule, *rows))
+    rule = [
+        "---" if not place or header.endswith(" ") else "---:"
+        for place, header in enumerate(headers)
+    ]
+    return "".join(
+        f"| {' | '.join(cells)} |\n"
+        for cells in ([header.strip() for header in headers], rule, *rows)
+    )
 
 
 def result(name: str) -> dict[str, Any]:
@@ -48,9 +55,19 @@ def link(name: str) -> str:
 
 
 def fashion() -> dict[str, dict[str, float]]:
-    """pFedGPA's Table 1 on Fashion-MNIST with 20 clients, by method: mean, standard error, and the paper's figure."""
-    cells = [cell for cell in result("pfedgpa-table1-gpu")["cells"] if cell["column"] == "Fashion-MNIST 20"]
-    return {cell["method"]: cell["accuracy"] for cell in cells if cell["runs"] and cell["accuracy"]["paper"]}
+    """pFedGPA's Table 1 on Fashion-MNIST with 20 clients, by method: mean, standard error, and the
+    paper's figure.
+    """
+    cells = [
+        cell
+        for cell in result("pfedgpa-table1-gpu")["cells"]
+        if cell["column"] == "Fashion-MNIST 20"
+    ]
+    return {
+        cell["method"]: cell["accuracy"]
+        for cell in cells
+        if cell["runs"] and cell["accuracy"]["paper"]
+    }
 
 
 def table1() -> str:
@@ -85,7 +102,14 @@ def gpu() -> str:
     for key, words in workloads.items():
         if key in found:
             seconds = found[key]["seconds_per_round"]
-            rows.append([words, f"{seconds['plain']:.3g}", f"{seconds['ours']:.3g}", f"{found[key]['ratio']:.1f}"])
+            rows.append(
+                [
+                    words,
+                    f"{seconds['plain']:.3g}",
+                    f"{seconds['ours']:.3g}",
+                    f"{found[key]['ratio']:.1f}",
+                ]
+            )
     return table(["workload", "plain loop, s per round", "batched, s per round", "ratio"], rows)
 
 
@@ -105,11 +129,19 @@ def cpu() -> str:
         row = [words]
         for workload in ("W1", "W2"):
             race = found[workload]
-            ratio = race["ratio_to_fedhelix"][key]["median"] if key in race["ratio_to_fedhelix"] else 1.0
+            ratio = (
+                race["ratio_to_fedhelix"][key]["median"]
+                if key in race["ratio_to_fedhelix"]
+                else 1.0
+            )
             row += [f"{race['seconds_per_round'][key]['median']:.2f}", f"{ratio:.2f}"]
             row.append(f"{race['peak_memory_MiB'][key]['pss']:.0f}")
         rows.append(row)
-    heads = [f"{workload}, {what}" for workload in ("W1", "W2") for what in ("s per round", "times ours", "MiB")]
+    heads = [
+        f"{workload}, {what}"
+        for workload in ("W1", "W2")
+        for what in ("s per round", "times ours", "MiB")
+    ]
     return table(["contestant", *heads], rows)
 
 
@@ -120,7 +152,11 @@ def dashboard() -> str:
     rows = [
         ["list of all runs, first time", f"{found['list_first_s']:.2f} s", "0.5 s"],
         ["list of all runs, later", f"{found['list_again_s']:.2f} s", "0.5 s"],
-        ["ten runs compared, drawn in the browser (slowest of five)", f"{max(drawn):.2f} s" if drawn else "–", "2 s"],
+        [
+            "ten runs compared, drawn in the browser (slowest of five)",
+            f"{max(drawn):.2f} s" if drawn else "–",
+            "2 s",
+        ],
         ["memory, all runs read", f"{found['memory_peak_MiB']} MiB", "300 MiB"],
     ]
     return table([f"{found['runs']} runs of {found['rounds']} rounds", "measured", "aim"], rows)
@@ -128,7 +164,10 @@ def dashboard() -> str:
 
 def deployment() -> str:
     """What a round across processes costs beyond the work itself."""
-    ways = {"warm": "`fedhelix site`: a warm worker", "flower": "Flower's SuperNode: a process per message"}
+    ways = {
+        "warm": "`fedhelix site`: a warm worker",
+        "flower": "Flower's SuperNode: a process per message",
+    }
     rows = [
         [
             ways[row["way"]],
@@ -139,7 +178,13 @@ def deployment() -> str:
         ]
         for row in result("deploy-overhead")["rows"]
     ]
-    headers = ["sites", "overhead per round, s", "SuperLink's CPU, s", "a connection's CPU, s", "load of the machine"]
+    headers = [
+        "sites",
+        "overhead per round, s",
+        "SuperLink's CPU, s",
+        "a connection's CPU, s",
+        "load of the machine",
+    ]
     return table(headers, rows)
 
 
@@ -162,7 +207,10 @@ def choosing() -> str:
             human_bytes(row["uplink_bytes"]),
             f"{paper[method]['mean']:.1f} ± {paper[method]['se']:.1f}" if method in paper else "–",
         ])  # fmt: skip
-    return table(["method", "digits, personal %", "worst tenth %", "uploaded", "Fashion-MNIST, personal %"], rows)
+    return table(
+        ["method", "digits, personal %", "worst tenth %", "uploaded", "Fashion-MNIST, personal %"],
+        rows,
+    )
 
 
 def participation() -> str:
@@ -178,7 +226,9 @@ def participation() -> str:
             ]
             rows.append([name, *figures])
     heads = [
-        f"{what}, {method}" for what in ("global %", "worst tenth of the clients %") for method in ("FedAvg", "FedAU")
+        f"{what}, {method}"
+        for what in ("global %", "worst tenth of the clients %")
+        for method in ("FedAvg", "FedAU")
     ]
     return table(["local training", *heads], rows)
 
@@ -193,8 +243,14 @@ def options(name: str) -> str:
             literal = typing.get_origin(hints[field.name]) is typing.Literal
             choices = f" (`{'`, `'.join(typing.get_args(hints[field.name]))}`)" if literal else ""
             default = "auto" if field.default is None else field.default
-            rows.append([f"`{field.name}`", f"`{default}`", field.metadata.get("meaning", "") + choices])
-    return table(["option", "default ", "meaning "], rows) if rows else "It has no options of its own.\n"
+            rows.append(
+                [f"`{field.name}`", f"`{default}`", field.metadata.get("meaning", "") + choices]
+            )
+    return (
+        table(["option", "default ", "meaning "], rows)
+        if rows
+        else "It has no options of its own.\n"
+    )
 
 
 def results(name: str) -> str:
@@ -207,20 +263,37 @@ def results(name: str) -> str:
         rows.append([words, ours, f"{found['paper']:.2f} %"])
     for row in result("choosing")["table"]:
         if row["method"] == name:
-            ours = f"{100 * row['personal_accuracy']:.1f} ± {100 * row['personal_accuracy_se']:.1f} %"
+            ours = (
+                f"{100 * row['personal_accuracy']:.1f} ± {100 * row['personal_accuracy_se']:.1f} %"
+            )
             rows.append(["[digits, 20 clients](../choosing.md#measured)", ours, "–"])
     headers = ["personal accuracy after the last round", "ours", "the paper's"]
     page = f"../results/{name}.md"
-    said = f"[Ours beside the paper's]({page}).\n" if (ROOT / "docs/methods" / page).exists() else appearances(name)
-    return "\n".join(filter(None, [said, table(headers, rows) if rows else ""])) or "Not measured by itself so far.\n"
+    said = (
+        f"[Ours beside the paper's]({page}).\n"
+        if (ROOT / "docs/methods" / page).exists()
+        else appearances(name)
+    )
+    return (
+        "\n".join(filter(None, [said, table(headers, rows) if rows else ""]))
+        or "Not measured by itself so far.\n"
+    )
 
 
 def appearances(name: str) -> str:
     """Whose tables a method stands in."""
     files = [path for path in sorted(RESULTS.glob("*-gpu.json")) if "cells" in result(path.stem)]
-    there = [path.stem for path in files if any(cell["method"] == name for cell in result(path.stem)["cells"])]
+    there = [
+        path.stem
+        for path in files
+        if any(cell["method"] == name for cell in result(path.stem)["cells"])
+    ]
     papers = {"gene-fl": "GENE-FL", "genfed": "GenFed", "pfedgpa": "pFedGPA"}
-    links = [f"[{papers[key]}'s](../results/{key}.md)" for key in papers if any(stem.startswith(key) for stem in there)]
+    links = [
+        f"[{papers[key]}'s](../results/{key}.md)"
+        for key in papers
+        if any(stem.startswith(key) for stem in there)
+    ]
     return f"Beside others in {', '.join(links)} tables.\n" if links else ""
 
 
@@ -232,11 +305,20 @@ def hooks() -> str:
             continue
         side, _, words = (function.__doc__ or "").splitlines()[0].partition(": ")
         side, words = (side.lower(), words) if words else ("both", side)
-        asked = ", ".join(list(inspect.signature(function).parameters)[1:])
+        requested = ", ".join(list(inspect.signature(function).parameters)[1:])
         who = [name for name in sorted(METHODS) if _overrides(METHODS[name], hook)]
         robust = [name for name in who if issubclass(METHODS[name], Defence)]
-        named = [f"`{name}`" for name in who if name not in robust] + (["the defences"] if robust else [])
-        rows.append([side, f"`{hook}({asked})`", words[:1].lower() + words[1:].rstrip("."), ", ".join(named)])
+        named = [f"`{name}`" for name in who if name not in robust] + (
+            ["the defences"] if robust else []
+        )
+        rows.append(
+            [
+                side,
+                f"`{hook}({requested})`",
+                words[:1].lower() + words[1:].rstrip("."),
+                ", ".join(named),
+            ]
+        )
     return table(["side", "hook ", "in one sentence ", "who overrides it "], rows)
 
 
@@ -246,12 +328,16 @@ def _overrides(kind: type[Method], hook: str) -> bool:
 
 
 def study(name: str, scale: str) -> str:
-    """What `fedhelix bench` measured: a table for each measure, or one for all where it has a single column."""
+    """What `fedhelix bench` measured: a table for each measure, or one for all where it has a
+    single column.
+    """
     if not (RESULTS / f"{name}-{scale}.json").exists():
         return f"It has not been run at scale `{scale}` yet.\n"
     found = result(f"{name}-{scale}")
     run = {cell["column"] for cell in found["cells"] if cell["runs"]}
-    missing = list(dict.fromkeys(cell["column"] for cell in found["cells"] if cell["column"] not in run))
+    missing = list(
+        dict.fromkeys(cell["column"] for cell in found["cells"] if cell["column"] not in run)
+    )
     found["cells"] = [cell for cell in found["cells"] if cell["column"] in run]
     taken = {cell["column"]: cell.get("train_samples") for cell in found["cells"]}
     told = f"`{found['command']}`, {found['device']}, {seeds_of(found['cells'])}"
@@ -260,15 +346,24 @@ def study(name: str, scale: str) -> str:
         each = "; ".join(f"{column}: {size or 'all'}" for column, size in taken.items())
         told += f"; training samples: {sizes.pop() if len(sizes) == 1 else each}"
     told += f"; not run yet: {', '.join(missing)}" if missing else ""
-    told += "" if all(cell["runs"] for cell in found["cells"]) else "; – marks what has not been run yet"
+    told += (
+        ""
+        if all(cell["runs"] for cell in found["cells"])
+        else "; – marks what has not been run yet"
+    )
     told += "; the paper's figures in brackets" if has_paper(found, found["measures"]) else ""
     told += f" → [`{name}-{scale}.json`](../../benchmarks/results/{name}-{scale}.json)\n"
     grids = {measure: grid(found, measure) for measure in found["measures"]}
     headers, rows = next(iter(grids.values()))
     if len(headers) == 2:
-        lines = [[row[0], *(texts[place][1] for _, texts in grids.values())] for place, row in enumerate(rows)]
+        lines = [
+            [row[0], *(texts[place][1] for _, texts in grids.values())]
+            for place, row in enumerate(rows)
+        ]
         return f"{told}\n{table([headers[1], *grids], lines)}"
-    return "\n".join([told, *(f"*{measure}*\n\n{table(*shown)}" for measure, shown in grids.items())])
+    return "\n".join(
+        [told, *(f"*{measure}*\n\n{table(*shown)}" for measure, shown in grids.items())]
+    )
 
 
 def seeds_of(cells: Sequence[dict[str, Any]]) -> str:
@@ -288,7 +383,7 @@ def drawn(name: str, scale: str) -> str:
     if not (RESULTS / f"{name}-{scale}.json").exists():
         return "\n"
     found, place = result(f"{name}-{scale}"), f"pictures/studies/{name}-{scale}.png"
-    figure = picture(found)
+    figure = image(found)
     if figure is None:
         return "\n"
     if "--check" not in sys.argv and not (ROOT / "docs" / place).exists():
@@ -302,7 +397,13 @@ def audit(name: str) -> str:
         return "It has not been run yet.\n"
     found = result(name)
     rows = [
-        [row["method"], row["attacker"], f"{row['seen']:.1%}", f"{row['psnr']:.1f}", f"{row['ssim']:.2f}"]
+        [
+            row["method"],
+            row["attacker"],
+            f"{row['seen']:.1%}",
+            f"{row['psnr']:.1f}",
+            f"{row['ssim']:.2f}",
+        ]
         for row in found["rows"]
     ]
     headers = ["method", "attacker ", "of the model is seen", "PSNR in dB, median", "SSIM, median"]

@@ -6,8 +6,8 @@ python examples/compare_methods.py
 from pathlib import Path
 
 from fedhelix import FedAvg, FedAvgFT, Federation, LocalOnly, partition
+from fedhelix.report.locate import Selection
 from fedhelix.report.page import html
-from fedhelix.report.places import Selection
 
 folders = []
 for method in (FedAvg(), FedAvgFT(), LocalOnly()):

@@ -1,4 +1,5 @@
-"""Your own tables and your own network: three branches of a shop predict what a customer will spend.
+"""Your own tables and your own network: three branches of a shop predict what a customer will
+spend.
 
 python examples/own_model_and_data.py
 """

@@ -1,15 +1,18 @@
-"""A fifth of the clients sends poisoned updates: what is left of FedAvg, of a median, and of GenFed?
+"""A fifth of the clients sends poisoned updates: what is left of FedAvg, of a median, and of
+GenFed?
 
 python examples/under_attack.py
 """
 
 from fedhelix import FedAvg, Federation, GenFed, Median
-from fedhelix.report.insight import fitness
+from fedhelix.report.diagnostics import fitness
 from fedhelix.report.results import read
 from fedhelix.report.style import save
 
 for method in (FedAvg(), Median(FedAvg()), GenFed(FedAvg(), rho_max=3)):
-    fed = Federation("digits", clients=20, method=method, attack="sign-flip", validation_size=0.1, seed=0)
+    fed = Federation(
+        "digits", clients=20, method=method, attack="sign-flip", validation_size=0.1, seed=0
+    )
     run = fed.fit(rounds=15, out=f"runs/attacked-{method.label}")
     print(f"{method.label:16} {run.summary['final_accuracy']:.1%}")
 

@@ -1,4 +1,6 @@
-"""The command `fedhelix`. It stands beside the package, whose import takes seconds in which somebody may stop it."""
+"""The command `fedhelix`. It stands beside the package, whose import takes seconds in which
+somebody may stop it.
+"""
 
 import sys
 
@@ -6,7 +8,7 @@ import sys
 def main() -> None:
     """Run the command line; Ctrl-C ends it with one sentence from its first moment on."""
     try:
-        from fedhelix.cli import main as run
+        from fedhelix.cli.app import main as run
     except KeyboardInterrupt:
         print("fedhelix: stopped.", file=sys.stderr)
         sys.exit(130)

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from fedhelix import METHODS, Federation, Method
-from fedhelix.tree import flatten, load
+from fedhelix.core.tree import flatten, load
 
-# Options that make a method cheap, for tests that hold for every method. Newcomers get what all have learnt together.
+# Options that make a method cheap, for tests that hold for every method. Newcomers get what all
+# have learnt together.
 CHEAP: dict[str, dict[str, Any]] = {
     "pfedgpa": {"fit_steps": 5, "newcomer": "model"},
     "pfedhn": {"newcomer_turns": 1},
@@ -23,9 +24,17 @@ def cheap(name: str, **options: Any) -> Method:
 
 def small(method: str | Method | None = None, model: Any = "linear", **more: Any) -> Federation:
     """Six clients on digits, three in a round; the slow engine, because it is the reference."""
-    settings = {"data": "digits", "partition": "dirichlet:0.3", "clients": 6, "cohort": 3, "epochs": 1} | more
+    settings = {
+        "data": "digits",
+        "partition": "dirichlet:0.3",
+        "clients": 6,
+        "cohort": 3,
+        "epochs": 1,
+    } | more
     settings = {"batch_size": 64, "engine": "serial", "kernels": "onednn"} | settings
-    return Federation(settings.pop("data"), settings.pop("partition"), model=model, method=method, **settings)
+    return Federation(
+        settings.pop("data"), settings.pop("partition"), model=model, method=method, **settings
+    )
 
 
 def timeless(records: list[dict]) -> list[dict]:
@@ -59,5 +68,6 @@ def same(left: dict, right: dict) -> bool:
 def close(left: dict, right: dict, tolerance: float = 1e-6) -> bool:
     """Whether two states are equal up to rounding."""
     return left.keys() == right.keys() and all(
-        torch.allclose(value, right[name], rtol=tolerance, atol=tolerance) for name, value in left.items()
+        torch.allclose(value, right[name], rtol=tolerance, atol=tolerance)
+        for name, value in left.items()
     )

@@ -12,13 +12,13 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedhelix import Federation
-from fedhelix.deploy.post import Post, contents, envelope
-from fedhelix.deploy.roster import Roster
+from fedhelix.deploy.policy import RoundPolicy
+from fedhelix.deploy.registry import SiteRegistry
 from fedhelix.deploy.server import deployed
 from fedhelix.deploy.site import Site
-from fedhelix.deploy.terms import Terms
-from fedhelix.runs.config import Plan
-from fedhelix.standing import Run
+from fedhelix.deploy.transport import Transport, contents, envelope
+from fedhelix.federation.run import Run
+from fedhelix.runs.config import RunSpec
 
 Answer = Callable[[bytes], "bytes | Late | Exception | None"]
 
@@ -28,7 +28,9 @@ class Late(bytes):
 
 
 class Nearby(Grid):
-    """Nodes are functions from letter to letter; None is silence, an exception is a client that crashed."""
+    """Nodes are functions from letter to letter; None is silence, an exception is a client that
+    crashed.
+    """
 
     def __init__(self, *answers: Answer):
         self.answers: dict[int, Answer] = dict(enumerate(answers, start=101))
@@ -53,7 +55,11 @@ class Nearby(Grid):
 
     def get_nodes(self):
         return [
-            NodeInfo(node_id=node, name=self.names.get(node), last_activated_at=self.activated.get(node, "1"))
+            NodeInfo(
+                node_id=node,
+                name=self.names.get(node),
+                last_activated_at=self.activated.get(node, "1"),
+            )
             for node in self.answers
         ]
 
@@ -76,7 +82,9 @@ class Nearby(Grid):
 
     def pull_messages(self, message_ids):
         wanted = set(message_ids)
-        found = [message for message in self.waiting if message.metadata.reply_to_message_id in wanted]
+        found = [
+            message for message in self.waiting if message.metadata.reply_to_message_id in wanted
+        ]
         self.waiting = [message for message in self.waiting if message not in found]
         return found
 
@@ -87,24 +95,37 @@ class Nearby(Grid):
 class Neighbourhood:
     """Sites in this process, and the server's side of a deployment with them."""
 
-    def __init__(self, folder: Path, sites: int, data: str | list[str] = "digits", common: bool = False, **terms):
+    def __init__(
+        self,
+        folder: Path,
+        sites: int,
+        data: str | list[str] = "digits",
+        common: bool = False,
+        **policy,
+    ):
         self.folder = folder
         sources = [data] * sites if isinstance(data, str) else data
         kept = folder / "kept"
-        self.sites = [Site(f"site-{n}", source, kept, common=common) for n, source in enumerate(sources)]
+        self.sites = [
+            Site(f"site-{n}", source, kept, common=common) for n, source in enumerate(sources)
+        ]
         self.grid = Nearby(*(site.answer for site in self.sites))
-        self.terms = Terms(**{"deadline": 60.0, "patience": 60.0, **terms})
+        self.policy = RoundPolicy(**{"deadline": 60.0, "patience": 60.0, **policy})
 
-    def federation(self, plan: Plan, experiment: str = "experiment") -> Federation:
+    def federation(self, spec: RunSpec, experiment: str = "experiment") -> Federation:
         """As the server app makes it."""
-        post = Post(self.grid, self.terms)
-        roster = Roster(self.folder / "sites.json", plan.config.clients + plan.config.newcomers)
-        if not roster.cards:
-            post.gather(self.terms.begin or plan.config.clients)
-            roster.enrol(post.cards, post.connected)
-        return deployed(plan, post, roster, experiment)
+        transport = Transport(self.grid, self.policy)
+        registry = SiteRegistry(
+            self.folder / "sites.json", spec.config.clients + spec.config.newcomers
+        )
+        if not registry.cards:
+            transport.gather(self.policy.begin or spec.config.clients)
+            registry.enrol(transport.cards, transport.connected)
+        return deployed(spec, transport, registry, experiment)
 
-    def play(self, plan: Plan, **more) -> Run:
+    def play(self, spec: RunSpec, **more) -> Run:
         """A whole run."""
-        config = plan.config
-        return self.federation(plan).fit(config.rounds, eval_every=config.eval_every, quiet=True, **more)
+        config = spec.config
+        return self.federation(spec).fit(
+            config.rounds, eval_every=config.eval_every, quiet=True, **more
+        )

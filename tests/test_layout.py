@@ -88,9 +88,19 @@ def lines_of_code(path: Path) -> int:
     text = path.read_text()
     docstrings = set()
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+        if (
+            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            and ast.get_docstring(node) is not None
+        ):
             docstrings |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-    empty = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    empty = {
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    }
     lines = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in empty:
@@ -98,7 +108,9 @@ def lines_of_code(path: Path) -> int:
     return len(lines - docstrings)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "methods").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "methods").glob("*.py")), ids=lambda path: path.stem
+)
 def test_a_method_is_a_short_file(path):
     assert lines_of_code(path) < 60
 
@@ -115,7 +127,9 @@ PICKLERS = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "mar
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_on_disk_or_network_is_pickled(path):
-    in_memory = room_of(path) == "engines"  # a process may hand objects to the workers that it started itself
+    in_memory = (
+        room_of(path) == "engines"
+    )  # a process may hand objects to the workers that it started itself
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import | ast.ImportFrom) and not in_memory:
             module = node.module if isinstance(node, ast.ImportFrom) else None

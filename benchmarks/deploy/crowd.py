@@ -2,7 +2,8 @@
 
     python crowd.py FOLDER ADDRESS HARM SITE [SITE ...]
 
-The fault matrix starts it in place of `fedhelix site` where a site has to misbehave, or where there are many.
+The fault matrix starts it in place of `fedhelix site` where a site has to misbehave, or where there
+are many.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ from pathlib import Path
 
 import torch
 
-from fedhelix.deploy import letters
+from fedhelix.core.seeds import numpy_draw
+from fedhelix.deploy import messages
 from fedhelix.deploy.node import connect
 from fedhelix.deploy.site import Site
-from fedhelix.seeds import numpy_draw
 
 LONG = 50.0  # seconds: more than the deadline of the row
 
 
 def spoilt(content: bytes, spoil: Callable[[torch.Tensor], torch.Tensor]) -> bytes:
     """An answer whose tensors are changed."""
-    about, body = letters.read(content)
-    return letters.write(about, {"model": {name: spoil(value) for name, value in body["model"].items()}})
+    about, body = messages.read(content)
+    return messages.write(
+        about, {"model": {name: spoil(value) for name, value in body["model"].items()}}
+    )
 
 
 def third(site: str, round: int, of: int = 10) -> bool:
@@ -58,8 +61,12 @@ class Liar:
         """Nothing to get ready."""
 
     def answer(self, content: bytes) -> bytes:
-        about = letters.read(content).about
-        if self.harm == "missing" and about["kind"] == "work" and third(self.site.name, about["round"]):
+        about = messages.read(content).about
+        if (
+            self.harm == "missing"
+            and about["kind"] == "work"
+            and third(self.site.name, about["round"])
+        ):
             time.sleep(LONG)
         honest = self.site.answer(content)
         if self.harm in HARMS and about["kind"] == "work" and about["round"] > 0:

@@ -22,8 +22,8 @@ from io import StringIO
 from pathlib import Path
 
 from fedhelix.deploy import submit
-from fedhelix.deploy.local import Local, Process
-from fedhelix.runs.config import make_plan
+from fedhelix.deploy.localhost import Local, Process
+from fedhelix.runs.config import make_spec
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"
@@ -86,10 +86,16 @@ def supervised(local: Local) -> Iterator[list[str]]:
         thread.join()
 
 
-def play(local: Local, out: Path, terms: list[str], fault: Callable[[Local], None] | None, **settings: object) -> dict:
+def run_rounds(
+    local: Local,
+    out: Path,
+    policy: list[str],
+    fault: Callable[[Local], None] | None,
+    **settings: object,
+) -> dict:
     """One run with a fault after its second round."""
-    plan = make_plan(METHOD, {"clients": len(local.names), "rounds": ROUNDS, **settings})
-    folder = submit.create(plan, out, terms)
+    spec = make_spec(METHOD, {"clients": len(local.names), "rounds": ROUNDS, **settings})
+    folder = submit.create(spec, out, policy)
 
     def strike() -> None:
         while len(folder.records()) < FAULT_AFTER:
@@ -101,13 +107,21 @@ def play(local: Local, out: Path, terms: list[str], fault: Callable[[Local], Non
     begun = time.monotonic()
     with supervised(local) as revived, redirect_stderr(StringIO()) as said:
         striker.start()
-        submit.play(local.control(), folder, quiet=True)
+        submit.run_rounds(local.control(), folder, quiet=True)
         striker.join()
     records = folder.records()
     state = json.loads((out / "checkpoint" / "manifest.json").read_text())["server"]["sha256"]
     reasons = [why for record in records for why in record["missing"].values()]
-    reasons += [f"the upload of client {who} {why}" for record in records for who, why in record["refused"].items()]
-    troubles = [f"{who} {what}" for record in records for who, what in (record.get("troubles") or {}).items()]
+    reasons += [
+        f"the upload of client {who} {why}"
+        for record in records
+        for who, why in record["refused"].items()
+    ]
+    troubles = [
+        f"{who} {what}"
+        for record in records
+        for who, what in (record.get("troubles") or {}).items()
+    ]
     return {
         "rounds": len(records),
         "final_accuracy": records[-1]["personal_accuracy"],
@@ -115,7 +129,11 @@ def play(local: Local, out: Path, terms: list[str], fault: Callable[[Local], Non
         "answers_refused": sum(len(record["refused"]) for record in records),
         "reasons": sorted(set(reasons + troubles)),
         "started_again": sorted(set(revived)),
-        "said": [line.removeprefix("fedhelix: ") for line in said.getvalue().splitlines() if "fedhelix: " in line],
+        "said": [
+            line.removeprefix("fedhelix: ")
+            for line in said.getvalue().splitlines()
+            if "fedhelix: " in line
+        ],
         "server_state": state,
         "seconds": round(time.monotonic() - begun, 1),
     }
@@ -123,7 +141,14 @@ def play(local: Local, out: Path, terms: list[str], fault: Callable[[Local], Non
 
 def as_liar(local: Local, harm: str, names: list[str]) -> None:
     """Replace sites by ones that misbehave."""
-    command = [sys.executable, str(HERE / "crowd.py"), str(local.folder), local.address, harm, *names]
+    command = [
+        sys.executable,
+        str(HERE / "crowd.py"),
+        str(local.folder),
+        local.address,
+        harm,
+        *names,
+    ]
     for name in names:
         local.sites.pop(name, None)
     local.sites[harm] = Process(harm, command, local.folder / "logs" / f"{harm}.log", local.env)
@@ -145,14 +170,14 @@ ROWS: dict[str, tuple[str, Callable[[Local], None] | None, list[str], str | None
 
 
 def measure(row: str) -> dict:
-    what, fault, terms, harm = ROWS[row]
+    what, fault, policy, harm = ROWS[row]
     folder = Path(tempfile.mkdtemp(prefix=f"fedhelix-fault-{row}-"))
     try:
         local = Local(folder / "deployment", sites=10 if row == "missing" else 3)
         if harm is not None:
             as_liar(local, harm, local.names if row == "missing" else ["site-1"])
         with local:
-            return {"row": row, "fault": what, **play(local, folder / "run", terms, fault)}
+            return {"row": row, "fault": what, **run_rounds(local, folder / "run", policy, fault)}
     finally:
         shutil.rmtree(folder)
 
@@ -165,12 +190,20 @@ def table(rows: list[dict]) -> str:
         "|---|---|---|---|---|",
     ]
     for row in rows:
-        same = "yes, to the bit" if row["server_state"] == calm else "no: those rounds went on without the site"
+        same = (
+            "yes, to the bit"
+            if row["server_state"] == calm
+            else "no: those rounds went on without the site"
+        )
         same = "other sites" if row["row"] == "missing" else same
         seen = [f"`up`: {name} had died and was started again" for name in row["started_again"]]
         seen += [f"`deploy run`: {line}" for line in row.get("said", [])]
         seen += [f"`metrics.jsonl`: {reason}" for reason in row["reasons"][:3]]
-        seen += [f"... and {len(row['reasons']) - 3} more such lines"] if len(row["reasons"]) > 3 else []
+        seen += (
+            [f"... and {len(row['reasons']) - 3} more such lines"]
+            if len(row["reasons"]) > 3
+            else []
+        )
         counts = f"{row['answers_missing']} / {row['answers_refused']}"
         lines.append(
             f"| {row['fault']} | {row['rounds']} of {ROUNDS} | {counts} | {same} | {'<br>'.join(seen) or 'nothing'} |"
@@ -180,7 +213,9 @@ def table(rows: list[dict]) -> str:
 
 def main(*wanted: str) -> None:
     path = RESULTS / "deploy-faults.json"
-    known = {row["row"]: row for row in json.loads(path.read_text())["rows"]} if path.exists() else {}
+    known = (
+        {row["row"]: row for row in json.loads(path.read_text())["rows"]} if path.exists() else {}
+    )
     for row in wanted or ROWS:
         known[row] = measure(row)
         print(json.dumps(known[row]), flush=True)

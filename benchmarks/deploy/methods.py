@@ -2,7 +2,8 @@
 
     python benchmarks/deploy/methods.py [METHOD ...]
 
-GENE-FL has a newcomer, whose site is started after the second round. Writes benchmarks/results/deploy-methods.json.
+GENE-FL has a newcomer, whose site is started after the second round. Writes
+benchmarks/results/deploy-methods.json.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from pathlib import Path
 
 import torch
 
+from fedhelix.core.tree import flatten
 from fedhelix.deploy import submit
-from fedhelix.deploy.local import Local
-from fedhelix.runs.config import make_plan
+from fedhelix.deploy.localhost import Local
+from fedhelix.runs.config import make_spec
 from fedhelix.store import RunFolder
-from fedhelix.tree import flatten
 
 RESULT = Path(__file__).parent.parent / "results" / "deploy-methods.json"
 SITES, ROUNDS = 3, 4
@@ -31,7 +32,12 @@ SETTINGS: dict[str, dict] = {
     "fedbn": {"model": "digits-bn-cnn"},
     "genfed": {},
     "gene-fl": {"method.clusters": 2, "newcomers": 1, "newcomers_after": 2},
-    "pfedgpa": {"method.mode": "online", "method.warmup": 1, "method.fit_steps": 50, "method.online_steps": 50},
+    "pfedgpa": {
+        "method.mode": "online",
+        "method.warmup": 1,
+        "method.fit_steps": 50,
+        "method.online_steps": 50,
+    },
 }
 
 
@@ -43,18 +49,20 @@ def start_later(local: Local, name: str, folder: RunFolder) -> None:
 
 
 def measure(local: Local, name: str, out: Path) -> dict:
-    plan = make_plan(name, {"clients": SITES, "rounds": ROUNDS, **SETTINGS[name]})
-    folder = submit.create(plan, out / "sites", ["deadline=300"])
+    spec = make_spec(name, {"clients": SITES, "rounds": ROUNDS, **SETTINGS[name]})
+    folder = submit.create(spec, out / "sites", ["deadline=300"])
     newcomer = f"site-{SITES}"
-    if plan.config.newcomers:
+    if spec.config.newcomers:
         threading.Thread(target=start_later, args=(local, newcomer, folder), daemon=True).start()
-    submit.play(local.control(), folder, quiet=True)
-    if plan.config.newcomers:
+    submit.run_rounds(local.control(), folder, quiet=True)
+    if spec.config.newcomers:
         local.sites[newcomer].stop()
-    here = plan.config.federation(plan.method, engine="serial").fit(ROUNDS, out=out / "here", quiet=True)
+    here = spec.config.federation(spec.method, engine="serial").fit(
+        ROUNDS, out=out / "here", quiet=True
+    )
     _, server, _ = folder.restore() or (0, {}, {})
     folder.close()
-    one, other = flatten(server), flatten(here.standing.server)
+    one, other = flatten(server), flatten(here.state.server)
     assert one.keys() == other.keys()
     gaps = [
         float((value.double() - other[key].double()).abs().max())
@@ -69,7 +77,9 @@ def measure(local: Local, name: str, out: Path) -> dict:
         "largest_difference_of_server_states": max(gaps),
         "personal_accuracy_sites": last["personal_accuracy"],
         "personal_accuracy_simulation": same["personal_accuracy"],
-        "arrival_accuracy": [run[2].get("arrival_accuracy") for run in (folder.records(), here.records)],
+        "arrival_accuracy": [
+            run[2].get("arrival_accuracy") for run in (folder.records(), here.records)
+        ],
     }
 
 
@@ -78,13 +88,17 @@ def main(*wanted: str) -> None:
     folder = Path(tempfile.mkdtemp(prefix="fedhelix-methods-"))
     try:
         local = Local(folder / "deployment", sites=SITES + 1)
-        newcomer = local.sites.pop(f"site-{SITES}")  # its key is admitted, but it is not started yet
+        newcomer = local.sites.pop(
+            f"site-{SITES}"
+        )  # its key is admitted, but it is not started yet
         with local:
             local.sites[newcomer.name] = newcomer
             for name in wanted or SETTINGS:
                 rows[name] = measure(local, name, folder / name)
                 print(json.dumps(rows[name]), flush=True)
-                RESULT.write_text(json.dumps([rows[key] for key in SETTINGS if key in rows], indent=1) + "\n")
+                RESULT.write_text(
+                    json.dumps([rows[key] for key in SETTINGS if key in rows], indent=1) + "\n"
+                )
     finally:
         shutil.rmtree(folder)
 

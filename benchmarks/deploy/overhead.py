@@ -1,9 +1,11 @@
-"""What a round across processes costs beyond the work itself: three sites on loopback, TLS and keys, a small model.
+"""What a round across processes costs beyond the work itself: three sites on loopback, TLS and
+keys, a small model.
 
     python benchmarks/deploy/overhead.py [warm] [flower]
 
-`warm` is `fedhelix site`, `flower` is Flower's own SuperNode with the same answers. Overhead is the round's time less
-the time that the slowest site needed to train, and to judge. Writes benchmarks/results/deploy-overhead.json.
+`warm` is `fedhelix site`, `flower` is Flower's own SuperNode with the same answers. Overhead is the
+round's time less the time that the slowest site needed to train, and to judge. Writes
+benchmarks/results/deploy-overhead.json.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ import time
 from pathlib import Path
 
 from fedhelix.deploy import submit
-from fedhelix.deploy.local import Local, Process, free_port
-from fedhelix.runs.config import make_plan, versions
+from fedhelix.deploy.localhost import Local, Process, free_port
+from fedhelix.runs.config import make_spec, versions
 from fedhelix.store import RunFolder
 
 RESULT = Path(__file__).parent.parent / "results" / "deploy-overhead.json"
@@ -32,7 +34,13 @@ def with_flowers_nodes(local: Local) -> None:
     """Flower's own SuperNode in place of ours."""
     for name in local.names:
         place = f'site="{name}" data="digits" folder="{local.folder / "sites"}"'
-        command = ["flower-supernode", "--superlink", local.address, "--root-certificates", str(local.certificate)]
+        command = [
+            "flower-supernode",
+            "--superlink",
+            local.address,
+            "--root-certificates",
+            str(local.certificate),
+        ]
         command += ["--auth-supernode-private-key", str(local.folder / "keys" / f"{name}.key")]
         command += ["--port", str(free_port()), "--node-config", place]
         local.sites[name] = Process(name, command, local.folder / "logs" / f"{name}.log", local.env)
@@ -61,7 +69,8 @@ class Meter(threading.Thread):
     def per_round(self, rounds: int) -> dict[str, float]:
         """Seconds for each of the rounds since."""
         return {
-            name: round((processor_seconds(pid) - self.before[name]) / rounds, 3) for name, pid in self.pids.items()
+            name: round((processor_seconds(pid) - self.before[name]) / rounds, 3)
+            for name, pid in self.pids.items()
         }
 
 
@@ -72,12 +81,12 @@ def measure(way: str) -> dict:
         if way == "flower":
             with_flowers_nodes(local)
         with local:
-            plan = make_plan("fedavg", {"clients": SITES, "rounds": ROUNDS[way]})
+            spec = make_spec("fedavg", {"clients": SITES, "rounds": ROUNDS[way]})
             load.append(os.getloadavg()[0])
-            run = submit.create(plan, folder / "run")
+            run = submit.create(spec, folder / "run")
             meter = Meter(local, run)
             meter.start()
-            summary = submit.play(local.control(), run, quiet=True)
+            summary = submit.run_rounds(local.control(), run, quiet=True)
             used = meter.per_round(ROUNDS[way] - 1)
             load.append(os.getloadavg()[0])
         records = run.records()[1:]  # the first one sets everything up
@@ -97,7 +106,11 @@ def measure(way: str) -> dict:
 
 
 def main(*ways: str) -> None:
-    known = {row["way"]: row for row in json.loads(RESULT.read_text())["rows"]} if RESULT.exists() else {}
+    known = (
+        {row["way"]: row for row in json.loads(RESULT.read_text())["rows"]}
+        if RESULT.exists()
+        else {}
+    )
     for way in ways or ROUNDS:
         known[way] = measure(way)
         print(json.dumps(known[way]), flush=True)

@@ -1,9 +1,11 @@
-"""What a round costs: seconds and memory against clients per round, clients in the federation, and model size.
+"""What a round costs: seconds and memory against clients per round, clients in the federation, and
+model size.
 
     python benchmarks/speed/cost.py
 
-Linux only, on the CPU, with synthetic data. Every point is a process of its own, so that its peak of memory (from its
-start to its end, with all worker processes, shared pages counted once) is its own too.
+Linux only, on the CPU, with synthetic data. Every point is a process of its own, so that its peak
+of memory (from its start to its end, with all worker processes, shared pages counted once) is its
+own too.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ CURVES: dict[str, list[dict[str, Any]]] = {
         {**BASE, "clients": clients, "samples": 10, "shape": TABLE, "model": "mlp"}
         for clients in (100, 1000, 10_000, 100_000)
     ],
-    "parameters": [{**BASE, "clients": 100, "cohort": 4, "shape": COLOURED, "model": model} for model in MODELS],
+    "parameters": [
+        {**BASE, "clients": 100, "cohort": 4, "shape": COLOURED, "model": model} for model in MODELS
+    ],
 }
 LIMIT = 1024  # MiB that 100,000 clients may need more than 100
 
@@ -52,7 +56,7 @@ def synthetic(count: int, shape: tuple[int, ...], test: int = 200) -> Dataset:
     return Dataset("synthetic", noise(count), next(labels), noise(test), next(labels), 10)
 
 
-def play(point: dict[str, Any]) -> dict[str, Any]:
+def run_rounds(point: dict[str, Any]) -> dict[str, Any]:
     """The rounds of one point, in this process."""
     data = synthetic(point["clients"] * point["samples"], tuple(point["shape"]))
     fed = Federation(
@@ -60,7 +64,7 @@ def play(point: dict[str, Any]) -> dict[str, Any]:
         engine=point["engine"], device="cpu", eval_clients=0, epochs=1, batch_size=10, lr=0.01, momentum=0.0,
     )  # fmt: skip
     seconds, clock = [], time.perf_counter()
-    for _ in fed.play(point["rounds"] + 1):
+    for _ in fed.run_rounds(point["rounds"] + 1):
         seconds.append(time.perf_counter() - clock)
         clock = time.perf_counter()
     return {
@@ -87,15 +91,19 @@ def measure(point: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Measure every point, write the figures and the picture."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/cost.json")
-    parser.add_argument("--rounds", type=int, default=5, help="timed rounds of a point, after one to warm up")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="timed rounds of a point, after one to warm up"
+    )
     parser.add_argument("--engines", nargs="+", default=["serial", "parallel"])
     parser.add_argument("--curves", nargs="+", choices=CURVES, default=list(CURVES))
     parser.add_argument("--point", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.point:
-        print(json.dumps(play(json.loads(args.point))))
+        print(json.dumps(run_rounds(json.loads(args.point))))
         return
     found: dict[str, Any] = {
         "command": "python benchmarks/speed/cost.py", "machine": machine(), "versions": versions(), "curves": {},
@@ -108,9 +116,15 @@ def main() -> None:
         ]
     few_and_many = {}
     for engine in args.engines if "clients" in args.curves else []:
-        sizes = [point["peak_memory_MiB"]["pss"] for point in found["curves"]["clients"] if point["engine"] == engine]
+        sizes = [
+            point["peak_memory_MiB"]["pss"]
+            for point in found["curves"]["clients"]
+            if point["engine"] == engine
+        ]
         few_and_many[engine] = sizes[-1] - sizes[0]
-        print(f"{engine}: 100,000 clients need {few_and_many[engine]:.0f} MiB more than 100 (limit: {LIMIT})")
+        print(
+            f"{engine}: 100,000 clients need {few_and_many[engine]:.0f} MiB more than 100 (limit: {LIMIT})"
+        )
     found["more_MiB_for_100000_clients_than_for_100"] = few_and_many
     found["under_1_GiB"] = all(more < LIMIT for more in few_and_many.values())
     args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,13 +1,15 @@
-"""The CPU races: fedhelix's parallel engine against Flower's simulation, pfl and a plain PyTorch loop.
+"""The CPU races: fedhelix's parallel engine against Flower's simulation, pfl and a plain PyTorch
+loop.
 
     python benchmarks/speed/cpu.py --data-dir DIR
 
-Linux only. Makes a virtual environment for each peer (once, under --envs), writes partition, cohorts, batches and first
-weights of each workload to files that all contestants read, tries their settings (threads, processes, oneDNN on and
-off), and then lets all of them play one round after the other in turns. A contestant that is not on is frozen with all
-its processes (SIGSTOP), so that nobody's bookkeeping disturbs the others. One more round measures memory. The plain
-loop and the peers as installed are guests, who play the first rounds only. All of it takes about a quarter of an hour
-on two cores.
+Linux only. Makes a virtual environment for each peer (once, under --envs), writes partition,
+cohorts, batches and first weights of each workload to files that all contestants read, tries their
+settings (threads, processes, oneDNN on and off), and then lets all of them play one round after the
+other in turns. A contestant that is not on is frozen with all its processes (SIGSTOP), so that
+nobody's bookkeeping disturbs the others. One more round measures memory. The plain loop and the
+peers as installed are guests, who play the first rounds only. All of it takes about a quarter of an
+hour on two cores.
 """
 
 from __future__ import annotations
@@ -33,17 +35,19 @@ from plot import draw_race
 from workloads import W1, W2, federation
 
 from fedhelix import Federation, load
-from fedhelix.client import Job, plan
-from fedhelix.method import Phase
+from fedhelix.core.method import Phase
+from fedhelix.engines.local import ClientTask, plan
 from fedhelix.runs.config import versions
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 WORKLOADS = {"W1": W1, "W2": W2}
 MEMORY_ROUNDS = 1
-EQUAL = 0.01  # all train the same batches from the same weights, so this is far below the noise between seeds
+# all train the same batches from the same weights, so this is far below the noise between seeds
+EQUAL = 0.01
 
-# Contestants with the settings to try; the fastest goes into the race. Where there is one only, nothing is tried.
+# Contestants with the settings to try; the fastest goes into the race. Where there is one only,
+# nothing is tried.
 DEFAULT = {"threads": None, "onednn": True, "processes": 1, "cpus_per_client": None}  # as installed
 ONEDNN = ({"onednn": True}, {"onednn": False})
 CONTESTANTS: dict[str, list[dict[str, Any]]] = {
@@ -83,8 +87,10 @@ def export(fed: Federation, settings: dict[str, Any], rounds: int, folder: Path)
     orders: dict[str, np.ndarray] = {}
     for t in range(rounds):
         for client in fed.cohort(t):
-            steps = plan(setup, Job(client, t, {}, {}), Phase(), "batches").steps()
-            orders[f"{t}-{client}"] = np.concatenate([samples.numpy() for samples, _ in steps]).astype(np.int32)
+            steps = plan(setup, ClientTask(client, t, {}, {}), Phase(), "batches").steps()
+            orders[f"{t}-{client}"] = np.concatenate(
+                [samples.numpy() for samples, _ in steps]
+            ).astype(np.int32)
     np.savez(folder / "orders.npz", **orders)
     facts = {
         **settings,
@@ -100,7 +106,9 @@ class Contestant:
 
     def __init__(self, name: str, python: str, settings: dict[str, Any], log: Path):
         kind = name.partition("-")[0]
-        script = HERE / "peers" / {"flower": "flower_peer.py", "pfl": "pfl_peer.py"}.get(kind, "own.py")
+        script = (
+            HERE / "peers" / {"flower": "flower_peer.py", "pfl": "pfl_peer.py"}.get(kind, "own.py")
+        )
         self.name, self.settings, self.log = name, settings, log
         self.seconds: list[float] = []
         self.accuracy: list[float] = []
@@ -129,7 +137,7 @@ class Contestant:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def play(self, rounds: int = 1) -> list[float]:
+    def run_rounds(self, rounds: int = 1) -> list[float]:
         """Some rounds; returns their seconds."""
         self.signal(signal.SIGCONT)
         time.sleep(0.3)  # to come round
@@ -143,7 +151,7 @@ class Contestant:
     def peak(self, rounds: int) -> dict[str, float]:
         """The most memory seen during some more rounds."""
         with peak_memory(self.process.pid) as most:
-            self.play(rounds)
+            self.run_rounds(rounds)
         return most
 
     def stop(self) -> None:
@@ -154,7 +162,9 @@ class Contestant:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(30)
         for pid in everybody:
-            with suppress(OSError):  # the folder makes sure that the number still means the same process
+            with suppress(
+                OSError
+            ):  # the folder makes sure that the number still means the same process
                 if Path(f"/proc/{pid}/cwd").readlink() == self.log.parent:
                     os.kill(pid, signal.SIGKILL)
         self.process.wait()
@@ -166,7 +176,9 @@ def compete(workload: str, names: list[str], args: argparse.Namespace) -> dict[s
     pythons = {name: environment(name, args.envs) for name in ("flower", "pfl")}
     with tempfile.TemporaryDirectory(prefix="race-") as folder:
         place = Path(folder)
-        fed = federation(load("fashion-mnist", args.data_dir), settings, device="cpu", engine="serial")
+        fed = federation(
+            load("fashion-mnist", args.data_dir), settings, device="cpu", engine="serial"
+        )
         export(fed, settings, total, place)
         del fed
         common = {
@@ -185,11 +197,18 @@ def compete(workload: str, names: list[str], args: argparse.Namespace) -> dict[s
             for choice in choices if len(choices) > 1 else []:
                 one = start(name, choice)
                 try:
-                    seconds = one.play(1 + args.calibrate)[1:]
+                    seconds = one.run_rounds(1 + args.calibrate)[1:]
                 finally:
                     one.stop()
                 tried[name].append({**choice, "seconds": seconds})
-                print(workload, "trying", name, choice, [round(value, 2) for value in seconds], flush=True)
+                print(
+                    workload,
+                    "trying",
+                    name,
+                    choice,
+                    [round(value, 2) for value in seconds],
+                    flush=True,
+                )
             best = min(tried[name], key=lambda trial: min(trial["seconds"]), default={})
             chosen[name] = {key: value for key, value in best.items() if key != "seconds"}
         crowd: list[Contestant] = []
@@ -198,7 +217,7 @@ def compete(workload: str, names: list[str], args: argparse.Namespace) -> dict[s
             for t in range(args.rounds):
                 on = [one for one in crowd if one.name not in GUESTS or t < args.guest_rounds]
                 for one in on[t % len(on) :] + on[: t % len(on)]:
-                    one.play()
+                    one.run_rounds()
                 print(workload, t + 1, {one.name: round(one.seconds[-1], 2) for one in on},
                       {one.name: round(one.accuracy[-1], 4) for one in on}, flush=True)  # fmt: skip
             seconds = {one.name: list(one.seconds) for one in crowd}
@@ -209,13 +228,17 @@ def compete(workload: str, names: list[str], args: argparse.Namespace) -> dict[s
                 one.stop()
     timed = {name: values[args.warm_up :] for name, values in seconds.items()}
     ratios = {
-        name: spread([theirs / ours for theirs, ours in zip(values, timed["fedhelix"], strict=False)])
+        name: spread(
+            [theirs / ours for theirs, ours in zip(values, timed["fedhelix"], strict=False)]
+        )
         | {"of_medians": statistics.median(values) / statistics.median(timed["fedhelix"])}
         for name, values in timed.items()
         if name != "fedhelix"
     }
     last = {name: values[-1] for name, values in accuracy.items() if len(values) == args.rounds}
-    furthest = max(abs(values[-1] - accuracy["fedhelix"][len(values) - 1]) for values in accuracy.values())
+    furthest = max(
+        abs(values[-1] - accuracy["fedhelix"][len(values) - 1]) for values in accuracy.values()
+    )
     peers = [name for name in ("flower", "pfl") if name in timed]
     rival = min(peers, key=lambda name: statistics.median(timed[name]), default=None)
     result = {
@@ -231,7 +254,8 @@ def compete(workload: str, names: list[str], args: argparse.Namespace) -> dict[s
         "accuracy_is_equal": furthest <= EQUAL,
         "peak_memory_MiB": peaks,
         "chosen": {
-            one.name: chosen[one.name] | {k: v for k, v in one.facts.items() if k != "versions"} for one in crowd
+            one.name: chosen[one.name] | {k: v for k, v in one.facts.items() if k != "versions"}
+            for one in crowd
         },
         "tried": tried,
         "versions": {one.name: one.facts["versions"] for one in crowd},
@@ -247,31 +271,50 @@ def compete(workload: str, names: list[str], args: argparse.Namespace) -> dict[s
 def command(arguments: list[str]) -> str:
     """How this was started, without the names of this machine's folders."""
     places = {"--data-dir", "--envs", "--out"}
-    shown = ["DIR" if before in places else word for before, word in itertools.pairwise(["", *arguments])]
+    shown = [
+        "DIR" if before in places else word for before, word in itertools.pairwise(["", *arguments])
+    ]
     return shlex.join(["python", "benchmarks/speed/cpu.py", *shown])
 
 
 def main() -> None:
     """Run the races, write the figures and the picture."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-dir", help="folder with fashion_mnist.npz")
-    parser.add_argument("--envs", type=Path, default=ROOT / ".peers", help="where the peers' environments live")
+    parser.add_argument(
+        "--envs", type=Path, default=ROOT / ".peers", help="where the peers' environments live"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/speed-cpu.json")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--warm-up", type=int, default=2, help="first rounds that are not timed")
-    parser.add_argument("--guest-rounds", type=int, default=5, help="first rounds, which guests play too")
-    parser.add_argument("--calibrate", type=int, default=1, help="rounds that each setting is tried for, after one")
+    parser.add_argument(
+        "--guest-rounds", type=int, default=5, help="first rounds, which guests play too"
+    )
+    parser.add_argument(
+        "--calibrate", type=int, default=1, help="rounds that each setting is tried for, after one"
+    )
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS))
     args = parser.parse_args()
-    if not 0 <= args.warm_up < min(args.rounds, args.guest_rounds) or not 1 <= args.calibrate < args.rounds:
-        parser.error("--rounds and --guest-rounds must be more than --warm-up, and --calibrate at least 1")
+    if (
+        not 0 <= args.warm_up < min(args.rounds, args.guest_rounds)
+        or not 1 <= args.calibrate < args.rounds
+    ):
+        parser.error(
+            "--rounds and --guest-rounds must be more than --warm-up, and --calibrate at least 1"
+        )
     if "fedhelix" not in args.contestants:
         parser.error("fedhelix takes part")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that nobody is left behind, frozen
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit("stopped")
+    )  # so that nobody is left behind, frozen
     found = {"command": command(sys.argv[1:]), "machine": machine(), "versions": versions()}
     if os.getloadavg()[0] > 0.5:
-        print("the machine is busy with other things: the figures will not be worth much", flush=True)
+        print(
+            "the machine is busy with other things: the figures will not be worth much", flush=True
+        )
     for workload in args.workloads:
         found[workload] = compete(workload, args.contestants, args)
         args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,11 @@
-"""How long the server needs to fit its generator, by size, and to send every client's vector through it.
+"""How long the server needs to fit its generator, by size, and to send every client's vector
+through it.
 
     PYTHONPATH=src python benchmarks/speed/generator.py --device cuda --out FILE.json
 
-The vectors are as many and as long as those of pFedGPA on Fashion-MNIST (20 clients, 20 rounds, 20,522 parameters):
-five groups of clients, their own directions, and noise. Nothing is learnt about accuracy here.
+The vectors are as many and as long as those of pFedGPA on Fashion-MNIST (20 clients, 20 rounds,
+20,522 parameters): five groups of clients, their own directions, and noise. Nothing is learnt about
+accuracy here.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import get_args
 import torch
 from measure import machine
 
-from fedhelix.generative.generator import Generator, SizeName, size_for
+from fedhelix.components.generative.generator import Generator, SizeName, size_for
 
 CLIENTS, ROUNDS, LENGTH, GROUPS = 20, 20, 20_522, 5
 
@@ -25,16 +27,24 @@ CLIENTS, ROUNDS, LENGTH, GROUPS = 20, 20, 20_522, 5
 def uploads(device: torch.device) -> torch.Tensor:
     """Vectors of clients in groups, round after round."""
     draw = torch.Generator().manual_seed(0)
-    centres, own = (torch.randn(count, LENGTH, generator=draw) for count in (GROUPS, CLIENTS))
-    clients = centres[torch.arange(CLIENTS) % GROUPS] + 0.5 * own
-    return (clients.repeat(ROUNDS, 1) + 0.3 * torch.randn(CLIENTS * ROUNDS, LENGTH, generator=draw)).to(device)
+    centres, client_state = (
+        torch.randn(count, LENGTH, generator=draw) for count in (GROUPS, CLIENTS)
+    )
+    clients = centres[torch.arange(CLIENTS) % GROUPS] + 0.5 * client_state
+    return (
+        clients.repeat(ROUNDS, 1) + 0.3 * torch.randn(CLIENTS * ROUNDS, LENGTH, generator=draw)
+    ).to(device)
 
 
 def main() -> None:
     """Each size once, after a short fit that warms up."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--sizes", nargs="+", choices=get_args(SizeName), default=["fast", "linear", "default"])
+    parser.add_argument(
+        "--sizes", nargs="+", choices=get_args(SizeName), default=["fast", "linear", "default"]
+    )
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/speed-generator.json"))
     args = parser.parse_args()
     device = torch.device(args.device)
@@ -46,7 +56,10 @@ def main() -> None:
         float(generator.reconstruct(vectors[-1:]).sum())  # waits for the device
         fitted = time.perf_counter()
         float(generator.invert(vectors[-CLIENTS:], 250, seed=0).sum())
-        seconds[size] = {"fit": round(fitted - began, 2), "inversion": round(time.perf_counter() - fitted, 2)}
+        seconds[size] = {
+            "fit": round(fitted - began, 2),
+            "inversion": round(time.perf_counter() - fitted, 2),
+        }
         print(size, seconds[size], flush=True)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     command = f"python benchmarks/speed/generator.py --device {args.device} --sizes {' '.join(args.sizes)}"

@@ -2,8 +2,8 @@
 
     PYTHONPATH=src python benchmarks/speed/gpu.py --data-dir DIR --out FILE.json
 
-Needs nothing but PyTorch and this source tree. The plain loop is a lower bound for any simulator that trains one
-client after the other, since it has none of their bookkeeping.
+Needs nothing but PyTorch and this source tree. The plain loop is a lower bound for any simulator
+that trains one client after the other, since it has none of their bookkeeping.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from workloads import RESNET, W1, PlainLoop, federation, race, wait
 
 from fedhelix import Dataset, Federation, load
-from fedhelix.engines.together import together
+from fedhelix.engines.batched.multirun import together
 from fedhelix.runs.config import versions
 
 
@@ -36,7 +36,7 @@ def sweep(data: Dataset, seeds: int, rates: list[float], rounds: int) -> dict[st
 
     def one(seed: int, lr: float, maker: Any) -> float:
         fed = federation(data, W1, seed=seed, lr=lr, device="cuda", engine=maker)
-        for number, (record, _) in enumerate(fed.play(rounds)):
+        for number, (record, _) in enumerate(fed.run_rounds(rounds)):
             if seed == 0 and lr == rates[0]:
                 wait(fed.device)
                 clock.append(time.perf_counter())
@@ -68,7 +68,9 @@ def sweep(data: Dataset, seeds: int, rates: list[float], rounds: int) -> dict[st
 
 def main() -> None:
     """Run the races and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-dir")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/speed-gpu.json"))
     parser.add_argument("--rounds", type=int, default=12)
@@ -80,13 +82,23 @@ def main() -> None:
         "device": torch.cuda.get_device_name(),
         "versions": {**versions(), **({"commit": args.commit} if args.commit else {})},
     }
-    for name, cohort, rounds, every in (("w1", 10, args.rounds, 1), ("w1-100-clients", 100, args.rounds, 4)):
+    for name, cohort, rounds, every in (
+        ("w1", 10, args.rounds, 1),
+        ("w1-100-clients", 100, args.rounds, 4),
+    ):
         ours = federation(fashion, W1, cohort=cohort, device="cuda", engine="batched")
-        found[name] = race(ours, federation(fashion, W1, cohort=cohort, device="cuda", engine="serial"), rounds, every)
+        found[name] = race(
+            ours,
+            federation(fashion, W1, cohort=cohort, device="cuda", engine="serial"),
+            rounds,
+            every,
+        )
         found[name]["useful_share_of_steps"] = busy_share(ours)
         print(name, round(found[name]["ratio"], 1), found[name]["seconds_per_round"], flush=True)
     found["sweep"] = sweep(fashion, 5, [0.003, 0.005, 0.01, 0.02, 0.03, 0.05], args.rounds)
-    print("sweep", round(found["sweep"]["ratio"], 1), found["sweep"]["seconds_per_round"], flush=True)
+    print(
+        "sweep", round(found["sweep"]["ratio"], 1), found["sweep"]["seconds_per_round"], flush=True
+    )
     for precision in ("float32", "bfloat16"):
         ours = federation(cifar, RESNET, device="cuda", engine="batched", precision=precision)
         plain = federation(cifar, RESNET, device="cuda", engine="serial")

@@ -30,7 +30,9 @@ def family(pid: int) -> list[int]:
 
 
 def memory(pids: Iterable[int]) -> dict[str, float]:
-    """MiB of some processes together: with shared pages counted once (pss), and as often as they appear (rss)."""
+    """MiB of some processes together: with shared pages counted once (pss), and as often as they
+    appear (rss).
+    """
     total = {"pss": 0.0, "rss": 0.0}
     for pid in pids:
         try:
@@ -46,7 +48,9 @@ def memory(pids: Iterable[int]) -> dict[str, float]:
 
 @contextmanager
 def peak_memory(pid: int, every: float = 0.05) -> Iterator[dict[str, float]]:
-    """The most memory that a process and its descendants take meanwhile; in MiB, complete when the block ends."""
+    """The most memory that a process and its descendants take meanwhile; in MiB, complete when the
+    block ends.
+    """
     most, over = {"pss": 0.0, "rss": 0.0}, threading.Event()
 
     def watch() -> None:
@@ -71,11 +75,14 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def machine() -> dict[str, Any]:
     """Where the race took place."""
-    lines = subprocess.run(["lscpu"], capture_output=True, text=True, check=False).stdout.splitlines()
+    lines = subprocess.run(
+        ["lscpu"], capture_output=True, text=True, check=False
+    ).stdout.splitlines()
     facts = {line.partition(":")[0].strip(): line.partition(":")[2].strip() for line in lines}
     memory_kib = int(Path("/proc/meminfo").read_text().split()[1])
     return {
-        "processor": " ".join(filter(None, (facts.get("Vendor ID"), facts.get("Model name")))) or platform.processor(),
+        "processor": " ".join(filter(None, (facts.get("Vendor ID"), facts.get("Model name"))))
+        or platform.processor(),
         "architecture": platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_GiB": round(memory_kib / 2**20, 1),

@@ -18,9 +18,13 @@ from fedhelix import load
 
 def main() -> None:
     """Two rounds with all memory, and two with hardly any."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-dir")
-    parser.add_argument("--limit", type=float, default=0.05, help="GiB that the second run may take")
+    parser.add_argument(
+        "--limit", type=float, default=0.05, help="GiB that the second run may take"
+    )
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/out-of-memory.json"))
     args = parser.parse_args()
     data = load("fashion-mnist", args.data_dir)
@@ -29,7 +33,9 @@ def main() -> None:
         if limit is not None:
             torch.cuda.empty_cache()
             total = torch.cuda.get_device_properties(0).total_memory / 2**30
-            torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() / 2**30 + limit) / total)
+            torch.cuda.set_per_process_memory_fraction(
+                (torch.cuda.memory_reserved() / 2**30 + limit) / total
+            )
         fed = federation(data, {**W1, "epochs": 1}, cohort=100, device="cuda", engine="batched")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -37,9 +43,18 @@ def main() -> None:
         said = [str(warning.message) for warning in caught]
         runs.append(run)
         slots.append([shop.slots for shop in fed.engine.workshops.values()])
-        print("limit", limit, "GiB more; slots", slots[-1], "accuracy", run.records[-1]["accuracy"], said, flush=True)
+        print(
+            "limit",
+            limit,
+            "GiB more; slots",
+            slots[-1],
+            "accuracy",
+            run.records[-1]["accuracy"],
+            said,
+            flush=True,
+        )
         fed.close()
-    one, other = (run.standing.server["model"] for run in runs)
+    one, other = (run.state.server["model"] for run in runs)
     difference = max(float((one[name] - other[name]).abs().max()) for name in one)
     report = {
         "command": f"python benchmarks/speed/out_of_memory.py --limit {args.limit}",

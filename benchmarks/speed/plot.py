@@ -12,7 +12,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-# Of the palette of Okabe and Ito; defaults are hatched, so that colour is not needed to tell them apart.
+# Of the palette of Okabe and Ito; defaults are hatched, so that colour is not needed to tell them
+# apart.
 COLOURS = {"fedhelix": "#0072B2", "flower": "#E69F00", "pfl": "#009E73", "plain": "#999999"}
 LABELS = {
     "fedhelix": "fedhelix",
@@ -32,7 +33,9 @@ def draw_race(found: dict[str, Any], path: Path) -> None:
     """Seconds per round of every contestant, and how many times fedhelix's they are."""
     workloads = [name for name in TITLES if name in found]
     figure = Figure(figsize=(5.2 * len(workloads), 4.2), layout="constrained")
-    for axes, workload in zip(figure.subplots(1, len(workloads), squeeze=False)[0], workloads, strict=True):
+    for axes, workload in zip(
+        figure.subplots(1, len(workloads), squeeze=False)[0], workloads, strict=True
+    ):
         race = found[workload]
         names = [name for name in LABELS if name in race["seconds_per_round"]]
         for place, name in enumerate(names):
@@ -44,7 +47,14 @@ def draw_race(found: dict[str, Any], path: Path) -> None:
             )  # fmt: skip
             times = race["ratio_to_fedhelix"].get(name, {}).get("of_medians", 1.0)
             label = f"{time['median']:.2f} s" + (f"\n{times:.2f}×" if name != "fedhelix" else "")
-            axes.annotate(label, (place, time["p90"]), (0, 4), textcoords="offset points", ha="center", fontsize=9)
+            axes.annotate(
+                label,
+                (place, time["p90"]),
+                (0, 4),
+                textcoords="offset points",
+                ha="center",
+                fontsize=9,
+            )
         axes.set_xticks(range(len(names)), [LABELS[name] for name in names], fontsize=9)
         axes.set_title(TITLES[workload], fontsize=11)
         axes.set_ylabel("seconds per round")
@@ -62,19 +72,27 @@ def draw_race(found: dict[str, Any], path: Path) -> None:
 def draw_cost(found: dict[str, Any], path: Path) -> None:
     """Seconds and memory per round against each of the three sizes."""
     curves = [name for name in ("cohort", "clients", "parameters") if name in found["curves"]]
-    labels = {"cohort": "clients per round", "clients": "clients in the federation", "parameters": "model parameters"}
+    labels = {
+        "cohort": "clients per round",
+        "clients": "clients in the federation",
+        "parameters": "model parameters",
+    }
     figure = Figure(figsize=(4.2 * len(curves), 6), layout="constrained")
     grid = figure.subplots(2, len(curves), squeeze=False, sharex="col")
     for column, curve in enumerate(curves):
         points = found["curves"][curve]
         engines = list(dict.fromkeys(point["engine"] for point in points))
-        for engine, colour, marker in zip(engines, ("#0072B2", "#D55E00", "#009E73"), "osD", strict=False):
+        for engine, colour, marker in zip(
+            engines, ("#0072B2", "#D55E00", "#009E73"), "osD", strict=False
+        ):
             mine = [point for point in points if point["engine"] == engine]
             x = [point[curve] for point in mine]
             style = {"color": colour, "marker": marker, "label": engine}
             grid[0][column].plot(x, [point["seconds"]["median"] for point in mine], **style)
             grid[1][column].plot(x, [point["peak_memory_MiB"]["pss"] for point in mine], **style)
-        for axes, label in zip(grid[:, column], ("seconds per round", "peak memory (MiB)"), strict=True):
+        for axes, label in zip(
+            grid[:, column], ("seconds per round", "peak memory (MiB)"), strict=True
+        ):
             axes.set_xscale("log")
             axes.set_ylabel(label)
             axes.grid(alpha=0.3)

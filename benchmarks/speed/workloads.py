@@ -11,17 +11,35 @@ import torch
 import torch.nn.functional as F
 
 from fedhelix import Dataset, Federation, partition
-from fedhelix.client import Job, plan
-from fedhelix.method import Phase
-from fedhelix.tree import masked_mean
+from fedhelix.core.method import Phase
+from fedhelix.core.tree import masked_mean
+from fedhelix.engines.local import ClientTask, plan
 
-W1 = {"clients": 100, "cohort": 10, "epochs": 5, "batch_size": 32, "lr": 0.01, "momentum": 0.0, "model": "w1-cnn"}
+W1 = {
+    "clients": 100,
+    "cohort": 10,
+    "epochs": 5,
+    "batch_size": 32,
+    "lr": 0.01,
+    "momentum": 0.0,
+    "model": "w1-cnn",
+}
 W2 = {**W1, "clients": 1000, "cohort": 50, "epochs": 1}
-RESNET = {"clients": 10, "cohort": 10, "epochs": 1, "batch_size": 64, "lr": 0.01, "momentum": 0.9, "model": "resnet18"}
+RESNET = {
+    "clients": 10,
+    "cohort": 10,
+    "epochs": 1,
+    "batch_size": 64,
+    "lr": 0.01,
+    "momentum": 0.9,
+    "model": "resnet18",
+}
 
 
 def federation(data: Dataset, settings: dict[str, Any], **more: Any) -> Federation:
-    """A federation that judges the server's model on the whole test set, and nothing else, as the peers do."""
+    """A federation that judges the server's model on the whole test set, and nothing else, as the
+    peers do.
+    """
     settings = {**settings, **more}
     kind = partition.iid if settings["model"] == "resnet18" else partition.dirichlet
     alpha = {} if kind is partition.iid else {"alpha": 0.1}
@@ -31,7 +49,9 @@ def federation(data: Dataset, settings: dict[str, Any], **more: Any) -> Federati
 
 @dataclass
 class PlainLoop:
-    """FedAvg as a careful user writes it: one module, torch.optim.SGD, data on the device, the same batches as ours."""
+    """FedAvg as a careful user writes it: one module, torch.optim.SGD, data on the device, the same
+    batches as ours.
+    """
 
     fed: Federation
 
@@ -47,20 +67,30 @@ class PlainLoop:
             module.load_state_dict(self.model)
             module.train()
             settings = setup.training
-            optimizer = torch.optim.SGD(module.parameters(), lr=settings.lr, momentum=settings.momentum)
-            for samples, _ in plan(setup, Job(client, t, {}, {}), Phase(), "batches").steps():
+            optimizer = torch.optim.SGD(
+                module.parameters(), lr=settings.lr, momentum=settings.momentum
+            )
+            for samples, _ in plan(
+                setup, ClientTask(client, t, {}, {}), Phase(), "batches"
+            ).steps():
                 index = samples.to(setup.device)
-                loss = F.cross_entropy(module(setup.data.prepare(setup.data.x[index])), setup.data.y[index])
+                loss = F.cross_entropy(
+                    module(setup.data.prepare(setup.data.x[index])), setup.data.y[index]
+                )
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-            uploads.append({name: value.detach().clone() for name, value in module.state_dict().items()})
+            uploads.append(
+                {name: value.detach().clone() for name, value in module.state_dict().items()}
+            )
             weights.append(len(setup.splits[client].train))
         self.model = masked_mean(uploads, weights, self.model)
         module.load_state_dict(self.model)
         module.eval()
         with torch.no_grad():
-            parts = [module(setup.data.prepare(part)).argmax(1) for part in setup.data.x_test.split(1000)]
+            parts = [
+                module(setup.data.prepare(part)).argmax(1) for part in setup.data.x_test.split(1000)
+            ]
         return float((torch.cat(parts) == setup.data.y_test).float().mean())
 
 
@@ -71,8 +101,10 @@ def wait(device: torch.device) -> None:
 
 
 def race(ours: Federation, plain: Federation, rounds: int, every: int = 1) -> dict[str, Any]:
-    """Rounds of both in turns; the plain loop may run only every so many rounds where it is very slow."""
-    loop, played = PlainLoop(plain), ours.play(rounds)
+    """Rounds of both in turns; the plain loop may run only every so many rounds where it is very
+    slow.
+    """
+    loop, played = PlainLoop(plain), ours.run_rounds(rounds)
     seconds: dict[str, list[float]] = {"ours": [], "plain": []}
     accuracy: dict[str, float] = {}
     for t in range(rounds):
@@ -88,7 +120,10 @@ def race(ours: Federation, plain: Federation, rounds: int, every: int = 1) -> di
             wait(ours.device)
             seconds["plain"].append(time.perf_counter() - began)
     # The first rounds hold what is done once: graphs, kernels, workspaces.
-    middle = {name: statistics.median(values[min(2, len(values) - 1) :]) for name, values in seconds.items()}
+    middle = {
+        name: statistics.median(values[min(2, len(values) - 1) :])
+        for name, values in seconds.items()
+    }
     return {
         "rounds": rounds,
         "seconds_per_round": middle,

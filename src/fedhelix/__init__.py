@@ -1,21 +1,15 @@
 """fedhelix: federated learning on clients whose data differ."""
 
-from importlib.metadata import PackageNotFoundError, version
-
+from fedhelix.core.errors import BadInput, UserError
+from fedhelix.core.method import Batch, Client, Context, Local, LocalRound, Method, Phase, Upload
+from fedhelix.core.options import option
+from fedhelix.core.registry import METHODS, register
+from fedhelix.core.version import __version__
+from fedhelix.core.wrapper import Wrapper
 from fedhelix.data import Dataset, from_arrays, from_clients, load
 from fedhelix.data import partitions as partition
-from fedhelix.defences import (
-    CentredClipping,
-    GeometricMedian,
-    Krum,
-    Median,
-    MultiKrum,
-    NormBound,
-    TrimmedMean,
-)
-from fedhelix.errors import BadInput
-from fedhelix.federation import Federation
-from fedhelix.method import Batch, Client, Context, Local, LocalRound, Method, Phase, Upload
+from fedhelix.federation.federation import Federation
+from fedhelix.federation.run import Run
 from fedhelix.methods import (
     Clustered,
     Ditto,
@@ -43,19 +37,20 @@ from fedhelix.methods import (
     PFedHN,
     Scaffold,
 )
-from fedhelix.options import option
-from fedhelix.registry import METHODS, register
-from fedhelix.standing import Run
-from fedhelix.wrapper import Wrapper
-
-try:
-    __version__ = version("fedhelix")
-except PackageNotFoundError:  # run from the source tree
-    __version__ = "0.1.0"
+from fedhelix.robust.defences import (
+    CentredClipping,
+    GeometricMedian,
+    Krum,
+    Median,
+    MultiKrum,
+    NormBound,
+    TrimmedMean,
+)
 
 __all__ = [
     "METHODS",
     "BadInput",
+    "UserError",
     "Batch",
     "CentredClipping",
     "Client",
@@ -100,6 +95,7 @@ __all__ = [
     "TrimmedMean",
     "Upload",
     "Wrapper",
+    "__version__",
     "from_arrays",
     "from_clients",
     "load",

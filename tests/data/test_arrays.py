@@ -6,8 +6,8 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import TensorDataset
 
+from fedhelix.core.errors import UserError
 from fedhelix.data import from_arrays, from_clients, from_npz, partitions
-from fedhelix.errors import BadInput
 
 
 class Squares(TorchDataset):
@@ -92,7 +92,10 @@ class TestFromArrays:
             ({"y": [0, 1, 2.5, 0], "classes": 3}, "must be whole numbers"),
             ({"y": list("abcd")}, "y of 'data' must be numbers"),
             ({"y": [0, 1]}, r"shapes are \(4, 1\) and \(2,\)"),
-            ({"x": [[1.0], [2.0], [3.0], [float("nan")]], "x_test": [[0.0]], "y_test": [0]}, "nan in sample 3"),
+            (
+                {"x": [[1.0], [2.0], [3.0], [float("nan")]], "x_test": [[0.0]], "y_test": [0]},
+                "nan in sample 3",
+            ),
             ({"x": [[1.0], [2.0, 3.0]]}, "x of 'data' is no array"),
             ({"x": np.zeros((0, 1)), "y": []}, "'data' is empty"),
             ({"x": [[1.0]], "y": [0]}, "too few samples"),
@@ -101,7 +104,7 @@ class TestFromArrays:
         ],
     )
     def test_bad_input(self, arguments, message):
-        with pytest.raises(BadInput, match=message):
+        with pytest.raises(UserError, match=message):
             from_arrays(**({"x": [[1.0], [2.0], [3.0], [4.0]], "y": [0, 1, 2, 0]} | arguments))
 
 
@@ -133,10 +136,18 @@ class TestFromClients:
         ("clients", "test", "message"),
         [
             ([], None, "has no clients"),
-            ([Squares(3), (np.zeros((2, 4)), [0, 1])], None, "client 1 of 'data' has samples of 4 float32"),
+            (
+                [Squares(3), (np.zeros((2, 4)), [0, 1])],
+                None,
+                "client 1 of 'data' has samples of 4 float32",
+            ),
             ([Squares(3), (np.zeros((2, 3)), [0.5, 1])], None, "client 1 of 'data' has targets of"),
             ([Squares(3), Squares(0)], None, "client 1 of 'data' is empty"),
-            ([Squares(1)], None, "each client of 'data' has a single sample, and none is left to test with; give two"),
+            (
+                [Squares(1)],
+                None,
+                "each client of 'data' has a single sample, and none is left to test with; give two",
+            ),
             ([[(1, 2, 3)] * 3], None, "client 0 of 'data' has 3 entries"),
             ([Squares(3), Ragged(3)], None, "client 1 of 'data' cannot be read as samples"),
             ([iter([1])], None, "client 0 of 'data' is a list_iterator"),
@@ -145,7 +156,7 @@ class TestFromClients:
         ],
     )
     def test_bad_input(self, clients, test, message):
-        with pytest.raises(BadInput, match=message):
+        with pytest.raises(UserError, match=message):
             from_clients(clients, test)
 
 
@@ -158,19 +169,20 @@ def test_an_npz_file_with_owners_becomes_a_federation(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [{"x": np.zeros((4, 2))}, {"x": np.zeros((4, 2)), "y": np.zeros(4), "z": np.zeros(1)}]
+    "content",
+    [{"x": np.zeros((4, 2))}, {"x": np.zeros((4, 2)), "y": np.zeros(4), "z": np.zeros(1)}],
 )
 def test_an_npz_file_must_hold_x_and_y_and_nothing_unknown(tmp_path, content):
     np.savez(tmp_path / "mine.npz", **content)
-    with pytest.raises(BadInput, match="must hold x and y"):
+    with pytest.raises(UserError, match="must hold x and y"):
         from_npz(tmp_path / "mine.npz")
 
 
 def test_a_file_that_is_no_npz_is_named(tmp_path):
     (tmp_path / "mine.npz").write_text("no")
-    with pytest.raises(BadInput, match=r"mine\.npz.*cannot be read"):
+    with pytest.raises(UserError, match=r"mine\.npz.*cannot be read"):
         from_npz(tmp_path / "mine.npz")
-    with pytest.raises(BadInput, match="there is no file"):
+    with pytest.raises(UserError, match="there is no file"):
         from_npz(tmp_path / "other.npz")
 
 
@@ -184,18 +196,22 @@ def test_a_damaged_npz_is_named(tmp_path, harm):
             np.save(file, np.zeros(3))
     else:
         path.write_bytes(b"" if harm == "nothing" else content[:200] + bytes(100) + content[300:])
-    with pytest.raises(BadInput, match=r"mine\.npz' cannot be read as an npz file"):
+    with pytest.raises(UserError, match=r"mine\.npz' cannot be read as an npz file"):
         from_npz(path)
 
 
 def test_labels_that_count_something_else_are_no_classes():
-    with pytest.raises(BadInput, match="labels go up to 1000000000, but there are only 40 samples"):
-        from_arrays(np.zeros((40, 2), np.float32), np.r_[np.zeros(20), np.full(20, 10**9)].astype(int))
+    with pytest.raises(
+        UserError, match="labels go up to 1000000000, but there are only 40 samples"
+    ):
+        from_arrays(
+            np.zeros((40, 2), np.float32), np.r_[np.zeros(20), np.full(20, 10**9)].astype(int)
+        )
 
 
 def test_owners_follow_the_hold_out_and_must_be_complete():
     x, y = np.random.default_rng(0).random((40, 3), dtype=np.float32), np.arange(40) % 2
     data = from_arrays(x, y, owners=np.arange(40) // 10)
     assert len(data.owners) == len(data.x)
-    with pytest.raises(BadInput, match="3 owners for 40 samples"):
+    with pytest.raises(UserError, match="3 owners for 40 samples"):
         from_arrays(x, y, owners=[1, 2, 3])

@@ -3,20 +3,20 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedhelix.core.errors import UserError
+from fedhelix.core.seeds import draw
 from fedhelix.data import crop_and_flip, draw_crops
-from fedhelix.errors import BadInput
-from fedhelix.seeds import draw
 
 
 def one_by_one(x: torch.Tensor, crops: torch.Tensor, pad: int) -> torch.Tensor:
-    pictures = []
-    for picture, (dy, dx, flip) in zip(x, crops.tolist(), strict=True):
-        channels, height, width = picture.shape
+    images = []
+    for image, (dy, dx, flip) in zip(x, crops.tolist(), strict=True):
+        channels, height, width = image.shape
         padded = torch.zeros(channels, height + 2 * pad, width + 2 * pad, dtype=x.dtype)
-        padded[:, pad : pad + height, pad : pad + width] = picture
+        padded[:, pad : pad + height, pad : pad + width] = image
         cut = padded[:, dy : dy + height, dx : dx + width]
-        pictures.append(cut.flip(-1) if flip else cut)
-    return torch.stack(pictures)
+        images.append(cut.flip(-1) if flip else cut)
+    return torch.stack(images)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
@@ -44,5 +44,5 @@ def test_draws_cover_their_range_and_repeat():
 
 
 def test_tables_cannot_be_cropped():
-    with pytest.raises(BadInput, match="crops need pictures"):
+    with pytest.raises(UserError, match="crops need pictures"):
         crop_and_flip(torch.zeros(3, 7), draw_crops(3, draw(0, "crops")))

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedhelix.core.errors import UserError
 from fedhelix.data import Dataset, available, load, rows_of, sources
-from fedhelix.errors import BadInput
 
 
 @pytest.fixture(autouse=True)
@@ -52,15 +52,24 @@ def write_idx(path: Path, array: np.ndarray) -> None:
         file.write(head + array.tobytes())
 
 
-def write_idx_set(folder: Path, ending: str = "", prefix: str = "", test: str = "t10k") -> tuple[np.ndarray, ...]:
-    arrays = pixels(6, 28, 28), np.arange(6, dtype=np.uint8), pixels(3, 28, 28), np.arange(3, dtype=np.uint8)
+def write_idx_set(
+    folder: Path, ending: str = "", prefix: str = "", test: str = "t10k"
+) -> tuple[np.ndarray, ...]:
+    arrays = (
+        pixels(6, 28, 28),
+        np.arange(6, dtype=np.uint8),
+        pixels(3, 28, 28),
+        np.arange(3, dtype=np.uint8),
+    )
     names = "train-images-idx3", "train-labels-idx1", f"{test}-images-idx3", f"{test}-labels-idx1"
     for name, array in zip(names, arrays, strict=True):
         write_idx(folder / f"{prefix}{name}-ubyte{ending}", array)
     return arrays
 
 
-def write_npz(path: Path, shape: tuple[int, ...] = (28, 28), **changes: np.ndarray) -> dict[str, np.ndarray]:
+def write_npz(
+    path: Path, shape: tuple[int, ...] = (28, 28), **changes: np.ndarray
+) -> dict[str, np.ndarray]:
     arrays = {
         "x_train": pixels(6, *shape),
         "y_train": np.arange(6, dtype=np.uint8),
@@ -75,11 +84,23 @@ class TestDataset:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"y": torch.tensor([0, 1, 3, 0])}, "y of 'toy' has labels outside the classes: 3 at index 2"),
-            ({"y_test": torch.tensor([0, -1])}, "y_test of 'toy' has labels outside the classes: -1 at index 1"),
+            (
+                {"y": torch.tensor([0, 1, 3, 0])},
+                "y of 'toy' has labels outside the classes: 3 at index 2",
+            ),
+            (
+                {"y_test": torch.tensor([0, -1])},
+                "y_test of 'toy' has labels outside the classes: -1 at index 1",
+            ),
             ({"y": torch.tensor([0, 1])}, "x of 'toy' has 4 samples, but y has 2 labels"),
-            ({"x": torch.tensor([[0.0, 0], [0, 1], [2, float("nan")], [0, 0]])}, "x of 'toy' has nan in sample 2"),
-            ({"x_test": torch.tensor([[0.0, 0], [0, float("inf")]])}, "x_test of 'toy' has inf in sample 1"),
+            (
+                {"x": torch.tensor([[0.0, 0], [0, 1], [2, float("nan")], [0, 0]])},
+                "x of 'toy' has nan in sample 2",
+            ),
+            (
+                {"x_test": torch.tensor([[0.0, 0], [0, float("inf")]])},
+                "x_test of 'toy' has inf in sample 1",
+            ),
             ({"x": torch.zeros(0, 2), "y": torch.zeros(0).long()}, "x of 'toy' is empty"),
             ({"x": torch.zeros(4, 3)}, "x has 3 float32 and x_test 2 float32"),
             ({"x": torch.zeros(4)}, "must be N×D or N×C×H×W"),
@@ -94,15 +115,19 @@ class TestDataset:
         ],
     )
     def test_bad_data_are_refused_with_their_place(self, changes, message):
-        with pytest.raises(BadInput, match=message):
+        with pytest.raises(UserError, match=message):
             small(**changes)
 
     def test_prepare_scales_and_normalises_batches_of_any_depth(self):
         x = torch.from_numpy(pixels(4, 3, 5, 5))
         data = small(x=x, x_test=x[:2], mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 4.0))
-        expected = torch.stack([(x[:, c] / 255 - m) / s for c, m, s in ((0, 0.1, 1), (1, 0.2, 2), (2, 0.3, 4))], dim=1)
+        expected = torch.stack(
+            [(x[:, c] / 255 - m) / s for c, m, s in ((0, 0.1, 1), (1, 0.2, 2), (2, 0.3, 4))], dim=1
+        )
         torch.testing.assert_close(data.prepare(x), expected)
-        torch.testing.assert_close(data.prepare(x.view(2, 2, 3, 5, 5)), expected.view(2, 2, 3, 5, 5))
+        torch.testing.assert_close(
+            data.prepare(x.view(2, 2, 3, 5, 5)), expected.view(2, 2, 3, 5, 5)
+        )
 
     def test_prepare_leaves_plain_floats_and_tokens_alone(self):
         assert torch.equal(small().prepare(torch.ones(3, 2)), torch.ones(3, 2))
@@ -126,7 +151,7 @@ class TestDataset:
         assert len(smaller.x) == 700
         assert len(smaller.x_test) == 100
         assert ((torch.bincount(smaller.y) - 700 * share).abs() <= 1).all()
-        with pytest.raises(BadInput, match="cannot draw 2000 samples from the 1438"):
+        with pytest.raises(UserError, match="cannot draw 2000 samples from the 1438"):
             data.subsample(2000)
 
 
@@ -140,7 +165,9 @@ class TestLoad:
         assert abs(float(prepared.std()) - 1) < 0.01
 
     def test_a_wrong_name_gets_the_nearest_right_one(self):
-        with pytest.raises(BadInput, match="unknown data set 'fashon-mnist'; did you mean 'fashion-mnist'"):
+        with pytest.raises(
+            UserError, match="unknown data set 'fashon-mnist'; did you mean 'fashion-mnist'"
+        ):
             load("fashon-mnist")
 
     @pytest.mark.parametrize("spelling", ["fashion-mnist", "fashion_mnist"])
@@ -181,7 +208,7 @@ class TestLoad:
         write_idx_set(tmp_path / "FashionMNIST" / "raw")
         assert len(load("fashion-mnist", tmp_path).x) == 6
         for folder in (tmp_path, tmp_path / "FashionMNIST" / "raw"):
-            with pytest.raises(BadInput, match="mnist was not found"):
+            with pytest.raises(UserError, match="mnist was not found"):
                 load("mnist", folder)
 
     def test_system_folder(self, tmp_path, monkeypatch):
@@ -221,7 +248,10 @@ class TestLoad:
         savemat = pytest.importorskip("scipy.io").savemat
         x = pixels(32, 32, 3, 4)
         for part in ("train", "test"):
-            savemat(tmp_path / f"{part}_32x32.mat", {"X": x, "y": np.array([[10], [1], [2], [9]], dtype=np.uint8)})
+            savemat(
+                tmp_path / f"{part}_32x32.mat",
+                {"X": x, "y": np.array([[10], [1], [2], [9]], dtype=np.uint8)},
+            )
         data = load("svhn", tmp_path)
         assert data.y.tolist() == [0, 1, 2, 9]
         assert np.array_equal(data.x[3, 2], x[:, :, 2, 3])
@@ -231,23 +261,25 @@ class TestBadFiles:
     @pytest.mark.parametrize("content", [b"", b"no npz at all", b"PK\x03\x04 half of a zip file"])
     def test_damaged_npz(self, tmp_path, content):
         (tmp_path / "mnist.npz").write_bytes(content)
-        with pytest.raises(BadInput, match=r"mnist\.npz' is damaged"):
+        with pytest.raises(UserError, match=r"mnist\.npz' is damaged"):
             load("mnist", tmp_path)
 
     def test_pickled_arrays_are_not_read(self, tmp_path):
         write_npz(tmp_path / "mnist.npz", y_train=np.array([{}] * 6, dtype=object))
-        with pytest.raises(BadInput, match=r"mnist\.npz' is damaged.*allow_pickle"):
+        with pytest.raises(UserError, match=r"mnist\.npz' is damaged.*allow_pickle"):
             load("mnist", tmp_path)
 
     def test_wrong_npz(self, tmp_path):
         np.savez(tmp_path / "mnist.npz", x_train=pixels(2, 28, 28))
-        with pytest.raises(BadInput, match=r"mnist\.npz' lacks some of x_train, y_train"):
+        with pytest.raises(UserError, match=r"mnist\.npz' lacks some of x_train, y_train"):
             load("mnist", tmp_path)
         write_npz(tmp_path / "mnist.npz", x_test=np.zeros((3, 28, 28)))
-        with pytest.raises(BadInput, match="pictures must be uint8"):
+        with pytest.raises(UserError, match="pictures must be uint8"):
             load("mnist", tmp_path)
         write_npz(tmp_path / "mnist.npz", y_test=np.array([0, 1, 12]))
-        with pytest.raises(BadInput, match=r"mnist\.npz' does not hold mnist: y_test .* 12 at index 2"):
+        with pytest.raises(
+            UserError, match=r"mnist\.npz' does not hold mnist: y_test .* 12 at index 2"
+        ):
             load("mnist", tmp_path)
 
     @pytest.mark.parametrize("ending", ["", ".gz"])
@@ -257,39 +289,42 @@ class TestBadFiles:
         whole = path.read_bytes()
         for content in (whole[:-9], whole[:6], b"", b"nonsense, really"):
             path.write_bytes(content)
-            with pytest.raises(BadInput, match=r"t10k-images-idx3-ubyte.*is damaged"):
+            with pytest.raises(UserError, match=r"t10k-images-idx3-ubyte.*is damaged"):
                 load("mnist", tmp_path)
 
     def test_damaged_cifar_and_svhn(self, tmp_path):
         for name in ("train.bin", "test.bin"):
             (tmp_path / "cifar100").mkdir(exist_ok=True)
             (tmp_path / "cifar100" / name).write_bytes(b"123")
-        with pytest.raises(BadInput, match=r"train\.bin' is damaged"):
+        with pytest.raises(UserError, match=r"train\.bin' is damaged"):
             load("cifar100", tmp_path)
         for name in ("train_32x32.mat", "test_32x32.mat"):
             (tmp_path / name).write_bytes(b"123")
-        with pytest.raises(BadInput, match=r"train_32x32\.mat' is damaged"):
+        with pytest.raises(UserError, match=r"train_32x32\.mat' is damaged"):
             load("svhn", tmp_path)
 
     def test_missing_says_what_to_do(self, tmp_path, monkeypatch):
         no_hub(monkeypatch)
-        with pytest.raises(BadInput) as error:
+        with pytest.raises(UserError) as error:
             load("mnist", tmp_path)
         message = str(error.value)
         assert f"mnist was not found in {tmp_path}" in message
         assert f"put mnist.npz (x_train, y_train, x_test, y_test) into {tmp_path}" in message
         assert "pip install 'fedhelix[data]'" in message
-        with pytest.raises(BadInput, match=r"nist\.gov"):
+        with pytest.raises(UserError, match=r"nist\.gov"):
             load("emnist")
 
     def test_the_python_version_of_cifar_is_named_as_the_reason(self, tmp_path, monkeypatch):
         no_hub(monkeypatch)
         (tmp_path / "cifar-10-batches-py").mkdir()
-        with pytest.raises(BadInput, match="python version, which is pickle and never read: take the binary version"):
+        with pytest.raises(
+            UserError,
+            match="python version, which is pickle and never read: take the binary version",
+        ):
             load("cifar10", tmp_path)
 
     def test_a_folder_that_does_not_exist(self, tmp_path):
-        with pytest.raises(BadInput, match="nowhere', which is no folder"):
+        with pytest.raises(UserError, match="nowhere', which is no folder"):
             load("mnist", tmp_path / "nowhere")
 
 
@@ -302,19 +337,23 @@ class Column(dict):
 class TestDownload:
     def use_hub(self, monkeypatch, load_dataset) -> None:
         monkeypatch.setattr(sources.importlib.util, "find_spec", lambda name: object())
-        monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+        monkeypatch.setitem(
+            sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset)
+        )
 
     def test_it_is_kept_in_the_cache(self, monkeypatch):
-        asked = []
+        requested = []
 
         def load_dataset(name, config):
-            asked.append((name, config))
-            part = Column(img=list(pixels(5, 32, 32, 3)), fine_label=[0, 1, 2, 3, 99], coarse_label=[0] * 5)
+            requested.append((name, config))
+            part = Column(
+                img=list(pixels(5, 32, 32, 3)), fine_label=[0, 1, 2, 3, 99], coarse_label=[0] * 5
+            )
             return {"train": part, "test": part}
 
         self.use_hub(monkeypatch, load_dataset)
         first, second = load("cifar100"), load("cifar100")
-        assert asked == [("uoft-cs/cifar100", None)]
+        assert requested == [("uoft-cs/cifar100", None)]
         assert torch.equal(first.x, second.x)
         assert first.y.tolist() == second.y.tolist() == [0, 1, 2, 3, 99]
         assert [path.name for path in sources.cache_folder().iterdir()] == ["cifar100.npz"]
@@ -324,7 +363,9 @@ class TestDownload:
             raise ConnectionError("no route\nto host")
 
         self.use_hub(monkeypatch, load_dataset)
-        with pytest.raises(BadInput, match=r"could not be downloaded \(no route to host\): put mnist\.npz"):
+        with pytest.raises(
+            UserError, match=r"could not be downloaded \(no route to host\): put mnist\.npz"
+        ):
             load("mnist")
 
 
@@ -333,7 +374,15 @@ def test_available(tmp_path, monkeypatch):
     write_npz(tmp_path / "mnist.npz")
     (tmp_path / "svhn.npz").write_bytes(b"broken")
     rows = {row.name: row for row in available(tmp_path)}
-    assert list(rows) == ["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn"]
+    assert list(rows) == [
+        "digits",
+        "mnist",
+        "fashion-mnist",
+        "emnist",
+        "cifar10",
+        "cifar100",
+        "svhn",
+    ]
     assert dataclasses.astuple(rows["mnist"])[1:4] == (str(tmp_path / "mnist.npz"), 6, 3)
     assert rows["cifar10"].found is None
     assert "pip install" in rows["cifar10"].how
@@ -356,7 +405,9 @@ def test_real_fashion_mnist_where_found(monkeypatch):
 
 def test_threads_that_move_one_data_set_share_the_copy(monkeypatch):
     data = load("digits")
-    monkeypatch.setattr(Dataset, "__post_init__", lambda self: None)  # a device without values cannot be checked
+    monkeypatch.setattr(
+        Dataset, "__post_init__", lambda self: None
+    )  # a device without values cannot be checked
     with ThreadPoolExecutor(8) as threads:
         copies = list(threads.map(lambda _: data.to("meta"), range(8)))
     assert all(copy is copies[0] for copy in copies)
@@ -368,11 +419,15 @@ def test_the_first_samples_of_each_pool():
     some = data.first(100, 20)
     assert torch.equal(some.x, data.x[:100]) and torch.equal(some.y_test, data.y_test[:20])
     assert data.first(None, None) is data and len(data.first(10, None).x_test) == len(data.x_test)
-    with pytest.raises(BadInput, match="only 1438 samples in x, not 5000"):
+    with pytest.raises(UserError, match="only 1438 samples in x, not 5000"):
         data.first(5000, None)
 
 
 def test_samples_are_taken_with_the_axes_that_were_asked_for():
     pool = torch.arange(24, dtype=torch.uint8).view(4, 2, 3)
-    for samples in (torch.tensor([2, 0, 2]), torch.tensor([[1, 3], [0, 0]]), torch.tensor([], dtype=torch.int64)):
+    for samples in (
+        torch.tensor([2, 0, 2]),
+        torch.tensor([[1, 3], [0, 0]]),
+        torch.tensor([], dtype=torch.int64),
+    ):
         assert torch.equal(rows_of(pool, samples), pool[samples])

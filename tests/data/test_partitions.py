@@ -6,21 +6,37 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedhelix.core.errors import UserError
 from fedhelix.data import Dataset, class_split, from_arrays, from_clients, load
-from fedhelix.data.partitions import Partition, Split, dirichlet, dominant, iid, natural, parse, shard
+from fedhelix.data.partitions import (
+    Partition,
+    Split,
+    dirichlet,
+    dominant,
+    iid,
+    natural,
+    parse,
+    shard,
+)
 from fedhelix.data.sampling import affordable, apportion
-from fedhelix.errors import BadInput
 
 quick = settings(max_examples=40, deadline=None)
 
 
-def labelled(sizes: list[int], test_sizes: list[int] | None = None, shape: tuple[int, ...] = (1,)) -> Dataset:
+def labelled(
+    sizes: list[int], test_sizes: list[int] | None = None, shape: tuple[int, ...] = (1,)
+) -> Dataset:
     """Data with so many samples of each class."""
     y = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     y_test = torch.arange(len(sizes)).repeat_interleave(torch.tensor(test_sizes or sizes))
     empty = torch.zeros(1, dtype=torch.uint8)
     return Dataset(
-        "toy", empty.expand(len(y), *shape), y, empty.expand(len(y_test), *shape), y_test, classes=len(sizes)
+        "toy",
+        empty.expand(len(y), *shape),
+        y,
+        empty.expand(len(y_test), *shape),
+        y_test,
+        classes=len(sizes),
     )
 
 
@@ -34,7 +50,9 @@ def table(data: Dataset, splits: list[Split]) -> np.ndarray:
 
 
 def in_tests(data: Dataset, splits: list[Split]) -> np.ndarray:
-    return np.stack([np.bincount(data.y_test[split.test], minlength=data.classes) for split in splits])
+    return np.stack(
+        [np.bincount(data.y_test[split.test], minlength=data.classes) for split in splits]
+    )
 
 
 CIFAR_LIKE = labelled([5000] * 10, [1000] * 10, (3, 32, 32))
@@ -49,7 +67,10 @@ def test_the_same_seed_gives_the_same_partition(text):
         assert np.array_equal(left.train, right.train)
         assert np.array_equal(left.valid, right.valid)
         assert np.array_equal(left.test, right.test)
-    assert any(not np.array_equal(left.train, right.train) for left, right in zip(first, other, strict=True))
+    assert any(
+        not np.array_equal(left.train, right.train)
+        for left, right in zip(first, other, strict=True)
+    )
 
 
 @pytest.mark.parametrize("text", ALL_RULES)
@@ -73,7 +94,7 @@ class TestRules:
         data = labelled(sizes)
         for partition in (iid(clients), dirichlet(clients, alpha)):
             if clients > sum(sizes):
-                with pytest.raises(BadInput, match="clients cannot share"):
+                with pytest.raises(UserError, match="clients cannot share"):
                     partition.split(data, seed)
                 continue
             splits = partition.split(data, seed)
@@ -90,9 +111,12 @@ class TestRules:
     @quick
     def test_shards_are_of_distinct_classes(self, sizes, clients, per_client, seed):
         data = labelled(sizes)
-        possible = per_client <= len(sizes) and sum(min(clients, size) for size in sizes) >= clients * per_client
+        possible = (
+            per_client <= len(sizes)
+            and sum(min(clients, size) for size in sizes) >= clients * per_client
+        )
         if not possible:
-            with pytest.raises(BadInput, match=r"distinct classes|shards"):
+            with pytest.raises(UserError, match=r"distinct classes|shards"):
                 shard(clients, per_client).split(data, seed)
             return
         splits = shard(clients, per_client).split(data, seed)
@@ -196,12 +220,16 @@ class TestRules:
         assert [len(np.unique(split.test)) for split in splits] == [20] * 4
         assert len(natural(ids=np.arange(80) % 5).split(data, 0)) == 5
         for partition in (dirichlet(4, 1), shard(4, 1), dominant(4)):
-            with pytest.raises(BadInput, match="needs classes, but 'data' has none; use iid or natural"):
+            with pytest.raises(
+                UserError, match="needs classes, but 'data' has none; use iid or natural"
+            ):
                 partition.split(data, 0)
 
 
 class TestParts:
-    @pytest.mark.parametrize("text", ["shard:2", "dirichlet:0.1", "dirichlet:1", "dominant:20", "iid"])
+    @pytest.mark.parametrize(
+        "text", ["shard:2", "dirichlet:0.1", "dirichlet:1", "dominant:20", "iid"]
+    )
     def test_test_parts_follow_the_training_parts(self, text):
         splits = parse(text, 20).split(CIFAR_LIKE, 0)
         train, test = table(CIFAR_LIKE, splits), in_tests(CIFAR_LIKE, splits)
@@ -220,7 +248,7 @@ class TestParts:
         data = labelled([50, 50, 50], [40, 40, 1])
         data = Dataset("toy", data.x, data.y, data.x_test[:-1], data.y_test[:-1], 3)
         assert in_tests(data, iid(1).split(data, 0)).tolist() == [[40, 40, 0]]
-        with pytest.raises(BadInput, match="no sample of any class that client"):
+        with pytest.raises(UserError, match="no sample of any class that client"):
             shard(3, 1).split(data, 0)
 
     @given(valid=st.floats(0, 0.9), samples=st.integers(3, 200), clients=st.integers(1, 3))
@@ -238,7 +266,12 @@ class TestParts:
     def test_excluded_samples_and_other_classes_are_left_out(self):
         data = labelled([40] * 5)
         exclude = np.arange(0, 200, 2)
-        for partition in (iid(4), dirichlet(4, 0.5), shard(4, 2), natural(ids=np.arange(200) // 2 % 4)):
+        for partition in (
+            iid(4),
+            dirichlet(4, 0.5),
+            shard(4, 2),
+            natural(ids=np.arange(200) // 2 % 4),
+        ):
             splits = partition.split(data, 0, exclude=exclude)
             everything = np.concatenate([held(split) for split in splits])
             assert sorted(everything) == list(range(1, 200, 2))
@@ -251,8 +284,10 @@ class TestParts:
         assert len(known) == len(unseen) == 5
         assert sorted([*known, *unseen]) == list(range(10))
         assert np.array_equal(known, class_split(CIFAR_LIKE)[0])
-        assert any(not np.array_equal(known, class_split(CIFAR_LIKE, seed=seed)[0]) for seed in (1, 2))
-        with pytest.raises(BadInput, match="leaves one side"):
+        assert any(
+            not np.array_equal(known, class_split(CIFAR_LIKE, seed=seed)[0]) for seed in (1, 2)
+        )
+        with pytest.raises(UserError, match="leaves one side"):
             class_split(CIFAR_LIKE, 0.01)
 
 
@@ -265,12 +300,18 @@ class TestBadInput:
             (lambda: dirichlet(10, float("inf")), "alpha must be at most"),
             (lambda: iid(0), "clients must be at least 1"),
             (lambda: iid(10, valid=1.5), "valid must be at most 0.9"),
-            (lambda: iid(10, test_sample=5), "unknown key of the iid partition 'test_sample'; did you mean"),
+            (
+                lambda: iid(10, test_sample=5),
+                "unknown key of the iid partition 'test_sample'; did you mean",
+            ),
             (lambda: iid(10, classes="all"), "classes must be a list of classes"),
             (lambda: dominant(10, share=120), "share must be at most 100"),
             (lambda: dominant(10, share=-0.1), "share must be at least 0"),
             (lambda: dominant(10, groups=[[]]), "each of groups must be a list of classes"),
-            (lambda: parse("dirichlt:0.1", 10), "unknown partition 'dirichlt'; did you mean 'dirichlet'"),
+            (
+                lambda: parse("dirichlt:0.1", 10),
+                "unknown partition 'dirichlt'; did you mean 'dirichlet'",
+            ),
             (lambda: parse("dirichlet", 10), "lacks its alpha"),
             (lambda: parse("dirichlet:x", 10), "alpha must be a number, not 'x'"),
             (lambda: parse("shard:1.5", 10), "classes_per_client must be a whole number"),
@@ -278,7 +319,7 @@ class TestBadInput:
         ],
     )
     def test_when_made(self, make, message):
-        with pytest.raises(BadInput, match=message):
+        with pytest.raises(UserError, match=message):
             make()
 
     @pytest.mark.parametrize(
@@ -288,29 +329,39 @@ class TestBadInput:
             (dirichlet(31, 0.1), "31 clients cannot share 30 samples"),
             (shard(2, 4), "4 distinct classes, but there are only 3"),
             (shard(2, 3, classes=(0, 1)), "3 distinct classes, but there are only 2"),
-            (shard(20, 2), "20 clients with 2 classes each need 40 shards, but the 30 samples give only 30"),
+            (
+                shard(20, 2),
+                "20 clients with 2 classes each need 40 shards, but the 30 samples give only 30",
+            ),
             (iid(2, classes=[5]), "there is no class 5 in 'toy'; its classes are 0 to 2"),
             (dominant(2, groups=[[0], [7]]), r"group 1 is \[7\]"),
             (natural(), "does not say who owns which sample"),
             (natural(ids=[1, 2, 3]), r"30 training samples, but ids has the shape \(3,\)"),
-            (natural(ids=[0] * 10 + [1] * 20, classes=[0]), "client '1' of 'toy' has no training samples left"),
+            (
+                natural(ids=[0] * 10 + [1] * 20, classes=[0]),
+                "client '1' of 'toy' has no training samples left",
+            ),
         ],
     )
     def test_when_impossible(self, partition, message):
-        with pytest.raises(BadInput, match=message):
+        with pytest.raises(UserError, match=message):
             partition.split(labelled([10, 10, 10]), 0)
 
     def test_exclude(self):
         data = labelled([10])
-        with pytest.raises(BadInput, match="whole numbers from 0 to 9"):
+        with pytest.raises(UserError, match="whole numbers from 0 to 9"):
             iid(2).split(data, 0, exclude=[10])
-        with pytest.raises(BadInput, match="no training samples"):
+        with pytest.raises(UserError, match="no training samples"):
             iid(2).split(data, 0, exclude=np.arange(10))
 
     def test_test_owner_without_training_samples(self):
         x, y = torch.zeros(4, 1), torch.zeros(4, dtype=torch.int64)
-        data = Dataset("toy", x, y, x, y, 1, owners=np.array([0, 0, 1, 1]), owners_test=np.array([0, 1, 1, 2]))
-        with pytest.raises(BadInput, match="owner '2' of 'toy' has test samples but no training samples"):
+        data = Dataset(
+            "toy", x, y, x, y, 1, owners=np.array([0, 0, 1, 1]), owners_test=np.array([0, 1, 1, 2])
+        )
+        with pytest.raises(
+            UserError, match="owner '2' of 'toy' has test samples but no training samples"
+        ):
             natural().split(data, 0)
 
 
@@ -324,7 +375,9 @@ def test_parse():
 
 
 @given(
-    weights=st.lists(st.lists(st.integers(0, 1000), min_size=4, max_size=4).filter(any), min_size=1, max_size=5),
+    weights=st.lists(
+        st.lists(st.integers(0, 1000), min_size=4, max_size=4).filter(any), min_size=1, max_size=5
+    ),
     supply=st.lists(st.integers(1, 500), min_size=4, max_size=4),
     wanted=st.integers(1, 1000),
 )
@@ -342,8 +395,14 @@ def test_apportionment(weights, supply, wanted):
 @pytest.mark.parametrize(
     ("counts", "sentence"),
     [
-        (np.ones((2, 10)), r"must be whole numbers of the shape \(2, 10\), .*, not float64 of the shape \(2, 10\)"),
-        (np.ones((10, 2), dtype=int), r"of the shape \(2, 10\), clients × classes, not int64 of the shape \(10, 2\)"),
+        (
+            np.ones((2, 10)),
+            r"must be whole numbers of the shape \(2, 10\), .*, not float64 of the shape \(2, 10\)",
+        ),
+        (
+            np.ones((10, 2), dtype=int),
+            r"of the shape \(2, 10\), clients × classes, not int64 of the shape \(10, 2\)",
+        ),
         (None, "must be whole numbers of the shape"),
         (np.full((2, 10), 1000), "gives client 0 1000 samples of a class that has"),
         (np.full((2, 10), -1), "gives client 0 -1 samples of a class that has"),
@@ -352,10 +411,10 @@ def test_apportionment(weights, supply, wanted):
 )
 def test_a_rule_of_ones_own_is_checked(counts, sentence):
     mine = type("Mine", (Partition,), {"counts": lambda *_: counts})(clients=2)
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         mine.split(load("digits"), seed=0)
 
 
 def test_a_partition_has_a_rule():
-    with pytest.raises(BadInput, match="the partition mine has no rule; write its counts"):
+    with pytest.raises(UserError, match="the partition mine has no rule; write its counts"):
         type("Mine", (Partition,), {})(clients=2).split(load("digits"), seed=0)

@@ -5,27 +5,36 @@ import json
 import pytest
 import torch
 
-from fedhelix.deploy import letters, submit
-from fedhelix.errors import BadInput, EngineFailure
-from fedhelix.runs.config import make_plan
+from fedhelix.core.errors import EngineFailure, UserError
+from fedhelix.deploy import messages, submit
+from fedhelix.runs.config import make_spec
 from fedhelix.store import RunFolder
 from helpers import same
 from nearby import Late, Neighbourhood
 
-SMALL = {"clients": 3, "rounds": 3, "epochs": 1, "batch_size": 256, "kernels": "onednn", "model": "linear"}
+SMALL = {
+    "clients": 3,
+    "rounds": 3,
+    "epochs": 1,
+    "batch_size": 256,
+    "kernels": "onednn",
+    "model": "linear",
+}
 
 
 def plan_for(spec="fedavg", **more):
-    return make_plan(spec, {**SMALL, **more})
+    return make_spec(spec, {**SMALL, **more})
 
 
-def disturb(near, trouble, site=1, kind="work", rounds=(1,)):
-    """Let a site do something else with some letters; `trouble` gets the letter and the honest answer's maker."""
+def disturb(near, trouble, site=1, kind="train", rounds=(1,)):
+    """Let a site do something else with some letters; `trouble` gets the letter and the honest
+    answer's maker.
+    """
     node = list(near.grid.answers)[site]
     honest = near.grid.answers[node]
 
     def answer(content):
-        about = letters.read(content).about
+        about = messages.read(content).about
         if about["kind"] == kind and about.get("round") in rounds:
             return trouble(content, honest)
         return honest(content)
@@ -38,8 +47,10 @@ def forged(change_about=None, change_body=None):
     """An answer that differs from the honest one."""
 
     def trouble(content, honest):
-        about, body = letters.read(honest(content))
-        return letters.write({**about, **(change_about or {})}, change_body(body) if change_body else body)
+        about, body = messages.read(honest(content))
+        return messages.write(
+            {**about, **(change_about or {})}, change_body(body) if change_body else body
+        )
 
     return trouble
 
@@ -61,7 +72,9 @@ HARMS = {
     "has 'many' for samples": forged({"samples": "many"}),
     "holds no tensor for 'fc.weight'": forged(change_body=replaced(None)),
     "something else than a model": forged(change_body=lambda body: {"model": 3.0}),
-    "torch.float64 for 'fc.weight'": forged(change_body=replaced(torch.zeros(10, 64, dtype=torch.float64))),
+    "torch.float64 for 'fc.weight'": forged(
+        change_body=replaced(torch.zeros(10, 64, dtype=torch.float64))
+    ),
     "answered: division by zero": forged({"error": "division by zero"}),
 }
 
@@ -71,32 +84,46 @@ def test_a_bad_answer_costs_its_site_one_round(said, tmp_path):
     near = disturb(Neighbourhood(tmp_path, 3, deadline=0.5), HARMS[said])
     run = near.play(plan_for())
     assert [sorted(record["missing"]) for record in run.records] == [[], ["1"], []]
-    assert said in run.records[1]["missing"]["1"] and run.records[1]["missing"]["1"].startswith("site-1 ")
+    assert said in run.records[1]["missing"]["1"] and run.records[1]["missing"]["1"].startswith(
+        "site-1 "
+    )
     # The round was FedAvg of the two others.
     assert run.records[1]["uplink_bytes"] == 2 * 2600
 
 
 @pytest.mark.parametrize(
     ("value", "said"),
-    [(torch.full((10, 64), float("nan")), "not finite"), (torch.zeros(10, 65), "has shape (10, 65) for 'fc.weight'")],
+    [
+        (torch.full((10, 64), float("nan")), "not finite"),
+        (torch.zeros(10, 65), "has shape (10, 65) for 'fc.weight'"),
+    ],
 )
 def test_bad_values_are_refused_like_in_a_simulation(value, said, tmp_path):
     run = disturb(Neighbourhood(tmp_path, 3), forged(change_body=replaced(value))).play(plan_for())
     assert said in run.records[1]["refused"]["1"]
-    assert all(bool(entry.isfinite().all()) for entry in run.standing.server["model"].values())
+    assert all(bool(entry.isfinite().all()) for entry in run.state.server["model"].values())
 
 
 def test_an_upload_that_lacks_what_all_others_have_is_refused(tmp_path):
-    near = disturb(Neighbourhood(tmp_path, 3), forged(change_body=lambda body: {"model": body["model"]}))
+    near = disturb(
+        Neighbourhood(tmp_path, 3), forged(change_body=lambda body: {"model": body["model"]})
+    )
     run = near.play(plan_for("scaffold"))
     assert "lacks 'control'" in run.records[1]["missing"]["1"]
-    odd = lambda body: {**body, "control": {name: value[:1] for name, value in body["control"].items()}}  # noqa: E731
+    odd = lambda body: {
+        **body,
+        "control": {name: value[:1] for name, value in body["control"].items()},
+    }  # noqa: E731
     near = disturb(Neighbourhood(tmp_path / "again", 3), forged(change_body=odd))
-    assert "another shape for 'control/" in near.play(plan_for("scaffold")).records[1]["missing"]["1"]
+    assert (
+        "another shape for 'control/" in near.play(plan_for("scaffold")).records[1]["missing"]["1"]
+    )
 
 
 def test_a_late_answer_is_dropped_and_noted(tmp_path):
-    near = disturb(Neighbourhood(tmp_path, 3, deadline=0.4), lambda content, honest: Late(honest(content)))
+    near = disturb(
+        Neighbourhood(tmp_path, 3, deadline=0.4), lambda content, honest: Late(honest(content))
+    )
     records = []
     for record, _ in near.federation(plan_for()).play(3):
         records.append(record)
@@ -111,7 +138,9 @@ def test_a_second_answer_to_one_letter_is_ignored(tmp_path):
     pull = near.grid.pull_messages
     near.grid.pull_messages = lambda keys: [message for message in pull(keys) for _ in range(2)]
     twice = near.play(plan_for())
-    assert same(twice.standing.server, Neighbourhood(tmp_path / "once", 3).play(plan_for()).standing.server)
+    assert same(
+        twice.state.server, Neighbourhood(tmp_path / "once", 3).play(plan_for()).state.server
+    )
     assert set(twice.records[0]["troubles"].values()) == {"answered twice"}
 
 
@@ -120,11 +149,14 @@ def test_below_the_minimum_a_round_changes_nothing(tmp_path):
     for site in (1, 2):
         disturb(near, lambda content, honest: None, site)
     fed = near.federation(plan_for())
-    states = [standing.server for _, standing in fed.play(3)]
+    states = [state.server for _, state in fed.play(3)]
     assert same(states[0], states[1]) and not same(states[1], states[2])
 
 
-REFUSED = {"answered: no": forged({"error": "no"}), "is no letter": lambda content, honest: b"garbage"}
+REFUSED = {
+    "answered: no": forged({"error": "no"}),
+    "is no letter": lambda content, honest: b"garbage",
+}
 
 
 @pytest.mark.parametrize("said", REFUSED)
@@ -132,7 +164,9 @@ def test_a_run_stops_when_all_sites_refuse_from_the_start(said, tmp_path):
     near = Neighbourhood(tmp_path, 2)
     for site in (0, 1):
         disturb(near, REFUSED[said], site, rounds=(0, 1, 2))
-    with pytest.raises(EngineFailure, match=f"site-0 .*{said}.*; continue the run when that is mended"):
+    with pytest.raises(
+        EngineFailure, match=f"site-0 .*{said}.*; continue the run when that is mended"
+    ):
         near.play(plan_for(clients=2))
 
 
@@ -152,20 +186,26 @@ def test_sites_that_are_silent_or_refuse_later_do_not_stop_a_run(tmp_path):
 
 
 def test_a_run_without_any_work_is_no_success(tmp_path):
-    plan, silent = plan_for(clients=2, rounds=1), Neighbourhood(tmp_path, 2, deadline=0.2)
+    spec, silent = plan_for(clients=2, rounds=1), Neighbourhood(tmp_path, 2, deadline=0.2)
     for site in (0, 1):
         disturb(silent, lambda content, honest: None, site, rounds=(0,))
-    silent.play(plan, out=tmp_path / "run", config=plan.as_dict() | {"deployment": {}})
-    with pytest.raises(EngineFailure, match=r"no site did any work in this run: site-\d did not answer within 0\.2 s"):
+    silent.play(spec, out=tmp_path / "run", config=spec.as_dict() | {"deployment": {}})
+    with pytest.raises(
+        EngineFailure,
+        match=r"no site did any work in this run: site-\d did not answer within 0\.2 s",
+    ):
         submit.play(None, RunFolder.open(tmp_path / "run"), quiet=True)
 
 
 @pytest.mark.parametrize(
     ("term", "said"),
-    [("minimum=3", "3 answers never come from a cohort of 2"), ("begin=4", "cannot begin with 4 sites")],
+    [
+        ("minimum=3", "3 answers never come from a cohort of 2"),
+        ("begin=4", "cannot begin with 4 sites"),
+    ],
 )
 def test_terms_that_no_round_could_meet_are_refused(term, said, tmp_path):
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(UserError, match=said):
         submit.create(plan_for(cohort=2), tmp_path / "run", [term])
 
 
@@ -187,12 +227,12 @@ def test_a_site_that_joins_later_takes_the_place_that_was_left_for_it(tmp_path):
         records.append(record)
         if record["round"] == 2:
             near.grid.answers[node] = newcomer
-            fed.engine.post._looked = 0
-            fed.engine.post.gather(3)
+            fed.engine.transport._looked = 0
+            fed.engine.transport.gather(3)
     assert [sorted(record["missing"]) for record in records] == [["2"], ["2"], [], []]
     assert records[0]["missing"]["2"] == "no site has taken this place yet"
     assert list(json.loads((tmp_path / "sites.json").read_text())) == ["site-0", "site-1", "site-2"]
-    assert "unjudged" in records[0] and "unjudged" not in records[3]
+    assert "unevaluated" in records[0] and "unevaluated" not in records[3]
 
 
 def test_a_run_stops_when_no_site_comes(tmp_path):
@@ -213,7 +253,7 @@ def test_a_site_that_restarts_while_it_works_is_asked_again(tmp_path):
     disturb(near, dies)
     run = near.play(plan_for())
     assert all(record["missing"] == {} for record in run.records)
-    assert same(run.standing.server, Neighbourhood(tmp_path / "calm", 3).play(plan_for()).standing.server)
+    assert same(run.state.server, Neighbourhood(tmp_path / "calm", 3).play(plan_for()).state.server)
 
 
 def test_a_name_belongs_to_its_key(tmp_path):
@@ -225,9 +265,11 @@ def test_a_name_belongs_to_its_key(tmp_path):
 
 @pytest.mark.parametrize("spec", ["fedper", "scaffold", "fedumf"])
 def test_a_killed_server_goes_on_as_if_nothing_had_happened(spec, tmp_path):
-    """The server dies after the sites have worked on round 3 and before it has written anything of it."""
-    plan = plan_for(spec, model="mlp", rounds=4)
-    calm = Neighbourhood(tmp_path / "calm", 3).play(plan)
+    """The server dies after the sites have worked on round 3 and before it has written anything of
+    it.
+    """
+    spec = plan_for(spec, model="mlp", rounds=4)
+    calm = Neighbourhood(tmp_path / "calm", 3).play(spec)
     near = Neighbourhood(tmp_path, 3)
 
     def killed(content, honest):
@@ -235,8 +277,10 @@ def test_a_killed_server_goes_on_as_if_nothing_had_happened(spec, tmp_path):
 
     disturb(near, killed, 2, "evaluate", rounds=(3,))
     with pytest.raises(KeyboardInterrupt):
-        near.play(plan, out=tmp_path / "run")
+        near.play(spec, out=tmp_path / "run")
     again = Neighbourhood(tmp_path, 3)  # the sites are new processes as well
-    run = again.federation(plan).fit(4, out=tmp_path / "run", resume=True, quiet=True)
-    assert same(run.standing.server, calm.standing.server)
-    assert [record["personal"] for record in run.records] == [record["personal"] for record in calm.records]
+    run = again.federation(spec).fit(4, out=tmp_path / "run", resume=True, quiet=True)
+    assert same(run.state.server, calm.state.server)
+    assert [record["personal"] for record in run.records] == [
+        record["personal"] for record in calm.records
+    ]

@@ -9,9 +9,9 @@ import pytest
 from cryptography import x509
 from flwr.proto.node_pb2 import NodeInfo
 
-from fedhelix.deploy import commands, control, keys, local, node, submit
-from fedhelix.errors import BadInput
-from fedhelix.runs.config import make_plan
+from fedhelix.core.errors import UserError
+from fedhelix.deploy import commands, control, keys, localhost, node, submit
+from fedhelix.runs.config import make_spec
 from fedhelix.store.lock import Lock
 
 
@@ -20,7 +20,11 @@ def test_the_server_is_known_by_every_name_that_sites_call_it(tmp_path):
     leaf = x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())
     names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["localhost", "fl.example.org"]
-    assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1", "::1", "10.0.0.7"]
+    assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == [
+        "127.0.0.1",
+        "::1",
+        "10.0.0.7",
+    ]
     root = x509.load_pem_x509_certificate((tmp_path / "ca.pem").read_bytes())
     leaf.verify_directly_issued_by(root)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -36,9 +40,9 @@ def test_keys_are_made_once_and_kept_private(tmp_path):
     _, public = node.read_key(private)
     assert keys.read_public_key(tmp_path / "north.pub").startswith(b"-----BEGIN PUBLIC KEY-----")
     assert public.key_size == 256
-    with pytest.raises(BadInput, match="cannot be read as a private key"):
+    with pytest.raises(UserError, match="cannot be read as a private key"):
         node.read_key(tmp_path / "north.pub")
-    with pytest.raises(BadInput, match="cannot be read as a public key"):
+    with pytest.raises(UserError, match="cannot be read as a public key"):
         keys.read_public_key(tmp_path / "south.pub")
 
 
@@ -51,18 +55,21 @@ def test_keys_that_were_half_made_are_made_whole(tmp_path):
     keys.make_certificates(tmp_path, [])
     keys.make_site_key(tmp_path, "north")
     assert (tmp_path / "north.pub").read_bytes() == public
-    root, leaf = (x509.load_pem_x509_certificate((tmp_path / name).read_bytes()) for name in ("ca.pem", "server.pem"))
+    root, leaf = (
+        x509.load_pem_x509_certificate((tmp_path / name).read_bytes())
+        for name in ("ca.pem", "server.pem")
+    )
     leaf.verify_directly_issued_by(root)
 
 
 def test_bad_names_of_hosts_and_sites(tmp_path):
     keys.make_certificates(tmp_path, ["fl.example.org"])
     keys.make_certificates(tmp_path, ["fl.example.org", "127.0.0.1"])
-    with pytest.raises(BadInput, match=r"is not for other\.example\.org"):
+    with pytest.raises(UserError, match=r"is not for other\.example\.org"):
         keys.make_certificates(tmp_path, ["other.example.org"])
-    with pytest.raises(BadInput, match="no address or name of a machine"):
+    with pytest.raises(UserError, match="no address or name of a machine"):
         keys.make_certificates(tmp_path / "new", ["böse..x"])
-    with pytest.raises(BadInput, match="no name for a site"):
+    with pytest.raises(UserError, match="no name for a site"):
         keys.make_site_key(tmp_path, "../x")
 
 
@@ -77,7 +84,11 @@ class Book:
 
     def RegisterNode(self, request):
         number = len(self.nodes) + 1
-        self.nodes.append(NodeInfo(node_id=number, name=request.name, public_key=request.public_key, status="online"))
+        self.nodes.append(
+            NodeInfo(
+                node_id=number, name=request.name, public_key=request.public_key, status="online"
+            )
+        )
 
     def UnregisterNode(self, request):
         self.nodes[request.node_id - 1].status = "unregistered"
@@ -86,25 +97,32 @@ class Book:
 def test_a_site_has_one_key_until_it_is_expelled(tmp_path):
     link = control.Control("127.0.0.1:1", None)
     link._client = book = Book()
-    public = {name: keys.make_site_key(tmp_path / name, name).with_suffix(".pub") for name in ("north", "south")}
+    public = {
+        name: keys.make_site_key(tmp_path / name, name).with_suffix(".pub")
+        for name in ("north", "south")
+    }
     for name, path in public.items():
         link.register(name, path)
         link.register(name, path)
     assert link.connected() == ["north", "south"]
-    with pytest.raises(BadInput, match="belongs to 'north'; every site needs a key of its own"):
+    with pytest.raises(UserError, match="belongs to 'north'; every site needs a key of its own"):
         link.register("south", public["north"])
     link.register("north", keys.make_site_key(tmp_path / "new", "north").with_suffix(".pub"))
     assert [node.status for node in book.nodes] == ["unregistered", "online", "online"]
-    with pytest.raises(BadInput, match=r"was withdrawn for ever; delete north\.key and north\.pub"):
+    with pytest.raises(
+        UserError, match=r"was withdrawn for ever; delete north\.key and north\.pub"
+    ):
         link.register("north", public["north"])
     link.expel("north")
     assert link.connected() == ["south"]
-    with pytest.raises(BadInput, match="unknown site 'north'"):
+    with pytest.raises(UserError, match="unknown site 'north'"):
         link.expel("north")
 
 
 def test_commands_say_what_is_missing(cli, tmp_path):
-    done = cli("site", "--name", "a", "--superlink", "127.0.0.1:1", "--data", "digits", "--key", "a.key")
+    done = cli(
+        "site", "--name", "a", "--superlink", "127.0.0.1:1", "--data", "digits", "--key", "a.key"
+    )
     assert done.code == 2 and "--cert" in done.err
     done = cli("deploy", "run", "fedavg")
     assert done.code == 2 and "no deployment is running in 'deployment'" in done.err
@@ -122,40 +140,59 @@ def test_commands_say_what_is_missing(cli, tmp_path):
     assert done.code == 2 and "make one with `fedhelix deploy keys`" in done.err
     done = cli("deploy", "keys", "north", "south", "--host", "fl.example.org")
     assert done.code == 0 and (tmp_path / "deployment/keys/south.pub").exists()
-    done = cli("deploy", "admit", "north", "--superlink", f"127.0.0.1:{local.free_port()}")
+    done = cli("deploy", "admit", "north", "--superlink", f"127.0.0.1:{localhost.free_port()}")
     assert done.code == 2 and "there is no SuperLink at 127.0.0.1" in done.err
-    done = cli("deploy", "expel", "north", "--superlink", f"127.0.0.1:{local.free_port()}")
+    done = cli("deploy", "expel", "north", "--superlink", f"127.0.0.1:{localhost.free_port()}")
     assert done.code == 2 and "there is no SuperLink at 127.0.0.1" in done.err
-    done = cli("deploy", "run", "fedavg", "--superlink", f"127.0.0.1:{local.free_port()}", "--clients", 2)
-    assert done.code == 2 and "there is no SuperLink at 127.0.0.1" in done.err and not (tmp_path / "runs").exists()
+    done = cli(
+        "deploy",
+        "run",
+        "fedavg",
+        "--superlink",
+        f"127.0.0.1:{localhost.free_port()}",
+        "--clients",
+        2,
+    )
+    assert (
+        done.code == 2
+        and "there is no SuperLink at 127.0.0.1" in done.err
+        and not (tmp_path / "runs").exists()
+    )
 
 
 def test_one_deployment_in_a_folder(cli, tmp_path):
     (tmp_path / "deployment").mkdir()
-    (tmp_path / "deployment" / local.NOTE).write_text("of the one that runs")
+    (tmp_path / "deployment" / localhost.NOTE).write_text("of the one that runs")
     lock = Lock(tmp_path / "deployment" / "lock")
     lock.acquire()
     done = cli("up")
     assert done.code == 2 and "is being written by process" in done.err
-    assert sorted(path.name for path in (tmp_path / "deployment").iterdir()) == [local.NOTE, "lock"]
+    assert sorted(path.name for path in (tmp_path / "deployment").iterdir()) == [
+        localhost.NOTE,
+        "lock",
+    ]
 
 
 def test_runs_take_the_data_of_the_deployment(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     keys.make_certificates(tmp_path / "keys", [])
-    here = local.Local(".", 2, "own.npz", "files")
+    here = localhost.LocalDeployment(".", 2, "own.npz", "files")
     for process in ("wait_for_superlink", "admit"):
         monkeypatch.setattr(here, process, lambda *_: None)
-    monkeypatch.setattr(local.Process, "start", lambda process: None)
+    monkeypatch.setattr(localhost.Process, "start", lambda process: None)
     with here:
         _, settings = commands.deployment(None, Path())
-    assert settings == {"clients": 2, "data": str(tmp_path / "own.npz"), "data_dir": str(tmp_path / "files")}
-    assert not (tmp_path / local.NOTE).exists() and not (tmp_path / "lock").exists()
+    assert settings == {
+        "clients": 2,
+        "data": str(tmp_path / "own.npz"),
+        "data_dir": str(tmp_path / "files"),
+    }
+    assert not (tmp_path / localhost.NOTE).exists() and not (tmp_path / "lock").exists()
 
 
 def test_runs_are_resumed_where_their_clients_are(cli, tmp_path):
-    plan = make_plan("fedavg", {"rounds": 1, "clients": 2})
-    submit.create(plan, tmp_path / "across").close()
+    spec = make_spec("fedavg", {"rounds": 1, "clients": 2})
+    submit.create(spec, tmp_path / "across").close()
     done = cli("resume", "across")
     assert done.code == 2 and "continue it with `fedhelix deploy resume across`" in done.err
     done = cli("deploy", "resume", "across")
@@ -172,6 +209,9 @@ def test_the_bundle_holds_no_code():
     assert "fedhelix.deploy.app:server_app" in control.BUNDLE
     from flwr.cli.build import build_fab_from_files
 
-    files = {"pyproject.toml": control.BUNDLE.format(version="0.1.0").encode(), "LICENSE": b"Apache-2.0\n"}
+    files = {
+        "pyproject.toml": control.BUNDLE.format(version="0.1.0").encode(),
+        "LICENSE": b"Apache-2.0\n",
+    }
     content, _ = build_fab_from_files(files)
     assert len(content) < 2000

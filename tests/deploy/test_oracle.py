@@ -4,8 +4,8 @@ import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
-from fedhelix.deploy import letters
-from fedhelix.runs.config import make_plan
+from fedhelix.deploy import messages
+from fedhelix.runs.config import make_spec
 from helpers import close
 from nearby import Neighbourhood
 
@@ -16,18 +16,25 @@ def test_fedavg_is_flowers_fedavg(tmp_path):
 
         def spy(content, node=node, answer=answer):
             reply = answer(content)
-            about, body = letters.read(reply)
-            if about["kind"] == "work":
+            about, body = messages.read(reply)
+            if about["kind"] == "train":
                 question = Message(RecordDict(), dst_node_id=node, message_type="train")
                 question.metadata.__dict__["_message_id"] = f"question-{node}"
-                arrays, count = ArrayRecord(body["model"]), MetricRecord({"num-examples": about["samples"]})
-                replies.append(Message(RecordDict({"arrays": arrays, "metrics": count}), reply_to=question))
+                arrays, count = (
+                    ArrayRecord(body["model"]),
+                    MetricRecord({"num-examples": about["samples"]}),
+                )
+                replies.append(
+                    Message(RecordDict({"arrays": arrays, "metrics": count}), reply_to=question)
+                )
             return reply
 
         near.grid.answers[node] = spy
     settings = {"clients": 3, "rounds": 1, "epochs": 1, "kernels": "onednn", "model": "digits-cnn"}
-    run = near.play(make_plan("fedavg", settings))
+    run = near.play(make_spec("fedavg", settings))
     theirs, _ = FedAvg(min_train_nodes=3, min_available_nodes=3).aggregate_train(1, replies)
-    ours = run.standing.server["model"]
+    ours = run.state.server["model"]
     assert theirs is not None and list(theirs) == list(ours)
-    assert close(ours, {name: torch.as_tensor(value) for name, value in theirs.to_torch_state_dict().items()})
+    assert close(
+        ours, {name: torch.as_tensor(value) for name, value in theirs.to_torch_state_dict().items()}
+    )

@@ -13,8 +13,8 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedhelix.deploy import keys, node, submit
-from fedhelix.deploy.local import Local
-from fedhelix.runs.config import make_plan
+from fedhelix.deploy.localhost import LocalDeployment
+from fedhelix.runs.config import make_spec
 from helpers import checkpoint, same
 
 pytestmark = pytest.mark.timeout(600)  # a busy machine takes its time to start nine processes
@@ -28,28 +28,44 @@ def knock(address, key=None, certificate=None):
         pair = node.read_key(key)
         checks.append(NodeAuthHttpInterceptor(*pair))
         public = public_key_to_bytes(pair[1])
-    with FleetHttpClient.from_server_address(address, root is None, root, interceptors=checks) as client:
+    with FleetHttpClient.from_server_address(
+        address, root is None, root, interceptors=checks
+    ) as client:
         client.ActivateNode(ActivateNodeRequest(public_key=public, heartbeat_interval=30))
 
 
 def test_a_run_across_processes(tmp_path):
-    plan = make_plan(
-        "fedper", {"clients": 2, "rounds": 2, "epochs": 1, "eval_every": 2, "kernels": "onednn", "model": "mlp"}
+    spec = make_spec(
+        "fedper",
+        {
+            "clients": 2,
+            "rounds": 2,
+            "epochs": 1,
+            "eval_every": 2,
+            "kernels": "onednn",
+            "model": "mlp",
+        },
     )
-    with Local(tmp_path / "deployment", sites=2) as local:
+    with LocalDeployment(tmp_path / "deployment", sites=2) as local:
         keys.make_site_key(tmp_path, "stranger")
         keys.make_certificates(tmp_path / "other", [])
-        command = [*(sys.executable, "-m", "fedhelix.cli", "site", "--name", "x", "--data", "digits")]
+        command = [*(sys.executable, "-m", "fedhelix", "site", "--name", "x", "--data", "digits")]
         command += ["--superlink", local.address, "--folder", str(local.folder / "x")]
         command += ["--key", str(tmp_path / "stranger.key"), "--cert", str(local.certificate)]
-        stranger = subprocess.Popen(command, env=local.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        control, run = local.control(), submit.create(plan, tmp_path / "run", ["deadline=300"])
+        stranger = subprocess.Popen(
+            command, env=local.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        control, run = local.control(), submit.create(spec, tmp_path / "run", ["deadline=300"])
         number = control.submit(run.path)
         assert control.playing(run.path) == number and control.playing(tmp_path) is None
-        submit.play(control, run, quiet=True)  # follows what is being played, and does not submit it again
+        submit.play(
+            control, run, quiet=True
+        )  # follows what is being played, and does not submit it again
         assert control.playing(run.path) is None and control.status(number).result == "completed"
         said, _ = stranger.communicate(timeout=120)
-        assert stranger.returncode != 0 and "connected to" not in said, f"an unregistered key: {said}"
+        assert stranger.returncode != 0 and "connected to" not in said, (
+            f"an unregistered key: {said}"
+        )
         registered = local.folder / "keys/site-0.key"
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             knock(local.address, registered, tmp_path / "other/ca.pem")
@@ -67,9 +83,16 @@ def test_a_run_across_processes(tmp_path):
             knock(local.address, tmp_path / "new/site-0.key", local.certificate)
         processes = [local.superlink, *local.sites.values()]
     assert not any(process.alive for process in processes)
-    plan.config.federation(plan.method, engine="serial").fit(2, eval_every=2, out=tmp_path / "here", quiet=True)
+    spec.config.federation(spec.method, engine="serial").fit(
+        2, eval_every=2, out=tmp_path / "here", quiet=True
+    )
     assert same(checkpoint(tmp_path / "run")["server"], checkpoint(tmp_path / "here")["server"])
     until = time.monotonic() + 30
-    while subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True).stdout and time.monotonic() < until:
+    while (
+        subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True).stdout
+        and time.monotonic() < until
+    ):
         time.sleep(0.5)
-    assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True).stdout, "a process is left over"
+    assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True).stdout, (
+        "a process is left over"
+    )

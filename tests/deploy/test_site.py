@@ -7,18 +7,32 @@ import numpy as np
 import pytest
 import torch
 
+from fedhelix.core.errors import UserError
+from fedhelix.core.tree import tensors
 from fedhelix.data import Split, from_arrays
-from fedhelix.deploy import letters
-from fedhelix.deploy.elsewhere import Elsewhere, common_kind, kind_of, own_split, read_own, stand_in
-from fedhelix.deploy.site import Kept, Site, own_setup
+from fedhelix.deploy import messages
+from fedhelix.deploy.remote_data import (
+    RemotePartition,
+    common_kind,
+    kind_of,
+    own_split,
+    read_own,
+    stand_in,
+)
+from fedhelix.deploy.site import Site, SiteState, own_setup
 from fedhelix.deploy.submit import create
-from fedhelix.errors import BadInput
-from fedhelix.runs.config import make_plan
-from fedhelix.tree import tensors
+from fedhelix.runs.config import make_spec
 from helpers import same
 from nearby import Neighbourhood
 
-SMALL = {"clients": 3, "rounds": 2, "epochs": 1, "batch_size": 64, "kernels": "onednn", "model": "linear"}
+SMALL = {
+    "clients": 3,
+    "rounds": 2,
+    "epochs": 1,
+    "batch_size": 64,
+    "kernels": "onednn",
+    "model": "linear",
+}
 
 
 def blobs(folder, seed, count=60, classes=3):
@@ -33,11 +47,17 @@ def blobs(folder, seed, count=60, classes=3):
 
 
 def test_a_client_starts_a_round_again_from_where_it_did(tmp_path):
-    kept = Kept(tmp_path)
+    kept = SiteState(tmp_path)
     assert kept.read(0) == {}
     for round in (0, 1, 4):
         kept.write(round, {"n": round})
-    assert [kept.read(round) for round in (1, 2, 4, 5, 9)] == [{}, {"n": 1}, {"n": 1}, {"n": 4}, {"n": 4}]
+    assert [kept.read(round) for round in (1, 2, 4, 5, 9)] == [
+        {},
+        {"n": 1},
+        {"n": 1},
+        {"n": 4},
+        {"n": 4},
+    ]
     kept.write(4, {"n": 44})  # the server was killed and plays round 4 again
     assert kept.read(4) == {"n": 1} and kept.read(5) == {"n": 44}
     kept.write(2, {"n": 2})  # an older checkpoint was put in place
@@ -50,26 +70,33 @@ def test_a_client_starts_a_round_again_from_where_it_did(tmp_path):
 def test_sites_with_data_of_their_own_train_together(tmp_path):
     folders = [blobs(tmp_path / f"data-{n}", n, count) for n, count in enumerate((60, 90, 30))]
     near = Neighbourhood(tmp_path, 3, folders)
-    run = near.play(make_plan("fedavg", {**SMALL, "data": "own", "rounds": 5}), out=tmp_path / "run")
+    run = near.play(
+        make_spec("fedavg", {**SMALL, "data": "own", "rounds": 5}), out=tmp_path / "run"
+    )
     assert run.records[-1]["personal_accuracy"] > 0.9
     assert "accuracy" not in run.records[-1]  # the server has no samples to judge its model with
     # 20 % of 60, 90 and 30 are test samples; 10 % of the rest are for validation.
     assert [len(split.train) for split in run.federation.splits] == [43, 65, 22]
     assert run.federation.data.x.shape == (1, 5) and not run.federation.data.x.any()
     census = json.loads((tmp_path / "run" / "clients.json").read_text())
-    assert census["samples"] == [43, 65, 22] and "classes" not in census  # the server does not see labels
+    assert (
+        census["samples"] == [43, 65, 22] and "classes" not in census
+    )  # the server does not see labels
 
 
 def test_sites_take_their_parts_of_one_file(tmp_path):
     x, y = (np.load(f"{blobs(tmp_path / name, 0)}/{name}.npy") for name in "xy")
     np.savez(tmp_path / "all.npz", x=x, y=y)
     near = Neighbourhood(tmp_path, 3, str(tmp_path / "all.npz"), common=True)
-    plan = make_plan("fedavg", {**SMALL, "data": str(tmp_path / "all.npz"), "partition": "iid"})
-    across, here = near.play(plan), plan.config.federation(plan.method, engine="serial").fit(2, quiet=True)
-    assert same(across.standing.server, here.standing.server)
-    with pytest.raises(BadInput, match="site 'site-0' has no samples of its own"):
+    spec = make_spec("fedavg", {**SMALL, "data": str(tmp_path / "all.npz"), "partition": "iid"})
+    across, here = (
+        near.play(spec),
+        spec.config.federation(spec.method, engine="serial").fit(2, quiet=True),
+    )
+    assert same(across.state.server, here.state.server)
+    with pytest.raises(UserError, match="site 'site-0' has no samples of its own"):
         Neighbourhood(tmp_path / "own", 3, str(tmp_path / "all.npz"), common=True).play(
-            make_plan("fedavg", {**SMALL, "data": "own"})
+            make_spec("fedavg", {**SMALL, "data": "own"})
         )
 
 
@@ -77,13 +104,15 @@ def test_a_free_place_is_no_obstacle_to_batch_norm(tmp_path):
     folders = []
     for site in range(3):
         folders.append(blobs(tmp_path / f"data-{site}", site))
-        pictures = np.random.default_rng(site).normal(size=(60, 1, 8, 8)).astype(np.float32)
-        np.save(tmp_path / f"data-{site}" / "x.npy", pictures)
+        images = np.random.default_rng(site).normal(size=(60, 1, 8, 8)).astype(np.float32)
+        np.save(tmp_path / f"data-{site}" / "x.npy", images)
     near = Neighbourhood(tmp_path, 3, folders, begin=2)
     near.grid.answers.popitem()  # the third site has not come yet
-    fed = near.federation(make_plan("fedavg", {**SMALL, "data": "own", "model": "digits-bn-cnn"}))
+    fed = near.federation(make_spec("fedavg", {**SMALL, "data": "own", "model": "digits-bn-cnn"}))
     record, _ = next(fed.play(1))
-    assert record["missing"] == {"2": "no site has taken this place yet"} and np.isfinite(record["train_loss"])
+    assert record["missing"] == {"2": "no site has taken this place yet"} and np.isfinite(
+        record["train_loss"]
+    )
 
 
 def test_a_server_may_have_samples_for_selection_and_tests(tmp_path):
@@ -92,8 +121,8 @@ def test_a_server_may_have_samples_for_selection_and_tests(tmp_path):
     x, y = (np.load(f"{mine}/{name}.npy") for name in "xy")
     np.savez(tmp_path / "server.npz", x=x[:40], y=y[:40], x_test=x[40:], y_test=y[40:])
     near = Neighbourhood(tmp_path, 3, folders, server_data=str(tmp_path / "server.npz"))
-    run = near.play(make_plan("genfed", {**SMALL, "data": "own"}), out=tmp_path / "run")
-    assert set(run.records[0]["notes"]["fitness"]) == {"0", "1", "2"}
+    run = near.play(make_spec("genfed", {**SMALL, "data": "own"}), out=tmp_path / "run")
+    assert set(run.records[0]["metadata"]["fitness"]) == {"0", "1", "2"}
     assert run.records[-1]["accuracy"] > 0.5
 
 
@@ -107,35 +136,44 @@ def test_small_sites_get_supplements_once(tmp_path):
     for node, answer in list(near.grid.answers.items()):
 
         def spy(content, answer=answer):
-            sent.append("supplement" in letters.read(content).body)
+            sent.append("supplement" in messages.read(content).body)
             return answer(content)
 
         near.grid.answers[node] = spy
-    asked = {"validation_size": 40, "supplement_size": 6, "supplement_below": 20, "data": "own"}
-    run = near.play(make_plan("fedavg", {**SMALL, **asked}))
+    requested = {"validation_size": 40, "supplement_size": 6, "supplement_below": 20, "data": "own"}
+    run = near.play(make_spec("fedavg", {**SMALL, **requested}))
     assert run.federation.supplements == {2: 6} and sum(sent) == 1
     assert run.records[0]["other_bytes"] == 6 * 4 * (5 + 1)
-    supplement = Kept(tmp_path / "kept" / "experiment" / "site-2").supplement()
+    supplement = SiteState(tmp_path / "kept" / "experiment" / "site-2").supplement()
     assert supplement["x"].shape == (6, 5)
     # 12 samples: 2 for tests, 1 for validation, 9 to train on, and the supplement.
-    letter = letters.write({"kind": "work", "round": 0, "client": 2, **run.federation.engine.common}, {})
-    assert letters.read(near.sites[2].answer(letter)).about["samples"] == 15
+    message = messages.write(
+        {"kind": "train", "round": 0, "client": 2, **run.federation.engine.common}, {}
+    )
+    assert messages.read(near.sites[2].answer(message)).about["samples"] == 15
 
 
 def test_sites_must_have_samples_of_one_kind(tmp_path):
-    one, other = from_arrays(np.zeros((10, 3)), np.arange(10) % 2), from_arrays(np.zeros((10, 4)), np.arange(10) % 2)
+    one, other = (
+        from_arrays(np.zeros((10, 3)), np.arange(10) % 2),
+        from_arrays(np.zeros((10, 4)), np.arange(10) % 2),
+    )
     real = from_arrays(np.zeros((10, 3)), np.linspace(0, 1, 10))
     more = from_arrays(np.zeros((15, 3)), np.arange(15) % 3)
     assert common_kind({"a": kind_of(one), "b": kind_of(more)})["classes"] == 3
-    with pytest.raises(BadInput, match=r"site 'b' has samples with shape \[4\], but 'a' has \[3\]"):
+    with pytest.raises(
+        UserError, match=r"site 'b' has samples with shape \[4\], but 'a' has \[3\]"
+    ):
         common_kind({"a": kind_of(one), "b": kind_of(other)})
-    with pytest.raises(BadInput, match="one of the sites 'b' and 'a' has a regression"):
+    with pytest.raises(UserError, match="one of the sites 'b' and 'a' has a regression"):
         common_kind({"a": kind_of(one), "b": kind_of(real)})
     assert stand_in(kind_of(one)).shape == (3,) and stand_in(kind_of(real)).classes is None
 
 
 def test_parts_are_the_same_on_both_sides():
-    server = Elsewhere([(100, 20), (1, 0)], valid=0.1).split(stand_in(kind_of(read_like())), seed=3)
+    server = RemotePartition([(100, 20), (1, 0)], valid=0.1).split(
+        stand_in(kind_of(read_like())), seed=3
+    )
     mine = own_split(100, 20, 0.1, 3, 0)
     assert [len(part) for part in vars(server[0]).values()] == [90, 10, 20]
     assert [len(part) for part in vars(server[1]).values()] == [1, 0, 0]
@@ -147,42 +185,53 @@ def read_like():
 
 
 def ask(site, given, **more):
-    about = {"kind": "work", "experiment": "e", "client": 0, "round": 0, "plan": json.dumps(given.as_dict()), **more}
-    return letters.read(site.answer(letters.write(about))).about
+    about = {
+        "kind": "train",
+        "experiment": "e",
+        "client": 0,
+        "round": 0,
+        "plan": json.dumps(given.as_dict()),
+        **more,
+    }
+    return messages.read(site.answer(messages.write(about))).about
 
 
 def test_what_a_site_refuses(tmp_path):
-    site, plan = Site("a", "digits", tmp_path), make_plan("fedavg", SMALL)
-    assert ask(site, plan)["samples"] > 0
-    assert "no request 'run'" in ask(site, plan, kind="run")["error"]
-    assert "which experiment" in ask(site, plan, experiment="../../etc")["error"]
-    assert "which experiment" in ask(site, plan, round="0")["error"]
-    other = make_plan("fedavg", {"data": "mnist"})
+    site, spec = Site("a", "digits", tmp_path), make_spec("fedavg", SMALL)
+    assert ask(site, spec)["samples"] > 0
+    assert "no request 'run'" in ask(site, spec, kind="run")["error"]
+    assert "which experiment" in ask(site, spec, experiment="../../etc")["error"]
+    assert "which experiment" in ask(site, spec, round="0")["error"]
+    other = make_spec("fedavg", {"data": "mnist"})
     assert "about the data 'mnist', but the site has 'digits'" in ask(site, other)["error"]
-    assert "is no letter" in letters.read(site.answer(b"?")).about["error"]
+    assert "is no letter" in messages.read(site.answer(b"?")).about["error"]
     # A method's file would be code that the server chooses.
     (tmp_path / "evil.py").write_text("raise SystemExit('executed')")
-    evil = json.dumps({**plan.as_dict(), "method": {"name": str(tmp_path / "evil.py")}})
-    assert "knows no method" in ask(site, plan, plan=evil)["error"]
+    evil = json.dumps({**spec.as_dict(), "method": {"name": str(tmp_path / "evil.py")}})
+    assert "knows no method" in ask(site, spec, spec=evil)["error"]
 
 
 def test_what_comes_by_letter_and_from_disk_is_moved_to_the_site_s_device(tmp_path, monkeypatch):
     site = Site("a", "digits", tmp_path)
     elsewhere = torch.device("meta")  # the only other device that every machine has
     monkeypatch.setattr(site, "_setup_for", lambda *_: SimpleNamespace(device=elsewhere))
-    Kept(tmp_path / "e" / "a").write(0, {"head": {"w": torch.ones(2)}})
-    letter = letters.Letter({"experiment": "e", "client": 0, "round": 1}, {"payload": {"model": {"w": torch.ones(2)}}})
-    _, job, _ = site._open(letter)
-    assert {tensor.device for tensor in tensors(job.payload) + tensors(job.own)} == {elsewhere}
-    assert len(tensors(job.own)) == 1
+    SiteState(tmp_path / "e" / "a").write(0, {"head": {"w": torch.ones(2)}})
+    message = messages.Message(
+        {"experiment": "e", "client": 0, "round": 1}, {"payload": {"model": {"w": torch.ones(2)}}}
+    )
+    _, task, _ = site._open(message)
+    assert {tensor.device for tensor in tensors(task.payload) + tensors(task.client_state)} == {
+        elsewhere
+    }
+    assert len(tensors(task.client_state)) == 1
 
 
 def test_a_site_with_one_sample_is_told_that_batch_norm_needs_two():
     data = from_arrays(torch.zeros(30, 1, 8, 8), torch.arange(30) % 3)
     nobody, alone = (Split(np.arange(count), np.arange(0), np.arange(1)) for count in (0, 1))
-    assert own_setup(make_plan("fedavg", SMALL), data, [nobody, alone]).units.names
-    with pytest.raises(BadInput, match="BatchNorm needs two"):
-        own_setup(make_plan("fedavg", {**SMALL, "model": "digits-bn-cnn"}), data, [nobody, alone])
+    assert own_setup(make_spec("fedavg", SMALL), data, [nobody, alone]).layers.names
+    with pytest.raises(UserError, match="BatchNorm needs two"):
+        own_setup(make_spec("fedavg", {**SMALL, "model": "digits-bn-cnn"}), data, [nobody, alone])
 
 
 @pytest.mark.parametrize(
@@ -196,14 +245,14 @@ def test_a_site_with_one_sample_is_told_that_batch_norm_needs_two():
 )
 def test_mistakes_show_at_the_start(name, data, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(UserError, match=said):
         Site(name, data, tmp_path / "kept")
 
 
 def test_data_that_would_be_pickled_are_refused(tmp_path):
     np.save(tmp_path / "x.npy", np.array([{}], dtype=object), allow_pickle=True)
     np.save(tmp_path / "y.npy", np.zeros(1))
-    with pytest.raises(BadInput, match=r"x\.npy' cannot be read"):
+    with pytest.raises(UserError, match=r"x\.npy' cannot be read"):
         read_own(tmp_path)
 
 
@@ -212,32 +261,42 @@ def test_data_that_would_be_pickled_are_refused(tmp_path):
     [
         ({"engine": "serial"}, "engine = serial has no effect across sites"),
         ({"client_state": "disk"}, "client_state = disk has no effect across sites"),
-        ({"data": "own", "train_samples": 9}, "train_samples = 9 has no effect where sites have their own samples"),
+        (
+            {"data": "own", "train_samples": 9},
+            "train_samples = 9 has no effect where sites have their own samples",
+        ),
     ],
 )
 def test_settings_without_effect_are_refused(settings, said, tmp_path):
-    with pytest.raises(BadInput, match=said):
-        create(make_plan("fedavg", settings), tmp_path / "run")
-    create(make_plan("fedavg", {"train_samples": 90, "partition": "iid"}), tmp_path / "run")
+    with pytest.raises(UserError, match=said):
+        create(make_spec("fedavg", settings), tmp_path / "run")
+    create(make_spec("fedavg", {"train_samples": 90, "partition": "iid"}), tmp_path / "run")
     with pytest.warns(UserWarning, match="the partition iid has no effect"):
-        create(make_plan("fedavg", {"data": "own", "partition": "iid"}), tmp_path / "other")
+        create(make_spec("fedavg", {"data": "own", "partition": "iid"}), tmp_path / "other")
 
 
 def test_mistakes_in_the_servers_own_data_show_at_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    own = make_plan("fedavg", {"data": "own"})
-    with pytest.raises(BadInput, match=r"there is no file '.*mine\.npz'"):
-        create(own, tmp_path / "run", ["server_data=mine.npz"])
+    client_state = make_spec("fedavg", {"data": "own"})
+    with pytest.raises(UserError, match=r"there is no file '.*mine\.npz'"):
+        create(client_state, tmp_path / "run", ["server_data=mine.npz"])
     np.savez("mine.npz", x=np.zeros((10, 3)), y=np.arange(10) % 2)
-    with pytest.raises(BadInput, match="here the server takes its from 'digits'"):
-        create(make_plan("fedavg", {}), tmp_path / "run", ["server_data=mine.npz"])
-    made = create(own, tmp_path / "run", ["server_data=mine.npz"])
+    with pytest.raises(UserError, match="here the server takes its from 'digits'"):
+        create(make_spec("fedavg", {}), tmp_path / "run", ["server_data=mine.npz"])
+    made = create(client_state, tmp_path / "run", ["server_data=mine.npz"])
     assert made.config["deployment"]["server_data"] == str(tmp_path / "mine.npz")
 
 
 def test_labels_of_the_sites_own_samples_cannot_be_flipped(tmp_path):
-    plan = make_plan("fedavg", {"data": "own", "attack": "label-flip"})
-    with pytest.raises(BadInput, match="label-flip changes samples, and here they are the sites' own"):
-        create(plan, tmp_path / "run")
+    spec = make_spec("fedavg", {"data": "own", "attack": "label-flip"})
+    with pytest.raises(
+        UserError, match="label-flip changes samples, and here they are the sites' own"
+    ):
+        create(spec, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    assert create(make_plan("fedavg", {"data": "own", "attack": "ipm"}), tmp_path / "run").config["attack"] == "ipm"
+    assert (
+        create(make_spec("fedavg", {"data": "own", "attack": "ipm"}), tmp_path / "run").config[
+            "attack"
+        ]
+        == "ipm"
+    )

@@ -12,11 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from fedhelix import METHODS, Federation, cli
+from fedhelix import METHODS, Federation
+from fedhelix.cli import app as cli
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-WITH_CODE = ["README.md", "docs/index.md", "docs/your-own-method.md", "docs/your-own-data.md", "docs/methods.md"]
+WITH_CODE = [
+    "README.md",
+    "docs/index.md",
+    "docs/your-own-method.md",
+    "docs/your-own-data.md",
+    "docs/methods.md",
+]
 WITH_COMMANDS = [
     "README.md", "docs/index.md", "docs/your-own-method.md", "docs/seeing.md", "docs/privacy.md", "docs/reproducing.md",
 ]  # fmt: skip
@@ -41,14 +48,20 @@ def blocks(page: str, language: str) -> list[str]:
 
 def commands(page: str) -> list[list[str]]:
     lines = [line for block in blocks(page, "bash") for line in block.splitlines()]
-    return [words[1:] for line in lines if (words := shlex.split(line, comments=True)) and words[0] == "fedhelix"]
+    return [
+        words[1:]
+        for line in lines
+        if (words := shlex.split(line, comments=True)) and words[0] == "fedhelix"
+    ]
 
 
 @pytest.mark.parametrize("page", WITH_CODE)
 def test_code_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     fit = Federation.fit
-    monkeypatch.setattr(Federation, "fit", lambda fed, rounds, **more: fit(fed, min(rounds, FEW_ROUNDS), **more))
+    monkeypatch.setattr(
+        Federation, "fit", lambda fed, rounds, **more: fit(fed, min(rounds, FEW_ROUNDS), **more)
+    )
     module = types.ModuleType("docs_page")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     scope = vars(module)
@@ -75,7 +88,11 @@ def test_commands_run(page, tmp_path, monkeypatch, capsys):
     for number, words in enumerate(found):
         cheaply = CHEAPLY.get(words[0], [])
         suffix = ".png" if words[0] == "audit" else ""
-        out = ["--out", f"runs/run-{number}{suffix}"] if cheaply and not {"--out", "-o"} & set(words) else []
+        out = (
+            ["--out", f"runs/run-{number}{suffix}"]
+            if cheaply and not {"--out", "-o"} & set(words)
+            else []
+        )
         monkeypatch.setattr(sys, "argv", ["fedhelix", *words, *cheaply, *out])
         with pytest.raises(SystemExit) as end:
             cli.main()
@@ -84,15 +101,19 @@ def test_commands_run(page, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(
+        r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
     for target in re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'src="([^"]+)"', text):
         if re.match(r"[a-z]+:", target):
             continue
-        path, _, anchor = target.partition("#")
+        path, _, context = target.partition("#")
         other = (page.parent / path).resolve() if path else page
         assert other.exists(), f"{page.name} points to {target}, which is not there"
-        if anchor:
-            assert anchor in anchors(other), f"{page.name} points to {target}, and there is no such heading"
+        if context:
+            assert context in anchors(other), (
+                f"{page.name} points to {target}, and there is no such heading"
+            )
 
 
 def anchors(page: Path) -> set[str]:
@@ -126,8 +147,14 @@ def test_every_method_is_in_the_table():
 
 
 def test_options_of_methods_are_in_the_table():
-    rows = dict(re.findall(r"^\| `([\w-]+)` \|(.*)$", (ROOT / "docs/methods.md").read_text("utf-8"), re.MULTILINE))
+    rows = dict(
+        re.findall(
+            r"^\| `([\w-]+)` \|(.*)$", (ROOT / "docs/methods.md").read_text("utf-8"), re.MULTILINE
+        )
+    )
     for name, kind in METHODS.items():
         for field in dataclasses.fields(kind):
             if field.name != "inner":
-                assert f"`{field.name}`" in rows[name], f"docs/methods.md lacks the option {field.name} of {name}"
+                assert f"`{field.name}`" in rows[name], (
+                    f"docs/methods.md lacks the option {field.name} of {name}"
+                )

@@ -10,7 +10,8 @@ import pytest
 from fedhelix import METHODS, Federation
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-# The deployment starts a server and three sites; what it does is tested, piece by piece, in tests/deploy.
+# The deployment starts a server and three sites; what it does is tested, piece by piece, in
+# tests/deploy.
 SCRIPTS = [path for path in sorted(EXAMPLES.glob("*.py")) if path.stem != "deployment"]
 
 
@@ -18,7 +19,9 @@ SCRIPTS = [path for path in sorted(EXAMPLES.glob("*.py")) if path.stem != "deplo
 def few_rounds(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fit = Federation.fit
-    monkeypatch.setattr(Federation, "fit", lambda fed, rounds, **more: fit(fed, min(rounds, 2), quiet=True, **more))
+    monkeypatch.setattr(
+        Federation, "fit", lambda fed, rounds, **more: fit(fed, min(rounds, 2), quiet=True, **more)
+    )
     before = dict(METHODS)
     yield
     METHODS.clear()
@@ -42,6 +45,8 @@ def test_the_notebook():
         source = "".join(cell["source"])
         if cell["cell_type"] == "code":
             assert not cell["outputs"], "outputs are not kept"
-            lines = [line for line in source.splitlines() if not line.startswith("%")]  # IPython's own commands
+            lines = [
+                line for line in source.splitlines() if not line.startswith("%")
+            ]  # IPython's own commands
             exec(compile("\n".join(lines), "tour.ipynb", "exec"), scope)
     assert len(scope["ours"].records) == 2

@@ -7,9 +7,10 @@ import shutil
 import pytest
 import torch
 
-from fedhelix import METHODS, FedBN, FedPer, federation, load
-from fedhelix.client import Job, client_of
-from fedhelix.pruning import prunable
+from fedhelix import METHODS, FedBN, FedPer, load
+from fedhelix.components.pruning import prunable
+from fedhelix.engines.local import ClientTask, make_client
+from fedhelix.federation import loop
 from helpers import cheap, checkpoint, on_disk, same, small, timeless
 
 DIGITS = load("digits").subsample(300, 100)
@@ -20,20 +21,33 @@ VARIANTS = {
     "clustered": [{"clusters": 2, "vectors": 2, "inner": METHODS["fedper"]()}],
     "fedlps": [{"prune_ratio": 0.3}],
     "gene-fl": [
-        {"clusters": 2, "gene_score": "similarity", "gene_select": "highest", "gene_budget": 0.0, "elg_hard": True},
-        {"clusters": 1, "cluster_distance": "pacfl", "gene_granularity": "module", "fisher_mode": "batch"},
+        {
+            "clusters": 2,
+            "gene_score": "similarity",
+            "gene_select": "highest",
+            "gene_budget": 0.0,
+            "elg_hard": True,
+        },
+        {
+            "clusters": 1,
+            "cluster_distance": "pacfl",
+            "gene_granularity": "module",
+            "fisher_mode": "batch",
+        },
     ],
     "fedbn": [{"bn_filter": "name"}],
     "fedlg": [{"select": "gradient", "layers": 1}],
     "fedlp": [{"redraw": "run"}],
-    "fedopt": [{"optimizer": "yogi", "bias_correction": True}],
+    "fedopt": [{"server_optimizer": "yogi", "bias_correction": True}],
     "genfed": [{"inner": FedPer(), "schedule": "constant", "rho_max": 2}, {"inner": FedBN()}],
     "lg-fedavg": [{"warm_start": 1}, {"shared_layers": 2}],
     "local": [{"follow_sampling": True}],
     "pfedgpa": [{"mode": "online", "warmup": 0, "slice": "last:1"}],
     "scaffold": [{"control": "steps"}],
 }
-METHOD_CASES = [cheap(name, **options) for name in METHODS for options in ({}, *VARIANTS.get(name, []))]
+METHOD_CASES = [
+    cheap(name, **options) for name in METHODS for options in ({}, *VARIANTS.get(name, []))
+]
 
 
 def network(method) -> str:
@@ -43,7 +57,9 @@ def network(method) -> str:
 def label(method) -> str:
     plain = cheap(method.name)
     options = vars(method).items()
-    changed = [f"{key}={value}" for key, value in options if key != "inner" and value != vars(plain)[key]]
+    changed = [
+        f"{key}={value}" for key, value in options if key != "inner" and value != vars(plain)[key]
+    ]
     return " ".join([method.label, *changed])
 
 
@@ -60,8 +76,8 @@ def build(method, **more):
 def test_resuming_gives_the_straight_run_to_the_bit(method, tmp_path, monkeypatch):
     build(method).fit(2, out=tmp_path / "straight", quiet=True)
     part = build(method)
-    play = part.play
-    monkeypatch.setattr(part, "play", lambda *args: stop_after_one(play(*args)))
+    run_rounds = part.run_rounds
+    monkeypatch.setattr(part, "run_rounds", lambda *args: stop_after_one(run_rounds(*args)))
     with pytest.raises(KeyboardInterrupt):
         part.fit(2, out=tmp_path / "part", quiet=True)
     shutil.copytree(tmp_path / "part", tmp_path / "moved")
@@ -80,9 +96,12 @@ def stop_after_one(played):
 def test_two_runs_are_equal_to_the_bit(method):
     one, other = (build(method, seed=1).fit(1, quiet=True) for _ in range(2))
     assert timeless(one.records) == timeless(other.records)
-    assert same(one.standing.server, other.standing.server)
-    assert one.standing.own.keys() == other.standing.own.keys()
-    assert all(same(one.standing.own[client], other.standing.own[client]) for client in one.standing.own)
+    assert same(one.state.server, other.state.server)
+    assert one.state.client_states.keys() == other.state.client_states.keys()
+    assert all(
+        same(one.state.client_states[client], other.state.client_states[client])
+        for client in one.state.client_states
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,81 +114,100 @@ def test_two_runs_are_equal_to_the_bit(method):
 )
 def test_only_what_is_declared_travels_and_every_byte_is_counted(method, model, monkeypatch):
     fed, seen = build(method, model=model), []
-    receive = federation.receive
+    validate = loop.validate_uploads
 
-    def spy(outcomes, initial, needed):
-        seen.extend(outcomes)
-        return receive(outcomes, initial, needed)
+    def spy(results, initial, needed):
+        seen.extend(results)
+        return validate(results, initial, needed)
 
-    monkeypatch.setattr(federation, "receive", spy)
-    (record, standing), *_ = fed.play(1)
-    shared, sizes = set(method.shared(fed.units)), fed.units.sizes
+    monkeypatch.setattr(loop, "validate_uploads", spy)
+    (record, state), *_ = fed.run_rounds(1)
+    shared, sizes = set(method.shared_params(fed.layers)), fed.layers.sizes
     if method.name == "lg-fedavg" and method.warm_start:
-        shared = set(fed.units.names)  # round 0 warms up
-    assert [outcome.client for outcome in seen] == record["participants"]
-    silent = {outcome.client for outcome in seen if not outcome.upload}  # FedUmf's clients that train in advance
-    assert silent == (set(record["participants"]) - set(fed.cohort(0)) if "fedumf" in method.label else set())
-    seen = [outcome for outcome in seen if outcome.upload]
-    for outcome in seen:
-        sent = outcome.upload["model"]
+        shared = set(fed.layers.names)  # round 0 warms up
+    assert [result.client for result in seen] == record["participants"]
+    silent = {
+        result.client for result in seen if not result.upload
+    }  # FedUmf's clients that train in advance
+    assert silent == (
+        set(record["participants"]) - set(fed.cohort(0)) if "fedumf" in method.label else set()
+    )
+    seen = [result for result in seen if result.upload]
+    for result in seen:
+        sent = result.upload["model"]
         assert set(sent) <= shared
         if method.name not in ("fedlp", "fedlg", "fedlps", "gene-fl"):
             assert set(sent) == shared
         assert all(value.shape == fed.initial[name].shape for name, value in sent.items())
         # What stays and what leaves make up the whole model.
-        kept = outcome.own.get("trained", outcome.own.get("model", {}))
-        assert set(kept) | set(sent) >= set(fed.units.names)
-        changing = method.name == "gene-fl" or (method.name == "fedlg" and method.select == "gradient")
-        assert changing or not set(outcome.own.get("model", {})) & set(sent)
+        kept = result.client_state.get("trained", result.client_state.get("model", {}))
+        assert set(kept) | set(sent) >= set(fed.layers.names)
+        changing = method.name == "gene-fl" or (
+            method.name == "fedlg" and method.select == "gradient"
+        )
+        assert changing or not set(result.client_state.get("model", {})) & set(sent)
     extra = 0
     if method.name == "scaffold":
-        extra = sum(sizes[name] for name in fed.units.parameters)
+        extra = sum(sizes[name] for name in fed.layers.parameters)
     elif method.name == "fedlg" and method.select == "gradient":
-        extra = len(fed.units.convs)
+        extra = len(fed.layers.convs)
     elif method.name == "fedlps":
-        (pruned,) = prunable(fed.units)[:1]
+        (pruned,) = prunable(fed.layers)[:1]
         weight = fed.initial[pruned]
-        left = math.ceil((1 - method.prune_ratio) * len(weight)) * weight[0].numel()  # all inputs of the first stay
-        assert all(outcome.upload["values"][pruned].numel() == left for outcome in seen)
-        trees = [(outcome.upload["values"], *outcome.upload["channels"].values()) for outcome in seen]
-        extra = sum(value.numel() for tree in trees for part in tree for value in part.values()) // len(seen)
+        left = (
+            math.ceil((1 - method.prune_ratio) * len(weight)) * weight[0].numel()
+        )  # all inputs of the first stay
+        assert all(result.upload["values"][pruned].numel() == left for result in seen)
+        trees = [(result.upload["values"], *result.upload["channels"].values()) for result in seen]
+        extra = sum(
+            value.numel() for tree in trees for part in tree for value in part.values()
+        ) // len(seen)
     elif method.name == "gene-fl":
         extra = 2  # density of the mask and accuracy on validation samples
-    values = sum(sizes[name] for outcome in seen for name in outcome.upload["model"]) + len(seen) * extra
+    values = (
+        sum(sizes[name] for result in seen for name in result.upload["model"]) + len(seen) * extra
+    )
     assert record["uplink_bytes"] == 4 * values
     assert record["refused"] == {}
     assert 0 <= record["personal_accuracy"] <= 1
-    models = [part["model"] for part in standing.server.get("parts", {"": standing.server}).values()]
+    models = [part["model"] for part in state.server.get("parts", {"": state.server}).values()]
     assert all(bool(value.isfinite().all()) for model in models for value in model.values())
 
 
 @every_method
 def test_downloads_are_counted_and_hold_nothing_personal(method):
     fed = build(method)
-    standing = fed.begin(2)
-    for round, (record, after) in enumerate(fed.play(2)):
-        payloads = [method.download(standing.server, i, fed.context(round, 2)) for i in record["participants"]]
-        values = sum(value.numel() for payload in payloads for part in payload.values() for value in part.values())
+    state = fed.initialize(2)
+    for round, (record, after) in enumerate(fed.run_rounds(2)):
+        payloads = [
+            method.download(state.server, i, fed.context(round, 2)) for i in record["participants"]
+        ]
+        values = sum(
+            value.numel()
+            for payload in payloads
+            for part in payload.values()
+            for value in part.values()
+        )
         assert record["downlink_bytes"] == 4 * values
-        standing = after
+        state = after
 
 
 @every_method
 def test_an_unseen_client_can_start(method):
     run = build(method).fit(1, quiet=True)
     fed = run.federation
-    number = run.welcome((DIGITS.x[:40], DIGITS.y[:40]))
+    number = run.onboard((DIGITS.x[:40], DIGITS.y[:40]))
     assert number == 4 == fed.clients - 1
-    payload = method.download(run.standing.server, number, fed.context(1, 2))
-    newcomer = client_of(fed.engine.setup, Job(number, 1, {}, {}))
-    models = method.start(payload, run.standing.own.get(number, {}), newcomer)
+    payload = method.download(run.state.server, number, fed.context(1, 2))
+    newcomer = make_client(fed.engine.setup, ClientTask(number, 1, {}, {}))
+    models = method.start(payload, run.state.client_states.get(number, {}), newcomer)
     used = models[method.personal(models)]
-    assert list(used) == list(fed.units.names)
+    assert list(used) == list(fed.layers.names)
     # It gets what the others learned together, and draws the rest.
-    inherited = run.standing.own.get(number, payload)["model"]
+    inherited = run.state.client_states.get(number, payload)["model"]
     for name, value in used.items():
         assert torch.equal(value, inherited.get(name, fed.initial[name]))
-    (record, _), *_ = fed.play(2, run.standing)
+    (record, _), *_ = fed.run_rounds(2, run.state)
     assert len(record["personal"]) == 5
     assert record["other_bytes"] >= 4 * sum(map(torch.numel, inherited.values()))
 
@@ -185,6 +223,11 @@ def test_a_method_is_described_by_its_options(method):
 def test_methods_that_share_everything_and_never_tune_begin_alike():
     """The first round of the variants of FedAvg trains the same models on the same batches."""
     names = ["fedavg", "fedavg-ft", "fedopt", "ditto", "scaffold", "fedlp"]
-    losses = {name: timeless(build(METHODS[name]()).fit(1, quiet=True).records)[0]["train_loss"] for name in names}
+    losses = {
+        name: timeless(build(METHODS[name]()).fit(1, quiet=True).records)[0]["train_loss"]
+        for name in names
+    }
     assert losses["fedavg"] == losses["fedavg-ft"] == losses["fedopt"] == losses["fedlp"]
-    assert losses["scaffold"] == pytest.approx(losses["fedavg"], rel=1e-6)  # its controls are still zero
+    assert losses["scaffold"] == pytest.approx(
+        losses["fedavg"], rel=1e-6
+    )  # its controls are still zero

@@ -5,20 +5,22 @@ import pytest
 import torch
 
 from fedhelix import Clustered, FedAU, FedAvg, FedUmf, GenFed, Upload
-from fedhelix.client import Job, client_of
-from fedhelix.tree import add, subtract, take
+from fedhelix.core.tree import add, subtract, take
+from fedhelix.engines.local import ClientTask, make_client
 from helpers import close, same, small
 
 
 def histories(method, rounds, clients=6):
-    """Play `rounds` (who is there in each) with uploads that change nothing; yields server state and weights."""
+    """Play `rounds` (who is there in each) with uploads that change nothing; yields server state
+    and weights.
+    """
     fed = small(method, clients=clients)
-    server, _ = method.begin({}, fed.context(0, len(rounds)))
+    server, _ = method.server_init({}, fed.context(0, len(rounds)))
     for t, present in enumerate(rounds):
         ctx = fed.context(t, len(rounds))
         uploads = [Upload(client, 1, {"model": fed.initial}) for client in present]
-        weights = method.weigh(server, uploads, ctx)
-        server = method.merge(server, uploads, weights, ctx)
+        weights = method.weights(server, uploads, ctx)
+        server = method.aggregate(server, uploads, weights, ctx)
         yield server, weights
 
 
@@ -33,7 +35,11 @@ def test_intervals_of_participations_at_rounds_0_3_4():
 
 def test_absences_are_cut():
     *_, (server, _) = histories(FedAU(cutoff=2), [[0], [0], [0], [0], [0]])
-    assert (int(server["total"][1]), int(server["intervals"][1]), int(server["missed"][1])) == (4, 2, 1)
+    assert (int(server["total"][1]), int(server["intervals"][1]), int(server["missed"][1])) == (
+        4,
+        2,
+        1,
+    )
     *_, (server, _) = histories(FedAU(cutoff=None), [[0]] * 5)
     assert (int(server["intervals"][1]), int(server["missed"][1])) == (0, 5)
 
@@ -46,17 +52,24 @@ def test_uniform_sampling_gives_a_mean_weight_of_clients_per_cohort():
 
 
 def settled_at(method, wishes, rates, rounds=900):
-    """Where a model settles, on average, if everybody who comes by his own rate draws it towards a number."""
+    """Where a model settles, on average, if everybody who comes by his own rate draws it towards a
+    number.
+    """
     fed = small(method, "linear", clients=len(wishes))
-    name, draw, seen = fed.units.parameters[0], np.random.default_rng(0), []
-    server, _ = method.begin({}, fed.context(0, rounds))
+    name, draw, seen = fed.layers.parameters[0], np.random.default_rng(0), []
+    server, _ = method.server_init({}, fed.context(0, rounds))
     for t in range(rounds):
         present, old = np.flatnonzero(draw.random(len(rates)) < rates).tolist(), server["model"]
-        moved = [{**old, name: old[name] + 0.02 * (wishes[client] - old[name])} for client in present]
-        uploads = [Upload(client, 1, {"model": model}) for client, model in zip(present, moved, strict=True)]
+        moved = [
+            {**old, name: old[name] + 0.02 * (wishes[client] - old[name])} for client in present
+        ]
+        uploads = [
+            Upload(client, 1, {"model": model})
+            for client, model in zip(present, moved, strict=True)
+        ]
         if uploads:
             ctx = fed.context(t, rounds)
-            server = method.merge(server, uploads, method.weigh(server, uploads, ctx), ctx)
+            server = method.aggregate(server, uploads, method.weights(server, uploads, ctx), ctx)
         seen.append(float(server["model"][name].mean()))
     return np.mean(seen[rounds // 2 :])
 
@@ -70,13 +83,20 @@ def test_whoever_comes_seldom_is_heard_as_much():
 def test_the_step_is_the_weighted_sum_over_all_clients():
     fed = small(FedAU(global_lr=0.5))
     ctx = fed.context(0, 1)
-    server, _ = fed.method.begin({}, ctx)
-    server = {**server, "intervals": server["intervals"] + 1, "total": server["total"] + torch.arange(6)}
+    server, _ = fed.method.server_init({}, ctx)
+    server = {
+        **server,
+        "intervals": server["intervals"] + 1,
+        "total": server["total"] + torch.arange(6),
+    }
     ones = {name: torch.ones_like(value) for name, value in fed.initial.items()}
-    uploads = [Upload(2, 9, {"model": add(fed.initial, ones)}), Upload(3, 1, {"model": add(fed.initial, ones, -1)})]
-    weights = fed.method.weigh(server, uploads, ctx)
+    uploads = [
+        Upload(2, 9, {"model": add(fed.initial, ones)}),
+        Upload(3, 1, {"model": add(fed.initial, ones, -1)}),
+    ]
+    weights = fed.method.weights(server, uploads, ctx)
     assert weights == [2 / 6, 3 / 6]
-    merged = fed.method.merge(server, uploads, weights, ctx)["model"]
+    merged = fed.method.aggregate(server, uploads, weights, ctx)["model"]
     assert close(merged, add(fed.initial, ones, 0.5 * (2 - 3) / 6))
 
 
@@ -85,12 +105,15 @@ def test_around_it_genfed_normalises_and_counts_as_asked(count, counted):
     method = GenFed(FedAU(count=count), schedule="constant", rho_max=1)
     fed = small(method, validation_size=0.1)
     ctx = fed.context(0, 1)
-    server, _ = method.begin({}, ctx)
-    server["intervals"], server["total"] = torch.zeros(6, dtype=torch.int64), torch.zeros(6, dtype=torch.int64)
+    server, _ = method.server_init({}, ctx)
+    server["intervals"], server["total"] = (
+        torch.zeros(6, dtype=torch.int64),
+        torch.zeros(6, dtype=torch.int64),
+    )
     ones = {name: torch.ones_like(value) for name, value in fed.initial.items()}
     uploads = [Upload(client, 5, {"model": add(fed.initial, ones)}) for client in range(3)]
-    weights = method.weigh(server, uploads, ctx)
-    merged = method.merge(server, uploads, weights, ctx)
+    weights = method.weights(server, uploads, ctx)
+    merged = method.aggregate(server, uploads, weights, ctx)
     assert weights == [1, 0, 0] and close(merged["model"], add(fed.initial, ones))
     assert merged["intervals"][:3].tolist() == counted
 
@@ -98,36 +121,47 @@ def test_around_it_genfed_normalises_and_counts_as_asked(count, counted):
 def test_around_it_genfed_normalises_even_when_it_takes_everybody():
     fed = small(GenFed(FedAU(), schedule="constant", rho_max=3, twins=True), validation_size=0.1)
     ctx = fed.context(0, 1)
-    server, _ = fed.method.begin({}, ctx)
-    server["intervals"], server["total"] = torch.ones(6, dtype=torch.int64), torch.tensor([1, 2, 5, 1, 1, 1])
+    server, _ = fed.method.server_init({}, ctx)
+    server["intervals"], server["total"] = (
+        torch.ones(6, dtype=torch.int64),
+        torch.tensor([1, 2, 5, 1, 1, 1]),
+    )
     uploads = [Upload(client, 5, {"model": fed.initial}) for client in range(3)]
     # Mean intervals 1, 2 and 5; FedAU alone would divide them by its six clients.
-    assert fed.method.weigh(server, uploads, ctx) == pytest.approx([1 / 8, 2 / 8, 5 / 8])
-    assert FedAU().weigh(server, uploads, ctx) == pytest.approx([1 / 6, 2 / 6, 5 / 6])
+    assert fed.method.weights(server, uploads, ctx) == pytest.approx([1 / 8, 2 / 8, 5 / 8])
+    assert FedAU().weights(server, uploads, ctx) == pytest.approx([1 / 6, 2 / 6, 5 / 6])
 
 
 # FedUmf
 
 
 def test_the_broadcast_of_all_clusters_counts():
-    plain, clustered = (small(method, clients=9) for method in (FedUmf(), Clustered(FedUmf(), clusters=2)))
-    one, other = (next(fed.play(3))[0]["other_bytes"] for fed in (plain, clustered))
-    assert other - clustered.begin(3).greeting_bytes == one
+    plain, clustered = (
+        small(method, clients=9) for method in (FedUmf(), Clustered(FedUmf(), clusters=2))
+    )
+    one, other = (next(fed.run_rounds(3))[0]["other_bytes"] for fed in (plain, clustered))
+    assert other - clustered.initialize(3).setup_bytes == one
 
 
 def test_who_will_be_sampled_next_trains_in_advance():
     fed = small(FedUmf(), clients=9)
-    server, _ = fed.method.begin({}, fed.context(0, 4))
-    for (record, standing), t in zip(fed.play(4), range(3), strict=False):
+    server, _ = fed.method.server_init({}, fed.context(0, 4))
+    for (record, state), t in zip(fed.run_rounds(4), range(3), strict=False):
         now, then = fed.cohort(t), fed.cohort(t + 1)
         assert record["participants"] == sorted({*now, *then})
-        stored = {client for client, own in standing.own.items() if own.get("round") == t}
+        stored = {
+            client
+            for client, client_state in state.client_states.items()
+            if client_state.get("round") == t
+        }
         assert stored == set(then) - set(now)
-        assert all(not standing.own[client] for client in now)
-        weight, early = 4 * sum(fed.units.sizes.values()), len({*now, *then}) - 3
+        assert all(not state.client_states[client] for client in now)
+        weight, early = 4 * sum(fed.layers.sizes.values()), len({*now, *then}) - 3
         assert record["uplink_bytes"] == weight * 3 and record["downlink_bytes"] == (weight + 4) * 3
-        assert record["other_bytes"] == weight * 6 + 4 * early  # the broadcast, and who is told to train in advance
-    assert server.keys() == standing.server.keys()
+        assert (
+            record["other_bytes"] == weight * 6 + 4 * early
+        )  # the broadcast, and who is told to train in advance
+    assert server.keys() == state.server.keys()
 
 
 @pytest.mark.parametrize("mu", [1.0, 0.5])
@@ -135,26 +169,39 @@ def test_a_stored_update_is_used_once_and_in_the_next_round_only(mu):
     fed, free = small(FedUmf(mu=mu), clients=9), small(FedAvg(), clients=9)
     later = sorted(set(fed.cohort(1)) - set(fed.cohort(0)))[0]
     ctx = [fed.context(t, 5) for t in range(3)]
-    server, _ = fed.method.begin({}, ctx[0])
-    waiting = Job(later, 0, fed.method.download(server, later, ctx[0]), {})
-    upload, own = fed.engine.work([waiting])[0][2:4]
-    trained = free.engine.work([Job(later, 0, {"model": fed.initial}, {})])[0].upload["model"]
+    server, _ = fed.method.server_init({}, ctx[0])
+    waiting = ClientTask(later, 0, fed.method.download(server, later, ctx[0]), {})
+    upload, client_state = fed.engine.run_clients([waiting])[0][2:4]
+    trained = free.engine.run_clients([ClientTask(later, 0, {"model": fed.initial}, {})])[0].upload[
+        "model"
+    ]
     update = subtract(trained, fed.initial)
-    assert upload == {} and own["round"] == 0 and close(own["update"], update)
+    assert upload == {} and client_state["round"] == 0 and close(client_state["update"], update)
     payload = fed.method.download(server, later, ctx[1])
-    begun = fed.method.start(payload, own, client_of(fed.engine.setup, Job(later, 1, {}, {})))
+    begun = fed.method.start(
+        payload, client_state, make_client(fed.engine.setup, ClientTask(later, 1, {}, {}))
+    )
     assert close(begun["model"], add(fed.initial, update, mu))
     assert same(begun[fed.method.personal(begun)], fed.initial)
-    late = fed.method.start(payload, own, client_of(fed.engine.setup, Job(later, 2, {}, {})))
+    late = fed.method.start(
+        payload, client_state, make_client(fed.engine.setup, ClientTask(later, 2, {}, {}))
+    )
     assert same(late["model"], fed.initial)
-    assert fed.engine.work([Job(later, 1, payload, own)])[0].own == {}
+    assert (
+        fed.engine.run_clients([ClientTask(later, 1, payload, client_state)])[0].client_state == {}
+    )
 
 
 @pytest.mark.parametrize("inner", [FedAU(), FedUmf()], ids=lambda method: method.name)
 def test_genfed_around_them(inner):
-    run = small(GenFed(inner, schedule="constant", rho_max=2), "digits-bn-cnn", clients=9, validation_size=0.1)
+    run = small(
+        GenFed(inner, schedule="constant", rho_max=2),
+        "digits-bn-cnn",
+        clients=9,
+        validation_size=0.1,
+    )
     for record in run.fit(2, quiet=True).records:
-        assert len(record["notes"]["fitness"]) == 3 and len(record["notes"]["selected"]) == 2
+        assert len(record["metadata"]["fitness"]) == 3 and len(record["metadata"]["selected"]) == 2
 
 
 # Participation
@@ -164,7 +211,9 @@ def test_bernoulli_participation_follows_its_rates():
     fed = small(clients=20, cohort=5, participation="bernoulli", participation_alpha=0.5, seed=1)
     rates, rounds = fed.samplers[0].rates, 2000
     assert rates.min() >= 0.02 and rates.max() > 3 * np.median(rates)
-    seen = np.bincount(np.concatenate([fed.cohort(t) for t in range(rounds)]), minlength=20) / rounds
+    seen = (
+        np.bincount(np.concatenate([fed.cohort(t) for t in range(rounds)]), minlength=20) / rounds
+    )
     assert np.abs(seen - rates).max() < 0.05
     assert all(fed.cohort(t) for t in range(50)) and fed.cohort(3) == fed.cohort(3)
     assert take(fed.initial, []) == {} and len(fed.fit(1, quiet=True).records) == 1

@@ -20,22 +20,28 @@ def random_state(fed, seed: int) -> dict[str, torch.Tensor]:
     return {name: torch.randn(value.shape, generator=draw) for name, value in fed.initial.items()}
 
 
-def merge(method, server: dict, some: list[Upload], ctx) -> dict:
-    return method.merge(server, some, method.weigh(server, some, ctx), ctx)
+def aggregate(method, server: dict, some: list[Upload], ctx) -> dict:
+    return method.aggregate(server, some, method.weights(server, some, ctx), ctx)
 
 
-# FedOpt by hand: one weight, two clients of equal size whose mean lies `delta` away from the server's weight
+# FedOpt by hand: one weight, two clients of equal size whose mean lies `delta` away from the
+# server's weight
 
 
 def rounds_of(method: FedOpt, deltas: list[float]) -> list[float]:
     fed = small(method, torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)))
-    name = fed.units.parameters[1]
-    server, _ = method.begin({}, fed.context(0, len(deltas)))
+    name = fed.layers.parameters[1]
+    server, _ = method.server_init({}, fed.context(0, len(deltas)))
     server["model"] = {key: torch.zeros_like(value) for key, value in server["model"].items()}
     found = []
     for t, delta in enumerate(deltas):
-        away = [{key: value + delta + side for key, value in server["model"].items()} for side in (-0.5, 0.5)]
-        server = merge(method, server, uploads(fed, *away, samples=[5, 5]), fed.context(t, len(deltas)))
+        away = [
+            {key: value + delta + side for key, value in server["model"].items()}
+            for side in (-0.5, 0.5)
+        ]
+        server = aggregate(
+            method, server, uploads(fed, *away, samples=[5, 5]), fed.context(t, len(deltas))
+        )
         assert server["model"][name].unique().numel() == 1
         found.append(server["model"][name][0].item())
     return found
@@ -43,7 +49,9 @@ def rounds_of(method: FedOpt, deltas: list[float]) -> list[float]:
 
 def test_fedavgm_by_hand():
     # Steps: 1, then 0.5 + 0.8 of that, then -1 + 0.8 of that.
-    assert rounds_of(FedAvgM(server_momentum=0.8), [1.0, 0.5, -1.0]) == pytest.approx([1.0, 2.3, 2.34])
+    assert rounds_of(FedAvgM(server_momentum=0.8), [1.0, 0.5, -1.0]) == pytest.approx(
+        [1.0, 2.3, 2.34]
+    )
     assert rounds_of(FedAvgM(server_momentum=0), [1.0, 0.5]) == pytest.approx([1.0, 1.5])  # FedAvg
 
 
@@ -51,12 +59,18 @@ def test_fedavgm_by_hand():
     ("optimizer", "second_moments"),
     [
         ("adam", [0.01 * 1, 0.99 * 0.01 + 0.01 * 0.05**2]),
-        ("yogi", [0.01 * 1, 0.01 - 0.01 * 0.05**2]),  # 0.05² lies below the old value, so it shrinks, but slowly
+        (
+            "yogi",
+            [0.01 * 1, 0.01 - 0.01 * 0.05**2],
+        ),  # 0.05² lies below the old value, so it shrinks, but slowly
         ("adagrad", [1.0, 1.0 + 0.05**2]),
     ],
 )
 def test_fedopt_by_hand(optimizer, second_moments):
-    found = rounds_of(FedOpt(optimizer=optimizer, server_lr=0.1, beta1=0.9, beta2=0.99, tau=0.1), [1.0, 0.05])
+    found = rounds_of(
+        FedOpt(server_optimizer=optimizer, server_lr=0.1, beta1=0.9, beta2=0.99, tau=0.1),
+        [1.0, 0.05],
+    )
     first = [0.1 * 1, 0.9 * 0.1 + 0.1 * 0.05]
     steps = [0.1 * m / (v**0.5 + 0.1) for m, v in zip(first, second_moments, strict=True)]
     assert found == pytest.approx([steps[0], sum(steps)], rel=1e-5)
@@ -64,23 +78,31 @@ def test_fedopt_by_hand(optimizer, second_moments):
 
 def test_the_bias_correction_by_hand():
     plain, corrected = (
-        rounds_of(FedOpt(bias_correction=on, tau=1e-12, server_lr=0.1), [1.0, 1.0]) for on in (False, True)
+        rounds_of(FedOpt(bias_correction=on, tau=1e-12, server_lr=0.1), [1.0, 1.0])
+        for on in (False, True)
     )
-    # With equal updates the corrected moments are 1, and every step is the learning rate: that is what it is for.
+    # With equal updates the corrected moments are 1, and every step is the learning rate: that is
+    # what it is for.
     assert corrected == pytest.approx([0.1, 0.2], rel=1e-4)
     assert plain[0] == pytest.approx(0.1 * 0.1 / 0.01**0.5, rel=1e-4)
-    adagrad = [rounds_of(FedOpt(optimizer="adagrad", bias_correction=on), [1.0]) for on in (False, True)]
+    adagrad = [
+        rounds_of(FedOpt(server_optimizer="adagrad", bias_correction=on), [1.0])
+        for on in (False, True)
+    ]
     assert adagrad[0] == adagrad[1]
 
 
 def test_fedopt_averages_batchnorm_statistics_plainly():
     fed = small(FedOpt(), "digits-bn-cnn")
-    server, _ = fed.method.begin({}, fed.context(0, 1))
-    states = [{name: torch.full_like(value, number) for name, value in fed.initial.items()} for number in (2, 4)]
-    merged = merge(fed.method, server, uploads(fed, *states, samples=[1, 3]), fed.context(0, 1))
+    server, _ = fed.method.server_init({}, fed.context(0, 1))
+    states = [
+        {name: torch.full_like(value, number) for name, value in fed.initial.items()}
+        for number in (2, 4)
+    ]
+    merged = aggregate(fed.method, server, uploads(fed, *states, samples=[1, 3]), fed.context(0, 1))
     assert merged["model"]["bn1.running_mean"].unique().tolist() == [3.5]
     assert merged["model"]["bn1.num_batches_tracked"].item() == 4
-    assert set(merged["first"]) == set(fed.units.parameters)
+    assert set(merged["first"]) == set(fed.layers.parameters)
 
 
 # Against Flower
@@ -95,7 +117,15 @@ def flower_results(fed, states: list[dict], samples: list[int]) -> list:
     from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
 
     return [
-        (None, FitRes(Status(Code.OK, ""), ndarrays_to_parameters([state[name].numpy() for name in state]), count, {}))
+        (
+            None,
+            FitRes(
+                Status(Code.OK, ""),
+                ndarrays_to_parameters([state[name].numpy() for name in state]),
+                count,
+                {},
+            ),
+        )
         for state, count in zip(states, samples, strict=True)
     ]
 
@@ -113,7 +143,9 @@ def test_fedavg_agrees_with_flower(flower):
     fed = small(model="mlp")
     ctx = fed.context(0, 1)
     states = [random_state(fed, seed) for seed in range(3)]
-    ours = merge(FedAvg(), {"model": fed.initial}, uploads(fed, *states, samples=SAMPLES[0]), ctx)["model"]
+    ours = aggregate(
+        FedAvg(), {"model": fed.initial}, uploads(fed, *states, samples=SAMPLES[0]), ctx
+    )["model"]
     theirs, _ = flower.FedAvg().aggregate_fit(1, flower_results(fed, states, SAMPLES[0]), [])
     for mine, other in zip(ours.values(), arrays(theirs), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
@@ -122,10 +154,12 @@ def test_fedavg_agrees_with_flower(flower):
 def agree_round_by_round(fed, theirs, first: int = 1) -> None:
     """The same uploads to our method and to Flower's strategy, which may count rounds from 0 or 1."""
     method = fed.method
-    server, _ = method.begin({}, fed.context(0, 3))
+    server, _ = method.server_init({}, fed.context(0, 3))
     for t, samples in enumerate(SAMPLES):
         states = [random_state(fed, 10 * t + client) for client in range(3)]
-        server = merge(method, server, uploads(fed, *states, samples=samples), fed.context(t, 3))
+        server = aggregate(
+            method, server, uploads(fed, *states, samples=samples), fed.context(t, 3)
+        )
         other, _ = theirs.aggregate_fit(t + first, flower_results(fed, states, samples), [])
         for mine, their in zip(server["model"].values(), arrays(other), strict=True):
             np.testing.assert_allclose(mine, their, rtol=1e-4, atol=1e-5)
@@ -139,7 +173,9 @@ def initial_of(fed):
 
 def test_fedavgm_agrees_with_flower(flower):
     fed = small(FedAvgM(server_momentum=0.7), "mlp")
-    agree_round_by_round(fed, flower.FedAvgM(initial_parameters=initial_of(fed), server_momentum=0.7))
+    agree_round_by_round(
+        fed, flower.FedAvgM(initial_parameters=initial_of(fed), server_momentum=0.7)
+    )
 
 
 def flower_options(fed, method: FedOpt) -> dict:
@@ -148,28 +184,30 @@ def flower_options(fed, method: FedOpt) -> dict:
 
 def test_fedadam_agrees_with_flower(flower):
     """Flower always corrects the bias of the moments; the paper, and our default, do not."""
-    method = FedOpt(optimizer="adam", server_lr=0.05, tau=1e-2, bias_correction=True)
+    method = FedOpt(server_optimizer="adam", server_lr=0.05, tau=1e-2, bias_correction=True)
     fed = small(method, "mlp")
     theirs = flower.FedAdam(beta_1=method.beta1, beta_2=method.beta2, **flower_options(fed, method))
     agree_round_by_round(fed, theirs, first=0)
 
 
 def test_without_the_correction_a_step_is_flowers_divided_by_it(flower):
-    method = FedOpt(optimizer="adam", server_lr=0.05, tau=1e-2)
+    method = FedOpt(server_optimizer="adam", server_lr=0.05, tau=1e-2)
     fed = small(method, "mlp")
     theirs = flower.FedAdam(beta_1=method.beta1, beta_2=method.beta2, **flower_options(fed, method))
     states = [random_state(fed, client) for client in range(3)]
-    server, _ = method.begin({}, fed.context(0, 1))
-    merged = merge(method, server, uploads(fed, *states, samples=SAMPLES[0]), fed.context(0, 1))
+    server, _ = method.server_init({}, fed.context(0, 1))
+    merged = aggregate(method, server, uploads(fed, *states, samples=SAMPLES[0]), fed.context(0, 1))
     other, _ = theirs.aggregate_fit(0, flower_results(fed, states, SAMPLES[0]), [])
     correction = (1 - method.beta2) ** 0.5 / (1 - method.beta1)
     for (name, mine), their in zip(merged["model"].items(), arrays(other), strict=True):
         step = mine - fed.initial[name]
-        np.testing.assert_allclose(step, (their - fed.initial[name].numpy()) / correction, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(
+            step, (their - fed.initial[name].numpy()) / correction, rtol=1e-3, atol=1e-5
+        )
 
 
 def test_fedadagrad_agrees_with_flower(flower):
     """Flower's FedAdagrad has no first moment."""
-    method = FedOpt(optimizer="adagrad", server_lr=0.05, tau=1e-2, beta1=0)
+    method = FedOpt(server_optimizer="adagrad", server_lr=0.05, tau=1e-2, beta1=0)
     fed = small(method, "mlp")
     agree_round_by_round(fed, flower.FedAdagrad(**flower_options(fed, method)))

@@ -1,4 +1,6 @@
-"""GenFed: only the fittest are merged, and a GenFed that takes everybody is the method that it wraps."""
+"""GenFed: only the fittest are merged, and a GenFed that takes everybody is the method that it
+wraps.
+"""
 
 import json
 from dataclasses import replace
@@ -6,60 +8,78 @@ from dataclasses import replace
 import pytest
 
 from fedhelix import FedAvg, FedProx, GenFed, Scaffold, Upload
-from fedhelix.errors import BadInput
-from fedhelix.registry import layers, make
-from fedhelix.runs.config import layered, make_plan, read_plan
+from fedhelix.core.errors import UserError
+from fedhelix.core.registry import make, resolve
+from fedhelix.core.tree import masked_mean
+from fedhelix.runs.config import layered, make_spec, read_spec
 from fedhelix.store import RunFolder
-from fedhelix.tree import masked_mean
 from helpers import on_disk, same, small
 
 SERVED = {"validation_size": 0.2, "supplement_size": 20, "supplement_below": 1}
 
 
-@pytest.mark.parametrize("inner", [FedAvg(), FedProx(mu=0.1), Scaffold()], ids=lambda method: method.name)
+@pytest.mark.parametrize(
+    "inner", [FedAvg(), FedProx(mu=0.1), Scaffold()], ids=lambda method: method.name
+)
 def test_whoever_takes_everybody_is_the_inner_method_to_the_bit(inner):
     everybody = GenFed(inner, schedule="constant", rho_max=3)
-    one, other = (small(method, "digits-bn-cnn", **SERVED).fit(2, quiet=True) for method in (inner, everybody))
-    assert same(one.standing.server, other.standing.server)
-    assert [record["accuracy"] for record in one.records] == [record["accuracy"] for record in other.records]
+    one, other = (
+        small(method, "digits-bn-cnn", **SERVED).fit(2, quiet=True) for method in (inner, everybody)
+    )
+    assert same(one.state.server, other.state.server)
+    assert [record["accuracy"] for record in one.records] == [
+        record["accuracy"] for record in other.records
+    ]
 
 
 @pytest.mark.parametrize("engine", ["serial", "parallel", "batched"])
 def test_only_the_fittest_are_merged(engine):
     fed = small(GenFed(schedule="constant", rho_max=2), engine=engine, validation_size=0.2)
-    jobs = fed.engine.work([_job(fed, client) for client in fed.cohort(0)])
-    (record, standing), *_ = fed.play(1)
+    tasks = fed.engine.run_clients([_job(fed, client) for client in fed.cohort(0)])
+    (record, state), *_ = fed.run_rounds(1)
     fed.close()
-    judged = fed.engine.score([job.upload["model"] for job in jobs], "train", _scoring(fed))
-    order = sorted(range(3), key=lambda i: (-judged[i][0], judged[i][1], jobs[i].client))[:2]
-    best = [jobs[i] for i in sorted(order)]
-    assert record["notes"]["rho"] == 2
-    assert record["notes"]["selected"] == [job.client for job in best]
-    assert record["notes"]["fitness"] == {
-        str(job.client): pytest.approx(m) for job, (m, _) in zip(jobs, judged, strict=True)
+    evaluated = fed.engine.score([task.upload["model"] for task in tasks], "train", _scoring(fed))
+    order = sorted(range(3), key=lambda i: (-evaluated[i][0], evaluated[i][1], tasks[i].client))[:2]
+    best = [tasks[i] for i in sorted(order)]
+    assert record["metadata"]["rho"] == 2
+    assert record["metadata"]["selected"] == [task.client for task in best]
+    assert record["metadata"]["fitness"] == {
+        str(task.client): pytest.approx(m) for task, (m, _) in zip(tasks, evaluated, strict=True)
     }
-    expected = masked_mean([job.upload["model"] for job in best], [job.samples for job in best], fed.initial)
-    for name, value in standing.server["model"].items():
+    expected = masked_mean(
+        [task.upload["model"] for task in best], [task.samples for task in best], fed.initial
+    )
+    for name, value in state.server["model"].items():
         assert value.allclose(expected[name], atol=1e-6)
 
 
-@pytest.mark.parametrize(("twins", "weights"), [(False, [0.0, 0.5, 0.0, 0.5]), (True, [0.5, 0.5, 0.0, 0.0])])
+@pytest.mark.parametrize(
+    ("twins", "weights"), [(False, [0.0, 0.5, 0.0, 0.5]), (True, [0.5, 0.5, 0.0, 0.0])]
+)
 def test_copies_of_one_model_are_chosen_once(twins, weights):
-    """The attackers of IPM all send the same model; by their number they would push out who is less fit."""
+    """The attackers of IPM all send the same model; by their number they would push out who is less
+    fit.
+    """
     method = GenFed(schedule="constant", rho_max=2, twins=twins)
     fed = small(method, validation_size=0.2)
-    judged = [(0.8, 0.2), (0.9, 0.1), (0.7, 0.1), (0.75, 0.2)]
-    ctx = replace(fed.context(0, 1), score=lambda models: judged)
-    moved = [{name: value + by for name, value in fed.initial.items()} for by in (0.1, 0.1, 0.1, 10.0)]
+    evaluated = [(0.8, 0.2), (0.9, 0.1), (0.7, 0.1), (0.75, 0.2)]
+    ctx = replace(fed.context(0, 1), score=lambda models: evaluated)
+    moved = [
+        {name: value + by for name, value in fed.initial.items()} for by in (0.1, 0.1, 0.1, 10.0)
+    ]
     uploads = [Upload(client, 10, {"model": model}) for client, model in enumerate(moved)]
-    assert method.weigh({"model": fed.initial}, uploads, ctx) == weights  # the fittest copy; far along is no copy
-    assert ctx.notes["fitness"] == {str(client): metric for client, (metric, _) in enumerate(judged)}
+    assert (
+        method.weights({"model": fed.initial}, uploads, ctx) == weights
+    )  # the fittest copy; far along is no copy
+    assert ctx.metadata["fitness"] == {
+        str(client): metric for client, (metric, _) in enumerate(evaluated)
+    }
 
 
 def _job(fed, client):
-    from fedhelix.client import Job
+    from fedhelix.engines.local import ClientTask
 
-    return Job(client, 0, {"model": fed.initial}, {})
+    return ClientTask(client, 0, {"model": fed.initial}, {})
 
 
 def _scoring(fed):
@@ -68,26 +88,39 @@ def _scoring(fed):
     return torch.from_numpy(fed.reserve.scoring)
 
 
-@pytest.mark.parametrize("options", [{"schedule": "adaptive"}, {"schedule": "constant", "diversity": 1.0}])
+@pytest.mark.parametrize(
+    "options", [{"schedule": "adaptive"}, {"schedule": "constant", "diversity": 1.0}]
+)
 def test_other_rules_of_selection(options):
-    record = small(GenFed(rho_max=2, **options), "digits-bn-cnn", validation_size=0.2).fit(1, quiet=True).records[0]
-    assert 1 <= len(record["notes"]["selected"]) == record["notes"]["rho"] <= 2
+    record = (
+        small(GenFed(rho_max=2, **options), "digits-bn-cnn", validation_size=0.2)
+        .fit(1, quiet=True)
+        .records[0]
+    )
+    assert 1 <= len(record["metadata"]["selected"]) == record["metadata"]["rho"] <= 2
 
 
 def test_weights_of_the_chosen_sum_to_one():
     fed = small(GenFed(schedule="constant", rho_max=2, twins=True), validation_size=0.2)
-    server, _ = fed.method.begin({}, fed.context(0, 1))
+    server, _ = fed.method.server_init({}, fed.context(0, 1))
     uploads = [Upload(client, 10 + client, {"model": fed.initial}) for client in range(4)]
     # Equal models: ties go to the smaller ids.
-    assert fed.method.weigh(server, uploads, fed.context(0, 1)) == [10 / 21, pytest.approx(11 / 21), 0, 0]
+    assert fed.method.weights(server, uploads, fed.context(0, 1)) == [
+        10 / 21,
+        pytest.approx(11 / 21),
+        0,
+        0,
+    ]
 
 
 def test_bad_input():
-    with pytest.raises(BadInput, match=r"genfed scores models on validation data; set validation_size above 0"):
+    with pytest.raises(
+        UserError, match=r"genfed scores models on validation data; set validation_size above 0"
+    ):
         small(GenFed(), validation_size=0)
-    with pytest.raises(BadInput, match="rho_max must be at least 1, not 0"):
+    with pytest.raises(UserError, match="rho_max must be at least 1, not 0"):
         GenFed(rho_max=0)
-    with pytest.raises(BadInput, match="genfed works around a method such as FedAvg"):
+    with pytest.raises(UserError, match="genfed works around a method such as FedAvg"):
         GenFed("fedavg")
 
 
@@ -99,8 +132,11 @@ def test_a_wrapper_by_name():
     method = make("genfed+fedprox", {"mu": 0.5, "rho_max": "3"})
     assert method == GenFed(FedProx(mu=0.5), rho_max=3)
     assert method.label == "genfed+fedprox" and GenFed().label == "genfed"
-    assert method.options() == {**{k: v for k, v in vars(method).items() if k != "inner"}, "mu": 0.5}
-    assert [kind.name for kind in layers("genfed+fedprox")] == ["genfed", "fedprox"]
+    assert method.options() == {
+        **{k: v for k, v in vars(method).items() if k != "inner"},
+        "mu": 0.5,
+    }
+    assert [kind.name for kind in resolve("genfed+fedprox")] == ["genfed", "fedprox"]
 
 
 @pytest.mark.parametrize(
@@ -119,30 +155,51 @@ def test_a_wrapper_by_name():
     ],
 )
 def test_wrong_names(spec, options, sentence):
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         make(spec, options)
 
 
 def test_plans_of_wrapped_methods(tmp_path):
     values = {"genfed.rho_max": 3, "fedprox.mu": 0.5, "genfed+fedprox.c": 9, "validation.size": 50}
-    plan = make_plan("genfed+fedprox", values)
-    assert plan.method == GenFed(FedProx(mu=0.5), rho_max=3, c=9.0) and plan.config.validation_size == 50
-    assert make_plan("genfed", values).method == GenFed(rho_max=3)
-    assert make_plan("fedprox", values).method == FedProx(mu=0.5)
+    plan = make_spec("genfed+fedprox", values)
+    assert (
+        plan.method == GenFed(FedProx(mu=0.5), rho_max=3, c=9.0)
+        and plan.config.validation_size == 50
+    )
+    assert make_spec("genfed", values).method == GenFed(rho_max=3)
+    assert make_spec("fedprox", values).method == FedProx(mu=0.5)
     RunFolder.create(tmp_path, plan.as_dict())
     assert RunFolder.open(tmp_path).config["method"]["name"] == "genfed+fedprox"
-    assert read_plan(RunFolder.open(tmp_path).config, tmp_path) == plan
+    assert read_spec(RunFolder.open(tmp_path).config, tmp_path) == plan
     again = layered(file=tmp_path / "config.toml")
-    assert make_plan("genfed+fedprox", again).method == plan.method
-    assert make_plan("fedavg", again).method == FedAvg()
+    assert make_spec("genfed+fedprox", again).method == plan.method
+    assert make_spec("fedavg", again).method == FedAvg()
 
 
 def test_wrapped_methods_on_the_command_line(cli, tmp_path):
-    few = ["--rounds", 2, "--clients", 5, "--model", "linear", "--epochs", 1, "--engine", "serial", "-q"]
+    few = [
+        "--rounds",
+        2,
+        "--clients",
+        5,
+        "--model",
+        "linear",
+        "--epochs",
+        1,
+        "--engine",
+        "serial",
+        "-q",
+    ]
     done = cli("compare", "fedavg", "genfed", "genfed+fedprox", *few, "--out", "both")
     assert done.code == 0 and "genfed+fedprox" in done.out
-    configs = [RunFolder.open(tmp_path / "both" / f"{name}-seed0").config for name in ("fedavg", "genfed+fedprox")]
-    assert [config["validation_size"] for config in configs] == [0.1, 0.1]  # the same samples for all
+    configs = [
+        RunFolder.open(tmp_path / "both" / f"{name}-seed0").config
+        for name in ("fedavg", "genfed+fedprox")
+    ]
+    assert [config["validation_size"] for config in configs] == [
+        0.1,
+        0.1,
+    ]  # the same samples for all
     assert cli("run", "genfed+fedprox", *few, "--rounds", 1, "--out", "part").code == 0
     shown = json.loads(cli("methods", "genfed+fedprox", "--json").out)
     assert shown.keys() == {"genfed", "fedprox"} and "inner" not in shown["genfed"]["options"]
@@ -151,12 +208,26 @@ def test_wrapped_methods_on_the_command_line(cli, tmp_path):
 
 
 def test_a_wrapped_run_resumes(cli, tmp_path):
-    few = ["--clients", 5, "--model", "linear", "--epochs", 1, "--engine", "serial", "-q", "--set", "method.c=2"]
+    few = [
+        "--clients",
+        5,
+        "--model",
+        "linear",
+        "--epochs",
+        1,
+        "--engine",
+        "serial",
+        "-q",
+        "--set",
+        "method.c=2",
+    ]
     cli("run", "genfed+fedprox", *few, "--rounds", 3, "--out", "straight")
     cli("run", "genfed+fedprox", *few, "--rounds", 2, "--out", "stopped")
     folder = tmp_path / "stopped"
     config = folder / "config.toml"
-    config.write_text(config.read_text().replace("rounds = 2", "rounds = 3"))  # as if it had been stopped after two
+    config.write_text(
+        config.read_text().replace("rounds = 2", "rounds = 3")
+    )  # as if it had been stopped after two
     (folder / "summary.json").unlink()
     assert cli("resume", "stopped", "-q").code == 0
     assert on_disk(folder) == on_disk(tmp_path / "straight")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedhelix import PFedHN, load
-from fedhelix.generative import Hyper, Hypernetwork, Layout
+from fedhelix.components.generative import Hyper, Hypernetwork, Layout
 from helpers import small
 
 DIGITS = load("digits").subsample(300, 100)
@@ -30,7 +30,9 @@ def test_a_step_is_that_of_torch(clip):
     hyper = Hyper(hidden=5, depth=1, clip=clip, server_lr=0.01)
     state = hyper.first(4, LAYOUT, 0, CPU)
     network = Hypernetwork(2, 5, 1, LAYOUT.sizes)
-    network.load_state_dict({name: value for name, value in state["weights"].items() if name != "embeddings"})
+    network.load_state_dict(
+        {name: value for name, value in state["weights"].items() if name != "embeddings"}
+    )
     table = torch.nn.Parameter(state["weights"]["embeddings"].clone())
     parameters = [table, *network.parameters()]
     oracle = torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=1e-3)
@@ -49,7 +51,9 @@ def test_a_step_is_that_of_torch(clip):
 def test_a_share_of_a_step_moves_the_hypernetwork_less_and_the_embedding_as_far():
     hyper = Hyper(hidden=5, depth=1)
     state = hyper.first(4, LAYOUT, 0, CPU)
-    whole, part = (hyper.step(state, 1, torch.ones(8), LAYOUT, share=share)["weights"] for share in (1.0, 0.25))
+    whole, part = (
+        hyper.step(state, 1, torch.ones(8), LAYOUT, share=share)["weights"] for share in (1.0, 0.25)
+    )
     for name, start in state["weights"].items():
         share = 1.0 if name == "embeddings" else 0.25
         assert torch.allclose(part[name] - start, share * (whole[name] - start), atol=1e-6)
@@ -78,6 +82,8 @@ def test_it_learns():
 
 def test_a_newcomers_embedding_is_learnt_in_turns():
     late = {"newcomers": 1, "newcomers_after": 1, "newcomers_classes": 0.0}
-    run = small(PFedHN(newcomer_turns=3), data=DIGITS, clients=4, cohort=4, **late).fit(2, quiet=True)
-    assert len(run.standing.server["weights"]["embeddings"]) == 5
-    assert run.summary["arrival_bytes"] == 4 * 4 * sum(run.federation.units.sizes.values())
+    run = small(PFedHN(newcomer_turns=3), data=DIGITS, clients=4, cohort=4, **late).fit(
+        2, quiet=True
+    )
+    assert len(run.state.server["weights"]["embeddings"]) == 5
+    assert run.summary["arrival_bytes"] == 4 * 4 * sum(run.federation.layers.sizes.values())

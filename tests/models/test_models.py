@@ -6,7 +6,7 @@ from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 from fedhelix import models
-from fedhelix.errors import BadInput
+from fedhelix.core.errors import UserError
 
 GREY, COLOUR, TINY, ROW = (1, 28, 28), (3, 32, 32), (1, 8, 8), (13,)
 
@@ -53,8 +53,16 @@ def test_resnet_state(outputs, count):
 
 def test_resnet_names():
     names = models.build("resnet18", COLOUR, 10).state_dict()
-    expected = ("conv1.weight", "bn1.running_mean", "layer1.0.conv1.weight", "layer1.0.bn1.weight", "fc.bias")
-    assert {*expected, "layer2.0.shortcut.0.weight", "layer2.0.shortcut.1.running_var"} <= set(names)
+    expected = (
+        "conv1.weight",
+        "bn1.running_mean",
+        "layer1.0.conv1.weight",
+        "layer1.0.bn1.weight",
+        "fc.bias",
+    )
+    assert {*expected, "layer2.0.shortcut.0.weight", "layer2.0.shortcut.1.running_var"} <= set(
+        names
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +92,9 @@ def test_auto(data_name, shape, same_as):
 
 def test_cnn_suits_the_size():
     for shape, same_as in ((TINY, "digits-cnn"), (GREY, "small-cnn"), (COLOUR, "fedpac-cnn")):
-        assert parameters(models.build("cnn", shape, 10)) == parameters(models.build(same_as, shape, 10))
+        assert parameters(models.build("cnn", shape, 10)) == parameters(
+            models.build(same_as, shape, 10)
+        )
 
 
 def test_weights_depend_on_the_seed_alone():
@@ -120,7 +130,11 @@ def test_callables_get_what_they_ask_for_and_are_seeded():
 @pytest.mark.parametrize(
     ("model", "shape", "sentence"),
     [
-        ("fedpac-cnn", TINY, r"model 'fedpac-cnn' does not fit samples of shape \(1, 8, 8\): nothing is left"),
+        (
+            "fedpac-cnn",
+            TINY,
+            r"model 'fedpac-cnn' does not fit samples of shape \(1, 8, 8\): nothing is left",
+        ),
         ("cnn", ROW, "needs pictures"),
         ("resnet18", ROW, "needs pictures"),
         ("resnet19", COLOUR, "did you mean 'resnet18'"),
@@ -133,7 +147,7 @@ def test_callables_get_what_they_ask_for_and_are_seeded():
     ],
 )
 def test_bad_models_get_a_sentence(model, shape, sentence):
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         models.build(model, shape, 10)
 
 
@@ -141,12 +155,15 @@ def test_bad_models_get_a_sentence(model, shape, sentence):
     ("module", "sentence"),
     [
         (nn.Linear(4, 3), r"output does not fit the classes: .* \(2, 3\), and \(2, 5\) is needed"),
-        (nn.Linear(9, 5), "the model does not fit the data: a batch of shape \\(2, 4\\) fails with"),
+        (
+            nn.Linear(9, 5),
+            "the model does not fit the data: a batch of shape \\(2, 4\\) fails with",
+        ),
         (nn.LSTM(4, 5), "must return one tensor, not tuple"),
     ],
 )
 def test_check_fits_refuses(module, sentence):
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         models.check_fits(module, torch.zeros(2, 4), 5)
 
 
@@ -202,6 +219,8 @@ def test_stacked_training_updates_gradients_and_statistics_per_client(name):
     for client, net in enumerate(nets):
         net(batches[client]).square().mean().backward()
         for name, parameter in net.named_parameters():
-            torch.testing.assert_close(gradients[name][client], parameter.grad, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                gradients[name][client], parameter.grad, rtol=1e-4, atol=1e-5
+            )
         for name, value in net.named_buffers():
             torch.testing.assert_close(buffers[name][client], value)

@@ -21,7 +21,11 @@ def test_rows_name_their_methods():
     assert method_of("GenFed (3)") == ("genfed", {"genfed.schedule": "linear"})
     assert method_of("GenFedUmf (5)") == ("genfed+fedumf", {"genfed.schedule": "wave"})
     assert method_of("GenFedAU (1)") == ("genfed+fedau", {"genfed.schedule": "constant"})
-    assert [method_of(row)[0] for row in ("FedAvg", "FedUmf", "FedAU")] == ["fedavg", "fedumf", "fedau"]
+    assert [method_of(row)[0] for row in ("FedAvg", "FedUmf", "FedAU")] == [
+        "fedavg",
+        "fedumf",
+        "fedau",
+    ]
 
 
 def test_the_papers_figures_are_read_as_they_stand():
@@ -43,7 +47,11 @@ def test_time_in_table_3_is_rounds_in_table_2():
 def test_tables_share_their_runs():
     wide = {(cell.method, repr(sorted(cell.settings.items()))) for cell in table_2("gpu")}
     narrow = {(cell.method, repr(sorted(cell.settings.items()))) for cell in table_3("gpu")}
-    calm = {(cell.method, repr(sorted(cell.settings.items()))) for cell in table_4("gpu") if cell.column == "no attack"}
+    calm = {
+        (cell.method, repr(sorted(cell.settings.items())))
+        for cell in table_4("gpu")
+        if cell.column == "no attack"
+    }
     assert narrow <= wide and calm <= wide
     assert len(table_2("gpu")) == 4 * (18 + len(OURS))
 
@@ -57,7 +65,10 @@ def test_rounds_are_counted_to_nine_tenths_of_fedavgs_best_of_the_same_seed():
             "accuracy_curve": {"rounds": [5, 10, 15], "by_seed": by_seed},
         }
 
-    slow, fast = cell("FedAvg", [0.2, 0.5, 0.4], [0.1, 0.2, 0.9]), cell("GenFed", [0.46, 0.5, 0.6], [0.2, 0.81, 0.82])
+    slow, fast = (
+        cell("FedAvg", [0.2, 0.5, 0.4], [0.1, 0.2, 0.9]),
+        cell("GenFed", [0.46, 0.5, 0.6], [0.2, 0.81, 0.82]),
+    )
     never = cell("FedAU", [0.4, 0.44, 0.44], [0.9, 0.9, 0.9])
     report = {"scale": "gpu", "measures": [], "cells": [slow, fast, never]}
     relative_time(report)
@@ -71,9 +82,18 @@ def test_rounds_are_counted_to_nine_tenths_of_fedavgs_best_of_the_same_seed():
 
 def test_damage_is_relative_as_in_the_paper():
     def cell(column, *by_seed):
-        return {"row": "GenFed (1)", "column": column, "seeds": [0, 1], "chosen on validation": {"by_seed": by_seed}}
+        return {
+            "row": "GenFed (1)",
+            "column": column,
+            "seeds": [0, 1],
+            "chosen on validation": {"by_seed": by_seed},
+        }
 
-    report = {"scale": "gpu", "measures": [], "cells": [cell("no attack", 50.0, 40.0), cell("label flip", 45.0, 38.0)]}
+    report = {
+        "scale": "gpu",
+        "measures": [],
+        "cells": [cell("no attack", 50.0, 40.0), cell("label flip", 45.0, 38.0)],
+    }
     relative_damage(report)
     harmed = report["cells"][1]
     assert harmed["change in points"]["by_seed"] == [-5, -2]

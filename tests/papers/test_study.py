@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from fedhelix.errors import BadInput
+from fedhelix.core.errors import UserError
 from fedhelix.papers import STUDIES
 from fedhelix.papers.pfedgpa import failed
 from fedhelix.papers.study import (
@@ -17,7 +17,7 @@ from fedhelix.papers.study import (
     spread,
 )
 from fedhelix.papers.tables import grid, markdown, render
-from fedhelix.runs.config import make_plan
+from fedhelix.runs.config import make_spec
 from fedhelix.store import RunFolder
 
 SMALL = {"clients": 5, "cohort": 3, "rounds": 2, "epochs": 1, "model": "linear", "eval_every": 1}
@@ -30,7 +30,9 @@ def small() -> Study:
             Cell("GenFed", "digits", "genfed", {**SMALL, "validation_size": 60.0}),
         ]
 
-    return Study("small", "A small study", cells, {"best": best_on_test}, {"quick": 2, "gpu": 1, "paper": 1})
+    return Study(
+        "small", "A small study", cells, {"best": best_on_test}, {"quick": 2, "gpu": 1, "paper": 1}
+    )
 
 
 def test_a_study_runs_its_cells_once(tmp_path):
@@ -60,17 +62,22 @@ def test_a_row_that_is_run_alone_stands_beside_what_was_run_before(tmp_path):
 
 
 def test_one_row_can_be_run_alone_and_the_time_can_be_up(tmp_path):
-    report = run_studies([small()], "quick", tmp_path, {}, minutes=0, only=["FedAvg"], quiet=True)[0][0]
+    report = run_studies([small()], "quick", tmp_path, {}, minutes=0, only=["FedAvg"], quiet=True)[
+        0
+    ][0]
     assert not report["complete"]
     assert {cell["runs"] for cell in report["cells"]} == {0}
-    with pytest.raises(BadInput, match="FedAgv"):
+    with pytest.raises(UserError, match="FedAgv"):
         run_studies([small()], "quick", tmp_path, {}, only=["FedAgv"])
 
 
 def test_folders_follow_from_what_is_run_and_not_from_where():
-    names = {folder_name(make_plan("fedavg", {**SMALL, **more})) for more in ({}, {"device": "cpu"}, {"workers": 2})}
+    names = {
+        folder_name(make_spec("fedavg", {**SMALL, **more}))
+        for more in ({}, {"device": "cpu"}, {"workers": 2})
+    }
     assert len(names) == 1
-    assert folder_name(make_plan("fedavg", {**SMALL, "lr": 0.3})) not in names
+    assert folder_name(make_spec("fedavg", {**SMALL, "lr": 0.3})) not in names
 
 
 def finished(accuracies, column="digits"):
@@ -86,7 +93,11 @@ def test_measures_by_hand():
     assert rounds_to(50)(run) == 2 and rounds_to(50, every=3)(run) == 6
     assert [rounds_to(target, for_good=True)(run) for target in (50, 70, 75)] == [2, 4, None]
     diverged = finished([0.5, None])
-    assert best_on_test(diverged) == 50 and rounds_to(40)(diverged) == 2 and rounds_to(60)(diverged) is None
+    assert (
+        best_on_test(diverged) == 50
+        and rounds_to(40)(diverged) == 2
+        and rounds_to(60)(diverged) is None
+    )
     assert rounds_to(40, for_good=True)(diverged) is None
     assert best_on_test(finished([None])) is None
     assert spread([1.0, 3.0]) == {"mean": 2.0, "se": 1.0}
@@ -99,7 +110,9 @@ def test_what_diverged_leaves_a_gap_in_its_curve(tmp_path):
         for round, loss in ((1, 0.12345), (2, None)):
             folder.append({"round": round, "accuracy": 0.5, "loss": loss, "personal": [0.25, None]})
         folder.write_summary({"complete": True})
-    study = Study("small", "A small study", lambda _: (), {"failed": failed("personal")}, curves=("loss",))
+    study = Study(
+        "small", "A small study", lambda _: (), {"failed": failed("personal")}, curves=("loss",)
+    )
     found = study.figures(Cell("FedAvg", "digits", "fedavg"), [folder.path])
     assert found["loss_curve"] == {"rounds": [1, 2], "by_seed": [[0.1235, None]]}
     assert found["failed"]["by_seed"] == [100]  # of those clients that have an accuracy
@@ -108,7 +121,11 @@ def test_what_diverged_leaves_a_gap_in_its_curve(tmp_path):
 @pytest.mark.parametrize(("paper", "title"), [(50.0, "t: best, ours (paper)"), (None, "t: best")])
 def test_titles_promise_the_figures_of_the_paper_only_where_there_are_any(paper, title):
     found = {"by_seed": [1.0], "mean": 1.0, "se": None, "paper": paper}
-    report = {"measures": ["best"], "cells": [{"row": "a", "column": "c", "runs": 1, "best": found}], "title": "t"}
+    report = {
+        "measures": ["best"],
+        "cells": [{"row": "a", "column": "c", "runs": 1, "best": found}],
+        "title": "t",
+    }
     assert render(report, "best").title == title
 
 
@@ -121,23 +138,37 @@ def test_cells_are_compared_seed_by_seed():
             "seeds": seeds,
             "best": {"by_seed": values, **spread(values), "paper": None},
         }
-        for row, seeds, values in (("a", [0, 2], [10.0, 20.0]), ("b", [0, 2], [5.0, 8.0]), ("c", [2, 3], [19.0, 1.0]))
+        for row, seeds, values in (
+            ("a", [0, 2], [10.0, 20.0]),
+            ("b", [0, 2], [5.0, 8.0]),
+            ("c", [2, 3], [19.0, 1.0]),
+        )
     ]
     report = {"measures": ["best"], "cells": cells, "title": "t"}
     add_measure(
-        report, "loss", lambda _, other: other["row"] == "a", lambda mine, its: mine - its, "best", {("b", "c"): -3.0}
+        report,
+        "loss",
+        lambda _, other: other["row"] == "a",
+        lambda mine, its: mine - its,
+        "best",
+        {("b", "c"): -3.0},
     )
     assert cells[1]["loss"]["by_seed"] == [-5.0, -12.0]
-    assert cells[2]["loss"]["by_seed"] == [-1.0, None] and cells[2]["loss"]["mean"] == -1  # seed 3 has no partner
-    assert grid(report, "loss") == (["", "c"], [["a", "0 ± 0"], ["b", "-8.50 ± 3.50 (-3)"], ["c", "-1"]])
+    assert (
+        cells[2]["loss"]["by_seed"] == [-1.0, None] and cells[2]["loss"]["mean"] == -1
+    )  # seed 3 has no partner
+    assert grid(report, "loss") == (
+        ["", "c"],
+        [["a", "0 ± 0"], ["b", "-8.50 ± 3.50 (-3)"], ["c", "-1"]],
+    )
     assert markdown(report, "best").splitlines()[1] == "| --- | ---: |"
 
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)
 @pytest.mark.parametrize("scale", ["quick", "gpu", "paper"])
 def test_every_cell_of_every_study_is_a_plan(study, scale, tmp_path):
-    plans = study.plans(scale, tmp_path, {}, seeds=1)
-    places = [(cell.row, cell.column) for cell, _ in plans]
+    specs = study.specs(scale, tmp_path, {}, seeds=1)
+    places = [(cell.row, cell.column) for cell, _ in specs]
     assert len(set(places)) == len(places)
-    assert all(len(runs) == 1 for _, runs in plans)
-    assert {name for cell, _ in plans for name in cell.paper} <= set(study.measures)
+    assert all(len(runs) == 1 for _, runs in specs)
+    assert {name for cell, _ in specs for name in cell.paper} <= set(study.measures)

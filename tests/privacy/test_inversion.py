@@ -62,7 +62,15 @@ def test_a_picture_is_found_again(digits):
     x, y, module, state = digits
     attacker = Attacker(module, state, list(state))
     seen = vmap(attacker.gradients)(x[:1], F.one_hot(y[:1], 10).double())
-    found, apart = invert(attacker, seen, x.shape[1:], 10, y[:1], steps=120, generator=torch.Generator().manual_seed(0))
+    found, apart = invert(
+        attacker,
+        seen,
+        x.shape[1:],
+        10,
+        y[:1],
+        steps=120,
+        generator=torch.Generator().manual_seed(0),
+    )
     assert found.shape == (1, 1, 1, 8, 8) and float(apart) < 1e-3
     assert float(psnr(found[:, 0], x[:1])) > 25
     sought, _ = invert(attacker, seen, x.shape[1:], 10, None, steps=3)

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 needs_chromium = pytest.mark.skipif(
     CHROMIUM is None or importlib.util.find_spec("websockets") is None,
     reason="needs a browser: apt-get install chromium, and pip install websockets",
@@ -34,7 +36,9 @@ class Browser:
             [str(CHROMIUM), *switches], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         port = self._wait_for(lambda: (profile / "DevToolsActivePort").read_text().split()[0])
-        tabs = self._wait_for(lambda: json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/json", timeout=5)))
+        tabs = self._wait_for(
+            lambda: json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/json", timeout=5))
+        )
         address = next(tab["webSocketDebuggerUrl"] for tab in tabs if tab["type"] == "page")
         self.socket = connect(address, max_size=None)
         self.numbers = itertools.count(1)
@@ -57,7 +61,9 @@ class Browser:
                 assert "error" not in message, message
                 return message["result"]
 
-    def open(self, address: str, width: int = 1280, height: int = 900, wait_for: str = "true") -> None:
+    def open(
+        self, address: str, width: int = 1280, height: int = 900, wait_for: str = "true"
+    ) -> None:
         """Show a page and wait until an expression holds."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
                   mobile=width < 600)  # fmt: skip
@@ -65,7 +71,9 @@ class Browser:
         self.until(f"document.readyState === 'complete' && ({wait_for})")
 
     def evaluate(self, expression: str) -> Any:
-        done = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        done = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in done, done["exceptionDetails"]
         return done["result"].get("value")
 
@@ -73,14 +81,16 @@ class Browser:
         """Wait until an expression holds."""
         end = time.monotonic() + seconds
         while not (value := self.evaluate(f"Boolean({expression})")):
-            assert time.monotonic() < end, f"never true: {expression}; the page says: {self.text()[:2000]}"
+            assert time.monotonic() < end, (
+                f"never true: {expression}; the page says: {self.text()[:2000]}"
+            )
             time.sleep(0.05)
         return value
 
     def text(self) -> str:
         return self.evaluate("document.body ? document.body.innerText : ''")
 
-    def picture(self, path: Path, whole: bool = True) -> None:
+    def figure(self, path: Path, whole: bool = True) -> None:
         done = self.call("Page.captureScreenshot", captureBeyondViewport=whole, **self._clip(whole))
         path.write_bytes(base64.b64decode(done["data"]))
 
@@ -88,7 +98,9 @@ class Browser:
         if not whole:
             return {}
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}
+        return {
+            "clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        }
 
     def _listen(self, message: dict[str, Any]) -> None:
         said = message.get("params", {})
@@ -96,7 +108,10 @@ class Browser:
             self.complaints.append(json.dumps(said["exceptionDetails"]))
         elif message.get("method") == "Log.entryAdded" and said["entry"]["level"] == "error":
             self.complaints.append(said["entry"]["text"])
-        elif message.get("method") == "Runtime.consoleAPICalled" and said["type"] in ("error", "warning"):
+        elif message.get("method") == "Runtime.consoleAPICalled" and said["type"] in (
+            "error",
+            "warning",
+        ):
             self.complaints.append(json.dumps(said["args"]))
 
     def _wait_for(self, look: Any, seconds: float = 30) -> Any:
@@ -105,5 +120,7 @@ class Browser:
             try:
                 return look()
             except (OSError, IndexError):
-                assert time.monotonic() < end and self.process.poll() is None, "chromium did not start"
+                assert time.monotonic() < end and self.process.poll() is None, (
+                    "chromium did not start"
+                )
                 time.sleep(0.05)

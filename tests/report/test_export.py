@@ -1,10 +1,10 @@
 import re
 
-import noted as notes
+import method_metadata as metadata
 import pandas as pd
 import pytest
 
-from fedhelix.errors import BadInput
+from fedhelix.core.errors import UserError
 from fedhelix.report.export import export
 from fedhelix.report.page import warnings
 from fedhelix.report.results import read as result_of
@@ -23,14 +23,24 @@ def test_a_run_that_was_cut_is_named(make_run, tmp_path):
 
 
 def test_a_row_per_round_or_per_client(make_run, tmp_path):
-    runs = [make_run("fedavg", rounds=4, clients=3, census=notes.CENSUS), make_run("local", 5, rounds=2, clients=3)]
+    runs = [
+        make_run("fedavg", rounds=4, clients=3, census=metadata.CENSUS),
+        make_run("local", 5, rounds=2, clients=3),
+    ]
     for name, read in (("t.csv", pd.read_csv), ("t.parquet", pd.read_parquet)):
         export(runs, tmp_path / name)
         table = read(tmp_path / name)
         assert table["method"].tolist() == ["fedavg"] * 4 + ["local"] * 2
-        assert table["seed"].tolist() == [0] * 4 + [5] * 2 and table["round"].tolist() == [1, 2, 3, 4, 1, 2]
+        assert table["seed"].tolist() == [0] * 4 + [5] * 2 and table["round"].tolist() == [
+            1,
+            2,
+            3,
+            4,
+            1,
+            2,
+        ]
         assert "notes" not in table and table["personal_accuracy"].notna().sum() == 3
     each = export(runs, tmp_path / "c.csv", by_client=True)
     assert len(each) == 9 and each["attacker"].sum() == 2
-    with pytest.raises(BadInput, match=r"must end in \.csv or \.parquet"):
+    with pytest.raises(UserError, match=r"must end in \.csv or \.parquet"):
         export(runs, tmp_path / "t.xlsx")

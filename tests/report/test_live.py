@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 
-import noted as notes
+import method_metadata as metadata
 import pytest
 
 from fedhelix.report import live
@@ -27,12 +27,19 @@ def test_a_finished_run_costs_no_record(make_run, watch):
     make_run("genfed", seed=3, rounds=4, name="mine")
     run = only(watch)
     assert (run["id"], run["method"], run["data"], run["seed"]) == ("mine", "genfed", "digits", 3)
-    assert (run["status"], run["done"], run["uploaded"], run["seconds"]) == ("complete", 4, 4 * 2**20, 6.0)
+    assert (run["status"], run["done"], run["uploaded"], run["seconds"]) == (
+        "complete",
+        4,
+        4 * 2**20,
+        6.0,
+    )
     assert watch.runs["mine"].offset == 0, "its records were not read"
 
 
 def test_a_growing_run_is_read_once(watch, tmp_path):
-    with RunFolder.create(tmp_path / "mine", {"seed": 0, "rounds": 9, "method": {"name": "fedavg"}}) as folder:
+    with RunFolder.create(
+        tmp_path / "mine", {"seed": 0, "rounds": 9, "method": {"name": "fedavg"}}
+    ) as folder:
         folder.append({"round": 1, "personal_accuracy": 0.5, "uplink_bytes": 2**20, "seconds": 1.0})
         run = only(watch)
         assert (run["status"], run["done"], run["rounds"], run["value"]) == ("running", 1, 9, 0.5)
@@ -64,7 +71,11 @@ def test_damage_is_named_and_the_others_go_on(make_run, watch, tmp_path):
     make_run(rounds=2, name="good")
     bad = make_run(rounds=3, name="bad", summary=False)
     with (bad.path / "metrics.jsonl").open("ab") as file:
-        file.write(b'not json\n[1]\n{"round": "x"}\n{"round": 4, "personal_accuracy": 1e999}\n' + b"[" * 100000 + b"\n")
+        file.write(
+            b'not json\n[1]\n{"round": "x"}\n{"round": 4, "personal_accuracy": 1e999}\n'
+            + b"[" * 100000
+            + b"\n"
+        )
     torn = make_run(rounds=1, name="torn", summary=False)
     (torn.path / "config.toml").write_bytes(b"\xff = [")
     (make_run(rounds=1, name="half").path / "summary.json").write_text("{")
@@ -72,7 +83,10 @@ def test_damage_is_named_and_the_others_go_on(make_run, watch, tmp_path):
     found = {run["id"]: run for run in watch.overview()}
     assert found["good"]["status"] == "complete"
     assert found["bad"]["done"] == 4 and found["bad"]["skipped"] == 4
-    assert (found["torn"]["status"], found["torn"]["problem"]) == ("damaged", "config.toml is damaged")
+    assert (found["torn"]["status"], found["torn"]["problem"]) == (
+        "damaged",
+        "config.toml is damaged",
+    )
     assert found["half"]["problem"] == "summary.json is damaged"
     for name in found:
         json.dumps(watch.runs[name].details(), allow_nan=False)
@@ -157,20 +171,25 @@ def test_only_known_names_lead_to_runs(make_run, tmp_path):
 
 
 def test_clients_and_their_histories(make_run, watch):
-    census = {"samples": [5, 6, 7, 8], "attackers": [3], "judged": [1, 3]}
-    make_run(rounds=4, clients=2, name="mine", census=census, notes=notes.genfed)
+    census = {"samples": [5, 6, 7, 8], "attackers": [3], "evaluated": [1, 3]}
+    make_run(rounds=4, clients=2, name="mine", census=census, metadata=metadata.genfed)
     watch.look()
     details = watch.runs["mine"].details()
     people = [(one["client"], one["attacker"], one["samples"]) for one in details["clients"]]
     assert people == [(1, False, 6), (3, True, 8)]
-    assert '"fitness"' in details["notes"]
+    assert '"fitness"' in details["metadata"]
     history = watch.runs["mine"].client(3)
     assert history["rounds"] == [2, 4] and history["values"][-1] == details["clients"][1]["value"]
     assert watch.runs["mine"].client(99)["values"] == []
 
 
 def test_what_went_wrong_last(make_run, watch):
-    said = {"refused": {"1": "NaN \ud800"}, "missing": {"2": "late"}, "troubles": {"site-2": "twice"}, "unjudged": [1]}
+    said = {
+        "refused": {"1": "NaN \ud800"},
+        "missing": {"2": "late"},
+        "troubles": {"site-2": "twice"},
+        "unevaluated": [1],
+    }
     make_run(rounds=40, clients=2, name="mine", incidents=said)
     watch.look()
     found = watch.runs["mine"].details()["incidents"]

@@ -1,12 +1,12 @@
 import re
 
-import noted as notes
+import method_metadata as metadata
 import pytest
 from browser import Browser, needs_chromium
 
+from fedhelix.report.documents import latex_report, markdown_report
+from fedhelix.report.locate import Selection
 from fedhelix.report.page import clients, html, series, tiles, warnings
-from fedhelix.report.paper import latex_report, markdown_report
-from fedhelix.report.places import Selection
 from fedhelix.report.results import grouped, read
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -19,8 +19,8 @@ def chosen(make_run) -> Selection:
             method,
             seed,
             clients=3,
-            census=notes.CENSUS,
-            notes=notes.genfed,
+            census=metadata.CENSUS,
+            metadata=metadata.genfed,
             incidents={"refused": {"1": "it holds NaN"}},
         )
         for method in ("fedavg", "genfed")
@@ -31,13 +31,23 @@ def chosen(make_run) -> Selection:
 
 def test_the_page_holds_everything_and_needs_nothing_else(chosen):
     page = html(chosen)
-    for words in ("fedhelix compare fedavg genfed --seeds 2", "vs fedavg", "it holds NaN", "attacked", "Who has what"):
+    for words in (
+        "fedhelix compare fedavg genfed --seeds 2",
+        "vs fedavg",
+        "it holds NaN",
+        "attacked",
+        "Who has what",
+    ):
         assert words in page
     outside = [
-        link for link in re.findall(r"(?:src|href|url)\s*[=(]\s*[\"']?([^\"')\s>]+)", page) if "data:" not in link
+        link
+        for link in re.findall(r"(?:src|href|url)\s*[=(]\s*[\"']?([^\"')\s>]+)", page)
+        if "data:" not in link
     ]
     assert outside == []
-    assert "http" not in re.sub(r"data:image/svg\+xml;base64,[\w+/=]+|http-equiv|http://www.w3.org/2000/svg", "", page)
+    assert "http" not in re.sub(
+        r"data:image/svg\+xml;base64,[\w+/=]+|http-equiv|http://www.w3.org/2000/svg", "", page
+    )
 
 
 def test_numbers_of_the_page_by_hand(chosen, make_run):
@@ -51,7 +61,10 @@ def test_numbers_of_the_page_by_hand(chosen, make_run):
     assert personal["mid"][-1] == pytest.approx(sum(finals) / 2, rel=1e-5)
     assert [personal["low"][-1], personal["high"][-1]] == pytest.approx(sorted(finals), rel=1e-5)
     table = clients(groups)
-    assert table["headers"] == ["client", "seed", "samples", "fedavg", "genfed"] and len(table["rows"]) == 6
+    assert (
+        table["headers"] == ["client", "seed", "samples", "fedavg", "genfed"]
+        and len(table["rows"]) == 6
+    )
     marked = [row[0]["text"] for row in table["rows"] if "×" in row[0]["text"]]
     assert marked == ["2 ×", "2 ×"]
     assert tiles(groups)[0]["what"] == "highest personal accuracy"
@@ -61,7 +74,11 @@ def test_numbers_of_the_page_by_hand(chosen, make_run):
 
 def test_everything_that_went_wrong_is_told(make_run):
     late = "site-2 did not answer within 40 s"
-    said = {"missing": {"2": late}, "unjudged": {"2": late, "0": "is gone"}, "troubles": {"site-2": "answered twice"}}
+    said = {
+        "missing": {"2": late},
+        "unevaluated": {"2": late, "0": "is gone"},
+        "troubles": {"site-2": "answered twice"},
+    }
     run = make_run(name="mine", rounds=2, incidents=said)
     assert warnings([read(run)]) == [
         f"{run.path}: 2 answers of client 2 missing (2 × {late}).",
@@ -72,7 +89,11 @@ def test_everything_that_went_wrong_is_told(make_run):
 
 def test_hostile_text_stays_text(make_run, tmp_path):
     run = make_run(
-        HOSTILE, name="hostile", options={"x": HOSTILE}, incidents={"refused": {HOSTILE: HOSTILE}}, data=HOSTILE
+        HOSTILE,
+        name="hostile",
+        options={"x": HOSTILE},
+        incidents={"refused": {HOSTILE: HOSTILE}},
+        data=HOSTILE,
     )
     chosen = Selection([run], [HOSTILE])
     page = html(chosen)
@@ -83,7 +104,9 @@ def test_hostile_text_stays_text(make_run, tmp_path):
     assert r"\textless" not in latex_report(chosen) and r"alert(1)" in latex_report(chosen)
 
 
-@pytest.mark.parametrize("odd", [{"rounds": 0}, {"evaluated": False}, {"summary": False}, {"metric": "score"}])
+@pytest.mark.parametrize(
+    "odd", [{"rounds": 0}, {"evaluated": False}, {"summary": False}, {"metric": "score"}]
+)
 def test_odd_runs_have_reports_too(make_run, odd):
     assert "Result" in html(Selection([make_run(**odd)], []))
 
@@ -91,8 +114,8 @@ def test_odd_runs_have_reports_too(make_run, odd):
 def test_papers(chosen, tmp_path):
     text = markdown_report(chosen, tmp_path / "r.md")
     assert "| genfed | 2 |" in text
-    for picture in re.findall(r"\]\((\S+\.png)\)", text):
-        assert (tmp_path / picture).exists()
+    for figure in re.findall(r"\]\((\S+\.png)\)", text):
+        assert (tmp_path / figure).exists()
     lines = latex_report(chosen).splitlines()
     assert lines[0] == "% fedhelix compare fedavg genfed --seeds 2"
     assert lines[1] == r"\begin{tabular}{lrrrrrrrrr}" and lines[-1] == r"\end{tabular}"
@@ -103,20 +126,35 @@ def test_papers(chosen, tmp_path):
 def test_the_page_in_a_browser(chosen, make_run, tmp_path, browser: Browser):
     (tmp_path / "report.html").write_text(html(chosen), encoding="utf-8")
     for width in (1280, 390):
-        browser.open(f"file://{tmp_path}/report.html", width, wait_for="document.querySelector('#curves .line')")
-        assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), "no sideways scrolling"
+        browser.open(
+            f"file://{tmp_path}/report.html",
+            width,
+            wait_for="document.querySelector('#curves .line')",
+        )
+        assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
+            "no sideways scrolling"
+        )
         assert browser.evaluate("[...document.images].every((image) => image.naturalWidth > 0)")
     lines = "document.querySelectorAll('#curves polyline').length"
     assert browser.evaluate(lines) == 2
-    browser.evaluate("[...document.querySelectorAll('.legend button')].find((b) => b.innerText === 'fedavg').click()")
-    assert browser.evaluate(lines) == 1
-    browser.evaluate("[...document.querySelectorAll('.picker button')].find((b) => b.innerText === 'seconds').click()")
-    assert browser.evaluate("document.querySelector('#curves svg[role=img]').getAttribute('aria-label')").endswith(
-        "seconds"
+    browser.evaluate(
+        "[...document.querySelectorAll('.legend button')].find((b) => b.innerText === 'fedavg').click()"
     )
+    assert browser.evaluate(lines) == 1
+    browser.evaluate(
+        "[...document.querySelectorAll('.picker button')].find((b) => b.innerText === 'seconds').click()"
+    )
+    assert browser.evaluate(
+        "document.querySelector('#curves svg[role=img]').getAttribute('aria-label')"
+    ).endswith("seconds")
     browser.evaluate("document.querySelector('table.sortable th:nth-child(3) button').click()")
-    assert browser.evaluate("document.querySelector('table.sortable tbody td:nth-child(3)').innerText") == "20"
+    assert (
+        browser.evaluate("document.querySelector('table.sortable tbody td:nth-child(3)').innerText")
+        == "20"
+    )
     hostile = make_run(HOSTILE, name="hostile", data=HOSTILE)
     (tmp_path / "hostile.html").write_text(html(Selection([hostile], [HOSTILE])), encoding="utf-8")
-    browser.open(f"file://{tmp_path}/hostile.html", wait_for="document.querySelector('#curves .line')")
+    browser.open(
+        f"file://{tmp_path}/hostile.html", wait_for="document.querySelector('#curves .line')"
+    )
     assert HOSTILE in browser.text() and browser.complaints == []

@@ -5,8 +5,8 @@ import xml.dom.minidom
 import numpy as np
 import pytest
 
-from fedhelix.errors import BadInput
-from fedhelix.report.insight import partition_plot
+from fedhelix.core.errors import UserError
+from fedhelix.report.diagnostics import partition_plot
 from fedhelix.report.plots import comparison_plot
 
 
@@ -21,7 +21,9 @@ def test_a_comparison_of_methods_and_seeds(make_run, tmp_path):
     runs += [make_run("local", mib=0, global_model=False), make_run("gene-fl", mib=0.05)]
     comparison_plot(runs, tmp_path / "plot.png")
     assert png_size(tmp_path / "plot.png") == (2000, 840)
-    assert [path.name for path in tmp_path.glob("*plot*")] == ["plot.png"], "no temporary files stay"
+    assert [path.name for path in tmp_path.glob("*plot*")] == ["plot.png"], (
+        "no temporary files stay"
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,18 +54,22 @@ def test_a_method_with_only_a_global_model(make_run, tmp_path):
 
 
 def test_svg_by_suffix_and_from_any_thread(make_run, tmp_path):
-    thread = threading.Thread(target=comparison_plot, args=([make_run()], tmp_path / "new" / "plot.SVG"))
+    thread = threading.Thread(
+        target=comparison_plot, args=([make_run()], tmp_path / "new" / "plot.SVG")
+    )
     thread.start()
     thread.join()
-    assert xml.dom.minidom.parse(str(tmp_path / "new" / "plot.SVG")).documentElement.tagName == "svg"
+    assert (
+        xml.dom.minidom.parse(str(tmp_path / "new" / "plot.SVG")).documentElement.tagName == "svg"
+    )
 
 
 def test_bad_paths(make_run, tmp_path):
     for name in ("plot", "plot.jpeg"):
-        with pytest.raises(BadInput, match=r"must end in \.png, \.svg, \.pdf"):
+        with pytest.raises(UserError, match=r"must end in \.png, \.svg, \.pdf"):
             comparison_plot([make_run()], tmp_path / name)
     (tmp_path / "file").touch()
-    with pytest.raises(BadInput, match="cannot be written"):
+    with pytest.raises(UserError, match="cannot be written"):
         partition_plot(np.ones((2, 2), int), tmp_path / "file" / "plot.png")
 
 
@@ -76,6 +82,6 @@ def test_partition(tmp_path, shape):
 
 def test_partition_refuses_nonsense(tmp_path):
     for counts in (np.ones(3), np.ones((0, 3)), np.array([[1, -1]])):
-        with pytest.raises(BadInput, match="clients × classes"):
+        with pytest.raises(UserError, match="clients × classes"):
             partition_plot(counts, tmp_path / "partition.png")
     partition_plot(np.zeros((2, 2), int), tmp_path / "partition.png")

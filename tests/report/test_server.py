@@ -10,11 +10,11 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from urllib.parse import quote
 
-import noted as notes
+import method_metadata as metadata
 import pytest
 from browser import Browser, needs_chromium
 
-from fedhelix.errors import BadInput
+from fedhelix.core.errors import UserError
 from fedhelix.report import server
 from fedhelix.report.server import dashboard, is_loopback, serve
 from fedhelix.store import RunFolder
@@ -29,7 +29,9 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 def serving(folder, token=None):
     listening = socket.create_server(("127.0.0.1", 0))
     running = uvicorn.Server(
-        uvicorn.Config(dashboard(folder, token), log_level="warning", ws="none", timeout_graceful_shutdown=1)
+        uvicorn.Config(
+            dashboard(folder, token), log_level="warning", ws="none", timeout_graceful_shutdown=1
+        )
     )
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
     thread.start()
@@ -58,10 +60,18 @@ def test_answers_and_what_is_refused(make_run, tmp_path):
         assert headers["x-content-type-options"] == "nosniff" and "http" not in page
         assert [run["id"] for run in json.loads(get(port, "/api/runs")[2])["runs"]] == ["a b&c"]
         assert json.loads(get(port, "/api/run?run=a%20b%26c")[2])["done"] == 2
-        assert json.loads(get(port, "/api/compare?run=a%20b%26c&run=nothing")[2])["lines"][0]["label"] == "a b&c"
+        assert (
+            json.loads(get(port, "/api/compare?run=a%20b%26c&run=nothing")[2])["lines"][0]["label"]
+            == "a b&c"
+        )
         assert json.loads(get(port, "/api/client?run=a%20b%26c&client=0")[2])["rounds"] == [2]
         assert json.loads(get(port, "/api/client?run=a%20b%26c&client=-1e9x")[2])["rounds"] == []
-        for climbing in ("/static/../live.py", "/static/%2e%2e%2flive.py", "/static/report.html", "/secret.txt"):
+        for climbing in (
+            "/static/../live.py",
+            "/static/%2e%2e%2flive.py",
+            "/static/report.html",
+            "/secret.txt",
+        ):
             assert get(port, climbing)[0] == 404
         for name in ("..%2F..%2Fetc", "%2Fetc%2Fpasswd", "%00", "secret.txt", ""):
             assert get(port, f"/api/run?run={name}")[0] == 404
@@ -73,30 +83,41 @@ def test_the_printed_address_opens_the_door(monkeypatch, capsys, tmp_path):
     serve(tmp_path, "127.0.0.1", 0, "ab+c/d=")
     assert "/?token=ab%2Bc%2Fd%3D " in capsys.readouterr().out
     for token in ("", "s\u00e9same", "open sesame", "a\nb"):
-        with pytest.raises(BadInput, match="the token must be ASCII characters without spaces"):
+        with pytest.raises(UserError, match="the token must be ASCII characters without spaces"):
             serve(tmp_path, "127.0.0.1", 0, token)
 
 
 def test_the_token(make_run, tmp_path):
     make_run(rounds=1, name="mine")
     with serving(tmp_path, token="Sesam") as port:
-        assert get(port, "/")[0] == 401 and get(port, "/api/runs", Cookie="fedhelix=wrong")[0] == 401
+        assert (
+            get(port, "/")[0] == 401 and get(port, "/api/runs", Cookie="fedhelix=wrong")[0] == 401
+        )
         code, headers, _ = get(port, "/?token=Sesam")
         assert code == 303 and headers["location"] == "/"
         assert "HttpOnly" in headers["set-cookie"] and "SameSite=strict" in headers["set-cookie"]
         assert get(port, "/api/runs", Cookie="fedhelix=Sesam", Host="name.example")[0] == 200
     odd = "".join(map(chr, range(33, 127)))
     with serving(tmp_path, token=odd) as port:
-        cookie = get(port, f"/?token={quote(odd, safe='')}")[1]["set-cookie"].partition("; HttpOnly")[0]
+        cookie = get(port, f"/?token={quote(odd, safe='')}")[1]["set-cookie"].partition(
+            "; HttpOnly"
+        )[0]
         assert get(port, "/api/runs", Cookie=cookie)[0] == 200
 
 
 def test_addresses(tmp_path):
     assert is_loopback("127.0.0.1") and is_loopback("::1") and is_loopback("localhost")
-    assert not is_loopback("0.0.0.0") and not is_loopback("192.168.1.5") and not is_loopback("localhost.evil.example")
-    with pytest.raises(BadInput, match="there is no folder"):
+    assert (
+        not is_loopback("0.0.0.0")
+        and not is_loopback("192.168.1.5")
+        and not is_loopback("localhost.evil.example")
+    )
+    with pytest.raises(UserError, match="there is no folder"):
         serve(tmp_path / "nothing", "127.0.0.1", 0, None)
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(BadInput, match="cannot listen"):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(UserError, match="cannot listen"),
+    ):
         serve(tmp_path, "127.0.0.1", taken.getsockname()[1], None)
 
 
@@ -130,14 +151,16 @@ def test_changes_are_told_from_the_first_run_on(make_run, tmp_path, monkeypatch)
 @needs_chromium
 def test_the_dashboard_in_a_browser(make_run, tmp_path, browser: Browser):
     for seed in range(3):
-        make_run("fedavg", seed, rounds=6, clients=3, census=notes.CENSUS, name=f"fedavg-seed{seed}")
+        make_run(
+            "fedavg", seed, rounds=6, clients=3, census=metadata.CENSUS, name=f"fedavg-seed{seed}"
+        )
     make_run(
         HOSTILE,
         rounds=2,
         name=HOSTILE,
         data=HOSTILE,
         incidents={"troubles": {HOSTILE: HOSTILE}},
-        notes=lambda _: {HOSTILE: 1},
+        metadata=lambda _: {HOSTILE: 1},
     )
     shown = "[...document.querySelectorAll('tbody tr')].map((row) => row.dataset.run)"
     with serving(tmp_path) as port:
@@ -146,27 +169,47 @@ def test_the_dashboard_in_a_browser(make_run, tmp_path, browser: Browser):
         browser.until("document.getElementById('state').innerText === 'live'")
         assert HOSTILE in browser.evaluate(shown)
         # A run that goes on while somebody watches the list, and then the run itself.
-        with RunFolder.create(tmp_path / "fresh", {"rounds": 4, "seed": 0, "method": {"name": "genfed"}}) as folder:
+        with RunFolder.create(
+            tmp_path / "fresh", {"rounds": 4, "seed": 0, "method": {"name": "genfed"}}
+        ) as folder:
             folder.append(
-                {"round": 1, "personal_accuracy": 0.25, "personal": [0.25], "uplink_bytes": 9, "seconds": 1.0}
+                {
+                    "round": 1,
+                    "personal_accuracy": 0.25,
+                    "personal": [0.25],
+                    "uplink_bytes": 9,
+                    "seconds": 1.0,
+                }
             )
             row = "document.querySelector('tr[data-run=fresh]')"
-            browser.until(f"{row} && {row}.innerText.includes('running') && {row}.innerText.includes('25.0 %')")
+            browser.until(
+                f"{row} && {row}.innerText.includes('running') && {row}.innerText.includes('25.0 %')"
+            )
             browser.evaluate(f"{row}.querySelector('a').click()")
             browser.until("document.querySelector('#view .canvas circle')")
             folder.append(
-                {"round": 2, "personal_accuracy": 0.75, "personal": [0.75], "uplink_bytes": 9, "seconds": 1.0}
+                {
+                    "round": 2,
+                    "personal_accuracy": 0.75,
+                    "personal": [0.75],
+                    "uplink_bytes": 9,
+                    "seconds": 1.0,
+                }
             )
             browser.until(
                 "document.querySelector('#view .canvas polyline') && document.body.innerText.includes('75.0 %')"
             )
             browser.evaluate("document.querySelector('.people button').click()")
             browser.until("document.querySelector('#history polyline')")
-            folder.write_summary({"method": "genfed", "rounds": 2, "personal_accuracy": 0.75, "complete": True})
+            folder.write_summary(
+                {"method": "genfed", "rounds": 2, "personal_accuracy": 0.75, "complete": True}
+            )
         browser.until("document.querySelector('.tile .badge').innerText === 'complete'")
         shutil.rmtree(folder.path)
         browser.until("document.body.innerText.includes('This run is not there')")
-        complaints = [words for words in browser.complaints if "404" not in words]  # the browser logs the missing run
+        complaints = [
+            words for words in browser.complaints if "404" not in words
+        ]  # the browser logs the missing run
         browser.complaints.clear()
         # Compare three of them.
         browser.open(f"{home}#/", wait_for="document.querySelectorAll('tbody tr').length === 4")
@@ -175,7 +218,9 @@ def test_the_dashboard_in_a_browser(make_run, tmp_path, browser: Browser):
         browser.evaluate("document.getElementById('compare').click()")
         browser.until("document.querySelectorAll('#view polyline').length === 3")
         # What a stranger put into names stays text.
-        browser.evaluate("location.hash = '#/run/' + encodeURIComponent('<img src=x onerror=alert(1)>')")
+        browser.evaluate(
+            "location.hash = '#/run/' + encodeURIComponent('<img src=x onerror=alert(1)>')"
+        )
         browser.until(f"document.querySelector('h1').innerText === {json.dumps(HOSTILE)}")
         browser.until("document.querySelector('.warning li')")
         assert browser.evaluate("document.images.length") == 0

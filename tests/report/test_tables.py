@@ -4,7 +4,7 @@ import math
 import pytest
 from rich.console import Console
 
-from fedhelix.errors import BadInput
+from fedhelix.core.errors import UserError
 from fedhelix.report.page import warnings
 from fedhelix.report.results import read
 from fedhelix.report.tables import comparison, markdown, render
@@ -28,7 +28,9 @@ def test_means_errors_and_paired_differences_by_hand(tmp_path):
         small_run(tmp_path / "a2", "fedavg", 2, 0.60),
         small_run(tmp_path / "b1", "genfed", 1, 0.70, personal_accuracy_at_best=0.75),
         small_run(tmp_path / "b2", "genfed", 2, 0.90, personal_accuracy_at_best=0.85),
-        small_run(tmp_path / "b3", "genfed", 3, 0.80, personal_accuracy_at_best=0.80, uplink_bytes=6144),
+        small_run(
+            tmp_path / "b3", "genfed", 3, 0.80, personal_accuracy_at_best=0.80, uplink_bytes=6144
+        ),
     ]
     table = comparison(folders)
     assert list(table.index) == ["fedavg", "genfed"]
@@ -36,12 +38,18 @@ def test_means_errors_and_paired_differences_by_hand(tmp_path):
     assert fedavg["seeds"] == 2 and genfed["seeds"] == 3 and fedavg["rounds"] == 3
     # The last evaluated round counts, not the best one (0.99).
     assert fedavg["personal_accuracy"] == pytest.approx(0.55)
-    assert fedavg["personal_accuracy_se"] == pytest.approx(0.05)  # s = 0.0707, divided by the root of 2
+    assert fedavg["personal_accuracy_se"] == pytest.approx(
+        0.05
+    )  # s = 0.0707, divided by the root of 2
     assert genfed["personal_accuracy_at_best"] == pytest.approx(0.80)
     # Seed 3 has no partner; the other differences are 0.2 and 0.3.
     assert genfed["pairs"] == 2
-    assert genfed["difference"] == pytest.approx(0.25) and genfed["difference_se"] == pytest.approx(0.05)
-    assert fedavg["uplink_bytes"] == 3072 and genfed["uplink_bytes"] == 4096 and fedavg["seconds"] == 6
+    assert genfed["difference"] == pytest.approx(0.25) and genfed["difference_se"] == pytest.approx(
+        0.05
+    )
+    assert (
+        fedavg["uplink_bytes"] == 3072 and genfed["uplink_bytes"] == 4096 and fedavg["seconds"] == 6
+    )
     assert "accuracy" not in table, "nobody measured a global model"
     headers, *rows = markdown(table).splitlines(keepends=True)
     assert headers == (
@@ -73,9 +81,11 @@ def test_a_run_that_diverged_is_not_reported_with_an_earlier_round(tmp_path):
 
 def test_a_seed_that_was_not_evaluated_yet_takes_nothing_away(tmp_path):
     folders = []
-    for seed, judged in ((1, {"personal_accuracy": 0.5}), (2, {})):
-        with RunFolder.create(tmp_path / str(seed), {"seed": seed, "method": {"name": "fedavg"}}) as young:
-            young.append({"round": 1, "uplink_bytes": 1024, "seconds": 2.0, **judged})
+    for seed, evaluated in ((1, {"personal_accuracy": 0.5}), (2, {})):
+        with RunFolder.create(
+            tmp_path / str(seed), {"seed": seed, "method": {"name": "fedavg"}}
+        ) as young:
+            young.append({"round": 1, "uplink_bytes": 1024, "seconds": 2.0, **evaluated})
         folders.append(young)
     (row,) = comparison(folders).to_dict("records")
     assert row["seeds"] == 2 and row["personal_accuracy"] == 0.5
@@ -84,14 +94,20 @@ def test_a_seed_that_was_not_evaluated_yet_takes_nothing_away(tmp_path):
 @pytest.mark.parametrize(("best_round", "shown"), [(1, 0.75), (3, math.nan), (None, math.nan)])
 def test_a_round_that_no_validation_set_chose_is_not_shown_as_chosen(tmp_path, best_round, shown):
     chosen = small_run(tmp_path / "a", "fedavg", 0, 0.5, personal_accuracy_at_best=0.7)
-    other = small_run(tmp_path / "b", "genfed", 0, 0.5, personal_accuracy_at_best=0.75, best_round=best_round)
-    assert comparison([chosen, other])["personal_accuracy_at_best"].tolist() == pytest.approx([0.7, shown], nan_ok=True)
+    other = small_run(
+        tmp_path / "b", "genfed", 0, 0.5, personal_accuracy_at_best=0.75, best_round=best_round
+    )
+    assert comparison([chosen, other])["personal_accuracy_at_best"].tolist() == pytest.approx(
+        [0.7, shown], nan_ok=True
+    )
 
 
 def test_clients_that_diverged_have_no_final_metric(tmp_path):
     with RunFolder.create(tmp_path / "run", {"method": {"name": "fedavg"}}) as folder:
         folder.append({"round": 1, "personal": [0.5, 0.6, 0.7]})
-        folder.append({"round": 2, "personal": [0.4, None, None], "unjudged": {"2": "did not answer"}})
+        folder.append(
+            {"round": 2, "personal": [0.4, None, None], "unevaluated": {"2": "did not answer"}}
+        )
     assert read(folder).client_finals() == {0: 0.4, 2: 0.7}
     assert read(folder).clients()[1] == [(1, 0.6)]
 
@@ -108,7 +124,9 @@ def test_the_terminal_table_shows_labels_as_they_are(make_run):
     runs = [make_run("genfed", options={"keep": keep}) for keep in ("[bold]", "all")]
     console = Console(file=io.StringIO(), width=200)
     console.print(render(comparison(runs)))
-    assert "genfed (keep=[bold])" in console.file.getvalue() and "20.0 MiB" in console.file.getvalue()
+    assert (
+        "genfed (keep=[bold])" in console.file.getvalue() and "20.0 MiB" in console.file.getvalue()
+    )
 
 
 def test_labels_name_only_the_settings_that_differ(make_run):
@@ -120,7 +138,12 @@ def test_labels_name_only_the_settings_that_differ(make_run):
         make_run("genfed", seed=1, options={"rho_max": 3, "decay": 0.5}, summary=False, rounds=6),
     ]
     table = comparison(runs)
-    assert list(table.index) == ["fedavg", "genfed (rho_max=1)", "genfed (rho_max=3)", "genfed (rho_max=3, unfinished)"]
+    assert list(table.index) == [
+        "fedavg",
+        "genfed (rho_max=1)",
+        "genfed (rho_max=3)",
+        "genfed (rho_max=3, unfinished)",
+    ]
     assert table.loc["genfed (rho_max=3, unfinished)", ["seeds", "rounds"]].tolist() == [2, 6]
 
 
@@ -130,7 +153,9 @@ def test_deployed_runs_belong_together_but_not_to_simulated_ones(make_run):
         return make_run("fedavg", seed, config={"deployment": terms})
 
     assert list(comparison([deployed(0), deployed(1)]).index) == ["fedavg"]
-    both = comparison([deployed(0), deployed(1), make_run("fedavg", config={"client_state": "disk"})])
+    both = comparison(
+        [deployed(0), deployed(1), make_run("fedavg", config={"client_state": "disk"})]
+    )
     assert list(both.index) == ["fedavg (deployed)", "fedavg"] and both["seeds"].tolist() == [2, 1]
     held = comparison([deployed(0, server_data="one.npz"), deployed(0, server_data="other.npz")])
     assert list(held.index) == ["fedavg (server_data=one.npz)", "fedavg (server_data=other.npz)"]
@@ -142,14 +167,16 @@ def test_different_data_are_named(make_run):
 
 
 def test_the_same_run_twice_is_refused(make_run):
-    with pytest.raises(BadInput, match="are both fedavg with seed 0; compare only one"):
+    with pytest.raises(UserError, match="are both fedavg with seed 0; compare only one"):
         comparison([make_run("fedavg"), make_run("fedavg")])
-    with pytest.raises(BadInput, match="no run to compare"):
+    with pytest.raises(UserError, match="no run to compare"):
         comparison([])
 
 
 def test_other_metrics_and_empty_runs(make_run):
-    scores = markdown(comparison([make_run(metric="score"), make_run("local", metric="score", final=0.7)]))
+    scores = markdown(
+        comparison([make_run(metric="score"), make_run("local", metric="score", final=0.7)])
+    )
     assert "personal score" in scores and "global score" in scores and "%" not in scores
     empty = comparison([make_run(rounds=0, summary=False), make_run("local", evaluated=False)])
     assert empty["rounds"].tolist() == [0, 20]

@@ -15,7 +15,9 @@ def test_what_went_wrong_is_told_beside_the_result(make_run, capsys):
 
 
 def test_paths_stay_whole_and_as_they_are(make_run, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(plots, "comparison_plot", lambda folders, picture: None)
+    monkeypatch.setattr(plots, "comparison_plot", lambda folders, figure: None)
     folder = tmp_path / "[x]" / ("long" * 30)
     show_comparison(folder, [make_run(rounds=1)], as_json=False)
-    assert capsys.readouterr().out.endswith(f"picture: {folder}/comparison.png\nruns:    {folder}\n")
+    assert capsys.readouterr().out.endswith(
+        f"picture: {folder}/comparison.png\nruns:    {folder}\n"
+    )

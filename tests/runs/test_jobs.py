@@ -4,20 +4,31 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from fedhelix import FedAvg, toml
-from fedhelix.errors import BadInput
-from fedhelix.report.places import inside
-from fedhelix.report.tables import comparison
-from fedhelix.runs import jobs
-from fedhelix.runs.config import make_plan
+from fedhelix import FedAvg
+from fedhelix.core import toml
+from fedhelix.core.errors import UserError
+from fedhelix.report.locate import inside
+from fedhelix.report.tables import comparison as compared
+from fedhelix.runs import comparison, jobs
+from fedhelix.runs.config import make_spec
+from fedhelix.runs.jobs import Session
 from fedhelix.store import RunFolder
 from helpers import checkpoint, on_disk, same
 
-SMALL = {"clients": 6, "cohort": 3, "rounds": 2, "epochs": 1, "batch_size": 64, "model": "mlp", "engine": "serial"}
+QUIET = Session(quiet=True)
+SMALL = {
+    "clients": 6,
+    "cohort": 3,
+    "rounds": 2,
+    "epochs": 1,
+    "batch_size": 64,
+    "model": "mlp",
+    "engine": "serial",
+}
 
 
 def test_a_started_run_can_be_resumed_to_the_end(tmp_path):
-    done = jobs.start(make_plan("fedper", SMALL), tmp_path / "run", quiet=True)
+    done = jobs.start(make_spec("fedper", SMALL), tmp_path / "run", quiet=True)
     before = on_disk(tmp_path / "run"), done.summary
     again = jobs.resume(tmp_path / "run", quiet=True)  # nothing is left to do
     assert (on_disk(tmp_path / "run"), again.summary) == before
@@ -25,47 +36,51 @@ def test_a_started_run_can_be_resumed_to_the_end(tmp_path):
 
 
 def test_resuming_what_is_no_run(tmp_path):
-    with pytest.raises(BadInput, match=r"is not a run: it holds no config\.toml"):
+    with pytest.raises(UserError, match=r"is not a run: it holds no config\.toml"):
         jobs.resume(tmp_path)
 
 
 def test_a_comparison_runs_every_method_with_every_seed_on_the_same_cohorts(tmp_path):
-    folders = jobs.compare(["fedavg", "fedper"], {**SMALL, "seed": 4}, 2, tmp_path / "c", quiet=True)
+    folders = comparison.compare(
+        ["fedavg", "fedper"], {**SMALL, "seed": 4}, 2, tmp_path / "c", session=QUIET
+    )
     names = ["fedavg-seed4", "fedper-seed4", "fedavg-seed5", "fedper-seed5"]
     assert [folder.path.name for folder in folders] == names
     assert all(folder.summary["complete"] for folder in folders)
     cohorts = [[record["participants"] for record in folder.records()] for folder in folders]
     assert cohorts[0] == cohorts[1] and cohorts[2] == cohorts[3] and cohorts[0] != cohorts[2]
     assert [folder.summary["seed"] for folder in folders] == [4, 4, 5, 5]
-    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == sorted(["comparison.toml", *names])
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == sorted(
+        ["comparison.toml", *names]
+    )
 
 
 def test_a_stopped_comparison_goes_on_and_leaves_the_finished_runs_alone(tmp_path, monkeypatch):
     methods, out = ["fedavg", "fedrep", "local"], tmp_path / "c"
-    jobs.compare(methods, SMALL, 1, tmp_path / "straight", quiet=True)
+    comparison.compare(methods, SMALL, 1, tmp_path / "straight", session=QUIET)
 
     class Killed(Exception):
         pass
 
     seen = []
-    merge = FedAvg.merge
+    aggregate = FedAvg.aggregate
 
     def dies_in_the_second_run(self, server, uploads, weights, ctx):
         seen.append((self.name, ctx.round))
         if (self.name, ctx.round) == ("fedrep", 1):
             raise Killed
-        return merge(self, server, uploads, weights, ctx)
+        return aggregate(self, server, uploads, weights, ctx)
 
     with monkeypatch.context() as patch:
-        patch.setattr(FedAvg, "merge", dies_in_the_second_run)
+        patch.setattr(FedAvg, "aggregate", dies_in_the_second_run)
         with pytest.raises(Killed):
-            jobs.compare(methods, SMALL, 1, out, quiet=True)
+            comparison.compare(methods, SMALL, 1, out, session=QUIET)
     assert seen == [("fedavg", 0), ("fedavg", 1), ("fedrep", 0), ("fedrep", 1)]
     finished = [out / "fedavg-seed0" / name for name in ("metrics.jsonl", "summary.json")]
     written = [path.stat().st_mtime_ns for path in finished]
-    assert jobs.is_comparison(out) and not jobs.is_comparison(out / "fedavg-seed0")
+    assert comparison.is_comparison(out) and not comparison.is_comparison(out / "fedavg-seed0")
 
-    jobs.resume_comparison(out, quiet=True)
+    comparison.resume_comparison(out, session=QUIET)
     assert [path.stat().st_mtime_ns for path in finished] == written
     for name in methods:
         run = f"{name}-seed0"
@@ -74,35 +89,45 @@ def test_a_stopped_comparison_goes_on_and_leaves_the_finished_runs_alone(tmp_pat
 
 
 def test_a_run_without_its_summary_is_summed_up_again(tmp_path):
-    jobs.compare(["fedavg", "local"], SMALL, 1, tmp_path / "c", quiet=True)
+    comparison.compare(["fedavg", "local"], SMALL, 1, tmp_path / "c", session=QUIET)
     summary = tmp_path / "c" / "local-seed0" / "summary.json"
     content = summary.read_text()
     summary.unlink()
-    jobs.compare(["fedavg", "local"], SMALL, 1, tmp_path / "c", quiet=True)
+    comparison.compare(["fedavg", "local"], SMALL, 1, tmp_path / "c", session=QUIET)
     assert summary.read_text() == content
 
 
 def test_a_folder_belongs_to_one_comparison(tmp_path):
-    jobs.compare(["fedavg"], SMALL, 1, tmp_path / "c", quiet=True)
+    comparison.compare(["fedavg"], SMALL, 1, tmp_path / "c", session=QUIET)
     for methods, values, seeds in (
         (["local"], SMALL, 1),
         (["fedavg"], {**SMALL, "lr": 0.2}, 1),
         (["fedavg"], SMALL, 2),
     ):
-        with pytest.raises(BadInput, match="holds another comparison; choose another folder"):
-            jobs.compare(methods, values, seeds, tmp_path / "c", quiet=True)
-    with pytest.raises(BadInput, match="is not empty"):
-        jobs.compare(["fedavg"], SMALL, 1, tmp_path, quiet=True)
+        with pytest.raises(UserError, match="holds another comparison; choose another folder"):
+            comparison.compare(methods, values, seeds, tmp_path / "c", session=QUIET)
+    with pytest.raises(UserError, match="is not empty"):
+        comparison.compare(["fedavg"], SMALL, 1, tmp_path, session=QUIET)
     (tmp_path / "file").touch()
-    with pytest.raises(BadInput, match="is a file or lies below one"):
-        jobs.compare(["fedavg"], SMALL, 1, tmp_path / "file" / "c", quiet=True)
+    with pytest.raises(UserError, match="is a file or lies below one"):
+        comparison.compare(["fedavg"], SMALL, 1, tmp_path / "file" / "c", session=QUIET)
 
 
 @pytest.mark.parametrize(
     ("methods", "values", "seeds", "sentence"),
     [
-        (["fedavg", "fedavg"], {}, 1, "'fedavg' is named twice; a comparison needs different methods"),
-        (["fedavg", "fedavg@lr=0.1"], {}, 1, "'fedavg@lr=0.1' is named twice; a comparison needs different methods"),
+        (
+            ["fedavg", "fedavg"],
+            {},
+            1,
+            "'fedavg' is named twice; a comparison needs different methods",
+        ),
+        (
+            ["fedavg", "fedavg@lr=0.1"],
+            {},
+            1,
+            "'fedavg@lr=0.1' is named twice; a comparison needs different methods",
+        ),
         (["fedavg"], {}, 0, "seeds must lie between 1 and 1000, not 0"),
         (["fedavg", "fedbn"], {}, 1, "fedbn needs a model with BatchNorm"),
         (["fedavg", "fedprox"], {"fedprox.muu": 1}, 1, "unknown key of the method fedprox 'muu'"),
@@ -110,8 +135,8 @@ def test_a_folder_belongs_to_one_comparison(tmp_path):
     ],
 )
 def test_every_mistake_shows_before_the_first_round(methods, values, seeds, sentence, tmp_path):
-    with pytest.raises(BadInput, match=sentence):
-        jobs.compare(methods, SMALL | values, seeds, tmp_path / "c", quiet=True)
+    with pytest.raises(UserError, match=sentence):
+        comparison.compare(methods, SMALL | values, seeds, tmp_path / "c", session=QUIET)
     assert not (tmp_path / "c").exists()
 
 
@@ -119,8 +144,8 @@ def test_every_mistake_shows_before_the_first_round(methods, values, seeds, sent
 def test_a_damaged_note(tmp_path, key):
     note = {"methods": ["fedavg"], "settings": {}, "seeds": 1, key: "damaged"}
     (tmp_path / "comparison.toml").write_text(toml.dumps(note))
-    with pytest.raises(BadInput, match=rf"comparison\.toml' is damaged: it lacks its {key}"):
-        jobs.resume_comparison(tmp_path)
+    with pytest.raises(UserError, match=rf"comparison\.toml' is damaged: it lacks its {key}"):
+        comparison.resume_comparison(tmp_path)
 
 
 MINE = """
@@ -142,35 +167,53 @@ class Other(FedAvg):
 def test_methods_of_one_file_side_by_side(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     specs = [f"{tmp_path / 'mine.py'}:{name}" for name in ("mine", "other")]
-    folders = jobs.compare(["fedavg", *specs], {**SMALL, "rounds": 1, "mine.rate": 3}, 1, tmp_path / "c", quiet=True)
+    folders = comparison.compare(
+        ["fedavg", *specs], {**SMALL, "rounds": 1, "mine.rate": 3}, 1, tmp_path / "c", session=QUIET
+    )
     assert [folder.path.name for folder in folders] == ["fedavg-seed0", "mine-seed0", "other-seed0"]
     assert folders[1].summary["options"] == {"rate": 3.0}
     assert [folder.summary["method"] for folder in folders] == ["fedavg", "mine", "other"]
 
 
 def test_variants_of_one_method_are_told_apart(tmp_path):
-    methods = ["fedavg", "fedavg@supplement_size=20,supplement_below=1", "fedavg@attack=ipm", "genfed"]
-    folders = jobs.compare(methods, {**SMALL, "rounds": 1, "model": "linear"}, 2, tmp_path / "c", quiet=True)
+    methods = [
+        "fedavg",
+        "fedavg@supplement_size=20,supplement_below=1",
+        "fedavg@attack=ipm",
+        "genfed",
+    ]
+    folders = comparison.compare(
+        methods, {**SMALL, "rounds": 1, "model": "linear"}, 2, tmp_path / "c", session=QUIET
+    )
     assert [folder.path.name for folder in folders[:4]] == [f"{name}-seed0" for name in methods]
     # The server keeps the same samples from all of them, so that they differ in nothing else.
     assert {folder.config["validation_size"] for folder in folders} == {0.1}
-    assert [folder.summary["other_bytes"] > 0 for folder in folders[:4]] == [False, True, False, False]
-    assert list(comparison(folders).index) == [
+    assert [folder.summary["other_bytes"] > 0 for folder in folders[:4]] == [
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert list(compared(folders).index) == [
         "fedavg (supplement_size=0.0, supplement_below=0.2, attack=none)",
         "fedavg (supplement_size=20.0, supplement_below=1.0, attack=none)",
         "fedavg (supplement_size=0.0, supplement_below=0.2, attack=ipm)",
         "genfed",
     ]
     written = [path.stat().st_mtime_ns for path in sorted((tmp_path / "c").rglob("summary.json"))]
-    jobs.resume_comparison(tmp_path / "c", quiet=True)
-    assert [path.stat().st_mtime_ns for path in sorted((tmp_path / "c").rglob("summary.json"))] == written
+    comparison.resume_comparison(tmp_path / "c", session=QUIET)
+    assert [
+        path.stat().st_mtime_ns for path in sorted((tmp_path / "c").rglob("summary.json"))
+    ] == written
 
 
 def test_a_free_folder_is_never_one_that_exists(tmp_path):
     assert jobs.free_folder("run", tmp_path) == tmp_path / "run"
     (tmp_path / "run-2").write_text("a file")
     assert jobs.free_folder("run", tmp_path) == tmp_path / "run-3"
-    with pytest.raises(BadInput, match=r"'.*run-2/x' cannot be made \(Not a directory\); choose another folder"):
+    with pytest.raises(
+        UserError, match=r"'.*run-2/x' cannot be made \(Not a directory\); choose another folder"
+    ):
         jobs.free_folder("x", tmp_path / "run-2")
 
 
@@ -188,9 +231,13 @@ def test_a_run_that_cannot_begin_leaves_no_folder_but_the_users(cli, tmp_path):
 
 
 def test_a_folder_says_what_was_left_open(tmp_path):
-    jobs.start(make_plan("fedavg", {"rounds": 1, "epochs": 1}), tmp_path / "run", quiet=True)
+    jobs.start(make_spec("fedavg", {"rounds": 1, "epochs": 1}), tmp_path / "run", quiet=True)
     config = RunFolder.open(tmp_path / "run").config
-    assert (config["partition"], config["cohort"], config["model"]) == ("dirichlet:0.3", 10, "digits-cnn")
+    assert (config["partition"], config["cohort"], config["model"]) == (
+        "dirichlet:0.3",
+        10,
+        "digits-cnn",
+    )
 
 
 ELSEWHERE = """
@@ -207,7 +254,11 @@ class Mine(FedAvg):
 def test_runs_and_comparisons_go_on_from_any_folder(cli, tmp_path, monkeypatch):
     draw = np.random.default_rng(0)
     (tmp_path / "sub").mkdir()
-    np.savez(tmp_path / "sub" / "tab.npz", x=draw.normal(size=(120, 4)).astype(np.float32), y=np.arange(120) % 3)
+    np.savez(
+        tmp_path / "sub" / "tab.npz",
+        x=draw.normal(size=(120, 4)).astype(np.float32),
+        y=np.arange(120) % 3,
+    )
     (tmp_path / "mine.py").write_text(ELSEWHERE)
     common = ["--data", "sub/tab.npz", "--clients", 3, "--rounds", 1, "-q"]
     assert cli("run", "mine.py", *common).code == 0
@@ -221,7 +272,9 @@ def test_runs_and_comparisons_go_on_from_any_folder(cli, tmp_path, monkeypatch):
     for folder in (run, tmp_path / "two"):
         found = cli("resume", folder, "-q")
         assert found.code == 0, found.err
-    found = cli("run", tmp_path / "mine.py", "--config", run / "config.toml", "-q", "--out", "again")
+    found = cli(
+        "run", tmp_path / "mine.py", "--config", run / "config.toml", "-q", "--out", "again"
+    )
     assert found.code == 0, found.err
     assert on_disk(tmp_path / "other" / "again") == on_disk(run)
 
@@ -232,4 +285,6 @@ def test_a_full_disk_is_one_sentence(cli, monkeypatch):
 
     monkeypatch.setattr(RunFolder, "append", full)
     found = cli("run", "fedavg", "--rounds", 1, "--clients", 3, "-q")
-    assert found.code == 1 and "No space left on device" in found.err and "Traceback" not in found.err
+    assert (
+        found.code == 1 and "No space left on device" in found.err and "Traceback" not in found.err
+    )

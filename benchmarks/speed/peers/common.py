@@ -1,4 +1,5 @@
-"""What every contestant of the CPU race shares: the workload as files, and the talk with the driver.
+"""What every contestant of the CPU race shares: the workload as files, and the talk with the
+driver.
 
 Needs PyTorch and NumPy only, so that it works inside the peers' virtual environments.
 """
@@ -21,17 +22,26 @@ from torch import Tensor, nn
 
 
 class Workload:
-    """Data, first weights, cohorts and the order of every client's samples, as `cpu.py` has written them.
+    """Data, first weights, cohorts and the order of every client's samples, as `cpu.py` has written
+    them.
 
-    The pictures are mapped, not read: all processes share one copy, and each batch is normalised when it is used.
+    The pictures are mapped, not read: all processes share one copy, and each batch is normalised
+    when it is used.
     """
 
     def __init__(self, folder: str):
         place = Path(folder)
-        maps = {name: np.load(place / f"{name}.npy", mmap_mode="c") for name in ("x", "y", "x_test", "y_test")}
+        maps = {
+            name: np.load(place / f"{name}.npy", mmap_mode="c")
+            for name in ("x", "y", "x_test", "y_test")
+        }
         self.x, self.y, self.x_test, self.y_test = (torch.from_numpy(maps[name]) for name in maps)
         settings = json.loads((place / "settings.json").read_text())
-        self.batch_size, self.lr, self.epochs = settings["batch_size"], settings["lr"], settings["epochs"]
+        self.batch_size, self.lr, self.epochs = (
+            settings["batch_size"],
+            settings["lr"],
+            settings["epochs"],
+        )
         self.cohorts: list[list[int]] = settings["cohorts"]
         self.shift, self.scale = torch.tensor(settings["mean"]), torch.tensor(settings["std"])
         with np.load(place / "orders.npz") as found:
@@ -65,7 +75,9 @@ class Workload:
 
     def batches(self, t: int, client: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """One epoch of a client's round."""
-        for index in self.orders[f"{t}-{client}"].view(self.epochs, -1)[epoch].split(self.batch_size):
+        for index in (
+            self.orders[f"{t}-{client}"].view(self.epochs, -1)[epoch].split(self.batch_size)
+        ):
             yield self.x[index], self.y[index]
 
     def train(self, net: nn.Module, t: int, client: int) -> None:
@@ -113,7 +125,7 @@ class Seat:
         """Tell the driver something."""
         print(json.dumps(message), file=self.out, flush=True)
 
-    def begin(self) -> None:
+    def server_init(self) -> None:
         """Call at the start of a round: waits for its turn and starts the clock."""
         if not self.left:
             line = sys.stdin.readline()

@@ -1,7 +1,8 @@
-"""Flower's simulation as a contestant of the CPU race; `cpu.py` starts it inside Flower's environment.
+"""Flower's simulation as a contestant of the CPU race; `cpu.py` starts it inside Flower's
+environment.
 
-Message API, `flwr.simulation.run_simulation` on Ray. The strategy is Flower's FedAvg; only the sampling is replaced by
-the cohorts of the workload, so that all contestants train the same clients.
+Message API, `flwr.simulation.run_simulation` on Ray. The strategy is Flower's FedAvg; only the
+sampling is replaced by the cohorts of the workload, so that all contestants train the same clients.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from typing import Any
 
 import torch
 from common import Seat, apply, workload
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
@@ -32,17 +41,26 @@ def train(message: Message, context: Context) -> Message:
     if not nets:
         apply(settings)
         nets.append(work.network())
-    net, t, client = nets[0], message.content["config"]["server-round"] - 1, context.node_config["partition-id"]
+    net, t, client = (
+        nets[0],
+        message.content["config"]["server-round"] - 1,
+        context.node_config["partition-id"],
+    )
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
     work.train(net, t, client)
     count = MetricRecord({"num-examples": work.samples(t, client)})
-    return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": count}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": count}), reply_to=message
+    )
 
 
 @client_app.query()
 def who(message: Message, context: Context) -> Message:
     """Which client a node is."""
-    return Message(RecordDict({"who": ConfigRecord({"id": context.node_config["partition-id"]})}), reply_to=message)
+    return Message(
+        RecordDict({"who": ConfigRecord({"id": context.node_config["partition-id"]})}),
+        reply_to=message,
+    )
 
 
 class Same(FedAvg):
@@ -52,12 +70,16 @@ class Same(FedAvg):
         super().__init__(fraction_evaluate=0.0)
         self.seat, self.nodes = seat, nodes
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Any:
         """As FedAvg does it, but for the sampling."""
-        self.seat.begin()
+        self.seat.server_init()
         config["server-round"] = server_round
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        chosen = [self.nodes[client] for client in workload(settings["folder"]).cohorts[server_round - 1]]
+        chosen = [
+            self.nodes[client] for client in workload(settings["folder"]).cohorts[server_round - 1]
+        ]
         return self._construct_messages(record, chosen, MessageType.TRAIN)
 
 
@@ -69,11 +91,18 @@ def serve(grid: Grid, context: Context) -> None:
     nodes: dict[int, int] = {}
     while len(nodes) < settings["clients"]:  # nodes appear while the simulation starts
         missing = [node for node in grid.get_node_ids() if node not in nodes.values()]
-        asked = [Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY) for node in missing]
-        for reply in grid.send_and_receive(asked):
+        requested = [
+            Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY)
+            for node in missing
+        ]
+        for reply in grid.send_and_receive(requested):
             nodes[reply.content["who"]["id"]] = reply.metadata.src_node_id
     net = work.network()
-    seat = Seat(versions={name: importlib.metadata.version(name) for name in ("flwr", "ray", "torch", "numpy")})
+    seat = Seat(
+        versions={
+            name: importlib.metadata.version(name) for name in ("flwr", "ray", "torch", "numpy")
+        }
+    )
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         net.load_state_dict(arrays.to_torch_state_dict())
@@ -82,7 +111,9 @@ def serve(grid: Grid, context: Context) -> None:
             seat.end(accuracy)
         return MetricRecord({"accuracy": accuracy})
 
-    Same(seat, nodes).start(grid, ArrayRecord(net.state_dict()), settings["rounds"], evaluate_fn=evaluate)
+    Same(seat, nodes).start(
+        grid, ArrayRecord(net.state_dict()), settings["rounds"], evaluate_fn=evaluate
+    )
 
 
 def main() -> None:
@@ -95,7 +126,12 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    os.environ |= {"FLOWER_PEER": sys.argv[1], "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-    import flower_peer  # by its name, so that Ray's workers import it once instead of unpickling it for every client
+    os.environ |= {
+        "FLOWER_PEER": sys.argv[1],
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    # by its name, so that Ray's workers import it once instead of unpickling it for every client
+    import flower_peer
 
     flower_peer.main()

@@ -1,4 +1,6 @@
-"""fedhelix itself, and the plain PyTorch loop, as contestants of the CPU race; `cpu.py` starts them."""
+"""fedhelix itself, and the plain PyTorch loop, as contestants of the CPU race; `cpu.py` starts
+them.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,19 @@ def main(settings: dict[str, Any]) -> None:
     """Play."""
     plain = settings["contestant"] == "plain"
     more = {"engine": "serial", "kernels": "native"} if plain else {"engine": "parallel"}
-    fed = federation(load("fashion-mnist", settings["data_dir"]), settings["workload"], device="cpu", **more)
+    fed = federation(
+        load("fashion-mnist", settings["data_dir"]), settings["workload"], device="cpu", **more
+    )
     facts = {"versions": versions()}
     if plain:
         apply(settings)
         loop = PlainLoop(fed)
     else:
-        rounds = fed.play(settings["rounds"])
+        rounds = fed.run_rounds(settings["rounds"])
         facts |= {"workers": fed.engine.workers, "kernels": fed.engine.setup.kernels}
     seat = Seat(**facts)
     for t in range(settings["rounds"]):
-        seat.begin()
+        seat.server_init()
         seat.end(loop.round(t) if plain else next(rounds)[0]["accuracy"])
 
 

@@ -1,7 +1,8 @@
 """pfl's simulation as a contestant of the CPU race; `cpu.py` starts it inside pfl's environment.
 
-FederatedAveraging on a SimulatedBackend, weighted by samples, in one process or several (torch.distributed). Only the
-sampling of users is replaced by the cohorts of the workload, so that all contestants train the same clients.
+FederatedAveraging on a SimulatedBackend, weighted by samples, in one process or several
+(torch.distributed). Only the sampling of users is replaced by the cohorts of the workload, so that
+all contestants train the same clients.
 """
 
 from __future__ import annotations
@@ -18,13 +19,20 @@ from typing import Any
 
 SETTINGS: dict[str, Any] = json.loads(sys.argv[1])
 RANK = int(os.environ.get("PFL_WORKER_RANK", "0"))
-if SETTINGS["processes"] > 1 and "PFL_WORKER_ADDRESSES" not in os.environ:  # pfl reads these when it is imported
+if (
+    SETTINGS["processes"] > 1 and "PFL_WORKER_ADDRESSES" not in os.environ
+):  # pfl reads these when it is imported
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    os.environ |= {"PFL_WORKER_ADDRESSES": ",".join([address] * SETTINGS["processes"]), "PFL_WORKER_RANK": "0"}
+    os.environ |= {
+        "PFL_WORKER_ADDRESSES": ",".join([address] * SETTINGS["processes"]),
+        "PFL_WORKER_RANK": "0",
+    }
     for rank in range(1, SETTINGS["processes"]):
         environment = {**os.environ, "PFL_WORKER_RANK": str(rank)}
-        subprocess.Popen([sys.executable, *sys.argv], env=environment, stdin=subprocess.DEVNULL, stdout=2)
+        subprocess.Popen(
+            [sys.executable, *sys.argv], env=environment, stdin=subprocess.DEVNULL, stdout=2
+        )
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
@@ -61,7 +69,9 @@ class User(Dataset):
 
 
 class Users(FederatedDatasetBase):
-    """The cohorts of the workload; several processes share them as pfl does it: the largest first, evenly."""
+    """The cohorts of the workload; several processes share them as pfl does it: the largest first,
+    evenly.
+    """
 
     def __init__(self, work: Workload):
         super().__init__()
@@ -107,12 +117,16 @@ class Clock(TrainingProcessCallback):
         self.evaluation = evaluation
         self.seat = None
         if not RANK:
-            self.seat = Seat(versions={name: importlib.metadata.version(name) for name in ("pfl", "torch", "numpy")})
+            self.seat = Seat(
+                versions={
+                    name: importlib.metadata.version(name) for name in ("pfl", "torch", "numpy")
+                }
+            )
 
     def wait(self) -> None:
         """All processes start together."""
         if self.seat is not None:
-            self.seat.begin()
+            self.seat.server_init()
         if SETTINGS["processes"] > 1:
             torch.distributed.barrier()
 
@@ -121,7 +135,9 @@ class Clock(TrainingProcessCallback):
         self.wait()
         return Metrics()
 
-    def after_central_iteration(self, aggregate_metrics: Any, model: Any, *, central_iteration: int) -> Any:
+    def after_central_iteration(
+        self, aggregate_metrics: Any, model: Any, *, central_iteration: int
+    ) -> Any:
         """After each round. pfl does not evaluate after the first one, so that is made up for here."""
         metrics = self.evaluation.metrics or self.evaluation._eval(model)[1]
         if self.seat is not None:
@@ -157,7 +173,10 @@ def main() -> None:
     rounds, cohort = SETTINGS["rounds"], len(work.cohorts[0])
     # Users' models are not evaluated (but for the first round, which pfl insists on).
     params = NNAlgorithmParams(
-        central_num_iterations=rounds, evaluation_frequency=10**9, train_cohort_size=cohort, val_cohort_size=0
+        central_num_iterations=rounds,
+        evaluation_frequency=10**9,
+        train_cohort_size=cohort,
+        val_cohort_size=0,
     )
     asyncio.set_event_loop(asyncio.new_event_loop())
     FederatedAveraging().run(

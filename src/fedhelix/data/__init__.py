@@ -5,7 +5,7 @@ from fedhelix.data.arrays import from_arrays, from_clients, from_npz
 from fedhelix.data.augment import crop_and_flip, draw_crops
 from fedhelix.data.datasets import Availability, Dataset, available, load, rows_of
 from fedhelix.data.partitions import Partition, Split, class_split
-from fedhelix.data.reserve import Reserve, ServerData, even_sample
+from fedhelix.data.server_data import Reserve, ServerData, even_sample
 
 __all__ = [
     "Availability",

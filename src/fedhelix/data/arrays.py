@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from fedhelix.core.errors import UserError
+from fedhelix.core.seeds import numpy_draw
 from fedhelix.data.datasets import Dataset, describe
 from fedhelix.data.sampling import stratified
-from fedhelix.errors import BadInput
-from fedhelix.seeds import numpy_draw
 
 Classes = int | Literal["auto"] | None
 Pair = tuple[Tensor, Tensor]
@@ -48,17 +48,21 @@ def from_arrays(
     * `owners` says for each sample whose it is; a federation then takes its clients from there.
     """
     if (x_test is None) != (y_test is None):
-        raise BadInput(f"'{name}' has only one of x_test and y_test; give both or none.")
+        raise UserError(f"'{name}' has only one of x_test and y_test; give both or none.")
     inputs, targets = read_pair(x, y, f"'{name}'")
     whose = None if owners is None else np.asarray(owners)
     if whose is not None and len(whose) != len(inputs):
-        raise BadInput(f"'{name}' has {len(whose)} owners for {len(inputs)} samples; give one for each.")
+        raise UserError(
+            f"'{name}' has {len(whose)} owners for {len(inputs)} samples; give one for each."
+        )
     if x_test is not None:
         test_inputs, test_targets = read_pair(x_test, y_test, f"the test part of '{name}'")
     else:
         held = held_out(targets, classes, numpy_draw(seed, "hold-out"))
         if not held.any():
-            raise BadInput(f"'{name}' has too few samples of each class for a test pool; give x_test and y_test.")
+            raise UserError(
+                f"'{name}' has too few samples of each class for a test pool; give x_test and y_test."
+            )
         test_inputs, test_targets = inputs[held], targets[held]
         inputs, targets = inputs[~held], targets[~held]
         whose = None if whose is None else whose[~held]
@@ -68,18 +72,30 @@ def from_arrays(
 
 
 def from_npz(path: str | Path) -> Dataset:
-    """A data set from one npz file with x, y and, if there are any, x_test, y_test and owners (see `from_arrays`)."""
+    """A data set from one npz file with x, y and, if there are any, x_test, y_test and owners (see
+    `from_arrays`).
+    """
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
     except FileNotFoundError:
-        raise BadInput(f"there is no file '{path}'.") from None
-    except (OSError, ValueError, TypeError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as problem:
-        raise BadInput(f"'{path}' cannot be read as an npz file: {problem}.") from None
+        raise UserError(f"there is no file '{path}'.") from None
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        EOFError,
+        AttributeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as problem:
+        raise UserError(f"'{path}' cannot be read as an npz file: {problem}.") from None
     renamed = {key.removesuffix("_train"): value for key, value in arrays.items()}
     unknown_keys = sorted(set(renamed) - {"x", "y", "x_test", "y_test", "owners"})
     if unknown_keys or not {"x", "y"} <= set(renamed):
-        raise BadInput(f"'{path}' must hold x and y, and may hold x_test, y_test and owners; it has {sorted(arrays)}.")
+        raise UserError(
+            f"'{path}' must hold x and y, and may hold x_test, y_test and owners; it has {sorted(arrays)}."
+        )
     return from_arrays(**renamed, name=Path(path).stem)
 
 
@@ -93,23 +109,32 @@ def from_clients(
     std: tuple[float, ...] | None = None,
     seed: int = 0,
 ) -> Dataset:
-    """A data set from data that are already with their clients; the `natural` partition keeps them there.
+    """A data set from data that are already with their clients; the `natural` partition keeps them
+    there.
 
-    `clients` has for each client a pair (x, y) or a map-style torch Dataset of such samples; arrays are read as in
-    `from_arrays`. `test` is one pair or Dataset for a common test pool, or a list with one for each client; None holds
-    out 20 % of every client's samples as its test part (a client with a single sample keeps it for training).
+    `clients` has for each client a pair (x, y) or a map-style torch Dataset of such samples; arrays
+    are read as in `from_arrays`. `test` is one pair or Dataset for a common test pool, or a list
+    with one for each client; None holds out 20 % of every client's samples as its test part (a
+    client with a single sample keeps it for training).
     """
     parts = [read_part(part, f"client {index} of '{name}'") for index, part in enumerate(clients)]
     if not parts:
-        raise BadInput(f"'{name}' has no clients; give at least one pair (x, y).")
+        raise UserError(f"'{name}' has no clients; give at least one pair (x, y).")
     if test is None:
         train, tests = hold_out_each(parts, classes, seed)
         if not any(len(y) for _, y in tests):
-            raise BadInput(f"each client of '{name}' has a single sample, and none is left to test with; give two.")
+            raise UserError(
+                f"each client of '{name}' has a single sample, and none is left to test with; give two."
+            )
     elif isinstance(test, list):
         if len(test) != len(parts):
-            raise BadInput(f"'{name}' has {len(parts)} clients, but test has {len(test)} parts; give one for each.")
-        train, tests = parts, [read_part(part, f"test part {index} of '{name}'") for index, part in enumerate(test)]
+            raise UserError(
+                f"'{name}' has {len(parts)} clients, but test has {len(test)} parts; give one for each."
+            )
+        train, tests = (
+            parts,
+            [read_part(part, f"test part {index} of '{name}'") for index, part in enumerate(test)],
+        )
     else:
         train, tests = parts, [read_part(test, f"the test part of '{name}'")]
     x, y, owners = pool(train, f"client {{}} of '{name}'")
@@ -117,7 +142,9 @@ def from_clients(
     common_test = test is not None and not isinstance(test, list)
     count = count_classes(classes, y, y_test)
     y, y_test = (as_targets(part, count, name) for part in (y, y_test))
-    return Dataset(name, x, y, x_test, y_test, count, mean, std, owners, None if common_test else testers)
+    return Dataset(
+        name, x, y, x_test, y_test, count, mean, std, owners, None if common_test else testers
+    )
 
 
 def read_part(part: Any, where: str) -> Pair:
@@ -126,17 +153,26 @@ def read_part(part: Any, where: str) -> Pair:
         part = part.tensors
     if isinstance(part, tuple | list):
         if len(part) != 2:
-            raise BadInput(f"{where} has {len(part)} entries; a pair (x, y) or a torch Dataset is right.")
+            raise UserError(
+                f"{where} has {len(part)} entries; a pair (x, y) or a torch Dataset is right."
+            )
         return read_pair(part[0], part[1], where)
     if not hasattr(part, "__len__") or not hasattr(part, "__getitem__"):
-        raise BadInput(f"{where} is a {type(part).__name__}; a pair (x, y) or a map-style torch Dataset is right.")
+        raise UserError(
+            f"{where} is a {type(part).__name__}; a pair (x, y) or a map-style torch Dataset is right."
+        )
     if len(part) == 0:
-        raise BadInput(f"{where} is empty; at least one sample is needed.")
+        raise UserError(f"{where} is empty; at least one sample is needed.")
     try:
         inputs, targets = zip(*(part[index] for index in range(len(part))), strict=True)
-        x, y = np.stack([np.asarray(one) for one in inputs]), np.stack([np.asarray(one) for one in targets])
+        x, y = (
+            np.stack([np.asarray(one) for one in inputs]),
+            np.stack([np.asarray(one) for one in targets]),
+        )
     except (TypeError, ValueError) as problem:
-        raise BadInput(f"{where} cannot be read as samples (x, y) of one shape: {problem}.") from None
+        raise UserError(
+            f"{where} cannot be read as samples (x, y) of one shape: {problem}."
+        ) from None
     return read_pair(x, y, where)
 
 
@@ -145,29 +181,36 @@ def read_pair(x: Any, y: Any, where: str) -> Pair:
     inputs, targets = as_tensor(x, f"x of {where}"), as_tensor(y, f"y of {where}")
     if inputs.dtype == torch.uint8 and inputs.dim() == 3:
         inputs = inputs[:, None]
-    elif inputs.dtype == torch.uint8 and inputs.dim() == 4 and inputs.shape[3] in (1, 3) and inputs.shape[1] > 3:
+    elif (
+        inputs.dtype == torch.uint8
+        and inputs.dim() == 4
+        and inputs.shape[3] in (1, 3)
+        and inputs.shape[1] > 3
+    ):
         inputs = inputs.permute(0, 3, 1, 2).contiguous()
     if inputs.dtype == torch.bool:
         inputs = inputs.float()
     if inputs.dim() == 0 or targets.dim() == 0 or len(inputs) != len(targets):
-        raise BadInput(
+        raise UserError(
             f"x and y of {where} must have one entry per sample, but their shapes are "
             f"{tuple(inputs.shape)} and {tuple(targets.shape)}."
         )
     if len(inputs) == 0:
-        raise BadInput(f"{where} is empty; at least one sample is needed.")
+        raise UserError(f"{where} is empty; at least one sample is needed.")
     return inputs, targets
 
 
 def as_tensor(values: Any, where: str) -> Tensor:
-    """Numbers as uint8, bool, int64 or float32; arrays that have such a type already are not copied."""
+    """Numbers as uint8, bool, int64 or float32; arrays that have such a type already are not
+    copied.
+    """
     if not isinstance(values, Tensor):
         try:
             array = np.asarray(values)
         except ValueError as problem:
-            raise BadInput(f"{where} is no array: {problem}.") from None
+            raise UserError(f"{where} is no array: {problem}.") from None
         if array.dtype.kind not in "biuf":
-            raise BadInput(f"{where} must be numbers, not {array.dtype}.")
+            raise UserError(f"{where} must be numbers, not {array.dtype}.")
         if array.dtype.kind == "u" and array.dtype != np.uint8:
             array = array.astype(np.int64)  # torch knows few unsigned types
         values = torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
@@ -182,13 +225,20 @@ def count_classes(classes: Classes, targets: Tensor, test_targets: Tensor) -> in
         return None
     if classes != "auto":
         if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
-            raise BadInput(f"classes must be 'auto', None or a whole number above 0, not {classes!r}.")
+            raise UserError(
+                f"classes must be 'auto', None or a whole number above 0, not {classes!r}."
+            )
         return classes
     if targets.is_floating_point():
         return None
-    largest, samples = max(int(targets.max()), int(test_targets.max()), 0), len(targets) + len(test_targets)
+    largest, samples = (
+        max(int(targets.max()), int(test_targets.max()), 0),
+        len(targets) + len(test_targets),
+    )
     if largest > 1000 + samples:
-        raise BadInput(f"labels go up to {largest}, but there are only {samples} samples; number classes from 0.")
+        raise UserError(
+            f"labels go up to {largest}, but there are only {samples} samples; number classes from 0."
+        )
     return 1 + largest
 
 
@@ -200,12 +250,16 @@ def as_targets(targets: Tensor, classes: int | None, name: str) -> Tensor:
         targets = targets[:, 0]
     whole = targets.long()
     if targets.is_floating_point() and not torch.equal(whole.float(), targets):
-        raise BadInput(f"labels of '{name}' must be whole numbers; classes=None would be a regression.")
+        raise UserError(
+            f"labels of '{name}' must be whole numbers; classes=None would be a regression."
+        )
     return whole
 
 
 def held_out(targets: Tensor, classes: Classes, draw: np.random.Generator) -> np.ndarray:
-    """A mask of the samples that become test samples: a share of each class, but never all of a class."""
+    """A mask of the samples that become test samples: a share of each class, but never all of a
+    class.
+    """
     codes = np.zeros(len(targets), dtype=np.int64)
     if classes is not None and not targets.is_floating_point() and targets.numel() == len(targets):
         codes = np.unique(targets.cpu().numpy().ravel(), return_inverse=True)[1]
@@ -231,8 +285,12 @@ def pool(parts: list[Pair], where: str) -> tuple[Tensor, Tensor, np.ndarray]:
     first_x, first_y = parts[0]
     for index, (x, y) in enumerate(parts):
         if x.shape[1:] != first_x.shape[1:] or x.dtype != first_x.dtype:
-            raise BadInput(f"{where.format(index)} has samples of {describe(x)}, the first of {describe(first_x)}.")
+            raise UserError(
+                f"{where.format(index)} has samples of {describe(x)}, the first of {describe(first_x)}."
+            )
         if y.shape[1:] != first_y.shape[1:] or y.is_floating_point() != first_y.is_floating_point():
-            raise BadInput(f"{where.format(index)} has targets of {describe(y)}, the first of {describe(first_y)}.")
+            raise UserError(
+                f"{where.format(index)} has targets of {describe(y)}, the first of {describe(first_y)}."
+            )
     owners = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
     return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]), owners

@@ -6,24 +6,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedhelix.errors import BadInput
+from fedhelix.core.errors import UserError
 
 
 def draw_crops(n: int, generator: torch.Generator, pad: int = 4) -> Tensor:
-    """For each of n pictures where its crop begins and whether it is flipped: n×3 whole numbers (dy, dx, flip)."""
+    """For each of n pictures where its crop begins and whether it is flipped: n×3 whole numbers
+    (dy, dx, flip).
+    """
     corners = torch.randint(2 * pad + 1, (n, 2), generator=generator, device=generator.device)
     flips = torch.randint(2, (n, 1), generator=generator, device=generator.device)
     return torch.cat([corners, flips], dim=1)
 
 
 def crop_and_flip(x: Tensor, crops: Tensor, pad: int = 4) -> Tensor:
-    """Pad each picture with zeros, cut its size out at (dy, dx), and mirror it left to right where flip is 1.
+    """Pad each picture with zeros, cut its size out at (dy, dx), and mirror it left to right where
+    flip is 1.
 
-    `x` has the shape (..., B, C, H, W) and `crops` (..., B, 3). Give raw pictures, before `Dataset.prepare`, so that
-    the border is black.
+    `x` has the shape (..., B, C, H, W) and `crops` (..., B, 3). Give raw pictures, before
+    `Dataset.prepare`, so that the border is black.
     """
     if x.dim() < 4 or crops.shape != (*x.shape[:-3], 3):
-        raise BadInput(
+        raise UserError(
             f"crops need pictures of shape (..., B, C, H, W) and one (dy, dx, flip) for each, "
             f"not shapes {tuple(x.shape)} and {tuple(crops.shape)}."
         )
@@ -33,6 +36,8 @@ def crop_and_flip(x: Tensor, crops: Tensor, pad: int = 4) -> Tensor:
     along = torch.arange(width, device=x.device)
     rows = torch.arange(height, device=x.device) + dy
     columns = torch.where(flip == 1, width - 1 - along, along) + dx
-    picture = torch.arange(len(padded), device=x.device)[:, None, None, None]
+    image = torch.arange(len(padded), device=x.device)[:, None, None, None]
     channel = torch.arange(channels, device=x.device)[:, None, None]
-    return padded[picture, channel, rows[:, None, :, None], columns[:, None, None, :]].reshape(x.shape)
+    return padded[image, channel, rows[:, None, :, None], columns[:, None, None, :]].reshape(
+        x.shape
+    )

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedhelix.core.errors import UserError, unknown
+from fedhelix.core.seeds import numpy_draw
 from fedhelix.data import sources
 from fedhelix.data.sampling import stratified
-from fedhelix.errors import BadInput, unknown
-from fedhelix.seeds import numpy_draw
 
 DIGITS = "digits"
 DIGITS_SIZES = (1438, 359)
@@ -35,7 +35,9 @@ def rows_of(pool: Tensor, samples: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """A training pool and a test pool; clients are index arrays into them, so nothing is ever copied per client."""
+    """A training pool and a test pool; clients are index arrays into them, so nothing is ever
+    copied per client.
+    """
 
     name: str
     x: Tensor
@@ -52,7 +54,8 @@ class Dataset:
     owners: np.ndarray | None = None
     """Who owns each sample, where the data come with owners."""
     owners_test: np.ndarray | None = None
-    # Made once, where the data are: a copy from the host in every batch would be slow and cannot be captured
+    # Made once, where the data are: a copy from the host in every batch would be slow and cannot be
+    # captured
     # in a CUDA graph.
     _shift: Tensor | None = dataclasses.field(init=False, default=None)
     _scale: Tensor | None = dataclasses.field(init=False, default=None)
@@ -61,12 +64,12 @@ class Dataset:
         self._check_pool("x", self.x, "y", self.y, self.owners)
         self._check_pool("x_test", self.x_test, "y_test", self.y_test, self.owners_test)
         if self.x.shape[1:] != self.x_test.shape[1:] or self.x.dtype != self.x_test.dtype:
-            raise BadInput(
+            raise UserError(
                 f"x and x_test of '{self.name}' must hold samples of one kind, but x has {describe(self.x)} "
                 f"and x_test {describe(self.x_test)}."
             )
         if (self.mean is None) != (self.std is None):
-            raise BadInput(f"'{self.name}' has only one of mean and std; give both or none.")
+            raise UserError(f"'{self.name}' has only one of mean and std; give both or none.")
         if self.mean is not None and self.std is not None:
             object.__setattr__(self, "_shift", self._per_channel("mean", self.mean))
             object.__setattr__(self, "_scale", self._per_channel("std", self.std))
@@ -82,10 +85,15 @@ class Dataset:
 
     def codes(self, targets: Tensor) -> np.ndarray:
         """Labels as NumPy; a regression counts as one class."""
-        return np.zeros(len(targets), dtype=np.int64) if self.classes is None else targets.cpu().numpy()
+        return (
+            np.zeros(len(targets), dtype=np.int64)
+            if self.classes is None
+            else targets.cpu().numpy()
+        )
 
     def prepare(self, x: Tensor) -> Tensor:
-        """A gathered batch as the network wants it: pixels become floats in [0, 1], then everything is normalised.
+        """A gathered batch as the network wants it: pixels become floats in [0, 1], then everything
+        is normalised.
 
         Axes before the sample's own may be any (batches, clients × batches); tokens pass through.
         """
@@ -107,13 +115,17 @@ class Dataset:
             return self._copies[device]
 
     def with_flipped(self) -> Dataset:
-        """The training pool twice: sample N + i is sample i with its label k turned into classes - 1 - k.
+        """The training pool twice: sample N + i is sample i with its label k turned into classes -
+        1 - k.
 
         Asked again, the same copy, so that federations under attack share it.
         """
         with COPYING:
             if "flipped" not in self._copies:
-                x, y = torch.cat([self.x, self.x]), torch.cat([self.y, (self.classes or 1) - 1 - self.y])
+                x, y = (
+                    torch.cat([self.x, self.x]),
+                    torch.cat([self.y, (self.classes or 1) - 1 - self.y]),
+                )
                 owners = None if self.owners is None else np.concatenate([self.owners, self.owners])
                 self._copies["flipped"] = dataclasses.replace(self, x=x, y=y, owners=owners)
             return self._copies["flipped"]
@@ -121,10 +133,16 @@ class Dataset:
     def joined(self, other: Dataset) -> Dataset:
         """Both data sets as one, the other's samples last; who owns what is left to the splits."""
         if self.shape != other.shape or self.x.dtype != other.x.dtype:
-            raise BadInput(f"{other.name} has samples of {describe(other.x)}, '{self.name}' has {describe(self.x)}.")
+            raise UserError(
+                f"{other.name} has samples of {describe(other.x)}, '{self.name}' has {describe(self.x)}."
+            )
         if self.y.shape[1:] != other.y.shape[1:]:
-            raise BadInput(f"{other.name} has targets of {describe(other.y)}, '{self.name}' has {describe(self.y)}.")
-        pairs = {part: (getattr(self, part), getattr(other, part).to(self.x.device)) for part in POOLS}
+            raise UserError(
+                f"{other.name} has targets of {describe(other.y)}, '{self.name}' has {describe(self.y)}."
+            )
+        pairs = {
+            part: (getattr(self, part), getattr(other, part).to(self.x.device)) for part in POOLS
+        }
         both: dict[str, Any] = {part: torch.cat(pair) for part, pair in pairs.items()}
         return dataclasses.replace(self, **both, owners=None, owners_test=None)
 
@@ -139,66 +157,92 @@ class Dataset:
         for part, size in (("", train), ("_test", test)):
             there = len(getattr(self, "y" + part))
             if size is not None and size > there:
-                raise BadInput(f"'{self.name}' has only {there} samples in x{part}, not {size}.")
+                raise UserError(f"'{self.name}' has only {there} samples in x{part}, not {size}.")
             found = found if size is None else found._only(part, slice(size))
         return found
 
     def subsample(self, train: int, test: int | None = None, seed: int = 0) -> Dataset:
-        """A smaller data set with the same class proportions (`test=None` keeps the whole test pool)."""
+        """A smaller data set with the same class proportions (`test=None` keeps the whole test
+        pool).
+        """
         smaller = self
         wanted = {"": (self.y, train), "_test": (self.y_test, test)}
         for part, (labels, size) in wanted.items():
             if size is None:
                 continue
             if not 1 <= size <= len(labels):
-                raise BadInput(f"cannot draw {size} samples from the {len(labels)} of x{part} of '{self.name}'.")
+                raise UserError(
+                    f"cannot draw {size} samples from the {len(labels)} of x{part} of '{self.name}'."
+                )
             codes = labels.cpu().numpy() if self.classes else np.zeros(len(labels), dtype=np.int64)
-            smaller = smaller._only(part, stratified(codes, size, numpy_draw(seed, "subsample" + part)))
+            smaller = smaller._only(
+                part, stratified(codes, size, numpy_draw(seed, "subsample" + part))
+            )
         return smaller
 
     def _only(self, part: str, chosen: np.ndarray | slice) -> Dataset:
         """With these samples of one pool."""
         pool = {name + part: getattr(self, name + part) for name in ("x", "y", "owners")}
-        kept: dict[str, Any] = {name: None if values is None else values[chosen] for name, values in pool.items()}
+        kept: dict[str, Any] = {
+            name: None if values is None else values[chosen] for name, values in pool.items()
+        }
         return dataclasses.replace(self, **kept)
 
     def _per_channel(self, field: str, values: tuple[float, ...]) -> Tensor:
         channels = self.x.shape[1]
         if len(values) not in (1, channels):
-            raise BadInput(f"{field} of '{self.name}' has {len(values)} values for {channels} channels.")
+            raise UserError(
+                f"{field} of '{self.name}' has {len(values)} values for {channels} channels."
+            )
         tensor = torch.tensor(values, dtype=torch.float32, device=self.x.device)
         if not bool(tensor.isfinite().all()) or (field == "std" and not bool((tensor > 0).all())):
-            raise BadInput(f"{field} of '{self.name}' is {values}; {field} must be finite and std above zero.")
+            raise UserError(
+                f"{field} of '{self.name}' is {values}; {field} must be finite and std above zero."
+            )
         return tensor.view(-1, *[1] * (self.x.dim() - 2))
 
-    def _check_pool(self, x_name: str, x: Tensor, y_name: str, y: Tensor, owners: np.ndarray | None) -> None:
+    def _check_pool(
+        self, x_name: str, x: Tensor, y_name: str, y: Tensor, owners: np.ndarray | None
+    ) -> None:
         for name, value in ((x_name, x), (y_name, y)):
             if not isinstance(value, Tensor):
-                raise BadInput(f"{name} of '{self.name}' must be a tensor, not {type(value).__name__}.")
+                raise UserError(
+                    f"{name} of '{self.name}' must be a tensor, not {type(value).__name__}."
+                )
         if x.dtype not in (torch.uint8, torch.float32, torch.int64):
-            raise BadInput(f"{x_name} of '{self.name}' must be uint8, float32 or int64, not {x.dtype}.")
+            raise UserError(
+                f"{x_name} of '{self.name}' must be uint8, float32 or int64, not {x.dtype}."
+            )
         if x.dim() < 2:
-            raise BadInput(f"{x_name} of '{self.name}' must be N×D or N×C×H×W, not of shape {tuple(x.shape)}.")
+            raise UserError(
+                f"{x_name} of '{self.name}' must be N×D or N×C×H×W, not of shape {tuple(x.shape)}."
+            )
         if len(x) == 0:
-            raise BadInput(f"{x_name} of '{self.name}' is empty; at least one sample is needed.")
+            raise UserError(f"{x_name} of '{self.name}' is empty; at least one sample is needed.")
         if y.dim() == 0 or len(x) != len(y):
-            raise BadInput(f"{x_name} of '{self.name}' has {len(x)} samples, but {y_name} has {y.numel()} labels.")
+            raise UserError(
+                f"{x_name} of '{self.name}' has {len(x)} samples, but {y_name} has {y.numel()} labels."
+            )
         if owners is not None and len(owners) != len(x):
-            raise BadInput(f"{x_name} of '{self.name}' has {len(x)} samples, but there are {len(owners)} owners.")
+            raise UserError(
+                f"{x_name} of '{self.name}' has {len(x)} samples, but there are {len(owners)} owners."
+            )
         self._check_finite(x_name, x)
         if self.classes is None:
             if y.dtype != torch.float32:
-                raise BadInput(f"{y_name} of '{self.name}' must be float32 for a regression, not {y.dtype}.")
+                raise UserError(
+                    f"{y_name} of '{self.name}' must be float32 for a regression, not {y.dtype}."
+                )
             self._check_finite(y_name, y)
             return
         if y.dtype != torch.int64 or y.dim() != 1:
-            raise BadInput(
+            raise UserError(
                 f"{y_name} of '{self.name}' must be one int64 label per sample, not {y.dtype} of {tuple(y.shape)}."
             )
         outside = ((y < 0) | (y >= self.classes)).nonzero()
         if len(outside):
             first = int(outside[0])
-            raise BadInput(
+            raise UserError(
                 f"{y_name} of '{self.name}' has labels outside the classes: {int(y[first])} at index {first}, "
                 f"where 0 to {self.classes - 1} would be right."
             )
@@ -209,7 +253,7 @@ class Dataset:
         finite = values.isfinite()
         if not bool(finite.all()):
             place = (~finite).nonzero()[0].tolist()
-            raise BadInput(
+            raise UserError(
                 f"{name} of '{self.name}' has {float(values[tuple(place)])} in sample {place[0]}; "
                 "every value must be finite."
             )
@@ -232,11 +276,13 @@ class Availability:
 
 
 def load(name: str = DIGITS, data_dir: str | Path | None = None) -> Dataset:
-    """A data set by its name: digits (comes with the library), mnist, fashion-mnist, emnist, cifar10, cifar100, svhn.
+    """A data set by its name: digits (comes with the library), mnist, fashion-mnist, emnist,
+    cifar10, cifar100, svhn.
 
-    Files are looked for in `data_dir` (or the folder that FEDHELIX_DATA names), in the user's cache, in the system's
-    folder of data sets, and are otherwise downloaded through Hugging Face `datasets` if that is installed. Official
-    files are read as they are; so is NAME.npz with x_train, y_train, x_test, y_test (uint8, N×H×W or N×H×W×C).
+    Files are looked for in `data_dir` (or the folder that FEDHELIX_DATA names), in the user's
+    cache, in the system's folder of data sets, and are otherwise downloaded through Hugging Face
+    `datasets` if that is installed. Official files are read as they are; so is NAME.npz with
+    x_train, y_train, x_test, y_test (uint8, N×H×W or N×H×W×C).
     """
     folder = sources.explicit_folder(data_dir)
     known = canonical(name)
@@ -249,8 +295,8 @@ def load(name: str = DIGITS, data_dir: str | Path | None = None) -> Dataset:
     x, y, x_test, y_test = (torch.from_numpy(array) for array in raw)
     try:
         return Dataset(known, x, y, x_test, y_test, source.classes, source.mean, source.std)
-    except BadInput as problem:
-        raise BadInput(f"'{place}' does not hold {known}: {problem}") from None
+    except UserError as problem:
+        raise UserError(f"'{place}' does not hold {known}: {problem}") from None
 
 
 def available(data_dir: str | Path | None = None) -> list[Availability]:
@@ -261,10 +307,14 @@ def available(data_dir: str | Path | None = None) -> list[Availability]:
         try:
             found = sources.find(source, folder)
             if found is None:
-                rows.append(Availability(name, None, *source.sizes, how=sources.advice(source, folder)))
+                rows.append(
+                    Availability(name, None, *source.sizes, how=sources.advice(source, folder))
+                )
             else:
-                rows.append(Availability(name, str(found.path), *found.sizes(), how="nothing to do"))
-        except BadInput as problem:  # a damaged file must not hide the other data sets
+                rows.append(
+                    Availability(name, str(found.path), *found.sizes(), how="nothing to do")
+                )
+        except UserError as problem:  # a damaged file must not hide the other data sets
             rows.append(Availability(name, None, None, None, how=str(problem)))
     return rows
 
@@ -279,13 +329,19 @@ def canonical(name: str) -> str:
 
 
 def load_digits() -> Dataset:
-    """1,797 digits of 8×8 pixels from scikit-learn, always cut into the same stratified 80 % and 20 %."""
-    from sklearn.datasets import load_digits as read  # slow to import and needed for this data set only
+    """1,797 digits of 8×8 pixels from scikit-learn, always cut into the same stratified 80 % and 20
+    %.
+    """
+    from sklearn.datasets import (
+        load_digits as read,  # slow to import and needed for this data set only
+    )
 
-    pictures, labels = read(return_X_y=True)
-    x = np.rint(pictures * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
+    images, labels = read(return_X_y=True)
+    x = np.rint(images * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
     y = labels.astype(np.int64)
     test = np.zeros(len(y), dtype=bool)
     test[stratified(y, DIGITS_SIZES[1], numpy_draw(0, "digits"))] = True
     pixels, digits = torch.from_numpy(x), torch.from_numpy(y)
-    return Dataset(DIGITS, pixels[~test], digits[~test], pixels[test], digits[test], 10, (0.3053,), (0.3760,))
+    return Dataset(
+        DIGITS, pixels[~test], digits[~test], pixels[test], digits[test], 10, (0.3053,), (0.3760,)
+    )

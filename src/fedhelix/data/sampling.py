@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedhelix.errors import BadInput
+from fedhelix.core.errors import UserError
 
 
 def apportion(totals: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Whole numbers that sum to each row's total and follow its weights (largest remainders, all in integers)."""
+    """Whole numbers that sum to each row's total and follow its weights (largest remainders, all in
+    integers).
+    """
     sums = weights.sum(1, keepdims=True)
     counts, remainders = np.divmod(totals[:, None] * weights, sums)
     missing = totals - counts.sum(1)
@@ -20,7 +22,9 @@ def apportion(totals: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def affordable(wanted: int, weights: np.ndarray, supply: np.ndarray) -> np.ndarray:
-    """For each row the largest total, at most `wanted`, for which no class is asked for more than its supply."""
+    """For each row the largest total, at most `wanted`, for which no class is asked for more than
+    its supply.
+    """
     sums = weights.sum(1, keepdims=True)
     limits = np.where(weights > 0, supply * sums // np.maximum(weights, 1), wanted)
     return np.minimum(wanted, limits.min(1))
@@ -40,16 +44,19 @@ class ClassPool:
     sizes: np.ndarray
 
     @classmethod
-    def of(cls, indices: np.ndarray, labels: np.ndarray, classes: int, draw: np.random.Generator) -> ClassPool:
+    def of(
+        cls, indices: np.ndarray, labels: np.ndarray, classes: int, draw: np.random.Generator
+    ) -> ClassPool:
         """A pool of `indices`, whose labels are given in the same order."""
         order = np.argsort(labels + draw.random(len(labels)))
         return cls(indices[order], np.bincount(labels, minlength=classes))
 
     def take(self, counts: np.ndarray, starts: np.ndarray | int) -> np.ndarray:
-        """For each row and class the next `counts` samples from `starts` on, round the corner at the class's end.
+        """For each row and class the next `counts` samples from `starts` on, round the corner at
+        the class's end.
 
-        A window of a random order is a random subset without repeats, so one shuffle serves any number of rows.
-        The result holds the rows one after the other.
+        A window of a random order is a random subset without repeats, so one shuffle serves any
+        number of rows. The result holds the rows one after the other.
         """
         rows, classes = counts.shape
         flat = counts.ravel()
@@ -62,8 +69,12 @@ class ClassPool:
         return self.indices[np.repeat(first[kind], lengths) + offset]
 
 
-def stratified(labels: np.ndarray, size: int, draw: np.random.Generator, leave_one: bool = False) -> np.ndarray:
-    """Sorted positions of `size` samples with the class proportions of all; `leave_one` never takes a whole class."""
+def stratified(
+    labels: np.ndarray, size: int, draw: np.random.Generator, leave_one: bool = False
+) -> np.ndarray:
+    """Sorted positions of `size` samples with the class proportions of all; `leave_one` never takes
+    a whole class.
+    """
     pool = ClassPool.of(np.arange(len(labels)), labels, 1, draw)
     counts = apportion(np.array([size]), pool.sizes[None])
     if leave_one:
@@ -75,7 +86,9 @@ def enough_for(clients: int, supply: np.ndarray) -> None:
     """Refuse more clients than samples."""
     samples = supply.sum()
     if samples < clients:
-        raise BadInput(f"{clients} clients cannot share {samples} samples; lower clients to at most {samples}.")
+        raise UserError(
+            f"{clients} clients cannot share {samples} samples; lower clients to at most {samples}."
+        )
 
 
 def even(total: int, parts: int) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""Where the files of well-known data sets lie: the user's folder, the cache, the system, or the network."""
+"""Where the files of well-known data sets lie: the user's folder, the cache, the system, or the
+network.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +16,19 @@ from pathlib import Path
 
 import numpy as np
 
+from fedhelix.core.errors import UserError
+from fedhelix.core.files import cache_folder, write_atomically
 from fedhelix.data.readers import (
     KEYS,
     Arrays,
+    images,
     labels,
-    pictures,
     read_cifar,
     read_entries,
     read_idx_set,
     read_npz,
     read_svhn,
 )
-from fedhelix.errors import BadInput
-from fedhelix.folders import cache_folder
-from fedhelix.tree import write_atomically
 
 FOLDER_VARIABLE = "FEDHELIX_DATA"
 SYSTEM_FOLDERS = (Path("/usr/share/datasets"),)
@@ -77,7 +78,8 @@ class Found:
         return len(train), len(test)
 
 
-# Finding --------------------------------------------------------------------------------------------------------
+# Finding
+# --------------------------------------------------------------------------------------------------------
 
 
 def explicit_folder(data_dir: str | Path | None) -> Path | None:
@@ -87,7 +89,7 @@ def explicit_folder(data_dir: str | Path | None) -> Path | None:
         return Path(named).expanduser() if named else None
     folder = Path(data_dir).expanduser()
     if not folder.is_dir():
-        raise BadInput(f"data_dir is '{folder}', which is no folder; create it or name another.")
+        raise UserError(f"data_dir is '{folder}', which is no folder; create it or name another.")
     return folder
 
 
@@ -111,16 +113,24 @@ def find(source: Source, folder: Path | None) -> Found | None:
 
 
 def existing(path: Path) -> Path | None:
-    """The file, packed or not, also with the dot that some copies of MNIST have (`train-images.idx3-ubyte`)."""
+    """The file, packed or not, also with the dot that some copies of MNIST have
+    (`train-images.idx3-ubyte`).
+    """
     dotted = path.with_name(path.name.replace("-idx", ".idx"))
-    for variant in (path, path.with_name(path.name + ".gz"), dotted, dotted.with_name(dotted.name + ".gz")):
+    for variant in (
+        path,
+        path.with_name(path.name + ".gz"),
+        dotted,
+        dotted.with_name(dotted.name + ".gz"),
+    ):
         if variant.is_file():
             return variant
     return None
 
 
 def places(root: Path, source: Source) -> list[Path]:
-    """Folders that may hold the official files: those named after the set, of which the root itself may be one.
+    """Folders that may hold the official files: those named after the set, of which the root itself
+    may be one.
 
     The name matters: the files of MNIST and Fashion-MNIST are named alike.
     """
@@ -138,31 +148,42 @@ def advice(source: Source, folder: Path | None) -> str:
         f"or the official files ({', '.join(source.files)}) into {target / source.folders[0]}"
     ]
     if source.hub is None:
-        ways.append("the official files are at https://www.nist.gov/itl/products-and-services/emnist-dataset")
+        ways.append(
+            "the official files are at https://www.nist.gov/itl/products-and-services/emnist-dataset"
+        )
     elif importlib.util.find_spec("datasets") is None:
         ways.append("or `pip install 'fedhelix[data]'` to let it be downloaded")
     else:
         ways.append(f"or let it be downloaded from huggingface.co/datasets/{source.hub}")
-    pickled = [root / source.pickled for root in roots(folder) if source.pickled and (root / source.pickled).exists()]
+    pickled = [
+        root / source.pickled
+        for root in roots(folder)
+        if source.pickled and (root / source.pickled).exists()
+    ]
     if pickled:
-        ways.append(f"{pickled[0]} is the python version, which is pickle and never read: take the binary version")
+        ways.append(
+            f"{pickled[0]} is the python version, which is pickle and never read: take the binary version"
+        )
     return "; ".join(ways)
 
 
-# Downloading ----------------------------------------------------------------------------------------------------
+# Downloading
+# ----------------------------------------------------------------------------------------------------
 
 
 def download(source: Source, folder: Path | None = None) -> Arrays:
     """Fetch a data set through Hugging Face `datasets` and keep it in the cache."""
     missing = f"{source.name} was not found in {', '.join(map(str, roots(folder)))}"
     if source.hub is None or importlib.util.find_spec("datasets") is None:
-        raise BadInput(f"{missing}: {advice(source, folder)}.")
+        raise UserError(f"{missing}: {advice(source, folder)}.")
     try:
         hub = importlib.import_module("datasets").load_dataset(source.hub, source.hub_config)
         train, test = (columns(hub[part]) for part in ("train", "test"))
     except Exception as problem:  # whatever a network may bring
         reason = " ".join(str(problem).split())
-        raise BadInput(f"{missing} and could not be downloaded ({reason}): {advice(source, folder)}.") from problem
+        raise UserError(
+            f"{missing} and could not be downloaded ({reason}): {advice(source, folder)}."
+        ) from problem
     buffer = io.BytesIO()
     np.savez(buffer, x_train=train[0], y_train=train[1], x_test=test[0], y_test=test[1])
     path = cache_folder() / f"{source.name}.npz"
@@ -170,21 +191,24 @@ def download(source: Source, folder: Path | None = None) -> Arrays:
         write_atomically(path, buffer.getvalue())
     except OSError as problem:
         warnings.warn(f"{source.name} could not be kept as {path}: {problem}", stacklevel=2)
-    return pictures(train[0]), labels(train[1]), pictures(test[0]), labels(test[1])
+    return images(train[0]), labels(train[1]), images(test[0]), labels(test[1])
 
 
 def columns(part: object) -> tuple[np.ndarray, np.ndarray]:
     """Pictures and labels of one part of a hub data set, whose columns have various names."""
     names = part.column_names  # type: ignore[attr-defined]
-    picture = next(name for name in ("image", "img") if name in names)
+    image = next(name for name in ("image", "img") if name in names)
     label = next(name for name in ("fine_label", "label") if name in names)
-    x = np.stack([np.asarray(one, dtype=np.uint8) for one in part[picture]])  # type: ignore[index]
+    x = np.stack([np.asarray(one, dtype=np.uint8) for one in part[image]])  # type: ignore[index]
     return x, np.asarray(part[label], dtype=np.uint8)  # type: ignore[index]
 
 
-# The sets -------------------------------------------------------------------------------------------------------
+# The sets
+# -------------------------------------------------------------------------------------------------------
 
-IDX_FILES = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
+IDX_FILES = tuple(
+    f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+)
 EMNIST_FILES = tuple(f"emnist-byclass-{name.replace('t10k', 'test')}" for name in IDX_FILES)
 CIFAR10_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
 

@@ -1,4 +1,6 @@
-"""What the server's owner tells a SuperLink: which sites may come, which run to play, and how is it."""
+"""What the server's owner tells a SuperLink: which sites may come, which run to play, and how is
+it.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,9 @@ from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-from fedhelix import __version__
+from fedhelix.core.errors import UserError, unknown
+from fedhelix.core.version import __version__
 from fedhelix.deploy.keys import read_public_key
-from fedhelix.errors import BadInput, unknown
 
 FINISHED, WITHDRAWN = "finished", "unregistered"
 
@@ -73,11 +75,13 @@ class Control:
         try:
             root = None if certificate is None else certificate.read_bytes()
         except OSError:
-            raise BadInput(
+            raise UserError(
                 f"'{certificate}' cannot be read; make keys with `fedhelix deploy keys`, or name their --folder."
             ) from None
         version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
-        self._client = ControlHttpClient.from_server_address(address, certificate is None, root, [version])
+        self._client = ControlHttpClient.from_server_address(
+            address, certificate is None, root, [version]
+        )
 
     def is_up(self) -> bool:
         """Whether the SuperLink answers."""
@@ -92,12 +96,14 @@ class Control:
         key, nodes = read_public_key(public_key), self._nodes()
         known = next((node for node in nodes if node.public_key == key), None)
         if known is not None and known.status == WITHDRAWN:
-            raise BadInput(
+            raise UserError(
                 f"the key in '{public_key}' was withdrawn for ever; delete {site}.key and {site}.pub, and make new "
                 f"ones with `fedhelix deploy keys {site}`."
             )
         if known is not None and known.name != site:
-            raise BadInput(f"the key in '{public_key}' belongs to '{known.name}'; every site needs a key of its own.")
+            raise UserError(
+                f"the key in '{public_key}' belongs to '{known.name}'; every site needs a key of its own."
+            )
         if known is None:
             with self._asking():
                 self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=site))
@@ -126,13 +132,20 @@ class Control:
         return sorted(node.name for node in self._nodes() if node.status == "online")
 
     def submit(self, run: Path) -> int:
-        """Have the run in a folder played, from where it stands; the folder must be on the SuperLink's machine."""
-        files = {"pyproject.toml": BUNDLE.format(version=__version__).encode(), "LICENSE": b"Apache-2.0\n"}
+        """Have the run in a folder played, from where it stands; the folder must be on the
+        SuperLink's machine.
+        """
+        files = {
+            "pyproject.toml": BUNDLE.format(version=__version__).encode(),
+            "LICENSE": b"Apache-2.0\n",
+        }
         content, _ = build_fab_from_files(files)
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
         config = user_config_to_proto({"run": str(run.resolve())})
         with self._asking():
-            return self._client.StartRun(StartRunRequest(fab=fab_to_proto(fab), override_config=config)).run_id
+            return self._client.StartRun(
+                StartRunRequest(fab=fab_to_proto(fab), override_config=config)
+            ).run_id
 
     def playing(self, run: Path) -> int | None:
         """The number of the submission that plays the run in a folder, if there is one."""
@@ -143,7 +156,8 @@ class Control:
             (
                 number
                 for number, it in found.items()
-                if it.status.status != FINISHED and user_config_from_proto(it.override_config).get("run") == here
+                if it.status.status != FINISHED
+                and user_config_from_proto(it.override_config).get("run") == here
             ),
             None,
         )
@@ -166,8 +180,8 @@ class Control:
         try:
             yield
         except httpx.TransportError as problem:
-            raise BadInput(
+            raise UserError(
                 f"there is no SuperLink at {self.address} ({problem}); start one with `fedhelix up`."
             ) from None
         except httpx.HTTPStatusError as problem:
-            raise BadInput(f"the SuperLink refuses: {problem.response.text or problem}.") from None
+            raise UserError(f"the SuperLink refuses: {problem.response.text or problem}.") from None

@@ -1,7 +1,9 @@
-"""A site's connection to the server: takes letters from Flower's SuperLink, hands them to the worker, sends answers.
+"""A site's connection to the server: takes letters from Flower's SuperLink, hands them to the
+worker, sends answers.
 
-It stands in for `flower-supernode`, which starts a new process for every message and looks for messages every three
-seconds, and which runs code that comes with a run. This one runs nothing but fedhelix as it is installed here.
+It stands in for `flower-supernode`, which starts a new process for every message and looks for
+messages every three seconds, and which runs code that comes with a run. This one runs nothing but
+fedhelix as it is installed here.
 """
 
 from __future__ import annotations
@@ -23,19 +25,23 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_tree,
     no_object_id_recompute,
 )
-from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
+from flwr.supercore.inflatable.inflatable_utils import (
+    pull_and_inflate_object_from_tree,
+    push_objects,
+)
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.fleet_http_connection import http_request_response
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedhelix.deploy.post import EARLY, contents, envelope
-from fedhelix.errors import BadInput, EngineFailure
-from fedhelix.tree import write_atomically
+from fedhelix.core.errors import EngineFailure, UserError
+from fedhelix.core.files import write_atomically
+from fedhelix.deploy.transport import EARLY, contents, envelope
 
 AGAIN = 3.0  # seconds before a broken connection is made anew
-BREATH = 0.05  # seconds between questions for letters, each of which the SuperLink holds until there are some
+# seconds between questions for letters, each of which the SuperLink holds until there are some
+BREATH = 0.05
 
 Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 
@@ -45,9 +51,9 @@ def read_key(path: Path) -> Keys:
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except (OSError, ValueError) as problem:
-        raise BadInput(f"'{path}' cannot be read as a private key: {problem}.") from None
+        raise UserError(f"'{path}' cannot be read as a private key: {problem}.") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise BadInput(f"'{path}' is no ECDSA key; make one with `fedhelix deploy keys`.")
+        raise UserError(f"'{path}' is no ECDSA key; make one with `fedhelix deploy keys`.")
     return key, key.public_key()
 
 
@@ -75,10 +81,15 @@ def connect(superlink: str, certificate: Path, key: Path, answerer: Answerer, me
 
 
 def sign_off(superlink: str, root: bytes, keys: Keys, memory: Path) -> None:
-    """End the connection of a process that was killed; else the SuperLink lets nobody in for another minute."""
+    """End the connection of a process that was killed; else the SuperLink lets nobody in for
+    another minute.
+    """
     if not memory.exists():
         return
-    checks = (RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(*keys))
+    checks = (
+        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+        NodeAuthHttpInterceptor(*keys),
+    )
     with (
         suppress(httpx.HTTPError, ValueError),
         FleetHttpClient.from_server_address(superlink, False, root, interceptors=checks) as client,
@@ -90,10 +101,24 @@ class Node:
     """One connection: what Flower calls a SuperNode."""
 
     def __init__(
-        self, number: int, receive: Any, send: Any, get_run: Any, get_fab: Any, pull: Any, push: Any, confirm: Any
+        self,
+        number: int,
+        receive: Any,
+        send: Any,
+        get_run: Any,
+        get_fab: Any,
+        pull: Any,
+        push: Any,
+        confirm: Any,
     ):
         self.number = number
-        self._receive, self._send, self._pull, self._push, self._confirm = receive, send, pull, push, confirm
+        self._receive, self._send, self._pull, self._push, self._confirm = (
+            receive,
+            send,
+            pull,
+            push,
+            confirm,
+        )
 
     def serve(self, answer: Callable[[bytes], bytes]) -> None:
         """Answer letters until the connection breaks."""
@@ -126,13 +151,15 @@ class Node:
         begun = time.monotonic()
         try:
             reply = Message(envelope(answer(contents(message))), reply_to=message)
-        except (BadInput, EngineFailure) as problem:
+        except (UserError, EngineFailure) as problem:
             reply = Message(Error(code=0, reason=str(problem)), reply_to=message)
         run = message.metadata.run_id
         reply.metadata.__dict__["_message_id"] = reply.object_id
         try:
             with no_object_id_recompute():
-                wanted, session = self._send(reply, get_object_tree(reply), time.monotonic() - begun)
+                wanted, session = self._send(
+                    reply, get_object_tree(reply), time.monotonic() - begun
+                )
                 push_objects(
                     get_all_nested_objects(reply),
                     lambda it, content: self._push(run, session, it, content),

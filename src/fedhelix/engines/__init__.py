@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fedhelix.client import Setup
+from fedhelix.core.errors import unknown
 from fedhelix.engines.base import Engine
-from fedhelix.engines.batched import Batched
-from fedhelix.engines.kernels import step_seconds
-from fedhelix.engines.parallel import Parallel
+from fedhelix.engines.batched.engine import Batched
+from fedhelix.engines.kernels.choice import step_seconds
+from fedhelix.engines.local import Setup
+from fedhelix.engines.parallel.engine import Parallel
 from fedhelix.engines.serial import Serial
-from fedhelix.errors import unknown
 
 LONG_ROUND = 0.5  # seconds
 
@@ -33,8 +33,8 @@ def suited(setup: Setup, cohort: int) -> tuple[str, str]:
 def engine_for(name: str, setup: Setup, workers: int | None = None, cohort: int = 10) -> Engine:
     """The engine of that name.
 
-    `auto` takes `batched` on a GPU; on a CPU `parallel` where a round is long and `serial` where it is short. These
-    two give the same results to the bit.
+    `auto` takes `batched` on a GPU; on a CPU `parallel` where a round is long and `serial` where it
+    is short. These two give the same results to the bit.
     """
     why = "as asked for"
     if name == "auto":

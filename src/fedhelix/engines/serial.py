@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from fedhelix.client import Job, Outcome, work
 from fedhelix.engines.base import Engine
+from fedhelix.engines.local import ClientResult, ClientTask, run_client
 
 
 class Serial(Engine):
@@ -14,6 +14,6 @@ class Serial(Engine):
 
     name: ClassVar[str] = "serial"
 
-    def work(self, jobs: Sequence[Job]) -> list[Outcome]:
+    def run_clients(self, tasks: Sequence[ClientTask]) -> list[ClientResult]:
         """The outcomes of the jobs, in their order."""
-        return [work(self.setup, job) for job in jobs]
+        return [run_client(self.setup, task) for task in tasks]

@@ -7,25 +7,31 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedhelix.method import Batch, Client, Local, LocalRound, Phase
+from fedhelix.core.method import Batch, Client, Local, LocalRound, Phase
+from fedhelix.core.options import option
+from fedhelix.core.registry import register
+from fedhelix.core.tree import State, Tree
 from fedhelix.methods.fedprox import FedProx
-from fedhelix.options import option
-from fedhelix.registry import register
-from fedhelix.tree import State, Tree
 
 
 @register("ditto", paper="Li et al., ICML 2021, arXiv:2012.04221")
 @dataclass(frozen=True)
 class Ditto(FedProx):
-    """FedAvg for the global model; a personal model that minimises the local risk plus mu/2 times its distance."""
+    """FedAvg for the global model; a personal model that minimises the local risk plus mu/2 times
+    its distance.
+    """
 
-    mu: float = option(0.1, "strength of the pull of the personal model towards the global one", low=0)
-    personal_epochs: int | None = option(None, "epochs of the personal model; auto: as many as in a round", low=0)
+    mu: float = option(
+        0.1, "strength of the pull of the personal model towards the global one", low=0
+    )
+    personal_epochs: int | None = option(
+        None, "epochs of the personal model; auto: as many as in a round", low=0
+    )
 
-    def start(self, payload: Tree, own: Tree, client: Client) -> dict[str, State]:
+    def start(self, payload: Tree, client_state: Tree, client: Client) -> dict[str, State]:
         """Client: two models."""
         model = super().start(payload, {}, client)["model"]
-        return {"model": model, "personal": own.get("personal", model)}
+        return {"model": model, "personal": client_state.get("personal", model)}
 
     def phases(self, client: Client) -> Sequence[Phase]:
         """Client: first the global model, then the personal one."""
@@ -35,7 +41,7 @@ class Ditto(FedProx):
         """Client: only the personal model is on a leash."""
         if local.phase.model == "personal":
             return super().loss(params, batch, local)
-        return local.risk(params, batch)
+        return local.base_loss(params, batch)
 
     def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
         """Client: the global model leaves, the personal one stays."""

@@ -9,46 +9,65 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from fedhelix.method import Context, Upload
+from fedhelix.core.method import Context, Upload
+from fedhelix.core.options import option
+from fedhelix.core.registry import register
+from fedhelix.core.tree import Tree
 from fedhelix.methods.fedavg import FedAvg
-from fedhelix.options import option
-from fedhelix.registry import register
-from fedhelix.tree import Tree
 
 
 @register("fedau", paper="Wang and Ji, ICLR 2024, arXiv:2306.03401")
 @dataclass(frozen=True)
 class FedAU(FedAvg):
-    """Weights updates by the mean interval between a client's participations, which estimates one over its rate."""
+    """Weights updates by the mean interval between a client's participations, which estimates one
+    over its rate.
+    """
 
     cutoff: int | None = option(50, "intervals are cut at so many rounds (auto: never)", low=1)
-    global_lr: float = option(1.0, "step of the server along the weighted sum of the updates", above=0)
-    count: Literal["sampled", "selected"] = option("sampled", "who took part: all that sent, or only the chosen")
+    global_lr: float = option(
+        1.0, "step of the server along the weighted sum of the updates", above=0
+    )
+    count: Literal["sampled", "selected"] = option(
+        "sampled", "who took part: all that sent, or only the chosen"
+    )
 
-    def begin(self, hellos: Mapping[int, Tree], ctx: Context) -> tuple[Tree, dict[int, Tree]]:
+    def server_init(
+        self, client_inits: Mapping[int, Tree], ctx: Context
+    ) -> tuple[Tree, dict[int, Tree]]:
         """Server: nobody has completed an interval yet."""
-        server, replies = super().begin(hellos, ctx)
+        server, replies = super().server_init(client_inits, ctx)
         nothing = torch.zeros(ctx.clients, dtype=torch.int64)
         return {**server, "missed": nothing, "intervals": nothing, "total": nothing}, replies
 
-    def welcome(self, server: Tree, message: Tree, ctx: Context) -> tuple[Tree, Tree, bool]:
+    def onboard_server(self, server: Tree, message: Tree, ctx: Context) -> tuple[Tree, Tree, bool]:
         """Server: one more client to keep count of."""
         # A cluster counts only its own members, so more than one may be new to it.
         new = ctx.clients + 1 - len(server["missed"])
         counted = {key: F.pad(server[key], (0, new)) for key in ("missed", "intervals", "total")}
-        return super().welcome({**server, **counted}, message, ctx)
+        return super().onboard_server({**server, **counted}, message, ctx)
 
-    def weigh(self, server: Tree, uploads: Sequence[Upload], ctx: Context) -> list[float]:
-        """Server: the mean of a client's completed intervals (1 before the first), over how many could have come."""
-        means = torch.where(server["intervals"] > 0, server["total"] / server["intervals"].clamp(min=1), 1.0)
+    def weights(self, server: Tree, uploads: Sequence[Upload], ctx: Context) -> list[float]:
+        """Server: the mean of a client's completed intervals (1 before the first), over how many
+        could have come.
+        """
+        means = torch.where(
+            server["intervals"] > 0, server["total"] / server["intervals"].clamp(min=1), 1.0
+        )
         return [float(means[upload.client]) / len(ctx.present) for upload in uploads]
 
-    def merge(self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context) -> Tree:
-        """Server: one step along the weighted sum, which need not be a mean; buffers are averaged plainly."""
-        merged = super().merge(server, uploads, weights, ctx)
-        for name in ctx.units.parameters:
+    def aggregate(
+        self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context
+    ) -> Tree:
+        """Server: one step along the weighted sum, which need not be a mean; buffers are averaged
+        plainly.
+        """
+        merged = super().aggregate(server, uploads, weights, ctx)
+        for name in ctx.layers.parameters:
             old = server["model"][name]
-            moved = sum(w * (upload.tree["model"][name] - old) for w, upload in zip(weights, uploads, strict=True))
+            moved = sum(
+                w * (upload.tree["model"][name] - old)
+                for w, upload in zip(weights, uploads, strict=True)
+            )
             merged["model"][name] = old + self.global_lr * moved
         kept = [self.count == "sampled" or weight > 0 for weight in weights]
         here = torch.zeros(len(server["missed"]), dtype=torch.bool)

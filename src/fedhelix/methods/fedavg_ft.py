@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
-from fedhelix.method import Client, Phase
+from fedhelix.core.method import Client, Phase
+from fedhelix.core.options import option
+from fedhelix.core.registry import register
 from fedhelix.methods.fedavg import FedAvg
-from fedhelix.options import option
-from fedhelix.registry import register
 
 
 @register("fedavg-ft", paper="the baseline of FedPAC, ICLR 2023, arXiv:2306.11867")
@@ -17,15 +17,12 @@ from fedhelix.registry import register
 class FedAvgFT(FedAvg):
     """FedAvg, then local fine-tuning for use only; the result is never sent back."""
 
-    ft_epochs: int | None = option(None, "epochs of fine-tuning; auto: as many as in a round", low=0)
+    ft_epochs: int | None = option(
+        None, "epochs of fine-tuning; auto: as many as in a round", low=0
+    )
     ft_part: Literal["all", "head"] = option("all", "which part is fine-tuned")
     ft_rate: float = option(1.0, "factor on the learning rate while fine-tuning", above=0)
 
-    @property
-    def late(self) -> frozenset[str]:
-        """Fine-tuning comes after the training, which never sees it."""
-        return frozenset(field.name for field in fields(FedAvgFT))
-
-    def tune(self, client: Client) -> Sequence[Phase]:
+    def personalize(self, client: Client) -> Sequence[Phase]:
         """Client: fine-tune the received model."""
         return (Phase(self.ft_part, self.ft_epochs, rate=self.ft_rate),)

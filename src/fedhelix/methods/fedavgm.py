@@ -5,28 +5,42 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedhelix.method import Context, Upload
+from fedhelix.core.method import Context, Upload
+from fedhelix.core.options import option
+from fedhelix.core.registry import register
+from fedhelix.core.tree import Tree, add, subtract, take, zeros
 from fedhelix.methods.fedavg import FedAvg
-from fedhelix.options import option
-from fedhelix.registry import register
-from fedhelix.tree import Tree, add, subtract, take, zeros
 
 
 @register("fedavgm", paper="Hsu et al., 2019, arXiv:1909.06335")
 @dataclass(frozen=True)
 class FedAvgM(FedAvg):
-    """FedAvg with momentum on the server: what clients have in common adds up, what sets them apart averages out."""
+    """FedAvg with momentum on the server: what clients have in common adds up, what sets them apart
+    averages out.
+    """
 
-    server_momentum: float = option(0.5, "how much of its last step the server goes on with", low=0, below=1)
+    server_momentum: float = option(
+        0.5, "how much of its last step the server goes on with", low=0, below=1
+    )
 
-    def begin(self, hellos: Mapping[int, Tree], ctx: Context) -> tuple[Tree, dict[int, Tree]]:
+    def server_init(
+        self, client_inits: Mapping[int, Tree], ctx: Context
+    ) -> tuple[Tree, dict[int, Tree]]:
         """Server: it stands still."""
-        server, replies = super().begin(hellos, ctx)
-        return {**server, "step": zeros(take(server["model"], ctx.units.parameters))}, replies
+        server, replies = super().server_init(client_inits, ctx)
+        return {**server, "step": zeros(take(server["model"], ctx.layers.parameters))}, replies
 
-    def merge(self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context) -> Tree:
-        """Server: the mean update and a share of the last step; BatchNorm statistics are plainly averaged."""
-        merged = super().merge(server, uploads, weights, ctx)
+    def aggregate(
+        self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context
+    ) -> Tree:
+        """Server: the mean update and a share of the last step; BatchNorm statistics are plainly
+        averaged.
+        """
+        merged = super().aggregate(server, uploads, weights, ctx)
         update = subtract(take(merged["model"], server["step"]), server["model"])
         step = add(update, server["step"], self.server_momentum)
-        return {**merged, "model": {**merged["model"], **add(take(server["model"], step), step)}, "step": step}
+        return {
+            **merged,
+            "model": {**merged["model"], **add(take(server["model"], step), step)},
+            "step": step,
+        }

@@ -1,4 +1,6 @@
-"""FedBABU: only the body learns during the federation; the head is a random, common frame until it is used."""
+"""FedBABU: only the body learns during the federation; the head is a random, common frame until it
+is used.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedhelix.method import Client, Phase
+from fedhelix.core.layers import Layers
+from fedhelix.core.method import Client, Phase
+from fedhelix.core.options import option
+from fedhelix.core.registry import register
 from fedhelix.methods.fedavg import FedAvg
-from fedhelix.options import option
-from fedhelix.registry import register
-from fedhelix.units import Units
 
 
 @register("fedbabu", paper="Oh et al., ICLR 2022, arXiv:2106.06042")
@@ -20,22 +22,18 @@ class FedBABU(FedAvg):
 
     ft_epochs: int = option(2, "epochs of fine-tuning before the model is used", low=0)
     ft_part: Literal["all", "head", "body"] = option("all", "which part is fine-tuned")
-    # Under a small frozen head features grow large; once the head may learn, usual steps would throw it about.
+    # Under a small frozen head features grow large; once the head may learn, usual steps would
+    # throw it about.
     ft_rate: float = option(0.1, "factor on the learning rate while fine-tuning", above=0)
 
-    @property
-    def late(self) -> frozenset[str]:
-        """Fine-tuning comes after the training, which never sees it."""
-        return frozenset({"ft_epochs", "ft_part", "ft_rate"})
-
-    def shared(self, units: Units) -> Sequence[str]:
+    def shared_params(self, layers: Layers) -> Sequence[str]:
         """The body; everybody can make the random head from the seed."""
-        return units.body
+        return layers.body
 
     def phases(self, client: Client) -> Sequence[Phase]:
         """Client: the head stays as it was drawn."""
         return (Phase("body"),)
 
-    def tune(self, client: Client) -> Sequence[Phase]:
+    def personalize(self, client: Client) -> Sequence[Phase]:
         """Client: now the head may learn too."""
         return (Phase(self.ft_part, self.ft_epochs, rate=self.ft_rate),)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedhelix.core.layers import Layers
+from fedhelix.core.options import option
+from fedhelix.core.registry import register
 from fedhelix.methods.fedavg import FedAvg
-from fedhelix.options import option
-from fedhelix.registry import register
-from fedhelix.units import Units
 
 
 @register("fedfina", paper="a baseline of GENE-FL, arXiv:2504.14628")
@@ -18,7 +18,7 @@ class FedFina(FedAvg):
 
     layers: int = option(4, "how many convolutions, counted from the output", low=1)
 
-    def shared(self, units: Units) -> Sequence[str]:
+    def shared_params(self, layers: Layers) -> Sequence[str]:
         """In ResNet-18: the four 3x3 convolutions of layer4."""
-        count = min(self.layers, max(1, len(units.convs) // 2))
-        return [name for layer in units.convs[-count:] for name in layer.entries]
+        count = min(self.layers, max(1, len(layers.convs) // 2))
+        return [name for layer in layers.convs[-count:] for name in layer.entries]

@@ -8,37 +8,49 @@ from typing import Literal
 
 import torch
 
-from fedhelix.method import Context, Upload
+from fedhelix.core.method import Context, Upload
+from fedhelix.core.options import option
+from fedhelix.core.registry import register
+from fedhelix.core.tree import Tree, subtract, take, zeros
 from fedhelix.methods.fedavg import FedAvg
-from fedhelix.options import option
-from fedhelix.registry import register
-from fedhelix.tree import Tree, subtract, take, zeros
 
 
 @register("fedopt", paper="Reddi et al., ICLR 2021, arXiv:2003.00295")
 @dataclass(frozen=True)
 class FedOpt(FedAvg):
-    """FedAdam, FedYogi or FedAdagrad: an adaptive optimiser on the server, plain SGD on the clients."""
+    """FedAdam, FedYogi or FedAdagrad: an adaptive optimiser on the server, plain SGD on the
+    clients.
+    """
 
-    optimizer: Literal["adam", "yogi", "adagrad"] = option("adam", "the server's rule for the second moment")
+    server_optimizer: Literal["adam", "yogi", "adagrad"] = option(
+        "adam", "the server's rule for the second moment"
+    )
     server_lr: float = option(0.03, "the server's learning rate", above=0)
     beta1: float = option(0.9, "memory of the first moment", low=0, below=1)
     beta2: float = option(0.99, "memory of the second moment (not for adagrad)", low=0, below=1)
     tau: float = option(1e-3, "adaptivity: small values trust the second moment more", above=0)
-    bias_correction: bool = option(False, "larger first steps, since the moments start at zero (not for adagrad)")
+    bias_correction: bool = option(
+        False, "larger first steps, since the moments start at zero (not for adagrad)"
+    )
 
-    def begin(self, hellos: Mapping[int, Tree], ctx: Context) -> tuple[Tree, dict[int, Tree]]:
+    def server_init(
+        self, client_inits: Mapping[int, Tree], ctx: Context
+    ) -> tuple[Tree, dict[int, Tree]]:
         """Server: both moments start at zero."""
-        server, replies = super().begin(hellos, ctx)
-        params = take(ctx.initial, ctx.units.parameters)
+        server, replies = super().server_init(client_inits, ctx)
+        params = take(ctx.initial, ctx.layers.parameters)
         return {**server, "first": zeros(params), "second": zeros(params)}, replies
 
-    def merge(self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context) -> Tree:
-        """Server: one adaptive step along the mean update; BatchNorm statistics are plainly averaged."""
-        merged = super().merge(server, uploads, weights, ctx)
-        update = subtract(take(merged["model"], ctx.units.parameters), server["model"])
+    def aggregate(
+        self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context
+    ) -> Tree:
+        """Server: one adaptive step along the mean update; BatchNorm statistics are plainly
+        averaged.
+        """
+        merged = super().aggregate(server, uploads, weights, ctx)
+        update = subtract(take(merged["model"], ctx.layers.parameters), server["model"])
         lr, t = self.server_lr, ctx.round + 1
-        if self.bias_correction and self.optimizer != "adagrad":
+        if self.bias_correction and self.server_optimizer != "adagrad":
             lr *= (1 - self.beta2**t) ** 0.5 / (1 - self.beta1**t)
         first, second = {}, {}
         for name, delta in update.items():
@@ -48,7 +60,7 @@ class FedOpt(FedAvg):
                 "adam": self.beta2 * old + (1 - self.beta2) * square,
                 "yogi": old - (1 - self.beta2) * square * torch.sign(old - square),
                 "adagrad": old + square,
-            }[self.optimizer]
+            }[self.server_optimizer]
             step = first[name] / (second[name].sqrt() + self.tau)
             merged["model"][name] = server["model"][name] + lr * step
         return {**merged, "first": first, "second": second}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedhelix.method import Client, Phase
+from fedhelix.core.layers import Layers
+from fedhelix.core.method import Client, Phase
+from fedhelix.core.options import option
+from fedhelix.core.registry import register
 from fedhelix.methods.fedavg import FedAvg
-from fedhelix.options import option
-from fedhelix.registry import register
-from fedhelix.units import Units
 
 
 @register("fedper", paper="Arivazhagan et al., 2019, arXiv:1912.00818")
@@ -17,13 +17,17 @@ from fedhelix.units import Units
 class FedPer(FedAvg):
     """All layers but the last are averaged; the last one stays with its client."""
 
-    personal_layers: int = option(1, "how many layers, counted from the output, stay personal", low=1)
-    ft_epochs: int | None = option(None, "epochs of training before use; auto: as many as in a round", low=0)
+    personal_layers: int = option(
+        1, "how many layers, counted from the output, stay personal", low=1
+    )
+    ft_epochs: int | None = option(
+        None, "epochs of training before use; auto: as many as in a round", low=0
+    )
 
-    def shared(self, units: Units) -> Sequence[str]:
+    def shared_params(self, layers: Layers) -> Sequence[str]:
         """The body."""
-        return units.without(units.tail(self.personal_layers))
+        return layers.without(layers.tail(self.personal_layers))
 
-    def tune(self, client: Client) -> Sequence[Phase]:
+    def personalize(self, client: Client) -> Sequence[Phase]:
         """Client: it uses the model that its local training leaves, not the one that arrived."""
         return (Phase(epochs=self.ft_epochs),)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedhelix.method import Batch, Client, Local
+from fedhelix.core.method import Batch, Client, Local
+from fedhelix.core.options import option
+from fedhelix.core.registry import register
+from fedhelix.core.tree import Tree, take
 from fedhelix.methods.fedavg import FedAvg
-from fedhelix.options import option
-from fedhelix.registry import register
-from fedhelix.tree import Tree, take
 
 
 @register("fedprox", paper="Li et al., MLSys 2020, arXiv:1812.06127")
@@ -21,11 +21,11 @@ class FedProx(FedAvg):
 
     mu: float = option(0.01, "strength of the pull towards the received model", low=0)
 
-    def anchor(self, payload: Tree, own: Tree, client: Client) -> Tree:
+    def loss_context(self, payload: Tree, client_state: Tree, client: Client) -> Tree:
         """Client: the received parameters."""
-        return take(payload["model"], client.units.parameters)
+        return take(payload["model"], client.layers.parameters)
 
     def loss(self, params: Mapping[str, Tensor], batch: Batch, local: Local) -> Tensor:
         """Client: risk plus leash."""
-        drift = sum((params[name] - value).square().sum() for name, value in local.anchor.items())
-        return local.risk(params, batch) + self.mu / 2 * drift
+        drift = sum((params[name] - value).square().sum() for name, value in local.context.items())
+        return local.base_loss(params, batch) + self.mu / 2 * drift

@@ -4,70 +4,110 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fedhelix.errors import BadInput
-from fedhelix.method import Context, Method, Upload
+from fedhelix.components.selection import (
+    Schedule,
+    diverse,
+    effective,
+    fitness_of,
+    fittest,
+    parents,
+    whole,
+    without_copies,
+)
+from fedhelix.core.errors import UserError
+from fedhelix.core.layers import Layers
+from fedhelix.core.method import Capabilities, Context, Method, Upload
+from fedhelix.core.options import option
+from fedhelix.core.registry import register
+from fedhelix.core.tree import State, Tree, copies_of, cosine_distances, take, zeros
+from fedhelix.core.wrapper import Wrapper
 from fedhelix.methods.fedavg import FedAvg
-from fedhelix.options import option
-from fedhelix.registry import register
-from fedhelix.selection import Schedule, diverse, effective, fitness_of, fittest, parents, whole, without_copies
-from fedhelix.tree import State, Tree, copies_of, cosine_distances, take, zeros
-from fedhelix.units import Units
-from fedhelix.wrapper import Wrapper
 
 
 @register("genfed", paper="GenFed, Expert Systems with Applications 281, 127636, 2025")
 @dataclass(frozen=True)
 class GenFed(Wrapper):
-    """Scores every returned model on the server's validation set and lets a method merge only the best of them."""
+    """Scores every returned model on the server's validation set and lets a method merge only the
+    best of them.
+    """
 
     inner: Method = option(FedAvg(), "the method that merges the chosen models")
     schedule: Schedule = option("linear", "how the number of chosen models changes over the rounds")
     rho_max: int = option(5, "the largest number of chosen models", low=1)
-    b: float | None = option(None, "base of the power schedule (auto: it reaches rho_max at c)", above=0, below=1)
-    c: float | None = option(None, "round at which schedules reach their end (auto: half of all rounds)", above=0)
-    diversity: float = option(0.0, "reward for an update that points elsewhere than the chosen ones", low=0)
+    b: float | None = option(
+        None, "base of the power schedule (auto: it reaches rho_max at c)", above=0, below=1
+    )
+    c: float | None = option(
+        None, "round at which schedules reach their end (auto: half of all rounds)", above=0
+    )
+    diversity: float = option(
+        0.0, "reward for an update that points elsewhere than the chosen ones", low=0
+    )
     twins: bool = option(False, "let copies of one model be chosen together, as in the paper")
 
     @property
-    def scores(self) -> bool:
+    def capabilities(self) -> Capabilities:
         """It cannot do without the server's validation set."""
-        return True
+        return replace(super().capabilities, server_validation=True)
 
-    def check(self, units: Units) -> None:
-        """What stays at home is fitted to the validation set; but for that there must be a body, and a linear head."""
-        super().check(units)
-        if self.inner.packed:
-            raise BadInput(f"genfed cannot score what {self.inner.label} uploads, which is packed in its own way.")
-        shared = set(self.inner.shared(units))
-        if not shared & set(units.body or units.names):
-            raise BadInput(f"genfed cannot score the models of {self.inner.label}, which uploads no body.")
-        if not shared >= set(units.head) and units.weighted[-1].kind != "linear":
-            raise BadInput(f"genfed around {self.inner.label} needs a network whose last layer is linear.")
+    def check(self, layers: Layers) -> None:
+        """What stays at home is fitted to the validation set; but for that there must be a body,
+        and a linear head.
+        """
+        super().check(layers)
+        if self.inner.capabilities.packed_uploads:
+            raise UserError(
+                f"genfed cannot score what {self.inner.label} uploads, which is packed in its own way."
+            )
+        shared = set(self.inner.shared_params(layers))
+        if not shared & set(layers.body or layers.names):
+            raise UserError(
+                f"genfed cannot score the models of {self.inner.label}, which uploads no body."
+            )
+        if not shared >= set(layers.head) and layers.weighted[-1].kind != "linear":
+            raise UserError(
+                f"genfed around {self.inner.label} needs a network whose last layer is linear."
+            )
 
-    def weigh(self, server: Tree, uploads: Sequence[Upload], ctx: Context) -> list[float]:
-        """Server: the inner method's weights, but zero for the unfit; then they are scaled to a sum of one."""
+    def weights(self, server: Tree, uploads: Sequence[Upload], ctx: Context) -> list[float]:
+        """Server: the inner method's weights, but zero for the unfit; then they are scaled to a sum
+        of one.
+        """
         assert ctx.score is not None
         models: list[State] = [{**server["model"], **upload.tree["model"]} for upload in uploads]
-        fitness = [fitness_of(*found, upload.client) for found, upload in zip(ctx.score(models), uploads, strict=True)]
+        fitness = [
+            fitness_of(*found, upload.client)
+            for found, upload in zip(ctx.score(models), uploads, strict=True)
+        ]
         # In clusters this is called for each of them, with the notes of one round.
-        ctx.notes.setdefault("fitness", {}).update({str(-client): metric for metric, _, client in fitness})
-        moving = take(models[0], ctx.units.parameters)
+        ctx.metadata.setdefault("fitness", {}).update(
+            {str(-client): metric for metric, _, client in fitness}
+        )
+        moving = take(models[0], ctx.layers.parameters)
         origin = {**zeros(moving), **take(server["model"], moving)}
-        known = list(range(len(uploads))) if self.twins else without_copies(fitness, copies_of(models, origin))
+        known = (
+            list(range(len(uploads)))
+            if self.twins
+            else without_copies(fitness, copies_of(models, origin))
+        )
         fitness = [fitness[i] for i in known]
         timed = parents(self.schedule, ctx.round, ctx.rounds, self.rho_max, self.b, self.c)
-        wanted = effective([metric for metric, *_ in fitness]) if self.schedule == "adaptive" else timed
+        wanted = (
+            effective([metric for metric, *_ in fitness]) if self.schedule == "adaptive" else timed
+        )
         rho = whole(wanted, min(self.rho_max, len(known)))
         if self.diversity:
-            best = diverse(fitness, cosine_distances([models[i] for i in known], origin), rho, self.diversity)
+            best = diverse(
+                fitness, cosine_distances([models[i] for i in known], origin), rho, self.diversity
+            )
         else:
             best = fittest(fitness, rho)
         chosen = [known[i] for i in best]
-        ctx.notes["rho"] = ctx.notes.get("rho", 0) + rho
-        ctx.notes.setdefault("selected", []).extend(uploads[i].client for i in chosen)
-        weights = self.inner.weigh(server, uploads, ctx)
+        ctx.metadata["rho"] = ctx.metadata.get("rho", 0) + rho
+        ctx.metadata.setdefault("selected", []).extend(uploads[i].client for i in chosen)
+        weights = self.inner.weights(server, uploads, ctx)
         total = sum(weights[i] for i in chosen)
         if len(chosen) == len(uploads) and math.isclose(total, 1):
             return weights  # to the bit

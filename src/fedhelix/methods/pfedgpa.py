@@ -3,85 +3,106 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
-from fedhelix.generative import Buffer, Layout, Recipe, receive_newcomer, slice_of
-from fedhelix.method import Client, Context, Upload
+from fedhelix.components.generative import Buffer, Layout, Recipe, receive_newcomer, slice_of
+from fedhelix.core.layers import Layers
+from fedhelix.core.method import Capabilities, Client, Context, Upload
+from fedhelix.core.options import option
+from fedhelix.core.registry import register
+from fedhelix.core.seeds import key
+from fedhelix.core.tree import Tree, drop, take
 from fedhelix.methods.fedavg_ft import FedAvgFT
-from fedhelix.options import option
-from fedhelix.progress import below
-from fedhelix.registry import register
-from fedhelix.seeds import key
-from fedhelix.tree import Tree, drop, take
-from fedhelix.units import Units
+from fedhelix.store.progress import below
 
 
 @register("pfedgpa", paper="Lai et al., AAAI 2025, arXiv:2409.05701")
 @dataclass(frozen=True)
 class PFedGPA(Recipe, FedAvgFT):
-    """FedAvg carries it. In the end a diffusion model learns the last uploads; each client's own is sent through it."""
+    """FedAvg carries it. In the end a diffusion model learns the last uploads; each client's own is
+    sent through it.
+    """
 
-    slice: str = option("all", "what is generated: all, last:K for the last K layers, or names of layers")
-    buffer_rounds: int = option(20, "rounds whose uploads the generator learns from", low=1, high=1_000_000)
+    slice: str = option(
+        "all", "what is generated: all, last:K for the last K layers, or names of layers"
+    )
+    buffer_rounds: int = option(
+        20, "rounds whose uploads the generator learns from", low=1, high=1_000_000
+    )
 
     @property
-    def late(self) -> frozenset[str]:
-        """How uploads are turned into models is asked when they are all there, unless every round generates."""
-        return super().late | {field.name for field in fields(Recipe) if self.mode == "experiment"}
+    def capabilities(self) -> Capabilities:
+        """Each client's own upload is what its model is made from."""
+        return replace(super().capabilities, single_uploads=True)
 
-    def check(self, units: Units) -> None:
+    def check(self, layers: Layers) -> None:
         """Something must be left to generate."""
-        super().check(units)
-        slice_of(units, self.slice)
+        super().check(layers)
+        slice_of(layers, self.slice)
 
-    def begin(self, hellos: Mapping[int, Tree], ctx: Context) -> tuple[Tree, dict[int, Tree]]:
+    def server_init(
+        self, client_inits: Mapping[int, Tree], ctx: Context
+    ) -> tuple[Tree, dict[int, Tree]]:
         """Server: FedAvg's, if there will be enough uploads to learn from."""
-        self.check_enough(sum(len(ctx.cohort(t)) for t in self.window(ctx)))
-        return super().begin(hellos, ctx)
+        self.check_enough(sum(len(ctx.cohort(t)) for t in self._window(ctx)))
+        return super().server_init(client_inits, ctx)
 
-    def window(self, ctx: Context) -> range:
+    def _window(self, ctx: Context) -> range:
         """Server: the rounds whose uploads are there in the end."""
         return range(max(0, ctx.rounds - self.buffer_rounds), ctx.rounds)
 
-    def layout(self, ctx: Context) -> Layout:
+    def _layout(self, ctx: Context) -> Layout:
         """Server: the slice as a vector."""
-        return Layout.of(ctx.initial, slice_of(ctx.units, self.slice))
+        return Layout.of(ctx.initial, slice_of(ctx.layers, self.slice))
 
-    def workers(self, server: Tree, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
+    def select_clients(self, server: Tree, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
         """Server: in the last round also those of whom no upload is kept, and somebody in any case."""
         if ctx.round < ctx.rounds - 1:
             return cohort
-        seen = Buffer(**server["buffer"]).since(self.window(ctx).start).owners if "buffer" in server else []
+        seen = (
+            Buffer(**server["buffer"]).since(self._window(ctx).start).owners
+            if "buffer" in server
+            else []
+        )
         return sorted({*cohort, *(set(ctx.present) - set(seen))}) or list(ctx.present)[:1]
 
     def download(self, server: Tree, client: int, ctx: Context) -> Tree:
         """Server: the average, and over it what was generated for this client."""
         return {"model": {**server["model"], **server.get("personal", {}).get(str(client), {})}}
 
-    def merge(self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context) -> Tree:
+    def aggregate(
+        self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context
+    ) -> Tree:
         """Server: average, keep the uploads, and generate when it is time."""
-        merged, layout = super().merge(server, uploads, weights, ctx), self.layout(ctx)
-        workers = [upload.client for upload in uploads]
+        merged, layout = super().aggregate(server, uploads, weights, ctx), self._layout(ctx)
+        senders = [upload.client for upload in uploads]
         vectors = layout.flatten([server["model"], *(upload.tree["model"] for upload in uploads)])
         buffer = Buffer.of(server.get("buffer"), vectors.shape[1], ctx.device)
-        buffer = buffer.add(vectors[1:], workers, weights, vectors[0], ctx.round, self.buffer_rounds)
-        merged |= {"buffer": buffer._asdict(), "personal": drop(server.get("personal", {}), map(str, workers))}
+        buffer = buffer.add(
+            vectors[1:], senders, weights, vectors[0], ctx.round, self.buffer_rounds
+        )
+        merged |= {
+            "buffer": buffer._asdict(),
+            "personal": drop(server.get("personal", {}), map(str, senders)),
+        }
         last = ctx.round == ctx.rounds - 1
         if last or (self.mode == "online" and ctx.round >= self.warmup):
             seed, steps = key(ctx.seed, "pfedgpa", ctx.round), None if last else self.online_steps
             made, found = self.serve(buffer, layout, seed, steps, below)
-            ctx.notes.update(found)
+            ctx.metadata.update(found)
             merged |= {**made, "personal": merged["personal"] | made["personal"]}
         return merged
 
-    def reply(self, payload: Tree, client: Client) -> Tree:
+    def onboard_client(self, payload: Tree, client: Client) -> Tree:
         """Newcomer: nothing at first, then what local training makes of the model that it got."""
         if not payload:
             return {}
         trained = client.train({**client.initial, **payload["model"]}, payload["turn"])
-        return {"model": take(trained, slice_of(client.units, self.slice))}
+        return {"model": take(trained, slice_of(client.layers, self.slice))}
 
-    def welcome(self, server: Tree, message: Tree, ctx: Context) -> tuple[Tree, Tree, bool]:
+    def onboard_server(self, server: Tree, message: Tree, ctx: Context) -> tuple[Tree, Tree, bool]:
         """Server: guided generation in a few turns, or something simpler."""
         seed = key(ctx.seed, "newcomer", ctx.round, ctx.clients)
-        return receive_newcomer(self, server, message, self.layout(ctx), ctx.initial, ctx.clients, seed, below)
+        return receive_newcomer(
+            self, server, message, self._layout(ctx), ctx.initial, ctx.clients, seed, below
+        )

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedhelix import seeds
-from fedhelix.errors import BadInput, unknown
+from fedhelix.core import seeds
+from fedhelix.core.errors import UserError, unknown
+from fedhelix.core.fit import LENT, check_fits
 from fedhelix.models import cnn, dense, resnet
-from fedhelix.models.fit import LENT, check_fits
 
 __all__ = ["build", "check_fits", "describe", "names"]
 
@@ -58,7 +58,9 @@ def names() -> tuple[str, ...]:
 
 def describe() -> dict[str, str]:
     """One line of help for each name."""
-    return CHOSEN_BY_SHAPE | {name: (builder.__doc__ or "").partition("\n")[0] for name, builder in NETWORKS.items()}
+    return CHOSEN_BY_SHAPE | {
+        name: (builder.__doc__ or "").partition("\n")[0] for name, builder in NETWORKS.items()
+    }
 
 
 def build(
@@ -70,20 +72,24 @@ def build(
 ) -> nn.Module:
     """A network for samples of a shape and a number of outputs, on the CPU.
 
-    `model` is a name (see `names()`), a module, which is copied, or a callable that returns a module; the callable
-    gets `shape` and `outputs` if it has parameters of these names. New weights depend on the seed alone.
+    `model` is a name (see `names()`), a module, which is copied, or a callable that returns a
+    module; the callable gets `shape` and `outputs` if it has parameters of these names. New weights
+    depend on the seed alone.
     """
     shape = tuple(shape)
     if isinstance(model, nn.Module):
         return checked(copy.deepcopy(model))
-    # The default generator alone is forked and seeded: `torch.manual_seed` would disturb other devices too.
+    # The default generator alone is forked and seeded: `torch.manual_seed` would disturb other
+    # devices too.
     with LENT, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seeds.key(seed, "model"))
         if isinstance(model, str):
             return named(model, shape, outputs, data_name)
         if callable(model):
             return checked(call(model, shape=shape, outputs=outputs))
-    raise BadInput(f"a model is a name, a torch.nn.Module or a function that makes one, not {type(model).__name__}.")
+    raise UserError(
+        f"a model is a name, a torch.nn.Module or a function that makes one, not {type(model).__name__}."
+    )
 
 
 def named(name: str, shape: tuple[int, ...], outputs: int, data_name: str | None) -> nn.Module:
@@ -92,26 +98,32 @@ def named(name: str, shape: tuple[int, ...], outputs: int, data_name: str | None
     if wanted not in names():
         raise unknown("model", name, names())
     if not shape or min(shape) < 1 or outputs < 1:
-        raise BadInput(f"a model needs at least one input and one output, not shape {shape} and {outputs} outputs.")
+        raise UserError(
+            f"a model needs at least one input and one output, not shape {shape} and {outputs} outputs."
+        )
     if wanted == "auto":
         wanted = suited(shape, data_name)
     elif wanted == "cnn":
-        wanted = suited_to_pictures(shape)
+        wanted = suited_to_images(shape)
     try:
         return NETWORKS[wanted](shape, outputs)
-    except BadInput as problem:
-        raise BadInput(f"model '{name}' does not fit samples of shape {shape}: {problem}") from None
+    except UserError as problem:
+        raise UserError(
+            f"model '{name}' does not fit samples of shape {shape}: {problem}"
+        ) from None
 
 
 def suited(shape: tuple[int, ...], data_name: str | None) -> str:
     """The network that a data set is usually trained with, or one that takes samples of this shape."""
     if len(shape) != 3 or min(shape[1:]) < 4:
         return "mlp"
-    return FOR_DATA.get((data_name or "").lower().replace("_", "-")) or suited_to_pictures(shape)
+    return FOR_DATA.get((data_name or "").lower().replace("_", "-")) or suited_to_images(shape)
 
 
-def suited_to_pictures(shape: tuple[int, ...]) -> str:
-    """A small CNN by the size of the pictures: 5×5 kernels without padding would use up the tiny ones."""
+def suited_to_images(shape: tuple[int, ...]) -> str:
+    """A small CNN by the size of the pictures: 5×5 kernels without padding would use up the tiny
+    ones.
+    """
     if len(shape) != 3 or min(shape[1:]) < 24:
         return "digits-cnn"
     return "small-cnn" if shape[0] == 1 else "fedpac-cnn"
@@ -125,10 +137,12 @@ def call(make: Callable[..., nn.Module], **known: Any) -> nn.Module:
     try:
         signature.bind(**given)
     except TypeError as problem:
-        raise BadInput(f"{title} cannot be called with {' and '.join(known)} alone: {problem}.") from None
+        raise UserError(
+            f"{title} cannot be called with {' and '.join(known)} alone: {problem}."
+        ) from None
     made = make(**given)
     if not isinstance(made, nn.Module):
-        raise BadInput(f"{title} must return a torch.nn.Module, not {type(made).__name__}.")
+        raise UserError(f"{title} must return a torch.nn.Module, not {type(made).__name__}.")
     return made
 
 
@@ -136,7 +150,9 @@ def checked(module: nn.Module) -> nn.Module:
     """A user's network on the CPU, if it has weights to train."""
     parameters = list(module.parameters())
     if any(nn.parameter.is_lazy(parameter) for parameter in parameters):
-        raise BadInput("the model has lazy layers without weights yet: run it once on a batch before you hand it over.")
+        raise UserError(
+            "the model has lazy layers without weights yet: run it once on a batch before you hand it over."
+        )
     if not any(parameter.requires_grad for parameter in parameters):
-        raise BadInput("the model has no trainable parameters.")
+        raise UserError("the model has no trainable parameters.")
     return module.cpu()

@@ -1,4 +1,6 @@
-"""ResNets as they are used for 32×32 pictures: a 3×3 stem and no max-pooling before the first stage."""
+"""ResNets as they are used for 32×32 pictures: a 3×3 stem and no max-pooling before the first
+stage.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,13 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhelix.models.cnn import picture
+from fedhelix.models.cnn import image
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions around which the input is led; where shapes change, a 1×1 convolution adapts it."""
+    """Two 3×3 convolutions around which the input is led; where shapes change, a 1×1 convolution
+    adapts it.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -31,7 +35,9 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Stages of blocks, each wider and coarser than the one before, the mean over all pixels, and one linear layer."""
+    """Stages of blocks, each wider and coarser than the one before, the mean over all pixels, and
+    one linear layer.
+    """
 
     def __init__(self, channels: int, outputs: int, widths: Sequence[int], blocks: int) -> None:
         super().__init__()
@@ -40,7 +46,9 @@ class ResNet(nn.Module):
         self.stages = [f"layer{number}" for number in range(1, len(widths) + 1)]
         for name, inputs, width in zip(self.stages, (widths[0], *widths), widths, strict=False):
             first = Block(inputs, width, 1 if name == "layer1" else 2)
-            self.add_module(name, nn.Sequential(first, *(Block(width, width, 1) for _ in range(blocks - 1))))
+            self.add_module(
+                name, nn.Sequential(first, *(Block(width, width, 1) for _ in range(blocks - 1)))
+            )
         self.fc = nn.Linear(widths[-1], outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -53,9 +61,11 @@ class ResNet(nn.Module):
 
 def resnet18(shape: tuple[int, ...], outputs: int) -> nn.Module:
     """GENE-FL's network: ResNet-18 with BatchNorm and a 3×3 stem, 11.2 million parameters."""
-    return ResNet(picture(shape)[0], outputs, (64, 128, 256, 512), 2)
+    return ResNet(image(shape)[0], outputs, (64, 128, 256, 512), 2)
 
 
 def resnet8(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """A small ResNet with BatchNorm: three stages of one block, 16 to 64 channels wide, 78 thousand parameters."""
-    return ResNet(picture(shape)[0], outputs, (16, 32, 64), 1)
+    """A small ResNet with BatchNorm: three stages of one block, 16 to 64 channels wide, 78 thousand
+    parameters.
+    """
+    return ResNet(image(shape)[0], outputs, (16, 32, 64), 1)

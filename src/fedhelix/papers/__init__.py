@@ -5,6 +5,8 @@ from __future__ import annotations
 from fedhelix.papers import gene_fl, genfed, pfedgpa
 from fedhelix.papers.study import Cell, Scale, Study
 
-STUDIES: dict[str, Study] = {study.name: study for study in [*genfed.STUDIES, *gene_fl.STUDIES, *pfedgpa.STUDIES]}
+STUDIES: dict[str, Study] = {
+    study.name: study for study in [*genfed.STUDIES, *gene_fl.STUDIES, *pfedgpa.STUDIES]
+}
 
 __all__ = ["STUDIES", "Cell", "Scale", "Study"]

@@ -1,9 +1,11 @@
-"""GENE-FL, arXiv:2504.14628: Tables I to VII, and the curves of Figures 3, 5 and 6; Figure 4 is `fedhelix audit idlg`.
+"""GENE-FL, arXiv:2504.14628: Tables I to VII, and the curves of Figures 3, 5 and 6; Figure 4 is
+`fedhelix audit idlg`.
 
-Known clients train first; then newcomers with classes that nobody has seen arrive, and only they go on. Every method
-works inside the same one-shot clusters. `paper` takes the paper's setting (preset gene-fl.cifar10), `gpu` a ResNet
-with 78 thousand parameters and fewer rounds, `quick` scikit-learn's digits. Beside the paper's rows stand those that
-it leaves out: FedAvg among the newcomers, FedAvg-FT, and clients that learn alone from a random start.
+Known clients train first; then newcomers with classes that nobody has seen arrive, and only they go
+on. Every method works inside the same one-shot clusters. `paper` takes the paper's setting (preset
+gene-fl.cifar10), `gpu` a ResNet with 78 thousand parameters and fewer rounds, `quick`
+scikit-learn's digits. Beside the paper's rows stand those that it leaves out: FedAvg among the
+newcomers, FedAvg-FT, and clients that learn alone from a random start.
 """
 
 from __future__ import annotations
@@ -108,7 +110,10 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 READING_A = {"gene-fl.gene_score": "similarity", "gene-fl.gene_select": "highest"}
 READING_B = {"gene-fl.gene_score": "distance", "gene-fl.gene_select": "lowest"}
-COUNTED_B = {"gene-fl.gene_gamma0": 4, "gene-fl.gene_gamma_min": 1}  # units, where genes are counted in them
+COUNTED_B = {
+    "gene-fl.gene_gamma0": 4,
+    "gene-fl.gene_gamma_min": 1,
+}  # units, where genes are counted in them
 OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "GENE-FL, reading A": ("gene-fl", READING_A),
     "GENE-FL, reading B": ("gene-fl", READING_B),
@@ -125,14 +130,40 @@ def settings(scale: Scale, column: str) -> dict[str, Any]:
     if scale == "paper":
         return {**layered("gene-fl.cifar10"), "data": DATA[name], "partition": partition}
     if scale == "gpu":
-        smaller = {"model": "bn-cnn", "newcomers_after": 40, "rounds": 60, "epochs": 5, "eval_every": 5}
+        smaller = {
+            "model": "bn-cnn",
+            "newcomers_after": 40,
+            "rounds": 60,
+            "epochs": 5,
+            "eval_every": 5,
+        }
         smaller |= {"train_samples": 20_000}
-        steps = {"batch_size": 50, "lr": 0.02}  # clients have 183 samples: no batch of two, which BatchNorm dislikes
-        genes = {"gene-fl.gene_budget": 0.25, "gene-fl.gen_squared": True, "gene-fl.fisher_samples": 64}
+        steps = {
+            "batch_size": 50,
+            "lr": 0.02,
+        }  # clients have 183 samples: no batch of two, which BatchNorm dislikes
+        genes = {
+            "gene-fl.gene_budget": 0.25,
+            "gene-fl.gen_squared": True,
+            "gene-fl.fisher_samples": 64,
+        }
         common = {**layered("gene-fl.cifar10"), **smaller, **steps, **genes}
         return {**common, "data": DATA[name], "partition": partition}
-    few = {"clients": 8, "cohort": 4, "newcomers": 8, "newcomers_after": 8, "rounds": 18, "epochs": 2}
-    quick = {"data": "digits", "model": "digits-bn-cnn", "batch_size": 32, "lr": 0.05, "momentum": 0.9}
+    few = {
+        "clients": 8,
+        "cohort": 4,
+        "newcomers": 8,
+        "newcomers_after": 8,
+        "rounds": 18,
+        "epochs": 2,
+    }
+    quick = {
+        "data": "digits",
+        "model": "digits-bn-cnn",
+        "batch_size": 32,
+        "lr": 0.05,
+        "momentum": 0.9,
+    }
     clusters = {"gene-fl.clusters": 2, "clustered.clusters": 2, "eval_every": 2}
     return {**few, **quick, **clusters, "partition": partition}
 
@@ -147,9 +178,13 @@ def cell(
     """One method in one column, with further settings of its own."""
     method, mine = (METHODS | OURS).get(row, METHODS["GENE-FL"])
     counted = COUNTED_B if scale == "paper" and mine is READING_B else {}
-    figures = {key: value for key, value in (paper or {}).items() if value is not None and scale != "quick"}
+    figures = {
+        key: value for key, value in (paper or {}).items() if value is not None and scale != "quick"
+    }
     shown = column.replace(column.split()[0], "digits") if scale == "quick" else column
-    return Cell(row, shown, method, {**settings(scale, column), **mine, **counted, **(own or {})}, figures)
+    return Cell(
+        row, shown, method, {**settings(scale, column), **mine, **counted, **(own or {})}, figures
+    )
 
 
 def columns(scale: Scale, every: tuple[str, ...]) -> tuple[str, ...]:
@@ -159,7 +194,10 @@ def columns(scale: Scale, every: tuple[str, ...]) -> tuple[str, ...]:
 
 def rows_of(table: str) -> dict[str, list[float]]:
     """The rows of a table as it stands above."""
-    return {line.split()[0]: [float(word) for word in line.split()[1:]] for line in table.strip().splitlines()}
+    return {
+        line.split()[0]: [float(word) for word in line.split()[1:]]
+        for line in table.strip().splitlines()
+    }
 
 
 def known(table: str, every: tuple[str, ...], scale: Scale) -> list[Cell]:
@@ -168,7 +206,9 @@ def known(table: str, every: tuple[str, ...], scale: Scale) -> list[Cell]:
     found = []
     for place, column in enumerate(columns(scale, every)):
         for row in (*METHODS, *OURS):
-            sent, accuracy = figures[row][2 * place : 2 * place + 2] if row in figures else (None, None)
+            sent, accuracy = (
+                figures[row][2 * place : 2 * place + 2] if row in figures else (None, None)
+            )
             found.append(cell(row, column, scale, paper={KNOWN[0]: accuracy, KNOWN[1]: sent}))
     return found
 
@@ -179,7 +219,9 @@ def unseen(table: str, every: tuple[str, ...], scale: Scale) -> list[Cell]:
     found = []
     for place, column in enumerate(columns(scale, every)):
         for row in (*METHODS, *OURS):
-            size, accuracy = (figures[row][0], figures[row][1 + place]) if row in figures else (None, None)
+            size, accuracy = (
+                (figures[row][0], figures[row][1 + place]) if row in figures else (None, None)
+            )
             found.append(cell(row, column, scale, paper={LATE: accuracy, SIZE: size}))
     return found
 
@@ -197,7 +239,9 @@ def without_a_loss(scale: Scale) -> list[Cell]:
 def sensitivity(scale: Scale) -> list[Cell]:
     """Table VI, one row for each value of a hyperparameter."""
     column = "C10 s=4"
-    few = {"gene-fl.clusters": 4} if scale == "quick" else {}  # ten clusters of eight clients there are not
+    few = (
+        {"gene-fl.clusters": 4} if scale == "quick" else {}
+    )  # ten clusters of eight clients there are not
     return [
         cell(row, column, scale, {**own, **(few if row == "K=10" else {})}, {LATE: paper})
         for row, (own, paper) in TABLE_6.items()
@@ -217,26 +261,43 @@ def clusters_or_not(scale: Scale) -> list[Cell]:
 
 
 def sizes(scale: Scale) -> list[Cell]:
-    """How large a gene has to be: accuracy against the share of the model that it may weigh, in both readings."""
+    """How large a gene has to be: accuracy against the share of the model that it may weigh, in
+    both readings.
+    """
     rows = {"reading A": READING_A, "reading B": READING_B}
     return [
-        Cell(row, f"{share:.0%}", "gene-fl", {**settings(scale, "C10 s=4"), **own, "gene-fl.gene_budget": share})
+        Cell(
+            row,
+            f"{share:.0%}",
+            "gene-fl",
+            {**settings(scale, "C10 s=4"), **own, "gene-fl.gene_budget": share},
+        )
         for row, own in rows.items()
         for share in (0.1, 0.25, 0.5)
     ]
 
 
 def two(rival: str, scale: Scale) -> list[Cell]:
-    """Figures 5 and 6: GENE-FL and one other method where every client holds all classes of its half."""
+    """Figures 5 and 6: GENE-FL and one other method where every client holds all classes of its
+    half.
+    """
     return [cell(row, SHARDS[1], scale) for row in (rival, "GENE-FL")]
 
 
 def after_rounds(count: int) -> Measure:
-    """The newcomers' accuracy in percent so many rounds after they arrived, or in the next evaluated round."""
+    """The newcomers' accuracy in percent so many rounds after they arrived, or in the next
+    evaluated round.
+    """
 
     def measure(run: Finished) -> float | None:
-        arrived = next((record["round"] for record in run.records if "arrival_bytes" in record), None)
-        later = [record for record in run.records if arrived is not None and record["round"] >= arrived + count - 1]
+        arrived = next(
+            (record["round"] for record in run.records if "arrival_bytes" in record), None
+        )
+        later = [
+            record
+            for record in run.records
+            if arrived is not None and record["round"] >= arrived + count - 1
+        ]
         return next((100 * record[CURVE] for record in later if CURVE in record), None)
 
     return measure
@@ -270,16 +331,65 @@ ONCE: dict[Scale, int] = {"quick": 1, "gpu": 1, "paper": 3}
 STUDIES = [
     Study(f"gene-fl-{name}", f"GENE-FL, {title}", cells, measures, seeds, curves)
     for name, title, cells, measures, seeds, curves in (
-        ("table1", "Table I: known clients, shards", partial(known, TABLE_1, SHARDS), OF_KNOWN, SEEDS, [CURVE]),
-        ("table2", "Table II: known clients, Dirichlet", partial(known, TABLE_2, DIRICHLET), OF_KNOWN, SEEDS, [CURVE]),
-        ("table3", "Table III: newcomers, shards", partial(unseen, TABLE_3, SHARDS), OF_NEWCOMERS, SEEDS, [CURVE]),
-        ("table4", "Table IV: newcomers, Dirichlet", partial(unseen, TABLE_4, DIRICHLET), OF_NEWCOMERS, SEEDS, [CURVE]),
+        (
+            "table1",
+            "Table I: known clients, shards",
+            partial(known, TABLE_1, SHARDS),
+            OF_KNOWN,
+            SEEDS,
+            [CURVE],
+        ),
+        (
+            "table2",
+            "Table II: known clients, Dirichlet",
+            partial(known, TABLE_2, DIRICHLET),
+            OF_KNOWN,
+            SEEDS,
+            [CURVE],
+        ),
+        (
+            "table3",
+            "Table III: newcomers, shards",
+            partial(unseen, TABLE_3, SHARDS),
+            OF_NEWCOMERS,
+            SEEDS,
+            [CURVE],
+        ),
+        (
+            "table4",
+            "Table IV: newcomers, Dirichlet",
+            partial(unseen, TABLE_4, DIRICHLET),
+            OF_NEWCOMERS,
+            SEEDS,
+            [CURVE],
+        ),
         ("table5", "Table V: without one of the losses", without_a_loss, OF_BOTH, ONCE, [CURVE]),
         ("table6", "Table VI: hyperparameters", sensitivity, OF_BOTH, ONCE, [CURVE]),
         ("table7", "Table VII: clusters or not", clusters_or_not, OF_NEWCOMERS, ONCE, [CURVE]),
-        ("figure3", "Figure 3: newcomers over rounds", partial(unseen, TABLE_3, SHARDS[:1]), OF_BOTH, SEEDS, [CURVE]),
-        ("figure5", "Figure 5: uploads over rounds", partial(two, "FedAvg"), OF_KNOWN, ONCE, ["uplink_bytes", CURVE]),
-        ("figure6", "Figure 6: accuracy over rounds", partial(two, "FedLP"), OF_BOTH, ONCE, [CURVE]),
+        (
+            "figure3",
+            "Figure 3: newcomers over rounds",
+            partial(unseen, TABLE_3, SHARDS[:1]),
+            OF_BOTH,
+            SEEDS,
+            [CURVE],
+        ),
+        (
+            "figure5",
+            "Figure 5: uploads over rounds",
+            partial(two, "FedAvg"),
+            OF_KNOWN,
+            ONCE,
+            ["uplink_bytes", CURVE],
+        ),
+        (
+            "figure6",
+            "Figure 6: accuracy over rounds",
+            partial(two, "FedLP"),
+            OF_BOTH,
+            ONCE,
+            [CURVE],
+        ),
         ("sizes", "accuracy against the size of a gene", sizes, OF_BOTH, ONCE, [CURVE]),
     )
 ]

@@ -1,8 +1,10 @@
-"""GenFed, Expert Systems with Applications 281 (2025): Tables 2 to 6, the attacks and defences, and Figures 3 to 6.
+"""GenFed, Expert Systems with Applications 281 (2025): Tables 2 to 6, the attacks and defences, and
+Figures 3 to 6.
 
-At scale `gpu` the settings are those of the preset `genfed.strong` with the small network and the first 10,000
-samples of every data set; `paper` takes the paper's own (`genfed.literal`), and `quick` stays on scikit-learn's digits.
-All methods get the same supplement unless their row says otherwise.
+At scale `gpu` the settings are those of the preset `genfed.strong` with the small network and the
+first 10,000 samples of every data set; `paper` takes the paper's own (`genfed.literal`), and
+`quick` stays on scikit-learn's digits. All methods get the same supplement unless their row says
+otherwise.
 """
 
 from __future__ import annotations
@@ -10,7 +12,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedhelix.papers.study import Cell, Scale, Study, add_measure, best_on_test, percent, rounds_to, spread
+from fedhelix.papers.study import (
+    Cell,
+    Scale,
+    Study,
+    add_measure,
+    best_on_test,
+    percent,
+    rounds_to,
+    spread,
+)
 from fedhelix.runs.config import layered
 
 SCHEDULES = {1: "constant", 2: "power", 3: "linear", 4: "sine", 5: "wave"}
@@ -20,13 +31,26 @@ TARGETS = {"MNIST": 97, "SVHN": 89, "Fashion-MNIST": 80, LARGER: 80, "CIFAR-10":
 AS_PRINTED = {"genfed.twins": True}
 # With three parents at most it would never choose fewer.
 ADAPTIVE = {"genfed.schedule": "adaptive", "genfed.rho_max": 10}
-# The preset's clients train on all they have; the tables keep a tenth, so that a round can be chosen on it.
+# The preset's clients train on all they have; the tables keep a tenth, so that a round can be
+# chosen on it.
 KEPT = {"valid": 0.1}
-# Scale `gpu` takes about a sixth of the data, so a client makes a sixth of the steps; they are longer instead.
-SMALL = {"model": "w1-cnn", "train_samples": 10_000, "test_samples": 5_000, "lr": 0.005, "eval_clients": 50}
+# Scale `gpu` takes about a sixth of the data, so a client makes a sixth of the steps; they are
+# longer instead.
+SMALL = {
+    "model": "w1-cnn",
+    "train_samples": 10_000,
+    "test_samples": 5_000,
+    "lr": 0.005,
+    "eval_clients": 50,
+}
 # Models judged by samples that nobody was given: an attacker must not know what he is judged by.
 APART = {"valid": 0.1, "validation_shared": False}
-ROUNDS = {"MNIST": (150, 2000), "SVHN": (150, 2000), "Fashion-MNIST": (150, 2000), "CIFAR-10": (300, 4000)}
+ROUNDS = {
+    "MNIST": (150, 2000),
+    "SVHN": (150, 2000),
+    "Fashion-MNIST": (150, 2000),
+    "CIFAR-10": (300, 4000),
+}
 
 # Rounds to the target and best accuracy, for MNIST, SVHN, Fashion-MNIST and CIFAR-10.
 TABLE_2 = """
@@ -60,7 +84,8 @@ FedAU      1.00 0.97 1.01 1.01
 GenFedAU   0.05 0.04 0.03 0.08
 """
 
-# Best accuracy on CIFAR-10 without attackers and under three attacks. The paper prints 54.478 for mimic of (2), which
+# Best accuracy on CIFAR-10 without attackers and under three attacks. The paper prints 54.478 for
+# mimic of (2), which
 # its own change of -0.311 % says is a misprint for 53.478.
 TABLE_4 = """
 GenFed (1)  54.298 52.373 53.975 53.529
@@ -109,7 +134,9 @@ def rows_of(table: str) -> dict[str, list[float]]:
 def method_of(row: str) -> tuple[str, dict[str, Any]]:
     """What a row of the paper runs: the method, and its own settings."""
     name, _, variant = row.partition(" (")
-    inner = {"Umf": "+fedumf", "AU": "+fedau", "Avg": "", "": ""}[name.removeprefix("Gen").removeprefix("Fed")]
+    inner = {"Umf": "+fedumf", "AU": "+fedau", "Avg": "", "": ""}[
+        name.removeprefix("Gen").removeprefix("Fed")
+    ]
     if not name.startswith("Gen"):
         return inner.removeprefix("+") or "fedavg", {}
     schedule = SCHEDULES[int(variant[0])] if variant else "linear"
@@ -123,9 +150,23 @@ def settings(scale: Scale, column: str) -> dict[str, Any]:
     strong = {**layered("genfed.strong"), **AS_PRINTED, **KEPT}
     if scale == "gpu":
         rounds = ROUNDS[column][0]
-        return {**strong, **SMALL, "data": DATA[column], "rounds": rounds, "eval_every": 2 if rounds == 150 else 5}
+        return {
+            **strong,
+            **SMALL,
+            "data": DATA[column],
+            "rounds": rounds,
+            "eval_every": 2 if rounds == 150 else 5,
+        }
     quick = {"data": "digits", "model": "digits-cnn", "clients": 20, "rounds": 30, "genfed.c": 10.0}
-    return {**strong, **quick, "epochs": 2, "batch_size": 16, "lr": 0.1, "lr_decay": 1.0, "momentum": 0.5}
+    return {
+        **strong,
+        **quick,
+        "epochs": 2,
+        "batch_size": 16,
+        "lr": 0.1,
+        "lr_decay": 1.0,
+        "momentum": 0.5,
+    }
 
 
 def columns(scale: Scale) -> list[str]:
@@ -140,15 +181,20 @@ def on_cifar(scale: Scale) -> tuple[str, dict[str, Any]]:
 
 
 def table_2(scale: Scale) -> list[Cell]:
-    """All methods with all schedules on all data sets, and what the paper leaves out: FedAvg without supplement,
-    a schedule that adapts by itself, and a fitness that rewards diversity."""
+    """All methods with all schedules on all data sets, and what the paper leaves out: FedAvg
+    without supplement, a schedule that adapts by itself, and a fitness that rewards diversity.
+    """
     cells = []
     for place, column in enumerate(columns(scale)):
         common = settings(scale, column)
         for row, figures in rows_of(TABLE_2).items():
             method, own = method_of(row)
             known = scale != "quick"
-            paper = {"rounds to target": figures[2 * place], "best on test": figures[2 * place + 1]} if known else {}
+            paper = (
+                {"rounds to target": figures[2 * place], "best on test": figures[2 * place + 1]}
+                if known
+                else {}
+            )
             cells.append(Cell(row, column, method, {**common, **own}, paper))
         for row, method, own in OURS:
             cells.append(Cell(row, column, method, {**common, **own}))
@@ -157,7 +203,11 @@ def table_2(scale: Scale) -> list[Cell]:
 
 OURS: list[tuple[str, str, dict[str, Any]]] = [
     ("FedAvg, no supplement", "fedavg", {"supplement_size": 0.0}),
-    ("GenFed (1), no supplement", "genfed", {"supplement_size": 0.0, "genfed.schedule": "constant"}),
+    (
+        "GenFed (1), no supplement",
+        "genfed",
+        {"supplement_size": 0.0, "genfed.schedule": "constant"},
+    ),
     ("GenFed, adaptive", "genfed", ADAPTIVE),
     ("GenFed (3), diverse", "genfed", {"genfed.schedule": "linear", "genfed.diversity": 0.1}),
 ]
@@ -170,11 +220,15 @@ OF_BOTH_NETWORKS = (
 
 
 def supplement(scale: Scale) -> list[Cell]:
-    """What the supplement gives, what selection gives beyond it, and what momentum on the server gives to both, on
-    all of Fashion-MNIST; supplements come from all of the validation set, as in the preset, or from samples apart. At
-    scale `gpu` the preset's own network is a column beside the small one."""
+    """What the supplement gives, what selection gives beyond it, and what momentum on the server
+    gives to both, on all of Fashion-MNIST; supplements come from all of the validation set, as
+    in the preset, or from samples apart. At scale `gpu` the preset's own network is a column
+    beside the small one.
+    """
     column = "digits" if scale == "quick" else "Fashion-MNIST"
-    rows = {"FedAvg": method_of("FedAvg")} | {f"GenFed ({n})": method_of(f"GenFed ({n})") for n in SCHEDULES}
+    rows = {"FedAvg": method_of("FedAvg")} | {
+        f"GenFed ({n})": method_of(f"GenFed ({n})") for n in SCHEDULES
+    }
     rows["GenFed, adaptive"] = ("genfed", ADAPTIVE)
     faster = {
         f"{row} {momentum}": (method, {**own, "fedavgm.server_momentum": momentum})
@@ -205,19 +259,30 @@ def supplement(scale: Scale) -> list[Cell]:
 
 def whole() -> dict[str, Any]:
     """All samples of a data set, with the preset's own learning rate."""
-    return {"train_samples": None, "test_samples": None, "lr": layered("genfed.strong")["lr"], "eval_clients": 20}
+    return {
+        "train_samples": None,
+        "test_samples": None,
+        "lr": layered("genfed.strong")["lr"],
+        "eval_clients": 20,
+    }
 
 
 def table_3(scale: Scale) -> list[Cell]:
     """The rows of Table 2 that Table 3 compares, which share its runs."""
-    wanted = {row: row if row in ("FedAvg", "FedUmf", "FedAU") else f"{row} (3)" for row in rows_of(TABLE_3)}
+    wanted = {
+        row: row if row in ("FedAvg", "FedUmf", "FedAU") else f"{row} (3)"
+        for row in rows_of(TABLE_3)
+    }
     cells = {(cell.row, cell.column): cell for cell in table_2(scale)}
-    found = [(row, cells[long, column]) for row, long in wanted.items() for column in columns(scale)]
+    found = [
+        (row, cells[long, column]) for row, long in wanted.items() for column in columns(scale)
+    ]
     return [Cell(row, cell.column, cell.method, cell.settings) for row, cell in found]
 
 
 def rounds_to_level(report: dict[str, Any]) -> None:
-    """The first round with nine tenths of FedAvg's best accuracy, seed by seed, which small scales reach too.
+    """The first round with nine tenths of FedAvg's best accuracy, seed by seed, which small scales
+    reach too.
 
     The paper's targets are 90 (CIFAR-10) to 99.5 % (MNIST, SVHN) of what FedAvg reaches there.
     """
@@ -229,19 +294,28 @@ def rounds_to_level(report: dict[str, Any]) -> None:
         for seed, curve in zip(cell["seeds"], cell["accuracy_curve"]["by_seed"], strict=True)
     }
     for cell in report["cells"]:
-        levels = {seed: 0.9 * best[cell["column"], seed] for seed in cell["seeds"] if (cell["column"], seed) in best}
+        levels = {
+            seed: 0.9 * best[cell["column"], seed]
+            for seed in cell["seeds"]
+            if (cell["column"], seed) in best
+        }
         if len(levels) < len(cell["seeds"]):
             levels = {}  # nothing to compare with yet
         curve = cell.get("accuracy_curve", {"rounds": [], "by_seed": []})
         by_seed = [
-            next((t for t, seen in zip(curve["rounds"], accuracies, strict=True) if seen >= level), None)
+            next(
+                (t for t, seen in zip(curve["rounds"], accuracies, strict=True) if seen >= level),
+                None,
+            )
             for level, accuracies in zip(levels.values(), curve["by_seed"], strict=False)
         ]
         cell[LEVEL] = {"by_seed": by_seed, **spread(by_seed), "paper": None}
 
 
 def relative_time(report: dict[str, Any]) -> None:
-    """Those rounds over FedAvg's: the paper's times are the ratios of its rounds, so they leave out the scoring."""
+    """Those rounds over FedAvg's: the paper's times are the ratios of its rounds, so they leave out
+    the scoring.
+    """
     rounds_to_level(report)
     paper = {
         (row, column): figure
@@ -266,7 +340,11 @@ def table_4(scale: Scale) -> list[Cell]:
             row,
             column,
             method_of(row)[0],
-            {**common, **method_of(row)[1], **({"attack": attack, "attack_share": 0.2} if attack != "none" else {})},
+            {
+                **common,
+                **method_of(row)[1],
+                **({"attack": attack, "attack_share": 0.2} if attack != "none" else {}),
+            },
             {"best on test": figure} if scale != "quick" else {},
         )
         for row, figures in rows_of(TABLE_4).items()
@@ -276,11 +354,19 @@ def table_4(scale: Scale) -> list[Cell]:
 
 def damage(report: dict[str, Any]) -> None:
     """The change that an attack makes, in points of accuracy."""
-    add_measure(report, "change in points", _unharmed, lambda mine, its: mine - its, of="chosen on validation")
+    add_measure(
+        report,
+        "change in points",
+        _unharmed,
+        lambda mine, its: mine - its,
+        of="chosen on validation",
+    )
 
 
 def relative_damage(report: dict[str, Any]) -> None:
-    """The change in points, and in percent of what was reached without the attack, as the paper has it."""
+    """The change in points, and in percent of what was reached without the attack, as the paper has
+    it.
+    """
     damage(report)
     paper = {
         (row, column): 100 * (figure - figures[0]) / figures[0]
@@ -309,7 +395,11 @@ def by_setting(table: str, key: str, values: tuple[Any, ...], scale: Scale) -> l
             row,
             str(value),
             method_of(row)[0],
-            {**common, **method_of(row)[1], key: f"dirichlet:{value}" if key == "partition" else value},
+            {
+                **common,
+                **method_of(row)[1],
+                key: f"dirichlet:{value}" if key == "partition" else value,
+            },
             {"best on test": figure} if scale != "quick" else {},
         )
         for row, figures in rows_of(table).items()
@@ -317,7 +407,15 @@ def by_setting(table: str, key: str, values: tuple[Any, ...], scale: Scale) -> l
     ]
 
 
-DEFENCES = ("median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "centred-clipping", "norm-bound")
+DEFENCES = (
+    "median",
+    "trimmed-mean",
+    "krum",
+    "multi-krum",
+    "geometric-median",
+    "centred-clipping",
+    "norm-bound",
+)
 HARM: dict[str, Mapping[str, Any]] = {
     "label flip": {"attack": "label-flip"},
     "mimic": {"attack": "mimic"},
@@ -334,10 +432,17 @@ def attacks(scale: Scale) -> list[Cell]:
     common = {**settings(scale, column), **APART, **short}
     rows = {"FedAvg": "fedavg", "GenFed": "genfed", **{name: name for name in DEFENCES}}
     harm: dict[str, Mapping[str, Any]] = {"no attack": {}} | {
-        f"{name} {share:.0%}": {**what, "attack_share": share} for name, what in HARM.items() for share in (0.2, 0.4)
+        f"{name} {share:.0%}": {**what, "attack_share": share}
+        for name, what in HARM.items()
+        for share in (0.2, 0.4)
     }
-    cells = [Cell(row, name, method, {**common, **what}) for row, method in rows.items() for name, what in harm.items()]
-    # IPM's attackers all send the same model, and mimics that of somebody else: as printed, such copies count.
+    cells = [
+        Cell(row, name, method, {**common, **what})
+        for row, method in rows.items()
+        for name, what in harm.items()
+    ]
+    # IPM's attackers all send the same model, and mimics that of somebody else: as printed, such
+    # copies count.
     once = {**common, "genfed.twins": False}
     return cells + [
         Cell(row, name, "genfed", {**once, **own, **what})
@@ -377,9 +482,21 @@ STUDIES = [
         },
         seeds={"quick": 3, "gpu": 3, "paper": 5},
         curves=("accuracy", "loss"),
-        drawn=("FedAvg, no supplement", "FedAvg", "GenFed (1)", "FedAvgM 0.8", "GenFed (1) around FedAvgM 0.8"),
+        drawn=(
+            "FedAvg, no supplement",
+            "FedAvg",
+            "GenFed (1)",
+            "FedAvgM 0.8",
+            "GenFed (1) around FedAvgM 0.8",
+        ),
     ),
-    Study("genfed-table4", "GenFed, Table 4: attacks on CIFAR-10", table_4, BEST, finish=relative_damage),
+    Study(
+        "genfed-table4",
+        "GenFed, Table 4: attacks on CIFAR-10",
+        table_4,
+        BEST,
+        finish=relative_damage,
+    ),
     Study(
         "genfed-table5",
         "GenFed, Table 5: number of clients, CIFAR-10",

@@ -1,8 +1,9 @@
-"""pFedGPA, arXiv:2409.05701: Tables 1 and 2, Figure 4, newcomers, and whether cheaper ways would do as well.
+"""pFedGPA, arXiv:2409.05701: Tables 1 and 2, Figure 4, newcomers, and whether cheaper ways would do
+as well.
 
-At scale `gpu` the settings are the paper's, as far as it states them (presets `pfedgpa.*`); `paper` adds p-diff's size
-of the generator, and `quick` stays on scikit-learn's digits with few clients and rounds. What stands first in a table
-is run first.
+At scale `gpu` the settings are the paper's, as far as it states them (presets `pfedgpa.*`); `paper`
+adds p-diff's size of the generator, and `quick` stays on scikit-learn's digits with few clients and
+rounds. What stands first in a table is run first.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedhelix.generative.generator import SizeName
+from fedhelix.components.generative.generator import SizeName
 from fedhelix.papers.study import Cell, Finished, Measure, Scale, Study, percent
-from fedhelix.records import is_number
 from fedhelix.runs.config import layered
+from fedhelix.store.records import is_number
 
 DATA = {"Fashion-MNIST": "fashion-mnist", "EMNIST": "emnist", "CIFAR-10": "cifar10"}
 CLIENTS = (20, 10, 100)
 FAILED = 0.6  # an accuracy below this counts as a failed generation
 SEEDS: Mapping[Scale, int] = {"quick": 1, "gpu": 3, "paper": 3}
-# Sizes of the generator. The paper's takes a minute on a GPU, the largest before it a quarter of that.
+# Sizes of the generator. The paper's takes a minute on a GPU, the largest before it a quarter of
+# that.
 FIGURE_4: Mapping[Scale, Sequence[SizeName]] = {
     "quick": ("fast",),
     "gpu": ("linear", "fast", "default"),
@@ -51,7 +53,9 @@ TABLE_1 = {
     "pFedHN": (77.33, 81.79, 77.23, 87.69, 86.84, 86.25, 71.43, 75.41, 77.12),
     "pFedGPA": (82.53, 84.70, 88.22, 88.90, 89.18, 90.08, 72.95, 78.54, 78.33),
 }
-PAPER_ORDER = [(name, clients) for name in ("EMNIST", "Fashion-MNIST", "CIFAR-10") for clients in (10, 20, 100)]
+PAPER_ORDER = [
+    (name, clients) for name in ("EMNIST", "Fashion-MNIST", "CIFAR-10") for clients in (10, 20, 100)
+]
 
 # Before and after fine-tuning, without and with inversion.
 TABLE_2 = {
@@ -61,8 +65,10 @@ TABLE_2 = {
 }
 ACCURACY, BEFORE, AFTER = "accuracy", "before fine-tuning", "after fine-tuning"
 
-# The paper's clients fine-tune like in any round. Ours: what a client has uploaded on average tells more of it than
-# its last upload alone, and what is generated is so good that small steps do it more good, which is the default.
+# The paper's clients fine-tune like in any round. Ours: what a client has uploaded on average tells
+# more of it than
+# its last upload alone, and what is generated is so good that small steps do it more good, which is
+# the default.
 AS_PRINTED = {"pfedgpa.ft_rate": 1.0, "fedbabu.ft_rate": 1.0}
 OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "pFedGPA, of means": ("pfedgpa", {"pfedgpa.inverted": "mean", "pfedgpa.inversion_samples": 8}),
@@ -86,7 +92,10 @@ def settings(scale: Scale, column: str, clients: int = 20) -> dict[str, Any]:
     common = layered(f"pfedgpa.{DATA[column]}")
     size = {"pfedgpa.size": "paper"} if scale == "paper" else {}
     cohort = clients * 3 // 10 if clients == 100 else clients
-    rare = {"eval_every": common["rounds"], "checkpoint_every": 100}  # the buffer of uploads is large
+    rare = {
+        "eval_every": common["rounds"],
+        "checkpoint_every": 100,
+    }  # the buffer of uploads is large
     return {**common, **AS_PRINTED, "clients": clients, "cohort": cohort, **rare, **size}
 
 
@@ -95,7 +104,8 @@ def columns(scale: Scale) -> list[str]:
     return ["digits"] if scale == "quick" else list(DATA)
 
 
-# Measures -------------------------------------------------------------------------------------------------------
+# Measures
+# -------------------------------------------------------------------------------------------------------
 
 
 def last(key: str) -> Measure:
@@ -108,22 +118,26 @@ def failed(key: str) -> Measure:
 
     def measure(run: Finished) -> float | None:
         found = [accuracy for accuracy in run.records[-1].get(key) or () if is_number(accuracy)]
-        return None if not found else 100 * statistics.fmean(accuracy < FAILED for accuracy in found)
+        return (
+            None if not found else 100 * statistics.fmean(accuracy < FAILED for accuracy in found)
+        )
 
     return measure
 
 
 def reconstruction(run: Finished) -> float | None:
     """The share of the uploads' spread that the autoencoder keeps, in percent."""
-    found = run.records[-1]["notes"].get("reconstruction")
+    found = run.records[-1]["metadata"].get("reconstruction")
     return None if found is None else 100 * found
 
 
 def distance(name: str) -> Measure:
-    """A kind of distance in the last round, on average, in units of the uploads' distance from their mean."""
+    """A kind of distance in the last round, on average, in units of the uploads' distance from
+    their mean.
+    """
 
     def measure(run: Finished) -> float | None:
-        found = run.records[-1]["notes"].get("distances")
+        found = run.records[-1]["metadata"].get("distances")
         return found and statistics.fmean(found[name]) / statistics.fmean(found["uploads_spread"])
 
     return measure
@@ -138,7 +152,8 @@ FINAL = {ACCURACY: percent("personal_accuracy"), BEFORE: last("untuned_accuracy"
 TUNED = {BEFORE: last("untuned_accuracy"), AFTER: percent("personal_accuracy")}
 
 
-# Tables ---------------------------------------------------------------------------------------------------------
+# Tables
+# ---------------------------------------------------------------------------------------------------------
 
 
 def table_1(scale: Scale) -> list[Cell]:
@@ -169,7 +184,9 @@ def table_2(scale: Scale) -> list[Cell]:
 
 
 def figure_4(scale: Scale) -> list[Cell]:
-    """Client by client, with generators of several sizes; on Fashion-MNIST also its last layers alone."""
+    """Client by client, with generators of several sizes; on Fashion-MNIST also its last layers
+    alone.
+    """
     cells = []
     for column in columns(scale)[::2]:
         common = settings(scale, column)
@@ -180,7 +197,14 @@ def figure_4(scale: Scale) -> list[Cell]:
                     continue
                 cells.append(Cell(f"{row}, {size}", column, "pfedgpa", {**common, **own}))
         if column != "CIFAR-10":
-            cells.append(Cell("inversion, last two layers", column, "pfedgpa", {**common, "pfedgpa.slice": "last:2"}))
+            cells.append(
+                Cell(
+                    "inversion, last two layers",
+                    column,
+                    "pfedgpa",
+                    {**common, "pfedgpa.slice": "last:2"},
+                )
+            )
     return cells
 
 
@@ -199,7 +223,10 @@ RIVALS: list[tuple[str, dict[str, Any]]] = [
     ("inversion from 100", {"inversion_start": 100}),
     ("inversion from 400", {"inversion_start": 400}),
     ("inversion from 1000", {"inversion_start": 1000}),
-    ("inversion of means from 400", {"inverted": "mean", "inversion_samples": 8, "inversion_start": 400}),
+    (
+        "inversion of means from 400",
+        {"inverted": "mean", "inversion_samples": 8, "inversion_start": 400},
+    ),
     ("inversion, fresh noise", {"inversion_mode": "fresh"}),
     ("inversion, DPM-Encoder", {"inversion_mode": "dpm_encoder"}),
     ("inversion of uploads", {"learn": "upload"}),
@@ -215,7 +242,12 @@ def rivals(scale: Scale) -> list[Cell]:
     common = {**settings(scale, column), "valid": 0.1, "pfedgpa.ft_epochs": 0}
     chosen = [rival for rival in RIVALS if scale != "quick" or "size" not in rival[1]]
     return [
-        Cell(row, column, "pfedgpa", {**common, **{f"pfedgpa.{key}": value for key, value in own.items()}})
+        Cell(
+            row,
+            column,
+            "pfedgpa",
+            {**common, **{f"pfedgpa.{key}": value for key, value in own.items()}},
+        )
         for row, own in chosen
     ]
 
@@ -254,12 +286,18 @@ def arrivals(scale: Scale, newcomers: int, classes: float) -> list[Cell]:
         "newcomers_classes": classes,
         "rounds": known + after,
         "eval_every": 1,
-        # Newcomers are judged as they are after each round; nothing is generated for them in the end.
+        # Newcomers are judged as they are after each round; nothing is generated for them in the
+        # end.
         "pfedgpa.ft_epochs": 0,
         "pfedgpa.generate": "own",
     }
     return [
-        Cell(row, column, method, {**common, **{f"{method}.{key}": value for key, value in own.items()}})
+        Cell(
+            row,
+            column,
+            method,
+            {**common, **{f"{method}.{key}": value for key, value in own.items()}},
+        )
         for row, method, own in STARTS
     ]
 
@@ -272,8 +310,22 @@ ARRIVED = {
 }
 
 STUDIES = [
-    Study("pfedgpa-table1", "pFedGPA, Table 1: accuracy of all methods", table_1, FINAL, SEEDS, curves=()),
-    Study("pfedgpa-table2", "pFedGPA, Table 2: with and without inversion", table_2, TUNED, SEEDS, curves=()),
+    Study(
+        "pfedgpa-table1",
+        "pFedGPA, Table 1: accuracy of all methods",
+        table_1,
+        FINAL,
+        SEEDS,
+        curves=(),
+    ),
+    Study(
+        "pfedgpa-table2",
+        "pFedGPA, Table 2: with and without inversion",
+        table_2,
+        TUNED,
+        SEEDS,
+        curves=(),
+    ),
     Study(
         "pfedgpa-rivals",
         "pFedGPA against what costs nothing, without fine-tuning",

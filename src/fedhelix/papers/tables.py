@@ -14,14 +14,20 @@ def grid(report: Mapping[str, Any], measure: str) -> tuple[list[str], list[list[
     rows = list(dict.fromkeys(cell["row"] for cell in report["cells"]))
     at = {(cell["row"], cell["column"]): cell for cell in report["cells"]}
     texts = [
-        [row, *(_text(at[row, column], measure) if (row, column) in at else "" for column in columns)] for row in rows
+        [
+            row,
+            *(_text(at[row, column], measure) if (row, column) in at else "" for column in columns),
+        ]
+        for row in rows
     ]
     return ["", *columns], texts
 
 
 def has_paper(report: Mapping[str, Any], measures: Sequence[str]) -> bool:
     """Whether the paper has any figure for these measures at this scale."""
-    return any(cell[measure]["paper"] is not None for cell in report["cells"] for measure in measures)
+    return any(
+        cell[measure]["paper"] is not None for cell in report["cells"] for measure in measures
+    )
 
 
 def _text(cell: Mapping[str, Any], measure: str) -> str:
@@ -39,7 +45,13 @@ def _text(cell: Mapping[str, Any], measure: str) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.0f}" if float(value).is_integer() else f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
+    return (
+        f"{value:.0f}"
+        if float(value).is_integer()
+        else f"{value:.2f}"
+        if abs(value) < 10
+        else f"{value:.1f}"
+    )
 
 
 def markdown(report: Mapping[str, Any], measure: str) -> str:

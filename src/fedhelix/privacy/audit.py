@@ -1,8 +1,10 @@
-"""`fedhelix audit idlg`: what can be rebuilt of a client's pictures from what a method really uploads.
+"""`fedhelix audit idlg`: what can be rebuilt of a client's pictures from what a method really
+uploads.
 
-The victim takes one step on one picture, the attacker's best case. It sees the gradient of the entries that the
-method's own upload holds. Two attackers try: an `outsider` knows the victim's values of these entries only and draws
-the others; an `insider` knows the victim's whole model, as everybody does in the first round, when all start alike.
+The victim takes one step on one picture, the attacker's best case. It sees the gradient of the
+entries that the method's own upload holds. Two attackers try: an `outsider` knows the victim's
+values of these entries only and draws the others; an `insider` knows the victim's whole model, as
+everybody does in the first round, when all start alike.
 """
 
 from __future__ import annotations
@@ -19,57 +21,80 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedhelix import models
-from fedhelix.client import unscaled
+from fedhelix.core.files import write_atomically
+from fedhelix.core.seeds import draw, numpy_draw
+from fedhelix.core.tree import State
+from fedhelix.engines.local.batches import unscaled
 from fedhelix.privacy.inversion import Attacker, invert, label_of
 from fedhelix.privacy.quality import median, psnr, ssim
 from fedhelix.privacy.settings import Audit
 from fedhelix.privacy.victim import Victim
-from fedhelix.seeds import draw, numpy_draw
-from fedhelix.tree import State, write_atomically
 
 SHOWN = 6  # pictures of each row
 
 
-def audit(specs: Sequence[str], asked: Audit) -> Iterator[dict[str, Any]]:
-    """A row for every method or run and kind of attacker; the first one once more with noise on its gradients."""
-    victims = [Victim.of(spec, asked) for spec in specs]
+def audit(specs: Sequence[str], requested: Audit) -> Iterator[dict[str, Any]]:
+    """A row for every method or run and kind of attacker; the first one once more with noise on its
+    gradients.
+    """
+    victims = [Victim.of(spec, requested) for spec in specs]
     cases = [(victim, 0.0) for victim in victims]
-    if asked.noise:
-        cases.insert(1, (victims[0], asked.noise))
+    if requested.noise:
+        cases.insert(1, (victims[0], requested.noise))
     for victim, noise in cases:
         # Who sends everything makes everybody an insider.
-        for insider in (True,) if len(victim.sent) == len(victim.federation.units.parameters) else (False, True):
-            yield attack(victim, asked, noise, insider)
+        for insider in (
+            (True,)
+            if len(victim.sent) == len(victim.federation.layers.parameters)
+            else (False, True)
+        ):
+            yield attack(victim, requested, noise, insider)
 
 
-def attack(victim: Victim, asked: Audit, noise: float, insider: bool) -> dict[str, Any]:
+def attack(victim: Victim, requested: Audit, noise: float, insider: bool) -> dict[str, Any]:
     """Try to rebuild pictures, and judge the best attempt at each."""
     fed = victim.federation
     module, classes = fed.engine.setup.module.double().eval(), int(fed.data.classes or 0)
-    places = torch.from_numpy(numpy_draw(asked.seed, "audit").permutation(len(fed.data.y))[: asked.images])
+    places = torch.from_numpy(
+        numpy_draw(requested.seed, "audit").permutation(len(fed.data.y))[: requested.images]
+    )
     truth, labels = (part[places.to(fed.device)] for part in (fed.data.x, fed.data.y))
     truth, model = unscaled(truth).double(), doubled(victim.model)
-    seen = vmap(Attacker(module, model, victim.sent).gradients)(truth, F.one_hot(labels, classes).double())
-    generator = draw(asked.seed, "audit-noise")
+    seen = vmap(Attacker(module, model, victim.sent).gradients)(
+        truth, F.one_hot(labels, classes).double()
+    )
+    generator = draw(requested.seed, "audit-noise")
     for name, value in seen.items():
         blur = torch.randn(value.shape, generator=generator, dtype=value.dtype)
         seen[name] = value + noise**0.5 * blur.to(value.device)
     if not insider:
-        drawn = models.build(victim.network, fed.data.shape, classes, data_name=fed.data.name, seed=asked.seed + 1)
+        drawn = models.build(
+            victim.network,
+            fed.data.shape,
+            classes,
+            data_name=fed.data.name,
+            seed=requested.seed + 1,
+        )
         other = doubled({name: value.to(fed.device) for name, value in drawn.state_dict().items()})
-        model = {name: value if name in victim.sent else other[name] for name, value in model.items()}
-    head = next((name for name in fed.units.head if name in seen and seen[name].dim() == 3), None)
-    told = None if head is None else torch.tensor([label_of(one) for one in seen[head]], device=fed.device)
+        model = {
+            name: value if name in victim.sent else other[name] for name, value in model.items()
+        }
+    head = next((name for name in fed.layers.head if name in seen and seen[name].dim() == 3), None)
+    told = (
+        None
+        if head is None
+        else torch.tensor([label_of(one) for one in seen[head]], device=fed.device)
+    )
     found, _ = invert(
         Attacker(module, model, victim.sent),
         seen,
         fed.data.shape,
         classes,
-        told if told is not None else labels if asked.label == "granted" else None,
-        restarts=asked.restarts,
-        steps=asked.steps,
-        optimiser=asked.optimiser,
-        generator=draw(asked.seed, "audit-start"),
+        told if told is not None else labels if requested.label == "granted" else None,
+        restarts=requested.restarts,
+        steps=requested.steps,
+        optimiser=requested.optimiser,
+        generator=draw(requested.seed, "audit-start"),
     )
     quality = torch.stack([psnr(found[:, at], truth) for at in range(found.shape[1])], 1)
     best = found[torch.arange(len(found)), quality.argmax(1)].clamp(0, 1)
@@ -77,7 +102,8 @@ def attack(victim: Victim, asked: Audit, noise: float, insider: bool) -> dict[st
         "method": victim.name + (" + noise" if noise else ""),
         "attacker": "insider" if insider else "outsider",
         "data": fed.data.name,
-        "seen": sum(fed.units.sizes[name] for name in victim.sent) / sum(fed.units.sizes.values()),
+        "seen": sum(fed.layers.sizes[name] for name in victim.sent)
+        / sum(fed.layers.sizes.values()),
         "labels": None if told is None else float((told == labels).double().mean()),
         "psnr": median(psnr(best, truth)),
         "best psnr": float(psnr(best, truth).max()),
@@ -90,17 +116,25 @@ def attack(victim: Victim, asked: Audit, noise: float, insider: bool) -> dict[st
 
 def doubled(state: State) -> State:
     """In double precision: second-order steps need it."""
-    return {name: value.double() if value.is_floating_point() else value for name, value in state.items()}
+    return {
+        name: value.double() if value.is_floating_point() else value
+        for name, value in state.items()
+    }
 
 
-def picture(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """The pictures side by side: the true ones, and below them what each attacker made of each method's uploads."""
-    shown = [("truth", rows[0]["truth"], None), *((row_name(row), row["pictures"], row) for row in rows)]
+def image(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """The pictures side by side: the true ones, and below them what each attacker made of each
+    method's uploads.
+    """
+    shown = [
+        ("truth", rows[0]["truth"], None),
+        *((row_name(row), row["pictures"], row) for row in rows),
+    ]
     count = len(rows[0]["truth"])
     figure = Figure(figsize=(1.3 * count + 2.2, 1.4 * len(shown)), layout="constrained")
     axes = figure.subplots(len(shown), count, squeeze=False)
-    for line, (name, pictures, row) in zip(axes, shown, strict=True):
-        for place, (axis, values) in enumerate(zip(line, pictures, strict=True)):
+    for line, (name, images, row) in zip(axes, shown, strict=True):
+        for place, (axis, values) in enumerate(zip(line, images, strict=True)):
             axis.imshow(pixels(values), cmap="gray", vmin=0, vmax=1)
             axis.set_xticks([])
             axis.set_yticks([])
@@ -124,4 +158,7 @@ def pixels(values: Tensor) -> Any:
 
 def report(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows without their pictures."""
-    return [{key: value for key, value in row.items() if key not in ("pictures", "truth")} for row in rows]
+    return [
+        {key: value for key, value in row.items() if key not in ("pictures", "truth")}
+        for row in rows
+    ]

@@ -1,4 +1,6 @@
-"""DLG and iDLG: a picture whose gradient is the one that was seen is, often, the picture that was trained on."""
+"""DLG and iDLG: a picture whose gradient is the one that was seen is, often, the picture that was
+trained on.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 
+from fedhelix.core.tree import State
 from fedhelix.privacy.minimise import adam, lbfgs
-from fedhelix.tree import State
 
 Label = Literal["seen", "granted", "sought"]
 
@@ -36,7 +38,9 @@ class Attacker:
 
 
 def label_of(head_gradient: Tensor) -> int:
-    """iDLG: of the head's gradient only the true class's row is negative, as long as the features are positive."""
+    """iDLG: of the head's gradient only the true class's row is negative, as long as the features
+    are positive.
+    """
     return int(head_gradient.sum(1).argmin())
 
 
@@ -52,10 +56,12 @@ def invert(
     optimiser: Literal["lbfgs", "adam"] = "lbfgs",
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Pictures whose gradients come closest to those seen (stacked along the first axis), and how close.
+    """Pictures whose gradients come closest to those seen (stacked along the first axis), and how
+    close.
 
-    Without labels a soft one is sought together with each picture, as in DLG. Every picture gets `restarts` attempts;
-    all are returned (pictures x restarts), for only the owner of the pictures can tell which is best.
+    Without labels a soft one is sought together with each picture, as in DLG. Every picture gets
+    `restarts` attempts; all are returned (pictures x restarts), for only the owner of the pictures
+    can tell which is best.
     """
     count, pixels = len(next(iter(seen.values()))), torch.Size(shape).numel()
     target = {name: value.repeat_interleave(restarts, 0) for name, value in seen.items()}
@@ -70,10 +76,14 @@ def invert(
     def apart(row: Tensor, wanted: State, label: Tensor | None) -> Tensor:
         soft = row[pixels:].softmax(0) if label is None else label
         found = attacker.gradients(row[:pixels].view(*shape), soft)
-        return sum(((found[name] - wanted[name]).square().sum() for name in found), row.new_zeros(()))
+        return sum(
+            ((found[name] - wanted[name]).square().sum() for name in found), row.new_zeros(())
+        )
 
     def evaluate(rows: Tensor) -> tuple[Tensor, Tensor]:
-        slopes, values = vmap(grad_and_value(apart), (0, 0, None if known is None else 0))(rows, target, known)
+        slopes, values = vmap(grad_and_value(apart), (0, 0, None if known is None else 0))(
+            rows, target, known
+        )
         return values, slopes
 
     best = {"lbfgs": lbfgs, "adam": adam}[optimiser](evaluate, start, steps)

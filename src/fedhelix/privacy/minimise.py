@@ -26,7 +26,9 @@ class Best:
         self.points = torch.where(better[:, None], points, self.points)
 
 
-def lbfgs(evaluate: Evaluate, start: Tensor, steps: int, lr: float = 1.0, enough: float = 1e-6) -> Best:
+def lbfgs(
+    evaluate: Evaluate, start: Tensor, steps: int, lr: float = 1.0, enough: float = 1e-6
+) -> Best:
     """L-BFGS without a line search, as the reference of iDLG runs it, for all rows side by side."""
     best, points, moves = Best(start), start, list[tuple[Tensor, Tensor, Tensor]]()
     scale = start.new_ones(len(start), 1)
@@ -41,15 +43,22 @@ def lbfgs(evaluate: Evaluate, start: Tensor, steps: int, lr: float = 1.0, enough
             moved, turned = points - before[0], slopes - before[1]
             curve = (moved * turned).sum(1, keepdim=True)
             sound = curve > 1e-10
-            scale = torch.where(sound, curve / turned.square().sum(1, keepdim=True).clamp_min(1e-30), scale)
-            moves = [*moves[1 - MEMORY :], (moved, turned, torch.where(sound, 1 / curve.clamp_min(1e-10), 0))]
+            scale = torch.where(
+                sound, curve / turned.square().sum(1, keepdim=True).clamp_min(1e-30), scale
+            )
+            moves = [
+                *moves[1 - MEMORY :],
+                (moved, turned, torch.where(sound, 1 / curve.clamp_min(1e-10), 0)),
+            ]
         direction, shares = -slopes, []
         for moved, turned, weight in reversed(moves):
             shares.append(weight * (moved * direction).sum(1, keepdim=True))
             direction = direction - shares[-1] * turned
         direction = direction * scale
         for (moved, turned, weight), share in zip(moves, reversed(shares), strict=True):
-            direction = direction + moved * (share - weight * (turned * direction).sum(1, keepdim=True))
+            direction = direction + moved * (
+                share - weight * (turned * direction).sum(1, keepdim=True)
+            )
         length = slopes.abs().sum(1, keepdim=True).clamp_min(1e-30)
         rate = lr if before is not None else lr * (1 / length).clamp_max(1)
         before = (points, slopes)
@@ -58,7 +67,9 @@ def lbfgs(evaluate: Evaluate, start: Tensor, steps: int, lr: float = 1.0, enough
     return best
 
 
-def adam(evaluate: Evaluate, start: Tensor, steps: int, lr: float = 0.1, enough: float = 1e-6) -> Best:
+def adam(
+    evaluate: Evaluate, start: Tensor, steps: int, lr: float = 0.1, enough: float = 1e-6
+) -> Best:
     """Adam with a rate that falls to zero along a cosine."""
     best, points = Best(start), start.clone().requires_grad_()
     optimiser = torch.optim.Adam([points], lr)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedhelix.client import Job, open_round, work
+from fedhelix.core.errors import UserError
+from fedhelix.core.registry import make
+from fedhelix.core.tree import State, clone
 from fedhelix.data import Dataset, available, load
-from fedhelix.errors import BadInput
-from fedhelix.federation import Federation, Standing
+from fedhelix.engines.local import ClientTask, run_client, start_round
+from fedhelix.federation.federation import Federation, FederationState
 from fedhelix.privacy.settings import Audit
-from fedhelix.registry import make
-from fedhelix.runs.config import read_plan
+from fedhelix.runs.config import read_spec
 from fedhelix.store import RunFolder
-from fedhelix.tree import State, clone
 
 FEW = (600, 300)  # samples for training and test: enough for one client's round of any method
 
@@ -29,44 +29,49 @@ class Victim:
     sent: list[str]
 
     @classmethod
-    def of(cls, spec: str, asked: Audit) -> Victim:
+    def of(cls, spec: str, requested: Audit) -> Victim:
         """A client of a run folder as it stands, or one in the first round of a method."""
         if (Path(spec) / "config.toml").is_file():
             folder = RunFolder.open(spec)
-            plan = read_plan(folder.config, spec)
-            federation, network = plan.config.federation(plan.method), plan.config.model
+            run = read_spec(folder.config, spec)
+            federation, network = run.config.federation(run.method), run.config.model
             restored = folder.state(str(federation.device))
-            standing = (
-                Standing(restored[0], restored[1], dict(restored[2]))
+            state = (
+                FederationState(restored[0], restored[1], dict(restored[2]))
                 if restored
-                else federation.begin(plan.config.rounds)
+                else federation.initialize(run.config.rounds)
             )
         else:
-            method, network = make(spec, {"clusters": 1} if make(spec).apart else {}), asked.model
+            method, network = (
+                make(spec, {"clusters": 1} if make(spec).capabilities.several_models else {}),
+                requested.model,
+            )
             federation = Federation(
-                found_data(asked).subsample(*FEW), "iid", model=network, method=method, clients=4, cohort=2, epochs=1,
-                batch_size=32, lr=0.01, seed=asked.seed, device=asked.device, engine="serial",
+                found_data(requested).subsample(*FEW), "iid", model=network, method=method, clients=4, cohort=2, epochs=1,
+                batch_size=32, lr=0.01, seed=requested.seed, device=requested.device, engine="serial",
             )  # fmt: skip
-            standing = federation.begin(1)
+            state = federation.initialize(1)
         if federation.data.classes is None or len(federation.data.shape) != 3:
-            raise BadInput(f"'{spec}' does not classify pictures; an audit rebuilds pictures.")
-        client, setup = federation.cohort(standing.round)[0], federation.engine.setup
+            raise UserError(f"'{spec}' does not classify pictures; an audit rebuilds pictures.")
+        client, setup = federation.cohort(state.round)[0], federation.engine.setup
         payload = federation.method.download(
-            standing.server, client, federation.context(standing.round, standing.round + 1)
+            state.server, client, federation.context(state.round, state.round + 1)
         )
-        job = Job(client, standing.round, payload, standing.own.get(client, {}))
-        model = clone(open_round(setup, job, anchored=False).models["model"])
-        upload = work(setup, job).upload
+        task = ClientTask(client, state.round, payload, state.client_states.get(client, {}))
+        model = clone(start_round(setup, task, with_context=False).models["model"])
+        upload = run_client(setup, task).upload
         seen = {*upload.get("model", {}), *upload.get("values", {})}
-        sent = [entry for entry in federation.units.parameters if entry in seen]
+        sent = [entry for entry in federation.layers.parameters if entry in seen]
         if not sent:
-            raise BadInput(f"{federation.method.label} uploads no parameters, so there is nothing to attack.")
+            raise UserError(
+                f"{federation.method.label} uploads no parameters, so there is nothing to attack."
+            )
         return cls(federation.method.label, federation, network, model, sent)
 
 
-def found_data(asked: Audit) -> Dataset:
+def found_data(requested: Audit) -> Dataset:
     """The data set that was asked for, or what there is."""
-    if asked.data != "auto":
-        return load(asked.data, data_dir=asked.data_dir)
-    here = {found.name for found in available(asked.data_dir) if found.found}
-    return load("cifar10" if "cifar10" in here else "digits", data_dir=asked.data_dir)
+    if requested.data != "auto":
+        return load(requested.data, data_dir=requested.data_dir)
+    here = {found.name for found in available(requested.data_dir) if found.found}
+    return load("cifar10" if "cifar10" in here else "digits", data_dir=requested.data_dir)

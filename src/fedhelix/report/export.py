@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from fedhelix.errors import BadInput
-from fedhelix.imports import from_extra
+from fedhelix.core.errors import UserError
+from fedhelix.core.imports import from_extra
 from fedhelix.report.results import Result, read
 from fedhelix.report.style import write
 from fedhelix.store import RunFolder
@@ -35,7 +35,9 @@ def clients(results: Sequence[Result]) -> pd.DataFrame:
         for client, history in result.clients().items()
         for round, value in history
     ]
-    return pd.DataFrame(rows, columns=["run", "method", "seed", "client", "round", "value", "attacker"])
+    return pd.DataFrame(
+        rows, columns=["run", "method", "seed", "client", "round", "value", "attacker"]
+    )
 
 
 def export(folders: Sequence[RunFolder], out: Path, by_client: bool = False) -> pd.DataFrame:
@@ -52,7 +54,9 @@ def export(folders: Sequence[RunFolder], out: Path, by_client: bool = False) -> 
         table.to_parquet(stream, index=False)
         write(out, stream.getvalue())
     else:
-        raise BadInput(f"'{out}' must end in .csv or .parquet, so that it is clear which format to write.")
+        raise UserError(
+            f"'{out}' must end in .csv or .parquet, so that it is clear which format to write."
+        )
     return table
 
 

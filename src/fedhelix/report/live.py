@@ -1,7 +1,9 @@
-"""Many run folders, read a little at a time: what has been read is remembered, and only what is new is read.
+"""Many run folders, read a little at a time: what has been read is remembered, and only what is new
+is read.
 
-Folders may be half written, damaged, deleted meanwhile or made by a stranger. So nothing here follows a symbolic
-link, opens anything but regular files, believes a size, or builds a path from what a browser sent.
+Folders may be half written, damaged, deleted meanwhile or made by a stranger. So nothing here
+follows a symbolic link, opens anything but regular files, believes a size, or builds a path from
+what a browser sent.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedhelix.records import JUDGED_BY
 from fedhelix.store import writer_lives
+from fedhelix.store.records import MAIN_METRICS, current
 
 MOST_RUNS = 5000
 DEEPEST = 3  # runs/sweep/cell/seed is deep enough
@@ -27,8 +29,20 @@ MOST_BYTES_OF_A_LINE = 2**22
 MOST_BYTES_AT_ONCE = 2**26
 MOST_CHARACTERS = 300
 
-MEASURES = ("personal_accuracy", "personal_score", "personal_p10", "accuracy", "score", "train_loss")
-INCIDENTS = ("refused", "missing", "unjudged", "troubles")  # each a mapping of clients or sites to reasons
+MEASURES = (
+    "personal_accuracy",
+    "personal_score",
+    "personal_p10",
+    "accuracy",
+    "score",
+    "train_loss",
+)
+INCIDENTS = (
+    "refused",
+    "missing",
+    "unevaluated",
+    "troubles",
+)  # each a mapping of clients or sites to reasons
 MOST_INCIDENTS = 50
 COSTS = {"uplink_bytes": 2**20, "seconds": 1.0}
 NAN = float("nan")
@@ -49,7 +63,9 @@ class Watched:
     def _forget_records(self) -> None:
         self.offset, self.skipped, self.inode = 0, 0, 0
         self.rounds = array("q")
-        self.last: dict[str, float] = {}  # what the last round that has such an entry says, a number or not
+        self.last: dict[
+            str, float
+        ] = {}  # what the last round that has such an entry says, a number or not
         self.columns = {key: array("d") for key in (*MEASURES, *COSTS)}
 
     def look(self) -> bool:
@@ -60,10 +76,14 @@ class Watched:
         lock = _read(self.path / "lock", 4096) if self.stamps["lock"] else None
         self.running = lock is not None and writer_lives(lock)
         if self.stamps["config.toml"] != before[0].get("config.toml"):
-            self.config, self.problems["config.toml"] = _parsed(self.path / "config.toml", tomllib.loads)
+            self.config, self.problems["config.toml"] = _parsed(
+                self.path / "config.toml", tomllib.loads
+            )
         if self.stamps["summary.json"] != before[0].get("summary.json"):
             self.summary, self.problems["summary.json"] = (
-                _parsed(self.path / "summary.json", json.loads) if self.stamps["summary.json"] else ({}, "")
+                _parsed(self.path / "summary.json", json.loads)
+                if self.stamps["summary.json"]
+                else ({}, "")
             )
         return (self.stamps, self.running) != before
 
@@ -77,7 +97,7 @@ class Watched:
             self.rounds.append(number)
             for key, column in self.columns.items():
                 column.append(_number(record.get(key)))
-            self.last |= {key: _number(record[key]) for key in JUDGED_BY if key in record}
+            self.last |= {key: _number(record[key]) for key in MAIN_METRICS if key in record}
 
     def _new_records(self) -> Iterator[dict[str, Any]]:
         inode, _, size = _stamp(self.path / "metrics.jsonl") or (0, 0, 0)
@@ -128,12 +148,19 @@ class Watched:
         method, data = self.config.get("method"), self.config.get("data")
         return {
             "id": self.name,
-            "method": _text(self.summary.get("method") or (method.get("name") if isinstance(method, dict) else method)),
-            "data": _text(self.summary.get("data") or (data.get("name") if isinstance(data, dict) else data)),
+            "method": _text(
+                self.summary.get("method")
+                or (method.get("name") if isinstance(method, dict) else method)
+            ),
+            "data": _text(
+                self.summary.get("data") or (data.get("name") if isinstance(data, dict) else data)
+            ),
             "seed": _whole(self.config.get("seed")),
             "status": self.status,
             "problem": _text(self.problem),
-            "done": _whole(self.summary.get("rounds")) if finished else (self.rounds[-1] if self.rounds else 0),
+            "done": _whole(self.summary.get("rounds"))
+            if finished
+            else (self.rounds[-1] if self.rounds else 0),
             "rounds": _whole(self.config.get("rounds")),
             "metric": metric,
             "value": value,
@@ -145,7 +172,7 @@ class Watched:
 
     def _metric(self) -> tuple[str, float | None]:
         """What it is judged by, and its last value; none where it has diverged."""
-        for key in JUDGED_BY:
+        for key in MAIN_METRICS:
             known = self.summary.get(key if key.startswith("personal") else f"final_{key}")
             if known is not None or key in self.last:
                 value = _number(self.last.get(key) if known is None else known)
@@ -153,7 +180,11 @@ class Watched:
         return "personal_accuracy", None
 
     def _spent(self, key: str, finished: bool) -> float | None:
-        value = _number(self.summary.get(key)) if finished else sum(x for x in self.columns[key] if x == x)
+        value = (
+            _number(self.summary.get(key))
+            if finished
+            else sum(x for x in self.columns[key] if x == x)
+        )
         return value if value == value else None
 
     def line(self) -> dict[str, Any]:
@@ -166,7 +197,11 @@ class Watched:
                 total += value if value == value else 0.0
                 sums.append(float(f"{total / COSTS[key]:.6g}"))
             x[name] = [*sums]
-        y = {key: {"mid": _plain(self.columns[key])} for key in MEASURES if any(v == v for v in self.columns[key])}
+        y = {
+            key: {"mid": _plain(self.columns[key])}
+            for key in MEASURES
+            if any(v == v for v in self.columns[key])
+        }
         return {"label": self.name, "x": x, "y": y}
 
     def details(self) -> dict[str, Any]:
@@ -174,39 +209,46 @@ class Watched:
         last: dict[str, Any] = {}
         finals: dict[int, float] = {}
         incidents: deque[list[Any]] = deque(maxlen=MOST_INCIDENTS)
-        judged, attackers, samples = self._census()
+        evaluated, attackers, samples = self._census()
         for record in self.records():
             last = record
-            finals = dict(_clients(record, judged)) if _list(record.get("personal")) else finals
+            finals = dict(_clients(record, evaluated)) if _list(record.get("personal")) else finals
             for kind in INCIDENTS:
                 reasons = record.get(kind)
                 if isinstance(reasons, dict):
                     number = _whole(record.get("round"))
-                    incidents.extend([number, kind, _text(who), _text(why)] for who, why in reasons.items())
+                    incidents.extend(
+                        [number, kind, _text(who), _text(why)] for who, why in reasons.items()
+                    )
         clients = [
-            {"client": client, "value": value, "attacker": client in attackers, "samples": samples.get(client)}
+            {
+                "client": client,
+                "value": value,
+                "attacker": client in attackers,
+                "samples": samples.get(client),
+            }
             for client, value in sorted(finals.items())
         ]
-        notes = json.dumps(last.get("notes") or {}, indent=1)
+        metadata = json.dumps(last.get("metadata") or {}, indent=1)
         config = "\n".join(f"{key} = {_text(value)}" for key, value in _flat(self.config))
         return {
             **self.overview(),
             "line": self.line(),
             "clients": clients,
             "incidents": list(incidents),
-            "notes": notes if len(notes) < 5000 else notes[:5000] + " …",
+            "metadata": metadata if len(metadata) < 5000 else metadata[:5000] + " …",
             "config": config,
         }
 
     def client(self, client: int) -> dict[str, Any]:
         """One client's history: its metric, and the rounds that it worked in."""
-        judged, *_ = self._census()
+        evaluated, *_ = self._census()
         rounds, values, worked = [], [], []
         for record in self.records():
             number = record.get("round")
             if type(number) is not int:
                 continue
-            value = dict(_clients(record, judged)).get(client)
+            value = dict(_clients(record, evaluated)).get(client)
             if value is not None:
                 rounds.append(number)
                 values.append(value)
@@ -218,9 +260,9 @@ class Watched:
     def _census(self) -> tuple[list[int], set[int], dict[int, int]]:
         """Who is judged, who attacks, and how many samples each has."""
         census = _object(_read(self.path / "clients.json", MOST_BYTES_OF_A_FILE) or b"{}") or {}
-        judged, attackers, samples = ([v for v in _list(census.get(key)) if type(v) is int]
-                                      for key in ("judged", "attackers", "samples"))  # fmt: skip
-        return judged, set(attackers), dict(enumerate(samples))
+        evaluated, attackers, samples = ([v for v in _list(census.get(key)) if type(v) is int]
+                                      for key in ("evaluated", "attackers", "samples"))  # fmt: skip
+        return evaluated, set(attackers), dict(enumerate(samples))
 
 
 class Watch:
@@ -245,8 +287,12 @@ class Watch:
     def overview(self, names: list[str] | None = None) -> list[dict[str, Any]]:
         """The runs for a list, newest first."""
         with self.guard:
-            wanted = list(self.runs) if names is None else [name for name in names if name in self.runs]
-            return sorted((self.runs[name].overview() for name in wanted), key=lambda run: -run["changed"])
+            wanted = (
+                list(self.runs) if names is None else [name for name in names if name in self.runs]
+            )
+            return sorted(
+                (self.runs[name].overview() for name in wanted), key=lambda run: -run["changed"]
+            )
 
     def get(self, name: str) -> Watched | None:
         """A run by its name; whatever is not the name of a known run is nothing."""
@@ -265,7 +311,11 @@ def _find(folder: Path, root: Path, depth: int) -> Iterator[tuple[str, Path]]:
     count = 0
     for entry in entries:
         try:
-            inside = entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".") and _printable(entry.name)
+            inside = (
+                entry.is_dir(follow_symlinks=False)
+                and not entry.name.startswith(".")
+                and _printable(entry.name)
+            )
         except OSError:
             continue
         if inside and depth:
@@ -296,7 +346,9 @@ def _stamp(path: Path) -> tuple[int, ...]:
 def _open(path: Path) -> int | None:
     """A regular file, opened for reading; nothing that waits, and nothing behind a link."""
     try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        handle = os.open(
+            path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+        )
     except (OSError, ValueError):
         return None
     if stat.S_ISREG(os.fstat(handle).st_mode):
@@ -316,7 +368,9 @@ def _read(path: Path, most: int) -> bytes | None:
 
 
 def _lines(path: Path, offset: int) -> Iterator[tuple[bytes, int]]:
-    """Complete lines from an offset on, each with the offset of its end; one too long comes in useless pieces."""
+    """Complete lines from an offset on, each with the offset of its end; one too long comes in
+    useless pieces.
+    """
     handle = _open(path)
     if handle is None:
         return
@@ -346,12 +400,14 @@ def _object(line: bytes) -> dict[str, Any] | None:
         found = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return current(found) if isinstance(found, dict) else None
 
 
-def _clients(record: Mapping[str, Any], judged: list[int]) -> Iterator[tuple[int, float]]:
+def _clients(record: Mapping[str, Any], evaluated: list[int]) -> Iterator[tuple[int, float]]:
     values = _list(record.get("personal"))
-    for client, value in zip(judged if len(judged) == len(values) else range(len(values)), values, strict=True):
+    for client, value in zip(
+        evaluated if len(evaluated) == len(values) else range(len(values)), values, strict=True
+    ):
         if (number := _number(value)) == number:
             yield client, number
 

@@ -1,4 +1,6 @@
-"""The report: what was run, what came out, and every picture, in one file that opens without a network."""
+"""The report: what was run, what came out, and every picture, in one file that opens without a
+network.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedhelix import toml
-from fedhelix.imports import from_extra
-from fedhelix.progress import human_bytes, human_seconds
-from fedhelix.report.pictures import pictures
-from fedhelix.report.places import Selection
+from fedhelix.core import toml
+from fedhelix.core.imports import from_extra
+from fedhelix.report.figures import figures
+from fedhelix.report.locate import Selection
 from fedhelix.report.plots import Groups
 from fedhelix.report.results import Result, grouped, read
 from fedhelix.report.style import MIB, content
 from fedhelix.report.tables import comparison, texts
+from fedhelix.store.progress import human_bytes, human_seconds
 
 STATIC = Path(__file__).parent / "static"
 MOST_CLIENTS = 500  # of more, the worst ones are listed
@@ -37,11 +39,12 @@ MEASURES = {
     "score": "global score",
     "train_loss": "training loss",
 }
-# What records say of clients and sites with whom something went wrong: what was lost, whose it was, and how.
+# What records say of clients and sites with whom something went wrong: what was lost, whose it was,
+# and how.
 INCIDENT_WORDS = {
     "refused": ("upload", "client ", "refused"),
     "missing": ("answer", "client ", "missing"),
-    "unjudged": ("score", "client ", "missing"),
+    "unevaluated": ("score", "client ", "missing"),
     "troubles": ("letter", "", "dropped"),
 }
 
@@ -61,7 +64,7 @@ def html(chosen: Selection) -> str:
         tiles=tiles(groups),
         warnings=warnings(results),
         table={"headers": headers, "rows": rows},
-        pictures=[_embedded(picture) for picture in pictures(results, overview=False)],
+        figures=[_embedded(figure) for figure in figures(results, overview=False)],
         clients=clients(groups),
         costs=costs(groups),
         commands=chosen.commands,
@@ -85,8 +88,12 @@ def title(results: Sequence[Result]) -> str:
 def subtitle(results: Sequence[Result]) -> str:
     """How much was run."""
     seeds = len({result.seed for result in results})
-    versions = sorted({str(_table(result.config, "versions").get("fedhelix", "?")) for result in results})
-    return f"{_count(len(results), 'run')}, {_count(seeds, 'seed')}, by fedhelix {', '.join(versions)}"
+    versions = sorted(
+        {str(_table(result.config, "versions").get("fedhelix", "?")) for result in results}
+    )
+    return (
+        f"{_count(len(results), 'run')}, {_count(seeds, 'seed')}, by fedhelix {', '.join(versions)}"
+    )
 
 
 def tiles(groups: Groups) -> list[dict[str, str]]:
@@ -97,7 +104,12 @@ def tiles(groups: Groups) -> list[dict[str, str]]:
         ("highest personal accuracy", "personal_accuracy", True, _percent),
         ("highest personal score", "personal_score", True, _plain),
         ("highest global accuracy", "accuracy", True, _percent),
-        ("best for the worst tenth of clients", "personal_p10", True, _percent if "score" not in table else _plain),
+        (
+            "best for the worst tenth of clients",
+            "personal_p10",
+            True,
+            _percent if "score" not in table else _plain,
+        ),
         ("fewest bytes uploaded", "uplink_bytes", False, lambda value, _: human_bytes(value)),
     ):
         values = table[column].dropna() if column in table else pd.Series(dtype=float)
@@ -106,7 +118,9 @@ def tiles(groups: Groups) -> list[dict[str, str]]:
         if len(values) > 0 and len(groups) > 1:
             who = str(values.idxmax() if largest else values.idxmin())
             error = table.get(f"{column}_se", pd.Series(dtype=float)).get(who, np.nan)
-            found.append({"what": what, "value": show(float(values[who]), float(error)), "who": who})
+            found.append(
+                {"what": what, "value": show(float(values[who]), float(error)), "who": who}
+            )
     return found[:4]
 
 
@@ -120,19 +134,27 @@ def warnings(results: Sequence[Result]) -> list[str]:
             )
         if result.damage:
             found.append(result.damage)
-        judged_by = result.judged_by()
-        if judged_by and np.isnan(result.final(judged_by)):
-            found.append(f"{result.name} has diverged: its {MEASURES[judged_by]} is not a number any more.")
+        main_metric = result.main_metric()
+        if main_metric and np.isnan(result.final(main_metric)):
+            found.append(
+                f"{result.name} has diverged: its {MEASURES[main_metric]} is not a number any more."
+            )
         for kind, (thing, whose, fate) in INCIDENT_WORDS.items():
             if incidents := result.incidents(kind):
                 reasons = pd.Series([reason for *_, reason in incidents]).value_counts()
                 what = "; ".join(f"{count} × {reason}" for reason, count in reasons.head(3).items())
                 who = sorted({name for _, name, _ in incidents})
                 named = ", ".join(who[:8]) + (" and others" if len(who) > 8 else "")
-                found.append(f"{result.name}: {_count(len(incidents), thing)} of {whose}{named} {fate} ({what}).")
+                found.append(
+                    f"{result.name}: {_count(len(incidents), thing)} of {whose}{named} {fate} ({what})."
+                )
         if "train_loss" in result.metrics and result.metrics["train_loss"].isna().any():
             found.append(f"{result.name}: the training loss was not a number in some rounds.")
-    attacks = {str(result.circumstances.get("attack", "unknown attack")) for result in results if result.attackers}
+    attacks = {
+        str(result.circumstances.get("attack", "unknown attack"))
+        for result in results
+        if result.attackers
+    }
     if attacks:
         most = max(len(result.attackers) for result in results)
         attacked = sum(bool(result.attackers) for result in results)
@@ -144,16 +166,26 @@ def warnings(results: Sequence[Result]) -> list[str]:
 
 
 def clients(groups: Groups) -> dict[str, Any]:
-    """A row per client of every seed: its samples and its final metric by method, the worst off first."""
+    """A row per client of every seed: its samples and its final metric by method, the worst off
+    first.
+    """
     finals = {
-        label: {(result.seed, client): value for result in results for client, value in result.client_finals().items()}
+        label: {
+            (result.seed, client): value
+            for result in results
+            for client, value in result.client_finals().items()
+        }
         for label, results in groups.items()
     }
     labels = [label for label, values in finals.items() if values]
     everybody = {who for values in finals.values() for who in values}
-    worst_first = sorted(everybody, key=lambda who: (min(values.get(who, np.inf) for values in finals.values()), who))
+    worst_first = sorted(
+        everybody, key=lambda who: (min(values.get(who, np.inf) for values in finals.values()), who)
+    )
     of_seed = {result.seed: result for results in groups.values() for result in results}
-    columns = {result.judged_by() or "accuracy" for results in groups.values() for result in results}
+    columns = {
+        result.main_metric() or "accuracy" for results in groups.values() for result in results
+    }
     show = _percent if all(column.endswith("accuracy") for column in columns) else _plain
     rows = []
     for seed, client in worst_first[:MOST_CLIENTS]:
@@ -166,8 +198,15 @@ def clients(groups: Groups) -> dict[str, Any]:
             _sortable(str(seed), seed),
             _sortable(str(samples or "–"), samples),
         ]
-        rows.append(row + [_sortable("–" if value is None else show(value, np.nan), value) for value in values])
-    note = f" The worst {MOST_CLIENTS} of {len(everybody)} are listed." if len(everybody) > MOST_CLIENTS else ""
+        rows.append(
+            row
+            + [_sortable("–" if value is None else show(value, np.nan), value) for value in values]
+        )
+    note = (
+        f" The worst {MOST_CLIENTS} of {len(everybody)} are listed."
+        if len(everybody) > MOST_CLIENTS
+        else ""
+    )
     crosses = " × marks attackers." if any(result.attackers for result in of_seed.values()) else ""
     return {"headers": ["client", "seed", "samples", *labels], "rows": rows, "note": note + crosses}
 
@@ -185,7 +224,10 @@ def costs(groups: Groups) -> list[list[str]]:
             for column in ("uplink_bytes", "downlink_bytes", "other_bytes", "seconds")
         }
         rounds = max(float(np.mean([len(result.metrics) for result in results])), 1.0)
-        sizes = [human_bytes(mean[column]) for column in ("uplink_bytes", "downlink_bytes", "other_bytes")]
+        sizes = [
+            human_bytes(mean[column])
+            for column in ("uplink_bytes", "downlink_bytes", "other_bytes")
+        ]
         per_round = [human_bytes(mean["uplink_bytes"] / rounds), human_seconds(mean["seconds"])]
         rows.append([label, *sizes, *per_round, human_seconds(mean["seconds"] / rounds)])
     return rows
@@ -197,10 +239,14 @@ def facts(results: Sequence[Result]) -> list[tuple[str, str]]:
     for key, value in results[0].circumstances.items():
         if all(result.circumstances.get(key) == value for result in results):
             found.append((key, str(value)))
-    engines = sorted({str(result.summary.get("engine", "")).partition(" (")[0] for result in results} - {""})
+    engines = sorted(
+        {str(result.summary.get("engine", "")).partition(" (")[0] for result in results} - {""}
+    )
     found += [("engine", ", ".join(engines))] if engines else []
     for key in ("python", "torch", "numpy", "machine", "commit"):
-        values = sorted({str(_table(result.config, "versions").get(key, "")) for result in results} - {""})
+        values = sorted(
+            {str(_table(result.config, "versions").get(key, "")) for result in results} - {""}
+        )
         found += [(key, ", ".join(values))] if values else []
     return found
 
@@ -220,31 +266,44 @@ def measures(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def series(groups: Groups) -> list[dict[str, Any]]:
-    """The lines of the interactive chart: means, lowest and highest over seeds, by round, bytes and time."""
+    """The lines of the interactive chart: means, lowest and highest over seeds, by round, bytes and
+    time.
+    """
     lines = []
     for place, (label, results) in enumerate(groups.items()):
-        rounds = pd.concat([result.metrics["round"] for result in results]).drop_duplicates().sort_values()
+        rounds = (
+            pd.concat([result.metrics["round"] for result in results])
+            .drop_duplicates()
+            .sort_values()
+        )
         x = {"round": rounds.tolist()}
         for key, column, unit in (("mib", "uplink_bytes", MIB), ("seconds", "seconds", 1)):
-            spent = pd.DataFrame({result.seed: result.series(column).cumsum() for result in results}).reindex(rounds)
+            spent = pd.DataFrame(
+                {result.seed: result.series(column).cumsum() for result in results}
+            ).reindex(rounds)
             x[key] = _numbers(spent.ffill().mean(axis="columns") / unit)
         y = {}
         for key in MEASURES:
-            values = pd.DataFrame({result.seed: result.series(key) for result in results}).dropna().reindex(rounds)
+            values = (
+                pd.DataFrame({result.seed: result.series(key) for result in results})
+                .dropna()
+                .reindex(rounds)
+            )
             if values.notna().any(axis=None):
                 sides = {"mid": values.mean(axis="columns"), "low": values.min(axis="columns")}
                 y[key] = {
-                    side: _numbers(column) for side, column in (sides | {"high": values.max(axis="columns")}).items()
+                    side: _numbers(column)
+                    for side, column in (sides | {"high": values.max(axis="columns")}).items()
                 }
         lines.append({"label": label, "place": place, "x": x, "y": y})
     return lines
 
 
-def _embedded(picture: Any) -> dict[str, Any]:
+def _embedded(figure: Any) -> dict[str, Any]:
     """As an image with the data in it: inside an image no script runs and no link leads out."""
-    wide = picture.figure.get_figwidth() > 7
-    data = base64.b64encode(content(picture.figure, "svg")).decode()
-    return {"title": picture.title, "caption": picture.caption, "data": data, "wide": wide}
+    wide = figure.figure.get_figwidth() > 7
+    data = base64.b64encode(content(figure.figure, "svg")).decode()
+    return {"title": figure.title, "caption": figure.caption, "data": data, "wide": wide}
 
 
 def _static(name: str) -> str:

@@ -1,4 +1,6 @@
-"""Pictures that set methods side by side: readable in half a page, in print and by colour-blind eyes."""
+"""Pictures that set methods side by side: readable in half a page, in print and by colour-blind
+eyes.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ Groups = dict[str, list[Result]]
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """One method: mean, lowest and highest metric over seeds per evaluated round, and what it has cost by then."""
+    """One method: mean, lowest and highest metric over seeds per evaluated round, and what it has
+    cost by then.
+    """
 
     label: str
     colour: str
@@ -52,10 +56,12 @@ Draw = Callable[[Axes, Sequence[Curve]], None]
 
 
 def comparison_plot(folders: Sequence[RunFolder | Result], path: Path | str) -> None:
-    """Draw runs side by side: metric against rounds, metric against uploads, and every client's final metric.
+    """Draw runs side by side: metric against rounds, metric against uploads, and every client's
+    final metric.
 
-    The metric is that of the personal models, or of the server's where a method has none. Lines are means over seeds,
-    bands reach from the lowest to the highest seed. The path's suffix chooses the format: .png, .svg or .pdf.
+    The metric is that of the personal models, or of the server's where a method has none. Lines are
+    means over seeds, bands reach from the lowest to the highest seed. The path's suffix chooses the
+    format: .png, .svg or .pdf.
     """
     save(overview(grouped(folders)), path)
 
@@ -94,8 +100,12 @@ def curves(groups: Groups) -> list[Curve]:
 
 
 def _curve(label: str, results: Sequence[Result], place: int) -> Curve:
-    column = next((result.judged_by() for result in results if result.judged_by()), None) or "accuracy"
-    # Only rounds that every seed has: a mean whose members change half way shows a jump that no run made.
+    column = (
+        next((result.main_metric() for result in results if result.main_metric()), None)
+        or "accuracy"
+    )
+    # Only rounds that every seed has: a mean whose members change half way shows a jump that no run
+    # made.
     values = pd.DataFrame({result.seed: result.series(column) for result in results}).dropna()
 
     def spent(cost: str) -> pd.Series:
@@ -103,7 +113,9 @@ def _curve(label: str, results: Sequence[Result], place: int) -> Curve:
         return sums.mean(axis="columns").reindex(values.index).ffill().fillna(0)
 
     finals = sorted(
-        (value, client in result.attackers) for result in results for client, value in result.client_finals().items()
+        (value, client in result.attackers)
+        for result in results
+        for client, value in result.client_finals().items()
     )
     return Curve(
         label=literal(label if column.startswith("personal") else f"{label}, global model"),
@@ -125,7 +137,11 @@ def draw_rounds(axes: Axes, drawn: Sequence[Curve]) -> None:
     for curve in drawn:
         axes.plot(curve.mean.index, curve.mean, label=curve.label, **curve.style)
         _band(axes, curve.mean.index, curve)
-    explanation = "\n(line: mean of seeds, band: lowest to highest)" if any(curve.has_band for curve in drawn) else ""
+    explanation = (
+        "\n(line: mean of seeds, band: lowest to highest)"
+        if any(curve.has_band for curve in drawn)
+        else ""
+    )
     _metric_axes(axes, "How fast?", f"round{explanation}", drawn)
 
 
@@ -154,32 +170,55 @@ def draw_seconds(axes: Axes, drawn: Sequence[Curve]) -> None:
     for curve in drawn:
         axes.plot(curve.seconds, curve.mean, label=curve.label, **curve.style)
         _band(axes, curve.seconds, curve)
-    _metric_axes(axes, "How long?", "seconds of the run, evaluation included\n(on the machine that ran it)", drawn)
+    _metric_axes(
+        axes,
+        "How long?",
+        "seconds of the run, evaluation included\n(on the machine that ran it)",
+        drawn,
+    )
 
 
 def draw_clients(axes: Axes, drawn: Sequence[Curve]) -> None:
-    """A row per method, a dot per client, risen by rank so that equal clients do not hide each other."""
-    judged = [curve for curve in drawn if len(curve.clients)]
-    for row, curve in enumerate(judged):
+    """A row per method, a dot per client, risen by rank so that equal clients do not hide each
+    other.
+    """
+    evaluated = [curve for curve in drawn if len(curve.clients)]
+    for row, curve in enumerate(evaluated):
         rank = (np.arange(len(curve.clients)) + 0.5) / len(curve.clients)
         height = row + 0.32 - 0.64 * rank
         honest = ~curve.malicious
         for part, opacity in ((honest & (rank <= 0.1), 1.0), (honest & (rank > 0.1), 0.3)):
-            axes.scatter(curve.clients[part], height[part], s=10, color=curve.colour, alpha=opacity, linewidths=0)
-        axes.scatter(curve.clients[~honest], height[~honest], s=16, marker="x", color=curve.colour, linewidths=1)
+            axes.scatter(
+                curve.clients[part],
+                height[part],
+                s=10,
+                color=curve.colour,
+                alpha=opacity,
+                linewidths=0,
+            )
+        axes.scatter(
+            curve.clients[~honest],
+            height[~honest],
+            s=16,
+            marker="x",
+            color=curve.colour,
+            linewidths=1,
+        )
         median = np.median(curve.clients)
         axes.plot([median, median], [row - 0.36, row + 0.36], color=curve.colour, linewidth=1.6)
     tidy(axes, "Who is left behind?")
-    _say_if_empty(axes, judged)
+    _say_if_empty(axes, evaluated)
     axes.grid(False, axis="y")
-    axes.set_ylim(max(len(judged), 1) - 0.4, -0.6)  # the first method on top
-    axes.set_yticks(range(len(judged)), [textwrap.fill(curve.label, 18) for curve in judged])
-    axes.tick_params(axis="y", length=0, labelsize=8.5 if len(judged) < 10 else 7.5)
-    for text, curve in zip(axes.get_yticklabels(), judged, strict=True):
+    axes.set_ylim(max(len(evaluated), 1) - 0.4, -0.6)  # the first method on top
+    axes.set_yticks(range(len(evaluated)), [textwrap.fill(curve.label, 18) for curve in evaluated])
+    axes.tick_params(axis="y", length=0, labelsize=8.5 if len(evaluated) < 10 else 7.5)
+    for text, curve in zip(axes.get_yticklabels(), evaluated, strict=True):
         text.set_color(curve.colour)
-    crosses = ", ×: attacker" if any(curve.malicious.any() for curve in judged) else ""
-    axes.set(xlabel=f"final {metric_name(judged)} of each client\n(bar: median, dark: worst tenth{crosses})")
-    if _are_shares(judged):
+    crosses = ", ×: attacker" if any(curve.malicious.any() for curve in evaluated) else ""
+    axes.set(
+        xlabel=f"final {metric_name(evaluated)} of each client\n(bar: median, dark: worst tenth{crosses})"
+    )
+    if _are_shares(evaluated):
         axes.xaxis.set_major_formatter(percent)
 
 
@@ -187,10 +226,16 @@ def bytes_plot(groups: Groups) -> Figure:
     """What a whole run sends: up, down and besides, as stacked bars."""
     figure = sheet(height=1.5 + 0.34 * len(groups))
     axes = figure.subplots()
-    kinds = (("uplink_bytes", "up", COLOURS[0]), ("downlink_bytes", "down", COLOURS[5]), ("other_bytes", "else", GREY))
+    kinds = (
+        ("uplink_bytes", "up", COLOURS[0]),
+        ("downlink_bytes", "down", COLOURS[5]),
+        ("other_bytes", "else", GREY),
+    )
     left = np.zeros(len(groups))
     for column, word, colour in kinds:
-        sizes = np.array([np.mean([result.total(column) for result in runs]) / MIB for runs in groups.values()])
+        sizes = np.array(
+            [np.mean([result.total(column) for result in runs]) / MIB for runs in groups.values()]
+        )
         if sizes.any():
             axes.barh(range(len(groups)), sizes, left=left, color=colour, height=0.62, label=word)
         left += sizes
@@ -238,4 +283,12 @@ def _are_shares(drawn: Sequence[Curve]) -> bool:
 
 def _say_if_empty(axes: Axes, drawn: Sequence[Curve]) -> None:
     if not drawn:
-        axes.text(0.5, 0.5, "nothing evaluated yet", transform=axes.transAxes, ha="center", color=GREY, fontsize=9)
+        axes.text(
+            0.5,
+            0.5,
+            "nothing evaluated yet",
+            transform=axes.transAxes,
+            ha="center",
+            color=GREY,
+            fontsize=9,
+        )

@@ -9,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from fedhelix.errors import BadInput
-from fedhelix.records import JUDGED_BY, Record, is_number
+from fedhelix.core.errors import UserError
 from fedhelix.store import RunFolder
+from fedhelix.store.records import MAIN_METRICS, Record, is_number
 
 # Entries of a config that do not make runs different experiments: who, where and how, but not what.
 NOT_COMPARED = (
@@ -55,60 +55,76 @@ class Result:
         return values.dropna().astype(float)
 
     def final(self, column: str) -> float:
-        """A column's value in the last round that has one (not the best one: that would be choosing by the test).
+        """A column's value in the last round that has one (not the best one: that would be choosing
+        by the test).
 
         Of a run that has diverged it is not a number, however well the run did before.
         """
-        value = next((record[column] for record in reversed(self.records) if column in record), None)
+        value = next(
+            (record[column] for record in reversed(self.records) if column in record), None
+        )
         return float(value) if is_number(value) else float("nan")
 
     def chosen(self, column: str) -> float:
-        """A figure of the summary at the round that the validation set chose; not a number where none chose."""
+        """A figure of the summary at the round that the validation set chose; not a number where
+        none chose.
+        """
         round, value = self.summary.get("best_round"), self.summary.get(column)
         metric = "accuracy" if "accuracy" in column else "score"
-        chosen = any(record["round"] == round and is_number(record.get(f"valid_{metric}")) for record in self.records)
+        chosen = any(
+            record["round"] == round and is_number(record.get(f"valid_{metric}"))
+            for record in self.records
+        )
         return float(value) if chosen and is_number(value) else float("nan")
 
     def total(self, column: str) -> float:
-        """A cost of the whole run: the summary's number, which includes what happened before the first round."""
+        """A cost of the whole run: the summary's number, which includes what happened before the
+        first round.
+        """
         value = self.summary.get(column)
         return float(value) if is_number(value) else float(self.series(column).sum())
 
-    def judged_by(self) -> str | None:
+    def main_metric(self) -> str | None:
         """The column that this run is judged by; None when no round has been evaluated."""
-        return next((column for column in JUDGED_BY if self.has(column)), None)
+        return next((column for column in MAIN_METRICS if self.has(column)), None)
 
     def clients(self) -> dict[int, list[tuple[int, float]]]:
         """Every judged client's metric as (round, value) pairs."""
         found: dict[int, list[tuple[int, float]]] = {}
-        for round, client, value in self._judged():
+        for round, client, value in self._by_client():
             if is_number(value):
                 found.setdefault(client, []).append((round, float(value)))
         return found
 
     def client_finals(self) -> dict[int, float]:
         """The metric of every client in the last round that judged it, where that is a number."""
-        last = {client: value for _, client, value in self._judged()}
+        last = {client: value for _, client, value in self._by_client()}
         return {client: float(value) for client, value in last.items() if is_number(value)}
 
-    def _judged(self) -> Iterator[tuple[int, int, Any]]:
+    def _by_client(self) -> Iterator[tuple[int, int, Any]]:
         """Round, client and what was found, for all that were judged."""
-        absent = dict(self._column("unjudged", Mapping))
+        absent = dict(self._column("unevaluated", Mapping))
         for round, values in self._column("personal", list):
-            judged = self.census.get("judged")
-            ids = judged if isinstance(judged, list) and len(judged) == len(values) else range(len(values))
+            evaluated = self.census.get("evaluated")
+            ids = (
+                evaluated
+                if isinstance(evaluated, list) and len(evaluated) == len(values)
+                else range(len(values))
+            )
             for client, value in zip(ids, values, strict=True):
                 if str(client) not in absent.get(round, ()):
                     yield round, int(client), value
 
-    def notes(self, key: str) -> Iterator[tuple[int, Any]]:
+    def metadata(self, key: str) -> Iterator[tuple[int, Any]]:
         """What the method noted under a key, with the round."""
-        for round, notes in self._column("notes", Mapping):
-            if notes.get(key) is not None:
-                yield round, notes[key]
+        for round, metadata in self._column("metadata", Mapping):
+            if metadata.get(key) is not None:
+                yield round, metadata[key]
 
     def incidents(self, kind: str) -> list[tuple[int, str, str]]:
-        """What records say under a key such as `refused` or `missing`: round, client (or site) and reason."""
+        """What records say under a key such as `refused` or `missing`: round, client (or site) and
+        reason.
+        """
         return [
             (round, str(who), str(reason))
             for round, reasons in self._column(kind, Mapping)
@@ -120,14 +136,20 @@ class Result:
         """What a finished run has lost, in one sentence; nothing for one that is whole."""
         rounds, kept = self.summary.get("rounds"), len(self.metrics)
         is_cut = self.complete and is_number(rounds) and kept < rounds
-        return f"{self.name} was cut: metrics.jsonl holds {kept} of its {rounds} rounds." if is_cut else ""
+        return (
+            f"{self.name} was cut: metrics.jsonl holds {kept} of its {rounds} rounds."
+            if is_cut
+            else ""
+        )
 
     @property
     def attackers(self) -> frozenset[int]:
         """The malicious clients."""
         listed = self.census.get("attackers")
         return (
-            frozenset(client for client in listed if type(client) is int) if isinstance(listed, list) else frozenset()
+            frozenset(client for client in listed if type(client) is int)
+            if isinstance(listed, list)
+            else frozenset()
         )
 
     def _column(self, name: str, kind: Any) -> Iterator[tuple[int, Any]]:
@@ -140,21 +162,34 @@ class Result:
 
 def read(folder: RunFolder) -> Result:
     """The result of one run, finished or not."""
-    return make(str(folder.path), folder.config, folder.summary or {}, folder.records(), folder.clients)
+    return make(
+        str(folder.path), folder.config, folder.summary or {}, folder.records(), folder.clients
+    )
 
 
 def make(
-    name: str, config: dict[str, Any], summary: dict[str, Any], records: list[Record], census: dict[str, Any]
+    name: str,
+    config: dict[str, Any],
+    summary: dict[str, Any],
+    records: list[Record],
+    census: dict[str, Any],
 ) -> Result:
     """A result from what a run folder holds."""
     asked_method = config.get("method", {})
     if not isinstance(asked_method, Mapping):
         asked_method = {"name": asked_method}
     asked_options = {key: value for key, value in asked_method.items() if key != "name"}
-    options, seed = summary.get("options", asked_options), summary.get("seed", config.get("seed", 0))
+    options, seed = (
+        summary.get("options", asked_options),
+        summary.get("seed", config.get("seed", 0)),
+    )
     if not isinstance(options, Mapping) or type(seed) is not int:
-        raise BadInput(f"'{name}' is damaged: 'options' must be a table, and 'seed' a whole number.")
-    circumstances = _circumstances(config) | {key: summary[key] for key in ("data", "clients") if key in summary}
+        raise UserError(
+            f"'{name}' is damaged: 'options' must be a table, and 'seed' a whole number."
+        )
+    circumstances = _circumstances(config) | {
+        key: summary[key] for key in ("data", "clients") if key in summary
+    }
     return Result(
         name=name,
         method=str(summary.get("method", asked_method.get("name", "unknown"))),
@@ -175,14 +210,14 @@ def grouped(runs: Sequence[RunFolder | Result]) -> dict[str, list[Result]]:
     Unfinished runs stand apart: an average of finished and unfinished ones would mean nothing.
     """
     if not runs:
-        raise BadInput("there is no run to compare; give at least one run folder.")
+        raise UserError("there is no run to compare; give at least one run folder.")
     results = [run if isinstance(run, Result) else read(run) for run in runs]
     groups: dict[str, list[Result]] = {}
     for result in results:
         members = groups.setdefault(_label(result, results), [])
         for twin in members:
             if twin.seed == result.seed:
-                raise BadInput(
+                raise UserError(
                     f"'{twin.name}' and '{result.name}' are both {result.method} with seed {result.seed}; "
                     "compare only one of them."
                 )
@@ -195,7 +230,9 @@ def _circumstances(config: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in config.items():
         if key not in NOT_COMPARED:
-            table = {key: value["name"]} if isinstance(value, Mapping) and "name" in value else value
+            table = (
+                {key: value["name"]} if isinstance(value, Mapping) and "name" in value else value
+            )
             found |= table if isinstance(table, Mapping) else {key: value}
     deployment = config.get("deployment")
     if isinstance(deployment, Mapping) and "server_data" in deployment:
@@ -204,16 +241,24 @@ def _circumstances(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _label(result: Result, others: Sequence[Result]) -> str:
-    """The method's name, and in brackets only what tells it from other runs of this method or on other data."""
-    mine, kin = _settings(result), [_settings(other) for other in others if other.method == result.method]
+    """The method's name, and in brackets only what tells it from other runs of this method or on
+    other data.
+    """
+    mine, kin = (
+        _settings(result),
+        [_settings(other) for other in others if other.method == result.method],
+    )
     keys = dict.fromkeys(key for other in kin for key in other if key not in OF_EVERY_METHOD)
     details = [
-        f"{key}={mine.get(key, 'auto')}" for key in keys if any(other.get(key) != mine.get(key) for other in kin)
+        f"{key}={mine.get(key, 'auto')}"
+        for key in keys
+        if any(other.get(key) != mine.get(key) for other in kin)
     ]
     details += [
         f"{key}={value}"
         for key, value in mine.items()
-        if key in OF_EVERY_METHOD and any(_settings(other).get(key, value) != value for other in others)
+        if key in OF_EVERY_METHOD
+        and any(_settings(other).get(key, value) != value for other in others)
     ]
     if "deployment" in result.config and any("deployment" not in other.config for other in others):
         details.append("deployed")

@@ -1,4 +1,5 @@
-"""The dashboard: a small web server on loopback that lists runs, follows them live and compares them.
+"""The dashboard: a small web server on loopback that lists runs, follows them live and compares
+them.
 
 It serves its own few files and JSON, nothing else. Bound to another address it asks for a token.
 """
@@ -17,12 +18,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from fedhelix.errors import BadInput
-from fedhelix.imports import from_extra
+from fedhelix.core.errors import UserError
+from fedhelix.core.imports import from_extra
 from fedhelix.report.live import Watch
 
 STATIC = Path(__file__).parent / "static"
-FILES = {"app.js": "text/javascript", "chart.js": "text/javascript", "style.css": "text/css", "app.css": "text/css"}
+FILES = {
+    "app.js": "text/javascript",
+    "chart.js": "text/javascript",
+    "style.css": "text/css",
+    "app.css": "text/css",
+}
 MOST_COMPARED = 20
 SECONDS_BETWEEN_LOOKS = 1.0
 COOKIE = "fedhelix"
@@ -40,9 +46,15 @@ def serve(folder: Path, host: str, port: int, token: str | None) -> None:
     """Show the runs in a folder until Ctrl-C."""
     uvicorn = from_extra("uvicorn", "report")
     if not folder.is_dir():
-        raise BadInput(f"there is no folder '{folder}'; name the one with your runs: fedhelix serve RUNS.")
-    if token is not None and not re.fullmatch("[!-~]+", token):  # addresses and cookies carry nothing else
-        raise BadInput("the token must be ASCII characters without spaces; give such a one, or none to have it drawn.")
+        raise UserError(
+            f"there is no folder '{folder}'; name the one with your runs: fedhelix serve RUNS."
+        )
+    if token is not None and not re.fullmatch(
+        "[!-~]+", token
+    ):  # addresses and cookies carry nothing else
+        raise UserError(
+            "the token must be ASCII characters without spaces; give such a one, or none to have it drawn."
+        )
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(24)
     app = dashboard(folder, token)
@@ -50,14 +62,18 @@ def serve(folder: Path, host: str, port: int, token: str | None) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family)
     except OSError as problem:
-        raise BadInput(f"cannot listen on {host}, port {port}: {problem.strerror}; choose others.") from None
+        raise UserError(
+            f"cannot listen on {host}, port {port}: {problem.strerror}; choose others."
+        ) from None
     name = f"[{host}]" if ":" in host else host
     secret = f"?token={quote(token, safe='')}" if token else ""
     print(
         f"fedhelix: runs of '{folder}' at http://{name}:{listening.getsockname()[1]}/{secret} (Ctrl-C stops)",
         flush=True,
     )
-    settings = uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=1, server_header=False)
+    settings = uvicorn.Config(
+        app, log_level="warning", ws="none", timeout_graceful_shutdown=1, server_header=False
+    )
     uvicorn.Server(settings).run(sockets=[listening])
 
 
@@ -105,18 +121,24 @@ class Guard:
         answer: Any = self.app
         given = request.query_params.get("token", "")
         if self.token is None:
-            # A page elsewhere may give its own name the address 127.0.0.1; then this is not our name.
+            # A page elsewhere may give its own name the address 127.0.0.1; then this is not our
+            # name.
             if not is_loopback(request.url.hostname or ""):
                 answer = PlainTextResponse("This dashboard answers to localhost only.\n", 403)
         elif self._is_token(given):
             answer = RedirectResponse("/", 303)
             answer.set_cookie(COOKIE, self.token, httponly=True, samesite="strict")
         elif not self._is_token(request.cookies.get(COOKIE, "")):
-            answer = PlainTextResponse("Open the address with the token that `fedhelix serve` printed.\n", 401)
+            answer = PlainTextResponse(
+                "Open the address with the token that `fedhelix serve` printed.\n", 401
+            )
 
         async def with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in HEADERS.items())]
+                message["headers"] = [
+                    *message["headers"],
+                    *((k.encode(), v.encode()) for k, v in HEADERS.items()),
+                ]
             await send(message)
 
         await answer(scope, receive, with_headers)
@@ -126,7 +148,9 @@ class Guard:
 
 
 class Views:
-    """What the page asks for. Files are read in threads, so that one slow disk does not stop everybody."""
+    """What the page asks for. Files are read in threads, so that one slow disk does not stop
+    everybody.
+    """
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
@@ -161,8 +185,12 @@ class Views:
 
     async def client(self, request: Any) -> Any:
         """One client's history."""
-        asked = request.query_params.get("client", "")
-        number = int(asked) if asked.isascii() and asked.isdecimal() and len(asked) < 10 else -1
+        requested = request.query_params.get("client", "")
+        number = (
+            int(requested)
+            if requested.isascii() and requested.isdecimal() and len(requested) < 10
+            else -1
+        )
         return await self._answer(lambda: self._of(request, lambda run: run.client(number)))
 
     async def compare(self, request: Any) -> Any:
@@ -222,4 +250,8 @@ class Views:
         from starlette.responses import JSONResponse
 
         found = await run_in_threadpool(make)
-        return JSONResponse(found) if found is not None else JSONResponse({"problem": "This run is not there."}, 404)
+        return (
+            JSONResponse(found)
+            if found is not None
+            else JSONResponse({"problem": "This run is not there."}, 404)
+        )

@@ -10,10 +10,11 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedhelix.errors import BadInput
-from fedhelix.tree import write_atomically
+from fedhelix.core.errors import UserError
+from fedhelix.core.files import write_atomically
 
-# The palette of Okabe and Ito without its yellow, which is hard to see on white. Seven colours and four dashes repeat
+# The palette of Okabe and Ito without its yellow, which is hard to see on white. Seven colours and
+# four dashes repeat
 # together only after 28 methods, and neighbours differ in both.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
@@ -27,7 +28,9 @@ FORMATS = (".png", ".svg", ".pdf")
 
 
 def sheet(width: float = HALF_PAGE[0], height: float = HALF_PAGE[1]) -> Figure:
-    """An empty figure, made without any screen or global state, so that threads and servers can draw too."""
+    """An empty figure, made without any screen or global state, so that threads and servers can
+    draw too.
+    """
     return Figure(figsize=(width, height), layout="constrained")
 
 
@@ -65,7 +68,9 @@ def save(figure: Figure, path: Path | str) -> None:
     """Write a figure; the path's suffix chooses the format."""
     target = Path(path)
     if target.suffix.lower() not in FORMATS:
-        raise BadInput(f"'{target}' must end in {', '.join(FORMATS)}, so that it is clear which format to write.")
+        raise UserError(
+            f"'{target}' must end in {', '.join(FORMATS)}, so that it is clear which format to write."
+        )
     write(target, content(figure, target.suffix[1:].lower()))
 
 
@@ -74,4 +79,4 @@ def write(path: Path, whole: bytes) -> None:
     try:
         write_atomically(path, whole)
     except OSError as problem:
-        raise BadInput(f"'{path}' cannot be written: {problem.strerror}.") from None
+        raise UserError(f"'{path}' cannot be written: {problem.strerror}.") from None

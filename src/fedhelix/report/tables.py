@@ -1,4 +1,6 @@
-"""Comparison tables: one row per method, mean and standard error over seeds, differences paired by seed."""
+"""Comparison tables: one row per method, mean and standard error over seeds, differences paired by
+seed.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ import pandas as pd
 from rich.table import Table
 from rich.text import Text
 
-from fedhelix.progress import human_bytes, human_seconds
-from fedhelix.records import JUDGED_BY
 from fedhelix.report.results import Result, grouped
 from fedhelix.store import RunFolder
+from fedhelix.store.progress import human_bytes, human_seconds
+from fedhelix.store.records import MAIN_METRICS
 
 METRICS = ("accuracy", "score", "personal_accuracy", "personal_score", "personal_p10")
 AT_BEST = ("personal_accuracy_at_best", "personal_score_at_best")
@@ -23,20 +25,26 @@ AT_BEST = ("personal_accuracy_at_best", "personal_score_at_best")
 def comparison(folders: Sequence[RunFolder | Result]) -> pd.DataFrame:
     """One row per method, in the order of the folders; the index is the method.
 
-    Metrics are those of the last evaluated round (`personal_accuracy_at_best`: of the round that the validation set
-    chose, if there is one). A mean over seeds is missing when one of them has diverged. `*_se` is the standard error
-    over seeds, and missing for a single seed. `difference` is the mean difference to the first row over the seeds that
-    both have, because paired differences are surer than differences of means.
+    Metrics are those of the last evaluated round (`personal_accuracy_at_best`: of the round that
+    the validation set chose, if there is one). A mean over seeds is missing when one of them has
+    diverged. `*_se` is the standard error over seeds, and missing for a single seed. `difference`
+    is the mean difference to the first row over the seeds that both have, because paired
+    differences are surer than differences of means.
     """
     groups = grouped(folders)
     first = next(iter(groups.values()))
-    judged_by = next((column for column in JUDGED_BY if _has(first, column)), None)
-    metrics = [column for column in METRICS if any(_has(results, column) for results in groups.values())]
+    main_metric = next((column for column in MAIN_METRICS if _has(first, column)), None)
+    metrics = [
+        column for column in METRICS if any(_has(results, column) for results in groups.values())
+    ]
     rows = {}
     for label, results in groups.items():
         row: dict[str, Any] = {
             "seeds": len(results),
-            "rounds": min(int(result.metrics["round"].max()) if len(result.metrics) else 0 for result in results),
+            "rounds": min(
+                int(result.metrics["round"].max()) if len(result.metrics) else 0
+                for result in results
+            ),
         }
         for column in metrics:
             _add(row, column, [result.final(column) for result in results if result.has(column)])
@@ -44,14 +52,16 @@ def comparison(folders: Sequence[RunFolder | Result]) -> pd.DataFrame:
             _add(row, column, [result.chosen(column) for result in results if result.summary])
         row["uplink_bytes"] = _mean([result.total("uplink_bytes") for result in results])
         row["seconds"] = _mean([result.total("seconds") for result in results])
-        if judged_by and results is not first:
-            pairs = _paired_differences(results, first, judged_by)
+        if main_metric and results is not first:
+            pairs = _paired_differences(results, first, main_metric)
             row["pairs"] = len(pairs)
             _add(row, "difference", pairs)
         rows[label] = row
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("method")
     # A metric that every run lost by diverging stays in sight.
-    return table.drop(columns=[column for column in table if column not in metrics and table[column].isna().all()])
+    return table.drop(
+        columns=[column for column in table if column not in metrics and table[column].isna().all()]
+    )
 
 
 def render(table: pd.DataFrame) -> Table:
@@ -61,7 +71,9 @@ def render(table: pd.DataFrame) -> Table:
     for position, header in enumerate(headers):
         shown.add_column(Text(header), justify="right" if position else "left")
     for cells in rows:
-        shown.add_row(*map(Text, cells))  # Text, because brackets in a label are not meant as markup
+        shown.add_row(
+            *map(Text, cells)
+        )  # Text, because brackets in a label are not meant as markup
     return shown
 
 
@@ -69,7 +81,10 @@ def markdown(table: pd.DataFrame) -> str:
     """The comparison as a Markdown table."""
     headers, rows = texts(table)
     rule = ["---", *["---:"] * (len(headers) - 1)]
-    lines = [[cell.replace("|", r"\|").replace("<", r"\<") for cell in cells] for cells in (headers, rule, *rows)]
+    lines = [
+        [cell.replace("|", r"\|").replace("<", r"\<") for cell in cells]
+        for cells in (headers, rule, *rows)
+    ]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
@@ -83,7 +98,13 @@ def latex(table: pd.DataFrame) -> str:
 
 
 def _for_latex(text: str) -> str:
-    meant = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--"}
+    meant = {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "±": r"$\pm$",
+        "–": "--",
+    }
     return "".join(meant.get(char, f"\\{char}" if char in "&%$#_{}" else char) for char in text)
 
 
@@ -91,7 +112,9 @@ def _has(results: Sequence[Result], column: str) -> bool:
     return any(result.has(column) for result in results)
 
 
-def _paired_differences(results: Sequence[Result], base: Sequence[Result], column: str) -> list[float]:
+def _paired_differences(
+    results: Sequence[Result], base: Sequence[Result], column: str
+) -> list[float]:
     base_of_seed = {result.seed: result.final(column) for result in base if result.has(column)}
     both = [result for result in results if result.seed in base_of_seed and result.has(column)]
     return [result.final(column) - base_of_seed[result.seed] for result in both]

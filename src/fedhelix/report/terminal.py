@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedhelix.progress import human_bytes, human_seconds
 from fedhelix.store import RunFolder
+from fedhelix.store.progress import human_bytes, human_seconds
 
 console = Console()
 
@@ -20,15 +20,32 @@ console = Console()
 def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
     """The result of one run."""
     if as_json:
-        print(json.dumps({**(RunFolder.open(folder).summary or summary), "folder": str(folder)}, indent=2))
+        print(
+            json.dumps(
+                {**(RunFolder.open(folder).summary or summary), "folder": str(folder)}, indent=2
+            )
+        )
         return
-    metrics = [key for key in summary if ("accuracy" in key or "score" in key) and summary[key] is not None]
+    metrics = [
+        key for key in summary if ("accuracy" in key or "score" in key) and summary[key] is not None
+    ]
     figures = {key: f"{summary[key]:.4f}" for key in metrics}
-    for key, fate in (("refused", "uploads were refused"), ("missing", "answers of clients were missing")):
+    for key, fate in (
+        ("refused", "uploads were refused"),
+        ("missing", "answers of clients were missing"),
+    ):
         if summary.get(key):
-            print(f"fedhelix: {summary[key]} {fate}; metrics.jsonl says which and why.", file=sys.stderr)
+            print(
+                f"fedhelix: {summary[key]} {fate}; metrics.jsonl says which and why.",
+                file=sys.stderr,
+            )
     if not console.is_terminal:
-        words = {"method": summary["method"], "rounds": summary["rounds"], **figures, "folder": folder}
+        words = {
+            "method": summary["method"],
+            "rounds": summary["rounds"],
+            **figures,
+            "folder": folder,
+        }
         print(" ".join(f"{key}={value}" for key, value in words.items()))
         return
     table = Table(box=None, show_header=False, padding=(0, 2))
@@ -36,7 +53,8 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
         table.add_row(key.replace("_", " "), value)
     table.add_row("best round (on validation, else the last)", str(summary["best_round"]))
     table.add_row(
-        "uploaded / downloaded", f"{human_bytes(summary['uplink_bytes'])} / {human_bytes(summary['downlink_bytes'])}"
+        "uploaded / downloaded",
+        f"{human_bytes(summary['uplink_bytes'])} / {human_bytes(summary['downlink_bytes'])}",
     )
     table.add_row("time", human_seconds(summary["seconds"]))
     table.add_row("engine", summary["engine"])
@@ -50,11 +68,13 @@ def show_comparison(folder: Path, folders: list[RunFolder], as_json: bool) -> No
     from fedhelix.report.tables import comparison, render
 
     table = comparison(folders)
-    picture = folder / "comparison.png"
-    comparison_plot(folders, picture)
+    figure = folder / "comparison.png"
+    comparison_plot(folders, figure)
     if as_json:
         print(table.reset_index().to_json(orient="records", indent=2))
         return
     wide = console if console.is_terminal else Console(width=160)
     wide.print(render(table))
-    print(f"picture: {picture}\nruns:    {folder}")  # plain: paths are neither wrapped nor read as markup
+    print(
+        f"picture: {figure}\nruns:    {folder}"
+    )  # plain: paths are neither wrapped nor read as markup

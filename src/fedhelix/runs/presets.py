@@ -87,8 +87,14 @@ PRESETS: dict[str, dict[str, Any]] = {
         "pfedgpa": {"size": "fast"},
     },
     # What the paper says, and our reading of what it leaves open.
-    "genfed.literal": {**_GENFED, "rounds": 2000, "eval_every": 10, "genfed": {"rho_max": 5, "twins": True}},
-    # What worked best when we tried: a generous supplement and few parents. Run fedavg with it too, to see what
+    "genfed.literal": {
+        **_GENFED,
+        "rounds": 2000,
+        "eval_every": 10,
+        "genfed": {"rho_max": 5, "twins": True},
+    },
+    # What worked best when we tried: a generous supplement and few parents. Run fedavg with it too,
+    # to see what
     # the data do alone, and fedavg with --supplement-size 0.
     "genfed.strong": {
         **_GENFED,

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedhelix import toml
-from fedhelix.errors import BadInput, unknown
-from fedhelix.registry import is_known, layers
+from fedhelix.core import toml
+from fedhelix.core.errors import UserError, unknown
+from fedhelix.core.registry import is_known, resolve
 from fedhelix.runs.config import flat, layered
 
 KEYS = {"methods": list, "seeds": int, "settings": dict, "grid": dict}
@@ -43,18 +43,24 @@ def read_sweep(file: str | Path) -> Sweep:
         if key not in KEYS:
             raise unknown(f"key in '{file}'", key, KEYS)
         if not isinstance(value, KEYS[key]):
-            raise BadInput(f"'{key}' in '{file}' must be a {KEYS[key].__name__}, not {value!r}.")
+            raise UserError(f"'{key}' in '{file}' must be a {KEYS[key].__name__}, not {value!r}.")
     methods, grid = content.get("methods", []), flat(content.get("grid", {}))
     if not methods:
-        raise BadInput(f'\'{file}\' names no methods; write for example methods = ["fedavg", "genfed"].')
+        raise UserError(
+            f'\'{file}\' names no methods; write for example methods = ["fedavg", "genfed"].'
+        )
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
-            raise BadInput(f"'{key}' in the grid of '{file}' must be a list of values, not {values!r}.")
-    known = {kind.name for method in methods for kind in layers(str(method).partition("@")[0])}
+            raise UserError(
+                f"'{key}' in the grid of '{file}' must be a list of values, not {values!r}."
+            )
+    known = {kind.name for method in methods for kind in resolve(str(method).partition("@")[0])}
     for key in grid:
         group, _, rest = key.partition(".")
         if rest and is_known(group) and group not in known:
-            raise BadInput(f"'{key}' in the grid of '{file}' concerns none of its methods; leave it out.")
+            raise UserError(
+                f"'{key}' in the grid of '{file}' concerns none of its methods; leave it out."
+            )
     settings = dict(content.get("settings", {}))
     preset = settings.pop("preset", None)
     return Sweep(
@@ -66,7 +72,7 @@ def read_sweep(file: str | Path) -> Sweep:
 
 def variants(method: str, grid: dict[str, list[Any]]) -> list[str]:
     """The method with every combination of the values that concern it: `fedavg@lr=0.1,epochs=2`."""
-    names = {kind.name for kind in layers(method.partition("@")[0])}
+    names = {kind.name for kind in resolve(method.partition("@")[0])}
     mine = {
         rest if rest and group in names else key: values
         for key, values in grid.items()

@@ -8,17 +8,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedhelix import tree
-from fedhelix.errors import BadInput
-from fedhelix.store.plain import read_json
-from fedhelix.tree import Tree, write_atomically
+from fedhelix.core import tree
+from fedhelix.core.errors import UserError
+from fedhelix.core.files import write_atomically
+from fedhelix.core.tree import Tree
+from fedhelix.store.json import read_json
 
 
 class Checkpoint:
-    """One tensor file for the server and one per client, and a manifest that says which of them count.
+    """One tensor file for the server and one per client, and a manifest that says which of them
+    count.
 
-    The manifest is replaced last and in one piece: before that moment the old checkpoint is complete, after it the
-    new one. No file that the manifest names is ever written over.
+    The manifest is replaced last and in one piece: before that moment the old checkpoint is
+    complete, after it the new one. No file that the manifest names is ever written over.
     """
 
     def __init__(self, path: Path) -> None:
@@ -26,7 +28,9 @@ class Checkpoint:
         self.manifest_path = path / "manifest.json"
 
     def write(self, round: int, server: Tree, own: Mapping[int, Tree]) -> None:
-        """Save the server's state and those of the clients that changed; what is empty is forgotten."""
+        """Save the server's state and those of the clients that changed; what is empty is
+        forgotten.
+        """
         old = self._manifest() or {"server": None, "clients": {}}
         in_use = _named_files(old)
         clients = dict(old["clients"])
@@ -40,7 +44,9 @@ class Checkpoint:
         write_atomically(self.manifest_path, json.dumps(manifest, indent=1).encode())
         self._sweep(_named_files(manifest))
 
-    def read(self, device: str, lazily: bool = False) -> tuple[int, Tree, Mapping[int, Tree]] | None:
+    def read(
+        self, device: str, lazily: bool = False
+    ) -> tuple[int, Tree, Mapping[int, Tree]] | None:
         """Round, server and clients, all of it checked; None when there is nothing yet.
 
         `lazily` leaves the clients' states where they are until they are asked for.
@@ -51,7 +57,11 @@ class Checkpoint:
         states = States(self, device)
         for entry in states.entries.values() if lazily else ():
             self._checked(entry)
-        return manifest["round"], self._read_file(manifest["server"], device), states if lazily else dict(states)
+        return (
+            manifest["round"],
+            self._read_file(manifest["server"], device),
+            states if lazily else dict(states),
+        )
 
     def rounds(self) -> int:
         """How many rounds it holds."""
@@ -63,22 +73,34 @@ class Checkpoint:
         if manifest is None:
             return None
         try:
-            complete = type(manifest["round"]) is int and all(map(str.isdecimal, manifest["clients"]))
+            complete = type(manifest["round"]) is int and all(
+                map(str.isdecimal, manifest["clients"])
+            )
             entries = [manifest["server"], *manifest["clients"].values()]
-            complete = complete and all(isinstance(entry[key], str) for entry in entries for key in ("file", "sha256"))
+            complete = complete and all(
+                isinstance(entry[key], str) for entry in entries for key in ("file", "sha256")
+            )
         except (KeyError, TypeError, AttributeError):
             complete = False
         if not complete:
-            raise BadInput(f"'{self.manifest_path}' is damaged: it is not the manifest of a checkpoint.")
+            raise UserError(
+                f"'{self.manifest_path}' is damaged: it is not the manifest of a checkpoint."
+            )
         return manifest
 
-    def _write_file(self, stem: str, state: Tree, before: dict[str, str] | None, in_use: set[str]) -> dict[str, str]:
+    def _write_file(
+        self, stem: str, state: Tree, before: dict[str, str] | None, in_use: set[str]
+    ) -> dict[str, str]:
         content = tree.encode(state)
         checksum = hashlib.sha256(content).hexdigest()
         if before and before["sha256"] == checksum:
             return before
         # A second checkpoint of one round must not write over the first, which still counts.
-        name = next(name for name in (f"{stem}.safetensors", f"{stem}-again.safetensors") if name not in in_use)
+        name = next(
+            name
+            for name in (f"{stem}.safetensors", f"{stem}-again.safetensors")
+            if name not in in_use
+        )
         write_atomically(self.path / name, content)
         return {"file": name, "sha256": checksum}
 
@@ -92,21 +114,32 @@ class Checkpoint:
             with path.open("rb") as file:
                 checksum = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as problem:
-            raise BadInput(f"'{path}' of the checkpoint cannot be read: {problem.strerror}.") from None
+            raise UserError(
+                f"'{path}' of the checkpoint cannot be read: {problem.strerror}."
+            ) from None
         if checksum != entry["sha256"]:
-            raise BadInput(f"'{path}' of the checkpoint is damaged: its checksum is wrong; restore it from a backup.")
+            raise UserError(
+                f"'{path}' of the checkpoint is damaged: its checksum is wrong; restore it from a backup."
+            )
         return path
 
     def _sweep(self, named: set[str]) -> None:
         """Delete files of earlier checkpoints, and what a killed write left behind."""
-        for pattern in ("server-*.safetensors", "client-*.safetensors", ".*.safetensors.*", ".manifest.json.*"):
+        for pattern in (
+            "server-*.safetensors",
+            "client-*.safetensors",
+            ".*.safetensors.*",
+            ".manifest.json.*",
+        ):
             for path in self.path.glob(pattern):
                 if path.name not in named:
                     path.unlink(missing_ok=True)
 
 
 class States(Mapping[int, Tree]):
-    """The clients' states of a checkpoint, read one by one; good until the next checkpoint is written."""
+    """The clients' states of a checkpoint, read one by one; good until the next checkpoint is
+    written.
+    """
 
     def __init__(self, checkpoint: Checkpoint, device: str) -> None:
         self.checkpoint, self.device = checkpoint, device

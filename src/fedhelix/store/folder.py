@@ -21,17 +21,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedhelix import toml
-from fedhelix.errors import BadInput
+from fedhelix.core import toml
+from fedhelix.core.errors import UserError
+from fedhelix.core.files import write_atomically
+from fedhelix.core.tree import Tree
 from fedhelix.store.checkpoint import Checkpoint, States
+from fedhelix.store.json import json_line, read_json, strict
 from fedhelix.store.lock import Lock
-from fedhelix.store.plain import json_line, read_json, strict
-from fedhelix.tree import Tree, write_atomically
+from fedhelix.store.records import current
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMAT = 1
+FORMAT = 2  # 1: version 0.1, with other names for some keys of records and clients
 RUNS = Path("runs")  # where the command line puts runs
 COMPARISON = "comparison.toml"  # the file that makes a folder of runs a comparison
 
@@ -39,7 +41,8 @@ COMPARISON = "comparison.toml"  # the file that makes a folder of runs a compari
 class RunFolder:
     """One run on disk. Use it in a `with` statement to write; reading works without.
 
-    The first write takes the folder's lock, and `close` (or the end of the `with` statement) gives it back.
+    The first write takes the folder's lock, and `close` (or the end of the `with` statement) gives
+    it back.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -51,20 +54,28 @@ class RunFolder:
     def create(cls, path: Path | str, config: Mapping[str, Any]) -> RunFolder:
         """Start a new run in a folder that is missing or empty."""
         folder = cls(path)
-        text = toml.dumps({"format": FORMAT} | {key: value for key, value in config.items() if key != "format"})
+        text = toml.dumps(
+            {"format": FORMAT} | {key: value for key, value in config.items() if key != "format"}
+        )
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
-            raise BadInput(f"'{path}' is a file or lies below one; choose a folder for the run.") from None
+            raise UserError(
+                f"'{path}' is a file or lies below one; choose a folder for the run."
+            ) from None
         except OSError as problem:
-            raise BadInput(f"'{path}' cannot be written ({problem.strerror}); choose another folder.") from None
+            raise UserError(
+                f"'{path}' cannot be written ({problem.strerror}); choose another folder."
+            ) from None
         if folder._config_path.exists():
             how = f"fedhelix resume {shlex.quote(str(path))}"
-            raise BadInput(f"'{path}' holds a run already; continue it with `{how}` or choose another folder.")
+            raise UserError(
+                f"'{path}' holds a run already; continue it with `{how}` or choose another folder."
+            )
         # A create that was killed half way may have left these behind; they are not the user's.
         ours = {folder._lock.path, *folder.path.glob(".config.toml.*")}
         if set(folder.path.iterdir()) - ours:
-            raise BadInput(f"'{path}' is not empty; choose an empty or a new folder for the run.")
+            raise UserError(f"'{path}' is not empty; choose an empty or a new folder for the run.")
         with folder:
             write_atomically(folder._config_path, text.encode())
         return folder
@@ -118,44 +129,55 @@ class RunFolder:
     def config(self) -> dict[str, Any]:
         """What was asked for, with the number of the folder's format."""
         if not self._config_path.is_file():
-            raise BadInput(f"'{self.path}' is not a run: it holds no config.toml.")
+            raise UserError(f"'{self.path}' is not a run: it holds no config.toml.")
         config = toml.read(self._config_path)
         number = config.get("format")
         if type(number) is not int:
-            raise BadInput(f"'{self._config_path}' is not a run's config: it lacks the line `format = {FORMAT}`.")
+            raise UserError(
+                f"'{self._config_path}' is not a run's config: it lacks the line `format = {FORMAT}`."
+            )
         if number > FORMAT:
-            raise BadInput(
+            raise UserError(
                 f"'{self.path}' was written by a newer fedhelix (format {number}, this one reads up to {FORMAT}); "
                 "upgrade fedhelix to read it."
             )
         return config
 
     def records(self) -> list[dict[str, Any]]:
-        """The records of all rounds; a last line that was only half written when its writer died is left out."""
+        """The records of all rounds; a last line that was only half written when its writer died is
+        left out.
+        """
         if not self._metrics_path.exists():
             return []
         try:
             complete_lines = self._metrics_path.read_bytes().split(b"\n")[:-1]
         except OSError as problem:
-            raise BadInput(f"'{self._metrics_path}' cannot be read: {problem.strerror}.") from None
+            raise UserError(f"'{self._metrics_path}' cannot be read: {problem.strerror}.") from None
         return [self._record(line, number) for number, line in enumerate(complete_lines, start=1)]
 
     def _record(self, line: bytes, number: int) -> dict[str, Any]:
         try:
             record = json.loads(line)
         except ValueError as problem:
-            raise BadInput(f"line {number} of '{self._metrics_path}' is damaged: {problem}.") from None
+            raise UserError(
+                f"line {number} of '{self._metrics_path}' is damaged: {problem}."
+            ) from None
         if not isinstance(record, dict) or type(record.get("round")) is not int:
-            raise BadInput(f"line {number} of '{self._metrics_path}' is damaged: it is not the record of a round.")
+            raise UserError(
+                f"line {number} of '{self._metrics_path}' is damaged: it is not the record of a round."
+            )
         for key, value in record.items():
             if not _is_sound(key, value):
-                raise BadInput(f"line {number} of '{self._metrics_path}' is damaged: its {key} cannot be {value}.")
-        return record
+                raise UserError(
+                    f"line {number} of '{self._metrics_path}' is damaged: its {key} cannot be {value}."
+                )
+        return current(record)
 
     @property
     def metrics(self) -> pd.DataFrame:
         """The records as a table: one row per round, one column per key."""
-        import pandas as pd  # here, because it takes longer to import than all the rest of this module
+        # here, because it takes longer to import than all the rest of this module
+        import pandas as pd
 
         return pd.DataFrame(self.records() or {"round": []})
 
@@ -175,17 +197,22 @@ class RunFolder:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the result, in place of an earlier one."""
         self._lock.acquire()
-        write_atomically(self._summary_path, json.dumps(strict(summary), indent=2, allow_nan=False).encode() + b"\n")
+        write_atomically(
+            self._summary_path,
+            json.dumps(strict(summary), indent=2, allow_nan=False).encode() + b"\n",
+        )
 
     @property
     def clients(self) -> dict[str, Any]:
         """Who has what; empty for a run that has not written it."""
-        return read_json(self._clients_path) or {}
+        return current(read_json(self._clients_path) or {})
 
     def write_clients(self, census: Mapping[str, Any]) -> None:
         """Write who has what."""
         self._lock.acquire()
-        write_atomically(self._clients_path, json.dumps(strict(census), allow_nan=False).encode() + b"\n")
+        write_atomically(
+            self._clients_path, json.dumps(strict(census), allow_nan=False).encode() + b"\n"
+        )
 
     @property
     def choices(self) -> dict[str, Any]:
@@ -196,12 +223,16 @@ class RunFolder:
         """Keep what the engine has chosen, so that a resumed run computes as it began."""
         if choices and choices != self.choices:
             self._lock.acquire()
-            write_atomically(self.path / "choices.json", json.dumps(dict(choices), indent=1).encode() + b"\n")
+            write_atomically(
+                self.path / "choices.json", json.dumps(dict(choices), indent=1).encode() + b"\n"
+            )
 
     def checkpoint(self, round: int, server: Tree, own: Mapping[int, Tree]) -> None:
-        """Save the state after a round; `own` holds only the clients that changed since the last checkpoint.
+        """Save the state after a round; `own` holds only the clients that changed since the last
+        checkpoint.
 
-        A client whose tree is empty is forgotten. A kill while this runs leaves the previous checkpoint in force.
+        A client whose tree is empty is forgotten. A kill while this runs leaves the previous
+        checkpoint in force.
         """
         self._lock.acquire()
         self._checkpoint.write(round, server, own)
@@ -219,11 +250,14 @@ class RunFolder:
         """The last complete checkpoint as (round, server, own), to look at: nothing is written."""
         return self._checkpoint.read(device)
 
-    def restore(self, device: str = "cpu", lazily: bool = False) -> tuple[int, Tree, Mapping[int, Tree]] | None:
-        """The last complete checkpoint as (round, server, own), or None when there is none yet, to go on from.
+    def restore(
+        self, device: str = "cpu", lazily: bool = False
+    ) -> tuple[int, Tree, Mapping[int, Tree]] | None:
+        """The last complete checkpoint as (round, server, own), or None when there is none yet, to
+        go on from.
 
-        Records of later rounds are removed, because those rounds will be run again. All of it is checked; `lazily`
-        reads the clients' states only when they are asked for, like `states`.
+        Records of later rounds are removed, because those rounds will be run again. All of it is
+        checked; `lazily` reads the clients' states only when they are asked for, like `states`.
         """
         self._lock.acquire()
         records = self.records()
@@ -239,4 +273,6 @@ def _is_sound(key: str, value: Any) -> bool:
         return isinstance(value, dict)
     if key.endswith(("_bytes", "seconds")):
         return isinstance(value, int | float)
-    return not key.endswith(("accuracy", "score")) or value is None or isinstance(value, int | float)
+    return (
+        not key.endswith(("accuracy", "score")) or value is None or isinstance(value, int | float)
+    )

@@ -12,13 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedhelix.errors import BadInput
+from fedhelix.core.errors import UserError
 
 
 class Lock:
     """A file that names its process, and that counts for nothing once the process is dead."""
 
-    this_process = uuid.uuid4().hex  # tells a restarted container's process from the one that had its number before
+    this_process = (
+        uuid.uuid4().hex
+    )  # tells a restarted container's process from the one that had its number before
     seconds_to_sign = 5.0
 
     def __init__(self, path: Path) -> None:
@@ -37,13 +39,18 @@ class Lock:
             handle = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         except FileExistsError:
             who = f"process {owner['pid']} on {owner['host']}" if owner else "another process"
-            raise BadInput(
+            raise UserError(
                 f"'{self.path.parent}' is being written by {who}; wait for it, or delete '{self.path}' if it is gone."
             ) from None
         except OSError as problem:
-            raise BadInput(f"'{self.path.parent}' cannot be written: {problem.strerror}.") from None
+            raise UserError(
+                f"'{self.path.parent}' cannot be written: {problem.strerror}."
+            ) from None
         with os.fdopen(handle, "w") as file:
-            json.dump({"pid": os.getpid(), "host": socket.gethostname(), "process": self.this_process}, file)
+            json.dump(
+                {"pid": os.getpid(), "host": socket.gethostname(), "process": self.this_process},
+                file,
+            )
         self.held = True
 
     def release(self) -> None:

@@ -17,7 +17,7 @@ const measuresOf = (lines) => (lines.some((line) => line.y.personal_score) ? SCO
 const INCIDENTS = {
   refused: (who) => `the upload of client ${who} was refused`,
   missing: (who) => `the answer of client ${who} is missing`,
-  unjudged: (who) => `the score of client ${who} is missing`,
+  unevaluated: (who) => `the score of client ${who} is missing`,
   troubles: (who) => `a letter of ${who} was dropped`,
 };
 const view = document.getElementById("view");
@@ -173,9 +173,9 @@ async function showRun(name, mine) {
     ...(chart.percent ? [element("meter", { min: 0, max: 1, value: one.value })] : []))));
     const about = [["method", run.method], ["data", run.data], ["seed", String(run.seed ?? "–")], ["changed", age(run.changed)]];
     const open = [...lists.querySelectorAll("details")].map((part) => part.open);
-    lists.replaceChildren(element("section", { class: "card" }, element("h2", {}, "Settings and notes"), facts(about),
+    lists.replaceChildren(element("section", { class: "card" }, element("h2", {}, "Settings and metadata"), facts(about),
       element("details", { open: open[0] }, element("summary", {}, "Settings"), element("pre", {}, run.config)),
-      element("details", { open: open[1] }, element("summary", {}, "What the method noted in the last round"), element("pre", {}, run.notes))));
+      element("details", { open: open[1] }, element("summary", {}, "What the method recorded in the last round"), element("pre", {}, run.metadata))));
     if (chosen !== null) tell(chosen);
   };
   refresh = (changed) => { if (changed.has(name)) update(); };

@@ -1,0 +1,90 @@
+"""The command `fedhelix`: all its commands, and what becomes of errors."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import warnings
+from typing import Annotated
+
+import click
+import typer
+
+from fedhelix.cli import audit, bench, catalog, deploy, report, train
+from fedhelix.core.errors import EngineFailure, UserError
+from fedhelix.core.version import __version__
+from fedhelix.engines.blame import culprit, described
+
+DEBUG = "FEDHELIX_DEBUG"  # set: exceptions in a method's hooks come with their traceback
+
+app = typer.Typer(
+    name="fedhelix",
+    help="Federated learning on clients whose data differ: train, compare and understand.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (train.run, train.resume, train.compare, train.sweep, bench.bench, audit.audit):
+    app.command()(command)
+app.command()(catalog.methods)
+app.command()(catalog.data)
+app.command("models")(catalog.show_models)
+app.command()(deploy.up)
+app.command()(deploy.site)
+
+deployment = typer.Typer(help="Train across real machines, on Flower.", no_args_is_help=True)
+for command in (deploy.keys, deploy.admit, deploy.expel, deploy.serve):
+    deployment.command()(command)
+deployment.command("run")(deploy.deploy_run)
+deployment.command("resume")(deploy.deploy_resume)
+app.add_typer(deployment, name="deploy")
+
+for command in report.COMMANDS:
+    app.command()(command)
+
+
+@app.callback(invoke_without_command=True)
+def about(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    """Print the version when asked."""
+    if version:
+        print(f"fedhelix {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line: mistakes of the user end with one sentence and exit code 2."""
+    warnings.showwarning = lambda words, *_, **__: print(f"fedhelix: {words}", file=sys.stderr)
+    try:
+        code = app(prog_name="fedhelix", standalone_mode=False)
+    except UserError as problem:
+        _stop(str(problem), 2)
+    except click.UsageError as problem:
+        # Click and typer both add the hint to an unknown command.
+        words = re.sub(r"( Did you mean .*?\?)\1", r"\1", problem.format_message())
+        if not words:
+            sys.exit(2)  # a bare command, whose help is on the screen already
+        where = problem.ctx.command_path if problem.ctx else "fedhelix"
+        _stop(f"{words.rstrip('.')}; see `{where} --help`.", 2)
+    except (KeyboardInterrupt, click.Abort):
+        _stop("stopped.", 130)
+    except Exception as problem:
+        if os.environ.get(DEBUG) or not (
+            culprit(problem) or isinstance(problem, EngineFailure | OSError)
+        ):
+            raise  # a mistake of ours, or somebody looks for one
+        sentence, _, trace = str(problem).partition("\n")
+        sentence = sentence if isinstance(problem, EngineFailure) else described(problem)
+        hidden = trace or not isinstance(problem, EngineFailure)
+        _stop(f"{sentence} (set {DEBUG}=1 for the traceback)" if hidden else sentence, 1)
+    else:
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _stop(sentence: str, code: int) -> None:
+    print(f"fedhelix: {sentence}", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,102 @@
+"""`fedhelix audit`: what an attacker can rebuild from uploads."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedhelix.cli.common import Json
+from fedhelix.core.errors import UserError, unknown
+from fedhelix.core.files import writable, write_atomically
+from fedhelix.core.options import build
+
+ATTACKS = ("idlg",)
+
+
+def audit(
+    attack: Annotated[
+        str, typer.Argument(help="The attack: idlg, which rebuilds images from gradients.")
+    ],
+    specs: Annotated[
+        list[str], typer.Argument(metavar="METHOD|RUN...", help="Methods, or run folders.")
+    ],
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="data, model, images, restarts, steps..."),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The figure; its numbers lie beside it as JSON.")
+    ] = Path("audit.png"),
+    as_json: Json = False,
+) -> None:
+    """What an attacker can rebuild of a client's images from what a method uploads.
+
+    For example:
+    fedhelix audit idlg fedavg fedlg partialfed gene-fl --set images=4 --set model=lenet-sigmoid
+    """
+    from fedhelix.privacy import audit as privacy
+    from fedhelix.privacy.settings import Audit
+
+    if attack not in ATTACKS:
+        raise unknown("attack", attack, ATTACKS)
+    if out.suffix != ".png":
+        raise UserError(f"the figure must be a .png, not '{out}'.")
+    values = _assigned(assignments or [])
+    settings = build(Audit, values, "an audit")
+    idle = [key for key in ("data", "model") if key in values]
+    if idle and all((Path(spec) / "config.toml").exists() for spec in specs):
+        setting = f"{idle[0]}={values[idle[0]]}"
+        raise UserError(f"a run has data and a network of its own; leave '--set {setting}' out.")
+    writable(out.parent)
+    rows: list[dict[str, Any]] = []
+    report: dict[str, Any] = {}
+    try:
+        # An audit may take minutes, so every row is written as soon as it is there.
+        for row in privacy.audit(specs, settings):
+            rows.append(row)
+            report = {
+                "command": " ".join(["fedhelix", *sys.argv[1:]]),
+                "settings": vars(settings),
+                "rows": privacy.report(rows),
+            }
+            privacy.image(rows, out)
+            content = json.dumps(report, indent=1) + "\n"
+            write_atomically(out.with_suffix(".json"), content.encode())
+    except KeyboardInterrupt:
+        kept = f"'{out}' and the JSON beside it hold the rows so far"
+        print(f"stopped; {kept if rows else 'nothing was written'}.", file=sys.stderr)
+        raise SystemExit(130) from None
+    if as_json:
+        print(json.dumps(report, indent=2))
+        return
+    _print(rows)
+    print(f"figure: {out}")
+
+
+def _assigned(assignments: Sequence[str]) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"--set takes KEY=VALUE, not '{text}'.")
+        values[key.strip()] = value.strip()
+    return values
+
+
+def _print(rows: Sequence[Mapping[str, Any]]) -> None:
+    columns = ("method", "attacker", "sees", "labels found", "PSNR, median", "best", "SSIM")
+    table = Table(*columns, box=None, padding=(0, 2))
+    for row in rows:
+        labels = "" if row["labels"] is None else f"{row['labels']:.0%}"
+        psnr = (f"{row['psnr']:.1f} dB", f"{row['best psnr']:.1f} dB")
+        seen = f"{row['seen']:.1%}"
+        table.add_row(row["method"], row["attacker"], seen, labels, *psnr, f"{row['ssim']:.2f}")
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console.print(table)

@@ -1,0 +1,165 @@
+"""`fedhelix bench`: the papers' experiments."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedhelix.cli.common import Json, Minutes, Quiet
+from fedhelix.core.errors import UserError, unknown
+from fedhelix.core.files import writable, write_atomically
+from fedhelix.runs.comparison import check_seeds
+from fedhelix.runs.jobs import is_begun
+
+if TYPE_CHECKING:
+    from fedhelix.papers import Scale
+
+
+def bench(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Studies; without any, a list."),
+    ] = None,
+    scale: Annotated[
+        str, typer.Option(help="quick (a CPU, minutes), gpu (smaller than the paper) or paper.")
+    ] = "quick",
+    seeds: Annotated[
+        int | None, typer.Option(help="Repetitions (default: the study's own number).")
+    ] = None,
+    minutes: Minutes = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only this row or column (may be repeated).")
+    ] = None,
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="Where the runs are; finished ones are not run again."),
+    ] = Path("runs/bench"),
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Folder for NAME-SCALE.json (default: the one of the runs)."),
+    ] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Folder with the data sets.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    commit: Annotated[
+        str, typer.Option(help="The commit to record where git is not installed.")
+    ] = "",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a paper's experiment and print our figures beside the paper's.
+
+    NAME is a table or figure; `fedhelix bench` lists them. Runs are kept, so a bench that was
+    stopped goes on where it was, and tables with common runs share them:
+    fedhelix bench genfed-table2 --scale quick
+    """
+    from fedhelix.papers import STUDIES
+    from fedhelix.papers.study import run_studies
+
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    if not names:
+        _list_studies(console)
+        return
+    chosen = _checked_scale(scale)
+    for name in names:
+        if name not in STUDIES:
+            raise unknown("study", name, STUDIES)
+    _check_arguments(seeds, commit, out)
+    writable(save or out)
+    more = {"device": device} | ({"data_dir": data_dir} if data_dir else {})
+    studies = [STUDIES[name] for name in dict.fromkeys(names)]
+    try:
+        reports, done = run_studies(
+            studies, chosen, out, more, seeds, minutes, only or [], quiet or None
+        )
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on where it was.", file=sys.stderr)
+        raise SystemExit(130) from None
+    for number, report in enumerate(reports):
+        name = report["bench"]
+        report["versions"] |= {"commit": commit} if commit else {}
+        repetitions = f" --seeds {seeds}" if seeds else ""
+        command = f"fedhelix bench {name} --scale {scale}{repetitions}"
+        reports[number] = report = {"command": command, **report}
+        _write(report, (save or out) / f"{name}-{scale}.json", out)
+        if not as_json:
+            _print(report, only or [], console)
+    if as_json:
+        print(json.dumps(reports if len(reports) > 1 else reports[0], indent=2))
+    if not done:
+        print(
+            "fedhelix: the time is up; the same command goes on where it stopped.", file=sys.stderr
+        )
+
+
+def _list_studies(console: Console) -> None:
+    from fedhelix.papers import STUDIES
+
+    table = Table("study", "what it is", box=None, padding=(0, 2))
+    for study in STUDIES.values():
+        table.add_row(study.name, study.title)
+    console.print(table)
+
+
+def _checked_scale(scale: str) -> Scale:
+    from fedhelix.papers import Scale
+
+    for known in get_args(Scale):
+        if scale == known:
+            return known
+    raise unknown("scale", scale, get_args(Scale))
+
+
+def _check_arguments(seeds: int | None, commit: str, out: Path) -> None:
+    if seeds is not None:
+        check_seeds(seeds)
+    if commit and not re.fullmatch(r"[0-9a-f]{7,40}", commit):
+        raise UserError(f"--commit takes seven to forty hexadecimal digits, not '{commit}'.")
+    if is_begun(out):
+        raise UserError(f"'{out}' is a run itself; choose a folder for the runs of a bench.")
+
+
+def _write(report: Mapping[str, Any], path: Path, out: Path) -> None:
+    """The figures and the drawing; an earlier result that was made of more runs stays."""
+    from fedhelix.papers.figures import figure
+    from fedhelix.report import style
+
+    if (known := _runs_in(path)) > _runs_of(report):
+        words = f"'{path}' was made of {known} runs, more than there are in '{out}'"
+        print(f"fedhelix: {words}; it stays as it is.", file=sys.stderr)
+        return
+    write_atomically(path, (json.dumps(report, indent=1) + "\n").encode())
+    drawing = figure(report)
+    if drawing is not None:
+        style.save(drawing, path.with_suffix(".png"))
+
+
+def _print(report: Mapping[str, Any], only: list[str], console: Console) -> None:
+    from fedhelix.papers.tables import render
+
+    def is_shown(cell: Mapping[str, Any]) -> bool:
+        return not only or cell["row"] in only or cell["column"] in only
+
+    cells = [cell for cell in report["cells"] if is_shown(cell)]
+    for measure in report["measures"]:
+        console.print(render({**report, "cells": cells}, measure))
+        console.print()
+
+
+def _runs_of(report: Mapping[str, Any]) -> int:
+    return sum(cell["runs"] for cell in report["cells"])
+
+
+def _runs_in(path: Path) -> int:
+    """How many runs an earlier result was made of; a file that is no result counts for nothing."""
+    try:
+        return _runs_of(json.loads(path.read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0

@@ -1,0 +1,95 @@
+"""`fedhelix methods`, `data` and `models`: what there is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from fedhelix import models
+from fedhelix.cli.common import Json
+from fedhelix.core.registry import METHODS, resolve
+from fedhelix.data import available
+from fedhelix.report.terminal import console
+
+
+def methods(
+    name: Annotated[
+        str | None, typer.Argument(help="Show one method with all its options.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """What each method is, its options with defaults and meaning, and its paper.
+
+    NAME shows one method alone, or a pair such as genfed+fedau.
+    """
+    chosen = {kind.name: kind for kind in resolve(name)} if name else dict(sorted(METHODS.items()))
+    facts = {key: _describe(kind) for key, kind in chosen.items()}
+    if as_json:
+        print(json.dumps(facts, indent=2))
+        return
+    for key, fact in facts.items():
+        console.print(f"[bold cyan]{key}[/]  {fact['what']}", highlight=False)
+        console.print(f"    [dim]{fact['paper']}[/]", highlight=False)
+        for option, detail in fact["options"].items():
+            console.print(
+                f"    method.{option} = {detail['default']}  [dim]{detail['meaning']}[/]",
+                highlight=False,
+            )
+
+
+def _describe(kind: type) -> dict[str, Any]:
+    fields = [field for field in dataclasses.fields(kind) if field.init and field.name != "inner"]
+    hints = typing.get_type_hints(kind)
+    options = {}
+    for field in fields:
+        choices = (
+            typing.get_args(hints[field.name])
+            if typing.get_origin(hints[field.name]) is typing.Literal
+            else ()
+        )
+        meaning = field.metadata.get("meaning", "") + (
+            f" ({' | '.join(choices)})" if choices else ""
+        )
+        options[field.name] = {
+            "default": "auto" if field.default is None else field.default,
+            "meaning": meaning,
+        }
+    return {
+        "what": (kind.__doc__ or "").partition("\n")[0],
+        "paper": getattr(kind, "paper", ""),
+        "options": options,
+    }
+
+
+def data(
+    data_dir: Annotated[Path | None, typer.Option(help="Look in this folder first.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Which data sets are here, and how to get the others."""
+    found = available(data_dir)
+    if as_json:
+        print(json.dumps([{**dataclasses.asdict(item)} for item in found], indent=2, default=str))
+        return
+    table = Table("data set", "here", "where, or how to get it", box=None, padding=(0, 2))
+    for item in found:
+        table.add_row(
+            item.name,
+            "[green]yes[/]" if item.found else "[yellow]no[/]",
+            escape(str(item.found or item.how)),
+        )
+    console.print(table)
+
+
+def show_models() -> None:
+    """The networks by name."""
+    table = Table("model", "what it is", box=None, padding=(0, 2))
+    for name, words in models.describe().items():
+        table.add_row(name, words)
+    console.print(table)

@@ -1,0 +1,53 @@
+"""What several commands share: options, and how they end on Ctrl-C."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedhelix.store import COMPARISON
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")]
+Track = Annotated[
+    str | None, typer.Option(help="Write every round there too: tensorboard or mlflow.")
+]
+Minutes = Annotated[
+    float | None, typer.Option(help="Stop after this time; the same command goes on later.")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="The run folder itself (default: a new one in runs/)."),
+]
+
+
+class resumable:
+    """Ctrl-C ends a command with one line on how to go on; a `new` folder in which nothing began
+    goes away again.
+    """
+
+    def __init__(self, folder: Path, command: str = "resume", new: bool = False):
+        self.folder, self.command, self.new = folder, command, new
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and self.new:
+            with suppress(OSError):  # something lies in it
+                self.folder.rmdir()
+                self.folder.parent.rmdir()
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            begun = any((self.folder / name).exists() for name in ("config.toml", COMPARISON))
+            how = (
+                f"continue with: fedhelix {self.command} {shlex.quote(str(self.folder))}"
+                if begun
+                else "nothing was written yet."
+            )
+            print(f"stopped; {how}", file=sys.stderr)
+            raise SystemExit(130)

@@ -1,0 +1,235 @@
+"""The commands `up`, `site` and `deploy …`. Flower is imported when one of them runs, and not
+before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedhelix.cli.common import Json, Out, Quiet, resumable
+from fedhelix.cli.flags import settings
+from fedhelix.deploy import need_flower, submit
+from fedhelix.deploy.policy import RoundPolicy
+from fedhelix.report.terminal import show_run
+from fedhelix.runs import jobs
+from fedhelix.runs.config import make_spec
+from fedhelix.store import RunFolder
+
+if TYPE_CHECKING:
+    from fedhelix.deploy.control import Control
+
+FOLDER = Path("deployment")
+
+Folder = Annotated[
+    Path, typer.Option("--folder", help="Keys, logs and state of the deployment lie here.")
+]
+Server = Annotated[str, typer.Option(help="The server's HOST:PORT, on its own machine.")]
+Superlink = Annotated[
+    str | None, typer.Option(help="HOST:PORT on the server's machine (default: what is up here).")
+]
+DataDir = Annotated[
+    str | None, typer.Option("--data-dir", metavar="PATH", help="Folder with the data set's files.")
+]
+
+TERMS = "How patient the server is: " + "; ".join(
+    f"{field.name}, {field.metadata['meaning']} (default: {'auto' if field.default is None else field.default})"
+    for field in dataclasses.fields(RoundPolicy)
+)
+Term = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help=TERMS)]
+
+
+def up(
+    sites: Annotated[int, typer.Option(help="How many sites.", min=1)] = 3,
+    data: Annotated[
+        str, typer.Option(help="A data set's name, or FILE.npz; each site takes its part.")
+    ] = "digits",
+    data_dir: DataDir = None,
+    folder: Folder = FOLDER,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on: 127.0.0.1, or 0.0.0.0 for all.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on (default: a free one).", min=1, max=65535)
+    ] = None,
+) -> None:
+    """Start a server and some sites on this machine, with TLS and keys; Ctrl-C stops everything.
+
+    Each site takes its part of the data set. Train across them from another terminal with `fedhelix
+    deploy run`.
+    """
+    need_flower()
+    from fedhelix.deploy.localhost import LocalDeployment
+    from fedhelix.deploy.site import Site
+
+    Site("site", data, folder, data_dir, common=True).check_data()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    local = LocalDeployment(folder, sites, data, data_dir, host, port)
+    with contextlib.suppress(KeyboardInterrupt), local:
+        print(
+            f"{sites} sites and a server at {local.address}; logs are in {local.folder / 'logs'}."
+        )
+        print(f"Train with: fedhelix deploy run genfed --folder {folder}", flush=True)
+        while True:
+            time.sleep(1)
+            for name in local.revive():
+                print(f"{name} had died and was started again.", file=sys.stderr, flush=True)
+    print("everything is stopped.")
+
+
+def site(
+    name: Annotated[str, typer.Option(help="The site's name, as its key is registered.")],
+    superlink: Annotated[str, typer.Option(help="The server's HOST:PORT.")],
+    data: Annotated[
+        str, typer.Option(help="A folder or FILE.npz with own samples, or a data set's name.")
+    ],
+    cert: Annotated[Path, typer.Option(help="The server's authority, ca.pem.")],
+    key: Annotated[Path, typer.Option(help="The site's private key.")],
+    folder: Annotated[Path, typer.Option(help="The site's state lies here.")] = Path("site"),
+    data_dir: DataDir = None,
+    common: Annotated[
+        bool, typer.Option("--common", hidden=True)
+    ] = False,  # `up` gives all sites one FILE.npz
+) -> None:
+    """Run one site with its own data, for as long as the server has work for it."""
+    need_flower()
+    from fedhelix.deploy.node import connect
+    from fedhelix.deploy.site import Site
+    from fedhelix.deploy.site_process import SiteProcess
+
+    Site(name, data, folder, data_dir, common).check_data()
+    given = {"--name": name, "--data": data, "--folder": str(folder), "--data-dir": data_dir}
+    words = [word for flag, value in given.items() if value for word in (flag, value)]
+    worker = SiteProcess([*words, *["--common"] * common])
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        connect(superlink, cert, key, worker, folder / f"{name}.node")
+    finally:
+        worker.stop()
+
+
+def keys(
+    sites: Annotated[list[str], typer.Argument(metavar="SITE...", help="Names of sites.")],
+    host: Annotated[
+        list[str] | None, typer.Option(help="Names or addresses of the server, as sites call it.")
+    ] = None,
+    folder: Folder = FOLDER,
+) -> None:
+    """Make certificates for the server and a key pair for each site; what is there already stays."""
+    need_flower()
+    from fedhelix.deploy.keys import make_certificates, make_site_key
+
+    make_certificates(folder / "keys", host or [])
+    for name in sites:
+        print(make_site_key(folder / "keys", name))
+    print(
+        f"Each site gets its own SITE.key and {folder / 'keys' / 'ca.pem'}; server.key stays here."
+    )
+
+
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
+    folder: Folder = FOLDER,
+) -> None:
+    """Run the server's SuperLink; from other machines only sites with registered keys can use it."""
+    need_flower()
+    from fedhelix.deploy import localhost
+
+    localhost.become_superlink(folder, host, port)
+
+
+def admit(
+    sites: Annotated[
+        list[str],
+        typer.Argument(metavar="SITE...", help="Names of sites, whose SITE.pub are in keys/."),
+    ],
+    superlink: Server = "127.0.0.1:8000",
+    folder: Folder = FOLDER,
+) -> None:
+    """Register the public keys of sites, so that the server lets them in; a key that a site had
+    before is withdrawn.
+    """
+    control = _control(superlink, folder)
+    for name in sites:
+        control.register(name, folder / "keys" / f"{name}.pub")
+        print(f"{name} may come in.")
+
+
+def expel(
+    sites: Annotated[list[str], typer.Argument(metavar="SITE...", help="Names of sites.")],
+    superlink: Server = "127.0.0.1:8000",
+    folder: Folder = FOLDER,
+) -> None:
+    """Withdraw the keys of sites, so that the server lets them in no more."""
+    control = _control(superlink, folder)
+    for name in sites:
+        control.expel(name)
+        print(f"{name} may come in no more.")
+
+
+def deployment(superlink: str | None, folder: Path) -> tuple[Control, dict[str, Any]]:
+    """The SuperLink that a run goes to, and settings of runs that follow from its sites."""
+    if superlink is not None:
+        return _control(superlink, folder), {}
+    need_flower()
+    from fedhelix.deploy.localhost import read_note
+
+    note = read_note(folder)
+    return _control(note["address"], folder), {"clients": len(note["sites"]), **note["settings"]}
+
+
+def _control(superlink: str, folder: Path) -> Control:
+    """A SuperLink's commands, by the authority whose certificate lies among the deployment's keys."""
+    need_flower()
+    from fedhelix.deploy.control import Control
+
+    return Control(superlink, folder / "keys" / "ca.pem")
+
+
+@settings
+def deploy_run(
+    *,
+    method: Annotated[
+        str, typer.Argument(help="A name from `fedhelix methods`, or a pair such as genfed+fedau.")
+    ],
+    out: Out = None,
+    term: Term = None,
+    superlink: Superlink = None,
+    folder: Folder = FOLDER,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    values: Any,
+) -> None:
+    """Train one method across the sites of a deployment, into a run folder like any other.
+
+    The number of clients is the number of sites that `fedhelix up` started, or --clients.
+    """
+    control, note = deployment(superlink, folder)
+    spec = make_spec(method, {**note, **values})
+    control.connected()  # without a SuperLink it ends here, before a folder is made
+    place = out or jobs.free_folder(f"{spec.method.label}-{Path(spec.config.data).stem}-deployed")
+    with resumable(place, "deploy resume", new=out is None):
+        done = submit.play(control, submit.create(spec, place, term or []), quiet or None)
+    show_run(place, done, as_json)
+
+
+def deploy_resume(
+    run: Annotated[Path, typer.Argument(help="A run folder that `fedhelix deploy run` made.")],
+    superlink: Superlink = None,
+    folder: Folder = FOLDER,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Continue a run across sites that was stopped, from its last finished round."""
+    control, _ = deployment(superlink, folder)
+    with resumable(run, "deploy resume"):
+        done = submit.play(control, RunFolder.open(run), quiet or None)
+    show_run(run, done, as_json)

@@ -1,0 +1,88 @@
+"""Settings as flags of a command: one for every field of `Config`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedhelix.core.errors import UserError
+from fedhelix.core.registry import is_known
+from fedhelix.runs.config import Config, groups_of, layered
+from fedhelix.runs.presets import PRESETS
+
+
+def settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command a flag for every field of `Config`, and --config, --preset and --set; it gets
+    them as `values`.
+    """
+    notes = typing.get_type_hints(command, include_extras=True)
+    given = [p for p in inspect.signature(command).parameters.values() if p.name != "values"]
+    fixed = [p.replace(annotation=notes[p.name]) for p in given]
+    hints = typing.get_type_hints(Config)
+    flags = []
+    for field in dataclasses.fields(Config):
+        default = "auto" if field.default is None else field.default
+        meaning = field.metadata["meaning"]
+        words = f"{meaning[0].upper()}{meaning[1:]} (default: {str(default).lower()})."
+        name = "--" + field.name.replace("_", "-")
+        kind: Any = (
+            bool if hints[field.name] is bool else str
+        )  # text: one place alone reads and checks values
+        both = f"{name}/--no{name[1:]}" if kind is bool else name
+        metavar = None if kind is bool else {int: "N", float: "X"}.get(hints[field.name], "TEXT")
+        note = typer.Option(
+            both, help=words, metavar=metavar, show_default=False, rich_help_panel="Settings"
+        )
+        flags.append(_parameter(field.name, kind | None, note))
+    extra = [
+        _parameter(
+            "config",
+            Path | None,
+            typer.Option(help="Settings from a TOML file, such as a run's config.toml."),
+        ),
+        _parameter(
+            "preset", str | None, typer.Option(help=f"Named settings: {', '.join(PRESETS)}.")
+        ),
+        _parameter(
+            "set",
+            list[str] | None,
+            typer.Option(metavar="KEY=VALUE", help="Any key, such as method.mu=0.1."),
+        ),
+    ]
+    names = [flag.name for flag in flags]
+
+    @functools.wraps(command)
+    def wrapped(**given: Any) -> None:
+        chosen = {name: given.pop(name) for name in names}
+        assigned = given.pop("set")
+        values = layered(given.pop("preset"), given.pop("config"), chosen, assigned)
+        _check_groups(assigned or [], given.get("methods") or [given["method"]])
+        command(**given, values=values)
+
+    wrapped.__signature__ = inspect.Signature([*fixed, *extra, *flags])  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in [*fixed, *extra, *flags]}
+    return wrapped
+
+
+def _check_groups(assigned: Sequence[str], specs: Sequence[str]) -> None:
+    """Refuse an option that was set by hand for a method that does not run; a preset may hold such
+    ones.
+    """
+    groups = {group for spec in specs for group in groups_of(spec)}
+    for text in assigned:
+        group, dot, _ = text.partition("=")[0].strip().partition(".")
+        if dot and is_known(group) and group not in groups:
+            raise UserError(f"--set {text} is an option of {group}, which does not run here.")
+
+
+def _parameter(name: str, kind: Any, note: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, note]
+    )

@@ -1,0 +1,136 @@
+"""`fedhelix run`, `resume`, `compare` and `sweep`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedhelix.cli.common import Json, Minutes, Out, Quiet, Track, resumable
+from fedhelix.cli.flags import settings
+from fedhelix.report.terminal import show_comparison, show_run
+from fedhelix.runs import comparison, jobs
+from fedhelix.runs.config import make_spec, make_specs
+from fedhelix.runs.jobs import Session
+from fedhelix.runs.sweep import read_sweep
+from fedhelix.store import RUNS, RunFolder
+
+
+@settings
+def run(
+    *,
+    method: Annotated[
+        str,
+        typer.Argument(
+            help="A name from `fedhelix methods`, a pair such as genfed+fedau, or your own FILE.py."
+        ),
+    ],
+    out: Out = None,
+    track: Track = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    values: Any,
+) -> None:
+    """Train one method and keep everything in a run folder.
+
+    METHOD is a name from `fedhelix methods`, or FILE.py with one of your own. Without options it
+    trains on scikit-learn's handwritten digits, spread unevenly over 20 clients, in well under a
+    minute.
+    """
+    spec = make_spec(method, values)
+    folder = out or jobs.free_folder(
+        f"{spec.label}-{Path(spec.config.data).stem}-seed{spec.config.seed}"
+    )
+    with resumable(folder, new=out is None):
+        done = jobs.start(spec, folder, quiet=quiet or None, track=track)
+    show_run(folder, done.summary, as_json)
+
+
+def resume(
+    folder: Annotated[
+        Path, typer.Argument(help="A run folder, or a folder made by `fedhelix compare`.")
+    ],
+    track: Track = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Continue a run or a comparison that was stopped; the result is the same as without the stop.
+
+    FOLDER is what `fedhelix run` or `fedhelix compare` made.
+    """
+    with resumable(folder):
+        if comparison.is_comparison(folder):
+            folders = comparison.resume_comparison(folder, Session(quiet or None, track))
+            show_comparison(folder, folders, as_json)
+            return
+        if RunFolder.open(folder).rounds_saved == 0:
+            print(
+                "fedhelix: there is no checkpoint; the run starts again from its first round.",
+                file=sys.stderr,
+            )
+        done = jobs.resume(folder, quiet=quiet or None, track=track)
+    show_run(folder, done.summary, as_json)
+
+
+@settings
+def compare(
+    *,
+    methods: Annotated[list[str], typer.Argument(metavar="METHOD...", help="Two or more methods.")],
+    seeds: Annotated[int, typer.Option(help="Repetitions, with seeds counted up from --seed.")] = 1,
+    out: Out = None,
+    track: Track = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    values: Any,
+) -> None:
+    """Train several methods on the same clients and cohorts, and show them side by side.
+
+    METHOD is a name from `fedhelix methods`, or FILE.py with one of your own. Options of one method
+    are set by its name:  fedhelix compare fedavg fedprox --set fedprox.mu=0.1 --seeds 3
+
+    METHOD@KEY=VALUE,... is a variant with settings of its own:  fedhelix compare fedavg
+    fedavg@lr=0.01,epochs=5
+    """
+    folder = out or jobs.free_folder(
+        "compare-" + "-".join(spec.label for spec in make_specs(methods, values))[:60]
+    )
+    with resumable(folder, new=out is None):
+        folders = comparison.compare(methods, values, seeds, folder, Session(quiet or None, track))
+    show_comparison(folder, folders, as_json)
+
+
+def sweep(
+    file: Annotated[
+        Path, typer.Argument(help="A TOML file with methods, seeds, [settings] and [grid].")
+    ],
+    minutes: Minutes = None,
+    out: Out = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run every combination of some settings, with several seeds, and show all of them side by
+    side.
+
+    FILE says what to run. The same command goes on where it was stopped, and leaves out what is
+    finished:
+
+      methods = ["fedavg", "genfed"]
+      seeds = 3
+      [settings]
+      rounds = 20
+      [grid]
+      lr = [0.05, 0.1]
+      "genfed.rho_max" = [3, 5]
+    """
+    grid, folder = read_sweep(file), out or RUNS / f"sweep-{file.stem}"
+    with resumable(folder):
+        session = Session.limited(minutes, quiet or None)
+        folders = comparison.compare(grid.methods, grid.settings, grid.seeds, folder, session)
+    if len([one for one in folders if one.summary]) < len(grid.methods) * grid.seeds:
+        print(
+            "fedhelix: the time is up; the same command goes on where it stopped.", file=sys.stderr
+        )
+    if folders:
+        show_comparison(folder, folders, as_json)

@@ -1,0 +1,1 @@
+"""The maths of the methods, usable alone."""

@@ -1,0 +1,192 @@
+"""How the server makes every client's vector out of the uploads: by generation, or by something
+cheaper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedhelix.components.generative.buffer import Buffer, distances, neighbourhoods, shaken
+from fedhelix.components.generative.diffusion import Inversion
+from fedhelix.components.generative.generator import FEWEST, Generator, Size, SizeName, size_for
+from fedhelix.components.generative.training import Watch, unwatched
+from fedhelix.components.generative.vectors import Layout, Normalise
+from fedhelix.core.errors import UserError
+from fedhelix.core.options import Checked, option
+from fedhelix.core.tree import Tree
+
+How = Literal["invert", "direct", "reconstruct", "own", "own_mean", "neighbours", "shrink", "noise"]
+
+
+@dataclass(frozen=True)
+class Recipe(Checked):
+    """The options of generation. The ways after `reconstruct` learn nothing: a generator has to
+    beat them.
+    """
+
+    # What is generated is good already: with steps as large as in training, clients would lose some
+    # of it again.
+    ft_rate: float = option(
+        0.1, "factor on the learning rate while fine-tuning (1: as the paper does it)", above=0
+    )
+    mode: Literal["experiment", "online"] = option(
+        "experiment", "generate once, in the last round, or in every round"
+    )
+    warmup: int = option(5, "rounds of plain FedAvg before the online mode generates", low=0)
+    online_steps: int = option(
+        300, "training steps of each network in a round of the online mode", low=1
+    )
+
+    generate: How = option(
+        "invert", "what clients get: invert, direct, reconstruct, or a rival that learns nothing"
+    )
+    learn: Literal["update", "upload"] = option(
+        "update",
+        "what vectors are: uploads, or how they differ from the average that their round began with",
+    )
+    inverted: Literal["last", "mean", "near"] = option(
+        "last",
+        "what is inverted: a client's last upload, the mean of its uploads, or that of the nearest clients' last",
+    )
+    inversion_mode: Inversion = option(
+        "eq15", "noise of the way back: recorded, fresh, or by DPM-Encoder"
+    )
+    inversion_start: int = option(
+        250, "the step from which vectors are denoised again", low=1, high=1000
+    )
+    inversion_samples: int = option(1, "regenerations of every vector, whose mean counts", low=1)
+    normalise: Normalise = option(
+        "residual", "centre on every coordinate's mean, or on every tensor's"
+    )
+    size: SizeName = option(
+        "auto",
+        "networks: fast and linear (no autoencoder), default, paper; auto: fast on a CPU, otherwise linear",
+    )
+    fit_steps: int | None = option(
+        None, "most training steps of each network (auto: by size)", low=1
+    )
+    near: int = option(4, "vectors in a neighbourhood, for neighbours, shrink and near", low=1)
+    amount: float = option(
+        0.5, "how far shrink goes to the neighbourhood's mean, how loud noise is", low=0
+    )
+
+    newcomer: Literal["guide", "alone", "nearest", "model", "random"] = option(
+        "guide",
+        "what newcomers start from: guided generation, local training as long as guidance takes but without it, "
+        "the nearest upload, the average, or the initial model",
+    )
+    guide_from: Literal["model", "random"] = option(
+        "model", "where guidance begins: the average, or the initial model"
+    )
+    guide_turns: int = option(
+        5, "rounds of local training and guidance before a newcomer starts", low=1
+    )
+    guide_steps: int = option(300, "denoising steps in each of them", low=1, high=1000)
+    guide_strength: float = option(0.0, "how much stronger than the noise the guidance is", low=-1)
+
+    @property
+    def learns(self) -> bool:
+        """Whether there is anything to fit."""
+        return self.generate in ("invert", "direct", "reconstruct")
+
+    def check_enough(self, uploads: int) -> None:
+        """Refuse before the first round what could not be learnt after the last one."""
+        if self.learns and uploads < FEWEST:
+            raise UserError(
+                f"the generator would be fitted to {uploads} uploads, but it needs at least {FEWEST}; "
+                "use more rounds, a larger cohort or a larger buffer_rounds."
+            )
+
+    def serve(
+        self, buffer: Buffer, layout: Layout, seed: int, steps: int | None, watch: Watch = unwatched
+    ) -> tuple[Tree, dict[str, Any]]:
+        """Every owner's own part of the model, with the generator that made it, and what is worth
+        noting.
+        """
+        known, base = self.material(buffer)
+        # Refused uploads may leave too few to learn from; then clients get back what is their own.
+        enough = self.learns and len(known.trusted()) >= FEWEST
+        generator = self.fit(known, layout.sizes, seed, steps, watch) if enough else None
+        made = self.vectors(known, generator, seed)
+        rows = zip(buffer.owners, base + made, strict=True)
+        personal = {"personal": {str(owner): layout.unflatten(row) for owner, row in rows}}
+        return personal | ({"generator": generator.tree()} if generator else {}), findings(
+            known, made, generator
+        )
+
+    def material(self, buffer: Buffer) -> tuple[Buffer, Tensor]:
+        """The buffer to learn from, and what has to be added to its vectors to make them models of
+        today.
+        """
+        if self.learn == "upload":
+            return buffer, torch.zeros_like(buffer.starts[-1])
+        return buffer.updates(), buffer.starts[-1]
+
+    def sized(self, device: torch.device) -> Size:
+        """How large the networks are."""
+        return size_for(self.size, device).shortened(self.fit_steps)
+
+    def fit(
+        self,
+        known: Buffer,
+        sizes: Sequence[int],
+        seed: int,
+        steps: int | None = None,
+        watch: Watch = unwatched,
+    ) -> Generator:
+        """A generator of vectors like those that are known, whose tensors have these sizes."""
+        size = self.sized(known.vectors.device).shortened(steps)
+        return Generator.fit(known.trusted(), sizes, size, self.normalise, seed, watch)
+
+    def vectors(self, known: Buffer, generator: Generator | None, seed: int) -> Tensor:
+        """A vector for every owner."""
+        client_state = known.latest()
+        if generator is not None:
+            if self.generate == "direct":
+                return generator.direct(len(client_state), seed)
+            if self.generate == "reconstruct":
+                return generator.reconstruct(client_state)
+            inverted = {
+                "last": client_state,
+                "mean": known.means(),
+                "near": neighbourhoods(client_state, self.near),
+            }[self.inverted]
+            return generator.invert(
+                inverted, self.inversion_start, seed, self.inversion_mode, self.inversion_samples
+            )
+        if self.generate == "own_mean":
+            return known.means()
+        if self.generate == "noise":
+            return shaken(client_state, self.amount, seed)
+        share = {"neighbours": 1.0, "shrink": self.amount}.get(self.generate, 0.0)
+        return client_state + share * (neighbourhoods(client_state, self.near) - client_state)
+
+
+def findings(known: Buffer, made: Tensor, generator: Generator | None) -> dict[str, Any]:
+    """Whether vectors are new or a replay: distances to the nearest known one, beside those among
+    the known ones.
+    """
+    client_state, everything = known.latest(), known.vectors
+    to_mean = (client_state - everything.mean(0)).norm(dim=1)
+    among = distances(client_state, everything)
+    among = among.masked_fill(
+        among < 1e-5 * to_mean.max(), torch.inf
+    )  # a vector is not its own neighbour
+    found: dict[str, Any] = {
+        "distances": {
+            "generated_to_nearest": distances(made, everything).amin(1).tolist(),
+            "uploads_spread": to_mean.tolist(),
+            "nearest_upload": among.amin(1).tolist(),
+        }
+    }
+    if generator is not None:
+        lost = (
+            generator.reconstruct(client_state) - client_state
+        ).square().sum() / to_mean.square().sum()
+        found = {"reconstruction": 1 - float(lost), **found}
+    return found

@@ -1,0 +1,120 @@
+"""Slices of models as flat vectors, and what makes vectors of very different tensors alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedhelix.core.errors import UserError
+from fedhelix.core.layers import Layers
+from fedhelix.core.options import convert
+from fedhelix.core.tree import State
+
+LAST = "last:"
+
+Normalise = Literal["residual", "tensor"]
+
+
+def slice_of(layers: Layers, text: str) -> list[str]:
+    """The trainable entries that a slice means: all, last:K for those of the last K layers, or
+    layers by name.
+    """
+    if text == "all":
+        return list(layers.parameters)
+    if text.startswith(LAST):
+        chosen = set(layers.tail(convert("slice", text.removeprefix(LAST), int)))
+    else:
+        wanted, known = (
+            [name.strip() for name in text.split(",")],
+            [layer.name for layer in layers.all],
+        )
+        if strange := [name for name in wanted if name not in known]:
+            raise UserError(
+                f"slice names no layer '{strange[0]}'; the model has {', '.join(known)} (or use all, last:2)."
+            )
+        chosen = {entry for layer in layers.all if layer.name in wanted for entry in layer.entries}
+    return [name for name in layers.parameters if name in chosen]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each tensor of a slice lies in the vector."""
+
+    shapes: dict[str, torch.Size]
+
+    @classmethod
+    def of(cls, state: Mapping[str, Tensor], names: Iterable[str]) -> Layout:
+        """The named entries of a state, in the order given."""
+        return cls({name: state[name].shape for name in names})
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many values each tensor has."""
+        return [shape.numel() for shape in self.shapes.values()]
+
+    def accepts(self, state: Mapping[str, Tensor], whose: str) -> bool:
+        """Whether a slice is finite; one that belongs to another model is refused."""
+        for name, shape in self.shapes.items():
+            if name not in state or state[name].shape != shape:
+                its = tuple(state[name].shape) if name in state else "nothing"
+                raise UserError(
+                    f"{whose} has {its} for '{name}' instead of {tuple(shape)}; it must be of the same architecture."
+                )
+        return all(bool(state[name].isfinite().all()) for name in self.shapes)
+
+    def flatten(self, states: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        """One row for each state."""
+        return torch.stack(
+            [torch.cat([state[name].flatten() for name in self.shapes]) for state in states]
+        )
+
+    def unflatten(self, vector: Tensor) -> State:
+        """The slice that a row stands for."""
+        parts = vector.split(self.sizes)
+        return {
+            name: part.view(shape)
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
+
+
+class Normaliser(NamedTuple):
+    """Coordinates to about unit size, and back.
+
+    `residual` subtracts every coordinate's mean over the training vectors: what is left is what
+    makes clients differ, and that is all that a generator can learn. `tensor` subtracts one mean
+    per tensor; then nearly all variance lies between coordinates, where all clients agree, and an
+    autoencoder spends itself on that.
+    """
+
+    centre: Tensor
+    scale: Tensor
+
+    @classmethod
+    def fit(cls, vectors: Tensor, sizes: Sequence[int], kind: Normalise) -> Normaliser:
+        """Centre and scale of training vectors whose tensors have these sizes."""
+        parts = vectors.split(list(sizes), dim=1)
+        means = [
+            part.mean(0) if kind == "residual" else part.mean().expand(part.shape[1])
+            for part in parts
+        ]
+        spreads = [
+            (part - mean).square().mean().sqrt() for part, mean in zip(parts, means, strict=True)
+        ]
+        # A tensor that is the same everywhere has no spread to divide by.
+        scales = [
+            torch.where(spread > 0, spread, 1.0).expand(part.shape[1])
+            for spread, part in zip(spreads, parts, strict=True)
+        ]
+        return cls(torch.cat(means), torch.cat(scales))
+
+    def apply(self, vectors: Tensor) -> Tensor:
+        """Vectors without centre and scale."""
+        return (vectors - self.centre) / self.scale
+
+    def undo(self, vectors: Tensor) -> Tensor:
+        """Vectors with them again."""
+        return vectors * self.scale + self.centre

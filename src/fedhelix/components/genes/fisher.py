@@ -1,0 +1,79 @@
+"""Fisher values: how sharply the likelihood of a client's data reacts to each parameter (Eqs. 5 and
+6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+State = dict[str, Tensor]
+SampleLoss = Callable[[State, Tensor, Tensor], Tensor]  # of one sample under a model
+Normalisation = Literal["layer_minmax", "global_minmax", "layer_rank"]
+
+AT_ONCE = 2**28  # gradient values that may be in memory at a time: 1 GiB
+
+
+def fisher_values(
+    loss: SampleLoss, state: State, names: Iterable[str], x: Tensor, y: Tensor
+) -> State:
+    """The empirical diagonal Fisher: for each parameter the mean over samples of its squared
+    gradient.
+
+    `loss` is minus the log-likelihood of one sample. Gradients are per sample, many samples at
+    once.
+    """
+    free = {name: state[name].detach() for name in names}
+    fixed = {name: value for name, value in state.items() if name not in free}
+    chunk = max(1, AT_ONCE // max(1, sum(value.numel() for value in free.values())))
+    of_each = vmap(grad(lambda mine, one, label: loss({**fixed, **mine}, one, label)), (None, 0, 0))
+    total = {name: torch.zeros_like(value) for name, value in free.items()}
+    for some, labels in zip(x.split(chunk), y.split(chunk), strict=True):
+        for name, found in of_each(free, some, labels).items():
+            total[name] += found.square().sum(0)
+    return {name: value / len(x) for name, value in total.items()}
+
+
+def normalise(fisher: Mapping[str, Tensor], how: Normalisation = "layer_minmax") -> State:
+    """Fisher values on [0, 1]: by the range of each tensor or of all, or by the rank within each
+    tensor.
+
+    Fisher values have heavy tails: the range of all leaves nearly everything close to zero, ranks
+    are even.
+    """
+    if how == "layer_rank":
+        return {name: _ranks(value) for name, value in fisher.items()}
+    low = {name: value.min() for name, value in fisher.items()}
+    high = {name: value.max() for name, value in fisher.items()}
+    if how == "global_minmax":
+        least, most = torch.stack(list(low.values())).min(), torch.stack(list(high.values())).max()
+        low, high = dict.fromkeys(fisher, least), dict.fromkeys(fisher, most)
+    tiny = torch.finfo(torch.float32).tiny
+    return {
+        name: (value - low[name]) / (high[name] - low[name]).clamp_min(tiny)
+        for name, value in fisher.items()
+    }
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Each value's rank, from just above 0 to 1 for the largest."""
+    flat = values.flatten()
+    ranks = torch.empty_like(flat)
+    ranks[flat.argsort(stable=True)] = torch.arange(
+        1, len(flat) + 1, dtype=flat.dtype, device=flat.device
+    )
+    return (ranks / len(flat)).view_as(values)
+
+
+def elastic_mask(
+    normalised: Mapping[str, Tensor], epsilon: float, which: Literal["low", "high"] = "low"
+) -> State:
+    """One for the parameters that the elastic penalty holds: those of low (the paper's Eq. 6) or of
+    high Fisher.
+    """
+    low = {name: (value <= epsilon).to(value.dtype) for name, value in normalised.items()}
+    return low if which == "low" else {name: 1 - value for name, value in low.items()}

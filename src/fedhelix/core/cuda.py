@@ -1,0 +1,43 @@
+"""Recording steps of a program for a GPU, where several runs of it may be under way in threads of
+their own.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+RECORDING = threading.Lock()
+
+
+WAKING = threading.Lock()
+
+
+def wake_up(device: torch.device) -> None:
+    """Load what PyTorch loads when it is first asked for: two threads that ask at the same moment
+    make it fail.
+    """
+    if device.type == "cuda":
+        with WAKING:
+            torch.linalg.svd(torch.eye(2, device=device))
+
+
+@contextmanager
+def recording(graph: torch.cuda.CUDAGraph, **how: Any) -> Iterator[None]:
+    """What is computed inside goes into the graph instead of being done.
+
+    One recording at a time, because each begins by waiting for the whole GPU; and without the
+    garbage collector: what it frees, such as graphs of an older engine, would spoil a recording.
+    """
+    with RECORDING:
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local", **how):
+                yield
+        finally:
+            gc.enable()

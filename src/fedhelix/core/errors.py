@@ -1,0 +1,27 @@
+"""`BadInput` means "you can mend this": a sentence for the user, exit code 2 on the command line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Something given by the user is wrong; the message says what, where, and what would be right."""
+
+
+BadInput = UserError  # its name until version 0.1
+
+
+class EngineFailure(RuntimeError):
+    """A client's work could not be done, through no fault of what the user gave; exit code 1 on the
+    command line.
+    """
+
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
+    """An error for a name that does not exist, with the nearest one that does."""
+    names = sorted(known)
+    close = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)
+    hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(names) or 'none'}."
+    return UserError(f"unknown {kind} '{name}'; {hint}")

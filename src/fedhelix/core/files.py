@@ -1,0 +1,49 @@
+"""Files that are written whole or not at all, and the user's cache folder."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from pathlib import Path
+
+from fedhelix.core.errors import UserError
+
+
+def cache_folder() -> Path:
+    """Where downloads and timed choices are kept: ~/.cache/fedhelix, or the same in XDG_CACHE_HOME."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "fedhelix"
+
+
+def write_atomically(path: Path, content: bytes, private: bool = False) -> None:
+    """Write a whole file or nothing: a reader never sees half of it, whenever the writer dies.
+
+    Only its owner may read a `private` one, from its first moment on.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def writable(folder: Path) -> None:
+    """Make a folder, and say at once if nothing can be written there, before any work is done for
+    it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as problem:
+        raise UserError(
+            f"'{folder}' cannot be written ({problem.strerror}); choose another folder."
+        ) from None

@@ -1,0 +1,65 @@
+"""Modules that may be missing, and Python files of the user's, which lie anywhere and are run as
+modules.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from fedhelix.core.errors import UserError
+from fedhelix.core.renamed import import_hint
+
+IMPORTED: dict[str, str] = {}
+"""The files so far, by the names of their modules."""
+
+
+def from_extra(module: str, extra: str) -> Any:
+    """A module that only an extra installs."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        needed = module.partition(".")[0]
+        raise UserError(
+            f"this needs {needed}; install it with: pip install 'fedhelix[{extra}]'."
+        ) from None
+
+
+def import_file(path: str) -> str:
+    """Run a file, so that the methods in it register themselves; returns the name of its module."""
+    if not Path(path).is_file():
+        raise UserError(f"there is no file '{path}' to take a method from.")
+    # A name of its own: a file called random.py must not stand in for the library's module.
+    # Its folder counts too: a/mine.py and b/mine.py are two modules.
+    place = hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:8]
+    spec = importlib.util.spec_from_file_location(f"fedhelix_file_{Path(path).stem}_{place}", path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"'{path}' is not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = (
+        module  # dataclasses look here when they resolve the types of their fields
+    )
+    try:
+        spec.loader.exec_module(module)
+    except UserError as problem:
+        raise UserError(f"'{path}' cannot be used: {problem}") from problem
+    except ImportError as problem:
+        reason = import_hint(problem) or f"{type(problem).__name__}: {problem}"
+        raise UserError(f"'{path}' cannot be imported: {reason}.") from problem
+    except Exception as problem:
+        raise UserError(
+            f"'{path}' cannot be imported: {type(problem).__name__}: {problem}."
+        ) from problem
+    IMPORTED[spec.name] = str(Path(path).resolve())
+    return spec.name
+
+
+def find_in_file(path: str, name: str) -> Any:
+    """A class or function of such a file, in another process than the one that imported it first."""
+    known = {file: module for module, file in IMPORTED.items()}
+    return attrgetter(name)(sys.modules[known.get(path) or import_file(path)])

@@ -1,0 +1,345 @@
+"""What a method is: a frozen value whose hooks are FedAvg's until it says otherwise.
+
+A method has no loop, no device, no logger and no state. Its fields are its hyperparameters. State
+passes through the hooks as trees of named tensors: `server` is what the server keeps,
+`client_state` is what one client keeps. A hook sees only what its side would see on real machines:
+client hooks get a `Client`, server hooks a `Context`.
+
+The decorator `hook` is the one place that knows a hook: wrappers delegate, returned values are
+checked and misspelt hooks are refused by what it records.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedhelix.core import returns, seeds
+from fedhelix.core.errors import UserError
+from fedhelix.core.layers import Layers
+from fedhelix.core.options import Checked
+from fedhelix.core.renamed import HasRenamed
+from fedhelix.core.returns import Check, Phase
+from fedhelix.core.tree import State, Tree, drop, masked_mean, take
+
+__all__ = ["HOOKS", "Batch", "Capabilities", "Client", "Context", "Hook", "Local", "LocalRound"]
+__all__ += ["Method", "Phase", "Upload", "hook"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Scorer = Callable[[Sequence[State]], list[tuple[float, float]]]  # metric and loss of models
+
+
+class Batch(NamedTuple):
+    """Samples of one training step; `mask` is 0 for samples that only fill the batch up."""
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor | None = None
+
+
+class Upload(NamedTuple):
+    """What the server received from one client."""
+
+    client: int
+    samples: int
+    tree: Tree
+
+
+@dataclass(frozen=True, eq=False)
+class Client(HasRenamed):
+    """What a client knows of itself in one round."""
+
+    id: int
+    samples: int  # how many it trains on
+    round: int  # 0 in the first round
+    lr: float  # this round's learning rate
+    momentum: float
+    optimizer: str
+    epochs: int  # local epochs of one round
+    layers: Layers
+    initial: State  # the initial model, which everybody can make from the seed
+    seed: int
+    inputs: Callable[[], Tensor]  # its training samples, prepared as the model gets them
+    targets: Callable[[], Tensor]
+    raw_inputs: Callable[[], Tensor]  # its training samples as they are, pixels between 0 and 1
+    # The loss of one prepared sample in evaluation mode; may be vmapped.
+    sample_loss: Callable[[State, Tensor, Tensor], Tensor]
+    # The metric of a model on its validation samples; not-a-number without any.
+    valid: Callable[[State], float]
+    # The gradient of the loss on each of its batches, at a model.
+    gradients: Callable[[State], Iterator[State]]
+    # What its training samples are below the head of a model, in evaluation mode.
+    features: Callable[[State], Tensor]
+    # A model after a round's plain local training; turns see other batches.
+    train: Callable[[State, int], State]
+
+    renamed: ClassVar = {"units": "layers", "own": "client_state"}
+
+    def travel(self, steps: int) -> float:
+        """How far that many steps of SGD go along a constant gradient of one."""
+        if self.optimizer != "sgd":
+            raise UserError(f"this method needs optimizer = sgd, not {self.optimizer}.")
+        # steps * lr without momentum; with momentum the velocity builds up to 1 / (1 - momentum).
+        lag = self.momentum * (1 - self.momentum**steps) / (1 - self.momentum)
+        return self.lr * (steps - lag) / (1 - self.momentum)
+
+    def draw(self, purpose: str, every_round: bool = True) -> torch.Generator:
+        """Random numbers of this client, new in each round or the same all along."""
+        return seeds.draw(self.seed, purpose, self.round if every_round else -1, self.id)
+
+
+@dataclass(frozen=True, eq=False)
+class Local(HasRenamed):
+    """What a client's loss may look at.
+
+    Engines run many clients at once, so nothing here names a single client.
+    """
+
+    context: Tree  # what `loss_context` returned
+    phase: Phase
+    layers: Layers
+    # The mean loss of a model's state on a batch.
+    base_loss: Callable[[Mapping[str, Tensor], Batch], Tensor]
+    # The outputs of a model's state for samples.
+    outputs: Callable[[Mapping[str, Tensor], Tensor], Tensor]
+    # What the head of the model gets for samples, one row each.
+    features: Callable[[Mapping[str, Tensor], Tensor], Tensor]
+
+    renamed: ClassVar = {"units": "layers", "anchor": "context", "risk": "base_loss"}
+
+
+@dataclass(frozen=True, eq=False)
+class LocalRound(Local):
+    """A client's round, from what it received to what it trained; `upload` may look at all of it."""
+
+    client: Client
+    payload: Tree
+    client_state: Tree
+    models: dict[str, State]
+    steps: int  # optimiser steps of the round
+
+    renamed: ClassVar = {**Local.renamed, "own": "client_state"}
+
+
+@dataclass(frozen=True, eq=False)
+class Context(HasRenamed):
+    """What the server knows in one round, besides its own state."""
+
+    round: int
+    rounds: int
+    clients: int  # how many the server knows; an unseen one gets this number as its id
+    layers: Layers
+    initial: State
+    device: torch.device
+    seed: int
+    cohort: Callable[[int], list[int]]  # who is sampled in a given round
+    present: Sequence[int]  # who could be sampled in this one
+    # Metric and loss of models on the server's validation data; None without any. Entries that a
+    # model lacks are fitted to these data first.
+    score: Scorer | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)  # what the method wants recorded
+
+    renamed: ClassVar = {"units": "layers", "notes": "metadata"}
+
+    def draw(self, purpose: str) -> torch.Generator:
+        """Random numbers of the server, new in each round."""
+        return seeds.draw(self.seed, purpose, self.round, -1)
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a method needs and does, as far as wrappers, engines and the loop have to know."""
+
+    client_init: bool = False  # clients send something before round 0
+    server_validation: bool = False  # it needs the server's validation set
+    complete_uploads: bool = True  # an upload without some shared entry is refused
+    packed_uploads: bool = False  # weights travel in a form that nobody else can score or change
+    central_model: bool = True  # the server has a model of which uploads are updates
+    single_uploads: bool = False  # it makes something of every single upload, besides their mean
+    several_models: bool = False  # the server keeps several models; wrappers must stand inside
+    # What clients of several runs must have in common to train as one program; None: plain loss.
+    loss_key: Hashable | None = None
+
+
+@dataclass(frozen=True)
+class Hook:
+    """What is known of a hook: who calls it, what it must return, and how many arguments it has."""
+
+    name: str
+    side: Literal["both", "client", "server"]
+    check: Check
+    arguments: int
+    summary: str
+
+
+def hook(
+    side: Literal["both", "client", "server"], returns: Check
+) -> Callable[[Function], Function]:
+    """Make a function of `Method` a hook."""
+
+    def mark(function: Function) -> Function:
+        summary = (inspect.getdoc(function) or "").partition("\n")[0]
+        arguments = len(inspect.signature(function).parameters) - 1
+        known = Hook(function.__name__, side, returns, arguments, summary)
+        function.__hook__ = known  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+@dataclass(frozen=True)
+class Method(Checked):
+    """Federated averaging, hook by hook, in the order in which a round calls them."""
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+
+    @property
+    def label(self) -> str:
+        """What run folders, tables and progress call it."""
+        return self.name
+
+    def options(self) -> dict[str, Any]:
+        """Its hyperparameters by name, as they are written down."""
+        return dict(vars(self))
+
+    def overrides(self, hook: str) -> bool:
+        """Whether a hook is not FedAvg's."""
+        return getattr(type(self), hook) is not getattr(Method, hook)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What others have to know about it; override it with `replace(super().capabilities, ...)`."""
+        return Capabilities(
+            client_init=self.overrides("client_init"),
+            complete_uploads=not self.overrides("upload"),
+            loss_key=self if self.overrides("loss") else None,
+        )
+
+    # Both sides ---------------------------------------------------------------------------------
+
+    @hook("both", returns.nothing)
+    def check(self, layers: Layers) -> None:
+        """Raise UserError when the method cannot work with this network."""
+
+    @hook("both", returns.entries)
+    def shared_params(self, layers: Layers) -> Sequence[str]:
+        """The entries that travel; the others never leave their client."""
+        return layers.names
+
+    # Before the first round ---------------------------------------------------------------------
+
+    @hook("client", returns.tree)
+    def client_init(self, client: Client) -> Tree:
+        """What it sends to the server once, before round 0."""
+        return {}
+
+    @hook("server", returns.server_start)
+    def server_init(
+        self, client_inits: Mapping[int, Tree], ctx: Context
+    ) -> tuple[Tree, dict[int, Tree]]:
+        """Its first state, and a reply for some clients (which becomes their first state)."""
+        return {"model": take(ctx.initial, self.shared_params(ctx.layers))}, {}
+
+    # Each round ---------------------------------------------------------------------------------
+
+    @hook("server", returns.clients)
+    def select_clients(self, server: Tree, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
+        """Who works in this round."""
+        return cohort
+
+    @hook("server", returns.tree)
+    def download(self, server: Tree, client: int, ctx: Context) -> Tree:
+        """What one client receives."""
+        return {"model": server["model"]}
+
+    @hook("client", returns.models)
+    def start(self, payload: Tree, client_state: Tree, client: Client) -> dict[str, State]:
+        """Its models at the start of the round; what was received replaces what was kept."""
+        kept, received = client_state.get("model", {}), payload.get("model", {})
+        return {"model": {**client.initial, **kept, **received}}
+
+    @hook("client", returns.tensors)
+    def loss_context(self, payload: Tree, client_state: Tree, client: Client) -> Tree:
+        """Tensors that the loss looks at and that stay fixed during the round."""
+        return {}
+
+    @hook("client", returns.phases)
+    def phases(self, client: Client) -> Sequence[Phase]:
+        """Which parts train, in which order and for how long."""
+        return (Phase(),)
+
+    @hook("client", returns.one_number)
+    def loss(self, params: Mapping[str, Tensor], batch: Batch, local: Local) -> Tensor:
+        """The objective on one batch: a pure function, since engines run many clients at once."""
+        return local.base_loss(params, batch)
+
+    @hook("client", returns.upload)
+    def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
+        """What leaves it, and what it keeps for its next round."""
+        shared, model = self.shared_params(local.layers), local.models["model"]
+        personal = drop(model, shared)
+        kept = {**local.client_state, "model": personal} if personal else local.client_state
+        return {"model": take(model, shared)}, kept
+
+    @hook("server", returns.weights)
+    def weights(self, server: Tree, uploads: Sequence[Upload], ctx: Context) -> list[float]:
+        """The weight of each upload; zero leaves it out."""
+        total = sum(upload.samples for upload in uploads)
+        return [upload.samples / total for upload in uploads]
+
+    @hook("server", returns.tree)
+    def aggregate(
+        self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context
+    ) -> Tree:
+        """Its next state."""
+        models = [upload.tree.get("model", {}) for upload in uploads]
+        return {**server, "model": masked_mean(models, weights, server["model"])}
+
+    # When models are used -----------------------------------------------------------------------
+
+    @hook("server", returns.model_or_none)
+    def model(self, server: Tree, ctx: Context) -> State | None:
+        """The one global model, if there is one."""
+        return server["model"] if len(server["model"]) == len(ctx.layers.names) else None
+
+    @hook("client", returns.model_name)
+    def personal(self, models: dict[str, State]) -> str:
+        """Which of its models it uses."""
+        return "model"
+
+    @hook("client", returns.phases)
+    def personalize(self, client: Client) -> Sequence[Phase]:
+        """Training before the personal model is used; its result is neither uploaded nor kept."""
+        return ()
+
+    # When an unseen client arrives --------------------------------------------------------------
+
+    @hook("server", returns.onboarding)
+    def onboard_server(self, server: Tree, message: Tree, ctx: Context) -> tuple[Tree, Tree, bool]:
+        """One turn of a dialogue with a newcomer: next state, what it receives, whether that was
+        all.
+        """
+        return server, self.download(server, ctx.clients, ctx), True
+
+    @hook("client", returns.tree)
+    def onboard_client(self, payload: Tree, client: Client) -> Tree:
+        """The newcomer's turn: `client_init` before it has received anything, then an answer."""
+        return {} if payload else self.client_init(client)
+
+    @hook("client", returns.tree)
+    def onboard_state(self, payload: Tree, client: Client) -> Tree:
+        """What a newcomer keeps of the last payload as its first state, besides what rounds bring."""
+        return {}
+
+
+HOOKS: dict[str, Hook] = {
+    name: function.__hook__
+    for name, function in vars(Method).items()
+    if hasattr(function, "__hook__")
+}

@@ -1,0 +1,209 @@
+"""Fields that document and check themselves: a method's hyperparameters and a run's settings are
+made of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NoReturn
+
+from fedhelix.core.errors import UserError, unknown
+
+UNIONS = (typing.Union, types.UnionType)
+SWITCH = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
+NAMES: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    object: "anything",
+    Any: "anything",
+}
+
+
+def option(
+    default: Any,
+    meaning: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """A dataclass field with its meaning and its range (`low` and `high` are allowed, `above` and
+    `below` are not).
+    """
+    rule = {"meaning": meaning, "low": low, "high": high, "above": above, "below": below}
+    return dataclasses.field(default=default, metadata=rule)
+
+
+class Checked:
+    """Base of dataclasses whose fields are checked against their types and ranges when they are
+    made.
+    """
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = convert(field.name, getattr(self, field.name), hints[field.name])
+            check_range(field, value)
+            object.__setattr__(self, field.name, value)
+
+
+def check_range(field: dataclasses.Field[Any], value: Any) -> None:
+    """Refuse a number outside the field's range, also inside of a tuple."""
+    for part in value if isinstance(value, tuple) else ():
+        check_range(field, part)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    rule = field.metadata
+    if rule.get("low") is not None and not value >= rule["low"]:
+        raise UserError(f"{field.name} must be at least {rule['low']}, not {value}.")
+    if rule.get("above") is not None and not value > rule["above"]:
+        raise UserError(f"{field.name} must be greater than {rule['above']}, not {value}.")
+    if rule.get("high") is not None and not value <= rule["high"]:
+        raise UserError(f"{field.name} must be at most {rule['high']}, not {value}.")
+    if rule.get("below") is not None and not value < rule["below"]:
+        raise UserError(f"{field.name} must be less than {rule['below']}, not {value}.")
+    if not math.isfinite(value):
+        raise UserError(f"{field.name} must be finite, not {value}.")
+
+
+def convert(name: str, value: Any, kind: Any) -> Any:
+    """The value as its declared type; text is read as on a command line, anything else must fit
+    already.
+    """
+    right = words(kind)
+    if right is None:
+        raise UserError(
+            f"{name} is declared as {kind}; an option is a number, text, a choice, or a tuple of these."
+        )
+    try:
+        return read(value, kind)
+    except (ValueError, OverflowError):
+        raise UserError(f"{name} must be {right}, not '{value}'.") from None
+
+
+def words(kind: Any) -> str | None:
+    """What values of a type are called; None for a type that cannot be checked, or whose values can
+    change.
+    """
+    origin, choices = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, choices))}"
+    if origin in UNIONS:
+        parts = [words(choice) for choice in choices if choice is not type(None)]
+        return None if None in parts else " or ".join(str(part) for part in parts)
+    if origin is tuple:
+        parts = [words(choice) for choice in choices if choice is not ...]
+        return (
+            None if None in parts else f"a list, each {' and '.join(str(part) for part in parts)}"
+        )
+    if kind in NAMES:
+        return NAMES[kind]
+    return (
+        f"a {kind.__name__}" if isinstance(kind, type) and kind not in (list, dict, set) else None
+    )
+
+
+def read(value: Any, kind: Any) -> Any:
+    """The value as a type that has words; ValueError where it does not fit."""
+    origin, choices = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        return choices[choices.index(value)]
+    if origin in UNIONS:
+        return read_any(value, choices)
+    if origin is tuple:
+        return read_tuple(value, choices)
+    if kind is bool and isinstance(value, str):
+        return SWITCH[value.lower()] if value.lower() in SWITCH else refuse()
+    if kind in (int, float):
+        if isinstance(value, bool) or not isinstance(value, numbers.Real | str):
+            refuse()
+        number = kind(value)
+        return (
+            number if number == number and (isinstance(value, str) or number == value) else refuse()
+        )
+    return value if kind is Any or isinstance(value, kind) else refuse()
+
+
+def read_any(value: Any, kinds: tuple[Any, ...]) -> Any:
+    """The value as the first type that takes it: its own, if it is not text, and text only if
+    nothing else does.
+    """
+    # Where any text is a value (a folder may be called none), no text stands for nothing.
+    nothing = ("none", "auto") if type(None) in kinds and str not in kinds else ()
+    if isinstance(value, str) and value.lower() in nothing:
+        return None
+    for kind in sorted(kinds, key=lambda kind: (kind is str, kind is not type(value))):
+        try:
+            return read(value, kind)
+        except (ValueError, OverflowError):
+            continue
+    return refuse()
+
+
+def read_tuple(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Some values of one type, or one of each; text has commas between them."""
+    if isinstance(value, str):
+        inside = (
+            value.strip().removeprefix("[").removeprefix("(").removesuffix("]").removesuffix(")")
+        )
+        if any(bracket in inside for bracket in "[]()"):
+            refuse()  # tuples within tuples are for Python and TOML
+        value = [part.strip() for part in inside.split(",") if part.strip()]
+    if not isinstance(value, Iterable) or isinstance(value, Mapping):
+        refuse()
+    parts = list(value)
+    each = [kinds[0]] * len(parts) if kinds[-1] is ... else kinds
+    return tuple(read(part, kind) for part, kind in zip(parts, each, strict=True))
+
+
+def refuse() -> NoReturn:
+    """It does not fit."""
+    raise ValueError
+
+
+def find(key: str, names: Iterable[str], kind: str = "key", grouped: bool = True) -> str:
+    """The field that a key means: a dot reads as an underscore, and (if `grouped`) a leading group
+    may be left out.
+
+    So `bn.filter` and `bn_filter` find the field `bn_filter`, and `fedlp.redraw` finds the field
+    `redraw`.
+    """
+    known = list(names)
+    flat = key.replace(".", "_").replace("-", "_")
+    if flat in known:
+        return flat
+    tail = key.partition(".")[2].replace(".", "_").replace("-", "_")
+    if grouped and tail in known:
+        return tail
+    raise unknown(kind, key, known)
+
+
+def build(kind: type, values: Mapping[str, Any], what: str, grouped: bool = True) -> Any:
+    """A checked dataclass from keys and values; unknown keys are refused with the nearest right
+    one.
+    """
+    names = [field.name for field in dataclasses.fields(kind) if field.init]
+    known = {find(key, names, f"key of {what}", grouped): value for key, value in values.items()}
+    return kind(**known)
+
+
+def options_of(kind: type, value: Any) -> dict[str, Any]:
+    """The fields that a value has from one of its base classes."""
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}

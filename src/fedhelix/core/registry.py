@@ -1,0 +1,152 @@
+"""Names of methods. A method registers itself beside its definition."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedhelix.core.errors import UserError, unknown
+from fedhelix.core.imports import import_file
+from fedhelix.core.method import Method
+from fedhelix.core.naming import check_names
+from fedhelix.core.options import build, find
+from fedhelix.core.wrapper import Wrapper
+
+M = TypeVar("M", bound=type[Method])
+
+METHODS: dict[str, type[Method]] = {}
+FILE_AND_REST = re.compile(
+    r"(.+?\.py(?::[^+]+)?)(?:\+(.*))?"
+)  # FILE.py or FILE.py:NAME, and what it is put around
+
+
+def register(name: str, paper: str = "") -> Callable[[M], M]:
+    """Give a method its name on the command line and in run folders, and the paper that it comes
+    from.
+    """
+
+    def keep(kind: M) -> M:
+        check_names(kind)
+        if "__dataclass_params__" not in vars(
+            kind
+        ):  # forgotten, and there is only one way to do it
+            kind = dataclass(frozen=True)(kind)  # type: ignore[assignment]
+        holder = METHODS.get(name)
+        if holder is not None and home_of(holder) != home_of(kind):
+            raise UserError(
+                f"{holder.__name__} of {home_of(holder)} is called '{name}' already; choose another name."
+            )
+        kind.name, kind.paper = name, paper
+        METHODS[name] = kind
+        return kind
+
+    return keep
+
+
+def home_of(kind: type[Method]) -> str:
+    """Where a method is written: a file that is read once more may replace its own methods, and no
+    others.
+    """
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return kind.__module__ if file is None else str(Path(file).resolve())
+
+
+def method_type(name: str) -> type[Method]:
+    """The method of that name; `FILE.py` or `FILE.py:NAME` takes it from a file of the user's."""
+    if ".py" in name:
+        return _from_file(name)
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    return METHODS[name]
+
+
+def resolve(spec: str) -> list[type[Method]]:
+    """The methods of a spec such as `genfed+fedau`, the outermost first; all but the last are
+    wrappers.
+    """
+    names = parts(spec)
+    if len(names) > 1 and "" in names:
+        raise UserError(
+            f"a name is missing around '+' in '{spec}'; write WRAPPER+METHOD, such as genfed+fedau."
+        )
+    kinds = [method_type(name) for name in names]
+    taken: set[str] = set()
+    for place, (name, kind) in enumerate(zip(names, kinds, strict=True), start=1):
+        rest = "+".join(names[place:])
+        if rest and not issubclass(kind, Wrapper):
+            raise UserError(
+                f"{name} cannot be put around {rest}; of '{spec}' only the last may be an ordinary method."
+            )
+        if both := sorted(taken & set(option_names(kind))):
+            raise UserError(
+                f"'{spec}' has the option {both[0]} twice; leave one of the methods out."
+            )
+        taken.update(option_names(kind))
+    return kinds
+
+
+def parts(spec: str) -> list[str]:
+    """The names and files of a spec, the outermost first; a '+' in the path of a file separates
+    nothing.
+    """
+    head, plus, rest = spec.partition("+")
+    if plus and not is_file(spec):
+        if "/" in head and (found := FILE_AND_REST.fullmatch(spec)):
+            head, rest = found[1], found[2]
+        return [head, *parts(rest)] if rest is not None else [head]
+    return [spec]
+
+
+def is_file(part: str) -> bool:
+    """Whether this is a file of the user's: `FILE.py` or `FILE.py:NAME`."""
+    path, _, name = part.partition(":")
+    return "+" not in name and Path(path).suffix == ".py" and Path(path).is_file()
+
+
+def option_names(kind: type[Method]) -> list[str]:
+    """The options of one method, without those of what it wraps."""
+    return [field.name for field in fields(kind) if field.init and field.name != "inner"]
+
+
+def make(spec: str, options: dict[str, Any] | None = None) -> Method:
+    """A method by name with some of its options set; of wrapped methods each takes the options that
+    it knows.
+    """
+    chain = resolve(spec)
+    homes = {name: number for number, kind in enumerate(chain) for name in option_names(kind)}
+    parts: list[dict[str, Any]] = [{} for _ in chain]
+    for key, value in (options or {}).items():
+        name = find(key, homes, f"key of the method {spec}")
+        parts[homes[name]][name] = value
+    method: Method | None = None
+    for kind, mine in reversed(list(zip(chain, parts, strict=True))):
+        method = build(
+            kind, mine if method is None else {**mine, "inner": method}, f"the method {spec}"
+        )
+    assert method is not None
+    return method
+
+
+def is_known(spec: str) -> bool:
+    """Whether all methods of a spec are registered."""
+    return all(name in METHODS for name in parts(spec))
+
+
+def _from_file(spec: str) -> type[Method]:
+    path, _, wanted = spec.partition(":")
+    known = dict(METHODS)
+    import_file(path)
+    found = {name: kind for name, kind in METHODS.items() if known.get(name) is not kind}
+    if wanted:
+        if wanted not in found:
+            raise unknown(f"method in '{path}'", wanted, found)
+        return found[wanted]
+    if len(found) != 1:
+        raise UserError(
+            f"'{path}' registers {len(found)} methods; name one as {path}:NAME (it has: {', '.join(found) or 'none'})."
+        )
+    return next(iter(found.values()))

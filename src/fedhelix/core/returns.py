@@ -1,0 +1,257 @@
+"""What hooks must return: a wrong value is reported where it appears, with the name of its hook.
+
+A check takes where the value came from (such as `fedprox.upload`), the value, and the hook's
+arguments. It returns the value, perhaps in a plainer form, or raises UserError with one sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedhelix.core.errors import UserError, unknown
+from fedhelix.core.tree import SEPARATOR, State, Tree, flatten
+
+PARTS = ("all", "head", "body")
+
+Check = Callable[[str, Any, tuple[Any, ...]], Any]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Train one part of one of the client's models for some epochs, with a fresh optimiser."""
+
+    part: str = "all"  # or head, or body
+    epochs: int | None = None  # None: as many as the federation says
+    model: str = "model"  # which of the models that `start` returned
+    rate: float = 1.0  # factor on the learning rate
+
+    def __post_init__(self) -> None:
+        if self.part not in PARTS:
+            raise UserError(
+                f"a phase trains one of the parts {', '.join(PARTS)}, not '{self.part}'."
+            )
+
+
+def nothing(where: str, value: Any, args: tuple[Any, ...]) -> None:
+    """Nothing: the hook raises what it has to say."""
+    if value is not None:
+        raise wrong(where, "nothing", value)
+
+
+def entries(where: str, value: Any, args: tuple[Any, ...]) -> Any:
+    """Entries of the network."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise wrong(where, "names of entries", value)
+    for name in value:
+        if name not in args[0].names:
+            raise unknown(f"entry in {where}", name, args[0].names)
+    return value
+
+
+def tree(where: str, value: Any, args: tuple[Any, ...] = (), what: str = "a dict") -> Tree:
+    """A tree that can be kept, sent and written to disk."""
+    if not isinstance(value, Mapping):
+        raise wrong(where, f"{what} of named tensors and numbers", value)
+    return _level(where, value, "")
+
+
+def tensors(where: str, value: Any, args: tuple[Any, ...]) -> Tree:
+    """A tree of tensors alone."""
+    checked = tree(where, value)
+    for name, item in flatten(checked).items():
+        if not isinstance(item, Tensor):
+            raise wrong(where, f"tensors alone; '{name}' is", item, "")
+    return checked
+
+
+def models(where: str, value: Any, args: tuple[Any, ...]) -> dict[str, State]:
+    """Models by their names."""
+    if not isinstance(value, Mapping) or not value or not all(map(_is_state, value.values())):
+        raise wrong(where, "models by their names, such as {'model': {...}}", value)
+    return dict(value)
+
+
+def model_or_none(where: str, value: Any, args: tuple[Any, ...]) -> State | None:
+    """A whole model, or None where the method has no global one."""
+    if value is None:
+        return None
+    if not _is_state(value):
+        raise wrong(where, "a dict of tensors by their names, or None", value)
+    ctx = args[1]
+    for name in value:
+        if name not in ctx.initial:
+            raise unknown(f"entry in {where}", name, ctx.initial)
+    for name, initial in ctx.initial.items():
+        if name not in value:
+            raise UserError(f"{where} must return a whole model; it lacks '{name}'.")
+        if value[name].shape != initial.shape:
+            raise UserError(
+                f"{where} has shape {tuple(value[name].shape)} for '{name}' instead of "
+                f"{tuple(initial.shape)}."
+            )
+    return dict(value)
+
+
+def model_name(where: str, value: Any, args: tuple[Any, ...]) -> str:
+    """The name of one of the models."""
+    return known_model(where, value, args[0])
+
+
+def known_model(where: str, name: Any, known: Mapping[str, State]) -> str:
+    """A name that is one of the models'."""
+    if not isinstance(name, str):
+        raise wrong(where, "the name of a model", name)
+    if name not in known:
+        raise unknown(f"model in {where}", name, known)
+    return name
+
+
+def phases(where: str, value: Any, args: tuple[Any, ...]) -> list[Phase]:
+    """Phases."""
+    given = list(value) if isinstance(value, Iterable) else [value]
+    valid = [phase for phase in given if isinstance(phase, Phase)]
+    if len(valid) < len(given) or not isinstance(value, Iterable):
+        raise wrong(where, "a tuple of phases, such as (Phase(),)", value)
+    return valid
+
+
+def one_number(where: str, value: Any, args: tuple[Any, ...]) -> Tensor:
+    """One number for the whole batch."""
+    if not isinstance(value, Tensor) or value.dim():
+        raise wrong(where, "a tensor with one number for the batch", value)
+    return value
+
+
+def upload(where: str, value: Any, args: tuple[Any, ...]) -> tuple[Tree, Tree]:
+    """What is sent, with tensors as its `model`, and what is kept."""
+    sent, kept = _pair(where, value, "what is sent", "what is kept")
+    if not _is_state(sent.get("model", {})):
+        raise wrong(where, "as 'model' a dict of tensors by their names", sent["model"])
+    return sent, kept
+
+
+def server_start(where: str, value: Any, args: tuple[Any, ...]) -> tuple[Tree, dict[int, Tree]]:
+    """The first state, and trees for some clients."""
+    if not isinstance(value, tuple) or len(value) != 2 or not isinstance(value[1], Mapping):
+        raise wrong(where, "two things, its first state and a dict of replies", value)
+    return tree(where, value[0]), {i: tree(where, reply) for i, reply in value[1].items()}
+
+
+def clients(where: str, value: Any, args: tuple[Any, ...]) -> list[int]:
+    """Clients that are present, each once."""
+    present = set(args[2].present)
+    if not isinstance(value, Iterable):
+        raise wrong(where, "a list of clients", value)
+    chosen = list(value)
+    absent = [client for client in chosen if client not in present]
+    if absent or len(set(chosen)) < len(chosen):
+        which = f"client {absent[0]} is not" if absent else f"{chosen} are not"
+        raise UserError(f"{where} must return clients that are present, each once; {which}.")
+    return [int(client) for client in chosen]
+
+
+def weights(where: str, value: Any, args: tuple[Any, ...]) -> list[float]:
+    """A weight for every upload."""
+    uploads = args[1]
+    try:
+        value = value if isinstance(value, Tensor) else list(value)
+        vector = torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise wrong(where, "a list of numbers", value) from None
+    numbers: list[float] = vector.flatten().tolist()
+    in_range = all(0 <= weight < math.inf for weight in numbers)
+    if vector.shape != (len(uploads),) or not in_range:
+        raise UserError(
+            f"{where} must return {len(uploads)} finite weights of at least 0, one for each "
+            f"upload, not {f'{value}'[:100]}."
+        )
+    return numbers
+
+
+def onboarding(where: str, value: Any, args: tuple[Any, ...]) -> tuple[Tree, Tree, bool]:
+    """The next state, what the newcomer receives, and whether that was all."""
+    if not isinstance(value, tuple) or len(value) != 3:
+        raise wrong(
+            where, "three things, its next state, a payload and whether that was all", value
+        )
+    return *_pair(where, value[:2], "its next state", "what is received"), bool(value[2])
+
+
+def metadata(label: str, value: Any, key: object = "") -> Any:
+    """What a method records about a round, in a form that can be written down."""
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {name: metadata(label, item, key or name) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [metadata(label, item, key) for item in value]
+    if not _is_plain(value):
+        raise UserError(
+            f"{label} records a {type(value).__name__} as '{key}'; record numbers or text."
+        )
+    return value
+
+
+def wrong(where: str, right: str, value: Any, instead: str = ", not") -> UserError:
+    """An error that says what would have been right."""
+    kind = "None" if value is None else f"a {type(value).__name__}"
+    if isinstance(value, tuple | list):
+        kind += f" of length {len(value)}"
+    if isinstance(value, Tensor):
+        kind += f" of shape {tuple(value.shape)}"
+    return UserError(f"{where} must return {right}{instead} {kind}.")
+
+
+def _level(where: str, level: Mapping[Any, Any], above: str) -> Tree:
+    """One level of a tree, with NumPy's numbers as ordinary ones."""
+    checked = dict(level)
+    for name, value in level.items():
+        if not isinstance(name, str) or SEPARATOR in name:
+            inside = f" in '{above.rstrip(SEPARATOR)}'" if above else ""
+            raise UserError(
+                f"{where} has the name {name!r}{inside}; names are text without a '{SEPARATOR}'."
+            )
+        if isinstance(value, Tensor):  # most are
+            continue
+        if isinstance(value, Mapping):
+            checked[name] = _level(where, value, f"{above}{name}{SEPARATOR}")
+        elif isinstance(value, np.generic):
+            checked[name] = value.item()
+        elif not _is_plain(value):
+            raise UserError(
+                f"{where} has a {type(value).__name__} as '{above}{name}'; only tensors, numbers "
+                "and dicts of them can be kept and sent."
+            )
+    return checked
+
+
+def _pair(where: str, value: Any, *parts: str) -> tuple[Tree, Tree]:
+    """Two trees."""
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise wrong(where, f"two trees, {' and '.join(parts)}", value)
+    one, other = (
+        tree(where, part, what=f"as {what} a dict") for part, what in zip(value, parts, strict=True)
+    )
+    return one, other
+
+
+def _is_state(value: Any) -> bool:
+    """Whether it maps names to tensors."""
+    return isinstance(value, Mapping) and all(isinstance(item, Tensor) for item in value.values())
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it can be written down without being a tensor."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -1,0 +1,249 @@
+"""Named tensors: the one shape in which models, uploads and state travel, rest and are averaged.
+
+A *state* is a flat map from a name to a tensor, such as a model's state dict. A *tree* nests such
+maps and may hold numbers too; it is what servers and clients keep, and it goes to disk or over the
+wire without a special case.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import load as from_bytes
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from fedhelix.core.errors import UserError
+from fedhelix.core.files import write_atomically
+
+State = dict[str, Tensor]
+Tree = dict[str, Any]
+
+SEPARATOR = "/"
+COPY_WITHIN = 1e-4  # of an update's length; honest clients are never that near to each other
+
+
+def take(state: Mapping[str, Tensor], names: Iterable[str]) -> State:
+    """The named entries, in the order of the state."""
+    wanted = set(names)
+    return {name: value for name, value in state.items() if name in wanted}
+
+
+def drop(state: Mapping[str, Tensor], names: Iterable[str]) -> State:
+    """Everything but the named entries."""
+    unwanted = set(names)
+    return {name: value for name, value in state.items() if name not in unwanted}
+
+
+def clone(state: Mapping[str, Tensor]) -> State:
+    """A copy that shares no memory with the original."""
+    return {name: value.detach().clone() for name, value in state.items()}
+
+
+def zeros(state: Mapping[str, Tensor]) -> State:
+    """Zeros of the same names and shapes."""
+    return {name: torch.zeros_like(value) for name, value in state.items()}
+
+
+def add(left: Mapping[str, Tensor], right: Mapping[str, Tensor], scale: float = 1.0) -> State:
+    """`left + scale * right`, entry by entry."""
+    return {name: value + scale * right[name] for name, value in left.items()}
+
+
+def subtract(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> State:
+    """`left - right`, entry by entry."""
+    return {name: value - right[name] for name, value in left.items()}
+
+
+def updates_of(models: Sequence[State], origin: State) -> Tensor:
+    """How far each model has moved from an origin that says which entries count, one model in a
+    row.
+    """
+    moved = [
+        torch.cat([(model[name] - old).flatten().float() for name, old in origin.items()])
+        for model in models
+    ]
+    return torch.stack(moved)
+
+
+def cosine_distances(models: Sequence[State], origin: State) -> list[list[float]]:
+    """One minus the cosine between every two models, as seen from an origin that says which entries
+    count.
+    """
+    layers = torch.nn.functional.normalize(updates_of(models, origin))
+    return (1 - layers @ layers.T).tolist()
+
+
+def copies_of(models: Sequence[State], origin: State) -> list[int]:
+    """For each model the position of the first one that it is a copy of, which may be itself.
+
+    Who copies an update adds it to the origin anew, so that the last digits of the weights may
+    differ.
+    """
+    updates = updates_of(models, origin)
+    rounding = (
+        2
+        * torch.finfo(updates.dtype).eps
+        * torch.cat([old.flatten().float() for old in origin.values()]).norm()
+    )
+    near = COPY_WITHIN * updates.norm(dim=1) + rounding
+    # One product tells who is far from whom; only the others are compared number by number.
+    products = updates @ updates.T
+    both = products.diag()[:, None] + products.diag()
+    close = (both - 2 * products <= 0.01 * both + 4 * rounding**2).nonzero().tolist()
+    originals = list(range(len(models)))
+    for copy, original in close:
+        if original < originals[copy] and (updates[copy] - updates[original]).norm() <= near[copy]:
+            originals[copy] = original
+    return originals
+
+
+def masked_mean(
+    uploads: Sequence[Mapping[str, Tensor]], weights: Sequence[float], previous: State
+) -> State:
+    """For each entry the weighted mean over the clients that uploaded it; nobody did: the previous
+    value.
+
+    Weights need not sum to one; a weight of zero leaves the client out. Integer entries
+    (BatchNorm's counters) take the maximum, because a mean of counts means nothing.
+    """
+    merged: State = {}
+    for name, old in previous.items():
+        chosen = [
+            (upload[name], weight)
+            for upload, weight in zip(uploads, weights, strict=True)
+            if name in upload
+        ]
+        chosen = [(value, weight) for value, weight in chosen if weight > 0]
+        if not chosen:
+            merged[name] = old
+            continue
+        values = torch.stack([value for value, _ in chosen])
+        if not values.is_floating_point():
+            merged[name] = values.amax(0)
+            continue
+        share = torch.tensor([weight for _, weight in chosen], dtype=torch.float64)
+        share = (share / share.sum()).to(values.dtype).to(values.device)
+        merged[name] = (values * share.view(-1, *[1] * old.dim())).sum(0)
+    return merged
+
+
+def tensors(tree: Mapping[str, Any]) -> list[Tensor]:
+    """All tensors of a tree."""
+    found: list[Tensor] = []
+    for value in tree.values():
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, Mapping):
+            found.extend(tensors(value))
+    return found
+
+
+def payload_bytes(tree: Mapping[str, Any]) -> int:
+    """What a tree weighs on the wire: 4 bytes for every value, buffers and counters included."""
+    return 4 * sum(tensor.numel() for tensor in tensors(tree))
+
+
+def to_device(tree: Mapping[str, Any], device: torch.device | str) -> Tree:
+    """The same tree with its tensors on a device (tensors that are there already are not copied)."""
+    moved: Tree = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            moved[name] = to_device(value, device)
+        else:
+            moved[name] = value.to(device) if isinstance(value, Tensor) else value
+    return moved
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """One flat map with names such as `model/fc.weight`."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if SEPARATOR in name:
+            raise UserError(
+                f"the name '{name}' holds a '{SEPARATOR}', which separates the levels of a tree."
+            )
+        if isinstance(value, Mapping):
+            below = f"{prefix}{name}{SEPARATOR}"
+            flat.update(
+                flatten(value, below) or {below: None}
+            )  # an empty level leaves its bare name behind
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def unflatten(flat: Mapping[str, Any]) -> Tree:
+    """The inverse of `flatten`."""
+    tree: Tree = {}
+    for path, value in flat.items():
+        *parents, name = path.split(SEPARATOR)
+        place = tree
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        if name:
+            place[name] = value
+    return tree
+
+
+def encode(tree: Mapping[str, Any]) -> bytes:
+    """A tree as safetensors: tensors as tensors, numbers and flags in the header."""
+    flat = flatten(tree)
+    # A tensor may be a view or shared between entries; safetensors wants each one whole and alone.
+    arrays = {
+        name: value.detach().cpu().clone()
+        for name, value in flat.items()
+        if isinstance(value, Tensor)
+    }
+    # One header entry with all names in order: safetensors sorts tensors, and writes several header
+    # entries in any
+    # order, but a reloaded tree must be summed in the same order, and equal trees must have equal
+    # bytes.
+    entries = {name: None if name in arrays else value for name, value in flat.items()}
+    return to_bytes(
+        {name: value.contiguous() for name, value in arrays.items()},
+        {"entries": json.dumps(entries)},
+    )
+
+
+def decode(content: bytes) -> Tree:
+    """The inverse of `encode`; bytes from a stranger do no harm."""
+    try:
+        arrays = from_bytes(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        entries = json.loads(header.get("__metadata__", {}).get("entries", "{}"))
+        return unflatten(
+            {name: arrays.get(name, value) for name, value in (entries or arrays).items()}
+        )
+    except (
+        safetensors.SafetensorError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as problem:
+        raise UserError(f"these bytes are no tree: {type(problem).__name__}: {problem}.") from None
+
+
+def save(tree: Mapping[str, Any], path: Path) -> None:
+    """Write a tree to a safetensors file, atomically."""
+    write_atomically(path, encode(tree))
+
+
+def load(path: Path, device: torch.device | str = "cpu") -> Tree:
+    """Read a tree back."""
+    try:
+        with safetensors.safe_open(str(path), framework="pt", device=str(device)) as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            entries = json.loads((file.metadata() or {}).get("entries", "{}"))
+    except FileNotFoundError:
+        raise UserError(f"'{path}' is missing.") from None
+    except (safetensors.SafetensorError, OSError, ValueError) as problem:
+        raise UserError(f"'{path}' is damaged: {problem}.") from None
+    return unflatten({name: arrays.get(name, value) for name, value in (entries or arrays).items()})

@@ -1,0 +1,102 @@
+"""A method around a method: GenFed, clusters and the defences change a hook or two of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedhelix.core.errors import UserError
+from fedhelix.core.layers import Layers
+from fedhelix.core.method import HOOKS, Capabilities, Client, Context, Method
+from fedhelix.core.tree import Tree
+
+
+@dataclass(frozen=True)
+class Wrapper(Method):
+    """A method that holds a method; every hook that it does not override is the inner one's."""
+
+    inner: Method
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        uploads_itself = cls.upload is not Wrapper.upload
+        if cls.shared_params is not Wrapper.shared_params and not uploads_itself:
+            raise UserError(
+                f"{cls.__name__} overrides shared_params, but the method inside uploads what it "
+                "shares itself; override upload as well, or leave shared_params out."
+            )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inner, Method):
+            raise UserError(
+                f"{self.name} works around a method such as FedAvg(), not around {self.inner!r}."
+            )
+        super().__post_init__()
+
+    @property
+    def label(self) -> str:
+        """Its name and the inner one's; plain FedAvg goes without saying."""
+        inner = self.inner.label
+        return self.name if inner == "fedavg" else f"{self.name}+{inner}"
+
+    def options(self) -> dict[str, Any]:
+        """Its own hyperparameters and the inner ones, on one level."""
+        mine = {name: value for name, value in vars(self).items() if name != "inner"}
+        return {**mine, **self.inner.options()}
+
+    def overrides(self, hook: str) -> bool:
+        """Whether the wrapper, or a method inside of it, has a hook that is not FedAvg's."""
+        mine = getattr(type(self), hook) is not getattr(Wrapper, hook)
+        return mine or self.inner.overrides(hook)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """As the inner method, but for the hooks that the wrapper changes."""
+        inner, mine = self.inner.capabilities, type(self)
+        changes_loss = mine.loss is not Wrapper.loss
+        return replace(
+            inner,
+            client_init=inner.client_init or mine.client_init is not Wrapper.client_init,
+            complete_uploads=inner.complete_uploads and mine.upload is Wrapper.upload,
+            loss_key=self if changes_loss else inner.loss_key,
+        )
+
+    def check(self, layers: Layers) -> None:
+        """A wrapper looks at the server's model, of which there must not be several."""
+        if self.inner.capabilities.several_models:
+            inner = self.inner.name
+            if isinstance(self.inner, Wrapper):
+                raise UserError(
+                    f"{self.name} must stand inside of {inner}, as in {inner}+{self.name}."
+                )
+            raise UserError(
+                f"{self.name} cannot be put around {inner}, which keeps a model for each cluster."
+            )
+        self.inner.check(layers)
+
+    def onboard_server(self, server: Tree, message: Tree, ctx: Context) -> tuple[Tree, Tree, bool]:
+        """As the inner method; where that is a mere download, it is the wrapper's."""
+        if not self.overrides("onboard_server"):
+            return Method.onboard_server(self, server, message, ctx)
+        return self.inner.onboard_server(server, message, ctx)
+
+    def onboard_client(self, payload: Tree, client: Client) -> Tree:
+        """As the inner method; where that is a mere `client_init`, it is the wrapper's."""
+        if not self.overrides("onboard_client"):
+            return Method.onboard_client(self, payload, client)
+        return self.inner.onboard_client(payload, client)
+
+
+def _delegated(name: str) -> Callable[..., Any]:
+    def call(self: Wrapper, *args: Any) -> Any:
+        return getattr(self.inner, name)(*args)
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = "As the inner method."
+    return call
+
+
+for _name in HOOKS:
+    if _name not in vars(Wrapper):
+        setattr(Wrapper, _name, _delegated(_name))

@@ -1,0 +1,281 @@
+"""A whole deployment on this machine: a SuperLink and its sites as processes, with TLS and keys, in
+one folder.
+
+FOLDER/
+  deployment.json   address, sites and data, for `fedhelix deploy run`
+  keys/             certificates and keys
+  flower/           Flower's home, so that nothing is written to the user's
+  lock              while a process runs the deployment
+  logs/             one file per process
+  sites/            what the sites' clients keep
+  superlink.db      Flower's registered keys and messages
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from fedhelix.core.errors import EngineFailure, UserError
+from fedhelix.core.files import write_atomically
+from fedhelix.deploy.control import Control
+from fedhelix.deploy.keys import make_certificates, make_site_key
+from fedhelix.deploy.site import common_source
+from fedhelix.store.lock import Lock
+
+NOTE = "deployment.json"
+HOSTS = (
+    "127.0.0.1",
+    "localhost",
+    "0.0.0.0",
+)  # where the sites and commands of this machine find a SuperLink
+START, STOP = 120.0, 10.0  # seconds that a process may take
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """For Flower's processes: no telemetry, a home of our own, and its programs from where this
+    Python is.
+    """
+    programs = str(Path(sys.executable).parent)
+    return {
+        **os.environ,
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_UPDATE_CHECK": "0",
+        "FLWR_HOME": str((folder / "flower").resolve()),
+        "PATH": os.pathsep.join([programs, os.environ.get("PATH", "")]),
+    }
+
+
+def superlink_command(folder: Path, host: str, port: int) -> list[str]:
+    """How the server's SuperLink is started."""
+    keys = folder / "keys"
+    return [
+        *(sys.executable, "-m", "fedhelix.deploy.superlink"),
+        *("--host", host, "--port", str(port), "--database", str(folder / "superlink.db")),
+        *("--ssl-ca-certfile", str(keys / "ca.pem"), "--ssl-certfile", str(keys / "server.pem")),
+        *("--ssl-keyfile", str(keys / "server.key"), "--enable-supernode-auth"),
+        "--disable-runtime-dependency-installation",
+    ]
+
+
+def become_superlink(folder: Path, host: str, port: int) -> None:
+    """Turn this process into the server's SuperLink."""
+    folder = folder.resolve()
+    if not (folder / "keys" / "server.pem").exists():
+        raise UserError(
+            f"'{folder / 'keys'}' holds no certificate; make one with `fedhelix deploy keys`."
+        )
+    command = superlink_command(folder, host, port)
+    os.execve(command[0], command, environment(folder))
+
+
+class Process:
+    """One of our processes, with its log."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path, env: dict[str, str]):
+        self.name, self.command, self.log, self.env = name, list(command), log, env
+        self.started = 0.0
+        self.running: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, in a session of its own: Ctrl-C is for us to pass on."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            self.running = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.env,
+                start_new_session=True,
+            )
+        self.started = time.monotonic()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self.running is not None and self.running.poll() is None
+
+    def stop(self) -> None:
+        """End it and whatever it has started: Flower's helpers have sessions of their own, and may
+        wait for ever.
+        """
+        if self.running is None:
+            return
+        helpers = descendants(self.running.pid)
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(self.running.pid, sign)
+                self.running.wait(STOP)
+        for pid in helpers:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """A second Ctrl-C waits until all is stopped; it would leave the rest running."""
+    if threading.current_thread() is not threading.main_thread():  # which alone hears signals
+        yield
+        return
+    before = {sign: signal.signal(sign, signal.SIG_IGN) for sign in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for sign, handler in before.items():
+            signal.signal(sign, handler)
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and theirs."""
+    listed = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False
+    ).stdout
+    parents = [tuple(map(int, line.split())) for line in listed.splitlines()]
+    found = [pid]
+    for parent in found:  # grows while it is read
+        found += [child for child, its in parents if its == parent]
+    return found[1:]
+
+
+class LocalDeployment:
+    """Use it in a `with` statement, which starts everything and stops everything."""
+
+    def __init__(
+        self,
+        folder: Path | str,
+        sites: int = 3,
+        data: str = "digits",
+        data_dir: str | None = None,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+    ):
+        if host not in HOSTS:
+            raise UserError(
+                f"the sites of this machine would not find a server at {host}; use one of {', '.join(HOSTS)}, or "
+                "`fedhelix deploy serve` for sites on other machines."
+            )
+        self.folder = Path(folder).resolve()
+        self._lock = Lock(self.folder / "lock")
+        self.names = [
+            f"site-{number}" if sites <= 10 else f"site-{number:04d}" for number in range(sites)
+        ]
+        self.settings = {"data": common_source(data)}  # of runs
+        if data_dir is not None:
+            self.settings["data_dir"] = str(Path(data_dir).expanduser().resolve())
+        self.port = port or free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.certificate = self.folder / "keys" / "ca.pem"
+        self.env = environment(self.folder)
+        self.superlink = self._process("superlink", superlink_command(self.folder, host, self.port))
+        self.sites = {name: self._process(name, self.site_command(name)) for name in self.names}
+
+    def _process(self, name: str, command: Sequence[str]) -> Process:
+        return Process(name, command, self.folder / "logs" / f"{name}.log", self.env)
+
+    def site_command(self, name: str) -> list[str]:
+        """How one site is started."""
+        data = [
+            word
+            for key, value in self.settings.items()
+            for word in (f"--{key.replace('_', '-')}", value)
+        ]
+        return [
+            *(sys.executable, "-m", "fedhelix", "site", "--name", name, *data, "--common"),
+            *("--superlink", self.address, "--cert", str(self.certificate)),
+            *(
+                "--key",
+                str(self.folder / "keys" / f"{name}.key"),
+                "--folder",
+                str(self.folder / "sites"),
+            ),
+        ]
+
+    def control(self) -> Control:
+        """The commands' part of the SuperLink."""
+        return Control(self.address, self.certificate)
+
+    def __enter__(self) -> LocalDeployment:
+        with suppress(OSError):  # the lock says it better
+            self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock.acquire()
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _start(self) -> None:
+        keys = self.folder / "keys"
+        make_certificates(keys, [])
+        for name in self.names:
+            make_site_key(keys, name)
+        self.superlink.start()
+        self.wait_for_superlink()
+        for name in self.names:
+            self.admit(name)
+        for process in self.sites.values():
+            process.start()
+        note = {"address": self.address, "sites": self.names, "settings": self.settings}
+        write_atomically(self.folder / NOTE, json.dumps(note, indent=1).encode())
+
+    def wait_for_superlink(self) -> None:
+        """Until it answers."""
+        control, until = self.control(), time.monotonic() + START
+        while not control.is_up():
+            if not self.superlink.alive or time.monotonic() > until:
+                raise EngineFailure(f"the SuperLink does not start; see {self.superlink.log}.")
+            time.sleep(0.2)
+
+    def admit(self, name: str) -> None:
+        """Register a site's key under its name."""
+        self.control().register(name, self.folder / "keys" / f"{name}.pub")
+
+    def revive(self) -> list[str]:
+        """Start again what has died; returns the names."""
+        dead = [process for process in (self.superlink, *self.sites.values()) if not process.alive]
+        for process in dead:
+            if (
+                time.monotonic() - process.started > 1.0
+            ):  # one that dies at once must not keep the machine busy
+                process.start()
+        return [process.name for process in dead]
+
+    def stop(self) -> None:
+        """End everything: sites first, so that they can say goodbye."""
+        with undisturbed():
+            for process in (*self.sites.values(), self.superlink):
+                process.stop()
+            (self.folder / NOTE).unlink(missing_ok=True)
+            self._lock.release()
+
+
+def read_note(folder: Path) -> dict[str, Any]:
+    """What a running `fedhelix up` says of itself."""
+    try:
+        return dict(json.loads((folder / NOTE).read_bytes()))
+    except (OSError, ValueError):
+        raise UserError(
+            f"no deployment is running in '{folder}'; start one with `fedhelix up`, or give --superlink."
+        ) from None

@@ -1,0 +1,38 @@
+"""How patient the server is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedhelix.core.options import Checked, option
+from fedhelix.runs.config import Config
+
+
+@dataclass(frozen=True)
+class RoundPolicy(Checked):
+    """What holds for every round of a deployment."""
+
+    deadline: float = option(600.0, "seconds that sites have to answer", above=0)
+    minimum: int = option(1, "answers without which a round changes nothing", low=1)
+    extra: int = option(
+        0,
+        "clients asked beyond the cohort; the round goes on when as many as the cohort are in",
+        low=0,
+    )
+    patience: float = option(
+        600.0, "seconds to wait for sites to connect, before the run stops to be resumed", low=0
+    )
+    grace: float = option(
+        60.0, "seconds that a server that was started again waits for all its sites", low=0
+    )
+    begin: int | None = option(
+        None, "sites that must be there for the first round (auto: all)", low=1
+    )
+    server_data: str | None = option(
+        None, "FILE.npz with samples of the server's, where sites have their own"
+    )
+
+
+def cohort_size(config: Config) -> int:
+    """How many answers a round wants; clients that are asked beyond that are `extra`."""
+    return min(config.cohort or 10, config.clients)

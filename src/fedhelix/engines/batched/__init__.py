@@ -1,0 +1,1 @@
+"""Clients stacked into one program on a GPU."""

@@ -1,0 +1,81 @@
+"""Which samples each training step sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedhelix.core.method import Batch, Phase
+from fedhelix.core.seeds import draw
+from fedhelix.data import crop_and_flip, draw_crops, rows_of
+from fedhelix.engines.local.setup import ClientTask, Setup, Subset
+
+
+class BatchSchedule(NamedTuple):
+    """Which samples each training step sees, and how they are cropped and flipped; short rows are
+    filled with zeros.
+    """
+
+    samples: Tensor  # steps x batch size
+    crops: Tensor | None
+    sizes: list[int]  # how many samples of each row count
+
+    def steps(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """The batches one by one, without the filling."""
+        for row, size in enumerate(self.sizes):
+            yield self.samples[row, :size], None if self.crops is None else self.crops[row, :size]
+
+
+def batch_schedule(
+    setup: Setup, task: ClientTask, phase: Phase, purpose: str, index: int = 0
+) -> BatchSchedule:
+    """The minibatches of a phase: every epoch visits every sample once, in a new order."""
+    indices = torch.from_numpy(setup.splits[task.client].train)
+    epochs = setup.training.epochs if phase.epochs is None else phase.epochs
+    count, size = len(indices), setup.training.batch_size
+    generator = draw(setup.seed, f"{purpose}-{index}", task.round, task.client)
+    sizes = [min(size, count - at) for at in range(0, count, size)]
+    if setup.layers.norm and sizes[-1] == 1:
+        # one sample has no variance to normalise by; another epoch's order will bring it back
+        sizes.pop()
+    rows = len(sizes)
+    samples = torch.zeros(epochs, rows * size, dtype=torch.int64)
+    crops = (
+        torch.zeros(epochs, rows * size, 3, dtype=torch.int64) if setup.training.augment else None
+    )
+    for epoch in range(epochs):
+        order = indices[torch.randperm(count, generator=generator)]
+        samples[epoch, : sum(sizes)] = order[: sum(sizes)]
+        if crops is not None:
+            crops[epoch, : sum(sizes)] = draw_crops(count, generator)[: sum(sizes)]
+    return BatchSchedule(
+        samples.view(epochs * rows, size),
+        None if crops is None else crops.view(epochs * rows, size, 3),
+        sizes * epochs,
+    )
+
+
+def gather(setup: Setup, samples: Tensor, crops: Tensor | None) -> Batch:
+    """Samples as the model gets them; both arguments may carry a leading axis of clients."""
+    samples = samples.to(setup.device)
+    x = rows_of(setup.data.x, samples)
+    if crops is not None:
+        x = crop_and_flip(x, crops.to(setup.device))
+    return Batch(setup.data.prepare(x), setup.data.y[samples])
+
+
+def unscaled(x: Tensor) -> Tensor:
+    """Samples before they are normalised: pixels between 0 and 1, other values as they are."""
+    return x.float() / 255 if x.dtype == torch.uint8 else x.float()
+
+
+def samples_of(setup: Setup, subset: Subset) -> tuple[Tensor, Tensor]:
+    """The raw samples and targets of a subset."""
+    return (
+        (setup.data.x, setup.data.y)
+        if subset == "train"
+        else (setup.data.x_test, setup.data.y_test)
+    )

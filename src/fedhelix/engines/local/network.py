@@ -1,0 +1,99 @@
+"""A network as a function of its state: outputs, features below the head, and the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedhelix.core.errors import UserError
+from fedhelix.core.layers import WHOLE, Layer, Layers
+from fedhelix.core.method import Batch
+from fedhelix.core.tree import State
+from fedhelix.data import rows_of
+from fedhelix.engines.kernels import applied
+from fedhelix.engines.local.batches import samples_of
+from fedhelix.engines.local.setup import Setup, Subset
+
+EVALUATED_AT_ONCE = (1000, 10_000)  # samples: on a CPU they should fit its caches, a GPU wants many
+
+
+def base_loss(setup: Setup, params: Mapping[str, Tensor], batch: Batch) -> Tensor:
+    """The mean loss of a model on a batch. BatchNorm statistics in `params` are brought up to date
+    in place.
+    """
+    return setup.objective.mean_loss(forward(setup, params, batch.x), batch.y, batch.mask)
+
+
+def forward(setup: Setup, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """A model's outputs for prepared samples, in the precision of the training."""
+    half = setup.training.precision == "bfloat16"
+    with torch.autocast(setup.device.type, torch.bfloat16) if half else nullcontext():
+        outputs = call(setup, params, x)
+    if not isinstance(outputs, Tensor):  # in evaluation mode it did
+        raise UserError(
+            f"the model must return one tensor when it is trained, too, not {type(outputs).__name__}."
+        )
+    return outputs.float()
+
+
+def call(setup: Setup, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """A model's outputs. To search the module for tied tensors every time would take as long as a
+    small layer.
+    """
+    return functional_call(setup.module, dict(params), (x,), tie_weights=setup.layers.tied)
+
+
+def features(setup: Setup, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """What the head gets for prepared samples, one row each."""
+    seen: list[Tensor] = []
+    head = module_of(setup, setup.layers.weighted[-1])
+    handle = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(1)))
+    try:
+        forward(setup, params, x)
+    finally:
+        handle.remove()
+    return seen[-1]
+
+
+def module_of(setup: Setup, layer: Layer) -> nn.Module:
+    """The module that a layer describes."""
+    return setup.module if layer.name == WHOLE else setup.module.get_submodule(layer.name)
+
+
+def part_of(layers: Layers, part: str) -> list[str]:
+    """The trainable entries of a part of the model."""
+    if part == "all":
+        return list(layers.parameters)
+    chosen = set({"head": layers.head, "body": layers.body}[part])
+    return [name for name in layers.parameters if name in chosen]
+
+
+@torch.no_grad()
+def predict(setup: Setup, state: State, subset: Subset, indices: Tensor) -> Tensor:
+    """A model's outputs for some samples of a subset, in evaluation mode."""
+    batch = EVALUATED_AT_ONCE[setup.device.type == "cuda"]
+    setup.module.eval()
+    x, indices = samples_of(setup, subset)[0], indices.to(setup.device)
+    with applied(setup.kernels, setup.module):
+        parts = [
+            call(setup, state, setup.data.prepare(rows_of(x, part)))
+            for part in indices.split(batch)
+        ]
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def training_features(setup: Setup, state: State, indices: Tensor) -> Tensor:
+    """What the head of a model gets for some training samples, in evaluation mode."""
+    setup.module.eval()
+    at_once = EVALUATED_AT_ONCE[setup.device.type == "cuda"]
+    with applied(setup.kernels, setup.module):
+        parts = [
+            features(setup, state, setup.data.prepare(rows_of(setup.data.x, part)))
+            for part in indices.to(setup.device).split(at_once)
+        ]
+    return torch.cat(parts)

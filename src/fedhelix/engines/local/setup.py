@@ -1,0 +1,107 @@
+"""What a client's work depends on, what it is asked for and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedhelix.core.hooks import checked
+from fedhelix.core.layers import Layers
+from fedhelix.core.method import Method, Phase
+from fedhelix.core.objective import Objective
+from fedhelix.core.optimizers import OPTIMIZERS, OptimizerRule
+from fedhelix.core.options import Checked, option
+from fedhelix.core.tree import State, Tree
+from fedhelix.data import Dataset, Split
+from fedhelix.engines.kernels import Kernels
+
+Subset = Literal["train", "test"]
+Outputs = Callable[[Subset, Tensor], Tensor]  # a model's outputs for some samples of a subset
+
+
+@dataclass(frozen=True)
+class Training(Checked):
+    """How a client trains: minibatches, with a fresh optimiser in every round and phase."""
+
+    epochs: int = option(2, "local epochs of one round", low=0)
+    batch_size: int = option(16, "samples in a minibatch", low=1, high=1_000_000)
+    lr: float = option(0.1, "learning rate", above=0)
+    lr_decay: float = option(1.0, "factor on the learning rate after each round", above=0, high=1)
+    momentum: float = option(0.5, "momentum of SGD", low=0, below=1)
+    weight_decay: float = option(0.0, "weight decay", low=0)
+    optimizer: Literal["sgd", "adam", "adamw"] | OptimizerRule = option(
+        "sgd", "how a client steps: sgd, adam or adamw; in Python also a rule of your own"
+    )
+    augment: bool = option(False, "random crop and horizontal flip of the training images")
+    precision: Literal["float32", "bfloat16"] = option(
+        "float32", "arithmetic of the training steps (float32, bfloat16)"
+    )
+
+    def rate(self, round: int, phase: Phase) -> float:
+        """The learning rate of a phase of a round."""
+        return phase.rate * self.lr * self.lr_decay**round
+
+    @property
+    def rule(self) -> OptimizerRule:
+        """The optimiser's rule."""
+        return OPTIMIZERS[self.optimizer] if isinstance(self.optimizer, str) else self.optimizer
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """Everything that a client's work depends on besides what it receives and keeps."""
+
+    method: Method
+    module: nn.Module
+    layers: Layers
+    initial: State
+    data: Dataset
+    splits: Sequence[Split]
+    training: Training
+    objective: Objective
+    seed: int
+    device: torch.device
+    kernels: Kernels = "onednn"
+
+    @cached_property
+    def hooks(self) -> Method:
+        """The method's hooks, with checks of what they return."""
+        return checked(self.method)
+
+    @cached_property
+    def architecture(self) -> str:
+        """Equal for networks that can be stacked."""
+        return str(self.module)
+
+
+class ClientTask(NamedTuple):
+    """One client's turn in one round."""
+
+    client: int
+    round: int
+    payload: Tree
+    client_state: Tree
+    arriving: bool = False  # a newcomer, which is evaluated after the local training of one round
+
+
+class ClientResult(NamedTuple):
+    """What comes of it; the loss is the mean over the round's steps."""
+
+    client: int
+    samples: int
+    upload: Tree
+    client_state: Tree
+    loss: float
+
+
+class Scores(NamedTuple):
+    """A personal model on the client's own test and validation parts."""
+
+    test: float
+    test_loss: float
+    valid: float

@@ -1,0 +1,225 @@
+"""A client's work, written once for one client; engines decide how many run at once.
+
+Everything here is a function of (setup, task) alone: no process, device or other client is assumed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from fedhelix.core.method import Client, Local, LocalRound, Method, Phase
+from fedhelix.core.objective import evaluate_outputs
+from fedhelix.core.optimizers import StepSettings
+from fedhelix.core.returns import known_model
+from fedhelix.core.seeds import key, seeded
+from fedhelix.core.tree import State, Tree, clone, flatten, unflatten
+from fedhelix.engines.kernels import applied
+from fedhelix.engines.local.batches import batch_schedule, gather, unscaled
+from fedhelix.engines.local.network import (
+    base_loss,
+    features,
+    forward,
+    part_of,
+    predict,
+    training_features,
+)
+from fedhelix.engines.local.setup import ClientResult, ClientTask, Setup
+
+
+def make_client(setup: Setup, task: ClientTask) -> Client:
+    """The client as its hooks see it."""
+    indices = torch.from_numpy(setup.splits[task.client].train)
+
+    def gradients(state: State) -> Iterator[State]:
+        names = setup.layers.parameters
+        setup.module.train()
+        for row, (samples, crops) in enumerate(
+            batch_schedule(setup, task, Phase(epochs=1), "gradients").steps()
+        ):
+            leaves = {name: state[name].detach().clone().requires_grad_() for name in names}
+            model = {**{name: value.clone() for name, value in state.items()}, **leaves}
+            drawn = key(setup.seed, "noise-gradients", task.round, task.client, row)
+            with seeded(drawn, setup.device), applied(setup.kernels, setup.module):
+                loss = base_loss(setup, model, gather(setup, samples, crops))
+                grads = torch.autograd.grad(
+                    loss, list(leaves.values()), allow_unused=True, materialize_grads=True
+                )
+            yield dict(zip(names, grads, strict=True))
+
+    def sample_loss(state: State, x: Tensor, y: Tensor) -> Tensor:
+        setup.module.eval()
+        return setup.objective.mean_loss(functional_call(setup.module, state, (x[None],)), y[None])
+
+    def valid(state: State) -> float:
+        wanted = torch.from_numpy(setup.splits[task.client].valid)
+        if not len(wanted):
+            return math.nan
+        return evaluate_outputs(
+            setup.objective,
+            predict(setup, state, "train", wanted),
+            setup.data.y[wanted.to(setup.device)],
+        )[0]
+
+    def train_alone(state: State, turn: int) -> State:
+        plain = replace(setup, method=Method())
+        local = replace(start_round(plain, task), models={"model": state})
+        train(plain, task, local, turn, "alone")
+        return local.models["model"]
+
+    return Client(
+        id=task.client,
+        samples=len(indices),
+        round=task.round,
+        lr=setup.training.rate(task.round, Phase()),
+        momentum=setup.training.momentum,
+        optimizer=setup.training.rule.label,
+        epochs=setup.training.epochs,
+        layers=setup.layers,
+        initial=setup.initial,
+        seed=setup.seed,
+        inputs=lambda: setup.data.prepare(setup.data.x[indices.to(setup.device)]),
+        targets=lambda: setup.data.y[indices.to(setup.device)],
+        raw_inputs=lambda: unscaled(setup.data.x[indices.to(setup.device)]),
+        sample_loss=sample_loss,
+        valid=valid,
+        gradients=gradients,
+        features=lambda state: training_features(setup, state, indices),
+        train=train_alone,
+    )
+
+
+def noise(setup: Setup, task: ClientTask, purpose: str, index: int) -> int:
+    """The seed of what layers such as dropout draw in a phase."""
+    return key(setup.seed, f"noise-{purpose}-{index}", task.round, task.client)
+
+
+def train(
+    setup: Setup, task: ClientTask, local: LocalRound, index: int, purpose: str
+) -> tuple[int, Tensor]:
+    """Run one phase; the model in `local.models` is replaced by the trained one. Returns steps and
+    summed loss.
+    """
+    setup.module.train()
+    model = {
+        name: value.detach().clone() for name, value in local.models[local.phase.model].items()
+    }
+    local.models[local.phase.model] = model
+    leaves = [model[name].requires_grad_() for name in part_of(setup.layers, local.phase.part)]
+    rule, training = setup.training.rule, setup.training
+    slots = [
+        [torch.zeros_like(leaf) for leaf in leaves] for _ in range(rule.slots(training.momentum))
+    ]
+    lr = training.rate(task.round, local.phase)
+    steps = batch_schedule(setup, task, local.phase, purpose, index)
+    view = Local(
+        local.context, local.phase, local.layers, local.base_loss, local.outputs, local.features
+    )
+    total = torch.zeros((), device=setup.device)
+    with (
+        seeded(noise(setup, task, purpose, index), setup.device),
+        applied(setup.kernels, setup.module),
+    ):
+        for count, (samples, crops) in enumerate(steps.steps(), start=1):
+            loss = setup.hooks.loss(model, gather(setup, samples, crops), view)
+            grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+            with torch.no_grad():
+                step = StepSettings(lr, training.momentum, training.weight_decay, count)
+                rule.update(leaves, list(grads), slots, step)
+            total += loss.detach()
+    for leaf in leaves:
+        leaf.requires_grad_(False)
+    return len(steps.sizes), total
+
+
+def run_client(setup: Setup, task: ClientTask) -> ClientResult:
+    """A client's whole round: start, phases, upload."""
+    local = start_round(setup, task)
+    total = torch.zeros((), device=setup.device)
+    steps = 0
+    for index, phase in enumerate(phases_of(setup, local)):
+        count, loss = train(setup, task, replace(local, phase=phase), index, "batches")
+        steps, total = steps + count, total + loss
+    upload, client_state = setup.hooks.upload(replace(local, steps=steps))
+    return ClientResult(
+        task.client, local.client.samples, upload, client_state, float(total) / max(steps, 1)
+    )
+
+
+def start_round(setup: Setup, task: ClientTask, with_context: bool = True) -> LocalRound:
+    """A client that has received its payload and is about to train; where it will not, it needs no
+    context.
+    """
+    client = make_client(setup, task)
+    return LocalRound(
+        context=make_context(setup, task, client) if with_context else {},
+        phase=Phase(),
+        layers=setup.layers,
+        base_loss=partial(base_loss, setup),
+        outputs=partial(forward, setup),
+        features=partial(features, setup),
+        client=client,
+        payload=task.payload,
+        client_state=task.client_state,
+        models=setup.hooks.start(task.payload, task.client_state, client),
+        steps=0,
+    )
+
+
+def personal_model(setup: Setup, task: ClientTask) -> State:
+    """The model that a client would use now: what it starts from, after `personalize`."""
+    local, used, phases = start_personal(setup, task)
+    for index, phase in enumerate(phases):
+        train(setup, task, replace(local, phase=phase), index, "tune")
+    return local.models[used]
+
+
+def make_context(setup: Setup, task: ClientTask, client: Client) -> Tree:
+    """What the client's loss looks at, as tensors of its own: BatchNorm brings a teacher's
+    statistics up to date.
+    """
+    context = setup.hooks.loss_context(task.payload, task.client_state, client)
+    return unflatten(clone(flatten(context))) if setup.layers.buffers else context
+
+
+def start_personal(setup: Setup, task: ClientTask) -> tuple[LocalRound, str, list[Phase]]:
+    """A client that is about to use a model, its name, and the training before; newcomers train it
+    as in a round.
+    """
+    client = make_client(setup, task)
+    tuning: Sequence[Phase] = [] if task.arriving else setup.hooks.personalize(client)
+    local = start_round(setup, task, with_context=task.arriving or bool(tuning))
+    phases = phases_of(setup, local) if task.arriving else tuning
+    used = setup.hooks.personal(local.models)
+    if task.arriving and len(phases) > 1:
+        phases = [phase for phase in phases if phase.model == used]
+    return local, used, [replace(phase, model=used) for phase in phases]
+
+
+def unpersonalized_model(setup: Setup, task: ClientTask) -> State | None:
+    """The personal model where it needs no training, sharing its tensors with what was received;
+    otherwise None.
+    """
+    if task.arriving or setup.hooks.personalize(make_client(setup, task)):
+        return None
+    return received_model(setup, task)
+
+
+def received_model(setup: Setup, task: ClientTask) -> State:
+    """The personal model before any preparation."""
+    models = setup.hooks.start(task.payload, task.client_state, make_client(setup, task))
+    return models[setup.hooks.personal(models)]
+
+
+def phases_of(setup: Setup, local: LocalRound) -> Sequence[Phase]:
+    """The phases of a client's round, each of which trains one of its models."""
+    phases = setup.hooks.phases(local.client)
+    for phase in phases:
+        known_model(f"{setup.method.label}.phases", phase.model, local.models)
+    return phases

@@ -1,0 +1,92 @@
+"""What a federation says about itself: for config.toml, clients.json and the summary of its runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedhelix.core import toml
+from fedhelix.core.errors import UserError
+from fedhelix.core.options import options_of
+from fedhelix.data import ServerData
+from fedhelix.engines.local import Training
+from fedhelix.federation.sampling import Newcomers, Participation
+from fedhelix.federation.setup import FederationSetup
+from fedhelix.robust.attacks import Attack
+from fedhelix.store import RunFolder
+
+GROUPS = {
+    "training": Training,
+    "server_data": ServerData,
+    "participation": Participation,
+    "newcomers": Newcomers,
+    "attack": Attack,
+}
+
+
+def config(fed: FederationSetup, rounds: int) -> dict[str, Any]:
+    """What determines a run, as far as a library user's objects can be written down."""
+    settings = {name: options_of(kind, fed.settings) for name, kind in GROUPS.items()}
+    optimizer = settings["training"]["optimizer"]
+    settings["training"]["optimizer"] = str(optimizer)
+    return {
+        "library": True,
+        "rounds": rounds,
+        "seed": fed.seed,
+        "data": {"name": fed.data.name},
+        "parameters": {name: list(fed.initial[name].shape) for name in fed.layers.parameters},
+        "clients": fed.clients,
+        "cohort": fed.cohort_size,
+        **settings,
+        "method": {"name": fed.method.label, **fed.method.options()},
+    }
+
+
+def facts(fed: FederationSetup) -> dict[str, Any]:
+    """What a summary says about the federation."""
+    return {
+        "method": fed.method.label,
+        "options": fed.method.options(),
+        "parameters": sum(fed.layers.sizes[name] for name in fed.layers.parameters),
+        "data": fed.data.name,
+        "clients": fed.clients,
+        "seed": fed.seed,
+        "engine": f"{fed.engine.name} ({fed.engine.why})",
+    }
+
+
+def census(fed: FederationSetup) -> dict[str, Any]:
+    """Training samples per client (and class), who is malicious, and who is evaluated."""
+    table: dict[str, Any] = {
+        "samples": [len(split.train) for split in fed.splits],
+        "attackers": sorted(fed.attackers.ids),
+        "evaluated": fed.evaluated,
+    }
+    if fed.data_is_here and (classes := fed.data.classes) is not None:
+        labels = fed.data.y.cpu().numpy()
+        counts = [np.bincount(labels[split.train], minlength=classes) for split in fed.splits]
+        table["classes"] = [count.tolist() for count in counts]
+    return table
+
+
+def check_same(fed: FederationSetup, folder: RunFolder) -> None:
+    """A run from Python objects is resumed only by a federation with the same description."""
+    mine, its = toml.loads(toml.dumps(config(fed, 1))), folder.config
+    for key in mine if its.get("library") else ():
+        if key != "rounds" and not _agree(mine[key], its.get(key)):
+            raise UserError(
+                f"'{folder.path}' was run with {key} = {its.get(key)}, not {mine[key]}."
+            )
+    if "deployment" not in its and folder.clients and folder.clients != census(fed):
+        raise UserError(
+            f"the clients of '{folder.path}' had other samples than they have now; was "
+            "config.toml changed?"
+        )
+
+
+def _agree(mine: Any, its: Any) -> bool:
+    """Whether two entries are equal; a run of version 0.1 does not say that its optimiser is SGD."""
+    if isinstance(its, dict) and isinstance(mine, dict) and mine.get("optimizer") == "sgd":
+        its = {"optimizer": "sgd", **its}
+    return bool(mine == its)

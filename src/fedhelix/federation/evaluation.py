@@ -1,0 +1,83 @@
+"""The server's model on the test set, and every client's personal model on its own part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedhelix.core.hooks import checked
+from fedhelix.core.method import Context
+from fedhelix.core.tree import State
+from fedhelix.engines.local import ClientTask, Scores, make_client
+from fedhelix.federation.setup import FederationSetup
+from fedhelix.federation.state import FederationState
+from fedhelix.store.records import Record
+
+
+def evaluate(fed: FederationSetup, state: FederationState, ctx: Context) -> Record:
+    """What a record says about the models after a round."""
+    record, name = Record(), fed.objective.name
+    clients = [client for client in fed.evaluated if client in ctx.present]
+    model = checked(fed.method).model(state.server, ctx)
+    tasks = fed.tasks(state, clients, ctx)
+    scores, evaluation = fed.engine.evaluate(tasks, model)
+    if evaluation is not None:
+        record[name], record["loss"] = evaluation
+    on_server = _on_server_data(fed, model, clients, ctx)
+    if on_server is not None:
+        record[f"valid_{name}"] = on_server
+    return {**_personal(fed, tasks, scores, ctx), **record} if scores else record
+
+
+def _on_server_data(
+    fed: FederationSetup, model: State | None, clients: Sequence[int], ctx: Context
+) -> float | None:
+    """The model on the server's validation set, where clients keep no validation samples.
+
+    None where clients train on samples of that set.
+    """
+    if model is None or ctx.score is None:
+        return None
+    if np.isin(fed.reserve.scoring, fed.reserve.pool).any():
+        return None
+    if any(len(fed.splits[client].valid) for client in clients):
+        return None
+    return ctx.score([model])[0][0]
+
+
+def _personal(
+    fed: FederationSetup, tasks: Sequence[ClientTask], scores: Sequence[Scores], ctx: Context
+) -> Record:
+    """The figures of the personal models."""
+    record, name = Record(), fed.objective.name
+    tests, losses, valids = (np.array(column) for column in zip(*scores, strict=True))
+    # Clients that are missing or lack test or validation samples do not count, nor do those whose
+    # samples have no metric, such as R² of a single one; a client whose model has diverged does.
+    splits = [fed.splits[task.client] for task in tasks]
+    present = np.array([task.client not in fed.engine.missing for task in tasks])
+    finite = np.isfinite(losses)
+    has_test = np.array([len(split.test) > 0 for split in splits])
+    has_valid = np.array([len(split.valid) > 0 for split in splits])
+    tested = present & has_test & ~(np.isnan(tests) & finite)
+    validated = present & has_valid & ~(np.isnan(valids) & finite)
+    if not present.all():
+        record["unevaluated"] = {str(i): why for i, why in fed.engine.missing.items()}
+    record["personal"] = [float(test) for test in tests]
+    if tested.any():
+        record["loss"] = float(losses[tested].mean())
+        record[f"personal_{name}"] = float(tests[tested].mean())
+        record["personal_p10"] = float(np.percentile(tests[tested], 10))
+        if ctx.round == ctx.rounds - 1 and _personalizes(fed, tasks):
+            received = np.array([score.test for score in fed.engine.evaluate_received(tasks)])
+            record["untuned"] = received.tolist()
+            record[f"untuned_{name}"] = float(received[tested].mean())
+    if validated.any():
+        record[f"valid_{name}"] = float(valids[validated].mean())
+    return record
+
+
+def _personalizes(fed: FederationSetup, tasks: Sequence[ClientTask]) -> bool:
+    """Whether clients train what they receive before they use it."""
+    hooks = checked(fed.method)
+    return any(hooks.personalize(make_client(fed.engine.setup, task)) for task in tasks[:1])

@@ -1,0 +1,214 @@
+"""`Federation`: what a user of the library holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal
+
+from fedhelix.core.errors import UserError
+from fedhelix.core.method import Context, Method
+from fedhelix.core.objective import Loss, Metric
+from fedhelix.core.options import convert
+from fedhelix.data import Dataset, Partition
+from fedhelix.engines import Engine
+from fedhelix.engines.kernels import Kernels
+from fedhelix.engines.local import Setup
+from fedhelix.federation import description, evaluation, loop, newcomers
+from fedhelix.federation.run import Run
+from fedhelix.federation.setup import FederationSettings, FederationSetup, Model
+from fedhelix.federation.sinks import FolderSink, ProgressSink, Sink, TrackerSink, WatchSink
+from fedhelix.federation.state import FederationState
+from fedhelix.store import RunFolder
+from fedhelix.store.progress import Progress
+from fedhelix.store.records import Record
+from fedhelix.store.trackers import check_tracker, tracker
+
+Place = Literal["memory", "disk"]
+
+
+class Federation(FederationSetup):
+    """Clients with their data, a model, and a method that trains it across them.
+
+    `data` is a name for `load`, a `Dataset`, or a list with one (x, y) pair or torch data set per
+    client. `partition` says who owns which sample: a value of `fedhelix.partition`, or text such
+    as "dirichlet:0.1". `model` is a name, an `nn.Module`, or a function that makes one. `method`
+    is a name such as "genfed+fedau", or a value such as `GenFed(FedAU())`.
+
+    Everything else has a sensible default. The fields of `FederationSettings` are keywords too:
+
+    - training: epochs, batch_size, lr, lr_decay, momentum, weight_decay, optimizer, augment,
+      precision;
+    - the server's data: validation_size, validation_shared, supplement_size, supplement_below;
+    - clients: participation, participation_alpha, newcomers, newcomers_after, newcomers_classes;
+    - attacks: attack, attack_share, attack_scale.
+
+    They can also be given at once, as `settings=FederationSettings(...)`.
+    """
+
+    def __init__(
+        self,
+        data: str | Dataset | Sequence[Any] = "digits",
+        partition: str | Partition | None = None,
+        *,
+        model: Model = "auto",
+        method: str | Method | None = None,
+        clients: int = 20,
+        cohort: int | None = None,
+        eval_clients: int | None = None,
+        seed: int = 0,
+        loss: Loss | None = None,
+        metric: Metric | None = None,
+        engine: str | Callable[[Setup], Engine] = "auto",
+        device: str = "auto",
+        workers: int | None = None,
+        kernels: Literal["auto"] | Kernels = "auto",
+        settings: FederationSettings | None = None,
+        **options: Any,
+    ):
+        if settings is not None and options:
+            raise UserError(f"give settings or {', '.join(options)}, not both.")
+        super().__init__(
+            data, partition, model=model, method=method, clients=clients, cohort=cohort,
+            eval_clients=eval_clients, seed=seed, loss=loss, metric=metric, engine=engine,
+            device=device, workers=workers, kernels=kernels, settings=settings, options=options,
+        )  # fmt: skip
+
+    def run_rounds(
+        self, rounds: int, state: FederationState | None = None, eval_every: int = 1
+    ) -> Iterator[tuple[Record, FederationState]]:
+        """Yields a record and the new state after every round, from the beginning or from a state."""
+        first = self.initialize(rounds) if state is None else state
+        return loop.run_rounds(self, rounds, first, eval_every)
+
+    def initialize(self, rounds: int) -> FederationState:
+        """The state before the first round."""
+        return loop.initialize(self, rounds)
+
+    def evaluate(self, state: FederationState, ctx: Context) -> Record:
+        """What a record says about the models in a state."""
+        return evaluation.evaluate(self, state, ctx)
+
+    def onboard(self, data: Any, state: FederationState) -> tuple[int, FederationState]:
+        """An unseen client with its own data, a pair (x, y) or a torch data set, joins.
+
+        Returns its number and the next state. From the next round on it may be sampled and is
+        evaluated; a fifth of its samples become its test part.
+        """
+        return newcomers.onboard(self, data, state)
+
+    def census(self) -> dict[str, Any]:
+        """Training samples per client (and class), who is malicious, and who is evaluated."""
+        return description.census(self)
+
+    def fit(
+        self,
+        rounds: int = 30,
+        *,
+        out: str | Path | None = None,
+        resume: bool = False,
+        config: Mapping[str, Any] | None = None,
+        eval_every: int = 1,
+        checkpoint_every: int = 1,
+        quiet: bool | None = None,
+        title: str | None = None,
+        watch: Callable[[Record], None] | None = None,
+        track: str | None = None,
+        client_state: Place = "memory",
+    ) -> Run:
+        """Train for some rounds with live progress; with `out`, into a run folder to resume from.
+
+        `watch` sees every new record once it is kept; it may raise KeyboardInterrupt to stop after
+        that round. With `track` ("tensorboard" or "mlflow") every record goes there too. With
+        `client_state="disk"` what clients keep lies in the run folder and is read when they are
+        sampled, however many there are.
+        """
+        self._check_arguments(rounds, eval_every, checkpoint_every, out, track, client_state)
+        run = Run(self, [], FederationState(0, {}, {}))
+        sinks: list[Sink] = []
+        with ExitStack() as stack:
+            if out is not None:
+                described = config or description.config(self, rounds)
+                run.folder = RunFolder.open(out) if resume else RunFolder.create(out, described)
+                stack.enter_context(run.folder)
+                folder_sink = FolderSink(
+                    run.folder, self.engine.choices, rounds, checkpoint_every,
+                    str(self.device), on_disk=client_state == "disk",
+                )  # fmt: skip
+                self._prepare(run, folder_sink, resume)
+                sinks.append(folder_sink)
+            if not run.state.round:
+                run.state = self._first_state(run, rounds, resume)
+            if track is not None and run.folder is not None:
+                done = run.state.round
+                writer = tracker(track, run.folder.path, run.folder.config, done)
+                sinks.append(TrackerSink(writer))
+            progress = Progress(rounds, title or self.method.label, run.state.round, quiet)
+            sinks.append(ProgressSink(progress, list(run.records)))
+            if watch is not None:
+                sinks.append(WatchSink(watch))
+            # The folder is entered last, so that after a failure it is the first to be closed.
+            for sink in reversed(sinks):
+                stack.enter_context(sink)
+            for record, state in self.run_rounds(rounds, run.state, eval_every):
+                run.records.append(record)
+                run.state = state
+                for sink in sinks:
+                    sink.update(record, state)
+            if run.folder is not None:
+                run.folder.write_summary(run.summary)
+        return run
+
+    def _check_arguments(
+        self,
+        rounds: int,
+        eval_every: int,
+        checkpoint_every: int,
+        out: str | Path | None,
+        track: str | None,
+        client_state: Place,
+    ) -> None:
+        if convert("client_state", client_state, Place) == "disk" and out is None:
+            raise UserError("clients' state on disk needs a run folder; give fit an out.")
+        if track is not None:
+            check_tracker(track)
+            if out is None:
+                raise UserError("tracking needs a run folder; give fit an out.")
+        counts = {
+            "rounds": rounds,
+            "eval_every": eval_every,
+            "checkpoint_every": checkpoint_every,
+        }
+        for name, value in counts.items():
+            if convert(name, value, int) < 1:
+                raise UserError(f"{name} must be at least 1, not {value}.")
+        after = self.settings.newcomers_after or 0
+        if self.settings.newcomers and rounds <= after:
+            raise UserError(f"newcomers arrive after {after} rounds; rounds must be more.")
+
+    def _prepare(self, run: Run, sink: FolderSink, resume: bool) -> None:
+        """Go back to the last checkpoint of a run folder, and write down who has what."""
+        if resume:
+            description.check_same(self, sink.folder)
+            restored = sink.restore()
+            if restored is not None:
+                run.records, run.state = restored
+        sink.folder.write_clients(description.census(self))
+        self.engine.choices.update(sink.folder.choices)
+
+    def _first_state(self, run: Run, rounds: int, resume: bool) -> FederationState:
+        try:
+            return self.initialize(rounds)
+        except UserError:  # clients or method refuse what they are asked for
+            if run.folder is not None and not resume:
+                run.folder.withdraw()
+            raise
+
+    def __repr__(self) -> str:
+        name, method = self.data.name, self.method
+        return f"Federation({name}, {self.clients} clients, {method}, seed={self.seed})"
+
+    def close(self) -> None:
+        """Give back what the engine holds."""
+        self.engine.close()

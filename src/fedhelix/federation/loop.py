@@ -1,0 +1,75 @@
+"""THE round loop. No method, engine or sink has another one."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from fedhelix.core.hooks import checked, other_bytes, recorded
+from fedhelix.core.tree import payload_bytes
+from fedhelix.engines.local import ClientTask
+from fedhelix.federation.evaluation import evaluate
+from fedhelix.federation.newcomers import onboard_all
+from fedhelix.federation.setup import FederationSetup
+from fedhelix.federation.state import FederationState
+from fedhelix.federation.uploads import keep_states, traffic, validate_uploads
+from fedhelix.store.records import Record
+
+
+def initialize(fed: FederationSetup, rounds: int) -> FederationState:
+    """Before round 0: clients send what they have to, the server makes its first state."""
+    ctx = fed.context(0, rounds)
+    tasks = [ClientTask(i, 0, {}, {}) for i in range(ctx.clients)]
+    inits = fed.engine.client_init(tasks) if fed.method.capabilities.client_init else {}
+    server, replies = checked(fed.method).server_init(inits, ctx)
+    sent = sum(payload_bytes(tree) for trees in (inits, replies) for tree in trees.values())
+    sample = 4 * (math.prod(fed.data.shape) + math.prod(fed.data.y.shape[1:]))
+    supplements = sample * sum(fed.supplements.values())
+    return FederationState(0, server, dict(replies), set(replies), sent + supplements)
+
+
+def run_rounds(
+    fed: FederationSetup, rounds: int, state: FederationState, eval_every: int = 1
+) -> Iterator[tuple[Record, FederationState]]:
+    """Yields a record and the new state after every round."""
+    method = checked(fed.method)
+    for t in range(state.round, rounds):
+        clock, ctx, arrival = time.perf_counter(), fed.context(t, rounds), Record()
+        if fed.settings.newcomers and t == fed.settings.newcomers_after:
+            state, arrival = onboard_all(fed, state, ctx)
+        clients = method.select_clients(state.server, fed.cohort(t), ctx)
+        payloads = {i: method.download(state.server, i, ctx) for i in clients}
+        tasks = [ClientTask(i, t, payloads[i], state.client_states.get(i, {})) for i in clients]
+        results = fed.engine.run_clients(tasks)
+        missing = {str(client): why for client, why in fed.engine.missing.items()}
+        answered = [task for task in tasks if str(task.client) not in missing]
+        results = fed.attackers.forge(results, answered, fed.scorer(fed.studied))
+        uploads, refused = validate_uploads(results, fed.initial, fed.needed)
+        server, setup_bytes = state.server, state.setup_bytes
+        if uploads:
+            weights = method.weights(server, uploads, ctx)
+            server = method.aggregate(server, uploads, weights, ctx)
+        state = FederationState(
+            t + 1,
+            server,
+            state.client_states | keep_states(results, state.client_states),
+            state.changed | {result.client for result in results},
+        )
+        losses = [result.loss for result in results]
+        record: Record = {
+            "round": t + 1,
+            "train_loss": float(np.mean(losses)) if losses else math.nan,
+            **traffic(payloads, results, setup_bytes + other_bytes(fed.method, ctx)),
+            "participants": clients,
+            "refused": refused,
+            "missing": missing,
+            **arrival,
+        }
+        if (t + 1) % eval_every == 0 or t + 1 == rounds:
+            record |= evaluate(fed, state, ctx)
+        record |= fed.engine.report() | {"metadata": recorded(fed.method, ctx)}
+        record["seconds"] = time.perf_counter() - clock
+        yield record, state

@@ -1,0 +1,85 @@
+"""Unseen clients: a dialogue with the server gives each of them its first state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedhelix.core.errors import UserError
+from fedhelix.core.hooks import checked
+from fedhelix.core.method import Context
+from fedhelix.core.tree import Tree, payload_bytes
+from fedhelix.data import Split, from_clients
+from fedhelix.engines.local import ClientTask
+from fedhelix.federation.setup import FederationSetup
+from fedhelix.federation.state import FederationState
+from fedhelix.store.records import Record
+
+
+def onboard_all(
+    fed: FederationSetup, state: FederationState, ctx: Context
+) -> tuple[FederationState, Record]:
+    """Onboard the newcomers one after the other, and evaluate them after one local training."""
+    received = []
+    for client in range(fed.known, fed.known + fed.settings.newcomers):
+        state, size = onboard_one(fed, state, client, ctx)
+        received.append(size)
+    record = Record(arrival_bytes=float(np.mean(received)))
+    clients = [i for i in fed.evaluated if i in ctx.present and len(fed.splits[i].test)]
+    if clients:
+        tasks = [task._replace(arriving=True) for task in fed.tasks(state, clients, ctx)]
+        tests = [scores.test for scores in fed.engine.evaluate(tasks)[0]]
+        record[f"arrival_{fed.objective.name}"] = float(np.mean(tests))
+    return state, record
+
+
+def onboard_one(
+    fed: FederationSetup, state: FederationState, client: int, ctx: Context
+) -> tuple[FederationState, int]:
+    """The server's dialogue with one unseen client: the next state, and the bytes it received."""
+    ctx, server, payload, done = replace(ctx, clients=client), state.server, Tree(), False
+    sent = received = 0
+    while not done:
+        message = fed.engine.onboard_client(ClientTask(client, ctx.round, payload, {}))
+        server, payload, done = checked(fed.method).onboard_server(server, message, ctx)
+        sent, received = sent + payload_bytes(message), received + payload_bytes(payload)
+    first = fed.engine.onboard_state(ClientTask(client, ctx.round, payload, {}))
+    kept = {client: first} if first else {}
+    after = FederationState(
+        state.round,
+        server,
+        state.client_states | kept,
+        state.changed | set(kept),
+        state.setup_bytes + sent + received,
+    )
+    return after, received
+
+
+def onboard(fed: FederationSetup, data: Any, state: FederationState) -> tuple[int, FederationState]:
+    """An unseen client with its own data joins: its number, and the next state.
+
+    From the next round on it may be sampled and is evaluated; a fifth of its samples become its
+    test part.
+    """
+    setup, number = fed.engine.setup, fed.clients
+    mine = from_clients([data], classes=setup.data.classes, name="newcomer", seed=fed.seed)
+    pool = setup.data.joined(mine)
+    train = np.arange(len(setup.data.y), len(pool.y))
+    test = np.arange(len(setup.data.y_test), len(pool.y_test))
+    if fed.layers.norm and len(train) < 2:
+        raise UserError("the newcomer has only one training sample, but BatchNorm needs two.")
+    splits = [*fed.splits, Split(train, train[:0], test)]
+    fed.change_setup(replace(setup, data=pool, splits=splits))
+    try:
+        state, _ = onboard_one(fed, state, number, fed.context(state.round, state.round))
+    except BaseException:  # it is turned away, and all others go on as before
+        fed.change_setup(setup)
+        raise
+    fed.splits, fed.clients = splits, number + 1
+    fed.evaluated = [*fed.evaluated, number]
+    fed.samplers = [
+        replace(sampler, members=(*sampler.members, number)) for sampler in fed.samplers
+    ]
+    return number, state

@@ -1,0 +1,89 @@
+"""A finished run: its records, and the models that came out of it."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from fedhelix.core.errors import UserError
+from fedhelix.core.hooks import checked
+from fedhelix.core.tree import State, to_device
+from fedhelix.federation import description, newcomers
+from fedhelix.federation.setup import FederationSetup
+from fedhelix.federation.state import FederationState
+from fedhelix.store import RunFolder
+from fedhelix.store.records import Record, summarise
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+@dataclass
+class Run:
+    """What `Federation.fit` returns."""
+
+    federation: FederationSetup
+    records: list[Record] = field(repr=False)
+    state: FederationState = field(repr=False)
+    folder: RunFolder | None = None
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """One row per round."""
+        import pandas as pd  # slow to import, and worker processes have no use for it
+
+        return pd.DataFrame(self.records).set_index("round")
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The figures of the whole run."""
+        facts, name = description.facts(self.federation), self.federation.objective.name
+        return summarise(self.records, facts, name)
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """How fast it learned, what it sent, and how each client fares; with a path also as a file.
+
+        The ending says what kind of file: .png, .svg or .pdf. `fedhelix plot RUN` draws more: who
+        has what, and what the method recorded.
+        """
+        from fedhelix.report import plots, results, style
+
+        config = description.config(self.federation, len(self.records))
+        census = description.census(self.federation)
+        result = results.make("this run", config, self.summary, self.records, census)
+        figure = plots.overview(results.grouped([result]))
+        if path is not None:
+            style.save(figure, path)
+        return figure
+
+    def model(self) -> nn.Module | None:
+        """The server's model, if the method has one."""
+        fed = self.federation
+        ctx = fed.context(self.state.round, self.state.round)
+        state = checked(fed.method).model(self.state.server, ctx)
+        return None if state is None else self._module(state)
+
+    def onboard(self, data: Any) -> int:
+        """An unseen client with its own data joins (see `Federation.onboard`); its number."""
+        number, self.state = newcomers.onboard(self.federation, data, self.state)
+        return number
+
+    def personal(self, client: int) -> nn.Module:
+        """The model that one client would use."""
+        fed = self.federation
+        if not 0 <= client < fed.clients:
+            raise UserError(
+                f"there is no client {client}; clients are numbered from 0 to {fed.clients - 1}."
+            )
+        ctx = fed.context(self.state.round, self.state.round)
+        return self._module(fed.engine.personal(fed.tasks(self.state, [client], ctx))[0])
+
+    def _module(self, state: State) -> nn.Module:
+        module = copy.deepcopy(self.federation.engine.setup.module)
+        module.load_state_dict(to_device(state, self.federation.device), strict=False)
+        return module.eval()

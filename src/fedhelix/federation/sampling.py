@@ -1,0 +1,88 @@
+"""Who is there in a round: a function of seed and round, the same for every method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from fedhelix.core.errors import UserError
+from fedhelix.core.options import Checked, option
+from fedhelix.core.seeds import numpy_draw
+
+LEAST_RATE = 0.02  # everybody comes now and then
+
+
+@dataclass(frozen=True)
+class Participation(Checked):
+    """Equal chances for all, or rates that differ from client to client."""
+
+    participation: Literal["uniform", "bernoulli"] = option(
+        "uniform", "who takes part: a cohort drawn from all alike, or each client by its own rate"
+    )
+    participation_alpha: float = option(
+        0.3,
+        "concentration of the Dirichlet distribution of the rates; small: very unequal",
+        above=0,
+        high=1e6,
+    )
+
+
+@dataclass(frozen=True)
+class Newcomers(Checked):
+    """Clients that nobody has seen before they arrive; from then on only they take part."""
+
+    newcomers: int = option(0, "how many unseen clients arrive later", low=0)
+    newcomers_after: int | None = option(None, "after how many rounds they arrive", low=1)
+    newcomers_classes: float = option(
+        0.5,
+        "share of the classes that only newcomers hold; 0: they hold the same as the others",
+        low=0,
+        below=1,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.newcomers and self.newcomers_after is None:
+            raise UserError(
+                f"newcomers = {self.newcomers} needs newcomers_after, the rounds before they arrive."
+            )
+
+    def arrived(self, t: int) -> bool:
+        """Whether they have arrived in round t."""
+        return (
+            bool(self.newcomers) and self.newcomers_after is not None and t >= self.newcomers_after
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Sampler:
+    """Draws the cohorts of a federation."""
+
+    participation: Participation
+    members: tuple[int, ...]
+    size: int  # of a cohort; with rates: on average
+    seed: int
+
+    @cached_property
+    def rates(self) -> np.ndarray:
+        """How likely each client takes part in a round; their sum is the size, but for the limits."""
+        if self.participation.participation == "uniform":
+            return np.full(len(self.members), self.size / len(self.members))
+        alpha = np.full(len(self.members), self.participation.participation_alpha)
+        return np.clip(
+            self.size * numpy_draw(self.seed, "participation").dirichlet(alpha), LEAST_RATE, 1
+        )
+
+    def cohort(self, t: int) -> list[int]:
+        """The clients of round t, never none."""
+        draw = numpy_draw(self.seed, "cohort", t)
+        if self.participation.participation == "uniform":
+            chosen = draw.choice(len(self.members), self.size, replace=False)
+        else:
+            chosen = np.flatnonzero(draw.random(len(self.members)) < self.rates)
+            if not len(chosen):
+                chosen = draw.choice(len(self.members), 1, p=self.rates / self.rates.sum())
+        return sorted(self.members[place] for place in chosen)

@@ -1,0 +1,158 @@
+"""Where the records of a run go: its folder, a tracker, the terminal. They know records only."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+from fedhelix.core.errors import UserError
+from fedhelix.core.tree import Tree
+from fedhelix.federation.state import FederationState
+from fedhelix.store import RunFolder
+from fedhelix.store.progress import Progress
+from fedhelix.store.records import Record
+from fedhelix.store.trackers import Tracker
+
+
+class Sink:
+    """Use it in a `with` statement and give `update` every new record with the state after it."""
+
+    def __enter__(self) -> Sink:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """The run is over, or has failed."""
+
+    def update(self, record: Record, state: FederationState) -> None:
+        """One more round is over."""
+
+
+class FolderSink(Sink):
+    """The run folder: records, checkpoints, and after any failure all complete rounds.
+
+    With `on_disk` what clients keep lies in the folder and is read when they are sampled.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        choices: Mapping[str, str],
+        rounds: int,
+        every: int,
+        device: str,
+        on_disk: bool,
+    ):
+        self.folder, self.choices = folder, choices
+        self.rounds, self.every = rounds, every
+        self.device, self.on_disk = device, on_disk
+        self.state: FederationState | None = None
+
+    def restore(self) -> tuple[list[Record], FederationState] | None:
+        """The records and the state of the last checkpoint, if there is one."""
+        restored = self.folder.restore(self.device, lazily=self.on_disk)
+        if restored is None:
+            return None
+        round, server, states = restored
+        records = self.folder.records()
+        if [record["round"] for record in records] != list(range(1, round + 1)):
+            raise UserError(
+                f"the metrics.jsonl of '{self.folder.path}' lacks rounds that its checkpoint has."
+            )
+        kept = _with_changes(states) if self.on_disk else dict(states)
+        return records, FederationState(round, server, kept)
+
+    def update(self, record: Record, state: FederationState) -> None:
+        """Append the record and, when it is due, write a checkpoint."""
+        self.state = state
+        self.folder.append(record)
+        if state.round % self.every == 0 or state.round == self.rounds:
+            self._checkpoint(state)
+            if self.on_disk:
+                state.client_states = _with_changes(self.folder.states(self.device))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # Complete rounds are not lost; one whose record is not on disk yet is run again on resume.
+        state = self.state
+        if kind is not None and state and len(self.folder.records()) == state.round:
+            self._checkpoint(state)
+
+    def _checkpoint(self, state: FederationState) -> None:
+        changed = {client: state.client_states[client] for client in sorted(state.changed)}
+        self.folder.write_choices(self.choices)
+        self.folder.checkpoint(state.round, state.server, changed)
+        state.changed.clear()
+
+
+class TrackerSink(Sink):
+    """TensorBoard or MLflow."""
+
+    def __init__(self, tracker: Tracker):
+        self.tracker = tracker
+
+    def __enter__(self) -> Sink:
+        self.tracker.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.tracker.__exit__(kind, problem, trace)
+
+    def update(self, record: Record, state: FederationState) -> None:
+        """Write the record there."""
+        self.tracker.update(record)
+
+
+class ProgressSink(Sink):
+    """The live display."""
+
+    def __init__(self, progress: Progress, earlier: list[Record]):
+        self.progress, self.earlier = progress, earlier
+
+    def __enter__(self) -> Sink:
+        self.progress.__enter__()
+        for record in self.earlier:
+            self.progress.update(record)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.progress.__exit__(kind, problem, trace)
+
+    def update(self, record: Record, state: FederationState) -> None:
+        """Show the record."""
+        self.progress.update(record)
+
+
+class WatchSink(Sink):
+    """A function of the caller's; it may raise KeyboardInterrupt to stop after that round."""
+
+    def __init__(self, watch: Callable[[Record], None]):
+        self.watch = watch
+
+    def update(self, record: Record, state: FederationState) -> None:
+        """Show the record."""
+        self.watch(record)
+
+
+def _with_changes(states: Mapping[int, Tree]) -> ChainMap[int, Tree]:
+    """What clients keep; only what is newer than the states on disk is in memory."""
+    return ChainMap({}, states)  # type: ignore[arg-type]

@@ -1,0 +1,94 @@
+"""Between client and server: every upload is checked before the server looks at it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+
+from fedhelix.core.method import Upload
+from fedhelix.core.tree import State, Tree, payload_bytes, tensors
+from fedhelix.engines.local import ClientResult
+
+LARGEST = 10  # an upload may weigh at most this many models
+
+
+def refusal(tree: Tree, initial: State, needed: Collection[str] = ()) -> str | None:
+    """Why an upload cannot be used as it is shaped, or None; a method may need some entries in any
+    case.
+    """
+    if payload_bytes(tree) > LARGEST * payload_bytes(initial):
+        return f"weighs more than {LARGEST} models"
+    for name, value in tree.get("model", {}).items():
+        if name not in initial:
+            return f"has an unknown entry '{name}'"
+        if value.shape != initial[name].shape:
+            return f"has shape {tuple(value.shape)} for '{name}' instead of {tuple(initial[name].shape)}"
+    lacking = [name for name in needed if name not in tree.get("model", {})]
+    return f"lacks the entry '{lacking[0]}'" if lacking else None
+
+
+def finite(trees: Sequence[Tree]) -> list[bool]:
+    """Which trees hold nothing but finite numbers: one wait for the device, however many there are."""
+    floats = [
+        [value for value in tensors(tree) if value.is_floating_point() and value.numel()]
+        for tree in trees
+    ]
+    # The largest magnitude of every tensor, which is not finite if any value is not.
+    largest = [
+        torch._foreach_norm(values, math.inf) if values else [torch.zeros(())] for values in floats
+    ]
+    devices = [norm.device for norms in largest for norm in norms]
+    # Numbers move to a GPU without waiting for it, but not the other way.
+    device = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+    sound = [torch.stack([norm.to(device) for norm in norms]).isfinite().all() for norms in largest]
+    return torch.stack(sound).tolist() if sound else []
+
+
+def keep_states(results: Sequence[ClientResult], before: Mapping[int, Tree]) -> dict[int, Tree]:
+    """What clients keep of a round: those who did not come out of it with finite numbers go back to
+    what they had.
+    """
+    sound = finite([{"own": result.client_state, "upload": result.upload} for result in results])
+    return {
+        result.client: result.client_state if fine else before.get(result.client, {})
+        for result, fine in zip(results, sound, strict=True)
+    }
+
+
+def validate_uploads(
+    results: Sequence[ClientResult], initial: State, needed: Collection[str] = ()
+) -> tuple[list[Upload], dict[str, str]]:
+    """The uploads that arrived whole, ordered by client, and why the others were refused; an empty
+    one is silence.
+    """
+    uploads, refused = [], {}
+    ordered = sorted(
+        (result for result in results if result.upload), key=lambda result: result.client
+    )
+    for result, sound in zip(ordered, finite([result.upload for result in ordered]), strict=True):
+        reason = refusal(result.upload, initial, needed) or (
+            None if sound else "holds values that are not finite"
+        )
+        if reason is None:
+            uploads.append(Upload(result.client, result.samples, result.upload))
+        else:
+            refused[str(result.client)] = reason
+    return uploads, refused
+
+
+def traffic(
+    payloads: Mapping[int, Tree], results: Sequence[ClientResult], more: int
+) -> dict[str, int]:
+    """What a round weighs; apart, what went to clients that send nothing back (they train in
+    advance), and `more`.
+    """
+    silent = {result.client for result in results if not result.upload}
+    return {
+        "uplink_bytes": sum(payload_bytes(result.upload) for result in results),
+        "downlink_bytes": sum(
+            payload_bytes(payload) for client, payload in payloads.items() if client not in silent
+        ),
+        "other_bytes": more + sum(payload_bytes(payloads[client]) for client in silent),
+    }

@@ -1,0 +1,294 @@
+"""Pictures of what goes on inside one run: who has what, who was chosen, what was sent, what was
+generated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedhelix.core.errors import UserError
+from fedhelix.report.results import Result
+from fedhelix.report.style import ALARM, COLOURS, GREY, PALE, literal, percent, save, sheet, tidy
+from fedhelix.store.records import is_number
+
+MOST_TICKS = 25
+MARKERS = "osD^vPXph*"
+
+
+def partition_plot(counts: np.ndarray, path: Path | str) -> None:
+    """Draw who has what: a bubble per client and class whose area is the number of samples."""
+    save(partition(counts), path)
+
+
+def partition(counts: Any, attackers: frozenset[int] = frozenset()) -> Figure:
+    """A bubble per client and class whose area is the number of samples; attackers in another
+    colour.
+    """
+    counts = np.asarray(counts)
+    if counts.ndim != 2 or not counts.size or not (counts >= 0).all():
+        raise UserError(
+            f"counts must be a table of sample numbers, clients × classes, but its shape is {counts.shape}."
+        )
+    clients, classes = counts.shape
+    width, height = float(np.clip(0.26 * clients, 3.5, 13)), float(np.clip(0.26 * classes, 1.5, 8))
+    figure = sheet(width + 0.9, height + 1.0)
+    axes = figure.subplots()
+    client, label = np.nonzero(counts)
+    # The largest bubble just fits its cell; `s` is an area in square points.
+    cell_in_points = 72 * min(width / clients, height / classes)
+    area = (0.95 * cell_in_points) ** 2 * counts[client, label] / max(counts.max(), 1)
+    colour = [ALARM if one in attackers else COLOURS[0] for one in client]
+    axes.scatter(client, label, s=area, color=colour, linewidths=0)
+    axes.set(
+        xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3), xlabel="client", ylabel="class"
+    )
+    tidy(axes, "Who has what?")
+    axes.set_title(f"largest bubble: {counts.max()} samples", loc="right", fontsize=8, color=GREY)
+    axes.grid(True, color="#eeeeee")
+    axes.set_xticks(range(0, clients, -(-clients // MOST_TICKS)))
+    axes.set_yticks(range(0, classes, -(-classes // MOST_TICKS)))
+    malicious = sorted(attackers & set(range(clients)))
+    if malicious:
+        axes.scatter(malicious, [1.0] * len(malicious), transform=axes.get_xaxis_transform(), marker="x", s=22,
+                     color=ALARM, clip_on=False)  # fmt: skip
+        axes.set_xlabel("client   (× and orange: attacker)")
+    return figure
+
+
+def fitness(result: Result) -> Figure | None:
+    """GenFed: the fitness of every returned model, the chosen ones filled, and how many were
+    wanted.
+    """
+    evaluated = [
+        (round, int(client), float(value))
+        for round, scores in result.metadata("fitness")
+        if isinstance(scores, Mapping)
+        for client, value in scores.items()
+        if re.fullmatch(r"\d{1,9}", str(client)) and is_number(value)
+    ]
+    if not evaluated:
+        return None
+    chosen = {
+        round: clients
+        for round, clients in result.metadata("selected")
+        if isinstance(clients, list)
+    }
+    rho = [(round, value) for round, value in result.metadata("rho") if is_number(value)]
+    figure = sheet(height=4.0)
+    above, below = figure.subplots(2, 1, height_ratios=(3, 1), sharex=True)
+    is_in = np.array([client in chosen.get(round, ()) for round, client, _ in evaluated])
+    is_bad = np.array([client in result.attackers for _, client, _ in evaluated])
+    x, y = (
+        np.array([round for round, _, _ in evaluated]),
+        np.array([value for *_, value in evaluated]),
+    )
+    looks: list[tuple[np.ndarray, str, dict[str, Any]]] = [
+        (
+            ~is_in & ~is_bad,
+            "left out",
+            {"s": 13, "facecolors": "none", "edgecolors": PALE, "linewidths": 0.8},
+        ),
+        (
+            ~is_in & is_bad,
+            "attacker, left out",
+            {"s": 17, "marker": "x", "color": ALARM, "linewidths": 1.0},
+        ),
+        (is_in & ~is_bad, "chosen", {"s": 16, "color": COLOURS[0], "linewidths": 0}),
+        (
+            is_in & is_bad,
+            "attacker, chosen",
+            {"s": 30, "marker": "X", "color": ALARM, "linewidths": 0},
+        ),
+    ]
+    for part, word, look in looks:
+        if part.any():
+            above.scatter(x[part], y[part], label=word, **look)
+    tidy(above, "Who has descendants?")
+    above.set(ylabel="fitness: metric on the\nserver's validation set")
+    figure.legend(
+        loc="outside upper center", ncols=4, fontsize=8.5, frameon=False, handletextpad=0.1
+    )
+    if (result.main_metric() or "").endswith("accuracy"):
+        above.yaxis.set_major_formatter(percent)
+    if rho:
+        below.step(*zip(*rho, strict=True), where="mid", color=COLOURS[0], linewidth=1.6)
+        below.set_ylim(0, max(value for _, value in rho) + 0.6)
+    below.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+    tidy(below, "")
+    below.set(xlabel="round", ylabel="chosen\n(ρ)")
+    _whole_rounds(below)
+    return figure
+
+
+def units(result: Result) -> Figure | None:
+    """GENE-FL: the share of a round's clients that sent each unit, as a heat map."""
+    sent = [
+        (round, table)
+        for round, table in result.metadata("units")
+        if isinstance(table, Mapping) and table
+    ]
+    ordered = sorted(
+        {str(name) for _, table in sent for units in table.values() for name in _listed(units)},
+        key=_natural,
+    )
+    if not ordered:
+        return None
+    rounds = [round for round, _ in sent]
+    shares = np.zeros((len(ordered), len(rounds)))
+    place = {name: row for row, name in enumerate(ordered)}
+    for column, (_, table) in enumerate(sent):
+        for listed in table.values():
+            for name in _listed(listed):
+                shares[place[str(name)], column] += 1 / len(table)
+    figure = sheet(height=float(np.clip(1.5 + 0.2 * len(ordered), 2.4, 8)))
+    axes = figure.subplots()
+    image = axes.imshow(shares, aspect="auto", cmap="Blues", vmin=0, vmax=1, interpolation="nearest",
+                        extent=(rounds[0] - 0.5, rounds[-1] + 0.5, len(ordered) - 0.5, -0.5))  # fmt: skip
+    bar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.05, format=percent)
+    bar.ax.tick_params(labelsize=8)
+    bar.set_label("of the round's clients sent it", fontsize=8)
+    tidy(axes, "What is worth sending?")
+    axes.grid(False)
+    axes.set_yticks(
+        range(len(ordered)),
+        [literal(name[-40:]) for name in ordered],
+        fontsize=8 if len(ordered) < 25 else 6,
+    )
+    axes.set(xlabel="round")
+    _whole_rounds(axes)
+    return figure
+
+
+def clusters(result: Result) -> Figure | None:
+    """GENE-FL: the clients in the plane of their first two components, a colour and a shape per
+    cluster.
+    """
+    places = next(iter(_tables(result, "positions")), {})
+    member: dict[str, Any] = {}
+    for table in _tables(result, "clusters"):
+        member |= table
+    known = {
+        str(client): (float(xy[0]), float(xy[1]))
+        for client, xy in places.items()
+        if isinstance(xy, list) and len(xy) == 2 and all(map(is_number, xy))
+    }
+    if not known:
+        return None
+    figure = sheet()
+    axes = figure.subplots()
+    groups = sorted({str(member.get(client, "none")) for client in known})
+    for place, group in enumerate(groups):
+        mine = [client for client in known if str(member.get(client, "none")) == group]
+        x, y = zip(*(known[client] for client in mine), strict=True)
+        axes.scatter(x, y, s=42, marker=MARKERS[place % len(MARKERS)], color=COLOURS[place % len(COLOURS)],
+                     label=f"cluster {literal(group)}", linewidths=0)  # fmt: skip
+        for client in mine:
+            axes.annotate(
+                literal(client),
+                known[client],
+                (4, 3),
+                textcoords="offset points",
+                fontsize=7,
+                color=GREY,
+            )
+    bad = [known[str(client)] for client in sorted(result.attackers) if str(client) in known]
+    if bad:
+        x, y = zip(*bad, strict=True)
+        axes.scatter(x, y, s=110, marker="x", color=ALARM, label="attacker", linewidths=1.2)
+    tidy(axes, "Who resembles whom?")
+    axes.set(xlabel="first component", ylabel="second component")
+    axes.legend(fontsize=8, framealpha=0.9, handletextpad=0.2)
+    axes.margins(0.12)
+    return figure
+
+
+def mask(result: Result) -> Figure | None:
+    """GENE-FL: the share of parameters that the Fisher mask holds, and the size of the gene."""
+    density = [
+        (round, value) for round, value in result.metadata("mask_density") if is_number(value)
+    ]
+    gamma = [(round, value) for round, value in result.metadata("gamma") if is_number(value)]
+    if not density and not gamma:
+        return None
+    drawn = [
+        pair
+        for pair in ((density, "Fisher mask\ndensity"), (gamma, "units in a\ngene (γ)"))
+        if pair[0]
+    ]
+    figure = sheet(height=1.2 + 1.4 * len(drawn))
+    panels = figure.subplots(len(drawn), 1, sharex=True, squeeze=False)[:, 0]
+    for place, (axes, (series, words)) in enumerate(zip(panels, drawn, strict=True)):
+        axes.plot(*zip(*series, strict=True), color=COLOURS[place], linewidth=1.7, marker="o", markersize=3,
+                  drawstyle="steps-mid" if series is gamma else "default")  # fmt: skip
+        tidy(axes, "" if place else "How much is a gene?")
+        axes.set(ylabel=words, ylim=(0, 1.12 * max(max(value for _, value in series), 1e-9)))
+        if series is density:
+            axes.yaxis.set_major_formatter(percent)
+        else:
+            axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+    panels[-1].set(xlabel="round")
+    _whole_rounds(panels[-1])
+    return figure
+
+
+def distances(result: Result) -> Figure | None:
+    """pFedGPA: is a generated model a copy of an upload? Its distance to the nearest one, beside
+    the uploads' own.
+    """
+    kinds = {
+        "uploads_spread": "uploads: to their mean",
+        "nearest_upload": "uploads: to the nearest other",
+        "generated_to_nearest": "generated: to the nearest upload",
+    }
+    found = list(_tables(result, "distances"))
+    last = found[-1] if found else {}
+    rows = [
+        (words, sorted(filter(is_number, _listed(last.get(key))))) for key, words in kinds.items()
+    ]
+    rows = [(words, values) for words, values in rows if values]
+    if not rows:
+        return None
+    figure = sheet(height=1.2 + 0.62 * len(rows))
+    axes = figure.subplots()
+    for row, (_, values) in enumerate(rows):
+        height = row + 0.3 - 0.6 * (np.arange(len(values)) + 0.5) / len(values)
+        axes.scatter(values, height, s=13, color=COLOURS[row], alpha=0.55, linewidths=0)
+        axes.plot(
+            [np.median(values)] * 2, [row - 0.36, row + 0.36], color=COLOURS[row], linewidth=1.6
+        )
+    tidy(axes, "New models, or copies?")
+    axes.grid(False, axis="y")
+    axes.set_yticks(range(len(rows)), [words.replace(": ", ":\n") for words, _ in rows])
+    axes.set(
+        ylim=(len(rows) - 0.5, -0.5), xlabel="distance between parameter vectors (bar: median)"
+    )
+    axes.set_xlim(left=0)
+    return figure
+
+
+def _tables(result: Result, key: str) -> Iterator[Mapping[str, Any]]:
+    return (table for _, table in result.metadata(key) if isinstance(table, Mapping) and table)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """Sorts layer2 before layer10."""
+    return [
+        (part.isdecimal(), int(part) if part.isdecimal() else 0, part)
+        for part in re.split(r"(\d{1,9})", name)
+    ]
+
+
+def _whole_rounds(axes: Axes) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))

@@ -1,0 +1,160 @@
+"""Which runs are meant: run folders, folders of runs, comparisons, or simply the last thing that
+was done.
+"""
+
+from __future__ import annotations
+
+import shlex
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedhelix.core import toml
+from fedhelix.core.errors import UserError
+from fedhelix.store import COMPARISON, RUNS, RunFolder
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Runs, and the commands that would make them again."""
+
+    folders: list[RunFolder]
+    commands: list[str]
+
+
+def select(paths: Sequence[Path]) -> Selection:
+    """The runs in the given folders; without any, the last comparison (or run) in runs/."""
+    found = Selection([], [])
+    for path in paths or [last(RUNS)]:
+        runs = inside(path)
+        if others := [folder for folder in comparisons(path) if folder not in paths]:
+            count = f"{len(others)} comparison{'s' * (len(others) > 1)}"
+            if not runs:
+                raise UserError(
+                    f"'{path}' holds no run, but {count}; name one, such as '{others[0]}'."
+                )
+            warnings.warn(
+                f"left out of '{path}': {count}; name one to see it, such as '{others[0]}'.",
+                stacklevel=2,
+            )
+        if not runs:
+            raise UserError(
+                f"'{path}' holds no run; give the folder of a run, of a comparison, or of several runs."
+            )
+        found.folders.extend(
+            RunFolder.open(run) for run in runs if run not in [one.path for one in found.folders]
+        )
+        found.commands.extend(_commands(path, runs))
+    return found
+
+
+def inside(path: Path) -> list[Path]:
+    """The run itself, or the runs that lie in the folder, first methods first and seeds in order."""
+    try:
+        if is_run(path):
+            return [path]
+        runs = [child for child in visible(path) if is_run(child)] if path.is_dir() else []
+    except OSError as problem:
+        raise UserError(f"'{path}' cannot be read: {problem.strerror}.") from None
+    note = toml.read(path / COMPARISON) if (path / COMPARISON).is_file() else {}
+    labels = note.get("labels", note.get("methods"))
+    order = {
+        str(label): place for place, label in enumerate(labels if isinstance(labels, list) else [])
+    }
+
+    def rank(run: Path) -> tuple[int, str, int, str]:
+        method, seed = _label_and_seed(run)
+        number = int(seed) if seed.isdecimal() and len(seed) < 10 else 0
+        return order.get(method, len(order)), method, number, run.name
+
+    return sorted(runs, key=rank)
+
+
+def comparisons(path: Path) -> list[Path]:
+    """The comparisons that lie in a folder."""
+    return (
+        sorted(child for child in visible(path) if (child / COMPARISON).is_file())
+        if path.is_dir()
+        else []
+    )
+
+
+def _label_and_seed(run: Path) -> tuple[str, str]:
+    """What the folder of a run in a comparison is named after."""
+    label, _, seed = run.name.rpartition("-seed")
+    return label, seed
+
+
+def visible(path: Path) -> list[Path]:
+    """What lies in a folder; a name with a dot in front is a copy that was never finished."""
+    return [child for child in path.iterdir() if not child.name.startswith(".")]
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder holds a run."""
+    return (path / "config.toml").is_file()
+
+
+def last(root: Path) -> Path:
+    """The newest comparison below a folder, or the newest run where nothing was compared."""
+    children = [child for child in visible(root) if child.is_dir()] if root.is_dir() else []
+    for kind in (COMPARISON, "config.toml"):
+        dated = [
+            ((child / kind).stat().st_mtime, child)
+            for child in children
+            if (child / kind).is_file()
+        ]
+        if dated:
+            return max(dated)[1]
+    raise UserError(
+        f"there is no run in '{root}/' yet; make some with `fedhelix compare fedavg genfed`, or name a folder."
+    )
+
+
+def _commands(path: Path, runs: Sequence[Path]) -> list[str]:
+    """How to make these runs again."""
+    if (path / COMPARISON).is_file():
+        note = toml.read(path / COMPARISON)
+        methods, settings = note.get("methods"), note.get("settings")
+        if isinstance(methods, list) and isinstance(settings, dict):
+            words = ["fedhelix", "compare", *map(str, methods), "--seeds", str(note.get("seeds"))]
+            return [shlex.join([*words, *_each("--set", _used(settings, methods, runs))])]
+    commands = []
+    for run in runs:
+        config = RunFolder.open(run).config
+        method, deployment = config.get("method"), config.get("deployment")
+        name = str(method.get("name")) if isinstance(method, dict) else str(method)
+        words = [name, "--config", str(run / "config.toml")]
+        if isinstance(deployment, dict):
+            terms = [f"{key}={value}" for key, value in deployment.items() if key != "experiment"]
+            commands.append(
+                shlex.join(["fedhelix", "deploy", "run", *words, *_each("--term", terms)])
+            )
+        elif not config.get("library"):
+            commands.append(shlex.join(["fedhelix", "run", *words]))
+    return commands
+
+
+def _used(settings: dict[str, Any], methods: Sequence[object], runs: Sequence[Path]) -> list[str]:
+    """What was set, without options of methods that did not run: a preset may hold such ones, a
+    command may not.
+    """
+    specs = [str(method).partition("@")[0] for method in methods]
+    labels = [
+        _label_and_seed(run)[0].partition("@")[0] for run in runs
+    ]  # they name the methods of files
+    groups = {"method", *(name for spec in (*specs, *labels) for name in (spec, *spec.split("+")))}
+    plain = {key for run in runs for key in RunFolder.open(run).config}
+
+    def is_used(key: str) -> bool:
+        group, dot, _ = key.partition(".")
+        # Settings of all methods may have a dot too: attack.share is attack_share.
+        return not dot or group in groups or key.replace(".", "_").replace("-", "_") in plain
+
+    return [f"{key}={value}" for key, value in settings.items() if is_used(key)]
+
+
+def _each(flag: str, values: Sequence[str]) -> list[str]:
+    return [word for value in values for word in (flag, value)]

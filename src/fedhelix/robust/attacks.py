@@ -1,0 +1,216 @@
+"""Attacks: some clients are malicious. They stand outermost and act on any method and engine alike.
+
+A label flipper trains honestly on wrong labels. All others train, look at what the benign clients
+of the round are about to send (the strongest position an attacker can have), and forge their own
+uploads before the server weighs them. An adaptive attacker also has samples like those of the
+server's validation set, and never looks worse on them than the median benign client: it goes as far
+against the benign mean as that allows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+
+from fedhelix.core.errors import UserError
+from fedhelix.core.method import Scorer
+from fedhelix.core.options import Checked, option
+from fedhelix.core.seeds import draw, numpy_draw
+from fedhelix.core.tree import State, add, subtract, take
+from fedhelix.data import Dataset, Split, even_sample
+from fedhelix.engines.local import ClientResult, ClientTask
+
+USUAL_SCALE = {"ipm": 1.0, "sign-flip": 4.0, "noise": 1.0, "adaptive": 10.0}
+USUALLY_STUDIED = 1000  # samples, where the server has none
+STEPS = 20  # between the benign mean and the farthest point that an adaptive attacker tries
+
+
+@dataclass(frozen=True)
+class Attack(Checked):
+    """Which attack, by how many, and how hard."""
+
+    attack: Literal["none", "label-flip", "mimic", "ipm", "sign-flip", "noise", "adaptive"] = (
+        option(
+            "none",
+            "what malicious clients do: none, label-flip, mimic, ipm, sign-flip, noise or adaptive",
+        )
+    )
+    attack_share: float = option(0.2, "share of the clients that are malicious", above=0, below=1)
+    attack_scale: float | None = option(
+        None,
+        "ipm: times the benign mean (auto: 1); sign-flip: factor (4); noise: deviation (1); adaptive: farthest (10)",
+        above=0,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Attackers:
+    """A fixed random subset of the clients, and what they do."""
+
+    requested: Attack
+    clients: int
+    parameters: Sequence[
+        str
+    ]  # what ipm, sign-flip and noise forge; BatchNorm's statistics stay honest
+    seed: int
+
+    @cached_property
+    def ids(self) -> frozenset[int]:
+        """Who attacks."""
+        if self.requested.attack == "none":
+            return frozenset()
+        count = max(1, round(self.requested.attack_share * self.clients))
+        if count >= self.clients:
+            share = self.requested.attack_share
+            raise UserError(
+                f"attack_share = {share:g} leaves no benign client among {self.clients}; lower it."
+            )
+        return frozenset(
+            numpy_draw(self.seed, "attackers").choice(self.clients, count, replace=False).tolist()
+        )
+
+    @cached_property
+    def target(self) -> int:
+        """The benign client that mimics copy."""
+        benign = sorted(set(range(self.clients)) - self.ids)
+        return int(numpy_draw(self.seed, "mimic").choice(benign))
+
+    def poison(self, data: Dataset, splits: Sequence[Split]) -> tuple[Dataset, list[Split]]:
+        """For label flips: data with a second, flipped copy of the training pool, which the
+        attackers train on.
+        """
+        attackers = self.ids  # found here, so that a wrong share shows at set-up
+        if self.requested.attack != "label-flip":
+            return data, list(splits)
+        if data.classes is None:
+            raise UserError(
+                f"labels can be flipped in a classification only, and '{data.name}' is none."
+            )
+        size, flipped = len(data.y), data.with_flipped()
+        return flipped, [
+            dataclasses.replace(split, train=split.train + size) if client in attackers else split
+            for client, split in enumerate(splits)
+        ]
+
+    def studied(self, data: Dataset, splits: Sequence[Split], count: int) -> np.ndarray:
+        """Training samples, equally many of each class, on which adaptive attackers try what the
+        server will see.
+        """
+        if self.requested.attack != "adaptive":
+            return np.zeros(0, dtype=np.int64)
+        owned = np.unique(np.concatenate([split.train for split in splits]))
+        return even_sample(
+            data, owned, min(count or USUALLY_STUDIED, len(owned)), numpy_draw(self.seed, "studied")
+        )
+
+    def forge(
+        self,
+        results: Sequence[ClientResult],
+        tasks: Sequence[ClientTask],
+        score: Scorer | None = None,
+    ) -> list[ClientResult]:
+        """The outcomes of a round, with the attackers' uploads replaced; `score` judges models on
+        what they studied.
+        """
+        if self.requested.attack in ("none", "label-flip"):
+            return list(results)
+        received = {task.client: task.payload.get("model", {}) for task in tasks}
+        sent = {
+            result.client: result.upload["model"]
+            for result in results
+            if result.upload.get("model")
+        }
+        benign = {
+            client: subtract(model, {**model, **received[client]})
+            for client, model in sent.items()
+            if client not in self.ids
+        }
+        malicious = [client for client in sent if client in self.ids]
+        scale = self.requested.attack_scale or USUAL_SCALE.get(self.requested.attack, 1.0)
+        if self.requested.attack == "adaptive" and benign and malicious:
+            assert score is not None
+            scale = self._reach(sent, received, benign, malicious[0], scale, score)
+        forged = []
+        for result, task in zip(results, tasks, strict=True):
+            if result.client in malicious:
+                entries = self._forged(
+                    result.upload["model"], task, received[result.client], benign, scale
+                )
+                model = {**result.upload["model"], **entries}
+                result = result._replace(upload={**result.upload, "model": model})
+            forged.append(result)
+        return forged
+
+    def _forged(
+        self,
+        honest: State,
+        task: ClientTask,
+        received: State,
+        benign: Mapping[int, State],
+        scale: float,
+    ) -> State:
+        """The entries that an attacker replaces; without anybody benign it sends back what it
+        received.
+        """
+        origin = take({**honest, **received}, honest)
+        if not benign:
+            return origin
+        names = [name for name in self.parameters if name in honest]
+        if self.requested.attack == "mimic":
+            random = numpy_draw(self.seed, "mimic", task.round).choice(sorted(benign))
+            update = benign[self.target if self.target in benign else int(random)]
+            moving = [
+                name for name in update if name in origin and origin[name].is_floating_point()
+            ]
+            return add(take(origin, moving), take(update, moving))
+        if self.requested.attack == "ipm":
+            return {name: origin[name] - scale * _mean(name, benign, origin) for name in names}
+        if self.requested.attack == "adaptive":
+            return {
+                name: origin[name] + (1 - scale) * _mean(name, benign, origin) for name in names
+            }
+        if self.requested.attack == "sign-flip":
+            return {name: origin[name] - scale * (honest[name] - origin[name]) for name in names}
+        generator = draw(self.seed, "attack-noise", task.round, task.client)
+        return {
+            name: honest[name]
+            + scale * torch.randn(honest[name].shape, generator=generator).to(honest[name].device)
+            for name in names
+        }
+
+    def _reach(
+        self, sent: Mapping[int, State], received: Mapping[int, State], benign: Mapping[int, State],
+        client: int, farthest: float, score: Scorer,
+    ) -> float:  # fmt: skip
+        """How far from the benign mean towards its opposite a model is still as fit as the median
+        benign one.
+        """
+        distances = [farthest * step / STEPS for step in range(STEPS + 1)]
+        honest, task = sent[client], ClientTask(client, 0, {}, {})
+        tried = [
+            {**honest, **self._forged(honest, task, received[client], benign, d)} for d in distances
+        ]
+        models = [{**received[other], **sent[other]} for other in benign]
+        metrics = [
+            metric
+            for metric, _ in score([*models, *({**received[client], **model} for model in tried)])
+        ]
+        level = float(np.median(metrics[: len(models)]))
+        fit = [
+            d
+            for d, metric in zip(distances, metrics[len(models) :], strict=True)
+            if metric >= level
+        ]
+        return max(fit, default=0.0)
+
+
+def _mean(name: str, updates: Mapping[int, State], like: State) -> torch.Tensor:
+    """The mean of what was sent of one entry; nothing was: zero."""
+    found = [update[name] for update in updates.values() if name in update]
+    return torch.stack(found).mean(0) if found else torch.zeros_like(like[name])

@@ -1,0 +1,118 @@
+"""A comparison: several methods with several seeds on the same clients and cohorts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedhelix.core import toml
+from fedhelix.core.errors import UserError
+from fedhelix.core.files import write_atomically
+from fedhelix.runs.config import RunSpec, absolute, located, make_specs
+from fedhelix.runs.jobs import Session
+from fedhelix.store import COMPARISON, RunFolder
+from fedhelix.store.trackers import check_tracker
+
+MOST_SEEDS = 1000
+
+
+def check_seeds(count: int) -> None:
+    """Refuse a number of seeds that nobody can mean."""
+    if not 1 <= count <= MOST_SEEDS:
+        raise UserError(f"seeds must lie between 1 and {MOST_SEEDS}, not {count}.")
+
+
+def compare(
+    methods: Sequence[str],
+    values: Mapping[str, Any],
+    seeds: int,
+    out: Path,
+    session: Session | None = None,
+) -> list[RunFolder]:
+    """Run every method with every seed into one folder; what is there already is continued.
+
+    All methods meet the same partitions and cohorts, seed by seed, so that their differences are
+    paired.
+    """
+    session = session or Session()
+    check_seeds(seeds)
+    variants = make_specs(methods, values)
+    _check_different(variants)
+    first = variants[0].config.seed
+    specs = {
+        out / f"{spec.label}-seed{seed}": replace(spec, config=replace(spec.config, seed=seed))
+        for seed in range(first, first + seeds)
+        for spec in variants
+    }
+    if any(_uses_server_data(spec) for spec in variants):
+        # Then all methods leave the same samples to the server.
+        for path, spec in specs.items():
+            specs[path] = replace(spec, config=spec.config.resolved(needed=True))
+    if session.track is not None:
+        check_tracker(session.track)
+    for spec in specs.values():  # every mistake shows before the first round
+        spec.config.federation(spec.method, data=session.cache.load(spec.config)).close()
+    note = {
+        "methods": [absolute(spec) for spec in methods],
+        "seeds": seeds,
+        "settings": located(values),
+    }
+    _write_note(out, {**note, "labels": [spec.label for spec in variants]})
+    session.run_all(specs)
+    return [RunFolder.open(path) for path in specs if (path / "config.toml").exists()]
+
+
+def _check_different(variants: Sequence[RunSpec]) -> None:
+    for one, other in itertools.combinations(variants, 2):
+        same = (one.method, one.config) == (other.method, other.config)
+        if one.label == other.label or same:
+            raise UserError(
+                f"'{other.label}' is named twice; a comparison needs different methods."
+            )
+
+
+def _uses_server_data(spec: RunSpec) -> bool:
+    needs = spec.method.capabilities.server_validation
+    return needs or bool(spec.config.supplement_size)
+
+
+def resume_comparison(path: Path, session: Session | None = None) -> list[RunFolder]:
+    """Continue a comparison that was stopped."""
+    note = toml.read(path / COMPARISON)
+    for key, kind in (("methods", list), ("settings", dict), ("seeds", int)):
+        if not isinstance(note.get(key), kind):
+            raise UserError(f"'{path / COMPARISON}' is damaged: it lacks its {key}.")
+    return compare(note["methods"], note["settings"], note["seeds"], path, session)
+
+
+def is_comparison(path: Path) -> bool:
+    """Whether a folder holds a comparison."""
+    try:
+        return (path / COMPARISON).is_file()
+    except OSError as problem:
+        raise UserError(f"'{path}' cannot be read: {problem.strerror}.") from None
+
+
+def _write_note(out: Path, note: dict[str, Any]) -> None:
+    """What makes a folder a comparison, and lets it be resumed."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if is_comparison(out):
+            there = toml.read(out / COMPARISON)
+            if any(there.get(key) != note[key] for key in ("methods", "seeds", "settings")):
+                raise UserError(f"'{out}' holds another comparison; choose another folder.")
+        elif any(out.iterdir()):
+            raise UserError(
+                f"'{out}' is not empty; choose an empty or a new folder for the comparison."
+            )
+        else:
+            write_atomically(out / COMPARISON, toml.dumps(note).encode())
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(f"'{out}' is a file or lies below one; choose a folder.") from None
+    except OSError as problem:
+        raise UserError(
+            f"'{out}' cannot be written ({problem.strerror}); choose another folder."
+        ) from None

@@ -1,0 +1,184 @@
+"""The live display of a run. It knows records only, so anything that yields records can be shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from time import monotonic
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Display
+from rich.progress import track as rich_track
+from rich.table import Column
+
+Item = TypeVar("Item")
+
+# The metrics worth a place on the line, with their names there.
+SHOWN = {
+    "accuracy": "global",
+    "score": "global",
+    "personal_accuracy": "personal",
+    "personal_score": "personal",
+}
+
+WIDE = 100
+
+# The display of the run that this thread is in, so that long work inside of a round can show itself
+# there.
+_shown: ContextVar[Display | None] = ContextVar("shown", default=None)
+
+
+class Progress:
+    """Shows how far a run is; use it in a `with` statement and give `update` each record.
+
+    On a terminal there is a bar with the latest accuracies, the uploaded bytes and the time left.
+    Elsewhere there is nothing, or with `lines` one line of `key=value` pairs per evaluated round.
+    `quiet=True` shows nothing anywhere, `quiet=False` something everywhere. A resumed run starts at
+    `done` rounds; its earlier records may be given too, so that the numbers start where they were.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        title: str,
+        done: int = 0,
+        quiet: bool | None = None,
+        lines: bool = False,
+        console: Console | None = None,
+    ) -> None:
+        # The error stream, so that a command's own output can be piped on.
+        self._console = console or Console(stderr=True)
+        bar = self._console.is_terminal and not quiet
+        self._lines = not bar and not quiet and (lines or quiet is False)
+        self._total, self._first, self._done = total, done, done
+        self._latest: dict[str, float] = {}
+        self._uploaded = self._refused = 0
+        self._started = monotonic()
+        # On a narrow terminal the numbers matter more than the time that has passed; the bar gives
+        # way by itself.
+        elapsed = (
+            [TimeElapsedColumn(table_column=Column(no_wrap=True))]
+            if self._console.width >= WIDE
+            else []
+        )
+        self._display = Display(
+            TextColumn(
+                "[bold]{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")
+            ),
+            BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=6)),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}", table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[numbers]}", table_column=Column(no_wrap=True)),
+            *elapsed,
+            TextColumn("[dim]{task.fields[left]}", table_column=Column(no_wrap=True)),
+            console=self._console,
+            expand=True,
+            disable=not bar,
+        )
+        self._task = self._display.add_task(title, total=total, completed=done, numbers="", left="")
+
+    def __enter__(self) -> Progress:
+        self._started = monotonic()
+        self._display.start()
+        self._outer = _shown.set(self._display)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _shown.reset(self._outer)
+        self._display.stop()
+
+    def update(self, record: Mapping[str, Any]) -> None:
+        """Show the record of one more round."""
+        found = {key: float(record[key]) for key in SHOWN if record.get(key) is not None}
+        self._latest.update(found)
+        self._uploaded += record.get("uplink_bytes") or 0
+        self._refused += len(record.get("refused") or ())
+        is_new = record["round"] > self._first
+        self._done = max(self._done, record["round"])
+        if self._lines and found and is_new:
+            self._console.print(
+                self._line(record, found), markup=False, highlight=False, soft_wrap=True
+            )
+        self._display.update(
+            self._task, completed=self._done, numbers=self._numbers(), left=self._time_left()
+        )
+
+    def _numbers(self) -> str:
+        parts = [f"{SHOWN[key]} {_number(key, value)}" for key, value in self._latest.items()]
+        parts.append(f"↑ {human_bytes(self._uploaded)}")
+        if self._refused:
+            parts.append(f"[yellow]{self._refused} refused[/yellow]")
+        return " · ".join(parts)
+
+    def _time_left(self) -> str:
+        # Over the whole session rather than its last moments: rounds with an evaluation take longer
+        # than others.
+        now_done = self._done - self._first
+        left = self._total - self._done
+        if now_done <= 0 or left <= 0:
+            return ""
+        return f"{human_seconds((monotonic() - self._started) / now_done * left)} left"
+
+    def _line(self, record: Mapping[str, Any], found: Mapping[str, float]) -> str:
+        values = [f"round={record['round']}", f"rounds={self._total}"]
+        values += [f"{key}={value:.4f}" for key, value in found.items()]
+        values += [f"uploaded_bytes={self._uploaded}", f"seconds={monotonic() - self._started:.1f}"]
+        return " ".join(values)
+
+
+def track(items: Iterable[Item], title: str, console: Console | None = None) -> Iterator[Item]:
+    """Yield the items with a bar on a terminal: for long work that has no rounds. The bar goes when
+    it is done.
+    """
+    console = console or Console(stderr=True)
+    if console.is_terminal:
+        yield from rich_track(items, description=title, console=console, transient=True)
+    else:
+        yield from items
+
+
+def below(items: Sequence[Item], title: str) -> Iterator[Item]:
+    """Yield the items with a bar below that of the run, which goes when it is done: for long work
+    inside of a round.
+    """
+    display = _shown.get()
+    if display is None:
+        yield from items
+        return
+    task = display.add_task(title, total=len(items), numbers="", left="")
+    try:
+        for item in items:
+            yield item
+            display.advance(task)
+    finally:
+        display.remove_task(task)
+
+
+def human_bytes(count: float) -> str:
+    """Bytes as people read them: 1536 is '1.5 KiB'."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        count /= 1024
+        if count < 1023.95:  # from here on one decimal would print 1024.0
+            return f"{count:.1f} {unit}"
+    return f"{count / 1024:.1f} PiB"
+
+
+def human_seconds(seconds: float) -> str:
+    """A duration as people read it: 3725 is '1 h 02 min'."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
+
+
+def _number(key: str, value: float) -> str:
+    return f"{100 * value:.1f} %" if key.endswith("accuracy") else f"{value:.4g}"

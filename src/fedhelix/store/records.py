@@ -1,0 +1,110 @@
+"""A record is what one round leaves behind; a summary is what a run leaves behind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+Record = dict[str, Any]
+
+# What a run is judged by, best first: the model that a client uses, and where there is none, the
+# server's.
+MAIN_METRICS = ("personal_accuracy", "personal_score", "accuracy", "score")
+
+LAST = 10  # rounds whose mean is the result of a phase
+NEAR_PEAK = 0.95  # of its own peak: there a curve counts as having arrived
+
+
+RENAMED = {"notes": "metadata", "unjudged": "unevaluated", "judged": "evaluated"}
+
+
+def current(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A record, or who has what, with the keys of this version: version 0.1 had other names."""
+    return {RENAMED.get(key, key): value for key, value in table.items()}
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value of a record is a finite number; what is none (a diverged model's score) is
+    null in files.
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def evaluated_records(records: Sequence[Record], metric: str = "accuracy") -> list[Record]:
+    """The records of rounds after which models were judged."""
+    return [record for record in records if metric in record or f"personal_{metric}" in record]
+
+
+def best_record(records: Sequence[Record], metric: str = "accuracy") -> Record | None:
+    """The evaluated round that was best on *validation* data (the first of equals); without any,
+    the last one.
+    """
+    evaluated = evaluated_records(records, metric)
+    validated = [record for record in evaluated if is_number(record.get(f"valid_{metric}"))]
+    if validated:
+        return max(validated, key=lambda record: (record[f"valid_{metric}"], -record["round"]))
+    return evaluated[-1] if evaluated else None
+
+
+def summarise(
+    records: Sequence[Record], facts: dict[str, Any], metric: str = "accuracy"
+) -> dict[str, Any]:
+    """The figures of a run: final and at the round chosen on validation, never the best on test."""
+    arrived = next((at for at, record in enumerate(records) if "arrival_bytes" in record), 0)
+    evaluated = evaluated_records(records, metric)
+    last, best = (evaluated[-1] if evaluated else {}), best_record(records[arrived:], metric) or {}
+    return {
+        **facts,
+        "rounds": records[-1]["round"] if records else 0,
+        f"final_{metric}": last.get(metric),
+        f"personal_{metric}": last.get(f"personal_{metric}"),
+        "personal_p10": last.get("personal_p10"),
+        "best_round": best.get("round"),
+        f"{metric}_at_best": best.get(metric),
+        f"personal_{metric}_at_best": best.get(f"personal_{metric}"),
+        **{
+            key: sum(record[key] for record in records)
+            for key in ("uplink_bytes", "downlink_bytes", "other_bytes")
+        },
+        **{
+            key: sum(len(record.get(key) or {}) for record in records)
+            for key in ("refused", "missing")
+        },
+        "seconds": sum(record["seconds"] for record in records),
+        **(newcomers(records[:arrived], records[arrived:], metric) if arrived else {}),
+        "complete": True,
+    }
+
+
+def newcomers(
+    before: Sequence[Record], after: Sequence[Record], metric: str = "accuracy"
+) -> dict[str, Any]:
+    """The two phases apart: what the known clients reached, and how fast and how far the newcomers
+    came.
+    """
+    key = f"personal_{metric}"
+    validated = [
+        (number, record[key])
+        for number, record in enumerate(after, start=1)
+        if is_number(record.get(key))
+    ]
+    peak = max((value for _, value in validated), default=None)
+    near = [number for number, value in validated if peak is not None and value >= NEAR_PEAK * peak]
+    return {
+        f"known_{metric}": _last_mean(before, key),
+        "known_uplink_bytes": sum(record["uplink_bytes"] for record in before),
+        f"arrival_{metric}": after[0].get(f"arrival_{metric}"),
+        "arrival_bytes": after[0]["arrival_bytes"],
+        f"newcomer_{metric}": _last_mean(after, key),
+        f"newcomer_peak_{metric}": peak,
+        "newcomer_rounds_to_peak": near[0] if near else None,
+    }
+
+
+def _last_mean(records: Sequence[Record], key: str) -> float | None:
+    """The mean over the last ten rounds, as far as they were evaluated; none where a model diverged
+    in one of them.
+    """
+    found = [record[key] for record in records[-LAST:] if key in record]
+    return sum(found) / len(found) if found and all(map(is_number, found)) else None

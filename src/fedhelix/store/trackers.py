@@ -1,0 +1,151 @@
+"""Writers for where people already look at their runs: TensorBoard and MLflow. They know records
+only.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedhelix.core import toml
+from fedhelix.core.errors import UserError, unknown
+from fedhelix.core.files import write_atomically
+from fedhelix.core.imports import from_extra
+
+
+class Tracker(Protocol):
+    """Use it in a `with` statement and give `update` each new record."""
+
+    def __enter__(self) -> Tracker: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None: ...
+
+    def update(self, record: Mapping[str, Any]) -> None:
+        """Write the record of one round."""
+
+
+class TensorBoard:
+    """Scalars by round and the clients' metrics as histograms, in the folder `tensorboard` of the
+    run.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], done: int) -> None:
+        from_extra("tensorboard", "track")
+        from torch.utils.tensorboard import SummaryWriter
+
+        # A resumed run plays the rounds after its checkpoint again; what was written of them counts
+        # no more.
+        self.writer = SummaryWriter(
+            str(folder / "tensorboard"), purge_step=done + 1 if done else None
+        )
+        if not done:
+            self.writer.add_text(
+                "config", "".join(f"    {line}\n" for line in toml.dumps(config).splitlines())
+            )
+
+    def __enter__(self) -> TensorBoard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.writer.close()
+
+    def update(self, record: Mapping[str, Any]) -> None:
+        """Write the record of one round."""
+        for key, value in numbers(record).items():
+            self.writer.add_scalar(key, value, record["round"])
+        clients = [value for value in record.get("personal") or () if math.isfinite(value)]
+        if clients:
+            self.writer.add_histogram("clients", np.array(clients), record["round"])
+        self.writer.flush()
+
+
+class MLflow:
+    """Parameters and metrics in MLflow's store: MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say
+    where.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], done: int) -> None:
+        mlflow = from_extra("mlflow", "track")
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        self.entities, self.client = mlflow.entities, mlflow.MlflowClient()
+        note = (
+            folder / "mlflow.txt"
+        )  # the run's id there, so that a resumed run goes on in the same place
+        try:
+            if note.exists():
+                self.id = note.read_text().strip()
+                self.client.update_run(self.id, status="RUNNING")
+                return
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedhelix")
+            there = self.client.get_experiment_by_name(name)
+            experiment = there.experiment_id if there else self.client.create_experiment(name)
+            self.id = self.client.create_run(experiment, run_name=folder.name).info.run_id
+            options = [
+                mlflow.entities.Param(key, str(value)[:500])
+                for key, value in toml.flat(config).items()
+            ]
+            self.client.log_batch(self.id, params=options)
+        except mlflow.exceptions.MlflowException as problem:
+            raise UserError(
+                f"MLflow does not take this run: {str(problem).splitlines()[0]}"
+            ) from None
+        write_atomically(note, self.id.encode())
+
+    def __enter__(self) -> MLflow:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.client.set_terminated(self.id, "FINISHED" if kind is None else "KILLED")
+
+    def update(self, record: Mapping[str, Any]) -> None:
+        """Write the record of one round."""
+        now = int(time.time() * 1000)
+        found = [
+            self.entities.Metric(key, value, now, record["round"])
+            for key, value in numbers(record).items()
+        ]
+        self.client.log_batch(self.id, metrics=found)
+
+
+TRACKERS: dict[str, Callable[[Path, Mapping[str, Any], int], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+}
+
+
+def check_tracker(kind: str) -> None:
+    """Refuse a tracker that does not exist or is not installed, before any work is lost."""
+    if kind not in TRACKERS:
+        raise unknown("tracker", kind, TRACKERS)
+    from_extra(kind, "track")
+
+
+def tracker(kind: str, folder: Path, config: Mapping[str, Any], done: int) -> Tracker:
+    """A writer for a run that has so many rounds already."""
+    check_tracker(kind)
+    return TRACKERS[kind](folder, config, done)
+
+
+def numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of a record, notes included."""
+    metadata = record.get("metadata")
+    noted = (
+        {f"metadata/{key}": value for key, value in metadata.items()}
+        if isinstance(metadata, Mapping)
+        else {}
+    )
+    return {
+        key: float(value)
+        for key, value in {**record, **noted}.items()
+        if isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and key != "round"
+        and math.isfinite(value)
+    }

@@ -1,0 +1,75 @@
+import json
+import sys
+
+import pytest
+
+from fedhelix.cli import app as cli
+from fedhelix.papers import study
+
+
+def bench(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["fedhelix", "bench", *words])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return end.value.code
+
+
+def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys, tmp_path):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study, "run_studies", interrupted)
+    assert bench(monkeypatch, "genfed-table4", "--out", str(tmp_path)) == 130
+    assert capsys.readouterr().err == "stopped; the same command goes on where it was.\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["genfed-tabel2"], "did you mean 'genfed-table2'"),
+        (["genfed-table2", "--scale", "huge"], "unknown scale 'huge'"),
+        (["genfed-table2", "--seeds", "0"], "seeds must lie between 1 and 1000, not 0"),
+        (["genfed-table2", "--minutes", "nan"], "minutes must be at least 0, not nan"),
+        (["genfed-table2", "--minutes", "-1"], "minutes must be at least 0, not -1"),
+        (
+            ["genfed-table2", "--commit", "x"],
+            "--commit takes seven to forty hexadecimal digits, not 'x'",
+        ),
+        (["genfed-table2", "--save", "/proc/nowhere"], "'/proc/nowhere' cannot be written"),
+    ],
+)
+def test_mistakes_end_with_code_2(monkeypatch, capsys, words, sentence):
+    assert bench(monkeypatch, *words) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_without_a_name_it_lists_the_studies(monkeypatch, capsys):
+    assert bench(monkeypatch) == 0
+    assert "genfed-table2" in capsys.readouterr().out
+
+
+def test_a_result_is_not_replaced_by_one_of_fewer_runs(monkeypatch, capsys, tmp_path):
+    result = tmp_path / "genfed-table4-quick.json"
+    result.write_text(json.dumps({"cells": [{"runs": 3}]}))
+    words = [
+        "genfed-table4",
+        "--minutes",
+        "0",
+        "-q",
+        "--out",
+        str(tmp_path / "runs"),
+        "--save",
+        str(tmp_path),
+    ]
+    assert bench(monkeypatch, *words) == 0
+    assert json.loads(result.read_text()) == {"cells": [{"runs": 3}]}
+    assert "was made of 3 runs, more than there are in" in capsys.readouterr().err
+    result.write_text("not a result")
+    assert bench(monkeypatch, *words) == 0
+    assert not json.loads(result.read_text())["complete"]
+
+
+def test_runs_of_a_bench_do_not_go_into_a_run(monkeypatch, capsys, tmp_path):
+    (tmp_path / "config.toml").touch()
+    assert bench(monkeypatch, "genfed-table4", "--out", str(tmp_path)) == 2
+    assert "is a run itself" in capsys.readouterr().err

@@ -1,0 +1,45 @@
+"""Drift by hand: relative, by size, plain; masked; and its slope where it is zero."""
+
+import math
+
+import pytest
+import torch
+
+from fedhelix.components.genes import drift, scales
+
+UNITS = [["a"], ["b", "c"]]
+CENTRE = {
+    "a": torch.tensor([3.0, 4.0]),
+    "b": torch.tensor([0.0]),
+    "c": torch.tensor([0.0, 0.0, 0.0]),
+}
+HERE = {"a": torch.tensor([3.0, 9.0]), "b": torch.tensor([1.0]), "c": torch.tensor([0.0, 2.0, 2.0])}
+
+
+def test_scales_by_hand():
+    assert scales(CENTRE, UNITS, "plain").tolist() == [1, 1]
+    assert scales(CENTRE, UNITS, "rms").tolist() == pytest.approx([math.sqrt(2), 2])
+    # A layer of zeros has no length: the floor is 1e-2 times the root of its four values.
+    assert scales(CENTRE, UNITS, "relative").tolist() == pytest.approx([5, 0.02])
+
+
+def test_drift_by_hand():
+    plain = scales(CENTRE, UNITS, "plain")
+    assert float(drift(HERE, CENTRE, UNITS, plain)) == pytest.approx((5 + 3) / 2)
+    assert float(drift(HERE, CENTRE, UNITS, plain, squared=True)) == pytest.approx((25 + 9) / 2)
+    assert float(drift(HERE, CENTRE, UNITS, scales(CENTRE, UNITS, "rms"))) == pytest.approx(
+        (5 / math.sqrt(2) + 1.5) / 2
+    )
+    assert float(drift(HERE, CENTRE, UNITS, scales(CENTRE, UNITS))) == pytest.approx((1 + 150) / 2)
+    mask = {
+        "a": torch.tensor([1.0, 0.0]),
+        "b": torch.tensor([0.0]),
+        "c": torch.tensor([0.0, 0.0, 1.0]),
+    }
+    assert float(drift(HERE, CENTRE, UNITS, plain, mask)) == pytest.approx((0 + 2) / 2, abs=1e-5)
+
+
+def test_the_slope_at_the_centre_is_zero_and_finite():
+    here = {name: value.clone().requires_grad_() for name, value in CENTRE.items()}
+    drift(here, CENTRE, UNITS, scales(CENTRE, UNITS)).backward()
+    assert all(value.grad.abs().max() == 0 for value in here.values())

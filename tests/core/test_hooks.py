@@ -1,0 +1,225 @@
+"""Hooks whose answers do not fit are told by their names, before anything stumbles over what they
+returned.
+"""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedhelix import FedAvg, GenFed, Phase, load
+from fedhelix.core.errors import UserError
+from helpers import small
+
+DIGITS = load("digits").subsample(60, 30)
+NONE = "a dict of named tensors and numbers, not None"
+
+
+def run(hook: str, answer, **more):
+    """A round of a method that answers with what one of its hooks would have said, changed."""
+
+    def changed(self, *args):
+        return answer(getattr(FedAvg, hook)(self, *args))
+
+    method = type("Mine", (FedAvg,), {hook: changed, "name": "mine"})()
+    return small(method, data=DIGITS, **more).fit(1, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("hook", "answer", "sentence"),
+    [
+        (
+            "shared_params",
+            lambda _: ["fc.weigth"],
+            "unknown entry in mine.shared_params 'fc.weigth'; did you mean 'fc.weight'",
+        ),
+        (
+            "server_init",
+            lambda found: found[0],
+            "mine.server_init must return two things, its first state and a dict of replies",
+        ),
+        (
+            "server_init",
+            lambda found: ({"parts": {0: {}}}, {}),
+            "mine.server_init has the name 0 in 'parts'; names are text",
+        ),
+        (
+            "server_init",
+            lambda found: ({"a/b": 1}, {}),
+            "mine.server_init has the name 'a/b'; names are text without a '/'",
+        ),
+        (
+            "server_init",
+            lambda found: ({"past": [torch.ones(1)]}, {}),
+            "mine.server_init has a list as 'past'; only tensors",
+        ),
+        (
+            "server_init",
+            lambda found: (found[0], {0: None}),
+            f"mine.server_init must return {NONE}",
+        ),
+        (
+            "select_clients",
+            lambda _: [1, 99],
+            "mine.select_clients must return clients that are present, each once; client 99 is",
+        ),
+        ("select_clients", lambda _: [1, 1], r"each once; \[1, 1\] are not"),
+        (
+            "select_clients",
+            lambda _: None,
+            "mine.select_clients must return a list of clients, not None",
+        ),
+        ("download", lambda _: None, f"mine.download must return {NONE}"),
+        ("start", lambda found: found["model"], "mine.start must return models by their names"),
+        (
+            "start",
+            lambda found: {"net": found["model"]},
+            "unknown model in mine.phases 'model'; there are: net",
+        ),
+        ("loss_context", lambda _: None, f"mine.loss_context must return {NONE}"),
+        ("phases", lambda _: Phase(), "mine.phases must return a tuple of phases, .*not a Phase"),
+        (
+            "phases",
+            lambda _: (Phase("norm"),),
+            "a phase trains one of the parts all, head, body, not 'norm'",
+        ),
+        (
+            "phases",
+            lambda _: (Phase(model="teacher"),),
+            "unknown model in mine.phases 'teacher'; there are: model",
+        ),
+        (
+            "loss",
+            lambda found: found.expand(3),
+            r"mine.loss must return .*one number .*, not a Tensor of shape \(3,\)",
+        ),
+        (
+            "loss",
+            lambda _: 1.0,
+            "mine.loss must return a tensor with one number for the batch, not a float",
+        ),
+        (
+            "upload",
+            lambda found: (found[0], None),
+            "mine.upload must return as what is kept a dict .*, not None",
+        ),
+        (
+            "upload",
+            lambda _: ({"model": torch.zeros(3)}, {}),
+            "mine.upload must return as 'model' a dict of tensors",
+        ),
+        (
+            "upload",
+            lambda _: ({"model": {"fc.bias": np.ones(1)}}, {}),
+            "has a ndarray as 'model/fc.bias'; only tensors",
+        ),
+        ("weights", lambda _: 1.0, "mine.weights must return a list of numbers, not a float"),
+        (
+            "weights",
+            lambda _: ["much"] * 3,
+            "mine.weights must return a list of numbers, not a list",
+        ),
+        ("weights", lambda found: found[1:], "mine.weights must return 3 finite weights"),
+        (
+            "weights",
+            lambda found: [math.nan] * 3,
+            r"mine.weights must return 3 finite .*, not \[nan, nan, nan\]",
+        ),
+        (
+            "weights",
+            lambda found: [-weight for weight in found],
+            "mine.weights must return 3 finite weights of at least 0",
+        ),
+        ("aggregate", lambda _: None, f"mine.aggregate must return {NONE}"),
+        (
+            "aggregate",
+            lambda found: {**found, "n": {1, 2}},
+            "mine.aggregate has a set as 'n'; only tensors",
+        ),
+        ("personal", lambda _: "mine", "unknown model in mine.personal 'mine'; there are: model"),
+        ("personalize", lambda _: Phase(), "mine.personalize must return a tuple of phases"),
+    ],
+)
+def test_a_wrong_answer_is_told_by_its_hook(hook, answer, sentence):
+    with pytest.raises(UserError, match=sentence):
+        run(hook, answer)
+
+
+@pytest.mark.parametrize(
+    ("hook", "answer", "sentence"),
+    [
+        ("onboard_client", lambda _: None, f"mine.onboard_client must return {NONE}"),
+        ("onboard_server", lambda found: found[:2], "mine.onboard_server must return three things"),
+        ("onboard_state", lambda _: [], "mine.onboard_state must return a dict .* not a list"),
+    ],
+)
+def test_so_is_one_to_a_newcomer(hook, answer, sentence):
+    with pytest.raises(UserError, match=sentence):
+        run(hook, answer).onboard((DIGITS.x[:20], DIGITS.y[:20]))
+
+
+def test_the_stacked_engine_looks_at_answers_too():
+    for hook, answer in (("loss", lambda found: found.expand(3)), ("phases", lambda _: Phase())):
+        with pytest.raises(UserError, match=f"mine.{hook} must return"):
+            run(hook, answer, engine="batched")
+
+
+def test_weights_may_be_a_tensor():
+    listed, tensor = (
+        run("weights", kind).state.server["model"]["fc.weight"] for kind in (list, torch.tensor)
+    )
+    assert torch.allclose(listed, tensor)
+
+
+def test_tensors_are_noted_as_lists_and_what_cannot_be_written_is_refused():
+    def noting(value):
+        class Mine(FedAvg):
+            def aggregate(self, server, uploads, weights, ctx):
+                ctx.metadata["seen"] = {"now": value}
+                return super().aggregate(server, uploads, weights, ctx)
+
+        return (
+            small(GenFed(Mine()), data=DIGITS, validation_size=10)
+            .fit(1, quiet=True)
+            .records[0]["metadata"]["seen"]
+        )
+
+    assert noting(torch.arange(3)) == {"now": [0, 1, 2]}
+    assert noting((np.float32(0.5), None, "x")) == {"now": [0.5, None, "x"]}
+    with pytest.raises(UserError, match="genfed records a set as 'seen'; record numbers or text"):
+        noting({1, 2})
+
+
+@pytest.mark.parametrize(
+    ("hook", "answer"),
+    [
+        ("aggregate", lambda found: {**found, "n": np.float32(3), "deep": {"m": np.int64(1)}}),
+        ("select_clients", lambda found: {np.int64(client) for client in found}),
+        ("weights", lambda found: dict(enumerate(found)).values()),
+        ("phases", lambda found: (phase for phase in found)),
+    ],
+)
+def test_answers_that_mean_the_same_are_taken(hook, answer):
+    done = run(hook, answer)
+    json.dumps(done.records)
+    assert hook != "aggregate" or done.state.server["deep"]["m"] == 1
+
+
+def test_traffic_that_is_noted_is_counted():
+    def noting(value):
+        class Mine(FedAvg):
+            name = "mine"
+
+            def select_clients(self, server, cohort, ctx):
+                ctx.metadata["other_bytes"] = value
+                return cohort
+
+        return small(Mine(), data=DIGITS).fit(1, quiet=True).records[0]["other_bytes"]
+
+    assert noting(torch.tensor(5.0)) == 5
+    with pytest.raises(
+        UserError, match="mine records 'much' as 'other_bytes', which is a number of bytes"
+    ):
+        noting("much")

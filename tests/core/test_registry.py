@@ -1,0 +1,151 @@
+import sys
+
+import pytest
+
+import fedhelix
+from fedhelix import METHODS, FedProx
+from fedhelix.core.errors import UserError
+from fedhelix.core.registry import make, method_type, parts
+
+ISSUED = {
+    "fedavg", "fedavg-ft", "local", "fedbn", "fedper", "fedrep", "lg-fedavg", "fedbabu", "partialfed", "fedfina",
+    "fedlg", "fedlp", "fedprox", "scaffold", "fedopt", "ditto",
+}  # fmt: skip
+
+MINE = """
+from __future__ import annotations
+from dataclasses import dataclass
+from typing import Literal
+from fedhelix import FedAvg, register
+from fedhelix.core.options import option
+
+@register("{name}")
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    '''Mine.'''
+    speed: Literal["slow", "fast"] = option("slow", "how fast")
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text: str, name: str = "mine.py") -> str:
+        (tmp_path / name).write_text(text)
+        return str(tmp_path / name)
+
+    return write
+
+
+def test_every_method_is_there_with_words_and_a_source():
+    assert METHODS.keys() >= ISSUED
+    for name, kind in METHODS.items():
+        assert kind.name == name and kind.paper and kind.__doc__
+        assert getattr(fedhelix, kind.__name__) is kind
+        assert kind() == make(name)  # every option has a default
+
+
+def test_unknown_methods():
+    assert method_type("fedprox") is FedProx
+    with pytest.raises(UserError, match="unknown method 'fedprx'; did you mean 'fedprox'"):
+        make("fedprx")
+    with pytest.raises(
+        UserError, match=r"unknown method 'xyz'; there are: .*ditto, fedau, fedavg,"
+    ):
+        make("xyz")
+
+
+def test_a_method_from_a_file(write):
+    path = write(MINE.format(name="mine"))
+    assert make(path, {"speed": "fast"}).speed == "fast"
+    assert make(path).name == "mine"  # once more: a resumed run reads it again
+    with pytest.raises(UserError, match="speed must be one of slow, fast, not 'warp'"):
+        make(path, {"speed": "warp"})
+
+
+def test_a_name_belongs_to_one_file(write):
+    with pytest.raises(
+        UserError,
+        match=r"mine\.py' cannot be used: FedAvg of .*fedavg\.py is called 'fedavg' already",
+    ):
+        make(write(MINE.format(name="fedavg")))
+    assert METHODS["fedavg"] is fedhelix.FedAvg
+    make(write(MINE.format(name="mine")))
+    with pytest.raises(
+        UserError, match=r"Mine of .*mine\.py is called 'mine' already; choose another name"
+    ):
+        make(write(MINE.format(name="mine"), "other.py"))
+
+
+def test_a_file_may_have_any_name(write):
+    """A file called random.py must not stand in for Python's own module."""
+    import random
+
+    make(write(MINE.format(name="mine"), "random.py"))
+    assert sys.modules["random"] is random
+
+
+def test_one_of_several_methods_in_a_file(write):
+    path = write(
+        MINE.format(name="one")
+        + MINE.format(name="two").replace("from __future__ import annotations", "")
+    )
+    assert method_type(f"{path}:two").name == "two"
+    with pytest.raises(UserError, match=r"registers 2 methods; name one as .*mine\.py:NAME"):
+        method_type(path)
+    with pytest.raises(
+        UserError, match=r"unknown method in .*mine\.py' 'three'; there are: one, two"
+    ):
+        method_type(f"{path}:three")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("x = 1", "registers 0 methods"),
+        ("1 +", "cannot be imported: SyntaxError"),
+        ("import no_such_module", "cannot be imported: ModuleNotFoundError"),
+    ],
+)
+def test_files_without_a_method(write, text, sentence):
+    with pytest.raises(UserError, match=sentence):
+        method_type(write(text))
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(UserError, match=r"there is no file '.*none\.py' to take a method from"):
+        method_type(str(tmp_path / "none.py"))
+
+
+def test_a_plus_in_the_path_of_a_file_is_part_of_it(tmp_path, monkeypatch):
+    (tmp_path / "c++").mkdir()
+    file = tmp_path / "c++" / "a+b.py"
+    file.write_text(MINE.format(name="mine"))
+    for spec in (str(file), f"{file}:mine", "c++/a+b.py", "a+b.py"):
+        monkeypatch.chdir(file.parent if spec == "a+b.py" else tmp_path)
+        assert parts(spec) == [spec] and parts(f"genfed+{spec}") == ["genfed", spec]
+        assert make(f"genfed+{spec}", {"speed": "fast", "b": 0.5}).inner.speed == "fast"
+    gone = str(tmp_path / "c++" / "gone.py")
+    assert parts(f"genfed+{gone}") == [
+        "genfed",
+        gone,
+    ]  # so that what is missing is named as it was given
+    wrapper = tmp_path / "wrap.py"
+    wrapper.write_text(MINE.format(name="mine"))
+    assert parts(f"{wrapper}:mine+fedavg") == [f"{wrapper}:mine", "fedavg"]
+
+
+@pytest.mark.parametrize("spec", ["genfed+", "genfed++fedau", "+fedavg"])
+def test_a_missing_name_is_named(spec):
+    with pytest.raises(
+        UserError, match=r"a name is missing around '\+' in '.*'; write WRAPPER\+METHOD"
+    ):
+        make(spec)
+
+
+def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path):
+    kinds = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(MINE.format(name=f"mine-{folder}"))
+        kinds.append(method_type(str(tmp_path / folder / "mine.py")))
+    assert kinds[0].__module__ != kinds[1].__module__

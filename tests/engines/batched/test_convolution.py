@@ -1,0 +1,86 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from fedhelix import models
+from fedhelix.engines.batched.convolution import (
+    MaxPool,
+    StackedConvolutions,
+    forward,
+    to_input,
+    to_weight,
+)
+
+
+@pytest.mark.parametrize("padding", [(0, 0), (1, 1), (0, 2)])
+def test_the_primitives_are_convolutions_client_by_client(padding):
+    x, weight, bias = torch.randn(3, 2, 4, 9, 8), torch.randn(3, 5, 4, 3, 3), torch.randn(3, 5)
+    out = forward(x, weight, bias, padding)
+    back = torch.randn_like(out)
+    for client in range(3):
+        one, kernel = x[client].clone().requires_grad_(), weight[client].clone().requires_grad_()
+        expected = F.conv2d(one, kernel, bias[client], padding=padding)
+        to_one, to_kernel = torch.autograd.grad(expected, (one, kernel), back[client])
+        torch.testing.assert_close(out[client], expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            to_input(back, weight, padding)[client], to_one, rtol=1e-4, atol=1e-4
+        )
+        torch.testing.assert_close(
+            to_weight(x, back, (3, 3), padding)[client], to_kernel, rtol=1e-4, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("name", ["digits-cnn", "digits-bn-cnn", "lenet-sigmoid"])
+def test_stacked_gradients_equal_those_of_single_clients(name):
+    shape = (
+        (3, 32, 32) if name == "lenet-sigmoid" else (1, 8, 8)
+    )  # a stride of 2, which is left to PyTorch
+    nets = [models.build(name, shape, 10, seed=seed) for seed in range(3)]
+    x, y = torch.randn(3, 6, *shape), torch.randint(0, 10, (3, 6))
+    expected = [
+        torch.autograd.grad(F.cross_entropy(net(a), b), list(net.parameters()))
+        for net, a, b in zip(nets, x, y, strict=True)
+    ]
+    parameters = dict(nets[0].named_parameters())
+    stacked = {
+        key: torch.stack([net.state_dict()[key] for net in nets]).detach()
+        for key in nets[0].state_dict()
+    }
+    trained = {key: stacked.pop(key) for key in parameters}
+
+    def objective(params, rest, a, b):
+        return F.cross_entropy(functional_call(nets[0], {**params, **rest}, (a,)), b)
+
+    with StackedConvolutions():
+        grads, _ = vmap(grad_and_value(objective))(trained, stacked, x, y)
+    for client, by_hand in enumerate(expected):
+        for key, value in zip(parameters, by_hand, strict=True):
+            torch.testing.assert_close(grads[key][client], value, rtol=1e-3, atol=1e-4)
+
+
+def test_pictures_that_all_clients_share_need_no_copies():
+    net, x = nn.Conv2d(1, 2, 3), torch.randn(4, 1, 6, 6)
+    weights = torch.randn(5, *net.weight.shape)
+
+    def call(weight):
+        return functional_call(net, {"weight": weight, "bias": net.bias}, (x,))
+
+    with StackedConvolutions():
+        found = vmap(call)(weights)
+    torch.testing.assert_close(found[2], call(weights[2]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels are for a GPU")
+@pytest.mark.parametrize("shape", [(3, 2, 4, 8, 6), (5, 7, 9), (1, 1, 2, 2)])
+def test_poolings_on_a_gpu_are_those_of_pytorch(shape):
+    x = torch.randn(shape, device="cuda").relu()  # with ties, which go to the first
+    expected_from, found_from = x.clone().requires_grad_(), x.clone().requires_grad_()
+    expected = F.max_pool2d(expected_from.view(1, -1, *shape[-2:]), 2)
+    found = MaxPool.apply(found_from)
+    assert torch.equal(found, expected.view(found.shape))
+    back = torch.randn_like(found)
+    expected.backward(back.view(expected.shape))
+    found.backward(back)
+    assert torch.equal(found_from.grad, expected_from.grad)

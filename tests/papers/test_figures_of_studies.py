@@ -1,0 +1,75 @@
+"""Pictures of studies: a line for each row in every column, a dot for each client, and nothing
+where nothing is.
+"""
+
+from fedhelix.papers.figures import figure
+
+
+def cell(row, column, **more):
+    return {"row": row, "column": column, "method": "fedavg", "runs": 2, **more}
+
+
+def test_curves_are_lines_with_the_mean_of_the_seeds():
+    curve = {"rounds": [1, 2], "by_seed": [[0.2, 0.4], [0.4, 0.8]]}
+    cells = [
+        cell(row, column, accuracy_curve=curve)
+        for row in ("one", "other")
+        for column in ("left", "right")
+    ]
+    drawn = figure({"cells": [*cells, {**cell("late", "left"), "runs": 0}]})
+    assert [axes.get_title("left") for axes in drawn.axes] == ["left", "right"]
+    assert [line.get_label() for line in drawn.axes[0].lines] == ["one", "other"]
+    assert [round(value, 6) for value in drawn.axes[0].lines[0].get_ydata()] == [0.3, 0.6]
+    band = drawn.axes[0].collections[0].get_paths()[0].vertices[:, 1]
+    assert (band.min(), band.max()) == (0.2, 0.8)
+    assert [text.get_text() for text in drawn.legends[0].texts] == ["one", "other"]
+
+
+def test_vectors_are_dots_for_every_client_of_every_seed():
+    drawn = figure(
+        {
+            "cells": [
+                cell("one", "left", untuned=[[0.5, 0.7], [None, 0.6]], personal=[[0.8, 0.9], [1.0]])
+            ]
+        }
+    )
+    before, after = drawn.axes[0].collections
+    assert before.get_offsets()[:, 0].tolist() == [0.5, 0.6, 0.7] and after.get_offsets()[
+        :, 0
+    ].tolist() == [
+        0.8,
+        0.9,
+        1,
+    ]
+    assert [text.get_text() for text in drawn.legends[0].texts] == [
+        "before fine-tuning",
+        "after fine-tuning",
+    ]
+
+
+def test_only_the_rows_that_a_study_names_are_drawn():
+    curve = {"rounds": [1, 2], "by_seed": [[0.2, 0.4]]}
+    drawn = figure(
+        {
+            "drawn": ["other"],
+            "cells": [cell(row, "left", accuracy_curve=curve) for row in ("one", "other")],
+        }
+    )
+    assert [line.get_label() for line in drawn.axes[0].lines] == ["other"]
+
+
+def test_a_measure_goes_across_the_columns_in_which_it_is_known():
+    known, unknown = {"mean": 40.0, "se": 1.0}, {"mean": None, "se": None}
+    cells = [
+        cell("one", column, best=best)
+        for column, best in (("20", known), ("40", unknown), ("180", known))
+    ]
+    axes = figure({"across": "best", "title": "Many", "cells": cells}).axes[0]
+    assert axes.containers[0].lines[0].get_xydata().tolist() == [[0, 40], [2, 40]]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["20", "40", "180"]
+
+
+def test_a_table_is_no_picture():
+    assert (
+        figure({"cells": [cell("one", "left", accuracy={"by_seed": [0.5], "mean": 0.5})]}) is None
+    )

@@ -1,0 +1,123 @@
+import method_metadata as metadata
+import pytest
+from matplotlib.collections import PathCollection
+
+from fedhelix.core.errors import UserError
+from fedhelix.report import diagnostics
+from fedhelix.report.figures import figures, write_all
+from fedhelix.report.results import read
+from fedhelix.report.style import content
+
+ALWAYS = ["overview", "accuracy-rounds", "accuracy-bytes", "accuracy-seconds", "clients", "traffic"]
+
+
+def test_every_method_brings_its_own_pictures(make_run):
+    runs = [
+        make_run("fedavg", clients=3, census=metadata.CENSUS),
+        make_run("genfed", clients=3, census=metadata.CENSUS, metadata=metadata.genfed),
+        make_run("gene-fl", clients=3, census=metadata.CENSUS, metadata=metadata.gene_fl),
+        make_run("pfedgpa", clients=3, census=metadata.CENSUS, metadata=metadata.pfedgpa),
+    ]
+    special = [
+        "partition",
+        "fitness-genfed",
+        "units-gene-fl",
+        "clusters-gene-fl",
+        "mask-gene-fl",
+        "distances-pfedgpa",
+    ]
+    assert [figure.name for figure in figures(runs)] == ALWAYS + special
+    assert [figure.name for figure in figures(runs[:1])] == [*ALWAYS, "partition"]
+    assert [figure.name for figure in figures([make_run("local", rounds=0)])] == [
+        "overview",
+        "traffic",
+    ]
+
+
+def offsets(axes, label: str) -> list[list[float]]:
+    found = next(
+        part
+        for part in axes.collections
+        if isinstance(part, PathCollection) and part.get_label() == label
+    )
+    return found.get_offsets().tolist()
+
+
+def test_fitness_marks_the_chosen_and_the_attackers(make_run):
+    run = read(
+        make_run("genfed", rounds=2, clients=3, census=metadata.CENSUS, metadata=metadata.genfed)
+    )
+    above, below = diagnostics.fitness(run).axes
+    assert offsets(above, "chosen") == [[1, 0.04], [2, 0.08]]
+    assert offsets(above, "left out") == [[1, 0.03], [2, 0.06]]
+    assert offsets(above, "attacker, left out") == [[1, 0.1], [2, 0.1]]
+    assert below.lines[0].get_ydata().tolist() == [1, 1]
+
+
+def test_the_heat_map_holds_shares_of_the_senders(make_run):
+    axes = diagnostics.units(read(make_run(rounds=3, metadata=metadata.gene_fl))).axes[0]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["layer2.conv", "layer10.conv"]
+    assert axes.images[0].get_array().tolist() == [[1.0] * 3, [0.5] * 3]
+
+
+def test_clusters_and_distances_show_their_points(make_run):
+    axes = diagnostics.clusters(
+        read(make_run(clients=3, census=metadata.CENSUS, metadata=metadata.gene_fl))
+    ).axes[0]
+    assert offsets(axes, "cluster 0") == [[0.0, 1.0]] and offsets(axes, "cluster 1") == [[1.0, 0.0]]
+    assert offsets(axes, "cluster none") == [[1.1, 0.1]] == offsets(axes, "attacker")
+    axes = diagnostics.distances(read(make_run(metadata=metadata.pfedgpa))).axes[0]
+    assert [line.get_xdata()[0] for line in axes.lines] == [5.0, 5.0, 1.5]
+
+
+NONSENSE = [
+    None,
+    3,
+    "text",
+    [],
+    {},
+    [1, "a", None],
+    {"a": "b"},
+    {"0": None, "99999999999": 1},
+    {"0": [1]},
+    {"0": ["$\\frac$"]},
+]
+KEYS = [
+    "fitness",
+    "selected",
+    "rho",
+    "units",
+    "clusters",
+    "positions",
+    "mask_density",
+    "gamma",
+    "distances",
+]
+
+
+@pytest.mark.parametrize("value", NONSENSE, ids=str)
+def test_nonsense_in_notes_does_no_harm(make_run, value):
+    run = make_run(
+        rounds=2,
+        every=1,
+        clients=2,
+        metadata=lambda _: dict.fromkeys(KEYS, value),
+        census={"classes": value},
+    )
+    for figure in figures([run]):
+        assert content(figure.figure, "svg")
+
+
+def test_files_are_named_after_methods_but_never_climb_out(make_run, tmp_path):
+    run = make_run("../../<b>$x$", metadata=metadata.genfed, clients=3, name="hostile")
+    written = write_all([run], tmp_path / "out", "svg")
+    assert all(path.parent == tmp_path / "out" and path.exists() for path in written)
+    assert written[-1].name == "fitness-b-x.svg"
+    with pytest.raises(UserError, match="png, svg or pdf, not 'gif'"):
+        write_all([run], tmp_path, "gif")
+
+
+def test_the_same_run_gives_the_same_bytes(make_run):
+    run = make_run()
+    first, again = ([content(figure.figure, "svg") for figure in figures([run])] for _ in range(2))
+    assert first == again

@@ -1,0 +1,102 @@
+"""Trackers, read back by the real libraries."""
+
+import builtins
+
+import pytest
+
+from fedhelix.core.errors import UserError
+from fedhelix.methods import GenFed
+from fedhelix.store.trackers import numbers, tracker
+from helpers import small
+
+
+def stopped_after(rounds: int, federation, **how):
+    """A fit that is stopped by Ctrl-C after some rounds."""
+
+    def stop(record):
+        if record["round"] == rounds:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        federation.fit(3, quiet=True, watch=stop, **how)
+
+
+def test_tensorboard_reads_what_was_written_and_resumed(tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    stopped_after(2, small(GenFed()), out=tmp_path / "run", track="tensorboard")
+    run = small(GenFed()).fit(3, out=tmp_path / "run", resume=True, track="tensorboard", quiet=True)
+    found = events.EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    for key in ("personal_accuracy", "uplink_bytes", "train_loss", "metadata/rho"):
+        assert [event.step for event in found.Scalars(key)] == [1, 2, 3]
+    assert found.Scalars("personal_accuracy")[-1].value == pytest.approx(
+        run.records[-1]["personal_accuracy"]
+    )
+    assert found.Histograms("clients")[-1].histogram_value.num == 6
+    assert (
+        'name = "genfed"'
+        in found.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
+    )
+
+
+def test_mlflow_reads_what_was_written_and_resumed(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv(
+        "MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlflow"
+    )  # quicker to set up than a data base
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "trial")
+    mlflow.set_tracking_uri(None)
+    stopped_after(1, small(), out=tmp_path / "run", track="mlflow")
+    client = mlflow.MlflowClient()
+    identity = (tmp_path / "run" / "mlflow.txt").read_text()
+    assert client.get_run(identity).info.status == "KILLED"
+    run = small().fit(3, out=tmp_path / "run", resume=True, track="mlflow", quiet=True)
+    (found,) = client.search_runs([client.get_experiment_by_name("trial").experiment_id])
+    assert (found.info.run_id, found.info.run_name, found.info.status) == (
+        identity,
+        "run",
+        "FINISHED",
+    )
+    assert (
+        found.data.params["method.name"] == "fedavg" and found.data.params["training.epochs"] == "1"
+    )
+    steps = {
+        metric.step: metric.value for metric in client.get_metric_history(identity, "accuracy")
+    }
+    assert steps == {record["round"]: record["accuracy"] for record in run.records}
+
+
+def test_only_finite_numbers_are_written():
+    record = {
+        "round": 3,
+        "a": 1,
+        "b": float("nan"),
+        "c": None,
+        "d": [1],
+        "e": True,
+        "metadata": {"rho": 2, "f": {}},
+    }
+    assert numbers(record) == {"a": 1.0, "metadata/rho": 2.0}
+
+
+def test_what_cannot_be_tracked_is_refused_before_the_first_round(cli, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=r"unknown tracker 'wandb'; there are: mlflow, tensorboard"):
+        small().fit(1, out=tmp_path / "run", track="wandb")
+    with pytest.raises(UserError, match="tracking needs a run folder"):
+        small().fit(1, track="tensorboard")
+    original = builtins.__import__
+    missing = {"tensorboard"}
+
+    def without(name, *more, **rest):
+        if name.partition(".")[0] in missing:
+            raise ImportError(name)
+        return original(name, *more, **rest)
+
+    monkeypatch.setattr("fedhelix.core.imports.importlib.import_module", without)
+    done = cli(
+        "compare", "fedavg", "local", "--rounds", 1, "--track", "tensorboard", "--out", "mine"
+    )
+    assert done.code == 2 and "pip install 'fedhelix[track]'" in done.err
+    assert not (tmp_path / "mine").exists()
+    with pytest.raises(UserError, match="this needs tensorboard"):
+        tracker("tensorboard", tmp_path, {}, 0)
