@@ -1,15 +1,25 @@
 """fedhelix: federated learning on clients whose data differ."""
 
 from fedhelix.core.errors import BadInput, UserError
-from fedhelix.core.method import Batch, Client, Context, Local, LocalRound, Method, Phase, Upload
+from fedhelix.core.method import (
+    Batch,
+    Capabilities,
+    Client,
+    Context,
+    Local,
+    LocalRound,
+    Method,
+    Phase,
+    Upload,
+)
+from fedhelix.core.optimizers import OptimizerRule
 from fedhelix.core.options import option
 from fedhelix.core.registry import METHODS, register
 from fedhelix.core.version import __version__
 from fedhelix.core.wrapper import Wrapper
 from fedhelix.data import Dataset, from_arrays, from_clients, load
 from fedhelix.data import partitions as partition
-from fedhelix.federation.federation import Federation
-from fedhelix.federation.run import Run
+from fedhelix.federation import Federation, FederationSettings, FederationState, Run
 from fedhelix.methods import (
     Clustered,
     Ditto,
@@ -50,8 +60,8 @@ from fedhelix.robust.defences import (
 __all__ = [
     "METHODS",
     "BadInput",
-    "UserError",
     "Batch",
+    "Capabilities",
     "CentredClipping",
     "Client",
     "Clustered",
@@ -74,6 +84,8 @@ __all__ = [
     "FedRep",
     "FedUmf",
     "Federation",
+    "FederationSettings",
+    "FederationState",
     "GenFed",
     "GeneFL",
     "GeometricMedian",
@@ -86,6 +98,7 @@ __all__ = [
     "Method",
     "MultiKrum",
     "NormBound",
+    "OptimizerRule",
     "PFedGPA",
     "PFedHN",
     "PartialFed",
@@ -94,6 +107,7 @@ __all__ = [
     "Scaffold",
     "TrimmedMean",
     "Upload",
+    "UserError",
     "Wrapper",
     "__version__",
     "from_arrays",
