@@ -1,1 +1,3 @@
-"""What everything stands on: errors, options, random draws, trees of tensors, and what a method is."""
+"""What everything stands on: errors, options, random draws, trees of tensors, and
+what a method is.
+"""

@@ -1,4 +1,6 @@
-"""`BadInput` means "you can mend this": a sentence for the user, exit code 2 on the command line."""
+"""`BadInput` means "you can mend this": a sentence for the user, exit code 2 on
+the command line.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Something given by the user is wrong; the message says what, where, and what would be right."""
+    """Something given by the user is wrong; the message says what, where, and what
+    would be right.
+    """
 
 
 BadInput = UserError  # its name until version 0.1

@@ -11,7 +11,9 @@ from fedhelix.core.errors import UserError
 
 
 def cache_folder() -> Path:
-    """Where downloads and timed choices are kept: ~/.cache/fedhelix, or the same in XDG_CACHE_HOME."""
+    """Where downloads and timed choices are kept: ~/.cache/fedhelix, or the same
+    in XDG_CACHE_HOME.
+    """
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "fedhelix"
 

@@ -14,7 +14,9 @@ from fedhelix.core.method import HOOKS, Context, Method
 
 @dataclass(frozen=True, eq=False)
 class CheckedHooks:
-    """Has every hook of a method; one that returns the wrong thing raises UserError with its name."""
+    """Has every hook of a method; one that returns the wrong thing raises
+    UserError with its name.
+    """
 
     method: Method
 

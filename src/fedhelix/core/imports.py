@@ -60,6 +60,8 @@ def import_file(path: str) -> str:
 
 
 def find_in_file(path: str, name: str) -> Any:
-    """A class or function of such a file, in another process than the one that imported it first."""
+    """A class or function of such a file, in another process than the one that
+    imported it first.
+    """
     known = {file: module for module, file in IMPORTED.items()}
     return attrgetter(name)(sys.modules[known.get(path) or import_file(path)])

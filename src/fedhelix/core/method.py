@@ -115,7 +115,9 @@ class Local(HasRenamed):
 
 @dataclass(frozen=True, eq=False)
 class LocalRound(Local):
-    """A client's round, from what it received to what it trained; `upload` may look at all of it."""
+    """A client's round, from what it received to what it trained; `upload` may
+    look at all of it.
+    """
 
     client: Client
     payload: Tree
@@ -214,7 +216,9 @@ class Method(Checked):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What others have to know about it; override it with `replace(super().capabilities, ...)`."""
+        """What others have to know about it; override it with
+        `replace(super().capabilities, ...)`.
+        """
         return Capabilities(
             client_init=self.overrides("client_init"),
             complete_uploads=not self.overrides("upload"),
@@ -334,7 +338,9 @@ class Method(Checked):
 
     @hook("client", returns.tree)
     def onboard_state(self, payload: Tree, client: Client) -> Tree:
-        """What a newcomer keeps of the last payload as its first state, besides what rounds bring."""
+        """What a newcomer keeps of the last payload as its first state, besides
+        what rounds bring.
+        """
         return {}
 
 

@@ -150,7 +150,9 @@ def payload_bytes(tree: Mapping[str, Any]) -> int:
 
 
 def to_device(tree: Mapping[str, Any], device: torch.device | str) -> Tree:
-    """The same tree with its tensors on a device (tensors that are there already are not copied)."""
+    """The same tree with its tensors on a device (tensors that are there already
+    are not copied).
+    """
     moved: Tree = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):

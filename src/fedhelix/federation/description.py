@@ -1,4 +1,6 @@
-"""What a federation says about itself: for config.toml, clients.json and the summary of its runs."""
+"""What a federation says about itself: for config.toml, clients.json and the
+summary of its runs.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ def check_same(fed: FederationSetup, folder: RunFolder) -> None:
 
 
 def _agree(mine: Any, its: Any) -> bool:
-    """Whether two entries are equal; a run of version 0.1 does not say that its optimiser is SGD."""
+    """Whether two entries are equal; a run of version 0.1 does not say that its
+    optimiser is SGD.
+    """
     if isinstance(its, dict) and isinstance(mine, dict) and mine.get("optimizer") == "sgd":
         its = {"optimizer": "sgd", **its}
     return bool(mine == its)

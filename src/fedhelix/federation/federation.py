@@ -78,7 +78,9 @@ class Federation(FederationSetup):
     def run_rounds(
         self, rounds: int, state: FederationState | None = None, eval_every: int = 1
     ) -> Iterator[tuple[Record, FederationState]]:
-        """Yields a record and the new state after every round, from the beginning or from a state."""
+        """Yields a record and the new state after every round, from the beginning
+        or from a state.
+        """
         first = self.initialize(rounds) if state is None else state
         return loop.run_rounds(self, rounds, first, eval_every)
 

@@ -68,7 +68,9 @@ class Sampler:
 
     @cached_property
     def rates(self) -> np.ndarray:
-        """How likely each client takes part in a round; their sum is the size, but for the limits."""
+        """How likely each client takes part in a round; their sum is the size, but
+        for the limits.
+        """
         if self.participation.participation == "uniform":
             return np.full(len(self.members), self.size / len(self.members))
         alpha = np.full(len(self.members), self.participation.participation_alpha)

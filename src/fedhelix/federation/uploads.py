@@ -30,7 +30,9 @@ def refusal(tree: Tree, initial: State, needed: Collection[str] = ()) -> str | N
 
 
 def finite(trees: Sequence[Tree]) -> list[bool]:
-    """Which trees hold nothing but finite numbers: one wait for the device, however many there are."""
+    """Which trees hold nothing but finite numbers: one wait for the device,
+    however many there are.
+    """
     floats = [
         [value for value in tensors(tree) if value.is_floating_point() and value.numel()]
         for tree in trees

@@ -63,7 +63,9 @@ class FedLG(FedAvg):
         }
 
     def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
-        """Client: the layers that it received, and how much of each convolution's gradient moves."""
+        """Client: the layers that it received, and how much of each convolution's
+        gradient moves.
+        """
         if self.select == "fixed":
             return super().upload(local)
         model, received = local.models["model"], local.payload["model"]

@@ -1,17 +1,30 @@
-"""GENE-FL: clients condense what they learnt into a small gene, all that travels up and all that
-newcomers inherit.
+"""GENE-FL: clients condense what they learned into a small gene. Only the gene is uploaded, and it
+is all that newcomers inherit.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
+import torch
 from torch import Tensor
 
-from fedhelix.components.genes.condense import Condensation
-from fedhelix.core.layers import Layers
+from fedhelix.components.genes.book import GeneSize, entries_of, gene_metadata, gene_units
+from fedhelix.components.genes.drift import Norm, drift, scales
+from fedhelix.components.genes.fisher import (
+    Normalisation,
+    elastic_mask,
+    fisher_values,
+    normalise,
+)
+from fedhelix.components.genes.scores import Measure, Select
+from fedhelix.core.errors import UserError
+from fedhelix.core.layers import Granularity, Layers
 from fedhelix.core.method import Batch, Capabilities, Client, Context, Local, LocalRound, Upload
+from fedhelix.core.options import option
 from fedhelix.core.registry import register
 from fedhelix.core.tree import State, Tree, take
 from fedhelix.methods.clustered import Clusters
@@ -19,77 +32,161 @@ from fedhelix.methods.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
-class Genes(Condensation, FedAvg):
-    """GENE-FL within one cluster; its options and its maths are those of `Condensation`."""
+class Genes(FedAvg):
+    """GENE-FL within one cluster."""
+
+    lambda_gen: float = option(0.5, "strength of the pull towards the cluster's model", low=0)
+    lambda_elg: float = option(0.05, "strength of the pull of the elastic parameters", low=0)
+    epsilon: float = option(0.5, "elastic up to this normalised Fisher value", low=0, high=1)
+    gen_norm: Norm = option("relative", "divide a layer's drift by its length, sqrt(size), nothing")
+    gen_squared: bool = option(
+        True, "square the drift of every layer, so that small steps are free"
+    )
+    elg_mask: Literal["low", "high"] = option("low", "which Fisher values the elastic pull holds")
+    elg_hard: bool = option(False, "hold all other parameters at the cluster's values")
+    fisher_norm: Normalisation = option("layer_minmax", "Fisher values on [0, 1]: range or rank")
+    fisher_samples: int = option(256, "samples of a client for its Fisher values", low=1)
+    fisher_mode: Literal["sample", "batch"] = option(
+        "sample", "squared gradients of samples, or (biased) of batches"
+    )
+    gene_score: Measure = option("similarity", "how a unit's change is measured, over its size")
+    gene_select: Select = option("highest", "which scores make the gene")
+    gene_granularity: Granularity = option("conv", "what a unit is")
+    gene_budget: float = option(
+        0.25, "share of the model that a gene may weigh; 0: count units instead", low=0, high=1
+    )
+    gene_gamma0: int = option(4, "units of the first genes", low=1)
+    gene_gamma_min: int = option(1, "units of the last genes", low=1)
+    gene_shrink_every: int | None = option(
+        None, "rounds between two sizes (auto: a 33rd of all)", low=1
+    )
+    gene_shrink_tolerance: float = option(
+        0.005, "a greater loss of validation accuracy stops the shrinking", low=0
+    )
+    gene_overwrite: bool = option(
+        True, "load the cluster's gene into the client's model each round"
+    )
 
     @property
     def capabilities(self) -> Capabilities:
         """Runs that differ in nothing that the loss looks at can be trained together."""
+        in_loss = (self.lambda_gen, self.lambda_elg, self.gen_squared, self.elg_hard)
         # A class that inherits may look at more.
-        same = type(self) in (Genes, GeneFL)
-        key = ("gene-fl", *self.pulls().items()) if same else self
+        key = ("gene-fl", *in_loss) if type(self) in (Genes, GeneFL) else self
         return replace(super().capabilities, loss_key=key)
 
-    def check(self, units: Layers) -> None:
-        """There must be units to choose from, and layers whose drift can be measured."""
-        self.check_units(self.split(units), units.split("conv"))
+    @property
+    def _size(self) -> GeneSize:
+        return GeneSize(
+            self.gene_budget,
+            self.gene_gamma0,
+            self.gene_gamma_min,
+            self.gene_shrink_every,
+            self.gene_shrink_tolerance,
+        )
 
-    def shared_params(self, units: Layers) -> Sequence[str]:
+    def _units(self, layers: Layers) -> dict[str, tuple[str, ...]]:
+        return gene_units(layers, self.gene_granularity)
+
+    def check(self, layers: Layers) -> None:
+        """There must be units to choose from, and layers whose drift can be measured."""
+        units = self._units(layers)
+        if not units or not layers.split("conv"):
+            raise UserError(
+                "gene-fl needs a convolution or a linear layer below the last one; this model has "
+                "none."
+            )
+        if not self.gene_budget and self.gene_gamma_min > len(units):
+            raise UserError(
+                f"gene_gamma_min is {self.gene_gamma_min}, but the model has only {len(units)} "
+                "units; lower it."
+            )
+
+    def shared_params(self, layers: Layers) -> Sequence[str]:
         """Whatever may become a gene."""
-        return self.names(self.split(units))
+        return entries_of(self._units(layers))
 
     def server_init(
         self, client_inits: Mapping[int, Tree], ctx: Context
     ) -> tuple[Tree, dict[int, Tree]]:
         """Server: a model, and a book on recent genes."""
-        return {"model": ctx.initial, "book": self.open_book(self.split(ctx.layers))}, {}
+        return {"model": ctx.initial, "book": self._size.open_book(self._units(ctx.layers))}, {}
 
     def download(self, server: Tree, client: int, ctx: Context) -> Tree:
-        """Server: the model, for the penalties; which of its units are the gene, and how many units
-        to send.
-        """
-        return {
-            "model": server["model"],
-            "gene": self.due(server["book"], self.split(ctx.layers), ctx),
-        }
+        """Server: the model, which of its units are the gene, and how many units to send."""
+        gene = self._size.due(server["book"], self._units(ctx.layers), ctx)
+        return {"model": server["model"], "gene": gene}
 
     def start(self, payload: Tree, client_state: Tree, client: Client) -> dict[str, State]:
-        """Client: its own model, and to train on the same with the cluster's gene in it."""
+        """Client: its own model, and the same with the cluster's gene in it, to train."""
         kept = {**client.initial, **client_state.get("model", {})}
-        gene = (
-            self.names(self.split(client.layers), payload["gene"]["units"])
-            if self.gene_overwrite
-            else []
-        )
+        if not self.gene_overwrite:
+            return {"model": kept, "kept": kept}
+        gene = entries_of(self._units(client.layers), payload["gene"]["units"])
         return {"model": {**kept, **take(payload["model"], gene)}, "kept": kept}
 
     def loss_context(self, payload: Tree, client_state: Tree, client: Client) -> Tree:
-        """Client: the cluster's model, the elastic mask by Fisher values, and the scale of each
-        layer's drift.
-        """
-        return self.ties(
-            self.start(payload, client_state, client)["model"], payload["model"], client
-        )
+        """Client: the cluster's layers, the scale of each layer's drift, and the elastic mask."""
+        layers = client.layers.split("conv")
+        names = entries_of(layers)
+        centre = {name: payload["model"][name] for name in names}
+        scale = scales(centre, list(layers.values()), self.gen_norm)
+        context: Tree = {"centre": centre, "scale": scale}
+        if self.lambda_elg or self.elg_hard:
+            model = self.start(payload, client_state, client)["model"]
+            context["mask"] = self._mask(model, names, client)
+        return context
+
+    def _mask(self, model: State, names: Sequence[str], client: Client) -> State:
+        """The elastic mask, by Fisher values of some of the client's samples or of its batches."""
+        if self.fisher_mode == "batch":
+            squares = [
+                {name: gradient[name].square() for name in names}
+                for gradient in client.gradients(model)
+            ]
+            fisher = {name: torch.stack([part[name] for part in squares]).mean(0) for name in names}
+        else:
+            x, y = client.inputs(), client.targets()
+            order = torch.randperm(len(x), generator=client.draw("fisher"))
+            some = order[: self.fisher_samples].to(x.device)
+            fisher = fisher_values(client.sample_loss, model, names, x[some], y[some])
+        return elastic_mask(normalise(fisher, self.fisher_norm), self.epsilon, self.elg_mask)
+
+    def _elastic(self, params: Mapping[str, Tensor], context: Tree) -> State:
+        """Eq. 6 taken literally: outside the mask the cluster's values hold."""
+        if not self.elg_hard:
+            return dict(params)
+        mask, centre = context["mask"], context["centre"]
+        held = {name: torch.where(mask[name] > 0, params[name], centre[name]) for name in mask}
+        return {**params, **held}
 
     def loss(self, params: Mapping[str, Tensor], batch: Batch, local: Local) -> Tensor:
-        """Client: the risk, plus the drift from the cluster's model and that of the elastic
-        parameters.
-        """
-        params = self.elastic(params, local.context)
-        return local.base_loss(params, batch) + self.penalty(
-            params, local.context, local.layers.split("conv")
-        )
+        """Client: the base loss, plus the drift of all layers and that of the elastic part."""
+        context = local.context
+        params = self._elastic(params, context)
+        base = local.base_loss(params, batch)
+        entries = list(local.layers.split("conv").values())
+        centre, scale, squared = context["centre"], context["scale"], self.gen_squared
+        penalty = scale.new_zeros(())
+        if self.lambda_gen:
+            everything = drift(params, centre, entries, scale, None, squared)
+            penalty = penalty + self.lambda_gen * everything
+        if self.lambda_elg:
+            elastic = drift(params, centre, entries, scale, context["mask"], squared)
+            penalty = penalty + self.lambda_elg * elastic
+        return base + penalty
 
     def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
-        """Client: the gene, the density of its mask and its accuracy on validation samples; the
-        whole model stays.
-        """
+        """Client: the gene, its mask's density and its validation accuracy; the model stays."""
         before = self.start(local.payload, local.client_state, local.client)["model"]
-        model, told = self.elastic(local.models["model"], local.context), local.payload["gene"]
-        gene = take(model, self.gene(model, before, self.split(local.layers), int(told["gamma"])))
-        return {"model": gene, "report": self.report(local.context, local.client.valid(model))}, {
-            "model": model
-        }
+        model = self._elastic(local.models["model"], local.context)
+        units, gamma = self._units(local.layers), int(local.payload["gene"]["gamma"])
+        gene = self._size.gene(model, before, units, gamma, self.gene_score, self.gene_select)
+        mask = [value.flatten() for value in local.context.get("mask", {}).values()]
+        density, valid = float(torch.cat(mask).mean()) if mask else 1.0, local.client.valid(model)
+        report = torch.tensor([density, valid] if math.isfinite(valid) else [density])
+        report = report.to(local.context["scale"].device)
+        return {"model": take(model, gene), "report": report}, {"model": model}
 
     def personal(self, models: dict[str, State]) -> str:
         """Client: what it trained last."""
@@ -103,9 +200,8 @@ class Genes(Condensation, FedAvg):
         self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context
     ) -> Tree:
         """Server: the mean of each unit over those whose gene has it."""
-        book = self.entered(
-            server["book"], [upload.tree for upload in uploads], self.split(ctx.layers), ctx
-        )
+        trees, units = [upload.tree for upload in uploads], self._units(ctx.layers)
+        book = self._size.entered(server["book"], trees, units, ctx)
         return {**super().aggregate(server, uploads, weights, ctx), "book": book}
 
     def model(self, server: Tree, ctx: Context) -> State | None:
@@ -114,12 +210,9 @@ class Genes(Condensation, FedAvg):
 
     def onboard_server(self, server: Tree, message: Tree, ctx: Context) -> tuple[Tree, Tree, bool]:
         """Server: a newcomer inherits the gene alone."""
-        gene = self.due(server["book"], self.split(ctx.layers), ctx)["units"]
-        return (
-            server,
-            {"model": take(server["model"], self.names(self.split(ctx.layers), gene))},
-            True,
-        )
+        units = self._units(ctx.layers)
+        gene = entries_of(units, self._size.due(server["book"], units, ctx)["units"])
+        return server, {"model": take(server["model"], gene)}, True
 
     def onboard_state(self, payload: Tree, client: Client) -> Tree:
         """Client: its model begins with the gene; the rest is drawn."""
@@ -129,14 +222,12 @@ class Genes(Condensation, FedAvg):
 @register("gene-fl", paper="GENE-FL, arXiv:2504.14628, 2025")
 @dataclass(frozen=True)
 class GeneFL(Clusters, Genes):
-    """Uploads only a small and general part of each model, within one-shot clusters; newcomers
-    inherit that part.
-    """
+    """Uploads only a small and general part of each model, within one-shot clusters."""
 
     def aggregate(
         self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context
     ) -> Tree:
         """Server: within every cluster."""
         sent = {str(upload.client): upload.tree for upload in uploads}
-        ctx.metadata.update(self.metadata(sent, self.split(ctx.layers)))
+        ctx.metadata.update(gene_metadata(sent, self._units(ctx.layers)))
         return super().aggregate(server, uploads, weights, ctx)

@@ -1,4 +1,6 @@
-"""pFedGPA: the server learns what clients' parameters look like, and generates each client's own."""
+"""pFedGPA: the server learns what clients' parameters look like, and generates
+each client's own.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ class PFedGPA(Recipe, FedAvgFT):
         return Layout.of(ctx.initial, slice_of(ctx.layers, self.slice))
 
     def select_clients(self, server: Tree, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
-        """Server: in the last round also those of whom no upload is kept, and somebody in any case."""
+        """Server: in the last round also those of whom no upload is kept, and
+        somebody in any case.
+        """
         if ctx.round < ctx.rounds - 1:
             return cohort
         seen = (

@@ -90,7 +90,8 @@ def resnet():
 
 def gene_size(method, resnet, gamma):
     units, after, before = resnet
-    gene = method.gene(after, before, method.split(units), gamma)
+    measure, select = method.gene_score, method.gene_select
+    gene = method._size.gene(after, before, method._units(units), gamma, measure, select)
     return 4 * sum(units.sizes[name] for name in gene) / MIB
 
 
@@ -125,13 +126,13 @@ class Now:
 def test_golden_schedule_of_a_hundred_rounds(resnet):
     """4, 3, 2 units for three rounds each, then 1: 10.239 GiB for ten clients."""
     method, total = GeneFL(gene_score="distance", gene_select="lowest", gene_budget=0), 0.0
-    book = method.open_book(method.split(resnet[0]))
+    book = method._size.open_book(method._units(resnet[0]))
     sizes = {gamma: gene_size(method, resnet, gamma) for gamma in (1, 2, 3, 4)}
     for t in range(100):
-        page = method.turned(book["page"], Now(t))
+        page = method._size.turned(book["page"], Now(t))
         total += 10 * sizes[int(page[0])] / 1024
         upload = {"model": {}, "report": torch.tensor([1.0, 0.5])}
-        book = method.entered(book, [upload], method.split(resnet[0]), Now(t))
+        book = method._size.entered(book, [upload], method._units(resnet[0]), Now(t))
     assert round(total, 3) == 10.239
 
 
@@ -140,15 +141,22 @@ def test_a_fall_of_accuracy_keeps_the_size_and_missing_figures_do_not():
         GeneFL(gene_budget=0, gene_shrink_every=2),
         {str(k): (str(k),) for k in range(6)},
     )
-    book, gammas = method.open_book(units), []
+    book, gammas = method._size.open_book(units), []
     for t, valid in enumerate([0.5, 0.5, 0.4, 0.4, 0.6, 0.6, None, None, 0.6]):
-        gammas.append(int(method.turned(book["page"], Now(t))[0]))
+        gammas.append(int(method._size.turned(book["page"], Now(t))[0]))
         report = torch.tensor([1.0] if valid is None else [1.0, valid])
-        book = method.entered(book, [{"model": {}, "report": report}], units, Now(t))
+        book = method._size.entered(book, [{"model": {}, "report": report}], units, Now(t))
     assert gammas == [4, 4, 3, 3, 3, 3, 2, 2, 1]
 
 
 def test_windows_pass_for_a_cluster_in_which_nobody_took_part():
     method = GeneFL(gene_budget=0, gene_shrink_every=3)
-    page = method.open_book({str(k): (str(k),) for k in range(6)})["page"]
-    assert [int(method.turned(page, Now(t))[0]) for t in (0, 2, 3, 6, 9, 50)] == [4, 4, 3, 2, 1, 1]
+    page = method._size.open_book({str(k): (str(k),) for k in range(6)})["page"]
+    assert [int(method._size.turned(page, Now(t))[0]) for t in (0, 2, 3, 6, 9, 50)] == [
+        4,
+        4,
+        3,
+        2,
+        1,
+        1,
+    ]

@@ -2,8 +2,7 @@
 
 The maths of GENE-FL (arXiv:2504.14628) on plain tensors, without a federation: Fisher values and
 the elastic mask (`fisher`), drift of layers (`drift`), scores of units and the choice of a gene
-(`scores`), one-shot clusters (`clusters`). `condense` puts the first three together as one value
-with its options.
+(`scores`), which units make a gene (`book`), one-shot clusters (`clusters`).
 """
 
 from fedhelix.components.genes.clusters import (
@@ -14,13 +13,11 @@ from fedhelix.components.genes.clusters import (
     nearest,
     principal_vectors,
 )
-from fedhelix.components.genes.condense import Condensation
 from fedhelix.components.genes.drift import drift, scales
 from fedhelix.components.genes.fisher import elastic_mask, fisher_values, normalise
 from fedhelix.components.genes.scores import choose, shrunk, unit_scores
 
 __all__ = [
-    "Condensation",
     "choose",
     "class_vectors",
     "cluster",

@@ -18,7 +18,9 @@ EDGE = 1e-12  # under the root, which has no slope at zero
 def scales(
     centre: Mapping[str, Tensor], units: Sequence[Sequence[str]], norm: Norm = "relative"
 ) -> Tensor:
-    """What each unit's drift is divided by: its length at the centre, the root of its size, or one."""
+    """What each unit's drift is divided by: its length at the centre, the root of
+    its size, or one.
+    """
     sizes = [math.sqrt(sum(centre[name].numel() for name in entries)) for entries in units]
     if norm == "plain":
         return torch.ones(len(units), device=_device(centre))
