@@ -18,7 +18,7 @@ from torch import nn
 
 from fedhelix import METHODS, Federation, load, partition
 from fedhelix.core.tree import flatten
-from fedhelix.runs.config import versions
+from fedhelix.runs.provenance import versions
 
 TOLERANCE = 2e-4
 # A generator draws on its own device, so two devices cannot agree on what it makes; all before it

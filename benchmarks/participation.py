@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent / "speed"))
 from measure import machine
 
-from fedhelix.runs.config import versions
+from fedhelix.runs.provenance import versions
 
 COMMON = "fedhelix compare fedavg fedau --participation bernoulli --seeds 3 --eval-every 10"
 SETTINGS = {

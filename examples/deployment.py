@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedhelix.deploy import submit
 from fedhelix.deploy.localhost import Local
-from fedhelix.runs.config import make_spec
+from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
 
 FOLDER = Path("runs/demo-deploy")

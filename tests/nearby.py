@@ -18,7 +18,7 @@ from fedhelix.deploy.server import deployed
 from fedhelix.deploy.site import Site
 from fedhelix.deploy.transport import Transport, contents, envelope
 from fedhelix.federation.run import Run
-from fedhelix.runs.config import RunSpec
+from fedhelix.runs.spec import RunSpec
 
 Answer = Callable[[bytes], "bytes | Late | Exception | None"]
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from fedhelix.deploy import submit
 from fedhelix.deploy.localhost import Local, Process
-from fedhelix.runs.config import make_spec
+from fedhelix.runs.spec import make_spec
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"

@@ -21,7 +21,7 @@ import torch
 from fedhelix.core.tree import flatten
 from fedhelix.deploy import submit
 from fedhelix.deploy.localhost import Local
-from fedhelix.runs.config import make_spec
+from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
 
 RESULT = Path(__file__).parent.parent / "results" / "deploy-methods.json"

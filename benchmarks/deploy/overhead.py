@@ -22,7 +22,8 @@ from pathlib import Path
 
 from fedhelix.deploy import submit
 from fedhelix.deploy.localhost import Local, Process, free_port
-from fedhelix.runs.config import make_spec, versions
+from fedhelix.runs.provenance import versions
+from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
 
 RESULT = Path(__file__).parent.parent / "results" / "deploy-overhead.json"

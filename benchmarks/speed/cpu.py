@@ -37,7 +37,7 @@ from workloads import W1, W2, federation
 from fedhelix import Federation, load
 from fedhelix.core.method import Phase
 from fedhelix.engines.local import ClientTask, plan
-from fedhelix.runs.config import versions
+from fedhelix.runs.provenance import versions
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

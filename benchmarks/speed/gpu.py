@@ -22,7 +22,7 @@ from workloads import RESNET, W1, PlainLoop, federation, race, wait
 
 from fedhelix import Dataset, Federation, load
 from fedhelix.engines.batched.multirun import together
-from fedhelix.runs.config import versions
+from fedhelix.runs.provenance import versions
 
 
 def busy_share(fed: Federation) -> float:

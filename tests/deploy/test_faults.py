@@ -7,7 +7,7 @@ import torch
 
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.deploy import messages, submit
-from fedhelix.runs.config import make_spec
+from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
 from helpers import same
 from nearby import Late, Neighbourhood

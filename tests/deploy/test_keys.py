@@ -11,7 +11,7 @@ from flwr.proto.node_pb2 import NodeInfo
 
 from fedhelix.core.errors import UserError
 from fedhelix.deploy import commands, control, keys, localhost, node, submit
-from fedhelix.runs.config import make_spec
+from fedhelix.runs.spec import make_spec
 from fedhelix.store.lock import Lock
 
 

@@ -5,7 +5,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 from fedhelix.deploy import messages
-from fedhelix.runs.config import make_spec
+from fedhelix.runs.spec import make_spec
 from helpers import close
 from nearby import Neighbourhood
 

@@ -6,7 +6,7 @@ import pytest
 
 from fedhelix import METHODS
 from fedhelix.core.errors import UserError
-from fedhelix.runs.config import make_spec
+from fedhelix.runs.spec import make_spec
 from helpers import CHEAP as QUICK
 from helpers import same
 from nearby import Neighbourhood

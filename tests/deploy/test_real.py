@@ -14,7 +14,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedhelix.deploy import keys, node, submit
 from fedhelix.deploy.localhost import LocalDeployment
-from fedhelix.runs.config import make_spec
+from fedhelix.runs.spec import make_spec
 from helpers import checkpoint, same
 
 pytestmark = pytest.mark.timeout(600)  # a busy machine takes its time to start nine processes

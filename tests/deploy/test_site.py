@@ -21,7 +21,7 @@ from fedhelix.deploy.remote_data import (
 )
 from fedhelix.deploy.site import Site, SiteState, own_setup
 from fedhelix.deploy.submit import create
-from fedhelix.runs.config import make_spec
+from fedhelix.runs.spec import make_spec
 from helpers import same
 from nearby import Neighbourhood
 

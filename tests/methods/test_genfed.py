@@ -11,7 +11,8 @@ from fedhelix import FedAvg, FedProx, GenFed, Scaffold, Upload
 from fedhelix.core.errors import UserError
 from fedhelix.core.registry import make, resolve
 from fedhelix.core.tree import masked_mean
-from fedhelix.runs.config import layered, make_spec, read_spec
+from fedhelix.runs.config import layered
+from fedhelix.runs.spec import make_spec, read_spec
 from fedhelix.store import RunFolder
 from helpers import on_disk, same, small
 

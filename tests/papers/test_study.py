@@ -17,7 +17,7 @@ from fedhelix.papers.study import (
     spread,
 )
 from fedhelix.papers.tables import grid, markdown, render
-from fedhelix.runs.config import make_spec
+from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
 
 SMALL = {"clients": 5, "cohort": 3, "rounds": 2, "epochs": 1, "model": "linear", "eval_every": 1}

@@ -8,8 +8,10 @@ from fedhelix.core import toml
 from fedhelix.core.errors import UserError
 from fedhelix.engines.local import Training
 from fedhelix.runs import config
-from fedhelix.runs.config import Config, absolute, layered, make_spec, read_spec, versions
+from fedhelix.runs.config import Config, layered
 from fedhelix.runs.presets import PRESETS
+from fedhelix.runs.provenance import versions
+from fedhelix.runs.spec import absolute, make_spec, read_spec
 from fedhelix.store import RunFolder
 
 

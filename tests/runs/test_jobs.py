@@ -10,8 +10,8 @@ from fedhelix.core.errors import UserError
 from fedhelix.report.locate import inside
 from fedhelix.report.tables import comparison as compared
 from fedhelix.runs import comparison, jobs
-from fedhelix.runs.config import make_spec
 from fedhelix.runs.jobs import Session
+from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
 from helpers import checkpoint, on_disk, same
 

@@ -15,7 +15,7 @@ from common import Seat, apply
 from workloads import PlainLoop, federation
 
 from fedhelix import load
-from fedhelix.runs.config import versions
+from fedhelix.runs.provenance import versions
 
 
 def main(settings: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from fedhelix.deploy import need_flower, submit
 from fedhelix.deploy.policy import RoundPolicy
 from fedhelix.report.terminal import show_run
 from fedhelix.runs import jobs
-from fedhelix.runs.config import make_spec
+from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
 
 if TYPE_CHECKING:

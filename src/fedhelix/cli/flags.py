@@ -14,8 +14,9 @@ import typer
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.registry import is_known
-from fedhelix.runs.config import Config, groups_of, layered
+from fedhelix.runs.config import Config, layered
 from fedhelix.runs.presets import PRESETS
+from fedhelix.runs.spec import groups_of
 
 
 def settings(command: Callable[..., None]) -> Callable[..., None]:

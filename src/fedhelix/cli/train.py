@@ -12,8 +12,8 @@ from fedhelix.cli.common import Json, Minutes, Out, Quiet, Track, resumable
 from fedhelix.cli.flags import settings
 from fedhelix.report.terminal import show_comparison, show_run
 from fedhelix.runs import comparison, jobs
-from fedhelix.runs.config import make_spec, make_specs
 from fedhelix.runs.jobs import Session
+from fedhelix.runs.spec import make_spec, make_specs
 from fedhelix.runs.sweep import read_sweep
 from fedhelix.store import RUNS, RunFolder
 

@@ -26,7 +26,8 @@ def probe(module: nn.Module, example: Tensor) -> Any:
     except Exception as problem:  # a user's own network may fail in any way
         reason = str(problem).strip().partition("\n")[0].rstrip(".") or type(problem).__name__
         raise UserError(
-            f"the model does not fit the data: a batch of shape {tuple(example.shape)} fails with '{reason}'."
+            f"the model does not fit the data: a batch of shape {tuple(example.shape)} fails "
+            f"with '{reason}'."
         ) from problem
     finally:
         for part, training in modes.items():

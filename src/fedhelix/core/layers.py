@@ -124,7 +124,8 @@ class Layers:
         """Entries of the last `count` weighted layers."""
         if not 1 <= count <= len(self.weighted):
             raise UserError(
-                f"the model has {len(self.weighted)} weighted layers, so its last {count} cannot be taken."
+                f"the model has {len(self.weighted)} weighted layers, so its last {count} cannot "
+                "be taken."
             )
         return tuple(entry for layer in self.weighted[-count:] for entry in layer.entries)
 

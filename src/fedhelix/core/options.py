@@ -90,7 +90,8 @@ def convert(name: str, value: Any, kind: Any) -> Any:
     right = words(kind)
     if right is None:
         raise UserError(
-            f"{name} is declared as {kind}; an option is a number, text, a choice, or a tuple of these."
+            f"{name} is declared as {kind}; an option is a number, text, a choice, or a tuple of "
+            "these."
         )
     try:
         return read(value, kind)
@@ -135,9 +136,9 @@ def read(value: Any, kind: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, numbers.Real | str):
             refuse()
         number = kind(value)
-        return (
-            number if number == number and (isinstance(value, str) or number == value) else refuse()
-        )
+        if math.isnan(number) or not (isinstance(value, str) or number == value):
+            refuse()
+        return number
     return value if kind is Any or isinstance(value, kind) else refuse()
 
 

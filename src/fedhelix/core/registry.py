@@ -38,7 +38,8 @@ def register(name: str, paper: str = "") -> Callable[[M], M]:
         holder = METHODS.get(name)
         if holder is not None and home_of(holder) != home_of(kind):
             raise UserError(
-                f"{holder.__name__} of {home_of(holder)} is called '{name}' already; choose another name."
+                f"{holder.__name__} of {home_of(holder)} is called '{name}' already; choose "
+                "another name."
             )
         kind.name, kind.paper = name, paper
         METHODS[name] = kind
@@ -79,7 +80,8 @@ def resolve(spec: str) -> list[type[Method]]:
         rest = "+".join(names[place:])
         if rest and not issubclass(kind, Wrapper):
             raise UserError(
-                f"{name} cannot be put around {rest}; of '{spec}' only the last may be an ordinary method."
+                f"{name} cannot be put around {rest}; of '{spec}' only the last may be an "
+                "ordinary method."
             )
         if both := sorted(taken & set(option_names(kind))):
             raise UserError(
@@ -147,6 +149,7 @@ def _from_file(spec: str) -> type[Method]:
         return found[wanted]
     if len(found) != 1:
         raise UserError(
-            f"'{path}' registers {len(found)} methods; name one as {path}:NAME (it has: {', '.join(found) or 'none'})."
+            f"'{path}' registers {len(found)} methods; name one as {path}:NAME (it has: "
+            f"{', '.join(found) or 'none'})."
         )
     return next(iter(found.values()))

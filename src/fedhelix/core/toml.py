@@ -93,5 +93,6 @@ def _value(value: Any, path: tuple[str, ...]) -> str:
             return f"[{', '.join(_value(item, path) for item in value)}]"
     kind = type(value).__name__
     raise UserError(
-        f"'{'.'.join(path)}' holds a {kind}; settings are texts, numbers, true or false, or lists of them."
+        f"'{'.'.join(path)}' holds a {kind}; settings are texts, numbers, true or false, or "
+        "lists of them."
     )

@@ -20,7 +20,7 @@ from fedhelix.deploy.remote_data import OWN, RemotePartition, common_kind, own_s
 from fedhelix.deploy.transport import Transport
 from fedhelix.federation.federation import Federation
 from fedhelix.federation.run import Run
-from fedhelix.runs.config import RunSpec, read_spec
+from fedhelix.runs.spec import RunSpec, read_spec
 from fedhelix.store import RunFolder
 
 ROSTER = "sites.json"

@@ -35,7 +35,8 @@ from fedhelix.engines.local import (
 )
 from fedhelix.federation.setup import client_setup, device_of, network
 from fedhelix.federation.uploads import keep_states
-from fedhelix.runs.config import Config, RunSpec, located, read_spec
+from fedhelix.runs.config import Config
+from fedhelix.runs.spec import RunSpec, located, read_spec
 
 
 class Site:

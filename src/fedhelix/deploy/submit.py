@@ -17,7 +17,8 @@ from fedhelix.core.registry import is_known
 from fedhelix.data import from_npz
 from fedhelix.deploy.policy import RoundPolicy, cohort_size
 from fedhelix.deploy.remote_data import OWN
-from fedhelix.runs.config import Config, RunSpec, read_spec
+from fedhelix.runs.config import Config
+from fedhelix.runs.spec import RunSpec, read_spec
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import Progress
 

@@ -47,7 +47,7 @@ class Federation(FederationSetup):
     They can also be given at once, as `settings=FederationSettings(...)`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - every argument but data has a default
         self,
         data: str | Dataset | Sequence[Any] = "digits",
         partition: str | Partition | None = None,

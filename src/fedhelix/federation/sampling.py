@@ -47,7 +47,8 @@ class Newcomers(Checked):
         super().__post_init__()
         if self.newcomers and self.newcomers_after is None:
             raise UserError(
-                f"newcomers = {self.newcomers} needs newcomers_after, the rounds before they arrive."
+                f"newcomers = {self.newcomers} needs newcomers_after, the rounds before they "
+                "arrive."
             )
 
     def arrived(self, t: int) -> bool:

@@ -61,7 +61,7 @@ class FederationSetup:
     clients: int
     cohort_size: int
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - those of Federation
         self,
         data: str | Dataset | Sequence[Any],
         partition: str | Partition | None,

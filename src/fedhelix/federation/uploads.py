@@ -24,7 +24,8 @@ def refusal(tree: Tree, initial: State, needed: Collection[str] = ()) -> str | N
         if name not in initial:
             return f"has an unknown entry '{name}'"
         if value.shape != initial[name].shape:
-            return f"has shape {tuple(value.shape)} for '{name}' instead of {tuple(initial[name].shape)}"
+            shape, right = tuple(value.shape), tuple(initial[name].shape)
+            return f"has shape {shape} for '{name}' instead of {right}"
     lacking = [name for name in needed if name not in tree.get("model", {})]
     return f"lacks the entry '{lacking[0]}'" if lacking else None
 

@@ -20,14 +20,16 @@ class FedBN(FedAvg):
 
     bn_filter: Literal["type", "name"] = option(
         "type",
-        "which entries count as BatchNorm: by module type, or (as in public code) names with 'bn' in them",
+        "which entries count as BatchNorm: by module type, or (as in public code) names with "
+        "'bn' in them",
     )
 
     def check(self, layers: Layers) -> None:
         """Without BatchNorm this would silently be FedAvg."""
         if len(self.shared_params(layers)) == len(layers.names):
             raise UserError(
-                "fedbn needs a model with BatchNorm and this one has none; try resnet18 or digits-bn-cnn."
+                "fedbn needs a model with BatchNorm and this one has none; try resnet18 or "
+                "digits-bn-cnn."
             )
 
     def shared_params(self, layers: Layers) -> Sequence[str]:

@@ -4,7 +4,6 @@ is all that newcomers inherit.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -12,16 +11,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedhelix.components.genes.book import GeneSize, entries_of, gene_metadata, gene_units
-from fedhelix.components.genes.drift import Norm, drift, scales
-from fedhelix.components.genes.fisher import (
-    Normalisation,
-    elastic_mask,
-    fisher_values,
-    normalise,
+from fedhelix.components.genes.book import (
+    GeneSize,
+    entries_of,
+    gene_metadata,
+    gene_report,
+    gene_units,
 )
+from fedhelix.components.genes.drift import Norm, pull, scales
+from fedhelix.components.genes.fisher import Normalisation, client_fisher, elastic_mask, normalise
 from fedhelix.components.genes.scores import Measure, Select
-from fedhelix.core.errors import UserError
 from fedhelix.core.layers import Granularity, Layers
 from fedhelix.core.method import Batch, Capabilities, Client, Context, Local, LocalRound, Upload
 from fedhelix.core.options import option
@@ -90,17 +89,7 @@ class Genes(FedAvg):
 
     def check(self, layers: Layers) -> None:
         """There must be units to choose from, and layers whose drift can be measured."""
-        units = self._units(layers)
-        if not units or not layers.split("conv"):
-            raise UserError(
-                "gene-fl needs a convolution or a linear layer below the last one; this model has "
-                "none."
-            )
-        if not self.gene_budget and self.gene_gamma_min > len(units):
-            raise UserError(
-                f"gene_gamma_min is {self.gene_gamma_min}, but the model has only {len(units)} "
-                "units; lower it."
-            )
+        self._size.check(self._units(layers), layers.split("conv"))
 
     def shared_params(self, layers: Layers) -> Sequence[str]:
         """Whatever may become a gene."""
@@ -134,23 +123,10 @@ class Genes(FedAvg):
         context: Tree = {"centre": centre, "scale": scale}
         if self.lambda_elg or self.elg_hard:
             model = self.start(payload, client_state, client)["model"]
-            context["mask"] = self._mask(model, names, client)
+            fisher = client_fisher(client, model, names, self.fisher_mode, self.fisher_samples)
+            fisher = normalise(fisher, self.fisher_norm)
+            context["mask"] = elastic_mask(fisher, self.epsilon, self.elg_mask)
         return context
-
-    def _mask(self, model: State, names: Sequence[str], client: Client) -> State:
-        """The elastic mask, by Fisher values of some of the client's samples or of its batches."""
-        if self.fisher_mode == "batch":
-            squares = [
-                {name: gradient[name].square() for name in names}
-                for gradient in client.gradients(model)
-            ]
-            fisher = {name: torch.stack([part[name] for part in squares]).mean(0) for name in names}
-        else:
-            x, y = client.inputs(), client.targets()
-            order = torch.randperm(len(x), generator=client.draw("fisher"))
-            some = order[: self.fisher_samples].to(x.device)
-            fisher = fisher_values(client.sample_loss, model, names, x[some], y[some])
-        return elastic_mask(normalise(fisher, self.fisher_norm), self.epsilon, self.elg_mask)
 
     def _elastic(self, params: Mapping[str, Tensor], context: Tree) -> State:
         """Eq. 6 taken literally: outside the mask the cluster's values hold."""
@@ -162,19 +138,11 @@ class Genes(FedAvg):
 
     def loss(self, params: Mapping[str, Tensor], batch: Batch, local: Local) -> Tensor:
         """Client: the base loss, plus the drift of all layers and that of the elastic part."""
-        context = local.context
+        context, squared = local.context, self.gen_squared
         params = self._elastic(params, context)
         base = local.base_loss(params, batch)
         entries = list(local.layers.split("conv").values())
-        centre, scale, squared = context["centre"], context["scale"], self.gen_squared
-        penalty = scale.new_zeros(())
-        if self.lambda_gen:
-            everything = drift(params, centre, entries, scale, None, squared)
-            penalty = penalty + self.lambda_gen * everything
-        if self.lambda_elg:
-            elastic = drift(params, centre, entries, scale, context["mask"], squared)
-            penalty = penalty + self.lambda_elg * elastic
-        return base + penalty
+        return base + pull(params, context, entries, self.lambda_gen, self.lambda_elg, squared)
 
     def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
         """Client: the gene, its mask's density and its validation accuracy; the model stays."""
@@ -182,10 +150,7 @@ class Genes(FedAvg):
         model = self._elastic(local.models["model"], local.context)
         units, gamma = self._units(local.layers), int(local.payload["gene"]["gamma"])
         gene = self._size.gene(model, before, units, gamma, self.gene_score, self.gene_select)
-        mask = [value.flatten() for value in local.context.get("mask", {}).values()]
-        density, valid = float(torch.cat(mask).mean()) if mask else 1.0, local.client.valid(model)
-        report = torch.tensor([density, valid] if math.isfinite(valid) else [density])
-        report = report.to(local.context["scale"].device)
+        report = gene_report(local.context, local.client.valid(model))
         return {"model": take(model, gene), "report": report}, {"model": model}
 
     def personal(self, models: dict[str, State]) -> str:

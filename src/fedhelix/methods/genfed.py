@@ -59,7 +59,8 @@ class GenFed(Wrapper):
         super().check(layers)
         if self.inner.capabilities.packed_uploads:
             raise UserError(
-                f"genfed cannot score what {self.inner.label} uploads, which is packed in its own way."
+                f"genfed cannot score what {self.inner.label} uploads, which is packed in its "
+                "own way."
             )
         shared = set(self.inner.shared_params(layers))
         if not shared & set(layers.body or layers.names):

@@ -18,8 +18,9 @@ from time import monotonic
 from typing import Any, Literal, NamedTuple
 
 from fedhelix.core.errors import unknown
-from fedhelix.runs.config import PLACES, RunSpec, make_spec
+from fedhelix.runs.config import PLACES
 from fedhelix.runs.jobs import Session, is_finished
+from fedhelix.runs.spec import RunSpec, make_spec
 from fedhelix.store import RunFolder
 from fedhelix.store.records import Record, evaluated_records, is_number
 

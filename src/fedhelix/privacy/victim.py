@@ -12,7 +12,7 @@ from fedhelix.data import Dataset, available, load
 from fedhelix.engines.local import ClientTask, run_client, start_round
 from fedhelix.federation.federation import Federation, FederationState
 from fedhelix.privacy.settings import Audit
-from fedhelix.runs.config import read_spec
+from fedhelix.runs.spec import read_spec
 from fedhelix.store import RunFolder
 
 FEW = (600, 300)  # samples for training and test: enough for one client's round of any method

@@ -11,8 +11,8 @@ from typing import Any
 from fedhelix.core import toml
 from fedhelix.core.errors import UserError
 from fedhelix.core.files import write_atomically
-from fedhelix.runs.config import RunSpec, absolute, located, make_specs
 from fedhelix.runs.jobs import Session
+from fedhelix.runs.spec import RunSpec, absolute, located, make_specs
 from fedhelix.store import COMPARISON, RunFolder
 from fedhelix.store.trackers import check_tracker
 

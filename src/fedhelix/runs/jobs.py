@@ -18,7 +18,9 @@ from fedhelix.engines.batched.multirun import run_together
 from fedhelix.engines.local import Setup
 from fedhelix.federation import Run
 from fedhelix.federation.setup import device_of
-from fedhelix.runs.config import PLACES, Config, RunSpec, device_name, read_spec
+from fedhelix.runs.config import PLACES, Config
+from fedhelix.runs.provenance import device_name
+from fedhelix.runs.spec import RunSpec, read_spec
 from fedhelix.store import RUNS, RunFolder
 from fedhelix.store.progress import Progress
 from fedhelix.store.records import Record

@@ -7,8 +7,9 @@ import pytest
 
 from fedhelix.engines.batched.scheduler import Scheduler
 from fedhelix.runs import jobs
-from fedhelix.runs.config import Config, make_spec
+from fedhelix.runs.config import Config
 from fedhelix.runs.jobs import Session
+from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import Progress
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedhelix.components.genes.scores import Measure, Select, choose, shrunk, unit_scores
+from fedhelix.core.errors import UserError
 from fedhelix.core.layers import Granularity, Layers
 from fedhelix.core.method import Context
 from fedhelix.core.tree import State, Tree
@@ -44,6 +45,19 @@ class GeneSize:
     smallest: int  # units of the last ones
     shrink_every: int | None  # rounds; None: a 33rd of all
     tolerance: float  # a greater loss of validation accuracy stops the shrinking
+
+    def check(self, units: Entries, layers: Entries) -> None:
+        """Refuse a model without units or layers, and more units than there are."""
+        if not units or not layers:
+            raise UserError(
+                "gene-fl needs a convolution or a linear layer below the last one; this model has "
+                "none."
+            )
+        if not self.budget and self.smallest > len(units):
+            raise UserError(
+                f"gene_gamma_min is {self.smallest}, but the model has only {len(units)} units; "
+                "lower it."
+            )
 
     def best(
         self,
@@ -117,3 +131,11 @@ def gene_metadata(uploads: Mapping[str, Tree], units: Entries) -> Tree:
     }
     density = torch.stack([upload["report"][0] for upload in uploads.values()]).mean()
     return {"units": sent, "gamma": max(map(len, sent.values())), "mask_density": float(density)}
+
+
+def gene_report(context: Tree, valid: float) -> Tensor:
+    """What a client sends beside its gene: its mask's density and, if known, its accuracy."""
+    mask = [value.flatten() for value in context.get("mask", {}).values()]
+    density = float(torch.cat(mask).mean()) if mask else 1.0
+    report = [density, valid] if math.isfinite(valid) else [density]
+    return torch.tensor(report, device=context["scale"].device)

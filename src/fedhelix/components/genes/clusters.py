@@ -32,7 +32,8 @@ def principal_vectors(samples: Tensor, count: int) -> Tensor:
     matrix = samples.flatten(1).double().T
     if min(matrix.shape) < count:
         raise UserError(
-            f"{matrix.shape[1]} samples of {matrix.shape[0]} features have no {count} singular vectors; "
+            f"{matrix.shape[1]} samples of {matrix.shape[0]} features have no {count} singular "
+            "vectors; "
             "lower vectors or give every client more samples."
         )
     # The eigenvectors of the smaller Gram matrix give the same, and much faster.

@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedhelix.core.tree import Tree
+
 Norm = Literal["relative", "rms", "plain"]
 
 FLOOR = 1e-2  # times sqrt(size): layers that start at zero have no length to be relative to
@@ -59,3 +61,24 @@ def drift(
 
 def _device(state: Mapping[str, Tensor]) -> torch.device:
     return next(iter(state.values())).device
+
+
+def pull(
+    params: Mapping[str, Tensor],
+    context: Tree,
+    entries: Sequence[Sequence[str]],
+    lambda_gen: float,
+    lambda_elg: float,
+    squared: bool,
+) -> Tensor:
+    """`lambda_gen` times the drift of all layers, plus `lambda_elg` times that of the elastic part.
+
+    `context` has the cluster's layers (`centre`), their `scale` and the elastic `mask`.
+    """
+    centre, scale = context["centre"], context["scale"]
+    total = scale.new_zeros(())
+    if lambda_gen:
+        total = total + lambda_gen * drift(params, centre, entries, scale, None, squared)
+    if lambda_elg:
+        total = total + lambda_elg * drift(params, centre, entries, scale, context["mask"], squared)
+    return total

@@ -4,14 +4,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-State = dict[str, Tensor]
+from fedhelix.core.method import Client
+from fedhelix.core.tree import State
+
 SampleLoss = Callable[[State, Tensor, Tensor], Tensor]  # of one sample under a model
 Normalisation = Literal["layer_minmax", "global_minmax", "layer_rank"]
 
@@ -77,3 +79,19 @@ def elastic_mask(
     """
     low = {name: (value <= epsilon).to(value.dtype) for name, value in normalised.items()}
     return low if which == "low" else {name: 1 - value for name, value in low.items()}
+
+
+def client_fisher(
+    client: Client, model: State, names: Sequence[str], mode: Literal["sample", "batch"], most: int
+) -> State:
+    """Fisher values from at most so many of a client's samples, or from its batches."""
+    if mode == "batch":
+        squares = [
+            {name: gradient[name].square() for name in names}
+            for gradient in client.gradients(model)
+        ]
+        return {name: torch.stack([part[name] for part in squares]).mean(0) for name in names}
+    x, y = client.inputs(), client.targets()
+    order = torch.randperm(len(x), generator=client.draw("fisher"))
+    some = order[:most].to(x.device)
+    return fisher_values(client.sample_loss, model, names, x[some], y[some])

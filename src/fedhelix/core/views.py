@@ -1,0 +1,138 @@
+"""What hooks are given: a client's view of its round, and the server's view of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedhelix.core import seeds
+from fedhelix.core.errors import UserError
+from fedhelix.core.layers import Layers
+from fedhelix.core.renamed import HasRenamed
+from fedhelix.core.returns import Phase
+from fedhelix.core.tree import State, Tree
+
+Scorer = Callable[[Sequence[State]], list[tuple[float, float]]]  # metric and loss of models
+
+
+class Batch(NamedTuple):
+    """Samples of one training step; `mask` is 0 for samples that only fill the batch up."""
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor | None = None
+
+
+class Upload(NamedTuple):
+    """What the server received from one client."""
+
+    client: int
+    samples: int
+    tree: Tree
+
+
+@dataclass(frozen=True, eq=False)
+class Client(HasRenamed):
+    """What a client knows of itself in one round."""
+
+    id: int
+    samples: int  # how many it trains on
+    round: int  # 0 in the first round
+    lr: float  # this round's learning rate
+    momentum: float
+    optimizer: str
+    epochs: int  # local epochs of one round
+    layers: Layers
+    initial: State  # the initial model, which everybody can make from the seed
+    seed: int
+    inputs: Callable[[], Tensor]  # its training samples, prepared as the model gets them
+    targets: Callable[[], Tensor]
+    raw_inputs: Callable[[], Tensor]  # its training samples as they are, pixels between 0 and 1
+    # The loss of one prepared sample in evaluation mode; may be vmapped.
+    sample_loss: Callable[[State, Tensor, Tensor], Tensor]
+    # The metric of a model on its validation samples; not-a-number without any.
+    valid: Callable[[State], float]
+    # The gradient of the loss on each of its batches, at a model.
+    gradients: Callable[[State], Iterator[State]]
+    # What its training samples are below the head of a model, in evaluation mode.
+    features: Callable[[State], Tensor]
+    # A model after a round's plain local training; turns see other batches.
+    train: Callable[[State, int], State]
+
+    renamed: ClassVar = {"units": "layers", "own": "client_state"}
+
+    def travel(self, steps: int) -> float:
+        """How far that many steps of SGD go along a constant gradient of one."""
+        if self.optimizer != "sgd":
+            raise UserError(f"this method needs optimizer = sgd, not {self.optimizer}.")
+        # steps * lr without momentum; with momentum the velocity builds up to 1 / (1 - momentum).
+        lag = self.momentum * (1 - self.momentum**steps) / (1 - self.momentum)
+        return self.lr * (steps - lag) / (1 - self.momentum)
+
+    def draw(self, purpose: str, every_round: bool = True) -> torch.Generator:
+        """Random numbers of this client, new in each round or the same all along."""
+        return seeds.draw(self.seed, purpose, self.round if every_round else -1, self.id)
+
+
+@dataclass(frozen=True, eq=False)
+class Local(HasRenamed):
+    """What a client's loss may look at.
+
+    Engines run many clients at once, so nothing here names a single client.
+    """
+
+    context: Tree  # what `loss_context` returned
+    phase: Phase
+    layers: Layers
+    # The mean loss of a model's state on a batch.
+    base_loss: Callable[[Mapping[str, Tensor], Batch], Tensor]
+    # The outputs of a model's state for samples.
+    outputs: Callable[[Mapping[str, Tensor], Tensor], Tensor]
+    # What the head of the model gets for samples, one row each.
+    features: Callable[[Mapping[str, Tensor], Tensor], Tensor]
+
+    renamed: ClassVar = {"units": "layers", "anchor": "context", "risk": "base_loss"}
+
+
+@dataclass(frozen=True, eq=False)
+class LocalRound(Local):
+    """A client's round, from what it received to what it trained; `upload` may
+    look at all of it.
+    """
+
+    client: Client
+    payload: Tree
+    client_state: Tree
+    models: dict[str, State]
+    steps: int  # optimiser steps of the round
+
+    renamed: ClassVar = {**Local.renamed, "own": "client_state"}
+
+
+@dataclass(frozen=True, eq=False)
+class Context(HasRenamed):
+    """What the server knows in one round, besides its own state."""
+
+    round: int
+    rounds: int
+    clients: int  # how many the server knows; an unseen one gets this number as its id
+    layers: Layers
+    initial: State
+    device: torch.device
+    seed: int
+    cohort: Callable[[int], list[int]]  # who is sampled in a given round
+    present: Sequence[int]  # who could be sampled in this one
+    # Metric and loss of models on the server's validation data; None without any. Entries that a
+    # model lacks are fitted to these data first.
+    score: Scorer | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)  # what the method wants recorded
+
+    renamed: ClassVar = {"units": "layers", "notes": "metadata"}
+
+    def draw(self, purpose: str) -> torch.Generator:
+        """Random numbers of the server, new in each round."""
+        return seeds.draw(self.seed, purpose, self.round, -1)

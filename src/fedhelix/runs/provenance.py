@@ -1,0 +1,52 @@
+"""What produced a run: versions, the commit, and the device."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedhelix.core.version import __version__
+from fedhelix.federation.setup import device_of
+
+
+def versions() -> dict[str, str]:
+    """What produced a run: package versions, and the commit when this is a source checkout."""
+    found = {
+        "fedhelix": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "machine": f"{platform.system()} {platform.machine()}",
+    }
+    commit = _git("rev-parse", "HEAD")
+    if commit:
+        found["commit"] = commit + (
+            "+changes" if _git("status", "--porcelain", "--", "src") else ""
+        )
+    return found
+
+
+def device_name(device: str) -> str:
+    """What computes a run: the GPU's name, or CPU."""
+    return torch.cuda.get_device_name() if device_of(device).type == "cuda" else "CPU"
+
+
+@cache
+def _git(*words: str) -> str:
+    # Only a checkout of this project counts, not whatever repository an installed package happens
+    # to lie in.
+    root = Path(__file__).parents[3]
+    if not (root / ".git").exists():
+        return ""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *words], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
