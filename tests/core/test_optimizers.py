@@ -74,7 +74,7 @@ def test_a_stack_steps_with_the_settings_of_each_client(name, momentum, decay):
 
 
 def test_one_step_by_hand():
-    """p = 1, g = 0.5, decay = 0.1, lr = 0.1. SGD: v = 0.6; Adam's first step is lr, whatever g is."""
+    """p = 1, g = 0.5, decay = lr = 0.1. SGD: v = 0.6; Adam's first step is lr, whatever g is."""
     for name, expected in (("sgd", 1 - 0.1 * 0.6), ("adam", 1 - 0.1), ("adamw", 0.99 - 0.1)):
         rule, param = OPTIMIZERS[name], torch.tensor([1.0])
         slots = [[torch.zeros(1)] for _ in range(rule.slots(0.9))]

@@ -8,8 +8,8 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.registry import make, method_type, parts
 
 ISSUED = {
-    "fedavg", "fedavg-ft", "local", "fedbn", "fedper", "fedrep", "lg-fedavg", "fedbabu", "partialfed", "fedfina",
-    "fedlg", "fedlp", "fedprox", "scaffold", "fedopt", "ditto",
+    "fedavg", "fedavg-ft", "local", "fedbn", "fedper", "fedrep", "lg-fedavg", "fedbabu",
+    "partialfed", "fedfina", "fedlg", "fedlp", "fedprox", "scaffold", "fedopt", "ditto",
 }  # fmt: skip
 
 MINE = """

@@ -23,11 +23,22 @@ from fedhelix.core.layers import Layers
 from fedhelix.core.options import Checked
 from fedhelix.core.returns import Check, Phase
 from fedhelix.core.tree import State, Tree, drop, masked_mean, take
-from fedhelix.core.views import Batch, Client, Context, Local, LocalRound, Upload
+from fedhelix.core.views import Batch, Client, Context, Local, LocalRound, Scorer, Upload
 
 __all__ = [
-    *("HOOKS", "Batch", "Capabilities", "Client", "Context", "Hook", "Local", "LocalRound"),
-    *("Method", "Phase", "Scorer", "Upload", "hook"),
+    "HOOKS",
+    "Batch",
+    "Capabilities",
+    "Client",
+    "Context",
+    "Hook",
+    "Local",
+    "LocalRound",
+    "Method",
+    "Phase",
+    "Scorer",
+    "Upload",
+    "hook",
 ]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
