@@ -4,14 +4,16 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= runs/demo
 
-.PHONY: help demo demo-deploy test lint docs clean
+.PHONY: help demo demo-deploy test test-all lint docs hooks clean
 
 help:
 	@echo "make demo   install into $(VENV) and compare four methods on the embedded data (about a minute)"
 	@echo "make demo-deploy  install Flower too; a server and three sites on this machine, compared with the simulation"
-	@echo "make test   install into $(VENV) and run the tests"
+	@echo "make test   install into $(VENV) and run the fast tests (under three minutes on two cores)"
+	@echo "make test-all  all tests, with their coverage"
 	@echo "make lint   formatting, lint and types"
 	@echo "make docs   the site with all documentation, in build/site"
+	@echo "make hooks  check every commit with pre-commit"
 	@echo "make clean  remove $(VENV) and what the tools leave behind"
 
 $(BIN)/python:
@@ -38,7 +40,13 @@ demo-deploy: $(VENV)/.deployment
 	$(BIN)/python examples/deployment.py genfed 5
 
 test: $(VENV)/.development
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-all: $(VENV)/.development
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --cov --cov-report=term
+
+hooks: $(VENV)/.development
+	$(BIN)/pre-commit install
 
 lint: $(VENV)/.development
 	$(BIN)/ruff format --check .

@@ -10,8 +10,17 @@ import torch
 from fedhelix import METHODS
 from fedhelix.cli import app as command_line
 from fedhelix.store import RunFolder
+from tiers import is_slow
 
 torch.set_num_threads(1)  # tests run side by side
+
+
+def pytest_collection_modifyitems(items):
+    """Mark what is not for the fast tier."""
+    for item in items:
+        name, _, case = item.name.partition("[")
+        if is_slow(name, case.removesuffix("]")):
+            item.add_marker(pytest.mark.slow)
 
 
 class Result(NamedTuple):
@@ -54,7 +63,7 @@ Maker = Callable[..., RunFolder]
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Maker:
-    def make(
+    def make(  # noqa: PLR0913, PLR0917 - all of them have defaults
         method: str = "fedavg",
         seed: int = 0,
         final: float = 0.8,
@@ -104,8 +113,9 @@ def make_run(tmp_path: Path) -> Maker:
             if summary:
                 folder.write_summary(
                     {
-                        "method": method, "options": options or {}, "rounds": rounds, "seed": seed, "data": data,
-                        "clients": clients, "complete": complete, "uplink_bytes": int(rounds * mib * 2**20),
+                        "method": method, "options": options or {}, "rounds": rounds, "seed": seed,
+                        "data": data, "clients": clients, "complete": complete,
+                        "uplink_bytes": int(rounds * mib * 2**20),
                         "seconds": 1.5 * rounds, "best_round": rounds // every * every,
                         f"personal_{metric}_at_best": float(np.mean(personal or [np.nan])),
                     }

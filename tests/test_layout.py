@@ -15,6 +15,7 @@ import pytest
 import fedhelix
 from fedhelix import METHODS
 from fedhelix.core.method import HOOKS
+from tiers import MATRIX, SLOW
 
 ROOT = Path(fedhelix.__file__).parent
 PROJECT = ROOT.parents[1]
@@ -228,3 +229,10 @@ def test_the_architecture_page_names_every_package_and_hook():
     assert all(len(words) > 10 for words in rows.values())
     for hook in HOOKS:
         assert f"`{hook}(" in text
+
+
+def test_the_table_of_tiers_names_tests_that_exist():
+    names = set()
+    for path in Path(__file__).parent.rglob("test_*.py"):
+        names |= set(re.findall(r"^\s*def (test_\w+)", path.read_text(), flags=re.MULTILINE))
+    assert SLOW | MATRIX.keys() <= names
