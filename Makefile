@@ -46,7 +46,8 @@ test-all: $(VENV)/.development
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --cov --cov-report=term
 
 hooks: $(VENV)/.development
-	$(BIN)/pre-commit install
+	@command -v pre-commit > /dev/null || { echo "install pre-commit first, e.g. with: pipx install pre-commit" >&2; exit 2; }
+	pre-commit install
 
 lint: $(VENV)/.development
 	$(BIN)/ruff format --check .

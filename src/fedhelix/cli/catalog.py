@@ -73,12 +73,13 @@ def data(
     as_json: Json = False,
 ) -> None:
     """Which data sets are here, and how to get the others."""
-    found = available(data_dir)
+    data_sets = available(data_dir)
     if as_json:
-        print(json.dumps([{**dataclasses.asdict(item)} for item in found], indent=2, default=str))
+        rows = [dataclasses.asdict(item) for item in data_sets]
+        print(json.dumps(rows, indent=2, default=str))
         return
     table = Table("data set", "here", "where, or how to get it", box=None, padding=(0, 2))
-    for item in found:
+    for item in data_sets:
         table.add_row(
             item.name,
             "[green]yes[/]" if item.found else "[yellow]no[/]",

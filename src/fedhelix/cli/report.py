@@ -21,12 +21,12 @@ Runs = Annotated[
 
 def plot(
     runs: Runs = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder for the pictures.")] = Path(
-        "pictures"
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder for the figures.")] = Path(
+        "figures"
     ),
     form: Annotated[str, typer.Option("--format", help="png, svg or pdf.")] = "png",
 ) -> None:
-    """Draw every picture that the runs give rise to.
+    """Draw every figure that the runs allow.
 
     Accuracy by rounds, bytes and seconds; every client; who has what; and what a method notes about
     itself: GenFed's fitness and choice, GENE-FL's units and clusters, pFedGPA's distances.

@@ -38,12 +38,12 @@ def check_fits(module: nn.Module, example: Tensor, outputs: int | None = None) -
     """Refuse a network that fails on a prepared batch, or that does not give `outputs` numbers per
     sample.
     """
-    found = probe(module, example)
-    if not isinstance(found, Tensor):
-        raise UserError(f"the model must return one tensor, not {type(found).__name__}.")
+    output = probe(module, example)
+    if not isinstance(output, Tensor):
+        raise UserError(f"the model must return one tensor, not {type(output).__name__}.")
     expected = (len(example), outputs)
-    if outputs is not None and tuple(found.shape) != expected:
+    if outputs is not None and tuple(output.shape) != expected:
         raise UserError(
             f"the model's output does not fit the classes: a batch of {len(example)} gives shape "
-            f"{tuple(found.shape)}, and {expected} is needed."
+            f"{tuple(output.shape)}, and {expected} is needed."
         )

@@ -72,12 +72,13 @@ class Objective:
 
     def measure(self, output: Tensor, target: Tensor) -> Tensor:
         """The metric of some samples, which is one number."""
-        found = self.metric(output, target)
-        value = torch.as_tensor(found) if isinstance(found, SupportsFloat) else None
+        returned = self.metric(output, target)
+        value = torch.as_tensor(returned) if isinstance(returned, SupportsFloat) else None
         if value is None or value.dim():
             shape = "" if value is None else f" of shape {tuple(value.shape)}"
             raise UserError(
-                f"metric must return one number for all samples, not {type(found).__name__}{shape}."
+                "metric must return one number for all samples, not "
+                f"{type(returned).__name__}{shape}."
             )
         return value
 
@@ -109,11 +110,11 @@ def evaluate_all(
 ) -> list[tuple[float, float]]:
     """The same for several sets of samples, with a single wait for the device."""
     empty = (float("nan"), float("nan"))
-    found = [
+    pairs = [
         (objective.measure(output, target), objective.mean_loss(output, target))
         for output, target in zip(outputs, targets, strict=True)
         if len(target)
     ]
-    flat = [value.double().to(pair[1].device) for pair in found for value in pair]
+    flat = [value.double().to(pair[1].device) for pair in pairs for value in pair]
     values = iter(torch.stack(flat).tolist() if flat else [])
     return [(next(values), next(values)) if len(target) else empty for target in targets]

@@ -97,8 +97,8 @@ def parts(spec: str) -> list[str]:
     """
     head, plus, rest = spec.partition("+")
     if plus and not is_file(spec):
-        if "/" in head and (found := FILE_AND_REST.fullmatch(spec)):
-            head, rest = found[1], found[2]
+        if "/" in head and (match := FILE_AND_REST.fullmatch(spec)):
+            head, rest = match[1], match[2]
         return [head, *parts(rest)] if rest is not None else [head]
     return [spec]
 
@@ -142,14 +142,14 @@ def _from_file(spec: str) -> type[Method]:
     path, _, wanted = spec.partition(":")
     known = dict(METHODS)
     import_file(path)
-    found = {name: kind for name, kind in METHODS.items() if known.get(name) is not kind}
+    new = {name: kind for name, kind in METHODS.items() if known.get(name) is not kind}
     if wanted:
-        if wanted not in found:
-            raise unknown(f"method in '{path}'", wanted, found)
-        return found[wanted]
-    if len(found) != 1:
+        if wanted not in new:
+            raise unknown(f"method in '{path}'", wanted, new)
+        return new[wanted]
+    if len(new) != 1:
         raise UserError(
-            f"'{path}' registers {len(found)} methods; name one as {path}:NAME (it has: "
-            f"{', '.join(found) or 'none'})."
+            f"'{path}' registers {len(new)} methods; name one as {path}:NAME (it has: "
+            f"{', '.join(new) or 'none'})."
         )
-    return next(iter(found.values()))
+    return next(iter(new.values()))

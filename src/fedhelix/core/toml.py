@@ -31,14 +31,14 @@ def loads(text: str) -> dict[str, Any]:
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables as dotted keys."""
-    found: dict[str, Any] = {}
+    flattened: dict[str, Any] = {}
     for key, value in values.items():
-        found |= (
+        flattened |= (
             flat(value, f"{prefix}{key}.")
             if isinstance(value, Mapping)
             else {f"{prefix}{key}": value}
         )
-    return found
+    return flattened
 
 
 def read(path: Path | str) -> dict[str, Any]:

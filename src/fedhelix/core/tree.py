@@ -135,13 +135,13 @@ def masked_mean(
 
 def tensors(tree: Mapping[str, Any]) -> list[Tensor]:
     """All tensors of a tree."""
-    found: list[Tensor] = []
+    collected: list[Tensor] = []
     for value in tree.values():
         if isinstance(value, Tensor):
-            found.append(value)
+            collected.append(value)
         elif isinstance(value, Mapping):
-            found.extend(tensors(value))
-    return found
+            collected.extend(tensors(value))
+    return collected
 
 
 def payload_bytes(tree: Mapping[str, Any]) -> int:

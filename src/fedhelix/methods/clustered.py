@@ -64,17 +64,17 @@ class Clusters(Method):
         replies: dict[int, Tree] = {}
         for k in range(max(member) + 1):
             mine = {i: client_init for i, client_init in client_inits.items() if member[i] == k}
-            parts[str(k)], found = super().server_init(mine, ctx)
-            replies |= found
+            parts[str(k)], more = super().server_init(mine, ctx)
+            replies |= more
         return {"member": torch.tensor(member), "prints": prints, "parts": parts}, replies
 
     def select_clients(self, server: Tree, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
         """Server: who works in each cluster."""
-        found: list[int] = []
+        selected: list[int] = []
         for k, part in server["parts"].items():
             mine = [client for client in cohort if self._place(server, client) == k]
-            found += super().select_clients(part, mine, self._within(server, k, ctx))
-        return sorted(found)
+            selected += super().select_clients(part, mine, self._within(server, k, ctx))
+        return sorted(selected)
 
     def download(self, server: Tree, client: int, ctx: Context) -> Tree:
         """Server: what the client's cluster has for it."""
@@ -84,8 +84,8 @@ class Clusters(Method):
         """Server: weights within each cluster."""
         weights: dict[int, float] = {}
         for k, mine in self._groups(server, uploads).items():
-            found = super().weights(server["parts"][k], mine, self._within(server, k, ctx))
-            weights |= {upload.client: weight for upload, weight in zip(mine, found, strict=True)}
+            shares = super().weights(server["parts"][k], mine, self._within(server, k, ctx))
+            weights |= {upload.client: weight for upload, weight in zip(mine, shares, strict=True)}
         return [weights[upload.client] for upload in uploads]
 
     def aggregate(
@@ -123,14 +123,14 @@ class Clusters(Method):
         """Server: a newcomer joins the nearest cluster, whose mean moves by it."""
         if "print" in message:
             prints, member = server["prints"], server["member"]
-            found = nearest(
+            cluster_of = nearest(
                 message["print"].to(prints.device), prints, member.tolist(), self.cluster_distance
             )
-            ctx.metadata.setdefault("clusters", {})[str(ctx.clients)] = found
+            ctx.metadata.setdefault("clusters", {})[str(ctx.clients)] = cluster_of
             grown = torch.cat([prints, message["print"][None].to(prints.device)])
             server = {
                 **server,
-                "member": torch.cat([member, member.new_tensor([found])]),
+                "member": torch.cat([member, member.new_tensor([cluster_of])]),
                 "prints": grown,
             }
         k = self._place(server, ctx.clients)
@@ -150,10 +150,10 @@ class Clusters(Method):
 
     def _groups(self, server: Tree, uploads: Sequence[Upload]) -> dict[str, list[Upload]]:
         """The uploads of each cluster."""
-        found: dict[str, list[Upload]] = {}
+        groups: dict[str, list[Upload]] = {}
         for upload in uploads:
-            found.setdefault(self._place(server, upload.client), []).append(upload)
-        return found
+            groups.setdefault(self._place(server, upload.client), []).append(upload)
+        return groups
 
 
 @register("clustered", paper="the one-shot clusters of GENE-FL, arXiv:2504.14628")

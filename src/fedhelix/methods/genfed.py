@@ -79,8 +79,8 @@ class GenFed(Wrapper):
         assert ctx.score is not None
         models: list[State] = [{**server["model"], **upload.tree["model"]} for upload in uploads]
         fitness = [
-            fitness_of(*found, upload.client)
-            for found, upload in zip(ctx.score(models), uploads, strict=True)
+            fitness_of(*scored, upload.client)
+            for scored, upload in zip(ctx.score(models), uploads, strict=True)
         ]
         # In clusters this is called for each of them, with the notes of one round.
         ctx.metadata.setdefault("fitness", {}).update(

@@ -92,8 +92,8 @@ class PFedGPA(Recipe, FedAvgFT):
         last = ctx.round == ctx.rounds - 1
         if last or (self.mode == "online" and ctx.round >= self.warmup):
             seed, steps = key(ctx.seed, "pfedgpa", ctx.round), None if last else self.online_steps
-            made, found = self.serve(buffer, layout, seed, steps, below)
-            ctx.metadata.update(found)
+            made, statistics = self.serve(buffer, layout, seed, steps, below)
+            ctx.metadata.update(statistics)
             merged |= {**made, "personal": merged["personal"] | made["personal"]}
         return merged
 

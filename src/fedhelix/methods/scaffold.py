@@ -65,9 +65,10 @@ class Scaffold(FedAvg):
             client_state.get("control") or zeros(local.payload["control"]),
         )
         if self.control == "gradient":
-            found = list(local.client.gradients({**local.models["model"], **received}))
+            gradients = list(local.client.gradients({**local.models["model"], **received}))
             control = {
-                name: torch.stack([gradient[name] for gradient in found]).mean(0) for name in old
+                name: torch.stack([gradient[name] for gradient in gradients]).mean(0)
+                for name in old
             }
         else:
             moved = subtract(take(received, old), local.models["model"])

@@ -64,7 +64,7 @@ class Config(FederationSettings):
     rounds: int = option(30, "rounds of the federation", low=1)
     eval_every: int = option(1, "evaluate after every so many rounds, and after the last", low=1)
     eval_clients: int | None = option(
-        None, "clients whose personal models are judged (auto: all; 0: none)", low=0
+        None, "clients whose personal models are evaluated (auto: all; 0: none)", low=0
     )
     checkpoint_every: int = option(1, "write a checkpoint after every so many rounds", low=1)
     client_state: Literal["memory", "disk"] = option(

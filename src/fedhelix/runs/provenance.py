@@ -16,7 +16,7 @@ from fedhelix.federation.setup import device_of
 
 def versions() -> dict[str, str]:
     """What produced a run: package versions, and the commit when this is a source checkout."""
-    found = {
+    named = {
         "fedhelix": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -25,10 +25,10 @@ def versions() -> dict[str, str]:
     }
     commit = _git("rev-parse", "HEAD")
     if commit:
-        found["commit"] = commit + (
+        named["commit"] = commit + (
             "+changes" if _git("status", "--porcelain", "--", "src") else ""
         )
-    return found
+    return named
 
 
 def device_name(device: str) -> str:

@@ -1,4 +1,4 @@
-"""A run as it is asked for: a method with its options, and the settings it runs under."""
+"""What to run: a method with its options, and the settings it runs under."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def split_variant(spec: str) -> tuple[str, str]:
 
 def _of_variant(text: str, groups: set[str]) -> dict[str, str]:
     """The keys of a variant: those of `Config`, and any other is an option of the method."""
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for assignment in filter(
         None, re.split(r",(?![^\[(]*[\])])", text)
     ):  # not within brackets: those are tuples
@@ -119,8 +119,8 @@ def _of_variant(text: str, groups: set[str]) -> dict[str, str]:
         if field in FOR_ALL:
             raise UserError(f"a variant cannot have a {field} of its own; set it for all methods.")
         known = field in Config.names or key.partition(".")[0] in groups
-        found[key if known else f"method.{key}"] = value
-    return found
+        options[key if known else f"method.{key}"] = value
+    return options
 
 
 def read_spec(config: Mapping[str, Any], where: str | Path) -> RunSpec:
@@ -147,19 +147,19 @@ def read_spec(config: Mapping[str, Any], where: str | Path) -> RunSpec:
 
 def located(values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings whose files can be found from any folder."""
-    found = dict(values)
+    settings = dict(values)
     for key in ("data", "data_dir"):
-        place = found.get(key)
+        place = settings.get(key)
         if isinstance(place, str) and (key == "data_dir" or place.endswith(".npz")):
-            found[key] = str(Path(place).expanduser().resolve())
-    return found
+            settings[key] = str(Path(place).expanduser().resolve())
+    return settings
 
 
 def absolute(spec: str) -> str:
     """A spec whose files, if it names any, can be found from any folder."""
     plain, variant = split_variant(spec)
-    found = []
+    resolved = []
     for part in parts(plain):
         path, colon, name = part.partition(":")
-        found.append(f"{Path(path).resolve()}{colon}{name}" if is_file(part) else part)
-    return "+".join(found) + (f"@{variant}" if variant else "")
+        resolved.append(f"{Path(path).resolve()}{colon}{name}" if is_file(part) else part)
+    return "+".join(resolved) + (f"@{variant}" if variant else "")

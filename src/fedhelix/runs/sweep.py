@@ -79,12 +79,12 @@ def variants(method: str, grid: dict[str, list[Any]]) -> list[str]:
         for group, _, rest in [key.partition(".")]
         if not rest or group in names or group == "method" or not is_known(group)
     }
-    found = []
+    specs = []
     for chosen in itertools.product(*mine.values()):
         pairs = ",".join(f"{key}={_text(value)}" for key, value in zip(mine, chosen, strict=True))
         joint = "," if "@" in method else "@"
-        found.append(f"{method}{joint}{pairs}" if pairs else method)
-    return found
+        specs.append(f"{method}{joint}{pairs}" if pairs else method)
+    return specs
 
 
 def _text(value: Any) -> str:

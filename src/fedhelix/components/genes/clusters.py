@@ -1,7 +1,7 @@
 """One-shot clusters: clients whose data span similar spaces belong together (Eqs. 11 and 12).
 
 What a client reveals for this is its top singular vectors: directions of its data in the space of
-features, not samples, but for pictures the first one looks like their mean. That is a privacy cost,
+features, not samples, but for images the first one looks like their mean. That is a privacy cost,
 paid once.
 """
 
@@ -51,12 +51,12 @@ def class_vectors(samples: Tensor, labels: Tensor, classes: int, count: int = PE
     """PACFL's: singular vectors of each class beside each other; zeros for classes that the client
     lacks.
     """
-    found = torch.zeros(samples[0].numel(), classes * count, device=samples.device)
+    vectors = torch.zeros(samples[0].numel(), classes * count, device=samples.device)
     for label in labels.unique().tolist():
         mine = samples[labels == label]
         width = min(count, len(mine), mine[0].numel())
-        found[:, label * count : label * count + width] = principal_vectors(mine, width)
-    return found
+        vectors[:, label * count : label * count + width] = principal_vectors(mine, width)
+    return vectors
 
 
 def distances(prints: Tensor, others: Tensor, how: Distance) -> Tensor:
@@ -81,9 +81,9 @@ def cluster(
     if count == 1:
         return [0] * len(prints)
     apart = distances(prints, prints, how).cpu()
-    found = _fit(prints, apart, count, how, algorithm, seed)
+    labels = _fit(prints, apart, count, how, algorithm, seed)
     numbers: dict[int, int] = {}
-    return [numbers.setdefault(int(label), len(numbers)) for label in found]
+    return [numbers.setdefault(int(label), len(numbers)) for label in labels]
 
 
 def _fit(

@@ -35,8 +35,8 @@ def fisher_values(
     of_each = vmap(grad(lambda mine, one, label: loss({**fixed, **mine}, one, label)), (None, 0, 0))
     total = {name: torch.zeros_like(value) for name, value in free.items()}
     for some, labels in zip(x.split(chunk), y.split(chunk), strict=True):
-        for name, found in of_each(free, some, labels).items():
-            total[name] += found.square().sum(0)
+        for name, gradient in of_each(free, some, labels).items():
+            total[name] += gradient.square().sum(0)
     return {name: value / len(x) for name, value in total.items()}
 
 
