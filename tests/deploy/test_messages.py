@@ -74,8 +74,8 @@ def test_damaged_messages_never_do_anything_else(noise, place):
 
 
 def test_size_is_checked_before_anything_is_read():
-    room = messages.max_message_bytes({"weight": torch.zeros(1000)})
-    assert room == 10 * 4000 + messages.HEADER_BYTES
+    limit = messages.max_message_bytes({"weight": torch.zeros(1000)})
+    assert limit == 10 * 4000 + messages.HEADER_BYTES
     with pytest.raises(UserError, match=r"has 7 bytes, and 6 are allowed"):
         messages.read(b"garbage", 6)
 

@@ -39,7 +39,7 @@ RESTART_SECONDS = 1.0  # at least, between two starts of a process that dies at 
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A free TCP port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

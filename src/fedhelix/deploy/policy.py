@@ -16,7 +16,7 @@ class RoundPolicy(Checked):
     minimum: int = option(1, "answers without which a round changes nothing", low=1)
     extra: int = option(
         0,
-        "clients asked beyond the cohort; the round goes on when as many as the cohort are in",
+        "clients sampled beyond the cohort; the round ends when as many as the cohort answered",
         low=0,
     )
     patience: float = option(

@@ -190,8 +190,8 @@ class Site:
             split = dataclasses.replace(split, train=np.append(split.train, added))
             data = dataclasses.replace(data, x=x, y=y)
         # The site knows nothing of the other clients.
-        nobody = Split(*[np.empty(0, dtype=np.int64)] * 3)
-        return site_setup(spec, data, [nobody] * client + [split])
+        empty = Split(*[np.empty(0, dtype=np.int64)] * 3)
+        return site_setup(spec, data, [empty] * client + [split])
 
 
 def common_source(data: str) -> str:

@@ -68,7 +68,7 @@ class PendingRequest:
 
 
 class Request(NamedTuple):
-    """What a site is asked: the header, and the whole message as bytes."""
+    """A request to a site: its header, and the whole message as bytes."""
 
     header: Mapping[str, Any]
     content: bytes
@@ -269,7 +269,7 @@ class Transport:
         return answer
 
     def _identify(self, request: PendingRequest, answer: Message | str) -> None:
-        """Note which site a node is; a name that belongs to another key is refused."""
+        """Store which site a node is; a name that belongs to another key is refused."""
         if isinstance(answer, str):
             self.dropped[f"node {request.node}"] = answer
             return
