@@ -10,7 +10,7 @@ from fedhelix.deploy import messages, submit
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
 from helpers import same
-from nearby import Late, Neighbourhood
+from in_process import InProcessDeployment, Late
 
 SMALL = {
     "clients": 3,
@@ -22,35 +22,32 @@ SMALL = {
 }
 
 
-def plan_for(spec="fedavg", **more):
+def spec_for(spec="fedavg", **more):
     return make_spec(spec, {**SMALL, **more})
 
 
-def disturb(near, trouble, site=1, kind="train", rounds=(1,)):
-    """Let a site do something else with some letters; `trouble` gets the letter and the honest
-    answer's maker.
-    """
-    node = list(near.grid.answers)[site]
-    honest = near.grid.answers[node]
+def disturb(deployment, trouble, site=1, kind="train", rounds=(1,)):
+    """Let a site mishandle some requests; `trouble` gets the request and the honest handler."""
+    node = list(deployment.grid.answers)[site]
+    honest = deployment.grid.answers[node]
 
     def answer(content):
-        about = messages.read(content).about
-        if about["kind"] == kind and about.get("round") in rounds:
+        header = messages.read(content).header
+        if header["kind"] == kind and header.get("round") in rounds:
             return trouble(content, honest)
         return honest(content)
 
-    near.grid.answers[node] = answer
-    return near
+    deployment.grid.answers[node] = answer
+    return deployment
 
 
-def forged(change_about=None, change_body=None):
+def forged(change_header=None, change_body=None):
     """An answer that differs from the honest one."""
 
     def trouble(content, honest):
-        about, body = messages.read(honest(content))
-        return messages.write(
-            {**about, **(change_about or {})}, change_body(body) if change_body else body
-        )
+        header, body = messages.read(honest(content))
+        changed = change_body(body) if change_body else body
+        return messages.write({**header, **(change_header or {})}, changed)
 
     return trouble
 
@@ -62,7 +59,7 @@ def replaced(value):
 HARMS = {
     "did not answer within 0.5 s": lambda content, honest: None,
     "out of memory": lambda content, honest: RuntimeError("out of memory"),
-    "is no letter": lambda content, honest: b"garbage",
+    "is no message": lambda content, honest: b"garbage",
     "bytes, and": lambda content, honest: honest(content) + bytes(4 << 20),
     "is about round 7 instead of 1": forged({"round": 7}),
     "is about site 'site-0' instead of 'site-1'": forged({"site": "site-0"}),
@@ -81,8 +78,8 @@ HARMS = {
 
 @pytest.mark.parametrize("said", HARMS)
 def test_a_bad_answer_costs_its_site_one_round(said, tmp_path):
-    near = disturb(Neighbourhood(tmp_path, 3, deadline=0.5), HARMS[said])
-    run = near.play(plan_for())
+    deployment = disturb(InProcessDeployment(tmp_path, 3, deadline=0.5), HARMS[said])
+    run = deployment.fit(spec_for())
     assert [sorted(record["missing"]) for record in run.records] == [[], ["1"], []]
     assert said in run.records[1]["missing"]["1"] and run.records[1]["missing"]["1"].startswith(
         "site-1 "
@@ -99,136 +96,144 @@ def test_a_bad_answer_costs_its_site_one_round(said, tmp_path):
     ],
 )
 def test_bad_values_are_refused_like_in_a_simulation(value, said, tmp_path):
-    run = disturb(Neighbourhood(tmp_path, 3), forged(change_body=replaced(value))).play(plan_for())
+    run = disturb(InProcessDeployment(tmp_path, 3), forged(change_body=replaced(value))).fit(
+        spec_for()
+    )
     assert said in run.records[1]["refused"]["1"]
     assert all(bool(entry.isfinite().all()) for entry in run.state.server["model"].values())
 
 
 def test_an_upload_that_lacks_what_all_others_have_is_refused(tmp_path):
-    near = disturb(
-        Neighbourhood(tmp_path, 3), forged(change_body=lambda body: {"model": body["model"]})
+    deployment = disturb(
+        InProcessDeployment(tmp_path, 3), forged(change_body=lambda body: {"model": body["model"]})
     )
-    run = near.play(plan_for("scaffold"))
+    run = deployment.fit(spec_for("scaffold"))
     assert "lacks 'control'" in run.records[1]["missing"]["1"]
-    odd = lambda body: {
-        **body,
-        "control": {name: value[:1] for name, value in body["control"].items()},
-    }  # noqa: E731
-    near = disturb(Neighbourhood(tmp_path / "again", 3), forged(change_body=odd))
+
+    def cut(body):
+        return {**body, "control": {name: value[:1] for name, value in body["control"].items()}}
+
+    deployment = disturb(InProcessDeployment(tmp_path / "again", 3), forged(change_body=cut))
     assert (
-        "another shape for 'control/" in near.play(plan_for("scaffold")).records[1]["missing"]["1"]
+        "another shape for 'control/"
+        in deployment.fit(spec_for("scaffold")).records[1]["missing"]["1"]
     )
 
 
-def test_a_late_answer_is_dropped_and_noted(tmp_path):
-    near = disturb(
-        Neighbourhood(tmp_path, 3, deadline=0.4), lambda content, honest: Late(honest(content))
+def test_a_late_answer_is_dropped_and_recorded(tmp_path):
+    deployment = disturb(
+        InProcessDeployment(tmp_path, 3, deadline=0.4),
+        lambda content, honest: Late(honest(content)),
     )
     records = []
-    for record, _ in near.federation(plan_for()).play(3):
+    for record, _ in deployment.federation(spec_for()).run_rounds(3):
         records.append(record)
-        near.grid.deliver()
+        deployment.grid.deliver()
     assert "did not answer within 0.4 s" in records[1]["missing"]["1"]
-    assert records[2]["troubles"] == {"site-1": "answered the letter of round 2 too late"}
+    assert records[2]["troubles"] == {"site-1": "answered the request of round 2 too late"}
     assert records[2]["missing"] == {}
 
 
-def test_a_second_answer_to_one_letter_is_ignored(tmp_path):
-    near = Neighbourhood(tmp_path, 3)
-    pull = near.grid.pull_messages
-    near.grid.pull_messages = lambda keys: [message for message in pull(keys) for _ in range(2)]
-    twice = near.play(plan_for())
+def test_a_second_answer_to_one_request_is_ignored(tmp_path):
+    deployment = InProcessDeployment(tmp_path, 3)
+    pull = deployment.grid.pull_messages
+    deployment.grid.pull_messages = lambda keys: [
+        message for message in pull(keys) for _ in range(2)
+    ]
+    twice = deployment.fit(spec_for())
     assert same(
-        twice.state.server, Neighbourhood(tmp_path / "once", 3).play(plan_for()).state.server
+        twice.state.server, InProcessDeployment(tmp_path / "once", 3).fit(spec_for()).state.server
     )
     assert set(twice.records[0]["troubles"].values()) == {"answered twice"}
 
 
 def test_below_the_minimum_a_round_changes_nothing(tmp_path):
-    near = Neighbourhood(tmp_path, 3, deadline=0.3, minimum=2)
+    deployment = InProcessDeployment(tmp_path, 3, deadline=0.3, minimum=2)
     for site in (1, 2):
-        disturb(near, lambda content, honest: None, site)
-    fed = near.federation(plan_for())
-    states = [state.server for _, state in fed.play(3)]
+        disturb(deployment, lambda content, honest: None, site)
+    fed = deployment.federation(spec_for())
+    states = [state.server for _, state in fed.run_rounds(3)]
     assert same(states[0], states[1]) and not same(states[1], states[2])
 
 
 REFUSED = {
     "answered: no": forged({"error": "no"}),
-    "is no letter": lambda content, honest: b"garbage",
+    "is no message": lambda content, honest: b"garbage",
 }
 
 
 @pytest.mark.parametrize("said", REFUSED)
 def test_a_run_stops_when_all_sites_refuse_from_the_start(said, tmp_path):
-    near = Neighbourhood(tmp_path, 2)
+    deployment = InProcessDeployment(tmp_path, 2)
     for site in (0, 1):
-        disturb(near, REFUSED[said], site, rounds=(0, 1, 2))
+        disturb(deployment, REFUSED[said], site, rounds=(0, 1, 2))
     with pytest.raises(
-        EngineFailure, match=f"site-0 .*{said}.*; continue the run when that is mended"
+        EngineFailure, match=f"site-0 .*{said}.*; continue the run when that is fixed"
     ):
-        near.play(plan_for(clients=2))
+        deployment.fit(spec_for(clients=2))
 
 
 def test_a_run_stops_when_too_few_sites_are_willing(tmp_path):
-    near = disturb(Neighbourhood(tmp_path, 3, minimum=3), REFUSED["answered: no"], 2, rounds=(0,))
+    deployment = disturb(
+        InProcessDeployment(tmp_path, 3, minimum=3), REFUSED["answered: no"], 2, rounds=(0,)
+    )
     with pytest.raises(EngineFailure, match="site-2 answered: no"):
-        near.play(plan_for())
+        deployment.fit(spec_for())
 
 
 def test_sites_that_are_silent_or_refuse_later_do_not_stop_a_run(tmp_path):
-    near = Neighbourhood(tmp_path, 2, deadline=0.3)
-    disturb(near, lambda content, honest: None, 0, rounds=(0,))
-    disturb(near, REFUSED["answered: no"], 0, rounds=(2,))
-    disturb(near, REFUSED["answered: no"], 1, rounds=(0, 2))
-    run = near.play(plan_for(clients=2))
+    deployment = InProcessDeployment(tmp_path, 2, deadline=0.3)
+    disturb(deployment, lambda content, honest: None, 0, rounds=(0,))
+    disturb(deployment, REFUSED["answered: no"], 0, rounds=(2,))
+    disturb(deployment, REFUSED["answered: no"], 1, rounds=(0, 2))
+    run = deployment.fit(spec_for(clients=2))
     assert [sorted(record["missing"]) for record in run.records] == [["0", "1"], [], ["0", "1"]]
 
 
 def test_a_run_without_any_work_is_no_success(tmp_path):
-    spec, silent = plan_for(clients=2, rounds=1), Neighbourhood(tmp_path, 2, deadline=0.2)
+    spec, silent = spec_for(clients=2, rounds=1), InProcessDeployment(tmp_path, 2, deadline=0.2)
     for site in (0, 1):
         disturb(silent, lambda content, honest: None, site, rounds=(0,))
-    silent.play(spec, out=tmp_path / "run", config=spec.as_dict() | {"deployment": {}})
+    silent.fit(spec, out=tmp_path / "run", config=spec.as_dict() | {"deployment": {}})
     with pytest.raises(
         EngineFailure,
         match=r"no site did any work in this run: site-\d did not answer within 0\.2 s",
     ):
-        submit.play(None, RunFolder.open(tmp_path / "run"), quiet=True)
+        submit.follow(None, RunFolder.open(tmp_path / "run"), quiet=True)
 
 
 @pytest.mark.parametrize(
-    ("term", "said"),
+    ("setting", "said"),
     [
         ("minimum=3", "3 answers never come from a cohort of 2"),
         ("begin=4", "cannot begin with 4 sites"),
     ],
 )
-def test_terms_that_no_round_could_meet_are_refused(term, said, tmp_path):
+def test_a_policy_that_no_round_could_meet_is_refused(setting, said, tmp_path):
     with pytest.raises(UserError, match=said):
-        submit.create(plan_for(cohort=2), tmp_path / "run", [term])
+        submit.create(spec_for(cohort=2), tmp_path / "run", [setting])
 
 
 def test_with_extra_clients_a_round_ends_when_the_cohort_is_in(tmp_path):
-    near = Neighbourhood(tmp_path, 3, deadline=5, extra=1)
-    disturb(near, lambda content, honest: None, 2, rounds=(0, 1, 2))
-    run = near.play(plan_for(cohort=2, eval_every=3))
+    deployment = InProcessDeployment(tmp_path, 3, deadline=5, extra=1)
+    disturb(deployment, lambda content, honest: None, 2, rounds=(0, 1, 2))
+    run = deployment.fit(spec_for(cohort=2, eval_every=3))
     assert [record["participants"] for record in run.records] == [[0, 1, 2]] * 3
     assert all("2 answers are enough" in record["missing"]["2"] for record in run.records)
     assert sum(record["seconds"] for record in run.records) < 5
 
 
 def test_a_site_that_joins_later_takes_the_place_that_was_left_for_it(tmp_path):
-    near = Neighbourhood(tmp_path, 3, begin=2)
-    node, newcomer = near.grid.answers.popitem()
-    fed = near.federation(plan_for(rounds=4))
+    deployment = InProcessDeployment(tmp_path, 3, begin=2)
+    node, newcomer = deployment.grid.answers.popitem()
+    fed = deployment.federation(spec_for(rounds=4))
     records = []
-    for record, _ in fed.play(4):
+    for record, _ in fed.run_rounds(4):
         records.append(record)
         if record["round"] == 2:
-            near.grid.answers[node] = newcomer
-            fed.engine.transport._looked = 0
-            fed.engine.transport.gather(3)
+            deployment.grid.answers[node] = newcomer
+            fed.engine.transport._refreshed = 0
+            fed.engine.transport.wait_for_count(3)
     assert [sorted(record["missing"]) for record in records] == [["2"], ["2"], [], []]
     assert records[0]["missing"]["2"] == "no site has taken this place yet"
     assert list(json.loads((tmp_path / "sites.json").read_text())) == ["site-0", "site-1", "site-2"]
@@ -236,31 +241,35 @@ def test_a_site_that_joins_later_takes_the_place_that_was_left_for_it(tmp_path):
 
 
 def test_a_run_stops_when_no_site_comes(tmp_path):
-    near = Neighbourhood(tmp_path, 2, patience=0.2)
-    near.grid.answers.clear()
+    deployment = InProcessDeployment(tmp_path, 2, patience=0.2)
+    deployment.grid.answers.clear()
     with pytest.raises(EngineFailure, match=r"2 sites were not connected within 0\.2 s"):
-        near.federation(plan_for(clients=2))
+        deployment.federation(spec_for(clients=2))
 
 
-def test_a_site_that_restarts_while_it_works_is_asked_again(tmp_path):
-    near = Neighbourhood(tmp_path, 3, deadline=20)
-    node = list(near.grid.answers)[1]
+def test_a_site_that_restarts_while_it_works_gets_its_request_again(tmp_path):
+    deployment = InProcessDeployment(tmp_path, 3, deadline=20)
+    node = list(deployment.grid.answers)[1]
 
     def dies(content, honest):
-        near.grid.activated[node] = "2"  # it came back, and has forgotten the letter
-        near.grid.answers[node] = near.sites[1].answer
+        deployment.grid.activated[node] = "2"  # it came back, and has lost the request
+        deployment.grid.answers[node] = deployment.sites[1].answer
 
-    disturb(near, dies)
-    run = near.play(plan_for())
+    disturb(deployment, dies)
+    run = deployment.fit(spec_for())
     assert all(record["missing"] == {} for record in run.records)
-    assert same(run.state.server, Neighbourhood(tmp_path / "calm", 3).play(plan_for()).state.server)
+    assert same(
+        run.state.server, InProcessDeployment(tmp_path / "calm", 3).fit(spec_for()).state.server
+    )
 
 
 def test_a_name_belongs_to_its_key(tmp_path):
-    near = Neighbourhood(tmp_path, 2, patience=0.3)
-    near.grid.names = dict(zip(near.grid.answers, ["site-0", "somebody else"], strict=True))
+    deployment = InProcessDeployment(tmp_path, 2, patience=0.3)
+    deployment.grid.names = dict(
+        zip(deployment.grid.answers, ["site-0", "somebody else"], strict=True)
+    )
     with pytest.raises(EngineFailure, match=r"connected: site-0\)"):
-        near.federation(plan_for(clients=2))
+        deployment.federation(spec_for(clients=2))
 
 
 @pytest.mark.parametrize("spec", ["fedper", "scaffold", "fedumf"])
@@ -268,17 +277,17 @@ def test_a_killed_server_goes_on_as_if_nothing_had_happened(spec, tmp_path):
     """The server dies after the sites have worked on round 3 and before it has written anything of
     it.
     """
-    spec = plan_for(spec, model="mlp", rounds=4)
-    calm = Neighbourhood(tmp_path / "calm", 3).play(spec)
-    near = Neighbourhood(tmp_path, 3)
+    spec = spec_for(spec, model="mlp", rounds=4)
+    calm = InProcessDeployment(tmp_path / "calm", 3).fit(spec)
+    deployment = InProcessDeployment(tmp_path, 3)
 
     def killed(content, honest):
         raise KeyboardInterrupt
 
-    disturb(near, killed, 2, "evaluate", rounds=(3,))
+    disturb(deployment, killed, 2, "evaluate", rounds=(3,))
     with pytest.raises(KeyboardInterrupt):
-        near.play(spec, out=tmp_path / "run")
-    again = Neighbourhood(tmp_path, 3)  # the sites are new processes as well
+        deployment.fit(spec, out=tmp_path / "run")
+    again = InProcessDeployment(tmp_path, 3)  # the sites are new processes as well
     run = again.federation(spec).fit(4, out=tmp_path / "run", resume=True, quiet=True)
     assert same(run.state.server, calm.state.server)
     assert [record["personal"] for record in run.records] == [

@@ -9,8 +9,9 @@ import pytest
 from cryptography import x509
 from flwr.proto.node_pb2 import NodeInfo
 
+from fedhelix.cli import deploy as commands
 from fedhelix.core.errors import UserError
-from fedhelix.deploy import commands, control, keys, localhost, node, submit
+from fedhelix.deploy import control, keys, localhost, node, submit
 from fedhelix.runs.spec import make_spec
 from fedhelix.store.lock import Lock
 
@@ -162,13 +163,13 @@ def test_commands_say_what_is_missing(cli, tmp_path):
 
 def test_one_deployment_in_a_folder(cli, tmp_path):
     (tmp_path / "deployment").mkdir()
-    (tmp_path / "deployment" / localhost.NOTE).write_text("of the one that runs")
+    (tmp_path / "deployment" / localhost.STATE_FILE).write_text("of the one that runs")
     lock = Lock(tmp_path / "deployment" / "lock")
     lock.acquire()
     done = cli("up")
     assert done.code == 2 and "is being written by process" in done.err
     assert sorted(path.name for path in (tmp_path / "deployment").iterdir()) == [
-        localhost.NOTE,
+        localhost.STATE_FILE,
         "lock",
     ]
 
@@ -187,7 +188,7 @@ def test_runs_take_the_data_of_the_deployment(tmp_path, monkeypatch):
         "data": str(tmp_path / "own.npz"),
         "data_dir": str(tmp_path / "files"),
     }
-    assert not (tmp_path / localhost.NOTE).exists() and not (tmp_path / "lock").exists()
+    assert not (tmp_path / localhost.STATE_FILE).exists() and not (tmp_path / "lock").exists()
 
 
 def test_runs_are_resumed_where_their_clients_are(cli, tmp_path):

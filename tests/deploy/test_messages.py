@@ -1,4 +1,4 @@
-"""A letter carries words and tensors, and nothing in it is ever executed."""
+"""A message carries a header and tensors, and nothing in it is ever executed."""
 
 import json
 import pickle
@@ -17,17 +17,17 @@ from helpers import same
 INITIAL = {"weight": torch.zeros(3, 2), "count": torch.zeros((), dtype=torch.int64)}
 
 
-def test_a_letter_arrives_as_it_was_sent():
+def test_a_message_arrives_as_it_was_sent():
     body = {
         "model": {"b": torch.arange(6.0).reshape(2, 3), "a": torch.tensor(3)},
         "rho": 0.5,
         "none": {},
     }
-    about, found = messages.read(
+    header, received = messages.read(
         messages.write({"kind": "train", "round": 3, "loss": float("nan")}, body)
     )
-    assert about["kind"] == "train" and about["round"] == 3 and about["loss"] != about["loss"]
-    assert same(found, body) and list(found["model"]) == ["b", "a"]
+    assert header["kind"] == "train" and header["round"] == 3 and header["loss"] != header["loss"]
+    assert same(received, body) and list(received["model"]) == ["b", "a"]
 
 
 class Bomb:
@@ -35,7 +35,7 @@ class Bomb:
         return exec, ("raise SystemExit('executed')",)
 
 
-def header(entries):
+def header_only(entries):
     """A safetensors file without tensors, whose header says what one likes."""
     text = json.dumps({"__metadata__": {"entries": json.dumps(entries)}}).encode()
     return struct.pack("<Q", len(text)) + text
@@ -47,23 +47,23 @@ def header(entries):
         b"",
         b"garbage",
         pickle.dumps(Bomb()),
-        header([1, 2]),
-        header({"about": "{}", "body": 3}),
-        header({"about": "[]"}),
-        header({"about": 3}),
-        header({"a": 1, "a/b": 2, "about": "{}"}),
-        header({"about": "{}", "body/" + "x/" * 5000 + "y": 1}),
+        header_only([1, 2]),
+        header_only({"header": "{}", "body": 3}),
+        header_only({"header": "[]"}),
+        header_only({"header": 3}),
+        header_only({"a": 1, "a/b": 2, "header": "{}"}),
+        header_only({"header": "{}", "body/" + "x/" * 5000 + "y": 1}),
         struct.pack("<Q", 1 << 60) + b"{}",
     ],
 )
-def test_what_is_no_letter_is_refused_in_one_sentence(content):
-    with pytest.raises(UserError, match="is no letter"):
+def test_what_is_no_message_is_refused_in_one_sentence(content):
+    with pytest.raises(UserError, match="is no message"):
         messages.read(content)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=300), st.integers(0, 400))
-def test_damaged_letters_never_do_anything_else(noise, place):
+def test_damaged_messages_never_do_anything_else(noise, place):
     content = bytearray(messages.write({"kind": "train"}, {"model": {"weight": torch.ones(3, 2)}}))
     content[place : place + len(noise)] = noise
     try:
@@ -74,8 +74,8 @@ def test_damaged_letters_never_do_anything_else(noise, place):
 
 
 def test_size_is_checked_before_anything_is_read():
-    room = messages.room_for({"weight": torch.zeros(1000)})
-    assert room == 10 * 4000 + messages.HEADER
+    limit = messages.max_message_bytes({"weight": torch.zeros(1000)})
+    assert limit == 10 * 4000 + messages.HEADER_BYTES
     with pytest.raises(UserError, match=r"has 7 bytes, and 6 are allowed"):
         messages.read(b"garbage", 6)
 
@@ -94,16 +94,16 @@ def test_size_is_checked_before_anything_is_read():
 )
 def test_trees_that_no_method_sends_are_refused(body, said):
     with pytest.raises(UserError, match=said):
-        messages.check_tree(messages.read(encode({"about": "{}", "body": body})).body, INITIAL)
+        messages.check_tree(messages.read(encode({"header": "{}", "body": body})).body, INITIAL)
 
 
 def test_numbers_and_expectations():
-    about = {"round": 2, "samples": 10, "flag": True, "loss": float("nan")}
-    messages.expect(about, round=2)
+    header = {"round": 2, "samples": 10, "flag": True, "loss": float("nan")}
+    messages.expect(header, round=2)
     with pytest.raises(UserError, match="is about round 2 instead of 3"):
-        messages.expect(about, round=3)
-    assert messages.number(about, "samples", low=1) == 10
-    assert messages.number(about, "loss") != messages.number(about, "loss")
+        messages.expect(header, round=3)
+    assert messages.number(header, "samples", low=1) == 10
+    assert messages.number(header, "loss") != messages.number(header, "loss")
     for key, low in (("flag", 0), ("nothing", 0), ("samples", 11)):
         with pytest.raises(UserError, match=f"for {key}, which must be a number"):
-            messages.number(about, key, low)
+            messages.number(header, key, low)

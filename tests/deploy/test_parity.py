@@ -9,7 +9,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.runs.spec import make_spec
 from helpers import CHEAP as QUICK
 from helpers import same
-from nearby import Neighbourhood
+from in_process import InProcessDeployment
 
 NETWORKS = {"fedbn": "digits-bn-cnn"}
 OPTIONS = {**QUICK, "clustered": {"clusters": 2}, "gene-fl": {"clusters": 2}}
@@ -23,7 +23,7 @@ CHEAP = {
 }
 
 
-def plan_for(spec, **more):
+def spec_for(spec, **more):
     options = {f"method.{key}": value for key, value in OPTIONS.get(spec, {}).items()}
     return make_spec(spec, {**CHEAP, **options, "model": NETWORKS.get(spec, "digits-cnn"), **more})
 
@@ -35,23 +35,23 @@ def in_simulation(spec):
 
 @pytest.mark.parametrize("spec", [*METHODS, "genfed+fedau"])
 def test_sites_and_simulation_agree(spec, tmp_path):
-    spec = plan_for(spec)
-    across, here = Neighbourhood(tmp_path, 3).play(spec), in_simulation(spec)
+    spec = spec_for(spec)
+    across, here = InProcessDeployment(tmp_path, 3).fit(spec), in_simulation(spec)
     assert same(across.state.server, here.state.server)
     for one, other in zip(across.records, here.records, strict=True):
         for key, value in other.items():
             if key != "seconds":
-                # Where clients share a model, the simulation judges them together: sums in another
-                # order.
+                # The simulation evaluates clients that share a model together, so sums differ in
+                # their order.
                 assert one[key] == (
                     pytest.approx(value) if isinstance(value, float | list) else value
                 ), key
 
 
 @pytest.mark.parametrize("spec", ["fedavg", "fedper", "gene-fl", "pfedgpa", "pfedhn"])
-def test_newcomers_are_welcomed_alike(spec, tmp_path):
-    spec = plan_for(spec, newcomers=1, newcomers_after=1)
-    across, here = Neighbourhood(tmp_path, 4).play(spec), in_simulation(spec)
+def test_newcomers_are_onboarded_alike(spec, tmp_path):
+    spec = spec_for(spec, newcomers=1, newcomers_after=1)
+    across, here = InProcessDeployment(tmp_path, 4).fit(spec), in_simulation(spec)
     assert same(across.state.server, here.state.server)
     for key in ("arrival_bytes", "arrival_accuracy"):
         assert across.records[1][key] == pytest.approx(here.records[1][key])
@@ -59,33 +59,33 @@ def test_newcomers_are_welcomed_alike(spec, tmp_path):
 
 
 def test_the_server_waits_for_a_newcomer(tmp_path):
-    near = Neighbourhood(tmp_path, 3)
-    node, late = near.grid.answers.popitem()
-    spec = plan_for("fedper", clients=2, newcomers=1, newcomers_after=2)
-    look = near.grid.get_nodes
+    deployment = InProcessDeployment(tmp_path, 3)
+    node, late = deployment.grid.answers.popitem()
+    spec = spec_for("fedper", clients=2, newcomers=1, newcomers_after=2)
+    look = deployment.grid.get_nodes
 
     def connects_in_time():
-        if fed.engine.transport.cards and records:
-            near.grid.answers[node] = late
+        if fed.engine.transport.descriptions and records:
+            deployment.grid.answers[node] = late
         return look()
 
-    fed, records = near.federation(spec), []
-    near.grid.get_nodes = connects_in_time
-    states = [(records.append(record), state.server)[1] for record, state in fed.play(3)]
+    fed, records = deployment.federation(spec), []
+    deployment.grid.get_nodes = connects_in_time
+    states = [(records.append(record), state.server)[1] for record, state in fed.run_rounds(3)]
     assert same(states[-1], in_simulation(spec).state.server)
 
 
 @pytest.mark.parametrize("attack", ["label-flip", "ipm"])
 def test_attacks_are_simulated_on_the_server(attack, tmp_path):
-    spec = plan_for("fedavg", attack=attack, attack_share=0.34)
-    across = Neighbourhood(tmp_path, 3).play(spec)
+    spec = spec_for("fedavg", attack=attack, attack_share=0.34)
+    across = InProcessDeployment(tmp_path, 3).fit(spec)
     assert same(across.state.server, in_simulation(spec).state.server)
 
 
 def test_bytes_are_counted_as_they_are_sent(tmp_path):
-    near = Neighbourhood(tmp_path, 2)
+    deployment = InProcessDeployment(tmp_path, 2)
     seen = {"sent": 0, "received": 0}
-    for node, answer in list(near.grid.answers.items()):
+    for node, answer in list(deployment.grid.answers.items()):
 
         def counted(content, answer=answer):
             reply = answer(content)
@@ -93,17 +93,16 @@ def test_bytes_are_counted_as_they_are_sent(tmp_path):
             seen["received"] += len(reply)
             return reply
 
-        near.grid.answers[node] = counted
-    run = near.play(plan_for("fedavg", clients=2))
+        deployment.grid.answers[node] = counted
+    run = deployment.fit(spec_for("fedavg", clients=2))
     assert {key: sum(record["wire"][key] for record in run.records) for key in seen} == seen
-    # A letter is the payload and little else: its header names the entries and says what the run
-    # is.
+    # A message is the payload and little else: its header names the entries and holds the spec.
     record = run.records[0]
     assert record["uplink_bytes"] < record["wire"]["received"] < record["uplink_bytes"] + 2 * 4096
 
 
 def test_personal_models_stay_at_their_sites(tmp_path):
-    run = Neighbourhood(tmp_path, 2).play(plan_for("fedper", clients=2))
+    run = InProcessDeployment(tmp_path, 2).fit(spec_for("fedper", clients=2))
     assert run.state.client_states == {0: {}, 1: {}}
     with pytest.raises(UserError, match="are at its sites"):
         run.personal(0)

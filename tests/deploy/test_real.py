@@ -20,7 +20,7 @@ from helpers import checkpoint, same
 pytestmark = pytest.mark.timeout(600)  # a busy machine takes its time to start nine processes
 
 
-def knock(address, key=None, certificate=None):
+def activate(address, key=None, certificate=None):
     """Ask to be let in, as a site does when it connects."""
     checks = [RuntimeVersionHttpInterceptor(component_name="SuperNode")]
     root, public = certificate and certificate.read_bytes(), b""
@@ -57,30 +57,30 @@ def test_a_run_across_processes(tmp_path):
         )
         control, run = local.control(), submit.create(spec, tmp_path / "run", ["deadline=300"])
         number = control.submit(run.path)
-        assert control.playing(run.path) == number and control.playing(tmp_path) is None
-        submit.play(
-            control, run, quiet=True
-        )  # follows what is being played, and does not submit it again
-        assert control.playing(run.path) is None and control.status(number).result == "completed"
+        assert control.active_run_id(run.path) == number and control.active_run_id(tmp_path) is None
+        submit.follow(control, run, quiet=True)  # which does not submit it again
+        assert (
+            control.active_run_id(run.path) is None and control.status(number).result == "completed"
+        )
         said, _ = stranger.communicate(timeout=120)
         assert stranger.returncode != 0 and "connected to" not in said, (
             f"an unregistered key: {said}"
         )
         registered = local.folder / "keys/site-0.key"
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-            knock(local.address, registered, tmp_path / "other/ca.pem")
+            activate(local.address, registered, tmp_path / "other/ca.pem")
         with pytest.raises(httpx.HTTPStatusError, match="401"):
-            knock(local.address, None, local.certificate)
+            activate(local.address, None, local.certificate)
         with pytest.raises(httpx.TransportError):  # plain HTTP
-            knock(local.address, registered)
+            activate(local.address, registered)
         keys.make_site_key(tmp_path / "new", "site-0")
         control.register("site-0", tmp_path / "new/site-0.pub")
         with pytest.raises(httpx.HTTPStatusError):  # the key that was replaced
-            knock(local.address, registered, local.certificate)
-        knock(local.address, tmp_path / "new/site-0.key", local.certificate)
+            activate(local.address, registered, local.certificate)
+        activate(local.address, tmp_path / "new/site-0.key", local.certificate)
         control.expel("site-0")
         with pytest.raises(httpx.HTTPStatusError):
-            knock(local.address, tmp_path / "new/site-0.key", local.certificate)
+            activate(local.address, tmp_path / "new/site-0.key", local.certificate)
         processes = [local.superlink, *local.sites.values()]
     assert not any(process.alive for process in processes)
     spec.config.federation(spec.method, engine="serial").fit(

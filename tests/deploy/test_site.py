@@ -13,17 +13,17 @@ from fedhelix.data import Split, from_arrays
 from fedhelix.deploy import messages
 from fedhelix.deploy.remote_data import (
     RemotePartition,
-    common_kind,
-    kind_of,
-    own_split,
-    read_own,
-    stand_in,
+    common_description,
+    describe_data,
+    placeholder_data,
+    read_site_data,
+    site_split,
 )
-from fedhelix.deploy.site import Site, SiteState, own_setup
+from fedhelix.deploy.site import Site, SiteState, site_setup
 from fedhelix.deploy.submit import create
 from fedhelix.runs.spec import make_spec
 from helpers import same
-from nearby import Neighbourhood
+from in_process import InProcessDeployment
 
 SMALL = {
     "clients": 3,
@@ -58,7 +58,7 @@ def test_a_client_starts_a_round_again_from_where_it_did(tmp_path):
         {"n": 4},
         {"n": 4},
     ]
-    kept.write(4, {"n": 44})  # the server was killed and plays round 4 again
+    kept.write(4, {"n": 44})  # the server was killed and runs round 4 again
     assert kept.read(4) == {"n": 1} and kept.read(5) == {"n": 44}
     kept.write(2, {"n": 2})  # an older checkpoint was put in place
     assert kept.read(3) == {"n": 2} and sorted(path.name for path in tmp_path.iterdir()) == [
@@ -69,12 +69,12 @@ def test_a_client_starts_a_round_again_from_where_it_did(tmp_path):
 
 def test_sites_with_data_of_their_own_train_together(tmp_path):
     folders = [blobs(tmp_path / f"data-{n}", n, count) for n, count in enumerate((60, 90, 30))]
-    near = Neighbourhood(tmp_path, 3, folders)
-    run = near.play(
+    deployment = InProcessDeployment(tmp_path, 3, folders)
+    run = deployment.fit(
         make_spec("fedavg", {**SMALL, "data": "own", "rounds": 5}), out=tmp_path / "run"
     )
     assert run.records[-1]["personal_accuracy"] > 0.9
-    assert "accuracy" not in run.records[-1]  # the server has no samples to judge its model with
+    assert "accuracy" not in run.records[-1]  # the server has no samples to evaluate its model on
     # 20 % of 60, 90 and 30 are test samples; 10 % of the rest are for validation.
     assert [len(split.train) for split in run.federation.splits] == [43, 65, 22]
     assert run.federation.data.x.shape == (1, 5) and not run.federation.data.x.any()
@@ -87,15 +87,15 @@ def test_sites_with_data_of_their_own_train_together(tmp_path):
 def test_sites_take_their_parts_of_one_file(tmp_path):
     x, y = (np.load(f"{blobs(tmp_path / name, 0)}/{name}.npy") for name in "xy")
     np.savez(tmp_path / "all.npz", x=x, y=y)
-    near = Neighbourhood(tmp_path, 3, str(tmp_path / "all.npz"), common=True)
+    deployment = InProcessDeployment(tmp_path, 3, str(tmp_path / "all.npz"), common=True)
     spec = make_spec("fedavg", {**SMALL, "data": str(tmp_path / "all.npz"), "partition": "iid"})
     across, here = (
-        near.play(spec),
+        deployment.fit(spec),
         spec.config.federation(spec.method, engine="serial").fit(2, quiet=True),
     )
     assert same(across.state.server, here.state.server)
     with pytest.raises(UserError, match="site 'site-0' has no samples of its own"):
-        Neighbourhood(tmp_path / "own", 3, str(tmp_path / "all.npz"), common=True).play(
+        InProcessDeployment(tmp_path / "own", 3, str(tmp_path / "all.npz"), common=True).fit(
             make_spec("fedavg", {**SMALL, "data": "own"})
         )
 
@@ -106,10 +106,12 @@ def test_a_free_place_is_no_obstacle_to_batch_norm(tmp_path):
         folders.append(blobs(tmp_path / f"data-{site}", site))
         images = np.random.default_rng(site).normal(size=(60, 1, 8, 8)).astype(np.float32)
         np.save(tmp_path / f"data-{site}" / "x.npy", images)
-    near = Neighbourhood(tmp_path, 3, folders, begin=2)
-    near.grid.answers.popitem()  # the third site has not come yet
-    fed = near.federation(make_spec("fedavg", {**SMALL, "data": "own", "model": "digits-bn-cnn"}))
-    record, _ = next(fed.play(1))
+    deployment = InProcessDeployment(tmp_path, 3, folders, begin=2)
+    deployment.grid.answers.popitem()  # the third site has not come yet
+    fed = deployment.federation(
+        make_spec("fedavg", {**SMALL, "data": "own", "model": "digits-bn-cnn"})
+    )
+    record, _ = next(fed.run_rounds(1))
     assert record["missing"] == {"2": "no site has taken this place yet"} and np.isfinite(
         record["train_loss"]
     )
@@ -120,8 +122,8 @@ def test_a_server_may_have_samples_for_selection_and_tests(tmp_path):
     mine = blobs(tmp_path / "server", 9)
     x, y = (np.load(f"{mine}/{name}.npy") for name in "xy")
     np.savez(tmp_path / "server.npz", x=x[:40], y=y[:40], x_test=x[40:], y_test=y[40:])
-    near = Neighbourhood(tmp_path, 3, folders, server_data=str(tmp_path / "server.npz"))
-    run = near.play(make_spec("genfed", {**SMALL, "data": "own"}), out=tmp_path / "run")
+    deployment = InProcessDeployment(tmp_path, 3, folders, server_data=str(tmp_path / "server.npz"))
+    run = deployment.fit(make_spec("genfed", {**SMALL, "data": "own"}), out=tmp_path / "run")
     assert set(run.records[0]["metadata"]["fitness"]) == {"0", "1", "2"}
     assert run.records[-1]["accuracy"] > 0.5
 
@@ -131,26 +133,26 @@ def test_small_sites_get_supplements_once(tmp_path):
     mine = blobs(tmp_path / "server", 9)
     x, y = (np.load(f"{mine}/{name}.npy") for name in "xy")
     np.savez(tmp_path / "server.npz", x=x, y=y)
-    near = Neighbourhood(tmp_path, 3, folders, server_data=str(tmp_path / "server.npz"))
+    deployment = InProcessDeployment(tmp_path, 3, folders, server_data=str(tmp_path / "server.npz"))
     sent = []
-    for node, answer in list(near.grid.answers.items()):
+    for node, answer in list(deployment.grid.answers.items()):
 
         def spy(content, answer=answer):
             sent.append("supplement" in messages.read(content).body)
             return answer(content)
 
-        near.grid.answers[node] = spy
+        deployment.grid.answers[node] = spy
     requested = {"validation_size": 40, "supplement_size": 6, "supplement_below": 20, "data": "own"}
-    run = near.play(make_spec("fedavg", {**SMALL, **requested}))
+    run = deployment.fit(make_spec("fedavg", {**SMALL, **requested}))
     assert run.federation.supplements == {2: 6} and sum(sent) == 1
     assert run.records[0]["other_bytes"] == 6 * 4 * (5 + 1)
     supplement = SiteState(tmp_path / "kept" / "experiment" / "site-2").supplement()
     assert supplement["x"].shape == (6, 5)
     # 12 samples: 2 for tests, 1 for validation, 9 to train on, and the supplement.
     message = messages.write(
-        {"kind": "train", "round": 0, "client": 2, **run.federation.engine.common}, {}
+        {"kind": "train", "round": 0, "client": 2, **run.federation.engine.common_header}, {}
     )
-    assert messages.read(near.sites[2].answer(message)).about["samples"] == 15
+    assert messages.read(deployment.sites[2].answer(message)).header["samples"] == 15
 
 
 def test_sites_must_have_samples_of_one_kind(tmp_path):
@@ -160,21 +162,24 @@ def test_sites_must_have_samples_of_one_kind(tmp_path):
     )
     real = from_arrays(np.zeros((10, 3)), np.linspace(0, 1, 10))
     more = from_arrays(np.zeros((15, 3)), np.arange(15) % 3)
-    assert common_kind({"a": kind_of(one), "b": kind_of(more)})["classes"] == 3
+    assert common_description({"a": describe_data(one), "b": describe_data(more)})["classes"] == 3
     with pytest.raises(
         UserError, match=r"site 'b' has samples with shape \[4\], but 'a' has \[3\]"
     ):
-        common_kind({"a": kind_of(one), "b": kind_of(other)})
+        common_description({"a": describe_data(one), "b": describe_data(other)})
     with pytest.raises(UserError, match="one of the sites 'b' and 'a' has a regression"):
-        common_kind({"a": kind_of(one), "b": kind_of(real)})
-    assert stand_in(kind_of(one)).shape == (3,) and stand_in(kind_of(real)).classes is None
+        common_description({"a": describe_data(one), "b": describe_data(real)})
+    assert (
+        placeholder_data(describe_data(one)).shape == (3,)
+        and placeholder_data(describe_data(real)).classes is None
+    )
 
 
 def test_parts_are_the_same_on_both_sides():
     server = RemotePartition([(100, 20), (1, 0)], valid=0.1).split(
-        stand_in(kind_of(read_like())), seed=3
+        placeholder_data(describe_data(read_like())), seed=3
     )
-    mine = own_split(100, 20, 0.1, 3, 0)
+    mine = site_split(100, 20, 0.1, 3, 0)
     assert [len(part) for part in vars(server[0]).values()] == [90, 10, 20]
     assert [len(part) for part in vars(server[1]).values()] == [1, 0, 0]
     assert same({"it": torch.from_numpy(server[0].train)}, {"it": torch.from_numpy(mine.train)})
@@ -184,16 +189,16 @@ def read_like():
     return from_arrays(np.zeros((10, 3)), np.arange(10) % 2)
 
 
-def ask(site, given, **more):
-    about = {
+def ask(site, spec, **more):
+    header = {
         "kind": "train",
         "experiment": "e",
         "client": 0,
         "round": 0,
-        "plan": json.dumps(given.as_dict()),
+        "spec": json.dumps(spec.as_dict()),
         **more,
     }
-    return messages.read(site.answer(messages.write(about))).about
+    return messages.read(site.answer(messages.write(header))).header
 
 
 def test_what_a_site_refuses(tmp_path):
@@ -204,34 +209,35 @@ def test_what_a_site_refuses(tmp_path):
     assert "which experiment" in ask(site, spec, round="0")["error"]
     other = make_spec("fedavg", {"data": "mnist"})
     assert "about the data 'mnist', but the site has 'digits'" in ask(site, other)["error"]
-    assert "is no letter" in messages.read(site.answer(b"?")).about["error"]
+    assert "is no message" in messages.read(site.answer(b"?")).header["error"]
     # A method's file would be code that the server chooses.
     (tmp_path / "evil.py").write_text("raise SystemExit('executed')")
-    evil = json.dumps({**spec.as_dict(), "method": {"name": str(tmp_path / "evil.py")}})
-    assert "knows no method" in ask(site, spec, spec=evil)["error"]
+    config = {**spec.as_dict(), "method": {"name": str(tmp_path / "evil.py")}}
+    evil = SimpleNamespace(as_dict=lambda: config)
+    assert "knows no method" in ask(site, evil)["error"]
 
 
-def test_what_comes_by_letter_and_from_disk_is_moved_to_the_site_s_device(tmp_path, monkeypatch):
+def test_what_comes_by_message_and_from_disk_is_moved_to_the_site_s_device(tmp_path, monkeypatch):
     site = Site("a", "digits", tmp_path)
-    elsewhere = torch.device("meta")  # the only other device that every machine has
-    monkeypatch.setattr(site, "_setup_for", lambda *_: SimpleNamespace(device=elsewhere))
+    other_device = torch.device("meta")  # the only other device that every machine has
+    monkeypatch.setattr(site, "_setup_for", lambda *_: SimpleNamespace(device=other_device))
     SiteState(tmp_path / "e" / "a").write(0, {"head": {"w": torch.ones(2)}})
     message = messages.Message(
         {"experiment": "e", "client": 0, "round": 1}, {"payload": {"model": {"w": torch.ones(2)}}}
     )
     _, task, _ = site._open(message)
     assert {tensor.device for tensor in tensors(task.payload) + tensors(task.client_state)} == {
-        elsewhere
+        other_device
     }
     assert len(tensors(task.client_state)) == 1
 
 
-def test_a_site_with_one_sample_is_told_that_batch_norm_needs_two():
+def test_a_site_with_one_sample_learns_that_batch_norm_needs_two():
     data = from_arrays(torch.zeros(30, 1, 8, 8), torch.arange(30) % 3)
     nobody, alone = (Split(np.arange(count), np.arange(0), np.arange(1)) for count in (0, 1))
-    assert own_setup(make_spec("fedavg", SMALL), data, [nobody, alone]).layers.names
+    assert site_setup(make_spec("fedavg", SMALL), data, [nobody, alone]).layers.names
     with pytest.raises(UserError, match="BatchNorm needs two"):
-        own_setup(make_spec("fedavg", {**SMALL, "model": "digits-bn-cnn"}), data, [nobody, alone])
+        site_setup(make_spec("fedavg", {**SMALL, "model": "digits-bn-cnn"}), data, [nobody, alone])
 
 
 @pytest.mark.parametrize(
@@ -253,7 +259,7 @@ def test_data_that_would_be_pickled_are_refused(tmp_path):
     np.save(tmp_path / "x.npy", np.array([{}], dtype=object), allow_pickle=True)
     np.save(tmp_path / "y.npy", np.zeros(1))
     with pytest.raises(UserError, match=r"x\.npy' cannot be read"):
-        read_own(tmp_path)
+        read_site_data(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -277,13 +283,13 @@ def test_settings_without_effect_are_refused(settings, said, tmp_path):
 
 def test_mistakes_in_the_servers_own_data_show_at_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    client_state = make_spec("fedavg", {"data": "own"})
+    spec = make_spec("fedavg", {"data": "own"})
     with pytest.raises(UserError, match=r"there is no file '.*mine\.npz'"):
-        create(client_state, tmp_path / "run", ["server_data=mine.npz"])
+        create(spec, tmp_path / "run", ["server_data=mine.npz"])
     np.savez("mine.npz", x=np.zeros((10, 3)), y=np.arange(10) % 2)
     with pytest.raises(UserError, match="here the server takes its from 'digits'"):
         create(make_spec("fedavg", {}), tmp_path / "run", ["server_data=mine.npz"])
-    made = create(client_state, tmp_path / "run", ["server_data=mine.npz"])
+    made = create(spec, tmp_path / "run", ["server_data=mine.npz"])
     assert made.config["deployment"]["server_data"] == str(tmp_path / "mine.npz")
 
 

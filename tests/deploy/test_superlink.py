@@ -1,6 +1,4 @@
-"""What stands in front of Flower's SuperLink: who gets in, who waits, and which layers a request
-goes through.
-"""
+"""Our middlewares around Flower's SuperLink: who is refused, who waits, and what is skipped."""
 
 import asyncio
 
@@ -9,7 +7,7 @@ from starlette.middleware import Middleware
 
 from fedhelix.deploy import superlink
 
-ASK, POST = "/v1/fleet/pull-messages", "/v1/runtime/push-object"
+PULL, PUSH = "/v1/fleet/pull-messages", "/v1/runtime/push-object"
 
 
 @pytest.mark.parametrize(
@@ -25,7 +23,7 @@ ASK, POST = "/v1/fleet/pull-messages", "/v1/runtime/push-object"
         (None, "/v1/control/start-run", 403),
     ],
 )
-def test_strangers_reach_the_sites_part_only(client, path, status):
+def test_other_machines_reach_the_fleet_api_only(client, path, status):
     seen = []
 
     async def app(scope, receive, send):
@@ -51,11 +49,11 @@ async def call(app, path):
     return seen[0]
 
 
-def saying(length, seconds=0.0):
-    """A SuperLink that answers with so many bytes; posting takes it a while."""
+def answering(length, seconds=0.0):
+    """A SuperLink that answers with so many bytes; a push takes it a while."""
 
     async def app(scope, receive, send):
-        await asyncio.sleep(seconds if scope["path"] == POST else 0)
+        await asyncio.sleep(seconds if scope["path"] == PUSH else 0)
         await send(
             {"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]}
         )
@@ -64,73 +62,65 @@ def saying(length, seconds=0.0):
 
 
 @pytest.mark.parametrize(
-    ("length", "path"), [(b"7", ASK), (b"0", "/v1/fleet/push-object"), (b"0", POST)]
+    ("length", "path"), [(b"7", PULL), (b"0", "/v1/fleet/push-object"), (b"0", PUSH)]
 )
-def test_whoever_gets_something_need_not_wait(length, path):
-    status, seconds = asyncio.run(call(superlink.LongPoll(saying(length)), path))
+def test_only_empty_answers_are_held(length, path):
+    status, seconds = asyncio.run(call(superlink.LongPoll(answering(length)), path))
     assert status == 200 and seconds < 1
 
 
-def test_a_site_without_letters_waits_until_all_of_them_are_posted():
+def test_a_site_without_messages_waits_until_all_of_them_are_pushed():
     async def scene():
-        bell = superlink.LongPoll(saying(b"0", seconds=0.2))
-        waiting = [asyncio.create_task(call(bell, ASK)) for _ in range(2)]
+        poll = superlink.LongPoll(answering(b"0", seconds=0.2))
+        waiting = [asyncio.create_task(call(poll, PULL)) for _ in range(2)]
         await asyncio.sleep(0.1)
-        first = asyncio.create_task(call(bell, POST))
+        first = asyncio.create_task(call(poll, PUSH))
         await asyncio.sleep(0.1)
-        await asyncio.gather(first, call(bell, POST))
-        return [await objective for objective in waiting]
+        await asyncio.gather(first, call(poll, PUSH))
+        return [await answer for answer in waiting]
 
-    # From 0.1 to 0.3 s one part is posted, from 0.2 to 0.4 s another one.
+    # From 0.1 to 0.3 s one part is pushed, from 0.2 to 0.4 s another one.
     for status, seconds in asyncio.run(scene()):
         assert status == 200 and 0.35 < seconds < 2
 
 
-def test_a_site_is_not_kept_for_ever(monkeypatch):
-    monkeypatch.setattr(superlink, "HOLD", 0.1)
-    status, seconds = asyncio.run(call(superlink.LongPoll(saying(b"0")), ASK))
+def test_an_answer_is_not_held_for_ever(monkeypatch):
+    monkeypatch.setattr(superlink, "HOLD_SECONDS", 0.1)
+    status, seconds = asyncio.run(call(superlink.LongPoll(answering(b"0")), PULL))
     assert status == 200 and 0.09 < seconds < 2
 
 
-def test_a_letter_posted_while_a_site_asks_is_not_overlooked():
+def test_a_message_pushed_during_a_pull_is_not_overlooked():
     async def scene():
         async def app(scope, receive, send):
-            bell.ring()  # after the question, before the answer
-            await saying(b"0")(scope, receive, send)
+            poll.release()  # after the request, before the answer
+            await answering(b"0")(scope, receive, send)
 
-        bell = superlink.LongPoll(app)
-        return await call(bell, ASK)
+        poll = superlink.LongPoll(app)
+        return await call(poll, PULL)
 
     assert asyncio.run(scene())[1] < 1
 
 
 @pytest.mark.parametrize(
-    ("path", "through"), [(ASK, ["layer", "app"]), (POST, ["app"]), ("/docs", ["app"])]
+    ("path", "through"), [(PULL, ["middleware", "app"]), (PUSH, ["app"]), ("/docs", ["app"])]
 )
-def test_requests_pass_only_through_layers_that_are_about_them(path, through):
+def test_a_middleware_is_skipped_outside_its_scope(path, through):
     seen = []
 
     async def app(scope, receive, send):
         seen.append("app")
 
-    def layer(inner):
-        async def layered(*request):
-            seen.append("layer")
+    def middleware(inner):
+        async def wrapped(*request):
+            seen.append("middleware")
             await inner(*request)
 
-        return layered
+        return wrapped
 
     asyncio.run(
-        superlink.Shortcut(app, Middleware(layer), superlink.FLEET)(
+        superlink.Scoped(app, Middleware(middleware), superlink.FLEET)(
             {"type": "http", "path": path}, None, None
         )
     )
     assert seen == through
-
-
-def test_every_layer_of_the_superlink_is_known():
-    """A layer that Flower adds is left where it is; one that is renamed would cost time unnoticed."""
-    flowers = {layer.cls for layer in superlink.superlink._get_middleware()}
-    assert (
-        set(superlink.ONLY) <= flowers and len(flowers) == len(superlink.ONLY) + 2
-    )  # errors, and bytes to requests

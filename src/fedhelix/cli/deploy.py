@@ -1,6 +1,4 @@
-"""The commands `up`, `site` and `deploy …`. Flower is imported when one of them runs, and not
-before.
-"""
+"""The commands `up`, `site` and `deploy …`; Flower is imported only when one of them runs."""
 
 from __future__ import annotations
 
@@ -39,11 +37,18 @@ DataDir = Annotated[
     str | None, typer.Option("--data-dir", metavar="PATH", help="Folder with the data set's files.")
 ]
 
-TERMS = "How patient the server is: " + "; ".join(
-    f"{field.name}, {field.metadata['meaning']} (default: {'auto' if field.default is None else field.default})"
-    for field in dataclasses.fields(RoundPolicy)
-)
-Term = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help=TERMS)]
+
+def _policy_help() -> str:
+    """All fields of the round policy with their defaults."""
+    fields = dataclasses.fields(RoundPolicy)
+    defaults = ["auto" if field.default is None else field.default for field in fields]
+    return "The round policy: " + "; ".join(
+        f"{field.name}, {field.metadata['meaning']} (default: {default})"
+        for field, default in zip(fields, defaults, strict=True)
+    )
+
+
+PolicyTerms = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help=_policy_help())]
 
 
 def up(
@@ -94,9 +99,8 @@ def site(
     key: Annotated[Path, typer.Option(help="The site's private key.")],
     folder: Annotated[Path, typer.Option(help="The site's state lies here.")] = Path("site"),
     data_dir: DataDir = None,
-    common: Annotated[
-        bool, typer.Option("--common", hidden=True)
-    ] = False,  # `up` gives all sites one FILE.npz
+    # Set by `up`, which gives all sites one FILE.npz.
+    common: Annotated[bool, typer.Option("--common", hidden=True)] = False,
 ) -> None:
     """Run one site with its own data, for as long as the server has work for it."""
     need_flower()
@@ -105,9 +109,9 @@ def site(
     from fedhelix.deploy.site_process import SiteProcess
 
     Site(name, data, folder, data_dir, common).check_data()
-    given = {"--name": name, "--data": data, "--folder": str(folder), "--data-dir": data_dir}
-    words = [word for flag, value in given.items() if value for word in (flag, value)]
-    worker = SiteProcess([*words, *["--common"] * common])
+    options = {"--name": name, "--data": data, "--folder": str(folder), "--data-dir": data_dir}
+    arguments = [word for flag, value in options.items() if value for word in (flag, value)]
+    worker = SiteProcess([*arguments, *["--common"] * common])
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         connect(superlink, cert, key, worker, folder / f"{name}.node")
@@ -122,7 +126,7 @@ def keys(
     ] = None,
     folder: Folder = FOLDER,
 ) -> None:
-    """Make certificates for the server and a key pair for each site; what is there already stays."""
+    """Make certificates for the server and a key pair for each site; existing files are kept."""
     need_flower()
     from fedhelix.deploy.keys import make_certificates, make_site_key
 
@@ -139,7 +143,7 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
     folder: Folder = FOLDER,
 ) -> None:
-    """Run the server's SuperLink; from other machines only sites with registered keys can use it."""
+    """Run the server's SuperLink; other machines need a registered key to use it."""
     need_flower()
     from fedhelix.deploy import localhost
 
@@ -154,9 +158,7 @@ def admit(
     superlink: Server = "127.0.0.1:8000",
     folder: Folder = FOLDER,
 ) -> None:
-    """Register the public keys of sites, so that the server lets them in; a key that a site had
-    before is withdrawn.
-    """
+    """Register the public keys of sites; a key that a site had before is withdrawn."""
     control = _control(superlink, folder)
     for name in sites:
         control.register(name, folder / "keys" / f"{name}.pub")
@@ -168,7 +170,7 @@ def expel(
     superlink: Server = "127.0.0.1:8000",
     folder: Folder = FOLDER,
 ) -> None:
-    """Withdraw the keys of sites, so that the server lets them in no more."""
+    """Withdraw the keys of sites for ever."""
     control = _control(superlink, folder)
     for name in sites:
         control.expel(name)
@@ -176,18 +178,18 @@ def expel(
 
 
 def deployment(superlink: str | None, folder: Path) -> tuple[Control, dict[str, Any]]:
-    """The SuperLink that a run goes to, and settings of runs that follow from its sites."""
+    """The SuperLink to submit runs to, and the settings of runs that follow from its sites."""
     if superlink is not None:
         return _control(superlink, folder), {}
     need_flower()
-    from fedhelix.deploy.localhost import read_note
+    from fedhelix.deploy.localhost import read_state
 
-    note = read_note(folder)
-    return _control(note["address"], folder), {"clients": len(note["sites"]), **note["settings"]}
+    state = read_state(folder)
+    return _control(state["address"], folder), {"clients": len(state["sites"]), **state["settings"]}
 
 
 def _control(superlink: str, folder: Path) -> Control:
-    """A SuperLink's commands, by the authority whose certificate lies among the deployment's keys."""
+    """A client of the SuperLink's Control API that trusts the deployment's own authority."""
     need_flower()
     from fedhelix.deploy.control import Control
 
@@ -201,7 +203,7 @@ def deploy_run(
         str, typer.Argument(help="A name from `fedhelix methods`, or a pair such as genfed+fedau.")
     ],
     out: Out = None,
-    term: Term = None,
+    term: PolicyTerms = None,
     superlink: Superlink = None,
     folder: Folder = FOLDER,
     as_json: Json = False,
@@ -212,12 +214,12 @@ def deploy_run(
 
     The number of clients is the number of sites that `fedhelix up` started, or --clients.
     """
-    control, note = deployment(superlink, folder)
-    spec = make_spec(method, {**note, **values})
-    control.connected()  # without a SuperLink it ends here, before a folder is made
+    control, derived = deployment(superlink, folder)
+    spec = make_spec(method, {**derived, **values})
+    control.connected()  # without a SuperLink this fails, before a folder is made
     place = out or jobs.free_folder(f"{spec.method.label}-{Path(spec.config.data).stem}-deployed")
     with resumable(place, "deploy resume", new=out is None):
-        done = submit.play(control, submit.create(spec, place, term or []), quiet or None)
+        done = submit.follow(control, submit.create(spec, place, term or []), quiet or None)
     show_run(place, done, as_json)
 
 
@@ -231,5 +233,5 @@ def deploy_resume(
     """Continue a run across sites that was stopped, from its last finished round."""
     control, _ = deployment(superlink, folder)
     with resumable(run, "deploy resume"):
-        done = submit.play(control, RunFolder.open(run), quiet or None)
+        done = submit.follow(control, RunFolder.open(run), quiet or None)
     show_run(run, done, as_json)

@@ -1,8 +1,7 @@
-"""The same methods across real machines: the round loop behind Flower's ServerApp, a client's work
-at its site.
+"""The same methods across real machines.
 
-`up` and `site` start processes, `run` submits a run. Everything below `deploy/` knows nothing of
-it.
+The server runs the round loop inside Flower's ServerApp. Each site does one client's work and
+keeps that client's data and state. No other package imports this one, except the command line.
 """
 
 from __future__ import annotations
@@ -13,6 +12,6 @@ from fedhelix.core.errors import UserError
 
 
 def need_flower() -> None:
-    """Deployment is the one part that needs Flower."""
+    """Raise an error that says how to install Flower, which only deployments need."""
     if importlib.util.find_spec("flwr") is None:
         raise UserError('deployment needs Flower; install it with: pip install "fedhelix[flower]"')

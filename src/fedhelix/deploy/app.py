@@ -1,4 +1,4 @@
-"""What a Flower app bundle points at. Any method of the registry runs through these two."""
+"""The ServerApp and ClientApp that the submitted Flower app bundle points at, for any method."""
 
 from __future__ import annotations
 
@@ -10,28 +10,25 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import http_grid
 
-from fedhelix.deploy.server import serve
+from fedhelix.deploy.server import serve_run
 from fedhelix.deploy.site import Site
-from fedhelix.deploy.transport import EARLY, contents, envelope
+from fedhelix.deploy.transport import PULL_RETRIES, pack, unpack
 
 server_app = ServerApp()
 client_app = ClientApp()
 
 
 @server_app.main()
-def play(grid: Grid, context: Context) -> None:
-    """Play the run in the folder that the run's configuration names."""
-    http_grid.pull_objects = partial(
-        http_grid.pull_objects, **EARLY
-    )  # Flower itself would wait a second, then two
-    serve(grid, Path(str(context.run_config["run"])), quiet=True)
+def run_server(grid: Grid, context: Context) -> None:
+    """Serve the run whose folder the run configuration names."""
+    # Flower's own first retries come after one second and after two.
+    http_grid.pull_objects = partial(http_grid.pull_objects, **PULL_RETRIES)
+    serve_run(grid, Path(str(context.run_config["run"])), quiet=True)
 
 
 @client_app.query()
 def answer(message: Message, context: Context) -> Message:
-    """A site behind Flower's own SuperNode: the same answers as `fedhelix site`, but a cold start
-    for each.
-    """
-    given = context.node_config
-    site = Site(str(given["site"]), str(given["data"]), str(given["folder"]))
-    return Message(envelope(site.answer(contents(message))), reply_to=message)
+    """Answer as `fedhelix site` does, from Flower's own SuperNode: each answer is a cold start."""
+    settings = context.node_config
+    site = Site(str(settings["site"]), str(settings["data"]), str(settings["folder"]))
+    return Message(pack(site.answer(unpack(message))), reply_to=message)

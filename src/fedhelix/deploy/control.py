@@ -1,6 +1,4 @@
-"""What the server's owner tells a SuperLink: which sites may come, which run to play, and how is
-it.
-"""
+"""Control of a SuperLink by the server's owner: admit sites, submit runs, query their status."""
 
 from __future__ import annotations
 
@@ -54,21 +52,21 @@ run = ""
 """
 
 
-class Status(NamedTuple):
-    """How a run is: pending, starting, running or finished; and how it ended."""
+class RunStatus(NamedTuple):
+    """The status of a run (pending, starting, running or finished), and how it ended."""
 
     status: str
     result: str
     details: str
 
     @property
-    def over(self) -> bool:
-        """Whether it has ended, in one way or another."""
+    def finished(self) -> bool:
+        """Whether the run has ended, for whatever reason."""
         return self.status == FINISHED
 
 
 class Control:
-    """The commands' part of a SuperLink, which can be reached from its own machine only."""
+    """A client of the SuperLink's Control API, which answers on its own machine only."""
 
     def __init__(self, address: str, certificate: Path | None):
         self.address = address
@@ -76,11 +74,12 @@ class Control:
             root = None if certificate is None else certificate.read_bytes()
         except OSError:
             raise UserError(
-                f"'{certificate}' cannot be read; make keys with `fedhelix deploy keys`, or name their --folder."
+                f"'{certificate}' cannot be read; make keys with `fedhelix deploy keys`, or name "
+                "their --folder."
             ) from None
-        version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
+        interceptors = [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
         self._client = ControlHttpClient.from_server_address(
-            address, certificate is None, root, [version]
+            address, certificate is None, root, interceptors
         )
 
     def is_up(self) -> bool:
@@ -92,48 +91,50 @@ class Control:
         return True
 
     def register(self, site: str, public_key: Path) -> None:
-        """Let a site in, by its name and public key; a key that it had before is withdrawn."""
+        """Register a site's name and public key; a key that it had before is withdrawn."""
         key, nodes = read_public_key(public_key), self._nodes()
         known = next((node for node in nodes if node.public_key == key), None)
         if known is not None and known.status == WITHDRAWN:
             raise UserError(
-                f"the key in '{public_key}' was withdrawn for ever; delete {site}.key and {site}.pub, and make new "
-                f"ones with `fedhelix deploy keys {site}`."
+                f"the key in '{public_key}' was withdrawn for ever; delete {site}.key and "
+                f"{site}.pub, and make new ones with `fedhelix deploy keys {site}`."
             )
         if known is not None and known.name != site:
             raise UserError(
-                f"the key in '{public_key}' belongs to '{known.name}'; every site needs a key of its own."
+                f"the key in '{public_key}' belongs to '{known.name}'; every site needs a key of "
+                "its own."
             )
         if known is None:
-            with self._asking():
+            with self._user_errors():
                 self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=site))
         self._withdraw(node for node in nodes if node.name == site and node.public_key != key)
 
     def expel(self, site: str) -> None:
-        """Let a site in no more: its key is withdrawn for ever."""
+        """Withdraw a site's key for ever."""
         nodes = [node for node in self._nodes() if node.status != WITHDRAWN]
         if site not in (names := {node.name for node in nodes}):
             raise unknown("site", site, names)
         self._withdraw(node for node in nodes if node.name == site)
 
     def _withdraw(self, nodes: Iterable[NodeInfo]) -> None:
-        with self._asking():
+        with self._user_errors():
             for node in nodes:
                 if node.status != WITHDRAWN:
                     self._client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
 
     def _nodes(self) -> list[NodeInfo]:
-        """All that were ever registered."""
-        with self._asking():
+        """All nodes that were ever registered."""
+        with self._user_errors():
             return list(self._client.ListNodes(ListNodesRequest()).nodes_info)
 
     def connected(self) -> list[str]:
-        """The names of the registered sites that are there now."""
+        """The names of the registered sites that are online."""
         return sorted(node.name for node in self._nodes() if node.status == "online")
 
     def submit(self, run: Path) -> int:
-        """Have the run in a folder played, from where it stands; the folder must be on the
-        SuperLink's machine.
+        """Submit the run in a folder, from its last finished round on; returns Flower's run id.
+
+        The folder must be on the SuperLink's machine.
         """
         files = {
             "pyproject.toml": BUNDLE.format(version=__version__).encode(),
@@ -142,46 +143,44 @@ class Control:
         content, _ = build_fab_from_files(files)
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
         config = user_config_to_proto({"run": str(run.resolve())})
-        with self._asking():
+        with self._user_errors():
             return self._client.StartRun(
                 StartRunRequest(fab=fab_to_proto(fab), override_config=config)
             ).run_id
 
-    def playing(self, run: Path) -> int | None:
-        """The number of the submission that plays the run in a folder, if there is one."""
-        with self._asking():
-            found = self._client.ListRuns(ListRunsRequest()).run_dict
-        here = str(run.resolve())
-        return next(
-            (
-                number
-                for number, it in found.items()
-                if it.status.status != FINISHED
-                and user_config_from_proto(it.override_config).get("run") == here
-            ),
-            None,
-        )
+    def active_run_id(self, run: Path) -> int | None:
+        """The id under which the run in a folder is submitted and not yet finished, if any."""
+        with self._user_errors():
+            runs = self._client.ListRuns(ListRunsRequest()).run_dict
+        path = str(run.resolve())
+        for run_id, submitted in runs.items():
+            config = user_config_from_proto(submitted.override_config)
+            if submitted.status.status != FINISHED and config.get("run") == path:
+                return int(run_id)
+        return None
 
-    def status(self, number: int) -> Status | None:
-        """How a submitted run is; None while the SuperLink cannot be reached."""
+    def status(self, run_id: int) -> RunStatus | None:
+        """The status of a submitted run; None while the SuperLink cannot be reached."""
         try:
-            run = self._client.ListRuns(ListRunsRequest(run_id=number)).run_dict[number]
+            run = self._client.ListRuns(ListRunsRequest(run_id=run_id)).run_dict[run_id]
         except httpx.TransportError:
             return None
-        return Status(run.status.status, run.status.sub_status, run.status.details)
+        return RunStatus(run.status.status, run.status.sub_status, run.status.details)
 
-    def stop(self, number: int) -> None:
-        """End a submitted run; what is finished of it stays in its folder."""
-        with self._asking():
-            self._client.StopRun(StopRunRequest(run_id=number))
+    def stop(self, run_id: int) -> None:
+        """Stop a submitted run; its finished rounds stay in its folder."""
+        with self._user_errors():
+            self._client.StopRun(StopRunRequest(run_id=run_id))
 
     @contextmanager
-    def _asking(self) -> Iterator[None]:
+    def _user_errors(self) -> Iterator[None]:
+        """Turn HTTP errors into sentences for the user."""
         try:
             yield
         except httpx.TransportError as problem:
             raise UserError(
-                f"there is no SuperLink at {self.address} ({problem}); start one with `fedhelix up`."
+                f"there is no SuperLink at {self.address} ({problem}); start one with "
+                "`fedhelix up`."
             ) from None
         except httpx.HTTPStatusError as problem:
             raise UserError(f"the SuperLink refuses: {problem.response.text or problem}.") from None

@@ -1,4 +1,4 @@
-"""Certificates and keys: one authority and one server certificate, and a key pair for every site."""
+"""Certificates and keys: one authority, one server certificate, and a key pair for every site."""
 
 from __future__ import annotations
 
@@ -16,55 +16,26 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.files import write_atomically
 from fedhelix.deploy.messages import NAME
 
-DAYS = 825  # the longest that common software accepts
+DAYS = 825  # of validity: the longest that common software accepts
+ISSUER = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedhelix deployment")])
+SUBJECT = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedhelix server")])
 
 
 def make_certificates(folder: Path, hosts: Iterable[str]) -> None:
-    """An authority (ca.pem) and a certificate for the server (server.pem, server.key); what is
-    there stays.
+    """Make an authority (ca.pem) and the server's certificate (server.pem, server.key).
+
+    Existing files are kept; a certificate that is not for all `hosts` is refused.
     """
-    wanted = [_subject_name(host) for host in hosts]
-    if (folder / "server.pem").exists():  # it is written last
-        certificate = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
-        known = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        for name in wanted:
-            if name not in list(known):
-                raise UserError(
-                    f"the certificate in '{folder}' is not for {name.value}; make one in another folder, or delete "
-                    "server.pem, and give every site the new ca.pem."
-                )
+    names = [_subject_name(host) for host in hosts]
+    if (folder / "server.pem").exists():  # the file that is written last
+        _check_certificate(folder, names)
         return
     folder.mkdir(parents=True, exist_ok=True)
     authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
-    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedhelix deployment")])
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedhelix server")])
-    names = list(dict.fromkeys([*map(_subject_name, ("localhost", "127.0.0.1", "::1")), *wanted]))
-    usage = {"digital_signature": True, "content_commitment": False, "key_encipherment": False}
-    usage |= {
-        "data_encipherment": False,
-        "key_agreement": False,
-        "encipher_only": False,
-        "decipher_only": False,
-    }
-    identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
-    root = (
-        _certificate(issuer, issuer, authority.public_key())
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(x509.KeyUsage(**usage, key_cert_sign=True, crl_sign=True), critical=True)
-        .add_extension(identifier, critical=False)
-    )
-    leaf = (
-        _certificate(subject, issuer, server.public_key())
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.KeyUsage(**usage, key_cert_sign=False, crl_sign=False), critical=True)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(
-            x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
-        )
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier),
-            critical=False,
-        )
+    loopback = map(_subject_name, ("localhost", "127.0.0.1", "::1"))
+    root = _authority_certificate(authority.public_key())
+    leaf = _server_certificate(
+        server.public_key(), authority.public_key(), list(dict.fromkeys([*loopback, *names]))
     )
     # The authority's own key is thrown away: nobody can make further certificates with it.
     pem = serialization.Encoding.PEM
@@ -76,9 +47,62 @@ def make_certificates(folder: Path, hosts: Iterable[str]) -> None:
     write_atomically(folder / "server.pem", leaf.sign(authority, hashes.SHA384()).public_bytes(pem))
 
 
+def _check_certificate(folder: Path, names: Iterable[x509.GeneralName]) -> None:
+    certificate = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
+    known = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    for name in names:
+        if name not in list(known):
+            raise UserError(
+                f"the certificate in '{folder}' is not for {name.value}; make one in another "
+                "folder, or delete server.pem, and give every site the new ca.pem."
+            )
+
+
+def _authority_certificate(key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    return (
+        _certificate(ISSUER, key)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _server_certificate(
+    key: ec.EllipticCurvePublicKey,
+    authority: ec.EllipticCurvePublicKey,
+    names: list[x509.GeneralName],
+) -> x509.CertificateBuilder:
+    identifier = x509.SubjectKeyIdentifier.from_public_key(authority)
+    issuer_key = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
+    purpose = x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH])
+    return (
+        _certificate(SUBJECT, key)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(purpose, critical=False)
+        .add_extension(issuer_key, critical=False)
+    )
+
+
+def _key_usage(signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
 def make_site_key(folder: Path, site: str) -> Path:
-    """A site's private key (SITE.key) and its public one (SITE.pub); what is there stays. Returns
-    the private one.
+    """Make a site's key pair (SITE.key, SITE.pub) and return the path of the private key.
+
+    Existing files are kept.
     """
     if not NAME.fullmatch(site):
         raise UserError(
@@ -87,9 +111,8 @@ def make_site_key(folder: Path, site: str) -> Path:
     private, public = folder / f"{site}.key", folder / f"{site}.pub"
     if not private.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        key = ec.generate_private_key(
-            ec.SECP256R1()
-        )  # a site signs every request: P-384 takes five times as long
+        # A site signs every request, and P-384 would take five times as long as P-256.
+        key = ec.generate_private_key(ec.SECP256R1())
         openssh = serialization.PrivateFormat.OpenSSH
         secret = key.private_bytes(
             serialization.Encoding.PEM, openssh, serialization.NoEncryption()
@@ -105,7 +128,7 @@ def make_site_key(folder: Path, site: str) -> Path:
 
 
 def read_public_key(path: Path) -> bytes:
-    """A public key as Flower registers it."""
+    """Read a public key into the form that Flower registers."""
     try:
         key = serialization.load_ssh_public_key(path.read_bytes())
     except (OSError, ValueError) as problem:
@@ -115,14 +138,12 @@ def read_public_key(path: Path) -> bytes:
     )
 
 
-def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
-) -> x509.CertificateBuilder:
+def _certificate(subject: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .issuer_name(issuer)
+        .issuer_name(ISSUER)
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))  # clocks differ

@@ -1,5 +1,4 @@
-"""A whole deployment on this machine: a SuperLink and its sites as processes, with TLS and keys, in
-one folder.
+"""A whole deployment on this machine, in one folder: a SuperLink and its sites, with TLS and keys.
 
 FOLDER/
   deployment.json   address, sites and data, for `fedhelix deploy run`
@@ -7,7 +6,7 @@ FOLDER/
   flower/           Flower's home, so that nothing is written to the user's
   lock              while a process runs the deployment
   logs/             one file per process
-  sites/            what the sites' clients keep
+  sites/            the sites' client states
   superlink.db      Flower's registered keys and messages
 """
 
@@ -33,25 +32,23 @@ from fedhelix.deploy.keys import make_certificates, make_site_key
 from fedhelix.deploy.site import common_source
 from fedhelix.store.lock import Lock
 
-NOTE = "deployment.json"
-HOSTS = (
-    "127.0.0.1",
-    "localhost",
-    "0.0.0.0",
-)  # where the sites and commands of this machine find a SuperLink
-START, STOP = 120.0, 10.0  # seconds that a process may take
+STATE_FILE = "deployment.json"
+HOSTS = ("127.0.0.1", "localhost", "0.0.0.0")  # that a SuperLink here can be reached at
+START_SECONDS, STOP_SECONDS = 120.0, 10.0  # that a process may take
+RESTART_SECONDS = 1.0  # at least, between two starts of a process that dies at once
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A free TCP port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """For Flower's processes: no telemetry, a home of our own, and its programs from where this
-    Python is.
+    """Environment of Flower's processes.
+
+    No telemetry, a home inside the folder, and Flower's programs from this Python's installation.
     """
     programs = str(Path(sys.executable).parent)
     return {
@@ -64,7 +61,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def superlink_command(folder: Path, host: str, port: int) -> list[str]:
-    """How the server's SuperLink is started."""
+    """The command that starts the server's SuperLink."""
     keys = folder / "keys"
     return [
         *(sys.executable, "-m", "fedhelix.deploy.superlink"),
@@ -76,7 +73,7 @@ def superlink_command(folder: Path, host: str, port: int) -> list[str]:
 
 
 def become_superlink(folder: Path, host: str, port: int) -> None:
-    """Turn this process into the server's SuperLink."""
+    """Replace this process by the server's SuperLink."""
     folder = folder.resolve()
     if not (folder / "keys" / "server.pem").exists():
         raise UserError(
@@ -87,7 +84,7 @@ def become_superlink(folder: Path, host: str, port: int) -> None:
 
 
 class Process:
-    """One of our processes, with its log."""
+    """A process of the deployment, with its log."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, env: dict[str, str]):
         self.name, self.command, self.log, self.env = name, list(command), log, env
@@ -95,7 +92,7 @@ class Process:
         self.running: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, in a session of its own: Ctrl-C is for us to pass on."""
+        """Start it in a session of its own, so that Ctrl-C reaches only the deployment itself."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self.running = subprocess.Popen(
@@ -114,49 +111,48 @@ class Process:
         return self.running is not None and self.running.poll() is None
 
     def stop(self) -> None:
-        """End it and whatever it has started: Flower's helpers have sessions of their own, and may
-        wait for ever.
-        """
+        """End it and its descendants, which have sessions of their own and may wait for ever."""
         if self.running is None:
             return
-        helpers = descendants(self.running.pid)
-        for sign in (signal.SIGTERM, signal.SIGKILL):
+        children = descendants(self.running.pid)
+        for number in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.killpg(self.running.pid, sign)
-                self.running.wait(STOP)
-        for pid in helpers:
+                os.killpg(self.running.pid, number)
+                self.running.wait(STOP_SECONDS)
+        for pid in children:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """A second Ctrl-C waits until all is stopped; it would leave the rest running."""
-    if threading.current_thread() is not threading.main_thread():  # which alone hears signals
+def signals_ignored() -> Iterator[None]:
+    """Ignore Ctrl-C and SIGTERM; a second one would leave processes running."""
+    if threading.current_thread() is not threading.main_thread():  # only it receives signals
         yield
         return
-    before = {sign: signal.signal(sign, signal.SIG_IGN) for sign in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
         yield
     finally:
-        for sign, handler in before.items():
-            signal.signal(sign, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes that a process has started, and theirs."""
+    """The processes that a process has started, directly or indirectly."""
     listed = subprocess.run(
         ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False
     ).stdout
     parents = [tuple(map(int, line.split())) for line in listed.splitlines()]
-    found = [pid]
-    for parent in found:  # grows while it is read
-        found += [child for child, its in parents if its == parent]
-    return found[1:]
+    family = [pid]
+    for parent in family:  # the list grows while it is read
+        family += [child for child, its in parents if its == parent]
+    return family[1:]
 
 
 class LocalDeployment:
-    """Use it in a `with` statement, which starts everything and stops everything."""
+    """A SuperLink and its sites; a `with` statement starts them and stops them."""
 
     def __init__(
         self,
@@ -169,15 +165,15 @@ class LocalDeployment:
     ):
         if host not in HOSTS:
             raise UserError(
-                f"the sites of this machine would not find a server at {host}; use one of {', '.join(HOSTS)}, or "
-                "`fedhelix deploy serve` for sites on other machines."
+                f"the sites of this machine would not find a server at {host}; use one of "
+                f"{', '.join(HOSTS)}, or `fedhelix deploy serve` for sites on other machines."
             )
         self.folder = Path(folder).resolve()
         self._lock = Lock(self.folder / "lock")
         self.names = [
             f"site-{number}" if sites <= 10 else f"site-{number:04d}" for number in range(sites)
         ]
-        self.settings = {"data": common_source(data)}  # of runs
+        self.settings = {"data": common_source(data)}  # for runs
         if data_dir is not None:
             self.settings["data_dir"] = str(Path(data_dir).expanduser().resolve())
         self.port = port or free_port()
@@ -191,29 +187,22 @@ class LocalDeployment:
         return Process(name, command, self.folder / "logs" / f"{name}.log", self.env)
 
     def site_command(self, name: str) -> list[str]:
-        """How one site is started."""
-        data = [
-            word
-            for key, value in self.settings.items()
-            for word in (f"--{key.replace('_', '-')}", value)
-        ]
+        """The command that starts one site."""
+        settings = {key.replace("_", "-"): value for key, value in self.settings.items()}
+        data = [word for key, value in settings.items() for word in (f"--{key}", value)]
+        key, folder = self.folder / "keys" / f"{name}.key", self.folder / "sites"
         return [
             *(sys.executable, "-m", "fedhelix", "site", "--name", name, *data, "--common"),
             *("--superlink", self.address, "--cert", str(self.certificate)),
-            *(
-                "--key",
-                str(self.folder / "keys" / f"{name}.key"),
-                "--folder",
-                str(self.folder / "sites"),
-            ),
+            *("--key", str(key), "--folder", str(folder)),
         ]
 
     def control(self) -> Control:
-        """The commands' part of the SuperLink."""
+        """A client of the SuperLink's Control API."""
         return Control(self.address, self.certificate)
 
     def __enter__(self) -> LocalDeployment:
-        with suppress(OSError):  # the lock says it better
+        with suppress(OSError):  # acquiring the lock reports it better
             self.folder.mkdir(parents=True, exist_ok=True)
         self._lock.acquire()
         try:
@@ -237,12 +226,12 @@ class LocalDeployment:
             self.admit(name)
         for process in self.sites.values():
             process.start()
-        note = {"address": self.address, "sites": self.names, "settings": self.settings}
-        write_atomically(self.folder / NOTE, json.dumps(note, indent=1).encode())
+        state = {"address": self.address, "sites": self.names, "settings": self.settings}
+        write_atomically(self.folder / STATE_FILE, json.dumps(state, indent=1).encode())
 
     def wait_for_superlink(self) -> None:
-        """Until it answers."""
-        control, until = self.control(), time.monotonic() + START
+        """Wait until the SuperLink answers."""
+        control, until = self.control(), time.monotonic() + START_SECONDS
         while not control.is_up():
             if not self.superlink.alive or time.monotonic() > until:
                 raise EngineFailure(f"the SuperLink does not start; see {self.superlink.log}.")
@@ -253,29 +242,28 @@ class LocalDeployment:
         self.control().register(name, self.folder / "keys" / f"{name}.pub")
 
     def revive(self) -> list[str]:
-        """Start again what has died; returns the names."""
+        """Start processes again that have died; returns their names."""
         dead = [process for process in (self.superlink, *self.sites.values()) if not process.alive]
         for process in dead:
-            if (
-                time.monotonic() - process.started > 1.0
-            ):  # one that dies at once must not keep the machine busy
+            if time.monotonic() - process.started > RESTART_SECONDS:
                 process.start()
         return [process.name for process in dead]
 
     def stop(self) -> None:
-        """End everything: sites first, so that they can say goodbye."""
-        with undisturbed():
+        """Stop everything: sites first, so that they can sign off at the SuperLink."""
+        with signals_ignored():
             for process in (*self.sites.values(), self.superlink):
                 process.stop()
-            (self.folder / NOTE).unlink(missing_ok=True)
+            (self.folder / STATE_FILE).unlink(missing_ok=True)
             self._lock.release()
 
 
-def read_note(folder: Path) -> dict[str, Any]:
-    """What a running `fedhelix up` says of itself."""
+def read_state(folder: Path) -> dict[str, Any]:
+    """The address, sites and settings of the deployment that runs in a folder."""
     try:
-        return dict(json.loads((folder / NOTE).read_bytes()))
+        return dict(json.loads((folder / STATE_FILE).read_bytes()))
     except (OSError, ValueError):
         raise UserError(
-            f"no deployment is running in '{folder}'; start one with `fedhelix up`, or give --superlink."
+            f"no deployment is running in '{folder}'; start one with `fedhelix up`, or give "
+            "--superlink."
         ) from None

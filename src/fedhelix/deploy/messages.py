@@ -1,7 +1,7 @@
-"""What server and sites write to each other.
+"""The messages between the server and its sites.
 
-A letter is one safetensors file: words and numbers in its header, tensors below. Reading one
-executes nothing, whoever wrote it; what is not as it should be is refused with a sentence.
+A message is one safetensors file: a JSON header and a tree of tensors. Reading one never executes
+code, whoever wrote it. Invalid content is refused with a sentence that says what is wrong.
 """
 
 from __future__ import annotations
@@ -17,54 +17,50 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.tree import State, Tree, decode, encode, flatten, payload_bytes
 from fedhelix.federation.uploads import LARGEST
 
-NAME = re.compile(
-    r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
-)  # of a site or an experiment; also good for files
-REPEATED = (
-    "kind",
-    "experiment",
-    "round",
-    "client",
-)  # what an answer must have in common with its question
-HEADER = 1 << 20  # bytes that names and words may take
-DEEPEST = 8  # levels of a tree
+# Names of sites and experiments; they are safe as file names too.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+# Header fields that an answer repeats from its request.
+REPEATED = ("kind", "experiment", "round", "client")
+HEADER_BYTES = 1 << 20  # allowed for names and header
+MAX_DEPTH = 8  # levels of a tree
 
 
 class Message(NamedTuple):
-    """Words and numbers, and a tree of tensors."""
+    """A header of texts and numbers, and a tree of tensors."""
 
-    about: dict[str, Any]
+    header: dict[str, Any]
     body: Tree
 
 
-def write(about: Mapping[str, Any], body: Tree | None = None) -> bytes:
-    """A letter as it travels."""
-    return encode({"about": json.dumps(dict(about)), "body": body or {}})
+def write(header: Mapping[str, Any], body: Tree | None = None) -> bytes:
+    """Serialise a message."""
+    return encode({"header": json.dumps(dict(header)), "body": body or {}})
 
 
-def read(content: bytes, largest: int | None = None) -> Message:
-    """A letter that came in; `largest` is how many bytes it may have."""
-    if largest is not None and len(content) > largest:
-        raise UserError(f"has {len(content):,} bytes, and {largest:,} are allowed.")
+def read(content: bytes, max_bytes: int | None = None) -> Message:
+    """Parse a message; larger ones than `max_bytes` are refused unread."""
+    if max_bytes is not None and len(content) > max_bytes:
+        raise UserError(f"has {len(content):,} bytes, and {max_bytes:,} are allowed.")
     try:
         tree = decode(content)
-        about, body = json.loads(tree["about"]), tree.get("body", {})
-        levels = max((path.count("/") for path in flatten({"body": body})), default=0)
+        header, body = json.loads(tree["header"]), tree.get("body", {})
+        depth = max((path.count("/") for path in flatten({"body": body})), default=0)
     except (UserError, ValueError, KeyError, TypeError, RecursionError) as problem:
-        raise UserError(f"is no letter: {problem}") from None
-    if not isinstance(about, dict) or not isinstance(body, dict) or levels > DEEPEST:
-        raise UserError("is no letter: it lacks its parts.")
-    return Message(about, body)
+        raise UserError(f"is no message: {problem}") from None
+    if not isinstance(header, dict) or not isinstance(body, dict) or depth > MAX_DEPTH:
+        raise UserError("is no message: it lacks its parts.")
+    return Message(header, body)
 
 
-def room_for(initial: State) -> int:
-    """How many bytes a letter may have, where the model is this large."""
-    return LARGEST * payload_bytes(initial) + HEADER
+def max_message_bytes(initial: State) -> int:
+    """How large an answer may be, given the initial model."""
+    return LARGEST * payload_bytes(initial) + HEADER_BYTES
 
 
 def check_tree(tree: Tree, initial: State) -> None:
-    """Raise BadInput for what no method could have sent; shapes and finite values are the channel's
-    business.
+    """Raise UserError for a tree that no method could have sent.
+
+    Shapes and finite values are checked later, with the other uploads of the round.
     """
     for path, value in flatten(tree).items():
         if not isinstance(value, Tensor | int | float | None):
@@ -79,18 +75,16 @@ def check_tree(tree: Tree, initial: State) -> None:
             raise UserError(f"has {value.dtype} for '{name}' instead of {initial[name].dtype}.")
 
 
-def expect(about: Mapping[str, Any], **wanted: Any) -> None:
-    """Raise BadInput unless a letter is the answer to what was asked, from whom, and about which
-    round.
-    """
+def expect(header: Mapping[str, Any], **wanted: Any) -> None:
+    """Raise UserError unless the header fields have these values."""
     for key, value in wanted.items():
-        if about.get(key) != value:
-            raise UserError(f"is about {key} {about.get(key)!r} instead of {value!r}.")
+        if header.get(key) != value:
+            raise UserError(f"is about {key} {header.get(key)!r} instead of {value!r}.")
 
 
-def number(about: Mapping[str, Any], key: str, low: float = float("-inf")) -> float:
-    """A number in a letter; NaN is one too."""
-    value = about.get(key)
+def number(header: Mapping[str, Any], key: str, low: float = float("-inf")) -> float:
+    """A number from a header; NaN is allowed."""
+    value = header.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or value < low:
-        raise UserError(f"has {about.get(key)!r} for {key}, which must be a number.")
+        raise UserError(f"has {value!r} for {key}, which must be a number.")
     return value

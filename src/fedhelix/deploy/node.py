@@ -1,9 +1,7 @@
-"""A site's connection to the server: takes letters from Flower's SuperLink, hands them to the
-worker, sends answers.
+"""A site's connection to the server: takes requests from Flower's SuperLink and sends answers.
 
-It stands in for `flower-supernode`, which starts a new process for every message and looks for
-messages every three seconds, and which runs code that comes with a run. This one runs nothing but
-fedhelix as it is installed here.
+It replaces `flower-supernode`, which starts a process for every message, polls every three
+seconds, and runs code that comes with a run. This one runs only the fedhelix installed here.
 """
 
 from __future__ import annotations
@@ -37,17 +35,16 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.core.files import write_atomically
-from fedhelix.deploy.transport import EARLY, contents, envelope
+from fedhelix.deploy.transport import PULL_RETRIES, pack, unpack
 
-AGAIN = 3.0  # seconds before a broken connection is made anew
-# seconds between questions for letters, each of which the SuperLink holds until there are some
-BREATH = 0.05
+RECONNECT_SECONDS = 3.0  # before a broken connection is made anew
+POLL_SECONDS = 0.05  # between polls, each of which the SuperLink holds until there is a message
 
-Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
+KeyPair = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 
 
-def read_key(path: Path) -> Keys:
-    """A site's private key, and the public one that goes with it."""
+def read_key(path: Path) -> KeyPair:
+    """Read a site's private key; returns it with its public key."""
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except (OSError, ValueError) as problem:
@@ -57,52 +54,60 @@ def read_key(path: Path) -> Keys:
     return key, key.public_key()
 
 
-class Answerer(Protocol):
-    """Whoever answers the letters."""
+class RequestHandler(Protocol):
+    """Whatever answers the requests, such as a `SiteProcess`."""
 
     def start(self) -> object:
         """Get ready: the site is connected."""
 
     def answer(self, content: bytes) -> bytes:
-        """The answer to a letter."""
+        """The answer to a request."""
 
 
-def connect(superlink: str, certificate: Path, key: Path, answerer: Answerer, memory: Path) -> None:
-    """Answer letters from a SuperLink, for ever; when the connection breaks, make a new one."""
+def connect(
+    superlink: str, certificate: Path, key: Path, handler: RequestHandler, node_file: Path
+) -> None:
+    """Answer a SuperLink's requests for ever, and reconnect whenever the connection breaks.
+
+    `node_file` holds the node's id while it is connected.
+    """
     keys, root = read_key(key), certificate.read_bytes()
-    sign_off(superlink, root, keys, memory)
+    deactivate(superlink, root, keys, node_file)
     while True:
         with http_request_response(superlink, False, root, keys) as connection:
-            write_atomically(memory, str(connection[0]).encode())
+            write_atomically(node_file, str(connection[0]).encode())
             print(f"fedhelix: connected to {superlink}.", file=sys.stderr, flush=True)
-            answerer.start()
-            Node(*connection).serve(answerer.answer)
-        time.sleep(AGAIN)
+            handler.start()
+            Node(*connection).serve(handler.answer)
+        time.sleep(RECONNECT_SECONDS)
 
 
-def sign_off(superlink: str, root: bytes, keys: Keys, memory: Path) -> None:
-    """End the connection of a process that was killed; else the SuperLink lets nobody in for
-    another minute.
+def deactivate(superlink: str, root: bytes, keys: KeyPair, node_file: Path) -> None:
+    """End the connection of a process that was killed.
+
+    Otherwise the SuperLink would refuse this key for another minute.
     """
-    if not memory.exists():
+    if not node_file.exists():
         return
-    checks = (
+    interceptors = (
         RuntimeVersionHttpInterceptor(component_name="SuperNode"),
         NodeAuthHttpInterceptor(*keys),
     )
     with (
         suppress(httpx.HTTPError, ValueError),
-        FleetHttpClient.from_server_address(superlink, False, root, interceptors=checks) as client,
+        FleetHttpClient.from_server_address(
+            superlink, False, root, interceptors=interceptors
+        ) as client,
     ):
-        client.DeactivateNode(DeactivateNodeRequest(node_id=int(memory.read_text())))
+        client.DeactivateNode(DeactivateNodeRequest(node_id=int(node_file.read_text())))
 
 
 class Node:
-    """One connection: what Flower calls a SuperNode."""
+    """One connection, which Flower calls a SuperNode; its arguments are Flower's own functions."""
 
     def __init__(
         self,
-        number: int,
+        node_id: int,
         receive: Any,
         send: Any,
         get_run: Any,
@@ -111,20 +116,15 @@ class Node:
         push: Any,
         confirm: Any,
     ):
-        self.number = number
-        self._receive, self._send, self._pull, self._push, self._confirm = (
-            receive,
-            send,
-            pull,
-            push,
-            confirm,
-        )
+        self.node_id = node_id
+        self._receive, self._send, self._confirm = receive, send, confirm
+        self._pull, self._push = pull, push
 
     def serve(self, answer: Callable[[bytes], bytes]) -> None:
-        """Answer letters until the connection breaks."""
+        """Answer messages until the connection breaks."""
         while True:
             if (message := self.receive()) is None:
-                time.sleep(BREATH)
+                time.sleep(POLL_SECONDS)
             else:
                 self.reply(message, answer)
 
@@ -133,13 +133,13 @@ class Node:
         try:
             if (received := self._receive()) is None:
                 return None
-            run, tree = received[0].metadata.run_id, received[1]
+            run_id, tree = received[0].metadata.run_id, received[1]
             message = pull_and_inflate_object_from_tree(
                 tree,
-                lambda it: self._pull(run, it),
-                lambda it: self._confirm(run, it),
+                lambda object_id: self._pull(run_id, object_id),
+                lambda object_id: self._confirm(run_id, object_id),
                 return_type=Message,
-                **EARLY,
+                **PULL_RETRIES,
             )
         except RunNotRunningException:
             return None
@@ -150,20 +150,16 @@ class Node:
         """Answer a message; an answer for a run that is over is dropped."""
         begun = time.monotonic()
         try:
-            reply = Message(envelope(answer(contents(message))), reply_to=message)
+            reply = Message(pack(answer(unpack(message))), reply_to=message)
         except (UserError, EngineFailure) as problem:
             reply = Message(Error(code=0, reason=str(problem)), reply_to=message)
-        run = message.metadata.run_id
+        run_id = message.metadata.run_id
         reply.metadata.__dict__["_message_id"] = reply.object_id
-        try:
-            with no_object_id_recompute():
-                wanted, session = self._send(
-                    reply, get_object_tree(reply), time.monotonic() - begun
-                )
-                push_objects(
-                    get_all_nested_objects(reply),
-                    lambda it, content: self._push(run, session, it, content),
-                    object_ids_to_push=wanted,
-                )
-        except RunNotRunningException:
-            pass
+        with suppress(RunNotRunningException), no_object_id_recompute():
+            seconds = time.monotonic() - begun
+            missing, session = self._send(reply, get_object_tree(reply), seconds)
+            push_objects(
+                get_all_nested_objects(reply),
+                lambda object_id, content: self._push(run_id, session, object_id, content),
+                object_ids_to_push=missing,
+            )

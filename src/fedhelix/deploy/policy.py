@@ -1,4 +1,4 @@
-"""How patient the server is."""
+"""The round policy: how long the server waits, and for how many answers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fedhelix.runs.config import Config
 
 @dataclass(frozen=True)
 class RoundPolicy(Checked):
-    """What holds for every round of a deployment."""
+    """The rules of every round in a deployment; the [deployment] table of config.toml."""
 
     deadline: float = option(600.0, "seconds that sites have to answer", above=0)
     minimum: int = option(1, "answers without which a round changes nothing", low=1)
     extra: int = option(
         0,
-        "clients asked beyond the cohort; the round goes on when as many as the cohort are in",
+        "clients sampled beyond the cohort; the round ends when as many as the cohort answered",
         low=0,
     )
     patience: float = option(
@@ -34,5 +34,5 @@ class RoundPolicy(Checked):
 
 
 def cohort_size(config: Config) -> int:
-    """How many answers a round wants; clients that are asked beyond that are `extra`."""
+    """How many answers a round needs; `extra` clients come on top."""
     return min(config.cohort or 10, config.clients)

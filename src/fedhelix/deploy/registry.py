@@ -1,5 +1,6 @@
-"""Which site is which client: written down with the run, because numbers must not change when it is
-resumed.
+"""The site registry: which site is which client.
+
+It is stored with the run, because client numbers must not change when the run is resumed.
 """
 
 from __future__ import annotations
@@ -12,40 +13,40 @@ from typing import Any
 from fedhelix.core.errors import UserError
 from fedhelix.core.files import write_atomically
 
-Card = Mapping[str, Any]
+SiteDescription = Mapping[str, Any]  # what a site says about its data
 
 
 class SiteRegistry:
-    """The sites of a run by their numbers; whoever connects later takes the next free one."""
+    """The sites of a run in the order of their client numbers; a new site takes the next one."""
 
-    def __init__(self, path: Path | None, places: int):
-        self.path, self.places = path, places
-        self.cards: dict[str, Card] = {}
-        self.joined: Callable[[int, Card], None] = lambda number, card: (
-            None
-        )  # told of whoever joins later
+    def __init__(self, path: Path | None, capacity: int):
+        self.path, self.capacity = path, capacity
+        self.descriptions: dict[str, SiteDescription] = {}
+        # Called with the client number and description of every site that joins.
+        self.on_join: Callable[[int, SiteDescription], None] = lambda client, description: None
         if path is not None and path.exists():
             try:
-                self.cards = dict(json.loads(path.read_bytes()))
+                self.descriptions = dict(json.loads(path.read_bytes()))
             except (ValueError, TypeError) as problem:
                 raise UserError(f"'{path}' is damaged: {problem}.") from None
 
     @property
     def sites(self) -> list[str]:
-        """Their names, in the order of their numbers."""
-        return list(self.cards)
+        """The sites' names, by client number."""
+        return list(self.descriptions)
 
-    def number(self, site: str) -> int:
-        """The client that a site is."""
+    def client_of(self, site: str) -> int:
+        """A site's client number."""
         return self.sites.index(site)
 
-    def enrol(self, cards: Mapping[str, Card], connected: Iterable[str]) -> None:
-        """Give numbers to sites that have none yet, by name, as long as there are places."""
-        new = sorted(set(connected) - set(self.cards))[: self.places - len(self.cards)]
+    def enrol(self, descriptions: Mapping[str, SiteDescription], connected: Iterable[str]) -> None:
+        """Number the connected sites that are new, in the order of their names, up to capacity."""
+        free = self.capacity - len(self.descriptions)
+        new = sorted(set(connected) - set(self.descriptions))[:free]
         if not new:
             return
-        self.cards |= {site: cards[site] for site in new}
+        self.descriptions |= {site: descriptions[site] for site in new}
         if self.path is not None:
-            write_atomically(self.path, json.dumps(self.cards, indent=1).encode())
+            write_atomically(self.path, json.dumps(self.descriptions, indent=1).encode())
         for site in new:
-            self.joined(self.number(site), self.cards[site])
+            self.on_join(self.client_of(site), self.descriptions[site])

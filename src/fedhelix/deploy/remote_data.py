@@ -1,4 +1,4 @@
-"""Samples that lie at their sites: the server knows how many there are, and nothing more."""
+"""Data that stays at the sites: the server knows its size and shape, and nothing more."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OWN = "own"  # in place of a data set's name: every site has its own samples
 
 
 class RemotePartition(Partition):
-    """One client per site, as the server sees it: only the lengths of the parts mean anything."""
+    """One client per site, as the server sees it: only the lengths of the splits mean anything."""
 
     here: ClassVar[bool] = False
 
@@ -27,27 +27,28 @@ class RemotePartition(Partition):
         object.__setattr__(self, "counts", list(counts))
 
     def split(self, data: Dataset, seed: int, exclude: np.ndarray | None = None) -> list[Split]:
-        """Every client's parts."""
+        """The split of every client."""
         counts: list[tuple[int, int]] = vars(self)["counts"]
         return [
-            own_split(train, test, self.valid, seed, i) for i, (train, test) in enumerate(counts)
+            site_split(train, test, self.valid, seed, i) for i, (train, test) in enumerate(counts)
         ]
 
     def divided(self, *_: object) -> list[Partition]:
-        """Newcomers have the last numbers and bring their own samples."""
+        """The partition as it is: newcomers have the last numbers and bring their own samples."""
         return [self]
 
 
-def own_split(train: int, test: int, valid: float, seed: int, client: int) -> Split:
-    """A site's own samples, of which a share is kept for validation."""
+def site_split(train: int, test: int, valid: float, seed: int, client: int) -> Split:
+    """Split a site's samples: a share of the training samples is held out for validation."""
     order = numpy_draw(seed, "partition-valid", client).permutation(train)
-    kept = 0 if train < 2 or not valid else int(np.clip(round(valid * train), 1, train - 1))
-    return Split(order[kept:], order[:kept], np.arange(test))
+    held_out = 0 if train < 2 or not valid else int(np.clip(round(valid * train), 1, train - 1))
+    return Split(order[held_out:], order[:held_out], np.arange(test))
 
 
-def read_own(path: str | Path) -> Dataset:
-    """A site's data: FILE.npz, or a folder with x.npy and y.npy and, if there are any, x_test.npy
-    and y_test.npy.
+def read_site_data(path: str | Path) -> Dataset:
+    """Load a site's samples from FILE.npz or from a folder with x.npy and y.npy.
+
+    The folder may also hold x_test.npy and y_test.npy.
     """
     place = Path(path)
     if not place.is_dir():
@@ -66,8 +67,8 @@ def read_own(path: str | Path) -> Dataset:
     return from_arrays(**arrays, name=OWN)
 
 
-def kind_of(data: Dataset) -> dict[str, Any]:
-    """What a site tells of its data: counts and the kind of a sample, never a sample."""
+def describe_data(data: Dataset) -> dict[str, Any]:
+    """What a site reveals of its data: counts, shapes and types, never a sample."""
     return {
         "data": data.name,
         "train": len(data.x),
@@ -79,34 +80,43 @@ def kind_of(data: Dataset) -> dict[str, Any]:
     }
 
 
-def common_kind(cards: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The kind of sample that all sites have; one whose samples differ is named."""
-    names = list(cards)
+def common_description(descriptions: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The description that holds for all sites; raises UserError that names a site that differs."""
+    names = list(descriptions)
     for name in names:
-        if "shape" not in cards[name]:
+        if "shape" not in descriptions[name]:
             raise UserError(
-                f"site '{name}' has no samples of its own, but a part of '{cards[name].get('data')}'; "
-                f"the run must be about these data, and not about '{OWN}'."
+                f"site '{name}' has no samples of its own, but a part of "
+                f"'{descriptions[name].get('data')}'; the run must be about these data, and not "
+                f"about '{OWN}'."
             )
-    first = cards[names[0]]
+    first = descriptions[names[0]]
     for name in names[1:]:
-        for key in ("shape", "target", "dtype"):
-            if cards[name][key] != first[key]:
-                raise UserError(
-                    f"site '{name}' has samples with {key} {cards[name][key]}, but '{names[0]}' has {first[key]}."
-                )
-        if (cards[name]["classes"] is None) != (first["classes"] is None):
-            raise UserError(
-                f"one of the sites '{name}' and '{names[0]}' has a regression, the other a classification."
-            )
-    classes = [card["classes"] for card in cards.values()]
+        _check_alike(name, descriptions[name], names[0], first)
+    classes = [description["classes"] for description in descriptions.values()]
     return {**first, "classes": None if None in classes else max(classes)}
 
 
-def stand_in(kind: Mapping[str, Any]) -> Dataset:
-    """Data of a server that has none: one sample of zeros, which tells the network its input."""
-    x = torch.zeros(
-        1, *kind["shape"], dtype=getattr(torch, str(kind["dtype"]).removeprefix("torch."))
-    )
-    y = torch.zeros(1, *kind["target"], dtype=torch.int64 if kind["classes"] else torch.float32)
-    return Dataset(OWN, x, y, x, y, kind["classes"])
+def _check_alike(
+    name: str, description: Mapping[str, Any], other_name: str, other: Mapping[str, Any]
+) -> None:
+    for key in ("shape", "target", "dtype"):
+        if description[key] != other[key]:
+            raise UserError(
+                f"site '{name}' has samples with {key} {description[key]}, but '{other_name}' "
+                f"has {other[key]}."
+            )
+    if (description["classes"] is None) != (other["classes"] is None):
+        raise UserError(
+            f"one of the sites '{name}' and '{other_name}' has a regression, the other a "
+            "classification."
+        )
+
+
+def placeholder_data(description: Mapping[str, Any]) -> Dataset:
+    """Data for a server that has none: one sample of zeros, which fixes the network's input."""
+    classes = description["classes"]
+    dtype = getattr(torch, str(description["dtype"]).removeprefix("torch."))
+    x = torch.zeros(1, *description["shape"], dtype=dtype)
+    y = torch.zeros(1, *description["target"], dtype=torch.int64 if classes else torch.float32)
+    return Dataset(OWN, x, y, x, y, classes)

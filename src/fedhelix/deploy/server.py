@@ -1,6 +1,4 @@
-"""The server's side: the same federation and the same loop as in a simulation, with sites for
-clients.
-"""
+"""The server of a deployment: the federation and round loop of a simulation, with remote sites."""
 
 from __future__ import annotations
 
@@ -13,98 +11,128 @@ from flwr.serverapp import Grid
 
 from fedhelix.core.options import build
 from fedhelix.data import Dataset, from_npz
-from fedhelix.deploy.engine import Remote
+from fedhelix.deploy.engine import RemoteEngine
 from fedhelix.deploy.policy import RoundPolicy, cohort_size
-from fedhelix.deploy.registry import Card, SiteRegistry
-from fedhelix.deploy.remote_data import OWN, RemotePartition, common_kind, own_split, stand_in
+from fedhelix.deploy.registry import SiteDescription, SiteRegistry
+from fedhelix.deploy.remote_data import (
+    OWN,
+    RemotePartition,
+    common_description,
+    placeholder_data,
+    site_split,
+)
 from fedhelix.deploy.transport import Transport
 from fedhelix.federation.federation import Federation
 from fedhelix.federation.run import Run
+from fedhelix.runs.config import Config
 from fedhelix.runs.spec import RunSpec, read_spec
 from fedhelix.store import RunFolder
 
-ROSTER = "sites.json"
+SITES_FILE = "sites.json"
+# Training and test samples assumed for a client whose site has not joined yet: at most 0.9 of
+# them are for validation, and BatchNorm needs two.
+UNKNOWN_COUNTS = (20, 0)
 
 
-def serve(grid: Grid, path: Path, quiet: bool | None = None) -> Run:
-    """Play the run in a folder, from its last finished round on."""
+def serve_run(grid: Grid, path: Path, quiet: bool | None = None) -> Run:
+    """Run the rounds of the run in a folder, from its last finished round on."""
     folder = RunFolder.open(path)
-    spec, requested = read_spec(folder.config, path), dict(folder.config.get("deployment", {}))
-    experiment = requested.pop("experiment")
-    transport = Transport(grid, build(RoundPolicy, requested, "the table [deployment]"))
-    registry = SiteRegistry(path / ROSTER, spec.config.clients + spec.config.newcomers)
-    if not registry.cards:
-        transport.gather(transport.policy.begin or spec.config.clients)
-        registry.enrol(transport.cards, transport.connected)
-    transport.hope_for(registry.sites)
-    federation = deployed(spec, transport, registry, experiment)
+    spec, deployment = read_spec(folder.config, path), dict(folder.config.get("deployment", {}))
+    experiment = deployment.pop("experiment")
+    transport = Transport(grid, build(RoundPolicy, deployment, "the table [deployment]"))
+    registry = open_registry(path / SITES_FILE, spec.config, transport)
+    transport.wait_for_return(registry.sites)
+    federation = make_federation(spec, transport, registry, experiment)
     try:
+        # With a checkpoint after every round, since sites keep only one older state.
         return federation.fit(
             spec.config.rounds,
             out=path,
             resume=True,
             eval_every=spec.config.eval_every,
             quiet=quiet,
-        )  # a checkpoint after every round: sites keep what an older one would need for one round only
+        )
     finally:
         federation.close()
 
 
-def deployed(
+def open_registry(path: Path, config: Config, transport: Transport) -> SiteRegistry:
+    """The registry of a run; a new one waits for the sites of the first round."""
+    registry = SiteRegistry(path, config.clients + config.newcomers)
+    if not registry.sites:
+        transport.wait_for_count(transport.policy.begin or config.clients)
+        registry.enrol(transport.descriptions, transport.connected)
+    return registry
+
+
+def make_federation(
     spec: RunSpec, transport: Transport, registry: SiteRegistry, experiment: str
 ) -> Federation:
-    """The federation of a plan with sites for clients."""
+    """The federation of a run spec whose clients are sites."""
     config, policy = spec.config, transport.policy
-    server_data = policy.server_data
-    instead: dict[str, Any] = {}
-    common = {"experiment": experiment, "plan": json.dumps(_sent(spec))}
+    header: dict[str, Any] = {"experiment": experiment, "spec": json.dumps(_public(spec))}
+    overrides: dict[str, Any] = {}
     if config.data == OWN:
-        kind = common_kind(registry.cards)
-        data = stand_in(kind) if server_data is None else _of_kind(from_npz(server_data), kind)
-        # A place that nobody has taken yet: at most 0.9 of its samples are for validation, and
-        # BatchNorm needs two.
-        later = [(20, 0)] * (registry.places - len(registry.cards))
-        counts = [(card["train"], card["test"]) for card in registry.cards.values()] + later
-        instead |= {"data": data, "partition": RemotePartition(counts, config.valid)}
-        if (
-            server_data is not None
-            and config.validation_size is None
-            and spec.method.capabilities.server_validation
-        ):
-            instead["validation_size"] = float(len(data.x) - 1)  # all that the server has
-        common["classes"] = kind["classes"]
+        description = common_description(registry.descriptions)
+        overrides = _data_of_sites(spec, policy.server_data, registry, description)
+        header["classes"] = description["classes"]
     cohort = cohort_size(config)
     enough = cohort if policy.extra else None
-    judges = config.data != OWN or server_data is not None
+    evaluates = config.data != OWN or policy.server_data is not None
     federation = config.federation(
         spec.method,
         cohort=min(cohort + policy.extra, config.clients),
-        engine=lambda setup: Remote(setup, transport, registry, common, enough, judges),
-        **instead,
+        engine=lambda setup: RemoteEngine(setup, transport, registry, header, enough, evaluates),
+        **overrides,
     )
-    engine = federation.engine
-    assert isinstance(engine, Remote)
     if config.data == OWN:
-        engine.supplements = {
-            client: {"x": federation.data.x[given].cpu(), "y": federation.data.y[given].cpu()}
-            for client, count in federation.supplements.items()
-            for given in [federation.splits[client].train[-count:]]
-        }
-
-        def joined(client: int, card: Card) -> None:
-            federation.splits[client] = own_split(
-                card["train"], card["test"], config.valid, config.seed, client
-            )
-
-        registry.joined = joined
+        _connect_data(federation, registry, config)
     return federation
 
 
-def _sent(spec: RunSpec) -> dict[str, Any]:
-    """What sites must know of a plan; what concerns the server's machine is not for them."""
-    local = ("versions", "data_dir", "device", "engine", "workers")
-    return {key: value for key, value in spec.as_dict().items() if key not in local}
+def _data_of_sites(
+    spec: RunSpec,
+    server_data: str | None,
+    registry: SiteRegistry,
+    description: SiteDescription,
+) -> dict[str, Any]:
+    """The federation's settings about data where sites have their own samples."""
+    config = spec.config
+    sites = registry.descriptions.values()
+    counts = [(site["train"], site["test"]) for site in sites]
+    counts += [UNKNOWN_COUNTS] * (registry.capacity - len(counts))
+    settings: dict[str, Any] = {"partition": RemotePartition(counts, config.valid)}
+    if server_data is None:
+        return settings | {"data": placeholder_data(description)}
+    data = _as_classified(from_npz(server_data), description)
+    if config.validation_size is None and spec.method.capabilities.server_validation:
+        settings["validation_size"] = float(len(data.x) - 1)  # all that the server has
+    return settings | {"data": data}
 
 
-def _of_kind(data: Dataset, kind: Card) -> Dataset:
-    return dataclasses.replace(data, name=OWN, classes=kind["classes"])
+def _connect_data(federation: Federation, registry: SiteRegistry, config: Config) -> None:
+    """Hand supplements to the engine, and take over the split of every site that joins later."""
+    engine = federation.engine
+    assert isinstance(engine, RemoteEngine)
+    for client, count in federation.supplements.items():
+        rows = federation.splits[client].train[-count:]
+        x, y = federation.data.x[rows].cpu(), federation.data.y[rows].cpu()
+        engine.supplements[client] = {"x": x, "y": y}
+
+    def update_split(client: int, site: SiteDescription) -> None:
+        federation.splits[client] = site_split(
+            site["train"], site["test"], config.valid, config.seed, client
+        )
+
+    registry.on_join = update_split
+
+
+def _public(spec: RunSpec) -> dict[str, Any]:
+    """What sites must know of a run spec, without what concerns the server's machine only."""
+    private = ("versions", "data_dir", "device", "engine", "workers")
+    return {key: value for key, value in spec.as_dict().items() if key not in private}
+
+
+def _as_classified(data: Dataset, description: SiteDescription) -> Dataset:
+    """The server's samples under the sites' name and number of classes."""
+    return dataclasses.replace(data, name=OWN, classes=description["classes"])

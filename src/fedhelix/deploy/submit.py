@@ -1,4 +1,4 @@
-"""Have a run played by a deployment, and watch it as if it were a local one."""
+"""Submit a run to a deployment and follow its progress as if it ran here."""
 
 from __future__ import annotations
 
@@ -23,27 +23,20 @@ from fedhelix.store import RunFolder
 from fedhelix.store.progress import Progress
 
 if TYPE_CHECKING:
-    from fedhelix.deploy.control import Control
+    from fedhelix.deploy.control import Control, RunStatus
 
-INTERVAL, STATUS = (
-    0.2,
-    2.0,
-)  # seconds between looks into the folder, and between questions to the SuperLink
+FOLDER_SECONDS, STATUS_SECONDS = 0.2, 2.0  # between looks at the folder and at the SuperLink
 COMPLETED = "completed"
-OF_THE_APP = "ServerApp failed with exception: "
-ATTEMPTS = 5  # without a single new round
-OF_SIMULATIONS = (
-    "engine",
-    "workers",
-    "checkpoint_every",
-    "client_state",
-)  # settings that only these can obey
-OF_COMMON_DATA = ("data_dir", "train_samples", "test_samples", "newcomers_classes")
+APP_FAILED = "ServerApp failed with exception: "
+ATTEMPTS = 5  # submissions without a single new round
+SIMULATION_SETTINGS = ("engine", "workers", "checkpoint_every", "client_state")
+COMMON_DATA_SETTINGS = ("data_dir", "train_samples", "test_samples", "newcomers_classes")
 
 
 def create(spec: RunSpec, out: Path, policy: Sequence[str] = ()) -> RunFolder:
-    """A run folder for a deployment; its experiment has a name of its own, under which sites keep
-    state.
+    """Create the run folder for a deployment; `policy` holds KEY=VALUE for its [deployment] table.
+
+    The experiment gets a unique name, under which the sites keep its client states.
     """
     if not is_known(spec.spec):
         raise UserError(
@@ -51,24 +44,23 @@ def create(spec: RunSpec, out: Path, policy: Sequence[str] = ()) -> RunFolder:
         )
     if spec.config.data == OWN and spec.config.attack == "label-flip":
         raise UserError(
-            "label-flip changes samples, and here they are the sites' own; choose an attack on uploads."
+            "label-flip changes samples, and here they are the sites' own; choose an attack on "
+            "uploads."
         )
     _check_effects(spec.config)
-    given = dict(text.partition("=")[::2] for text in policy)
-    requested = _met(build(RoundPolicy, given, "the deployment's terms"), spec.config)
-    deployment = {"experiment": uuid.uuid4().hex, **vars(requested)}
+    values = dict(text.partition("=")[::2] for text in policy)
+    checked = _checked(build(RoundPolicy, values, "the deployment's round policy"), spec.config)
+    deployment = {"experiment": uuid.uuid4().hex, **vars(checked)}
     return RunFolder.create(out, spec.as_dict() | {"deployment": deployment})
 
 
 def _check_effects(config: Config) -> None:
-    """Refuse settings that would change nothing."""
-    where, apart = (
-        dict.fromkeys(OF_SIMULATIONS, "across sites"),
-        "where sites have their own samples",
-    )
+    """Refuse settings that would have no effect."""
+    where = dict.fromkeys(SIMULATION_SETTINGS, "across sites")
     if config.data == OWN:
-        where |= dict.fromkeys(OF_COMMON_DATA, apart)
-        if config.partition is not None:  # presets bring one along, and there is no word for none
+        apart = "where sites have their own samples"
+        where |= dict.fromkeys(COMMON_DATA_SETTINGS, apart)
+        if config.partition is not None:  # presets set one, and no value means none
             warnings.warn(f"the partition {config.partition} has no effect {apart}.", stacklevel=3)
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -78,81 +70,113 @@ def _check_effects(config: Config) -> None:
             )
 
 
-def _met(requested: RoundPolicy, config: Config) -> RoundPolicy:
-    """The terms as they can be read on the server; those that no round could meet are refused."""
+def _checked(policy: RoundPolicy, config: Config) -> RoundPolicy:
+    """The policy with an absolute path; one that no round could meet is refused."""
     cohort = cohort_size(config)
-    if requested.minimum > cohort:
+    if policy.minimum > cohort:
         raise UserError(
-            f"{requested.minimum} answers never come from a cohort of {cohort}; lower minimum or raise --cohort."
+            f"{policy.minimum} answers never come from a cohort of {cohort}; lower minimum or "
+            "raise --cohort."
         )
-    if requested.begin is not None and requested.begin > config.clients:
+    if policy.begin is not None and policy.begin > config.clients:
         raise UserError(
-            f"the run cannot begin with {requested.begin} sites, since it has {config.clients} clients; lower begin."
+            f"the run cannot begin with {policy.begin} sites, since it has {config.clients} "
+            "clients; lower begin."
         )
-    if requested.server_data is None:
-        return requested
+    if policy.server_data is None:
+        return policy
     if config.data != OWN:
         raise UserError(
-            f"server_data is for sites with their own samples; here the server takes its from '{config.data}'."
+            "server_data is for sites with their own samples; here the server takes its from "
+            f"'{config.data}'."
         )
-    place = Path(requested.server_data).expanduser().resolve()
-    from_npz(place)  # a mistake shows now, and not on the server
-    return dataclasses.replace(requested, server_data=str(place))
+    path = Path(policy.server_data).expanduser().resolve()
+    from_npz(path)  # so that a mistake shows now, and not on the server
+    return dataclasses.replace(policy, server_data=str(path))
 
 
-def play(control: Control, folder: RunFolder, quiet: bool | None = None) -> dict[str, Any]:
-    """Submit a run, unless it is being played, and follow it to its end; one that was cut short is
-    submitted again.
+def follow(control: Control, folder: RunFolder, quiet: bool | None = None) -> dict[str, Any]:
+    """Submit a run, unless it is running already, and follow it to its end; returns its summary.
+
+    A run that is cut short is submitted again.
     """
     spec = read_spec(folder.config, folder.path)
     if "deployment" not in folder.config:
         raise UserError(
-            f"'{folder.path}' is no run of a deployment; continue it with `fedhelix resume {folder.path}`."
+            f"'{folder.path}' is no run of a deployment; continue it with "
+            f"`fedhelix resume {folder.path}`."
         )
-    seen, attempts = 0, 0
-    with Progress(
-        spec.config.rounds, spec.method.label, folder.rounds_saved, quiet, lines=True
-    ) as progress:
+    rounds, label, done = spec.config.rounds, spec.method.label, folder.rounds_saved
+    attempts = 0  # since the last new round
+    with Progress(rounds, label, done, quiet, lines=True) as progress:
+        watcher = _Watcher(control, folder, progress)
         while folder.summary is None:
             if (attempts := attempts + 1) > ATTEMPTS:
                 raise EngineFailure(
-                    f"the run makes no progress; look into the logs, then: fedhelix deploy resume {folder.path}"
+                    "the run makes no progress; look into the logs, then: "
+                    f"fedhelix deploy resume {folder.path}"
                 )
-            number = control.playing(folder.path) or control.submit(folder.path)
-            requested, ended = time.monotonic(), None
-            try:
-                while ended is None:
-                    time.sleep(INTERVAL)
-                    records = folder.records()
-                    for record in records[seen:]:
-                        progress.update(record)
-                        attempts = 0
-                    seen = max(seen, len(records))
-                    if folder.summary is not None or time.monotonic() > requested + STATUS:
-                        requested, found = time.monotonic(), control.status(number)
-                        ended = found if found is not None and found.over else None
-            except KeyboardInterrupt:
-                control.stop(number)
-                raise
-            if ended.result != COMPLETED and ended.details.startswith(OF_THE_APP):
-                raise EngineFailure(ended.details.removeprefix(OF_THE_APP))
-            if folder.summary is None:
-                why = ended.details.rstrip(".") or ended.result
-                print(
-                    f"fedhelix: the run was cut short ({why}); it is submitted again and goes on after round "
-                    f"{folder.rounds_saved}.",
-                    file=sys.stderr,
-                )
-    _check_that_somebody_worked(folder.records())
+            seen = watcher.seen
+            status = watcher.watch(
+                control.active_run_id(folder.path) or control.submit(folder.path)
+            )
+            if watcher.seen > seen:
+                attempts = 0
+            _explain(status, folder)
+    _check_any_work(folder.records())
     return dict(folder.summary)
 
 
-def _check_that_somebody_worked(records: Sequence[Mapping[str, Any]]) -> None:
-    """A run whose rounds were all empty is no result."""
+class _Watcher:
+    """Shows the records of a submitted run while it is running."""
+
+    def __init__(self, control: Control, folder: RunFolder, progress: Progress):
+        self.control, self.folder, self.progress = control, folder, progress
+        self.seen = 0  # records
+
+    def watch(self, run_id: int) -> RunStatus:
+        """Wait until a submission ends; Ctrl-C stops it."""
+        checked = time.monotonic()
+        try:
+            while True:
+                time.sleep(FOLDER_SECONDS)
+                self._show_records()
+                due = time.monotonic() > checked + STATUS_SECONDS
+                if due or self.folder.summary is not None:
+                    checked, status = time.monotonic(), self.control.status(run_id)
+                    if status is not None and status.finished:
+                        return status
+        except KeyboardInterrupt:
+            self.control.stop(run_id)
+            raise
+
+    def _show_records(self) -> None:
+        records = self.folder.records()
+        for record in records[self.seen :]:
+            self.progress.update(record)
+        self.seen = max(self.seen, len(records))
+
+
+def _explain(status: RunStatus, folder: RunFolder) -> None:
+    """Raise the server app's own error, or say that the run was cut short."""
+    if status.result != COMPLETED and status.details.startswith(APP_FAILED):
+        raise EngineFailure(status.details.removeprefix(APP_FAILED))
+    if folder.summary is None:
+        why = status.details.rstrip(".") or status.result
+        print(
+            f"fedhelix: the run was cut short ({why}); it is submitted again and goes on after "
+            f"round {folder.rounds_saved}.",
+            file=sys.stderr,
+        )
+
+
+def _check_any_work(records: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a run in which no site did any work in any round."""
     reasons = [{**record["missing"], **record["refused"]} for record in records]
-    if any(reasons) and all(
+    idle = [
         set(map(str, record["participants"])) <= why.keys()
         for record, why in zip(records, reasons, strict=True)
-    ):
+    ]
+    if any(reasons) and all(idle):
         first = next(iter(next(filter(None, reasons)).values()))
         raise EngineFailure(f"no site did any work in this run: {first}")

@@ -1,13 +1,14 @@
-"""Letters to sites and back, through Flower's grid; a site that does not answer is a fact to
-record.
+"""Requests to sites and their answers, through Flower's grid.
+
+A site that does not answer is recorded with the reason; it does not stop the round.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.app import Message as FlowerMessage
@@ -17,264 +18,269 @@ from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.deploy import messages
 from fedhelix.deploy.messages import Message
 from fedhelix.deploy.policy import RoundPolicy
+from fedhelix.deploy.registry import SiteDescription
 
-LETTER = "letter"
-KIND = "query"  # of all messages; what is asked for stands in the letter
-WHOLE = 1 << 20  # bytes up to which a letter is not cut into pieces
-LOOK_AROUND = 1.0  # seconds between looks at who is connected
-FORGOTTEN = 60.0  # seconds after its deadline
-EARLY: dict[str, Any] = {
-    "initial_backoff": 0.05,
-    "backoff_cap": 1.0,
-}  # seconds; parts of a letter come one by one
-WHO = {"kind": "who"}
+RECORD = "message"  # key of our content in a Flower message
+MESSAGE_TYPE = "query"  # of every Flower message; the kind of request is in our own header
+INLINE_BYTES = 1 << 20  # larger messages travel as an array, which Flower cuts into pieces
+REFRESH_SECONDS = 1.0  # between updates of who is connected
+EXPIRY_SECONDS = 60.0  # after its deadline Flower drops a message
+PULL_RETRIES: dict[str, Any] = {"initial_backoff": 0.05, "backoff_cap": 1.0}  # seconds
+DESCRIBE = {"kind": "describe"}  # the request that identifies a new node
 
 
-def envelope(content: bytes) -> RecordDict:
-    """A letter as Flower carries it: whole, or if it is large as an array, which Flower cuts into
-    pieces.
-    """
-    if len(content) <= WHOLE:
-        return RecordDict({LETTER: ConfigRecord({LETTER: content})})
-    array = Array("uint8", (len(content),), "fedhelix.letter", content)
-    return RecordDict({LETTER: ArrayRecord({LETTER: array})})
+def pack(content: bytes) -> RecordDict:
+    """Wrap a serialised message for Flower."""
+    if len(content) <= INLINE_BYTES:
+        return RecordDict({RECORD: ConfigRecord({RECORD: content})})
+    array = Array("uint8", (len(content),), "fedhelix.message", content)
+    return RecordDict({RECORD: ArrayRecord({RECORD: array})})
 
 
-def contents(message: FlowerMessage) -> bytes:
-    """The letter in a message."""
+def unpack(message: FlowerMessage) -> bytes:
+    """The serialised message inside a Flower message."""
     try:
-        found = message.content[LETTER][LETTER]
+        record = message.content[RECORD][RECORD]
     except (KeyError, TypeError, AttributeError, ValueError):
-        found = None
-    content = found.data if isinstance(found, Array) else found
+        record = None
+    content = record.data if isinstance(record, Array) else record
     if not isinstance(content, bytes):
-        raise UserError("is no letter: the message holds something else.")
+        raise UserError("is no message: the Flower message holds something else.")
     return content
 
 
-def pause(waited: float) -> float:
-    """How long to wait before looking again: short at first, then in proportion, so that long work
-    is left alone.
-    """
+def poll_interval(waited: float) -> float:
+    """Seconds until the next look: short at first, then in proportion to the time waited."""
     return min(max(0.2 * waited, 0.05), 1.0)
 
 
 @dataclass
 class PendingRequest:
-    """A letter on its way, until its answer is there."""
+    """A request without an answer yet."""
 
     node: int
-    site: str  # empty while the node has not said who it is
-    about: Mapping[str, Any]
+    site: str  # empty while the node has not been identified
+    header: Mapping[str, Any]
     content: bytes
     due: float
-    activated: str = (
-        ""  # when the node last came to life; a later time means that it has forgotten the letter
-    )
-    again: bool = False
+    activated: str = ""  # when the node was last activated; after a restart the request is lost
+    resent: bool = False
+
+
+class Request(NamedTuple):
+    """A request to a site: its header, and the whole message as bytes."""
+
+    header: Mapping[str, Any]
+    content: bytes
+
+
+class Replies(NamedTuple):
+    """What came of a set of requests, by site."""
+
+    answers: dict[str, Message]
+    refusals: dict[str, str]  # the site answered, but not with what was requested
+    absences: dict[str, str]  # the site did not answer
+
+    def outstanding(self, requests: Mapping[str, Request]) -> set[str]:
+        """The sites whose reply is still missing."""
+        return set(requests) - set(self.answers) - set(self.refusals) - set(self.absences)
 
 
 @dataclass
 class Transport:
-    """Knows which node is which site, sends letters and collects answers."""
+    """Knows which node is which site, sends requests and collects answers."""
 
     grid: Grid
     policy: RoundPolicy
-    cards: dict[str, dict[str, Any]] = field(default_factory=dict)  # what each site said of itself
-    sent: int = 0  # bytes, since somebody last asked
+    descriptions: dict[str, SiteDescription] = field(default_factory=dict)  # by site
+    sent: int = 0  # bytes since the last report
     received: int = 0
-    troubles: dict[str, str] = field(default_factory=dict)  # what was dropped, and why
-    _nodes: dict[int, str] = field(default_factory=dict)  # who is connected
+    dropped: dict[str, str] = field(default_factory=dict)  # whose answer was dropped, and why
+    _nodes: dict[int, str] = field(default_factory=dict)  # connected nodes and their sites
     _activated: dict[int, str] = field(default_factory=dict)
-    _requests: dict[str, PendingRequest] = field(default_factory=dict)
-    _looked: float = 0.0
+    _pending: dict[str, PendingRequest] = field(default_factory=dict)  # by Flower's message id
+    _refreshed: float = 0.0
 
     @property
     def connected(self) -> set[str]:
-        """The sites that are there now."""
+        """The sites that are connected now."""
         return {site for site in self._nodes.values() if site}
 
-    def look_around(self) -> None:
-        """Ask new nodes who they are, and send letters again that a restarted site has lost."""
-        if time.monotonic() - self._looked < LOOK_AROUND:
+    def refresh(self) -> None:
+        """Identify new nodes, and send requests again that a restarted site has lost."""
+        if time.monotonic() - self._refreshed < REFRESH_SECONDS:
             return
-        self._looked = time.monotonic()
+        self._refreshed = time.monotonic()
         nodes = {info.node_id: info for info in self.grid.get_nodes()}
         self._activated = {node: info.last_activated_at for node, info in nodes.items()}
         self._nodes = {node: site for node, site in self._nodes.items() if node in nodes}
-        requested = {request.node for request in self._requests.values() if not request.site}
-        due, question = time.monotonic() + self.policy.deadline, messages.write(WHO)
+        identifying = {request.node for request in self._pending.values() if not request.site}
+        due, content = time.monotonic() + self.policy.deadline, messages.write(DESCRIBE)
         requests = [
-            PendingRequest(node, "", WHO, question, due)
-            for node in sorted(set(nodes) - set(self._nodes) - requested)
+            PendingRequest(node, "", DESCRIBE, content, due)
+            for node in sorted(set(nodes) - set(self._nodes) - identifying)
         ]
-        for key, request in list(self._requests.items()):
-            if (
-                request.node in nodes
-                and request.activated < self._activated[request.node]
-                and not request.again
-            ):
-                del self._requests[key]
-                request.again = bool(request.site)
-                requests.append(request)
-        self._send(requests)
+        self._send(requests + self._take_lost())
+
+    def _take_lost(self) -> list[PendingRequest]:
+        """Remove and return requests whose node was activated again since; each only once."""
+        lost = {
+            key: request
+            for key, request in self._pending.items()
+            if request.activated < self._activated.get(request.node, "") and not request.resent
+        }
+        for key, request in lost.items():
+            del self._pending[key]
+            request.resent = bool(request.site)
+        return list(lost.values())
 
     def _send(self, requests: Sequence[PendingRequest]) -> list[str]:
-        """Send letters; returns the sites that Flower does not know any more."""
-        now, messages = time.monotonic(), []
+        """Send requests; returns the sites that Flower does not know any more."""
+        now, outgoing = time.monotonic(), []
         for request in requests:
             request.activated = self._activated.get(request.node, "")
-            # Flower forgets a letter a while after the deadline: a site that comes back much later
-            # need not read it.
-            round, seconds = (
-                str(request.about.get("round", "")),
-                max(request.due - now, 0.0) + FORGOTTEN,
-            )
-            messages.append(
-                FlowerMessage(
-                    envelope(request.content), request.node, KIND, ttl=seconds, group_id=round
-                )
+            # A site that comes back long after the deadline need not see the request.
+            ttl = max(request.due - now, 0.0) + EXPIRY_SECONDS
+            round = str(request.header.get("round", ""))
+            content = pack(request.content)
+            outgoing.append(
+                FlowerMessage(content, request.node, MESSAGE_TYPE, ttl=ttl, group_id=round)
             )
             self.sent += len(request.content)
-        keys = list(self.grid.push_messages(messages)) if messages else []
-        self._requests |= {key: request for key, request in zip(keys, requests, strict=True) if key}
+        keys = list(self.grid.push_messages(outgoing)) if outgoing else []
+        self._pending |= {key: request for key, request in zip(keys, requests, strict=True) if key}
         return [request.site for key, request in zip(keys, requests, strict=True) if not key]
 
-    def ask(
-        self,
-        requested: Mapping[str, tuple[Mapping[str, Any], bytes]],
-        largest: int,
-        enough: int | None = None,
-    ) -> tuple[dict[str, Message], dict[str, str], dict[str, str]]:
-        """The sites' answers to their letters, what those said who refuse, and why there is nothing
-        from the others.
+    def request(
+        self, requests: Mapping[str, Request], max_bytes: int, enough: int | None = None
+    ) -> Replies:
+        """Send each site its request and collect what comes back.
 
-        It ends when all have answered, when `enough` have, or at the deadline.
+        It ends when all sites have answered, when `enough` have, or at the deadline.
         """
         begun = time.monotonic()
         due = begun + self.policy.deadline
-        self.look_around()
-        answers: dict[str, Message] = {}
-        refusals: dict[str, str] = {}
-        absences = {site: "is not connected" for site in requested if site not in self.connected}
+        self.refresh()
+        absent = {site: "is not connected" for site in requests if site not in self.connected}
+        replies = Replies({}, {}, absent)
         nodes = {site: node for node, site in self._nodes.items()}
-        here = {site: message for site, message in requested.items() if site not in absences}
-        gone = self._send(
-            [PendingRequest(nodes[site], site, *message, due) for site, message in here.items()]
-        )
-        absences |= dict.fromkeys(gone, "has left")
-        while waiting := set(requested) - set(answers) - set(refusals) - set(absences):
-            over = time.monotonic() > due  # what has come in by now still counts
-            for request, answer in self._collect(largest):
-                if request.site not in waiting or request.about is not requested[request.site][0]:
-                    if isinstance(answer, Message):
-                        self.troubles[request.site] = (
-                            f"answered the letter of round {request.about['round'] + 1} too late"
-                        )
-                    continue
-                if isinstance(answer, str):
-                    refusals[request.site] = answer
-                else:
-                    answers[request.site] = answer
-            waiting -= set(answers) | set(refusals)
-            if enough is not None and len(answers) >= enough:
-                absences |= dict.fromkeys(
-                    waiting, f"was not waited for: {enough} answers are enough"
-                )
-            elif over:
-                absences |= dict.fromkeys(
-                    waiting, f"did not answer within {self.policy.deadline:g} s"
-                )
+        pending = [
+            PendingRequest(nodes[site], site, *request, due)
+            for site, request in requests.items()
+            if site not in absent
+        ]
+        replies.absences.update(dict.fromkeys(self._send(pending), "has left"))
+        while replies.outstanding(requests):
+            overdue = time.monotonic() > due  # what has come in by now still counts
+            self._sort_replies(requests, max_bytes, replies)
+            waiting = replies.outstanding(requests)
+            if enough is not None and len(replies.answers) >= enough:
+                why = f"was not waited for: {enough} answers are enough"
+                replies.absences.update(dict.fromkeys(waiting, why))
+            elif overdue:
+                why = f"did not answer within {self.policy.deadline:g} s"
+                replies.absences.update(dict.fromkeys(waiting, why))
             elif waiting:
-                time.sleep(pause(time.monotonic() - begun))
-                self.look_around()
-        return answers, refusals, absences
+                time.sleep(poll_interval(time.monotonic() - begun))
+                self.refresh()
+        return replies
 
-    def gather(self, count: int) -> None:
+    def _sort_replies(
+        self, requests: Mapping[str, Request], max_bytes: int, replies: Replies
+    ) -> None:
+        """File what has come in under answers or refusals; answers to older requests are late."""
+        waiting = replies.outstanding(requests)
+        for request, answer in self._pull(max_bytes):
+            site = request.site
+            if site not in waiting or request.header is not requests[site].header:
+                if isinstance(answer, Message):
+                    round = request.header["round"] + 1
+                    self.dropped[site] = f"answered the request of round {round} too late"
+            elif isinstance(answer, str):
+                replies.refusals[site] = answer
+            else:
+                replies.answers[site] = answer
+
+    def wait_for_count(self, count: int) -> None:
         """Before the first round: wait until so many sites are connected."""
-        self.need(lambda: len(self.connected) >= count, f"{count} sites")
+        self.require(lambda: len(self.connected) >= count, f"{count} sites")
 
-    def await_some(self, sites: Iterable[str]) -> None:
-        """Before a round: wait until enough of these sites are connected to make it worth while."""
+    def wait_for_minimum(self, sites: Iterable[str]) -> None:
+        """Before a round: wait until the policy's minimum of these sites is connected."""
         wanted = set(sites)
         least = min(self.policy.minimum, len(wanted))
-        self.need(
-            lambda: len(self.connected & wanted) >= least, f"{least} of {', '.join(sorted(wanted))}"
-        )
+        who = f"{least} of {', '.join(sorted(wanted))}"
+        self.require(lambda: len(self.connected & wanted) >= least, who)
 
-    def hope_for(self, sites: Iterable[str]) -> None:
-        """After a restart: give all these sites a moment to come back, so that the run goes on as
-        it would have.
-        """
+    def wait_for_return(self, sites: Iterable[str]) -> None:
+        """After a restart: wait for all these sites, but no longer than the grace period."""
         self._wait(lambda: set(sites) <= self.connected, self.policy.grace)
 
-    def need(self, enough: Callable[[], bool], whom: str) -> None:
+    def require(self, condition: Callable[[], bool], who: str) -> None:
         """Wait for sites without which the run cannot go on."""
-        if not self._wait(enough, self.policy.patience):
+        if not self._wait(condition, self.policy.patience):
             here = ", ".join(sorted(self.connected)) or "none"
             raise EngineFailure(
-                f"{whom} were not connected within {self.policy.patience:g} s (connected: {here}); "
+                f"{who} were not connected within {self.policy.patience:g} s (connected: {here}); "
                 "start them and continue the run."
             )
 
-    def _wait(self, enough: Callable[[], bool], seconds: float) -> bool:
+    def _wait(self, condition: Callable[[], bool], seconds: float) -> bool:
         begun = time.monotonic()
-        while not enough():
+        while not condition():
             if (waited := time.monotonic() - begun) > seconds:
                 return False
-            time.sleep(pause(waited))
-            self.look_around()
-            list(self._collect(messages.HEADER))
+            time.sleep(poll_interval(waited))
+            self.refresh()
+            list(self._pull(messages.HEADER_BYTES))
         return True
 
-    def _collect(self, largest: int) -> Iterable[tuple[PendingRequest, Message | str]]:
-        """The answers that have come in: letters, or what is wrong with them."""
-        for message in self.grid.pull_messages(list(self._requests)) if self._requests else ():
-            # Flower answers in the name of a dead node, so what counts is which letter it is the
-            # answer to.
-            request = self._requests.pop(message.metadata.reply_to_message_id, None)
+    def _pull(self, max_bytes: int) -> Iterator[tuple[PendingRequest, Message | str]]:
+        """The replies that have come in: answers, or what is wrong with them."""
+        for message in self.grid.pull_messages(list(self._pending)) if self._pending else ():
+            # Flower answers in the name of a dead node, so only the request's id identifies it.
+            request = self._pending.pop(message.metadata.reply_to_message_id, None)
             if request is None:
-                self.troubles[f"node {message.metadata.src_node_id}"] = "answered twice"
+                self.dropped[f"node {message.metadata.src_node_id}"] = "answered twice"
                 continue
-            answer = self._open(message, request, largest)
-            if not request.site:
-                self._introduce(request, answer)
-                continue
-            yield request, answer
+            answer = self._read(message, request, max_bytes)
+            if request.site:
+                yield request, answer
+            else:
+                self._identify(request, answer)
 
-    def _open(self, message: FlowerMessage, request: PendingRequest, largest: int) -> Message | str:
+    def _read(
+        self, message: FlowerMessage, request: PendingRequest, max_bytes: int
+    ) -> Message | str:
         if message.has_error():
             return f"could not answer: {message.error.reason}"
         try:
-            content = contents(message)
+            content = unpack(message)
             self.received += len(content)
-            answer = messages.read(content, largest)
-            if "error" in answer.about:
-                return f"answered: {answer.about['error']}"
-            messages.expect(
-                answer.about,
-                **{key: request.about[key] for key in messages.REPEATED if key in request.about},
-            )
+            answer = messages.read(content, max_bytes)
+            if "error" in answer.header:
+                return f"answered: {answer.header['error']}"
+            repeated = [key for key in messages.REPEATED if key in request.header]
+            messages.expect(answer.header, **{key: request.header[key] for key in repeated})
             if request.site:
-                messages.expect(answer.about, site=request.site)
+                messages.expect(answer.header, site=request.site)
         except UserError as problem:
             return f"sent an answer that {problem}"
         return answer
 
-    def _introduce(self, request: PendingRequest, answer: Message | str) -> None:
-        """A node has said who it is; a name that belongs to another key is refused."""
+    def _identify(self, request: PendingRequest, answer: Message | str) -> None:
+        """Store which site a node is; a name that belongs to another key is refused."""
         if isinstance(answer, str):
-            self.troubles[f"node {request.node}"] = answer
+            self.dropped[f"node {request.node}"] = answer
             return
-        site = str(answer.about.get("site"))
-        registered = next(
-            (info.name for info in self.grid.get_nodes() if info.node_id == request.node), ""
-        )
+        site = str(answer.header.get("site"))
+        names = {info.node_id: info.name for info in self.grid.get_nodes()}
+        registered = names.get(request.node)
         if registered and registered != site:
-            self.troubles[site] = f"is not let in: the key belongs to '{registered}'"
+            self.dropped[site] = f"is not let in: the key belongs to '{registered}'"
             site = ""
         for node in [node for node, name in self._nodes.items() if site and name == site]:
             self._nodes[node] = ""  # the site came back as another node
-        self._nodes[request.node] = site  # a node without a name is not asked again
+        self._nodes[request.node] = site  # an unnamed node is not identified again
         if site:
-            self.cards[site] = answer.about
+            self.descriptions[site] = answer.header

@@ -1,4 +1,4 @@
-"""A Flower grid without a network: messages go straight to sites in this process."""
+"""A deployment without a network: Flower's grid hands messages to sites in this process."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedhelix import Federation
 from fedhelix.deploy.policy import RoundPolicy
-from fedhelix.deploy.registry import SiteRegistry
-from fedhelix.deploy.server import deployed
+from fedhelix.deploy.server import make_federation, open_registry
 from fedhelix.deploy.site import Site
-from fedhelix.deploy.transport import Transport, contents, envelope
+from fedhelix.deploy.transport import Transport, pack, unpack
 from fedhelix.federation.run import Run
 from fedhelix.runs.spec import RunSpec
 
@@ -24,13 +23,11 @@ Answer = Callable[[bytes], "bytes | Late | Exception | None"]
 
 
 class Late(bytes):
-    """An answer that is held back until somebody says `deliver`."""
+    """An answer that is held back until `InProcessGrid.deliver` is called."""
 
 
-class Nearby(Grid):
-    """Nodes are functions from letter to letter; None is silence, an exception is a client that
-    crashed.
-    """
+class InProcessGrid(Grid):
+    """Nodes are functions from request to answer; None is silence, an exception is a crash."""
 
     def __init__(self, *answers: Answer):
         self.answers: dict[int, Answer] = dict(enumerate(answers, start=101))
@@ -45,7 +42,7 @@ class Nearby(Grid):
     run = None
 
     def set_run(self, run):
-        """There is but one."""
+        """There is only one."""
 
     def create_message(self, *args, **more):
         raise NotImplementedError
@@ -68,31 +65,31 @@ class Nearby(Grid):
         for message in messages:
             keys.append(f"message-{next(self._ids)}")
             message.metadata.__dict__["_message_id"] = keys[-1]
-            answer = self.answers[message.metadata.dst_node_id](contents(message))
+            answer = self.answers[message.metadata.dst_node_id](unpack(message))
             if isinstance(answer, Exception):
                 self.waiting.append(Message(Error(code=0, reason=str(answer)), reply_to=message))
             elif answer is not None:
-                place = self.held if isinstance(answer, Late) else self.waiting
-                place.append(Message(envelope(bytes(answer)), reply_to=message))
+                queue = self.held if isinstance(answer, Late) else self.waiting
+                queue.append(Message(pack(bytes(answer)), reply_to=message))
         return keys
 
     def deliver(self):
-        """Let go of the answers that were held back."""
+        """Release the answers that were held back."""
         self.waiting, self.held = self.waiting + self.held, []
 
     def pull_messages(self, message_ids):
         wanted = set(message_ids)
-        found = [
+        pulled = [
             message for message in self.waiting if message.metadata.reply_to_message_id in wanted
         ]
-        self.waiting = [message for message in self.waiting if message not in found]
-        return found
+        self.waiting = [message for message in self.waiting if message not in pulled]
+        return pulled
 
     def send_and_receive(self, messages, *, timeout=None):
         raise NotImplementedError
 
 
-class Neighbourhood:
+class InProcessDeployment:
     """Sites in this process, and the server's side of a deployment with them."""
 
     def __init__(
@@ -109,21 +106,16 @@ class Neighbourhood:
         self.sites = [
             Site(f"site-{n}", source, kept, common=common) for n, source in enumerate(sources)
         ]
-        self.grid = Nearby(*(site.answer for site in self.sites))
+        self.grid = InProcessGrid(*(site.answer for site in self.sites))
         self.policy = RoundPolicy(**{"deadline": 60.0, "patience": 60.0, **policy})
 
     def federation(self, spec: RunSpec, experiment: str = "experiment") -> Federation:
         """As the server app makes it."""
         transport = Transport(self.grid, self.policy)
-        registry = SiteRegistry(
-            self.folder / "sites.json", spec.config.clients + spec.config.newcomers
-        )
-        if not registry.cards:
-            transport.gather(self.policy.begin or spec.config.clients)
-            registry.enrol(transport.cards, transport.connected)
-        return deployed(spec, transport, registry, experiment)
+        registry = open_registry(self.folder / "sites.json", spec.config, transport)
+        return make_federation(spec, transport, registry, experiment)
 
-    def play(self, spec: RunSpec, **more) -> Run:
+    def fit(self, spec: RunSpec, **more) -> Run:
         """A whole run."""
         config = spec.config
         return self.federation(spec).fit(
