@@ -274,7 +274,7 @@ class TestBadFiles:
         with pytest.raises(UserError, match=r"mnist\.npz' lacks some of x_train, y_train"):
             load("mnist", tmp_path)
         write_npz(tmp_path / "mnist.npz", x_test=np.zeros((3, 28, 28)))
-        with pytest.raises(UserError, match="pictures must be uint8"):
+        with pytest.raises(UserError, match="images must be uint8"):
             load("mnist", tmp_path)
         write_npz(tmp_path / "mnist.npz", y_test=np.array([0, 1, 12]))
         with pytest.raises(
@@ -423,7 +423,7 @@ def test_the_first_samples_of_each_pool():
         data.first(5000, None)
 
 
-def test_samples_are_taken_with_the_axes_that_were_asked_for():
+def test_samples_keep_the_axes_of_their_indices():
     pool = torch.arange(24, dtype=torch.uint8).view(4, 2, 3)
     for samples in (
         torch.tensor([2, 0, 2]),
