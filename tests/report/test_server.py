@@ -67,8 +67,8 @@ def test_answers_and_what_is_refused(make_run, tmp_path):
         assert json.loads(get(port, "/api/client?run=a%20b%26c&client=0")[2])["rounds"] == [2]
         assert json.loads(get(port, "/api/client?run=a%20b%26c&client=-1e9x")[2])["rounds"] == []
         for climbing in (
-            "/static/../live.py",
-            "/static/%2e%2e%2flive.py",
+            "/static/../server.py",
+            "/static/%2e%2e%2fserver.py",
             "/static/report.html",
             "/secret.txt",
         ):
@@ -122,7 +122,7 @@ def test_addresses(tmp_path):
 
 
 def test_changes_are_told_from_the_first_run_on(make_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(server, "SECONDS_BETWEEN_LOOKS", 0.1)
+    monkeypatch.setattr(server, "SECONDS_BETWEEN_SCANS", 0.1)
     with serving(tmp_path) as port:
         link = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
         link.request("GET", "/api/events")
