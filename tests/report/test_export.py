@@ -6,7 +6,7 @@ import pytest
 
 from fedhelix.core.errors import UserError
 from fedhelix.report.export import export
-from fedhelix.report.page import warnings
+from fedhelix.report.headline import warnings
 from fedhelix.report.results import read as result_of
 
 pytest.importorskip("pyarrow", reason="needs pip install 'fedhelix[report]'")

@@ -183,7 +183,7 @@ def test_the_dashboard_in_a_browser(make_run, tmp_path, browser: Browser):
             )
             row = "document.querySelector('tr[data-run=fresh]')"
             browser.until(
-                f"{row} && {row}.innerText.includes('running') && {row}.innerText.includes('25.0 %')"
+                f"{row} && ['running', '25.0 %'].every((part) => {row}.innerText.includes(part))"
             )
             browser.evaluate(f"{row}.querySelector('a').click()")
             browser.until("document.querySelector('#view .canvas circle')")
@@ -197,7 +197,8 @@ def test_the_dashboard_in_a_browser(make_run, tmp_path, browser: Browser):
                 }
             )
             browser.until(
-                "document.querySelector('#view .canvas polyline') && document.body.innerText.includes('75.0 %')"
+                "document.querySelector('#view .canvas polyline')"
+                " && document.body.innerText.includes('75.0 %')"
             )
             browser.evaluate("document.querySelector('.people button').click()")
             browser.until("document.querySelector('#history polyline')")
