@@ -116,16 +116,16 @@ class Browser:
         }
 
     def _listen(self, message: dict[str, Any]) -> None:
-        said = message.get("params", {})
+        event = message.get("params", {})
         if message.get("method") == "Runtime.exceptionThrown":
-            self.complaints.append(json.dumps(said["exceptionDetails"]))
-        elif message.get("method") == "Log.entryAdded" and said["entry"]["level"] == "error":
-            self.complaints.append(said["entry"]["text"])
-        elif message.get("method") == "Runtime.consoleAPICalled" and said["type"] in (
+            self.complaints.append(json.dumps(event["exceptionDetails"]))
+        elif message.get("method") == "Log.entryAdded" and event["entry"]["level"] == "error":
+            self.complaints.append(event["entry"]["text"])
+        elif message.get("method") == "Runtime.consoleAPICalled" and event["type"] in (
             "error",
             "warning",
         ):
-            self.complaints.append(json.dumps(said["args"]))
+            self.complaints.append(json.dumps(event["args"]))
 
     def _wait_for(self, look: Any, seconds: float = 30) -> Any:
         end = time.monotonic() + seconds

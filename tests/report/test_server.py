@@ -46,9 +46,9 @@ def get(port: int, path: str, **headers: str) -> tuple[int, dict[str, str], str]
     link = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     link.request("GET", path, headers=headers)
     answer = link.getresponse()
-    found = answer.status, dict(answer.getheaders()), answer.read().decode()
+    response = answer.status, dict(answer.getheaders()), answer.read().decode()
     link.close()
-    return found
+    return response
 
 
 def test_answers_and_what_is_refused(make_run, tmp_path):
@@ -121,7 +121,7 @@ def test_addresses(tmp_path):
         serve(tmp_path, "127.0.0.1", taken.getsockname()[1], None)
 
 
-def test_changes_are_told_from_the_first_run_on(make_run, tmp_path, monkeypatch):
+def test_changes_are_sent_from_the_first_run_on(make_run, tmp_path, monkeypatch):
     monkeypatch.setattr(server, "SECONDS_BETWEEN_SCANS", 0.1)
     with serving(tmp_path) as port:
         link = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
@@ -135,9 +135,9 @@ def test_changes_are_told_from_the_first_run_on(make_run, tmp_path, monkeypatch)
             while not heard():
                 line = stream.readline()
                 if line.startswith(b"data:"):
-                    said = json.loads(line[5:])
-                    gone.update(said["gone"])
-                    changed.update(run["id"] for run in said["changed"])
+                    event = json.loads(line[5:])
+                    gone.update(event["gone"])
+                    changed.update(run["id"] for run in event["changed"])
 
         first = make_run(rounds=1, name="first")
         listen_until(lambda: changed)
