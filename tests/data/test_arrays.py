@@ -146,7 +146,7 @@ class TestFromClients:
             (
                 [Squares(1)],
                 None,
-                "each client of 'data' has a single sample, and none is left to test with; give two",
+                "each client of 'data' has a single sample, and none is left to test with",
             ),
             ([[(1, 2, 3)] * 3], None, "client 0 of 'data' has 3 entries"),
             ([Squares(3), Ragged(3)], None, "client 1 of 'data' cannot be read as samples"),

@@ -44,5 +44,5 @@ def test_draws_cover_their_range_and_repeat():
 
 
 def test_tables_cannot_be_cropped():
-    with pytest.raises(UserError, match="crops need pictures"):
+    with pytest.raises(UserError, match="crops need images"):
         crop_and_flip(torch.zeros(3, 7), draw_crops(3, draw(0, "crops")))

@@ -2,15 +2,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from labelled_data import held, in_tests, labelled, table
 
 from fedhelix.core.errors import UserError
 from fedhelix.data import Dataset, class_split, from_arrays, from_clients, load
 from fedhelix.data.partitions import (
-    Partition,
-    Split,
     dirichlet,
     dominant,
     iid,
@@ -21,38 +19,6 @@ from fedhelix.data.partitions import (
 from fedhelix.data.sampling import affordable, apportion
 
 quick = settings(max_examples=40, deadline=None)
-
-
-def labelled(
-    sizes: list[int], test_sizes: list[int] | None = None, shape: tuple[int, ...] = (1,)
-) -> Dataset:
-    """Data with so many samples of each class."""
-    y = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-    y_test = torch.arange(len(sizes)).repeat_interleave(torch.tensor(test_sizes or sizes))
-    empty = torch.zeros(1, dtype=torch.uint8)
-    return Dataset(
-        "toy",
-        empty.expand(len(y), *shape),
-        y,
-        empty.expand(len(y_test), *shape),
-        y_test,
-        classes=len(sizes),
-    )
-
-
-def held(split: Split) -> np.ndarray:
-    return np.concatenate([split.train, split.valid])
-
-
-def table(data: Dataset, splits: list[Split]) -> np.ndarray:
-    """Clients × classes: how many training and validation samples."""
-    return np.stack([np.bincount(data.y[held(split)], minlength=data.classes) for split in splits])
-
-
-def in_tests(data: Dataset, splits: list[Split]) -> np.ndarray:
-    return np.stack(
-        [np.bincount(data.y_test[split.test], minlength=data.classes) for split in splits]
-    )
 
 
 CIFAR_LIKE = labelled([5000] * 10, [1000] * 10, (3, 32, 32))
@@ -291,80 +257,6 @@ class TestParts:
             class_split(CIFAR_LIKE, 0.01)
 
 
-class TestBadInput:
-    @pytest.mark.parametrize(
-        ("make", "message"),
-        [
-            (lambda: dirichlet(10, 0), "alpha must be greater than 0, not 0"),
-            (lambda: dirichlet(10, -1), "alpha must be greater than 0"),
-            (lambda: dirichlet(10, float("inf")), "alpha must be at most"),
-            (lambda: iid(0), "clients must be at least 1"),
-            (lambda: iid(10, valid=1.5), "valid must be at most 0.9"),
-            (
-                lambda: iid(10, test_sample=5),
-                "unknown key of the iid partition 'test_sample'; did you mean",
-            ),
-            (lambda: iid(10, classes="all"), "classes must be a list of classes"),
-            (lambda: dominant(10, share=120), "share must be at most 100"),
-            (lambda: dominant(10, share=-0.1), "share must be at least 0"),
-            (lambda: dominant(10, groups=[[]]), "each of groups must be a list of classes"),
-            (
-                lambda: parse("dirichlt:0.1", 10),
-                "unknown partition 'dirichlt'; did you mean 'dirichlet'",
-            ),
-            (lambda: parse("dirichlet", 10), "lacks its alpha"),
-            (lambda: parse("dirichlet:x", 10), "alpha must be a number, not 'x'"),
-            (lambda: parse("shard:1.5", 10), "classes_per_client must be a whole number"),
-            (lambda: parse("iid:3", 10), "iid takes no number"),
-        ],
-    )
-    def test_when_made(self, make, message):
-        with pytest.raises(UserError, match=message):
-            make()
-
-    @pytest.mark.parametrize(
-        ("partition", "message"),
-        [
-            (iid(31), "31 clients cannot share 30 samples"),
-            (dirichlet(31, 0.1), "31 clients cannot share 30 samples"),
-            (shard(2, 4), "4 distinct classes, but there are only 3"),
-            (shard(2, 3, classes=(0, 1)), "3 distinct classes, but there are only 2"),
-            (
-                shard(20, 2),
-                "20 clients with 2 classes each need 40 shards, but the 30 samples give only 30",
-            ),
-            (iid(2, classes=[5]), "there is no class 5 in 'toy'; its classes are 0 to 2"),
-            (dominant(2, groups=[[0], [7]]), r"group 1 is \[7\]"),
-            (natural(), "does not say who owns which sample"),
-            (natural(ids=[1, 2, 3]), r"30 training samples, but ids has the shape \(3,\)"),
-            (
-                natural(ids=[0] * 10 + [1] * 20, classes=[0]),
-                "client '1' of 'toy' has no training samples left",
-            ),
-        ],
-    )
-    def test_when_impossible(self, partition, message):
-        with pytest.raises(UserError, match=message):
-            partition.split(labelled([10, 10, 10]), 0)
-
-    def test_exclude(self):
-        data = labelled([10])
-        with pytest.raises(UserError, match="whole numbers from 0 to 9"):
-            iid(2).split(data, 0, exclude=[10])
-        with pytest.raises(UserError, match="no training samples"):
-            iid(2).split(data, 0, exclude=np.arange(10))
-
-    def test_test_owner_without_training_samples(self):
-        x, y = torch.zeros(4, 1), torch.zeros(4, dtype=torch.int64)
-        data = Dataset(
-            "toy", x, y, x, y, 1, owners=np.array([0, 0, 1, 1]), owners_test=np.array([0, 1, 1, 2])
-        )
-        with pytest.raises(
-            UserError, match="owner '2' of 'toy' has test samples but no training samples"
-        ):
-            natural().split(data, 0)
-
-
 def test_parse():
     assert parse("shard:4", 8) == shard(8, 4)
     assert parse("dirichlet:0.1", 8, valid=0.2) == dirichlet(8, 0.1, valid=0.2)
@@ -390,31 +282,3 @@ def test_apportionment(weights, supply, wanted):
     assert (counts.sum(1) == totals).all()
     assert (counts <= available).all()
     assert (abs(counts - totals[:, None] * shares / shares.sum(1, keepdims=True)) < 1).all()
-
-
-@pytest.mark.parametrize(
-    ("counts", "sentence"),
-    [
-        (
-            np.ones((2, 10)),
-            r"must be whole numbers of the shape \(2, 10\), .*, not float64 of the shape \(2, 10\)",
-        ),
-        (
-            np.ones((10, 2), dtype=int),
-            r"of the shape \(2, 10\), clients × classes, not int64 of the shape \(10, 2\)",
-        ),
-        (None, "must be whole numbers of the shape"),
-        (np.full((2, 10), 1000), "gives client 0 1000 samples of a class that has"),
-        (np.full((2, 10), -1), "gives client 0 -1 samples of a class that has"),
-        (np.repeat([[3], [0]], 10, axis=1), "the partition mine gives client 1 no samples"),
-    ],
-)
-def test_a_rule_of_ones_own_is_checked(counts, sentence):
-    mine = type("Mine", (Partition,), {"counts": lambda *_: counts})(clients=2)
-    with pytest.raises(UserError, match=sentence):
-        mine.split(load("digits"), seed=0)
-
-
-def test_a_partition_has_a_rule():
-    with pytest.raises(UserError, match="the partition mine has no rule; write its counts"):
-        type("Mine", (Partition,), {})(clients=2).split(load("digits"), seed=0)

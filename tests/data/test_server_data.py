@@ -92,7 +92,7 @@ def test_a_missing_class_is_named():
         small(validation_size=10, supplement_size=1)
 
 
-def test_equal_supplements_are_told():
+def test_equal_supplements_are_warned_of():
     with pytest.warns(
         UserWarning,
         match=r"has 20 samples for supplements of 50, so that every small client gets the",

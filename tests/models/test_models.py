@@ -135,8 +135,8 @@ def test_callables_get_what_they_ask_for_and_are_seeded():
             TINY,
             r"model 'fedpac-cnn' does not fit samples of shape \(1, 8, 8\): nothing is left",
         ),
-        ("cnn", ROW, "needs pictures"),
-        ("resnet18", ROW, "needs pictures"),
+        ("cnn", ROW, "needs images"),
+        ("resnet18", ROW, "needs images"),
         ("resnet19", COLOUR, "did you mean 'resnet18'"),
         ("mlp", (), "at least one input"),
         (7, TINY, "a name, a torch.nn.Module or a function"),
@@ -181,7 +181,7 @@ def test_every_name_is_described():
     assert all(text.endswith(".") for text in models.describe().values())
 
 
-PICTURES = [
+IMAGE_SHAPES = [
     ("digits-cnn", TINY),
     ("digits-bn-cnn", TINY),
     ("small-cnn", GREY),
@@ -195,7 +195,7 @@ PICTURES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "shape"), PICTURES)
+@pytest.mark.parametrize(("name", "shape"), IMAGE_SHAPES)
 def test_stacked_networks_equal_single_ones(name, shape):
     nets = [models.build(name, shape, 4, seed=seed).eval() for seed in range(2)]
     batches = torch.randn(2, 3, *shape, generator=torch.Generator().manual_seed(0))
@@ -218,9 +218,7 @@ def test_stacked_training_updates_gradients_and_statistics_per_client(name):
     gradients = vmap(grad(loss))(weights, buffers, batches)
     for client, net in enumerate(nets):
         net(batches[client]).square().mean().backward()
-        for name, parameter in net.named_parameters():
-            torch.testing.assert_close(
-                gradients[name][client], parameter.grad, rtol=1e-4, atol=1e-5
-            )
-        for name, value in net.named_buffers():
-            torch.testing.assert_close(buffers[name][client], value)
+        for key, parameter in net.named_parameters():
+            torch.testing.assert_close(gradients[key][client], parameter.grad, rtol=1e-4, atol=1e-5)
+        for key, value in net.named_buffers():
+            torch.testing.assert_close(buffers[key][client], value)

@@ -30,8 +30,16 @@ class Browser:
     def __init__(self, profile: Path) -> None:
         from websockets.sync.client import connect
 
-        switches = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
-                    "--remote-debugging-port=0", f"--user-data-dir={profile}", "about:blank"]  # fmt: skip
+        switches = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--hide-scrollbars",
+            "--remote-debugging-port=0",
+            f"--user-data-dir={profile}",
+            "about:blank",
+        ]
         self.process = subprocess.Popen(
             [str(CHROMIUM), *switches], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -65,8 +73,13 @@ class Browser:
         self, address: str, width: int = 1280, height: int = 900, wait_for: str = "true"
     ) -> None:
         """Show a page and wait until an expression holds."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
-                  mobile=width < 600)  # fmt: skip
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
         self.call("Page.navigate", url=address)
         self.until(f"document.readyState === 'complete' && ({wait_for})")
 
@@ -103,16 +116,16 @@ class Browser:
         }
 
     def _listen(self, message: dict[str, Any]) -> None:
-        said = message.get("params", {})
+        event = message.get("params", {})
         if message.get("method") == "Runtime.exceptionThrown":
-            self.complaints.append(json.dumps(said["exceptionDetails"]))
-        elif message.get("method") == "Log.entryAdded" and said["entry"]["level"] == "error":
-            self.complaints.append(said["entry"]["text"])
-        elif message.get("method") == "Runtime.consoleAPICalled" and said["type"] in (
+            self.complaints.append(json.dumps(event["exceptionDetails"]))
+        elif message.get("method") == "Log.entryAdded" and event["entry"]["level"] == "error":
+            self.complaints.append(event["entry"]["text"])
+        elif message.get("method") == "Runtime.consoleAPICalled" and event["type"] in (
             "error",
             "warning",
         ):
-            self.complaints.append(json.dumps(said["args"]))
+            self.complaints.append(json.dumps(event["args"]))
 
     def _wait_for(self, look: Any, seconds: float = 30) -> Any:
         end = time.monotonic() + seconds

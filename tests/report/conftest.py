@@ -4,9 +4,9 @@ from browser import Browser
 
 @pytest.fixture(scope="session")
 def one_browser(tmp_path_factory):
-    found = Browser(tmp_path_factory.mktemp("chromium"))
-    yield found
-    found.close()
+    browser = Browser(tmp_path_factory.mktemp("chromium"))
+    yield browser
+    browser.close()
 
 
 @pytest.fixture

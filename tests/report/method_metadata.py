@@ -1,4 +1,4 @@
-"""What the methods note of a round, as small examples."""
+"""What the methods record of a round, as small examples."""
 
 CENSUS = {
     "samples": [30, 50, 20],

@@ -6,7 +6,7 @@ import pytest
 
 from fedhelix.core.errors import UserError
 from fedhelix.report.export import export
-from fedhelix.report.page import warnings
+from fedhelix.report.headline import warnings
 from fedhelix.report.results import read as result_of
 
 pytest.importorskip("pyarrow", reason="needs pip install 'fedhelix[report]'")
@@ -16,10 +16,10 @@ def test_a_run_that_was_cut_is_named(make_run, tmp_path):
     run = make_run(rounds=4)
     lines = (run.path / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run.path / "metrics.jsonl").write_text("".join(lines[:3]))
-    said = f"{run.path} was cut: metrics.jsonl holds 3 of its 4 rounds."
-    with pytest.warns(UserWarning, match=f"^{re.escape(said)}$"):
+    damage = f"{run.path} was cut: metrics.jsonl holds 3 of its 4 rounds."
+    with pytest.warns(UserWarning, match=f"^{re.escape(damage)}$"):
         assert len(export([run], tmp_path / "t.csv")) == 3
-    assert warnings([result_of(run)]) == [said]
+    assert warnings([result_of(run)]) == [damage]
 
 
 def test_a_row_per_round_or_per_client(make_run, tmp_path):

@@ -11,7 +11,7 @@ from fedhelix.report.style import content
 ALWAYS = ["overview", "accuracy-rounds", "accuracy-bytes", "accuracy-seconds", "clients", "traffic"]
 
 
-def test_every_method_brings_its_own_pictures(make_run):
+def test_every_method_brings_its_own_figures(make_run):
     runs = [
         make_run("fedavg", clients=3, census=metadata.CENSUS),
         make_run("genfed", clients=3, census=metadata.CENSUS, metadata=metadata.genfed),
@@ -35,12 +35,12 @@ def test_every_method_brings_its_own_pictures(make_run):
 
 
 def offsets(axes, label: str) -> list[list[float]]:
-    found = next(
+    points = next(
         part
         for part in axes.collections
         if isinstance(part, PathCollection) and part.get_label() == label
     )
-    return found.get_offsets().tolist()
+    return points.get_offsets().tolist()
 
 
 def test_fitness_marks_the_chosen_and_the_attackers(make_run):
@@ -96,7 +96,7 @@ KEYS = [
 
 
 @pytest.mark.parametrize("value", NONSENSE, ids=str)
-def test_nonsense_in_notes_does_no_harm(make_run, value):
+def test_nonsense_in_metadata_does_no_harm(make_run, value):
     run = make_run(
         rounds=2,
         every=1,

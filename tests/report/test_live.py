@@ -7,8 +7,8 @@ import shutil
 import method_metadata as metadata
 import pytest
 
-from fedhelix.report import live
-from fedhelix.report.live import Watch
+from fedhelix.report.live import Watch, client_history, files, run_details
+from fedhelix.report.live.details import MOST_INCIDENTS
 from fedhelix.store import RunFolder
 
 
@@ -18,7 +18,7 @@ def watch(tmp_path) -> Watch:
 
 
 def only(watch: Watch) -> dict:
-    watch.look()
+    watch.refresh()
     (run,) = watch.overview()
     return run
 
@@ -44,9 +44,9 @@ def test_a_growing_run_is_read_once(watch, tmp_path):
         run = only(watch)
         assert (run["status"], run["done"], run["rounds"], run["value"]) == ("running", 1, 9, 0.5)
         before = watch.runs["mine"].offset
-        assert watch.look() == ([], []), "nothing new"
+        assert watch.refresh() == ([], []), "nothing new"
         folder.append({"round": 2, "uplink_bytes": 2**20, "seconds": 1.0})
-        assert watch.look() == (["mine"], [])
+        assert watch.refresh() == (["mine"], [])
         with (tmp_path / "mine" / "metrics.jsonl").open("ab") as file:
             file.write(b'{"round": 3, "pers')
         assert only(watch)["done"] == 2 and watch.runs["mine"].offset > before
@@ -62,7 +62,7 @@ def test_a_file_that_was_written_anew_is_read_anew(watch, tmp_path):
         for round in (1, 2, 3):
             folder.append({"round": round})
         assert only(watch)["done"] == 3
-        folder.restore()  # no checkpoint: all rounds are played again
+        folder.restore()  # no checkpoint: all rounds are run again
         folder.append({"round": 1})
     assert only(watch)["done"] == 1
 
@@ -79,19 +79,19 @@ def test_damage_is_named_and_the_others_go_on(make_run, watch, tmp_path):
     torn = make_run(rounds=1, name="torn", summary=False)
     (torn.path / "config.toml").write_bytes(b"\xff = [")
     (make_run(rounds=1, name="half").path / "summary.json").write_text("{")
-    watch.look()
-    found = {run["id"]: run for run in watch.overview()}
-    assert found["good"]["status"] == "complete"
-    assert found["bad"]["done"] == 4 and found["bad"]["skipped"] == 4
-    assert (found["torn"]["status"], found["torn"]["problem"]) == (
+    watch.refresh()
+    shown = {run["id"]: run for run in watch.overview()}
+    assert shown["good"]["status"] == "complete"
+    assert shown["bad"]["done"] == 4 and shown["bad"]["skipped"] == 4
+    assert (shown["torn"]["status"], shown["torn"]["problem"]) == (
         "damaged",
         "config.toml is damaged",
     )
-    assert found["half"]["problem"] == "summary.json is damaged"
-    for name in found:
-        json.dumps(watch.runs[name].details(), allow_nan=False)
+    assert shown["half"]["problem"] == "summary.json is damaged"
+    for name in shown:
+        json.dumps(run_details(watch.runs[name]), allow_nan=False)
     shutil.rmtree(bad.path)
-    assert watch.look() == ([], ["bad"]) and watch.get("bad") is None
+    assert watch.refresh() == ([], ["bad"]) and watch.get("bad") is None
     assert list(watch.runs["good"].records())
 
 
@@ -123,16 +123,16 @@ def test_links_and_pipes_are_not_followed(make_run, watch, tmp_path):
     (tmp_path / "pipes").mkdir()
     (tmp_path / "pipes" / "config.toml").write_text("format = 1")
     os.mkfifo(tmp_path / "pipes" / "metrics.jsonl")
-    watch.look()
-    found = {run["id"]: run for run in watch.overview()}
-    assert found.keys() == {"files", "pipes"}
-    assert found["files"]["status"] == "damaged" and "secret" not in json.dumps(found)
-    assert watch.runs["pipes"].details()["done"] == 0
+    watch.refresh()
+    shown = {run["id"]: run for run in watch.overview()}
+    assert shown.keys() == {"files", "pipes"}
+    assert shown["files"]["status"] == "damaged" and "secret" not in json.dumps(shown)
+    assert run_details(watch.runs["pipes"])["done"] == 0
 
 
 def test_huge_lines_and_files_are_bounded(make_run, watch, tmp_path, monkeypatch):
-    monkeypatch.setattr(live, "MOST_BYTES_OF_A_LINE", 1000)
-    monkeypatch.setattr(live, "MOST_BYTES_OF_A_FILE", 1000)
+    monkeypatch.setattr(files, "MOST_BYTES_OF_A_LINE", 1000)
+    monkeypatch.setattr(files, "MOST_BYTES_OF_A_FILE", 1000)
     run = make_run(rounds=1, name="mine", summary=False, clients=2)
     with (run.path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"round": 2, "x": "' + b"a" * 5000 + b'"}\n{"round": 3}\n')
@@ -143,10 +143,10 @@ def test_huge_lines_and_files_are_bounded(make_run, watch, tmp_path, monkeypatch
 
 def test_of_a_large_file_the_last_records_count(make_run, watch, monkeypatch):
     make_run(rounds=40, clients=2, name="mine", incidents={"refused": {"1": "NaN"}})
-    monkeypatch.setattr(live, "MOST_BYTES_AT_ONCE", 1000)
-    watch.look()
-    assert watch.runs["mine"].details()["incidents"][-1][0] == 40
-    assert watch.runs["mine"].client(0)["rounds"][-1] == 40
+    monkeypatch.setattr(files, "MOST_BYTES_AT_ONCE", 1000)
+    watch.refresh()
+    assert run_details(watch.runs["mine"])["incidents"][-1][0] == 40
+    assert client_history(watch.runs["mine"], 0)["rounds"][-1] == 40
     assert 0 < len(list(watch.runs["mine"].records())) < 40
 
 
@@ -158,14 +158,14 @@ def test_a_run_that_diverged_is_not_shown_with_an_earlier_value(watch, tmp_path)
         folder.append({"round": 3})
         assert only(watch)["value"] is None
         folder.write_summary({"complete": True, "personal_score": None})
-    assert only(watch)["value"] is None and watch.runs["mine"].details()["clients"] == []
+    assert only(watch)["value"] is None and run_details(watch.runs["mine"])["clients"] == []
 
 
 def test_only_known_names_lead_to_runs(make_run, tmp_path):
     make_run(rounds=1, name="mine")
     (tmp_path / "inside").mkdir()
     watch = Watch(tmp_path / "inside")
-    watch.look()
+    watch.refresh()
     for name in ("../mine", "/etc", "", ".", "mine\0", str(tmp_path / "mine")):
         assert watch.get(name) is None
 
@@ -173,32 +173,32 @@ def test_only_known_names_lead_to_runs(make_run, tmp_path):
 def test_clients_and_their_histories(make_run, watch):
     census = {"samples": [5, 6, 7, 8], "attackers": [3], "evaluated": [1, 3]}
     make_run(rounds=4, clients=2, name="mine", census=census, metadata=metadata.genfed)
-    watch.look()
-    details = watch.runs["mine"].details()
+    watch.refresh()
+    details = run_details(watch.runs["mine"])
     people = [(one["client"], one["attacker"], one["samples"]) for one in details["clients"]]
     assert people == [(1, False, 6), (3, True, 8)]
     assert '"fitness"' in details["metadata"]
-    history = watch.runs["mine"].client(3)
+    history = client_history(watch.runs["mine"], 3)
     assert history["rounds"] == [2, 4] and history["values"][-1] == details["clients"][1]["value"]
-    assert watch.runs["mine"].client(99)["values"] == []
+    assert client_history(watch.runs["mine"], 99)["values"] == []
 
 
 def test_what_went_wrong_last(make_run, watch):
-    said = {
+    reported = {
         "refused": {"1": "NaN \ud800"},
         "missing": {"2": "late"},
         "troubles": {"site-2": "twice"},
         "unevaluated": [1],
     }
-    make_run(rounds=40, clients=2, name="mine", incidents=said)
-    watch.look()
-    found = watch.runs["mine"].details()["incidents"]
-    assert found[-3:] == [
+    make_run(rounds=40, clients=2, name="mine", incidents=reported)
+    watch.refresh()
+    incidents = run_details(watch.runs["mine"])["incidents"]
+    assert incidents[-3:] == [
         [40, "refused", "1", "NaN ?"],
         [40, "missing", "2", "late"],
         [40, "troubles", "site-2", "twice"],
     ]
-    assert len(found) == live.MOST_INCIDENTS
+    assert len(incidents) == MOST_INCIDENTS
 
 
 def test_a_folder_that_is_itself_a_run(make_run):

@@ -5,9 +5,11 @@ import pytest
 from browser import Browser, needs_chromium
 
 from fedhelix.report.documents import latex_report, markdown_report
+from fedhelix.report.headline import tiles, warnings
 from fedhelix.report.locate import Selection
-from fedhelix.report.page import clients, html, series, tiles, warnings
+from fedhelix.report.page import html
 from fedhelix.report.results import grouped, read
+from fedhelix.report.sections import clients, series
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -68,22 +70,22 @@ def test_numbers_of_the_page_by_hand(chosen, make_run):
     marked = [row[0]["text"] for row in table["rows"] if "×" in row[0]["text"]]
     assert marked == ["2 ×", "2 ×"]
     assert tiles(groups)[0]["what"] == "highest personal accuracy"
-    said = warnings([read(make_run(complete=False, rounds=3))])
-    assert len(said) == 1 and "unfinished" in said[0]
+    (warning,) = warnings([read(make_run(complete=False, rounds=3))])
+    assert "unfinished" in warning
 
 
-def test_everything_that_went_wrong_is_told(make_run):
+def test_every_incident_is_reported(make_run):
     late = "site-2 did not answer within 40 s"
-    said = {
+    incidents = {
         "missing": {"2": late},
         "unevaluated": {"2": late, "0": "is gone"},
         "troubles": {"site-2": "answered twice"},
     }
-    run = make_run(name="mine", rounds=2, incidents=said)
+    run = make_run(name="mine", rounds=2, incidents=incidents)
     assert warnings([read(run)]) == [
         f"{run.path}: 2 answers of client 2 missing (2 × {late}).",
         f"{run.path}: 4 scores of client 0, 2 missing (2 × {late}; 2 × is gone).",
-        f"{run.path}: 2 letters of site-2 dropped (2 × answered twice).",
+        f"{run.path}: 2 messages of site-2 dropped (2 × answered twice).",
     ]
 
 
@@ -136,14 +138,11 @@ def test_the_page_in_a_browser(chosen, make_run, tmp_path, browser: Browser):
         )
         assert browser.evaluate("[...document.images].every((image) => image.naturalWidth > 0)")
     lines = "document.querySelectorAll('#curves polyline').length"
+    click = "[...document.querySelectorAll('.{} button')].find((b) => b.innerText === '{}').click()"
     assert browser.evaluate(lines) == 2
-    browser.evaluate(
-        "[...document.querySelectorAll('.legend button')].find((b) => b.innerText === 'fedavg').click()"
-    )
+    browser.evaluate(click.format("legend", "fedavg"))
     assert browser.evaluate(lines) == 1
-    browser.evaluate(
-        "[...document.querySelectorAll('.picker button')].find((b) => b.innerText === 'seconds').click()"
-    )
+    browser.evaluate(click.format("picker", "seconds"))
     assert browser.evaluate(
         "document.querySelector('#curves svg[role=img]').getAttribute('aria-label')"
     ).endswith("seconds")

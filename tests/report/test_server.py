@@ -46,9 +46,9 @@ def get(port: int, path: str, **headers: str) -> tuple[int, dict[str, str], str]
     link = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     link.request("GET", path, headers=headers)
     answer = link.getresponse()
-    found = answer.status, dict(answer.getheaders()), answer.read().decode()
+    response = answer.status, dict(answer.getheaders()), answer.read().decode()
     link.close()
-    return found
+    return response
 
 
 def test_answers_and_what_is_refused(make_run, tmp_path):
@@ -67,8 +67,8 @@ def test_answers_and_what_is_refused(make_run, tmp_path):
         assert json.loads(get(port, "/api/client?run=a%20b%26c&client=0")[2])["rounds"] == [2]
         assert json.loads(get(port, "/api/client?run=a%20b%26c&client=-1e9x")[2])["rounds"] == []
         for climbing in (
-            "/static/../live.py",
-            "/static/%2e%2e%2flive.py",
+            "/static/../server.py",
+            "/static/%2e%2e%2fserver.py",
             "/static/report.html",
             "/secret.txt",
         ):
@@ -121,8 +121,8 @@ def test_addresses(tmp_path):
         serve(tmp_path, "127.0.0.1", taken.getsockname()[1], None)
 
 
-def test_changes_are_told_from_the_first_run_on(make_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(server, "SECONDS_BETWEEN_LOOKS", 0.1)
+def test_changes_are_sent_from_the_first_run_on(make_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "SECONDS_BETWEEN_SCANS", 0.1)
     with serving(tmp_path) as port:
         link = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
         link.request("GET", "/api/events")
@@ -135,9 +135,9 @@ def test_changes_are_told_from_the_first_run_on(make_run, tmp_path, monkeypatch)
             while not heard():
                 line = stream.readline()
                 if line.startswith(b"data:"):
-                    said = json.loads(line[5:])
-                    gone.update(said["gone"])
-                    changed.update(run["id"] for run in said["changed"])
+                    event = json.loads(line[5:])
+                    gone.update(event["gone"])
+                    changed.update(run["id"] for run in event["changed"])
 
         first = make_run(rounds=1, name="first")
         listen_until(lambda: changed)
@@ -183,7 +183,7 @@ def test_the_dashboard_in_a_browser(make_run, tmp_path, browser: Browser):
             )
             row = "document.querySelector('tr[data-run=fresh]')"
             browser.until(
-                f"{row} && {row}.innerText.includes('running') && {row}.innerText.includes('25.0 %')"
+                f"{row} && ['running', '25.0 %'].every((part) => {row}.innerText.includes(part))"
             )
             browser.evaluate(f"{row}.querySelector('a').click()")
             browser.until("document.querySelector('#view .canvas circle')")
@@ -197,7 +197,8 @@ def test_the_dashboard_in_a_browser(make_run, tmp_path, browser: Browser):
                 }
             )
             browser.until(
-                "document.querySelector('#view .canvas polyline') && document.body.innerText.includes('75.0 %')"
+                "document.querySelector('#view .canvas polyline')"
+                " && document.body.innerText.includes('75.0 %')"
             )
             browser.evaluate("document.querySelector('.people button').click()")
             browser.until("document.querySelector('#history polyline')")

@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from fedhelix.core.errors import UserError
-from fedhelix.report.page import warnings
+from fedhelix.report.headline import warnings
 from fedhelix.report.results import read
 from fedhelix.report.tables import comparison, markdown, render
 from fedhelix.store import RunFolder
@@ -53,7 +53,8 @@ def test_means_errors_and_paired_differences_by_hand(tmp_path):
     assert "accuracy" not in table, "nobody measured a global model"
     headers, *rows = markdown(table).splitlines(keepends=True)
     assert headers == (
-        "| method | seeds | rounds | personal % | chosen on validation % | vs fedavg | uploaded | time |\n"
+        "| method | seeds | rounds | personal % | chosen on validation % | vs fedavg | uploaded "
+        "| time |\n"
     )
     assert "".join(rows) == (
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"

@@ -2,7 +2,7 @@ from fedhelix.report import plots
 from fedhelix.report.terminal import show_comparison, show_run
 
 
-def test_what_went_wrong_is_told_beside_the_result(make_run, capsys):
+def test_incidents_are_printed_beside_the_result(make_run, capsys):
     run = make_run(rounds=1)
     summary = {**(run.summary or {}), "refused": 3, "missing": 2}
     show_run(run.path, summary, as_json=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +13,9 @@ from torch.utils.data import TensorDataset
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.seeds import numpy_draw
-from fedhelix.data.datasets import Dataset, describe
+from fedhelix.data.checks import describe
+from fedhelix.data.datasets import Dataset
+from fedhelix.data.readers import NPZ_ERRORS
 from fedhelix.data.sampling import stratified
 
 Classes = int | Literal["auto"] | None
@@ -39,11 +39,11 @@ def from_arrays(
 ) -> Dataset:
     """A data set from tensors, NumPy arrays or anything that NumPy can read.
 
-    * uint8 means pixels: N×H×W becomes N×1×H×W, and N×H×W×C (C is 1 or 3) becomes N×C×H×W. Floats become float32
-      and keep their shape. Other integers become int64 and reach the network as they are (tokens); give a table of
-      whole numbers as floats.
-    * `classes="auto"`: integer labels are a classification with as many classes as the largest label says, float
-      labels a regression. A number or None (regression) decides otherwise.
+    * uint8 means pixels: N×H×W becomes N×1×H×W, and N×H×W×C (C is 1 or 3) becomes N×C×H×W. Floats
+      become float32 and keep their shape. Other integers become int64 and reach the network as they
+      are (tokens); give a table of whole numbers as floats.
+    * `classes="auto"`: integer labels are a classification with as many classes as the largest
+      label says, float labels a regression. A number or None (regression) decides otherwise.
     * Without a test pool 20 % of the samples, class by class, are held out as one.
     * `owners` says for each sample whose it is; a federation then takes its clients from there.
     """
@@ -61,7 +61,8 @@ def from_arrays(
         held = held_out(targets, classes, numpy_draw(seed, "hold-out"))
         if not held.any():
             raise UserError(
-                f"'{name}' has too few samples of each class for a test pool; give x_test and y_test."
+                f"'{name}' has too few samples of each class for a test pool; "
+                "give x_test and y_test."
             )
         test_inputs, test_targets = inputs[held], targets[held]
         inputs, targets = inputs[~held], targets[~held]
@@ -72,29 +73,23 @@ def from_arrays(
 
 
 def from_npz(path: str | Path) -> Dataset:
-    """A data set from one npz file with x, y and, if there are any, x_test, y_test and owners (see
-    `from_arrays`).
+    """A data set from one npz file with x and y, and optionally x_test, y_test and owners.
+
+    The arrays mean what they mean in `from_arrays`.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
     except FileNotFoundError:
         raise UserError(f"there is no file '{path}'.") from None
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        EOFError,
-        AttributeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as problem:
+    except NPZ_ERRORS as problem:
         raise UserError(f"'{path}' cannot be read as an npz file: {problem}.") from None
     renamed = {key.removesuffix("_train"): value for key, value in arrays.items()}
     unknown_keys = sorted(set(renamed) - {"x", "y", "x_test", "y_test", "owners"})
     if unknown_keys or not {"x", "y"} <= set(renamed):
         raise UserError(
-            f"'{path}' must hold x and y, and may hold x_test, y_test and owners; it has {sorted(arrays)}."
+            f"'{path}' must hold x and y, and may hold x_test, y_test and owners; "
+            f"it has {sorted(arrays)}."
         )
     return from_arrays(**renamed, name=Path(path).stem)
 
@@ -109,8 +104,7 @@ def from_clients(
     std: tuple[float, ...] | None = None,
     seed: int = 0,
 ) -> Dataset:
-    """A data set from data that are already with their clients; the `natural` partition keeps them
-    there.
+    """A data set from data that already belong to clients; the `natural` partition keeps them so.
 
     `clients` has for each client a pair (x, y) or a map-style torch Dataset of such samples; arrays
     are read as in `from_arrays`. `test` is one pair or Dataset for a common test pool, or a list
@@ -124,27 +118,31 @@ def from_clients(
         train, tests = hold_out_each(parts, classes, seed)
         if not any(len(y) for _, y in tests):
             raise UserError(
-                f"each client of '{name}' has a single sample, and none is left to test with; give two."
+                f"each client of '{name}' has a single sample, and none is left to test with; "
+                "give two."
             )
-    elif isinstance(test, list):
-        if len(test) != len(parts):
-            raise UserError(
-                f"'{name}' has {len(parts)} clients, but test has {len(test)} parts; give one for each."
-            )
-        train, tests = (
-            parts,
-            [read_part(part, f"test part {index} of '{name}'") for index, part in enumerate(test)],
-        )
     else:
-        train, tests = parts, [read_part(test, f"the test part of '{name}'")]
+        train, tests = parts, read_tests(test, len(parts), name)
     x, y, owners = pool(train, f"client {{}} of '{name}'")
-    x_test, y_test, testers = pool(tests, f"test part {{}} of '{name}'")
-    common_test = test is not None and not isinstance(test, list)
+    x_test, y_test, owners_test = pool(tests, f"test part {{}} of '{name}'")
+    has_common_test = test is not None and not isinstance(test, list)
     count = count_classes(classes, y, y_test)
     y, y_test = (as_targets(part, count, name) for part in (y, y_test))
     return Dataset(
-        name, x, y, x_test, y_test, count, mean, std, owners, None if common_test else testers
-    )
+        name, x, y, x_test, y_test, count, mean, std, owners,
+        None if has_common_test else owners_test,
+    )  # fmt: skip
+
+
+def read_tests(test: Any, clients: int, name: str) -> list[Pair]:
+    """The test parts that the user gave: a list with one per client, or one common part."""
+    if not isinstance(test, list):
+        return [read_part(test, f"the test part of '{name}'")]
+    if len(test) != clients:
+        raise UserError(
+            f"'{name}' has {clients} clients, but test has {len(test)} parts; give one for each."
+        )
+    return [read_part(part, f"test part {index} of '{name}'") for index, part in enumerate(test)]
 
 
 def read_part(part: Any, where: str) -> Pair:
@@ -159,16 +157,14 @@ def read_part(part: Any, where: str) -> Pair:
         return read_pair(part[0], part[1], where)
     if not hasattr(part, "__len__") or not hasattr(part, "__getitem__"):
         raise UserError(
-            f"{where} is a {type(part).__name__}; a pair (x, y) or a map-style torch Dataset is right."
+            f"{where} is a {type(part).__name__}; "
+            "a pair (x, y) or a map-style torch Dataset is right."
         )
     if len(part) == 0:
         raise UserError(f"{where} is empty; at least one sample is needed.")
     try:
         inputs, targets = zip(*(part[index] for index in range(len(part))), strict=True)
-        x, y = (
-            np.stack([np.asarray(one) for one in inputs]),
-            np.stack([np.asarray(one) for one in targets]),
-        )
+        x, y = (np.stack([np.asarray(one) for one in values]) for values in (inputs, targets))
     except (TypeError, ValueError) as problem:
         raise UserError(
             f"{where} cannot be read as samples (x, y) of one shape: {problem}."
@@ -201,9 +197,7 @@ def read_pair(x: Any, y: Any, where: str) -> Pair:
 
 
 def as_tensor(values: Any, where: str) -> Tensor:
-    """Numbers as uint8, bool, int64 or float32; arrays that have such a type already are not
-    copied.
-    """
+    """Numbers as uint8, bool, int64 or float32; arrays of such a type are not copied."""
     if not isinstance(values, Tensor):
         try:
             array = np.asarray(values)
@@ -231,13 +225,12 @@ def count_classes(classes: Classes, targets: Tensor, test_targets: Tensor) -> in
         return classes
     if targets.is_floating_point():
         return None
-    largest, samples = (
-        max(int(targets.max()), int(test_targets.max()), 0),
-        len(targets) + len(test_targets),
-    )
+    largest = max(int(targets.max()), int(test_targets.max()), 0)
+    samples = len(targets) + len(test_targets)
     if largest > 1000 + samples:
         raise UserError(
-            f"labels go up to {largest}, but there are only {samples} samples; number classes from 0."
+            f"labels go up to {largest}, but there are only {samples} samples; "
+            "number classes from 0."
         )
     return 1 + largest
 
@@ -257,9 +250,7 @@ def as_targets(targets: Tensor, classes: int | None, name: str) -> Tensor:
 
 
 def held_out(targets: Tensor, classes: Classes, draw: np.random.Generator) -> np.ndarray:
-    """A mask of the samples that become test samples: a share of each class, but never all of a
-    class.
-    """
+    """A mask of the test samples: a share of each class, but never a whole class."""
     codes = np.zeros(len(targets), dtype=np.int64)
     if classes is not None and not targets.is_floating_point() and targets.numel() == len(targets):
         codes = np.unique(targets.cpu().numpy().ravel(), return_inverse=True)[1]
@@ -286,11 +277,13 @@ def pool(parts: list[Pair], where: str) -> tuple[Tensor, Tensor, np.ndarray]:
     for index, (x, y) in enumerate(parts):
         if x.shape[1:] != first_x.shape[1:] or x.dtype != first_x.dtype:
             raise UserError(
-                f"{where.format(index)} has samples of {describe(x)}, the first of {describe(first_x)}."
+                f"{where.format(index)} has samples of {describe(x)}, "
+                f"the first of {describe(first_x)}."
             )
         if y.shape[1:] != first_y.shape[1:] or y.is_floating_point() != first_y.is_floating_point():
             raise UserError(
-                f"{where.format(index)} has targets of {describe(y)}, the first of {describe(first_y)}."
+                f"{where.format(index)} has targets of {describe(y)}, "
+                f"the first of {describe(first_y)}."
             )
     owners = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
     return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]), owners

@@ -1,4 +1,4 @@
-"""Random crops and flips of pictures, for a whole stack of batches at once."""
+"""Random crops and flips of images, for a whole stack of batches at once."""
 
 from __future__ import annotations
 
@@ -10,24 +10,21 @@ from fedhelix.core.errors import UserError
 
 
 def draw_crops(n: int, generator: torch.Generator, pad: int = 4) -> Tensor:
-    """For each of n pictures where its crop begins and whether it is flipped: n×3 whole numbers
-    (dy, dx, flip).
-    """
+    """The crop corners and flips of n images: n×3 whole numbers (dy, dx, flip)."""
     corners = torch.randint(2 * pad + 1, (n, 2), generator=generator, device=generator.device)
     flips = torch.randint(2, (n, 1), generator=generator, device=generator.device)
     return torch.cat([corners, flips], dim=1)
 
 
 def crop_and_flip(x: Tensor, crops: Tensor, pad: int = 4) -> Tensor:
-    """Pad each picture with zeros, cut its size out at (dy, dx), and mirror it left to right where
-    flip is 1.
+    """Pad each image with zeros, crop it at (dy, dx), and flip it left to right where flip is 1.
 
-    `x` has the shape (..., B, C, H, W) and `crops` (..., B, 3). Give raw pictures, before
+    `x` has the shape (..., B, C, H, W) and `crops` (..., B, 3). Give raw images, before
     `Dataset.prepare`, so that the border is black.
     """
     if x.dim() < 4 or crops.shape != (*x.shape[:-3], 3):
         raise UserError(
-            f"crops need pictures of shape (..., B, C, H, W) and one (dy, dx, flip) for each, "
+            f"crops need images of shape (..., B, C, H, W) and one (dy, dx, flip) for each, "
             f"not shapes {tuple(x.shape)} and {tuple(crops.shape)}."
         )
     channels, height, width = x.shape[-3:]

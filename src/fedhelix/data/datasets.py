@@ -1,4 +1,4 @@
-"""Data sets: a training pool and a test pool, checked once, so that nothing later has to ask."""
+"""Data sets: a training pool and a test pool, checked once when they are made."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.seeds import numpy_draw
 from fedhelix.data import sources
+from fedhelix.data.checks import Pool, check_pool, describe
 from fedhelix.data.sampling import stratified
 
 DIGITS = "digits"
@@ -26,22 +27,23 @@ COPYING = threading.Lock()  # of several runs that start together, one copies an
 
 
 def rows_of(pool: Tensor, samples: Tensor) -> Tensor:
-    """Some samples of a pool; the axes of `samples` stay."""
+    """The samples with these indices; the result has the axes of `samples` in front."""
     if pool.device.type != "cpu":
         return pool[samples]
-    # Copies whole rows, where indexing goes value by value and takes ten times as long.
+    # `index_select` copies whole rows; indexing goes value by value and takes ten times as long.
     return pool.index_select(0, samples.flatten()).view(*samples.shape, *pool.shape[1:])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """A training pool and a test pool; clients are index arrays into them, so nothing is ever
-    copied per client.
+    """A training pool and a test pool.
+
+    Clients are index arrays into them, so that no sample is copied per client.
     """
 
     name: str
     x: Tensor
-    """uint8 pixels, float32 values or int64 tokens; pictures N×C×H×W, tables N×D."""
+    """uint8 pixels, float32 values or int64 tokens; images N×C×H×W, tables N×D."""
     y: Tensor
     """int64 labels, or float32 targets (regression)."""
     x_test: Tensor
@@ -54,19 +56,20 @@ class Dataset:
     owners: np.ndarray | None = None
     """Who owns each sample, where the data come with owners."""
     owners_test: np.ndarray | None = None
-    # Made once, where the data are: a copy from the host in every batch would be slow and cannot be
-    # captured
-    # in a CUDA graph.
+    # Made once, on the data's device: a copy from the host in every batch would be slow and cannot
+    # be captured in a CUDA graph.
     _shift: Tensor | None = dataclasses.field(init=False, default=None)
     _scale: Tensor | None = dataclasses.field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self._check_pool("x", self.x, "y", self.y, self.owners)
-        self._check_pool("x_test", self.x_test, "y_test", self.y_test, self.owners_test)
+        train = Pool(self.name, "x", self.x, "y", self.y, self.owners)
+        test = Pool(self.name, "x_test", self.x_test, "y_test", self.y_test, self.owners_test)
+        for pool in (train, test):
+            check_pool(pool, self.classes)
         if self.x.shape[1:] != self.x_test.shape[1:] or self.x.dtype != self.x_test.dtype:
             raise UserError(
-                f"x and x_test of '{self.name}' must hold samples of one kind, but x has {describe(self.x)} "
-                f"and x_test {describe(self.x_test)}."
+                f"x and x_test of '{self.name}' must hold samples of one kind, "
+                f"but x has {describe(self.x)} and x_test {describe(self.x_test)}."
             )
         if (self.mean is None) != (self.std is None):
             raise UserError(f"'{self.name}' has only one of mean and std; give both or none.")
@@ -76,7 +79,10 @@ class Dataset:
 
     def __repr__(self) -> str:
         kind = "regression" if self.classes is None else f"{self.classes} classes"
-        return f"Dataset({self.name}: {len(self.x)} train, {len(self.x_test)} test, {describe(self.x)}, {kind})"
+        return (
+            f"Dataset({self.name}: {len(self.x)} train, {len(self.x_test)} test, "
+            f"{describe(self.x)}, {kind})"
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -92,10 +98,9 @@ class Dataset:
         )
 
     def prepare(self, x: Tensor) -> Tensor:
-        """A gathered batch as the network wants it: pixels become floats in [0, 1], then everything
-        is normalised.
+        """A gathered batch as network input: pixels become floats in [0, 1], then are normalised.
 
-        Axes before the sample's own may be any (batches, clients × batches); tokens pass through.
+        There may be any axes before the sample's (batch, clients × batch); tokens pass through.
         """
         if x.dtype == torch.uint8:
             x = x.float() / 255
@@ -104,7 +109,7 @@ class Dataset:
         return (x - self._shift.to(x.device)) / self._scale.to(x.device)
 
     def to(self, device: torch.device | str) -> Dataset:
-        """The same data on a device; asked again, the same copy."""
+        """The same data on a device; the copy is cached."""
         device = torch.device(device)
         if device == self.x.device:
             return self
@@ -115,30 +120,29 @@ class Dataset:
             return self._copies[device]
 
     def with_flipped(self) -> Dataset:
-        """The training pool twice: sample N + i is sample i with its label k turned into classes -
-        1 - k.
+        """The training pool twice: sample N + i is sample i with label classes - 1 - label.
 
-        Asked again, the same copy, so that federations under attack share it.
+        The copy is cached, so that federations under attack share it.
         """
         with COPYING:
             if "flipped" not in self._copies:
-                x, y = (
-                    torch.cat([self.x, self.x]),
-                    torch.cat([self.y, (self.classes or 1) - 1 - self.y]),
-                )
+                x = torch.cat([self.x, self.x])
+                y = torch.cat([self.y, (self.classes or 1) - 1 - self.y])
                 owners = None if self.owners is None else np.concatenate([self.owners, self.owners])
                 self._copies["flipped"] = dataclasses.replace(self, x=x, y=y, owners=owners)
             return self._copies["flipped"]
 
     def joined(self, other: Dataset) -> Dataset:
-        """Both data sets as one, the other's samples last; who owns what is left to the splits."""
+        """Both data sets as one, the other's samples last and without owners."""
         if self.shape != other.shape or self.x.dtype != other.x.dtype:
             raise UserError(
-                f"{other.name} has samples of {describe(other.x)}, '{self.name}' has {describe(self.x)}."
+                f"{other.name} has samples of {describe(other.x)}, "
+                f"'{self.name}' has {describe(self.x)}."
             )
         if self.y.shape[1:] != other.y.shape[1:]:
             raise UserError(
-                f"{other.name} has targets of {describe(other.y)}, '{self.name}' has {describe(self.y)}."
+                f"{other.name} has targets of {describe(other.y)}, "
+                f"'{self.name}' has {describe(self.y)}."
             )
         pairs = {
             part: (getattr(self, part), getattr(other, part).to(self.x.device)) for part in POOLS
@@ -148,23 +152,25 @@ class Dataset:
 
     @cached_property
     def _copies(self) -> dict[torch.device | str, Dataset]:
-        """What was copied: federations that share a data set share it on their device too."""
+        """Cached copies: federations that share a data set share it on their device too."""
         return {}
 
     def first(self, train: int | None, test: int | None) -> Dataset:
         """Only the first samples of each pool (None: all)."""
-        found = self
+        shortened = self
         for part, size in (("", train), ("_test", test)):
-            there = len(getattr(self, "y" + part))
-            if size is not None and size > there:
-                raise UserError(f"'{self.name}' has only {there} samples in x{part}, not {size}.")
-            found = found if size is None else found._only(part, slice(size))
-        return found
+            if size is None:
+                continue
+            available = len(getattr(self, "y" + part))
+            if size > available:
+                raise UserError(
+                    f"'{self.name}' has only {available} samples in x{part}, not {size}."
+                )
+            shortened = shortened._only(part, slice(size))
+        return shortened
 
     def subsample(self, train: int, test: int | None = None, seed: int = 0) -> Dataset:
-        """A smaller data set with the same class proportions (`test=None` keeps the whole test
-        pool).
-        """
+        """A smaller data set with the same class proportions (`test=None`: the whole test pool)."""
         smaller = self
         wanted = {"": (self.y, train), "_test": (self.y_test, test)}
         for part, (labels, size) in wanted.items():
@@ -172,7 +178,8 @@ class Dataset:
                 continue
             if not 1 <= size <= len(labels):
                 raise UserError(
-                    f"cannot draw {size} samples from the {len(labels)} of x{part} of '{self.name}'."
+                    f"cannot draw {size} samples from the {len(labels)} "
+                    f"of x{part} of '{self.name}'."
                 )
             codes = labels.cpu().numpy() if self.classes else np.zeros(len(labels), dtype=np.int64)
             smaller = smaller._only(
@@ -181,7 +188,7 @@ class Dataset:
         return smaller
 
     def _only(self, part: str, chosen: np.ndarray | slice) -> Dataset:
-        """With these samples of one pool."""
+        """The same data set with only the chosen samples of one pool."""
         pool = {name + part: getattr(self, name + part) for name in ("x", "y", "owners")}
         kept: dict[str, Any] = {
             name: None if values is None else values[chosen] for name, values in pool.items()
@@ -201,68 +208,6 @@ class Dataset:
             )
         return tensor.view(-1, *[1] * (self.x.dim() - 2))
 
-    def _check_pool(
-        self, x_name: str, x: Tensor, y_name: str, y: Tensor, owners: np.ndarray | None
-    ) -> None:
-        for name, value in ((x_name, x), (y_name, y)):
-            if not isinstance(value, Tensor):
-                raise UserError(
-                    f"{name} of '{self.name}' must be a tensor, not {type(value).__name__}."
-                )
-        if x.dtype not in (torch.uint8, torch.float32, torch.int64):
-            raise UserError(
-                f"{x_name} of '{self.name}' must be uint8, float32 or int64, not {x.dtype}."
-            )
-        if x.dim() < 2:
-            raise UserError(
-                f"{x_name} of '{self.name}' must be N×D or N×C×H×W, not of shape {tuple(x.shape)}."
-            )
-        if len(x) == 0:
-            raise UserError(f"{x_name} of '{self.name}' is empty; at least one sample is needed.")
-        if y.dim() == 0 or len(x) != len(y):
-            raise UserError(
-                f"{x_name} of '{self.name}' has {len(x)} samples, but {y_name} has {y.numel()} labels."
-            )
-        if owners is not None and len(owners) != len(x):
-            raise UserError(
-                f"{x_name} of '{self.name}' has {len(x)} samples, but there are {len(owners)} owners."
-            )
-        self._check_finite(x_name, x)
-        if self.classes is None:
-            if y.dtype != torch.float32:
-                raise UserError(
-                    f"{y_name} of '{self.name}' must be float32 for a regression, not {y.dtype}."
-                )
-            self._check_finite(y_name, y)
-            return
-        if y.dtype != torch.int64 or y.dim() != 1:
-            raise UserError(
-                f"{y_name} of '{self.name}' must be one int64 label per sample, not {y.dtype} of {tuple(y.shape)}."
-            )
-        outside = ((y < 0) | (y >= self.classes)).nonzero()
-        if len(outside):
-            first = int(outside[0])
-            raise UserError(
-                f"{y_name} of '{self.name}' has labels outside the classes: {int(y[first])} at index {first}, "
-                f"where 0 to {self.classes - 1} would be right."
-            )
-
-    def _check_finite(self, name: str, values: Tensor) -> None:
-        if not values.is_floating_point():
-            return
-        finite = values.isfinite()
-        if not bool(finite.all()):
-            place = (~finite).nonzero()[0].tolist()
-            raise UserError(
-                f"{name} of '{self.name}' has {float(values[tuple(place)])} in sample {place[0]}; "
-                "every value must be finite."
-            )
-
-
-def describe(x: Tensor) -> str:
-    """Shape and type of one sample, for people."""
-    return f"{'×'.join(map(str, x.shape[1:])) or 1} {str(x.dtype).removeprefix('torch.')}"
-
 
 @dataclass(frozen=True)
 class Availability:
@@ -276,22 +221,22 @@ class Availability:
 
 
 def load(name: str = DIGITS, data_dir: str | Path | None = None) -> Dataset:
-    """A data set by its name: digits (comes with the library), mnist, fashion-mnist, emnist,
-    cifar10, cifar100, svhn.
+    """A data set by its name: digits, mnist, fashion-mnist, emnist, cifar10, cifar100 or svhn.
 
-    Files are looked for in `data_dir` (or the folder that FEDHELIX_DATA names), in the user's
-    cache, in the system's folder of data sets, and are otherwise downloaded through Hugging Face
-    `datasets` if that is installed. Official files are read as they are; so is NAME.npz with
-    x_train, y_train, x_test, y_test (uint8, N×H×W or N×H×W×C).
+    Digits come with the library. The others are searched for in `data_dir` (or the folder that
+    FEDHELIX_DATA names), in the user's cache and in the system's folder of data sets; otherwise
+    they are downloaded through Hugging Face `datasets`, if that is installed. Official files are
+    read as they are; so is NAME.npz with x_train, y_train, x_test, y_test (uint8, N×H×W or
+    N×H×W×C).
     """
     folder = sources.explicit_folder(data_dir)
     known = canonical(name)
     if known == DIGITS:
         return load_digits()
     source = sources.SOURCES[known]
-    found = sources.find(source, folder)
-    raw = found.read() if found else sources.download(source, folder)
-    place = found.path if found else source.hub
+    stored = sources.find(source, folder)
+    raw = stored.read() if stored else sources.download(source, folder)
+    place = stored.path if stored else source.hub
     x, y, x_test, y_test = (torch.from_numpy(array) for array in raw)
     try:
         return Dataset(known, x, y, x_test, y_test, source.classes, source.mean, source.std)
@@ -305,15 +250,13 @@ def available(data_dir: str | Path | None = None) -> list[Availability]:
     rows = [Availability(DIGITS, "scikit-learn (built in)", *DIGITS_SIZES, how="nothing to do")]
     for name, source in sources.SOURCES.items():
         try:
-            found = sources.find(source, folder)
-            if found is None:
-                rows.append(
-                    Availability(name, None, *source.sizes, how=sources.advice(source, folder))
-                )
+            stored = sources.find(source, folder)
+            if stored is None:
+                how = sources.advice(source, folder)
+                rows.append(Availability(name, None, *source.sizes, how=how))
             else:
-                rows.append(
-                    Availability(name, str(found.path), *found.sizes(), how="nothing to do")
-                )
+                path = str(stored.path)
+                rows.append(Availability(name, path, *stored.sizes(), how="nothing to do"))
         except UserError as problem:  # a damaged file must not hide the other data sets
             rows.append(Availability(name, None, None, None, how=str(problem)))
     return rows
@@ -329,12 +272,9 @@ def canonical(name: str) -> str:
 
 
 def load_digits() -> Dataset:
-    """1,797 digits of 8×8 pixels from scikit-learn, always cut into the same stratified 80 % and 20
-    %.
-    """
-    from sklearn.datasets import (
-        load_digits as read,  # slow to import and needed for this data set only
-    )
+    """scikit-learn's 1,797 digits of 8×8 pixels, always in the same stratified 80/20 split."""
+    # Slow to import, and needed for this data set only.
+    from sklearn.datasets import load_digits as read
 
     images, labels = read(return_X_y=True)
     x = np.rint(images * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)

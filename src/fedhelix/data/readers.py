@@ -1,8 +1,7 @@
-"""Readers of data files: npz, IDX (MNIST), binary records (CIFAR) and MATLAB files (SVHN); never
-pickle.
+"""Readers of data files: npz, IDX (MNIST), binary records (CIFAR) and MATLAB files (SVHN).
 
-Every reader of a whole set gives `Arrays`, and `BadInput` with the file's name when the file is not
-what it should be.
+None of them reads pickle. Every reader of a whole data set returns `Arrays`, or raises `UserError`
+with the file's name when the file is damaged.
 """
 
 from __future__ import annotations
@@ -20,9 +19,18 @@ from fedhelix.core.errors import UserError
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""Training pictures (uint8, N×C×H×W) and labels (int64), then the same for testing: the order of
-KEYS.
-"""
+"""Training images (uint8, N×C×H×W) and labels (int64), then the test ones: the order of KEYS."""
+
+NPZ_ERRORS = (
+    OSError,
+    ValueError,
+    TypeError,
+    EOFError,
+    AttributeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What NumPy raises for a damaged npz file."""
 
 
 def damaged(path: Path, problem: object) -> UserError:
@@ -36,7 +44,7 @@ def images(x: np.ndarray) -> np.ndarray:
     """N×H×W or N×H×W×C as N×C×H×W."""
     if x.dtype != np.uint8 or x.ndim not in (3, 4):
         raise ValueError(
-            f"pictures must be uint8, N×H×W or N×H×W×C, not {x.dtype} of shape {x.shape}"
+            f"images must be uint8, N×H×W or N×H×W×C, not {x.dtype} of shape {x.shape}"
         )
     return np.ascontiguousarray(x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2))
 
@@ -53,15 +61,7 @@ def read_entries(path: Path, names: tuple[str, ...]) -> list[np.ndarray]:
             return [file[name] for name in names]
     except KeyError:
         raise UserError(f"'{path}' lacks some of {', '.join(names)}.") from None
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        EOFError,
-        AttributeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as problem:
+    except NPZ_ERRORS as problem:
         raise damaged(path, problem) from None
 
 
@@ -75,8 +75,9 @@ def read_npz(path: Path) -> Arrays:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """One array of bytes in the IDX format of MNIST: two zeros, type 8, the number of axes, their
-    lengths, the data.
+    """One array of bytes in the IDX format of MNIST.
+
+    The file holds two zeros, type 8, the number of axes, their lengths, and then the data.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -95,9 +96,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def read_idx_set(files: list[Path], transposed: bool = False) -> Arrays:
-    """The four IDX files of MNIST and its kin; EMNIST's pictures lie on their side and are put
-    upright.
-    """
+    """The four IDX files of MNIST and its relatives; EMNIST's images are stored transposed."""
     arrays = []
     for file, axes in zip(files, (3, 1, 3, 1), strict=True):
         array = read_idx(file)
@@ -107,16 +106,13 @@ def read_idx_set(files: list[Path], transposed: bool = False) -> Arrays:
             arrays.append(labels(array))
         else:
             upright = images(array.swapaxes(1, 2) if transposed else array)
-            arrays.append(
-                np.require(upright, requirements="W")
-            )  # a view of the file's bytes is read-only
+            # A view of the file's bytes would be read-only.
+            arrays.append(np.require(upright, requirements="W"))
     return arrays[0], arrays[1], arrays[2], arrays[3]
 
 
 def read_cifar(files: list[Path], label_bytes: int) -> Arrays:
-    """The binary version of CIFAR: each record is its labels (the fine one last), then 3×32×32
-    pixels.
-    """
+    """The binary version of CIFAR: records of labels (the fine one last) and 3×32×32 pixels."""
     width = label_bytes + 3 * 32 * 32
     batches = []
     for file in files:
@@ -134,9 +130,7 @@ def read_cifar(files: list[Path], label_bytes: int) -> Arrays:
 
 
 def read_svhn(files: list[Path]) -> Arrays:
-    """The cropped digits of SVHN: MATLAB files with X (32×32×3×N) and y, where 10 means the digit
-    0.
-    """
+    """The cropped digits of SVHN: MATLAB files with X (32×32×3×N) and y, where 10 means 0."""
     from scipy.io import loadmat  # comes with scikit-learn, and is needed for this data set only
 
     arrays = []

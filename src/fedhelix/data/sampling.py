@@ -1,4 +1,4 @@
-"""Drawing samples class by class: the arithmetic that hold-outs, subsamples and partitions share."""
+"""Drawing samples class by class, for hold-outs, subsamples and partitions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from fedhelix.core.errors import UserError
 
 
 def apportion(totals: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Whole numbers that sum to each row's total and follow its weights (largest remainders, all in
-    integers).
-    """
+    """Whole numbers that sum to each row's total and follow its weights (largest remainders)."""
+    # Integers throughout: with floats, rounding errors could change who gets the last sample.
     sums = weights.sum(1, keepdims=True)
     counts, remainders = np.divmod(totals[:, None] * weights, sums)
     missing = totals - counts.sum(1)
@@ -22,9 +21,7 @@ def apportion(totals: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def affordable(wanted: int, weights: np.ndarray, supply: np.ndarray) -> np.ndarray:
-    """For each row the largest total, at most `wanted`, for which no class is asked for more than
-    its supply.
-    """
+    """For each row the largest total up to `wanted` that exceeds no class's supply."""
     sums = weights.sum(1, keepdims=True)
     limits = np.where(weights > 0, supply * sums // np.maximum(weights, 1), wanted)
     return np.minimum(wanted, limits.min(1))
@@ -48,12 +45,12 @@ class ClassPool:
         cls, indices: np.ndarray, labels: np.ndarray, classes: int, draw: np.random.Generator
     ) -> ClassPool:
         """A pool of `indices`, whose labels are given in the same order."""
+        # Label plus a fraction in [0, 1): one sort groups by class and shuffles within each.
         order = np.argsort(labels + draw.random(len(labels)))
         return cls(indices[order], np.bincount(labels, minlength=classes))
 
     def take(self, counts: np.ndarray, starts: np.ndarray | int) -> np.ndarray:
-        """For each row and class the next `counts` samples from `starts` on, round the corner at
-        the class's end.
+        """For each row and class `counts` samples from `starts` on, wrapping at the class's end.
 
         A window of a random order is a random subset without repeats, so one shuffle serves any
         number of rows. The result holds the rows one after the other.
@@ -72,8 +69,9 @@ class ClassPool:
 def stratified(
     labels: np.ndarray, size: int, draw: np.random.Generator, leave_one: bool = False
 ) -> np.ndarray:
-    """Sorted positions of `size` samples with the class proportions of all; `leave_one` never takes
-    a whole class.
+    """Sorted positions of `size` samples with the class proportions of all.
+
+    `leave_one` never takes a whole class.
     """
     pool = ClassPool.of(np.arange(len(labels)), labels, 1, draw)
     counts = apportion(np.array([size]), pool.sizes[None])

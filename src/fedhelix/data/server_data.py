@@ -1,6 +1,4 @@
-"""What the server holds back before the clients get their samples: a validation set, and
-supplements for the small.
-"""
+"""Samples that the server reserves: a validation set, and supplements for small clients."""
 
 from __future__ import annotations
 
@@ -19,9 +17,8 @@ from fedhelix.data.datasets import Dataset
 from fedhelix.data.partitions import Partition, Split
 from fedhelix.data.sampling import ClassPool, stratified
 
-USUAL_SIZE = (
-    0.1  # of the training data, where a method needs a validation set and the user says nothing
-)
+# Of the training data, where a method needs a validation set and the user sets no size.
+USUAL_SIZE = 0.1
 POOL_SHARE = 0.2  # of the validation set, for supplements
 
 
@@ -31,7 +28,8 @@ class ServerData(Checked):
 
     validation_size: float | None = option(
         None,
-        "the server's validation samples; below 1: share of the training data (auto: 0.1 if needed)",
+        "the server's validation samples; below 1: share of the training data "
+        "(auto: 0.1 if needed)",
         low=0,
     )
     validation_shared: bool = option(
@@ -58,9 +56,7 @@ class ServerData(Checked):
                 )
 
     def resolved(self, needed: bool) -> Self:
-        """With a size for `auto`: the usual one if a method scores models or clients get
-        supplements, else none.
-        """
+        """With a size for `auto`: the usual one if needed or if supplements are given, else 0."""
         if self.validation_size is not None:
             return self
         return dataclasses.replace(
@@ -70,21 +66,19 @@ class ServerData(Checked):
 
 @dataclass(frozen=True, eq=False)
 class Reserve:
-    """Indices into `Dataset.x`: what the server scores on, and what it gives supplements from."""
+    """Indices into `Dataset.x` of the samples for scoring models, and of those for supplements."""
 
     scoring: np.ndarray
     pool: np.ndarray
 
     @property
     def all(self) -> np.ndarray:
-        """Every sample that no client may own."""
+        """Every sample that is kept from the partition."""
         return np.union1d(self.scoring, self.pool)
 
     @classmethod
     def of(cls, data: Dataset, partition: Partition, requested: ServerData, seed: int) -> Reserve:
-        """The same number of samples of every class, as far as there are enough; a fifth of them
-        for supplements.
-        """
+        """As many samples of every class, where there are enough; a fifth is for supplements."""
         usable = partition.usable(data, data.y)
         size = requested.validation_size or 0.0
         count = round(size * len(usable)) if size < 1 else int(size)
@@ -113,8 +107,9 @@ class Reserve:
     def supplement(
         self, data: Dataset, splits: Sequence[Split], requested: ServerData, seed: int
     ) -> tuple[list[Split], dict[int, int]]:
-        """The clients' samples with what the small ones get, each an independent draw; and how many
-        each one gets.
+        """The splits with supplements for small clients, and how many samples each one gets.
+
+        Every client's supplement is an independent draw.
         """
         mean = float(np.mean([len(split.train) for split in splits]))
         size, below = (
@@ -125,8 +120,11 @@ class Reserve:
         if not requested.supplement_size:
             return supplied, given
         if round(size) < 1:
-            words = f"supplement_size = {requested.supplement_size:g} is less than one sample, so that nobody gets any."
-            warnings.warn(words, stacklevel=3)
+            warnings.warn(
+                f"supplement_size = {requested.supplement_size:g} is less than one sample, "
+                "so that nobody gets any.",
+                stacklevel=3,
+            )
             return supplied, given
         labels = np.unique(data.codes(data.y)[self.pool], return_inverse=True)[1]
         for client, split in enumerate(splits):
@@ -141,8 +139,9 @@ class Reserve:
             given[client] = len(extra)
         if len(given) > 1 and round(size) >= len(self.pool):
             warnings.warn(
-                f"the server has {len(self.pool)} samples for supplements of {round(size)}, so that every small client "
-                "gets the same ones; raise validation_size or lower supplement_size.",
+                f"the server has {len(self.pool)} samples for supplements of {round(size)}, "
+                "so that every small client gets the same ones; "
+                "raise validation_size or lower supplement_size.",
                 stacklevel=3,
             )
         return supplied, given
@@ -151,15 +150,16 @@ class Reserve:
 def even_sample(
     data: Dataset, among: np.ndarray, count: int, draw: np.random.Generator
 ) -> np.ndarray:
-    """So many of some training samples, the same number of every class as far as there are enough."""
+    """`count` of the samples in `among`, as many of every class, where there are enough."""
     kinds, labels = np.unique(data.codes(data.y)[among], return_inverse=True)
     pool = ClassPool.of(among, labels, len(kinds), draw)
     return pool.take(balanced(count, pool.sizes)[None], 0)
 
 
 def balanced(total: int, supply: np.ndarray, draw: np.random.Generator | None = None) -> np.ndarray:
-    """How many of each class: as equal as the supply allows; with `draw`, odd ones go to random
-    classes.
+    """How many of each class: as equal as the supply allows.
+
+    With `draw`, a remainder goes to random classes instead of the first ones.
     """
     counts = np.zeros(len(supply), dtype=np.int64)
     while (left := min(total, int(supply.sum())) - int(counts.sum())) > 0:

@@ -1,6 +1,4 @@
-"""Where the files of well-known data sets lie: the user's folder, the cache, the system, or the
-network.
-"""
+"""Finds the files of well-known data sets: the user's folder, the cache, the system, the hub."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ SYSTEM_FOLDERS = (Path("/usr/share/datasets"),)
 
 @dataclass(frozen=True)
 class Source:
-    """A well-known data set: its facts, its official files, and its place on the Hugging Face hub."""
+    """A well-known data set: its facts, its official files and its name on the Hugging Face hub."""
 
     name: str
     classes: int
@@ -46,7 +44,7 @@ class Source:
     files: tuple[str, ...]
     read: Callable[[list[Path]], Arrays]
     folders: tuple[str, ...]
-    """Where the files lie below a data folder; "." where their names cannot be mistaken."""
+    """Where the files are below a data folder; "." where their names are unambiguous."""
     hub: str | None = None
     hub_config: str | None = None
     pickled: str | None = None
@@ -54,8 +52,8 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A data set's files, ready to be read."""
+class StoredFiles:
+    """A data set's files on this machine, ready to be read."""
 
     path: Path
     source: Source
@@ -67,19 +65,15 @@ class Found:
         return self.path.suffix == ".npz"
 
     def read(self) -> Arrays:
-        """Pictures and labels."""
+        """Images and labels."""
         return read_npz(self.path) if self.packed else self.source.read(self.files)
 
     def sizes(self) -> tuple[int, int]:
-        """How many samples train and test have, without reading pictures."""
+        """How many samples train and test have, without reading images."""
         if not self.packed:
             return self.source.sizes
         train, test = read_entries(self.path, ("y_train", "y_test"))
         return len(train), len(test)
-
-
-# Finding
-# --------------------------------------------------------------------------------------------------------
 
 
 def explicit_folder(data_dir: str | Path | None) -> Path | None:
@@ -98,23 +92,24 @@ def roots(folder: Path | None) -> list[Path]:
     return [*([folder] if folder else []), cache_folder(), *SYSTEM_FOLDERS]
 
 
-def find(source: Source, folder: Path | None) -> Found | None:
-    """The first place that holds the data set: in each folder an npz file, then the official files."""
+def find(source: Source, folder: Path | None) -> StoredFiles | None:
+    """The first folder with the data set: as an npz file, or else as the official files."""
     for root in roots(folder):
         for spelling in (source.name, source.name.replace("-", "_")):
             path = root / f"{spelling}.npz"
             if path.is_file():
-                return Found(path, source, [])
+                return StoredFiles(path, source, [])
         for place in places(root, source):
             files = [file for file in (existing(place / name) for name in source.files) if file]
             if len(files) == len(source.files):
-                return Found(place, source, files)
+                return StoredFiles(place, source, files)
     return None
 
 
 def existing(path: Path) -> Path | None:
-    """The file, packed or not, also with the dot that some copies of MNIST have
-    (`train-images.idx3-ubyte`).
+    """The file, compressed or not.
+
+    Some copies of MNIST have a dot in the name (`train-images.idx3-ubyte`).
     """
     dotted = path.with_name(path.name.replace("-idx", ".idx"))
     for variant in (
@@ -129,8 +124,7 @@ def existing(path: Path) -> Path | None:
 
 
 def places(root: Path, source: Source) -> list[Path]:
-    """Folders that may hold the official files: those named after the set, of which the root itself
-    may be one.
+    """Folders that may hold the official files: those named after the data set, or such a root.
 
     The name matters: the files of MNIST and Fashion-MNIST are named alike.
     """
@@ -149,7 +143,8 @@ def advice(source: Source, folder: Path | None) -> str:
     ]
     if source.hub is None:
         ways.append(
-            "the official files are at https://www.nist.gov/itl/products-and-services/emnist-dataset"
+            "the official files are at "
+            "https://www.nist.gov/itl/products-and-services/emnist-dataset"
         )
     elif importlib.util.find_spec("datasets") is None:
         ways.append("or `pip install 'fedhelix[data]'` to let it be downloaded")
@@ -162,13 +157,10 @@ def advice(source: Source, folder: Path | None) -> str:
     ]
     if pickled:
         ways.append(
-            f"{pickled[0]} is the python version, which is pickle and never read: take the binary version"
+            f"{pickled[0]} is the python version, which is pickle and never read: "
+            "take the binary version"
         )
     return "; ".join(ways)
-
-
-# Downloading
-# ----------------------------------------------------------------------------------------------------
 
 
 def download(source: Source, folder: Path | None = None) -> Arrays:
@@ -195,16 +187,13 @@ def download(source: Source, folder: Path | None = None) -> Arrays:
 
 
 def columns(part: object) -> tuple[np.ndarray, np.ndarray]:
-    """Pictures and labels of one part of a hub data set, whose columns have various names."""
+    """Images and labels of one part of a hub data set, whose columns have various names."""
     names = part.column_names  # type: ignore[attr-defined]
     image = next(name for name in ("image", "img") if name in names)
     label = next(name for name in ("fine_label", "label") if name in names)
     x = np.stack([np.asarray(one, dtype=np.uint8) for one in part[image]])  # type: ignore[index]
     return x, np.asarray(part[label], dtype=np.uint8)  # type: ignore[index]
 
-
-# The sets
-# -------------------------------------------------------------------------------------------------------
 
 IDX_FILES = tuple(
     f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
@@ -230,14 +219,16 @@ SOURCES = {
             folders=("emnist", "EMNIST/raw", "gzip", "."),
         ),
         Source(
-            "cifar10", 10, (50_000, 10_000), (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), CIFAR10_FILES,
-            functools.partial(read_cifar, label_bytes=1),
-            folders=("cifar-10-batches-bin", "cifar10", "."), hub="uoft-cs/cifar10", pickled="cifar-10-batches-py",
+            "cifar10", 10, (50_000, 10_000), (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010),
+            CIFAR10_FILES, functools.partial(read_cifar, label_bytes=1),
+            folders=("cifar-10-batches-bin", "cifar10", "."), hub="uoft-cs/cifar10",
+            pickled="cifar-10-batches-py",
         ),
         Source(
             "cifar100", 100, (50_000, 10_000), (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762),
             ("train.bin", "test.bin"), functools.partial(read_cifar, label_bytes=2),
-            folders=("cifar-100-binary", "cifar100"), hub="uoft-cs/cifar100", pickled="cifar-100-python",
+            folders=("cifar-100-binary", "cifar100"), hub="uoft-cs/cifar100",
+            pickled="cifar-100-python",
         ),
         Source(
             "svhn", 10, (73_257, 26_032), (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970),

@@ -37,7 +37,7 @@ NETWORKS: dict[str, Builder] = {
 
 CHOSEN_BY_SHAPE = {
     "auto": "The network that suits the data set; for tables and odd shapes `mlp`.",
-    "cnn": "The small convolutional network that suits the size of the pictures.",
+    "cnn": "The small convolutional network that suits the size of the images.",
 }
 
 FOR_DATA = {
@@ -79,8 +79,7 @@ def build(
     shape = tuple(shape)
     if isinstance(model, nn.Module):
         return checked(copy.deepcopy(model))
-    # The default generator alone is forked and seeded: `torch.manual_seed` would disturb other
-    # devices too.
+    # Fork and seed the default generator alone: `torch.manual_seed` would reseed other devices too.
     with LENT, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seeds.key(seed, "model"))
         if isinstance(model, str):
@@ -88,7 +87,8 @@ def build(
         if callable(model):
             return checked(call(model, shape=shape, outputs=outputs))
     raise UserError(
-        f"a model is a name, a torch.nn.Module or a function that makes one, not {type(model).__name__}."
+        "a model is a name, a torch.nn.Module or a function that makes one, "
+        f"not {type(model).__name__}."
     )
 
 
@@ -99,7 +99,8 @@ def named(name: str, shape: tuple[int, ...], outputs: int, data_name: str | None
         raise unknown("model", name, names())
     if not shape or min(shape) < 1 or outputs < 1:
         raise UserError(
-            f"a model needs at least one input and one output, not shape {shape} and {outputs} outputs."
+            "a model needs at least one input and one output, "
+            f"not shape {shape} and {outputs} outputs."
         )
     if wanted == "auto":
         wanted = suited(shape, data_name)
@@ -114,23 +115,21 @@ def named(name: str, shape: tuple[int, ...], outputs: int, data_name: str | None
 
 
 def suited(shape: tuple[int, ...], data_name: str | None) -> str:
-    """The network that a data set is usually trained with, or one that takes samples of this shape."""
+    """The network that a data set is usually trained with, or one for samples of this shape."""
     if len(shape) != 3 or min(shape[1:]) < 4:
         return "mlp"
     return FOR_DATA.get((data_name or "").lower().replace("_", "-")) or suited_to_images(shape)
 
 
 def suited_to_images(shape: tuple[int, ...]) -> str:
-    """A small CNN by the size of the pictures: 5×5 kernels without padding would use up the tiny
-    ones.
-    """
+    """A small CNN by the size of the images: 5×5 kernels without padding would use up tiny ones."""
     if len(shape) != 3 or min(shape[1:]) < 24:
         return "digits-cnn"
     return "small-cnn" if shape[0] == 1 else "fedpac-cnn"
 
 
 def call(make: Callable[..., nn.Module], **known: Any) -> nn.Module:
-    """Call a user's function or class with what it asks for by name."""
+    """Call a user's function or class with those values that it has parameters for."""
     title = getattr(make, "__name__", "the model function")
     signature = inspect.signature(make)
     given = {name: value for name, value in known.items() if name in signature.parameters}
@@ -151,7 +150,8 @@ def checked(module: nn.Module) -> nn.Module:
     parameters = list(module.parameters())
     if any(nn.parameter.is_lazy(parameter) for parameter in parameters):
         raise UserError(
-            "the model has lazy layers without weights yet: run it once on a batch before you hand it over."
+            "the model has lazy layers without weights yet: "
+            "run it once on a batch before you hand it over."
         )
     if not any(parameter.requires_grad for parameter in parameters):
         raise UserError("the model has no trainable parameters.")

@@ -13,9 +13,7 @@ from fedhelix.core.errors import UserError
 
 
 class Conv(NamedTuple):
-    """One convolution of a plain CNN; an activation and max-pooling over `pool` × `pool` pixels
-    follow it.
-    """
+    """One convolution of a plain CNN, followed by an activation and `pool` × `pool` max-pooling."""
 
     channels: int
     kernel: int
@@ -32,9 +30,7 @@ def plain_cnn(
     activation: type[nn.Module] = nn.ReLU,
     batch_norm: bool = False,
 ) -> nn.Sequential:
-    """Convolutions `conv1`, `conv2`, … (each with `bn1`, … if wanted), then linear layers `fc1`,
-    `fc2`, …
-    """
+    """Convolutions `conv1`, `conv2`, … (with `bn1`, … on request), then linear layers `fc1`, …"""
     channels, height, width = image(shape)
     net = nn.Sequential()
     for place, conv in enumerate(convs, 1):
@@ -50,7 +46,7 @@ def plain_cnn(
             net.add_module(f"pool{place}", nn.MaxPool2d(conv.pool))
         channels, height, width = conv.channels, side_after(conv, height), side_after(conv, width)
         if min(height, width) < 1:
-            raise UserError(f"nothing is left of such a small picture after convolution {place}.")
+            raise UserError(f"nothing is left of such a small image after convolution {place}.")
     net.add_module("flatten", nn.Flatten())
     widths = [channels * height * width, *hidden, outputs]
     for place, (inner, outer) in enumerate(itertools.pairwise(widths), 1):
@@ -61,9 +57,9 @@ def plain_cnn(
 
 
 def image(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """The shape as (channels, height, width), or an error for samples that are no pictures."""
+    """The shape as (channels, height, width), or an error for samples that are not images."""
     if len(shape) != 3:
-        raise UserError("it needs pictures, that is samples of shape (channels, height, width).")
+        raise UserError("it needs images, that is samples of shape (channels, height, width).")
     return shape[0], shape[1], shape[2]
 
 
@@ -73,14 +69,15 @@ def side_after(conv: Conv, side: int) -> int:
 
 
 def genfed_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """GenFed's network: two 3×3 convolutions of 32 channels, one hidden linear layer (colour: two)."""
+    """GenFed's network: two 3×3 convolutions of 32 channels, one hidden layer (colour: two)."""
     hidden = [128] if image(shape)[0] == 1 else [256, 64]
     return plain_cnn(shape, outputs, [Conv(32, 3, padding=1), Conv(32, 3, padding=1)], hidden)
 
 
 def fedpac_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """FedPAC's and pFedGPA's network: 5×5 convolutions of 16 and 32 channels (colour: 64 more),
-    leaky ReLU.
+    """FedPAC's and pFedGPA's network: 5×5 convolutions of 16 and 32 channels, leaky ReLU.
+
+    Colour images get a third convolution of 64 channels.
     """
     convs = [Conv(16, 5), Conv(32, 5, padding=1)]
     if image(shape)[0] > 1:
@@ -89,43 +86,33 @@ def fedpac_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 
 def small_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """pFedGPA's small network: 5×5 convolutions of 8 and 16 channels, 64 hidden features, leaky
-    ReLU.
-    """
+    """pFedGPA's small network: 5×5 convolutions of 8 and 16 channels, 64 features, leaky ReLU."""
     return plain_cnn(shape, outputs, [Conv(8, 5), Conv(16, 5)], [64], nn.LeakyReLU)
 
 
 def w1_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """A small network for 28×28 pictures: 5×5 convolutions of 10 and 20 channels, 50 hidden
-    features.
-    """
+    """A small network for 28×28 images: 5×5 convolutions of 10 and 20 channels, 50 features."""
     return plain_cnn(shape, outputs, [Conv(10, 5), Conv(20, 5)], [50])
 
 
 def lenet(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """LeNet-5 with ReLU and max-pooling: 5×5 convolutions of 6 and 16 channels, 120 and 84 hidden
-    features.
-    """
+    """LeNet-5 with ReLU and max-pooling: 5×5 convolutions, then 120 and 84 hidden features."""
     return plain_cnn(shape, outputs, [Conv(6, 5), Conv(16, 5)], [120, 84])
 
 
 def lenet_sigmoid(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """iDLG's sigmoid LeNet for privacy audits: three 5×5 convolutions of 12 channels, smooth
-    everywhere.
-    """
+    """iDLG's sigmoid LeNet for privacy audits: three smooth 5×5 convolutions of 12 channels."""
     halving, keeping = Conv(12, 5, padding=2, stride=2, pool=1), Conv(12, 5, padding=2, pool=1)
     net = plain_cnn(shape, outputs, [halving, halving, keeping], [], nn.Sigmoid)
     for parameter in net.parameters():
-        # The reference draws wide weights: with the usual narrow ones its sigmoids pass hardly any
-        # gradient.
+        # As in the reference code: with PyTorch's narrower default weights hardly any gradient
+        # passes the sigmoids.
         nn.init.uniform_(parameter, -0.5, 0.5)
     return net
 
 
 def bn_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """A small network with BatchNorm for 32×32 pictures: five 3×3 convolutions of 16 to 64
-    channels.
-    """
+    """A small network with BatchNorm for 32×32 images: five 3×3 convolutions, 16–64 channels."""
     wide, same = partial(Conv, kernel=3, padding=1), partial(Conv, kernel=3, padding=1, pool=1)
     return plain_cnn(
         shape, outputs, [wide(16), same(32), wide(32), same(64), wide(64)], [], batch_norm=True
@@ -133,12 +120,12 @@ def bn_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 
 def digits_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """A fast network for tiny pictures: 3×3 convolutions of 8 and 16 channels, 64 hidden features."""
+    """A fast network for tiny images: 3×3 convolutions of 8 and 16 channels, 64 features."""
     return plain_cnn(shape, outputs, [Conv(8, 3, padding=1), Conv(16, 3, padding=1)], [64])
 
 
 def digits_bn_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """`digits-cnn` with BatchNorm after each convolution, for methods that treat BatchNorm apart."""
+    """`digits-cnn` with BatchNorm after each convolution, for methods such as FedBN."""
     return plain_cnn(
         shape, outputs, [Conv(8, 3, padding=1), Conv(16, 3, padding=1)], [64], batch_norm=True
     )

@@ -1,6 +1,4 @@
-"""ResNets as they are used for 32×32 pictures: a 3×3 stem and no max-pooling before the first
-stage.
-"""
+"""ResNets for 32×32 images: a 3×3 stem and no max-pooling before the first stage."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ from fedhelix.models.cnn import image
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions around which the input is led; where shapes change, a 1×1 convolution
-    adapts it.
-    """
+    """Two 3×3 convolutions with a shortcut; a 1×1 convolution adapts it where shapes change."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -35,9 +31,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Stages of blocks, each wider and coarser than the one before, the mean over all pixels, and
-    one linear layer.
-    """
+    """Stages of ever wider and coarser blocks, global average pooling, and one linear layer."""
 
     def __init__(self, channels: int, outputs: int, widths: Sequence[int], blocks: int) -> None:
         super().__init__()
@@ -52,7 +46,7 @@ class ResNet(nn.Module):
         self.fc = nn.Linear(widths[-1], outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of the classes for a batch of pictures."""
+        """The logits of a batch of images."""
         x = F.relu(self.bn1(self.conv1(x)))
         for name in self.stages:
             x = self.get_submodule(name)(x)
@@ -65,7 +59,5 @@ def resnet18(shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 
 def resnet8(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """A small ResNet with BatchNorm: three stages of one block, 16 to 64 channels wide, 78 thousand
-    parameters.
-    """
+    """A small ResNet with BatchNorm: three stages of one block, 78 thousand parameters."""
     return ResNet(image(shape)[0], outputs, (16, 32, 64), 1)

@@ -1,1 +1,1 @@
-"""Tables and pictures of runs. They read run folders only, finished or not, and never change them."""
+"""Tables, figures and reports of runs: they read run folders, finished or not, and write none."""

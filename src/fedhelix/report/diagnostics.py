@@ -1,6 +1,4 @@
-"""Pictures of what goes on inside one run: who has what, who was chosen, what was sent, what was
-generated.
-"""
+"""Figures of one run: who has what, who was selected, what was sent, what was generated."""
 
 from __future__ import annotations
 
@@ -29,13 +27,12 @@ def partition_plot(counts: np.ndarray, path: Path | str) -> None:
 
 
 def partition(counts: Any, attackers: frozenset[int] = frozenset()) -> Figure:
-    """A bubble per client and class whose area is the number of samples; attackers in another
-    colour.
-    """
+    """A bubble per client and class, its area the number of samples; attackers in orange."""
     counts = np.asarray(counts)
     if counts.ndim != 2 or not counts.size or not (counts >= 0).all():
         raise UserError(
-            f"counts must be a table of sample numbers, clients × classes, but its shape is {counts.shape}."
+            "counts must be a table of sample numbers, clients × classes, "
+            f"but its shape is {counts.shape}."
         )
     clients, classes = counts.shape
     width, height = float(np.clip(0.26 * clients, 3.5, 13)), float(np.clip(0.26 * classes, 1.5, 8))
@@ -57,67 +54,37 @@ def partition(counts: Any, attackers: frozenset[int] = frozenset()) -> Figure:
     axes.set_yticks(range(0, classes, -(-classes // MOST_TICKS)))
     malicious = sorted(attackers & set(range(clients)))
     if malicious:
-        axes.scatter(malicious, [1.0] * len(malicious), transform=axes.get_xaxis_transform(), marker="x", s=22,
-                     color=ALARM, clip_on=False)  # fmt: skip
+        axes.scatter(
+            malicious,
+            [1.0] * len(malicious),
+            transform=axes.get_xaxis_transform(),
+            marker="x",
+            s=22,
+            color=ALARM,
+            clip_on=False,
+        )
         axes.set_xlabel("client   (× and orange: attacker)")
     return figure
 
 
 def fitness(result: Result) -> Figure | None:
-    """GenFed: the fitness of every returned model, the chosen ones filled, and how many were
-    wanted.
-    """
-    evaluated = [
+    """GenFed: the fitness of every returned model, the selected ones filled, and their number."""
+    scored = [
         (round, int(client), float(value))
         for round, scores in result.metadata("fitness")
         if isinstance(scores, Mapping)
         for client, value in scores.items()
         if re.fullmatch(r"\d{1,9}", str(client)) and is_number(value)
     ]
-    if not evaluated:
+    if not scored:
         return None
-    chosen = {
-        round: clients
-        for round, clients in result.metadata("selected")
-        if isinstance(clients, list)
-    }
-    rho = [(round, value) for round, value in result.metadata("rho") if is_number(value)]
     figure = sheet(height=4.0)
     above, below = figure.subplots(2, 1, height_ratios=(3, 1), sharex=True)
-    is_in = np.array([client in chosen.get(round, ()) for round, client, _ in evaluated])
-    is_bad = np.array([client in result.attackers for _, client, _ in evaluated])
-    x, y = (
-        np.array([round for round, _, _ in evaluated]),
-        np.array([value for *_, value in evaluated]),
-    )
-    looks: list[tuple[np.ndarray, str, dict[str, Any]]] = [
-        (
-            ~is_in & ~is_bad,
-            "left out",
-            {"s": 13, "facecolors": "none", "edgecolors": PALE, "linewidths": 0.8},
-        ),
-        (
-            ~is_in & is_bad,
-            "attacker, left out",
-            {"s": 17, "marker": "x", "color": ALARM, "linewidths": 1.0},
-        ),
-        (is_in & ~is_bad, "chosen", {"s": 16, "color": COLOURS[0], "linewidths": 0}),
-        (
-            is_in & is_bad,
-            "attacker, chosen",
-            {"s": 30, "marker": "X", "color": ALARM, "linewidths": 0},
-        ),
-    ]
-    for part, word, look in looks:
-        if part.any():
-            above.scatter(x[part], y[part], label=word, **look)
-    tidy(above, "Who has descendants?")
-    above.set(ylabel="fitness: metric on the\nserver's validation set")
+    _draw_fitness(above, result, scored)
     figure.legend(
         loc="outside upper center", ncols=4, fontsize=8.5, frameon=False, handletextpad=0.1
     )
-    if (result.main_metric() or "").endswith("accuracy"):
-        above.yaxis.set_major_formatter(percent)
+    rho = _numbers(result, "rho")
     if rho:
         below.step(*zip(*rho, strict=True), where="mid", color=COLOURS[0], linewidth=1.6)
         below.set_ylim(0, max(value for _, value in rho) + 0.6)
@@ -126,6 +93,36 @@ def fitness(result: Result) -> Figure | None:
     below.set(xlabel="round", ylabel="chosen\n(ρ)")
     _whole_rounds(below)
     return figure
+
+
+def _draw_fitness(axes: Axes, result: Result, scored: list[tuple[int, int, float]]) -> None:
+    """A mark for every scored model: selected or not, attacker or not."""
+    selected = {
+        round: clients
+        for round, clients in result.metadata("selected")
+        if isinstance(clients, list)
+    }
+    is_in = np.array([client in selected.get(round, ()) for round, client, _ in scored])
+    is_bad = np.array([client in result.attackers for _, client, _ in scored])
+    x = np.array([round for round, _, _ in scored])
+    y = np.array([value for *_, value in scored])
+    hollow = {"s": 13, "facecolors": "none", "edgecolors": PALE, "linewidths": 0.8}
+    cross = {"s": 17, "marker": "x", "color": ALARM, "linewidths": 1.0}
+    filled = {"s": 16, "color": COLOURS[0], "linewidths": 0}
+    filled_cross = {"s": 30, "marker": "X", "color": ALARM, "linewidths": 0}
+    marks: list[tuple[np.ndarray, str, dict[str, Any]]] = [
+        (~is_in & ~is_bad, "left out", hollow),
+        (~is_in & is_bad, "attacker, left out", cross),
+        (is_in & ~is_bad, "chosen", filled),
+        (is_in & is_bad, "attacker, chosen", filled_cross),
+    ]
+    for part, label, mark in marks:
+        if part.any():
+            axes.scatter(x[part], y[part], label=label, **mark)
+    tidy(axes, "Who has descendants?")
+    axes.set(ylabel="fitness: metric on the\nserver's validation set")
+    if (result.main_metric() or "").endswith("accuracy"):
+        axes.yaxis.set_major_formatter(percent)
 
 
 def units(result: Result) -> Figure | None:
@@ -150,8 +147,15 @@ def units(result: Result) -> Figure | None:
                 shares[place[str(name)], column] += 1 / len(table)
     figure = sheet(height=float(np.clip(1.5 + 0.2 * len(ordered), 2.4, 8)))
     axes = figure.subplots()
-    image = axes.imshow(shares, aspect="auto", cmap="Blues", vmin=0, vmax=1, interpolation="nearest",
-                        extent=(rounds[0] - 0.5, rounds[-1] + 0.5, len(ordered) - 0.5, -0.5))  # fmt: skip
+    image = axes.imshow(
+        shares,
+        aspect="auto",
+        cmap="Blues",
+        vmin=0,
+        vmax=1,
+        interpolation="nearest",
+        extent=(rounds[0] - 0.5, rounds[-1] + 0.5, len(ordered) - 0.5, -0.5),
+    )
     bar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.05, format=percent)
     bar.ax.tick_params(labelsize=8)
     bar.set_label("of the round's clients sent it", fontsize=8)
@@ -168,13 +172,11 @@ def units(result: Result) -> Figure | None:
 
 
 def clusters(result: Result) -> Figure | None:
-    """GENE-FL: the clients in the plane of their first two components, a colour and a shape per
-    cluster.
-    """
+    """GENE-FL: the clients by their first two components, a colour and a shape per cluster."""
     places = next(iter(_tables(result, "positions")), {})
-    member: dict[str, Any] = {}
+    cluster_of: dict[str, Any] = {}
     for table in _tables(result, "clusters"):
-        member |= table
+        cluster_of |= table
     known = {
         str(client): (float(xy[0]), float(xy[1]))
         for client, xy in places.items()
@@ -184,13 +186,20 @@ def clusters(result: Result) -> Figure | None:
         return None
     figure = sheet()
     axes = figure.subplots()
-    groups = sorted({str(member.get(client, "none")) for client in known})
+    groups = sorted({str(cluster_of.get(client, "none")) for client in known})
     for place, group in enumerate(groups):
-        mine = [client for client in known if str(member.get(client, "none")) == group]
-        x, y = zip(*(known[client] for client in mine), strict=True)
-        axes.scatter(x, y, s=42, marker=MARKERS[place % len(MARKERS)], color=COLOURS[place % len(COLOURS)],
-                     label=f"cluster {literal(group)}", linewidths=0)  # fmt: skip
-        for client in mine:
+        members = [client for client in known if str(cluster_of.get(client, "none")) == group]
+        x, y = zip(*(known[client] for client in members), strict=True)
+        axes.scatter(
+            x,
+            y,
+            s=42,
+            marker=MARKERS[place % len(MARKERS)],
+            color=COLOURS[place % len(COLOURS)],
+            label=f"cluster {literal(group)}",
+            linewidths=0,
+        )
+        for client in members:
             axes.annotate(
                 literal(client),
                 known[client],
@@ -212,10 +221,7 @@ def clusters(result: Result) -> Figure | None:
 
 def mask(result: Result) -> Figure | None:
     """GENE-FL: the share of parameters that the Fisher mask holds, and the size of the gene."""
-    density = [
-        (round, value) for round, value in result.metadata("mask_density") if is_number(value)
-    ]
-    gamma = [(round, value) for round, value in result.metadata("gamma") if is_number(value)]
+    density, gamma = _numbers(result, "mask_density"), _numbers(result, "gamma")
     if not density and not gamma:
         return None
     drawn = [
@@ -226,8 +232,14 @@ def mask(result: Result) -> Figure | None:
     figure = sheet(height=1.2 + 1.4 * len(drawn))
     panels = figure.subplots(len(drawn), 1, sharex=True, squeeze=False)[:, 0]
     for place, (axes, (series, words)) in enumerate(zip(panels, drawn, strict=True)):
-        axes.plot(*zip(*series, strict=True), color=COLOURS[place], linewidth=1.7, marker="o", markersize=3,
-                  drawstyle="steps-mid" if series is gamma else "default")  # fmt: skip
+        axes.plot(
+            *zip(*series, strict=True),
+            color=COLOURS[place],
+            linewidth=1.7,
+            marker="o",
+            markersize=3,
+            drawstyle="steps-mid" if series is gamma else "default",
+        )
         tidy(axes, "" if place else "How much is a gene?")
         axes.set(ylabel=words, ylim=(0, 1.12 * max(max(value for _, value in series), 1e-9)))
         if series is density:
@@ -240,16 +252,16 @@ def mask(result: Result) -> Figure | None:
 
 
 def distances(result: Result) -> Figure | None:
-    """pFedGPA: is a generated model a copy of an upload? Its distance to the nearest one, beside
-    the uploads' own.
+    """pFedGPA: how far generated models are from the nearest upload, beside the uploads' own.
+
+    A generated model at zero distance would be a copy.
     """
     kinds = {
         "uploads_spread": "uploads: to their mean",
         "nearest_upload": "uploads: to the nearest other",
         "generated_to_nearest": "generated: to the nearest upload",
     }
-    found = list(_tables(result, "distances"))
-    last = found[-1] if found else {}
+    *_, last = ({}, *_tables(result, "distances"))
     rows = [
         (words, sorted(filter(is_number, _listed(last.get(key))))) for key, words in kinds.items()
     ]
@@ -276,6 +288,11 @@ def distances(result: Result) -> Figure | None:
 
 def _tables(result: Result, key: str) -> Iterator[Mapping[str, Any]]:
     return (table for _, table in result.metadata(key) if isinstance(table, Mapping) and table)
+
+
+def _numbers(result: Result, key: str) -> list[tuple[int, float]]:
+    """A number that the method recorded, with the round."""
+    return [(round, value) for round, value in result.metadata(key) if is_number(value)]
 
 
 def _listed(value: Any) -> list[Any]:

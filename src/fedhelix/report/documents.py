@@ -1,22 +1,22 @@
-"""The report for papers: Markdown with pictures beside it, or a LaTeX table."""
+"""The report for papers: Markdown with figures beside it, or a LaTeX table."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from fedhelix.report.figures import figures
+from fedhelix.report.headline import facts, subtitle, title, warnings
 from fedhelix.report.locate import Selection
-from fedhelix.report.page import facts, subtitle, title, warnings
 from fedhelix.report.results import read
 from fedhelix.report.style import save
 from fedhelix.report.tables import comparison, latex, markdown
 
-# What Markdown and HTML would take for their own.
+# Characters with a meaning in Markdown or HTML.
 SPECIAL = str.maketrans({char: f"\\{char}" for char in r"\`*_{}[]<>#|!"})
 
 
 def markdown_report(chosen: Selection, out: Path) -> str:
-    """The report as Markdown; its pictures are written into a folder beside it."""
+    """The report as Markdown; its figures are written into a folder beside it."""
     results = [read(folder) for folder in chosen.folders]
     folder = out.with_name(f"{out.stem}-pictures")
     lines = [f"# {_plain(title(results))}", "", _plain(subtitle(results)), ""]

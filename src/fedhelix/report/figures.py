@@ -1,4 +1,4 @@
-"""All pictures that a set of runs gives rise to, each with a sentence on how to read it."""
+"""All figures of a set of runs, each with a sentence on how to read it."""
 
 from __future__ import annotations
 
@@ -19,21 +19,53 @@ from fedhelix.store import RunFolder
 
 MOST_CLIENTS, MOST_CLASSES = 200, 100  # a bubble chart of more shows nothing
 
-# Inside one run: what is drawn, and how to read it.
+# Figures of one run: the function that draws each one, and how to read it.
 INSIDE: dict[str, tuple[Callable[[Result], Figure | None], str]] = {
-    "fitness": (diagnostics.fitness, "Each dot is a model that came back, scored on the server's validation set. Filled "
-                "ones were chosen to make the next generation; below, how many."),
-    "units": (diagnostics.units, "Dark: most clients of the round sent this layer. White: nobody did."),
-    "clusters": (diagnostics.clusters, "Each point is a client; clients with similar data lie close to each other."),
-    "mask": (diagnostics.mask, "How large the part is that clients inherit from each other, round by round."),
-    "distances": (diagnostics.distances, "A generated model that lies at zero distance from an upload would be a copy; one "
-                  "much further away than the uploads lie from each other would be none of their kind."),
-}  # fmt: skip
+    "fitness": (
+        diagnostics.fitness,
+        "Each dot is a model that came back, scored on the server's validation set. "
+        "Filled ones were chosen to make the next generation; below, how many.",
+    ),
+    "units": (
+        diagnostics.units,
+        "Dark: most clients of the round sent this layer. White: nobody did.",
+    ),
+    "clusters": (
+        diagnostics.clusters,
+        "Each point is a client; clients with similar data lie close to each other.",
+    ),
+    "mask": (
+        diagnostics.mask,
+        "How large the part is that clients inherit from each other, round by round.",
+    ),
+    "distances": (
+        diagnostics.distances,
+        "A generated model that lies at zero distance from an upload would be a copy; one much "
+        "further away than the uploads lie from each other would be none of their kind.",
+    ),
+}
+
+# Figures of all methods together: file name, drawing function, title and how to read it.
+BY_COST: tuple[tuple[str, plots.Draw, str, str], ...] = (
+    ("rounds", plots.draw_rounds, "by round", "Higher and further left is better."),
+    (
+        "bytes",
+        plots.draw_uploads,
+        "by bytes",
+        "What a given traffic buys; all clients' uploads together.",
+    ),
+    (
+        "seconds",
+        plots.draw_seconds,
+        "by time",
+        "Seconds count the computer that simulates all clients.",
+    ),
+)
 
 
 @dataclass(frozen=True, eq=False)
 class ReportFigure:
-    """One drawing: its name as a file, what it shows, and how to read it."""
+    """One figure: its file name, its title, and a caption that says how to read it."""
 
     name: str
     title: str
@@ -42,9 +74,7 @@ class ReportFigure:
 
 
 def figures(runs: Sequence[RunFolder | Result], overview: bool = True) -> Iterator[ReportFigure]:
-    """Every picture for which there are data; the overview only repeats what others show one by
-    one.
-    """
+    """Every figure for which there are data; the overview repeats what others show one by one."""
     groups = grouped(runs)
     if overview:
         caption = "How fast each method learns, what it sends for it, and how each client fares."
@@ -61,7 +91,7 @@ def figures(runs: Sequence[RunFolder | Result], overview: bool = True) -> Iterat
 
 
 def write_all(runs: Sequence[RunFolder | Result], out: Path, form: str) -> list[Path]:
-    """Write every picture into a folder."""
+    """Write every figure into a folder."""
     if form not in ("png", "svg", "pdf"):
         raise UserError(f"--format must be png, svg or pdf, not '{form}'.")
     written = []
@@ -75,49 +105,37 @@ def _side_by_side(groups: Groups) -> Iterator[ReportFigure]:
     drawn = [curve for curve in plots.curves(groups) if len(curve.mean)]
     if drawn:
         metric = plots.metric_name(drawn)
-        for name, draw, title, caption in (
-            ("rounds", plots.draw_rounds, "by round", "Higher and further left is better."),
-            (
-                "bytes",
-                plots.draw_uploads,
-                "by bytes",
-                "What a given traffic buys; all clients' uploads together.",
-            ),
-            (
-                "seconds",
-                plots.draw_seconds,
-                "by time",
-                "Seconds count the computer that simulates all clients.",
-            ),
-        ):
-            yield ReportFigure(
-                f"{metric}-{name}",
-                f"{metric.capitalize()} {title}",
-                caption,
-                plots.single(draw, drawn),
-            )
+        for name, draw, by, caption in BY_COST:
+            title = f"{metric.capitalize()} {by}"
+            yield ReportFigure(f"{metric}-{name}", title, caption, plots.single(draw, drawn))
         if any(len(curve.clients) for curve in drawn):
-            caption = "Each dot is a client with its own model on its own test data; dark dots are the worst tenth."
             yield ReportFigure(
-                "clients", "Client by client", caption, plots.single(plots.draw_clients, drawn)
+                "clients",
+                "Client by client",
+                "Each dot is a client with its own model on its own test data; "
+                "dark dots are the worst tenth.",
+                plots.single(plots.draw_clients, drawn),
             )
-    yield ReportFigure("traffic", "Traffic", "Values count four bytes each; refused uploads count too.",
-                  plots.bytes_plot(groups))  # fmt: skip
+    caption = "Values count four bytes each; refused uploads count too."
+    yield ReportFigure("traffic", "Traffic", caption, plots.bytes_plot(groups))
 
 
 def _partitions(groups: Groups) -> Iterator[ReportFigure]:
-    """One bubble chart for the first run; the other methods of a comparison have the same clients."""
+    """One bubble chart for the first run; other methods of a comparison have the same clients."""
     result = next(iter(groups.values()))[0]
     try:
         counts = np.asarray(result.census.get("classes", []), dtype=int)
     except (ValueError, TypeError, OverflowError):
         return
     if counts.ndim == 2 and 0 < len(counts) <= MOST_CLIENTS and 0 < counts.shape[1] <= MOST_CLASSES:
-        figure = diagnostics.partition(np.clip(counts, 0, None), result.attackers)
-        yield ReportFigure("partition", f"Who has what (seed {result.seed})", "A bubble's area is the number of training "
-                      "samples of one class that a client has.", figure)  # fmt: skip
+        yield ReportFigure(
+            "partition",
+            f"Who has what (seed {result.seed})",
+            "A bubble's area is the number of training samples of one class that a client has.",
+            diagnostics.partition(np.clip(counts, 0, None), result.attackers),
+        )
 
 
 def _slug(text: str) -> str:
-    """Text as a part of a file's name, which can neither climb out of a folder nor hide."""
+    """Text as part of a file name that neither leaves its folder nor starts with a dot."""
     return re.sub(r"[^\w+=.-]+", "-", text).strip("-.")[:80] or "run"

@@ -1,6 +1,4 @@
-"""Which runs are meant: run folders, folders of runs, comparisons, or simply the last thing that
-was done.
-"""
+"""Which runs a command means: run folders, folders of runs, comparisons, or the last one made."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ class Selection:
 
 def select(paths: Sequence[Path]) -> Selection:
     """The runs in the given folders; without any, the last comparison (or run) in runs/."""
-    found = Selection([], [])
+    selection = Selection([], [])
     for path in paths or [last(RUNS)]:
         runs = inside(path)
         if others := [folder for folder in comparisons(path) if folder not in paths]:
@@ -41,25 +39,25 @@ def select(paths: Sequence[Path]) -> Selection:
             )
         if not runs:
             raise UserError(
-                f"'{path}' holds no run; give the folder of a run, of a comparison, or of several runs."
+                f"'{path}' holds no run; "
+                "give the folder of a run, of a comparison, or of several runs."
             )
-        found.folders.extend(
-            RunFolder.open(run) for run in runs if run not in [one.path for one in found.folders]
-        )
-        found.commands.extend(_commands(path, runs))
-    return found
+        known = {folder.path for folder in selection.folders}
+        selection.folders.extend(RunFolder.open(run) for run in runs if run not in known)
+        selection.commands.extend(_commands(path, runs))
+    return selection
 
 
 def inside(path: Path) -> list[Path]:
-    """The run itself, or the runs that lie in the folder, first methods first and seeds in order."""
+    """The run itself, or the runs in the folder: in the comparison's order of methods, by seed."""
     try:
         if is_run(path):
             return [path]
         runs = [child for child in visible(path) if is_run(child)] if path.is_dir() else []
     except OSError as problem:
         raise UserError(f"'{path}' cannot be read: {problem.strerror}.") from None
-    note = toml.read(path / COMPARISON) if (path / COMPARISON).is_file() else {}
-    labels = note.get("labels", note.get("methods"))
+    settings = toml.read(path / COMPARISON) if (path / COMPARISON).is_file() else {}
+    labels = settings.get("labels", settings.get("methods"))
     order = {
         str(label): place for place, label in enumerate(labels if isinstance(labels, list) else [])
     }
@@ -73,22 +71,20 @@ def inside(path: Path) -> list[Path]:
 
 
 def comparisons(path: Path) -> list[Path]:
-    """The comparisons that lie in a folder."""
-    return (
-        sorted(child for child in visible(path) if (child / COMPARISON).is_file())
-        if path.is_dir()
-        else []
-    )
+    """The comparisons in a folder."""
+    if not path.is_dir():
+        return []
+    return sorted(child for child in visible(path) if (child / COMPARISON).is_file())
 
 
 def _label_and_seed(run: Path) -> tuple[str, str]:
-    """What the folder of a run in a comparison is named after."""
+    """The label and the seed in the name of a comparison's run folder."""
     label, _, seed = run.name.rpartition("-seed")
     return label, seed
 
 
 def visible(path: Path) -> list[Path]:
-    """What lies in a folder; a name with a dot in front is a copy that was never finished."""
+    """The entries of a folder without unfinished copies, whose names start with a dot."""
     return [child for child in path.iterdir() if not child.name.startswith(".")]
 
 
@@ -109,42 +105,43 @@ def last(root: Path) -> Path:
         if dated:
             return max(dated)[1]
     raise UserError(
-        f"there is no run in '{root}/' yet; make some with `fedhelix compare fedavg genfed`, or name a folder."
+        f"there is no run in '{root}/' yet; "
+        "make some with `fedhelix compare fedavg genfed`, or name a folder."
     )
 
 
 def _commands(path: Path, runs: Sequence[Path]) -> list[str]:
-    """How to make these runs again."""
+    """The commands that would make these runs again."""
     if (path / COMPARISON).is_file():
-        note = toml.read(path / COMPARISON)
-        methods, settings = note.get("methods"), note.get("settings")
+        comparison = toml.read(path / COMPARISON)
+        methods, settings = comparison.get("methods"), comparison.get("settings")
         if isinstance(methods, list) and isinstance(settings, dict):
-            words = ["fedhelix", "compare", *map(str, methods), "--seeds", str(note.get("seeds"))]
+            seeds = str(comparison.get("seeds"))
+            words = ["fedhelix", "compare", *map(str, methods), "--seeds", seeds]
             return [shlex.join([*words, *_each("--set", _used(settings, methods, runs))])]
-    commands = []
-    for run in runs:
-        config = RunFolder.open(run).config
-        method, deployment = config.get("method"), config.get("deployment")
-        name = str(method.get("name")) if isinstance(method, dict) else str(method)
-        words = [name, "--config", str(run / "config.toml")]
-        if isinstance(deployment, dict):
-            terms = [f"{key}={value}" for key, value in deployment.items() if key != "experiment"]
-            commands.append(
-                shlex.join(["fedhelix", "deploy", "run", *words, *_each("--term", terms)])
-            )
-        elif not config.get("library"):
-            commands.append(shlex.join(["fedhelix", "run", *words]))
-    return commands
+    return [command for run in runs if (command := _command(run)) is not None]
+
+
+def _command(run: Path) -> str | None:
+    """The command that would make a run again; None for a run that was made from Python."""
+    config = RunFolder.open(run).config
+    method, deployment = config.get("method"), config.get("deployment")
+    name = str(method.get("name")) if isinstance(method, dict) else str(method)
+    words = [name, "--config", str(run / "config.toml")]
+    if isinstance(deployment, dict):
+        policy = [f"{key}={value}" for key, value in deployment.items() if key != "experiment"]
+        return shlex.join(["fedhelix", "deploy", "run", *words, *_each("--term", policy)])
+    return None if config.get("library") else shlex.join(["fedhelix", "run", *words])
 
 
 def _used(settings: dict[str, Any], methods: Sequence[object], runs: Sequence[Path]) -> list[str]:
-    """What was set, without options of methods that did not run: a preset may hold such ones, a
-    command may not.
+    """The settings without options of methods that did not run.
+
+    A preset may hold such options, a command may not.
     """
     specs = [str(method).partition("@")[0] for method in methods]
-    labels = [
-        _label_and_seed(run)[0].partition("@")[0] for run in runs
-    ]  # they name the methods of files
+    # Labels name methods that come from a file.
+    labels = [_label_and_seed(run)[0].partition("@")[0] for run in runs]
     groups = {"method", *(name for spec in (*specs, *labels) for name in (spec, *spec.split("+")))}
     plain = {key for run in runs for key in RunFolder.open(run).config}
 

@@ -1,6 +1,4 @@
-"""Pictures that set methods side by side: readable in half a page, in print and by colour-blind
-eyes.
-"""
+"""Figures that compare methods: readable on half a page, in print and for the colour-blind."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ Groups = dict[str, list[Result]]
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """One method: mean, lowest and highest metric over seeds per evaluated round, and what it has
-    cost by then.
-    """
+    """One method: mean, lowest and highest metric over seeds by round, and what it cost so far."""
 
     label: str
     colour: str
@@ -56,8 +52,7 @@ Draw = Callable[[Axes, Sequence[Curve]], None]
 
 
 def comparison_plot(folders: Sequence[RunFolder | Result], path: Path | str) -> None:
-    """Draw runs side by side: metric against rounds, metric against uploads, and every client's
-    final metric.
+    """Draw runs side by side: metric by rounds, metric by uploads, and every client's final metric.
 
     The metric is that of the personal models, or of the server's where a method has none. Lines are
     means over seeds, bands reach from the lowest to the highest seed. The path's suffix chooses the
@@ -100,12 +95,8 @@ def curves(groups: Groups) -> list[Curve]:
 
 
 def _curve(label: str, results: Sequence[Result], place: int) -> Curve:
-    column = (
-        next((result.main_metric() for result in results if result.main_metric()), None)
-        or "accuracy"
-    )
-    # Only rounds that every seed has: a mean whose members change half way shows a jump that no run
-    # made.
+    column = next(filter(None, (result.main_metric() for result in results)), "accuracy")
+    # Only rounds that every seed has: where the seeds of a mean change, it jumps, and no run did.
     values = pd.DataFrame({result.seed: result.series(column) for result in results}).dropna()
 
     def spent(cost: str) -> pd.Series:
@@ -156,8 +147,15 @@ def draw_uploads(axes: Axes, drawn: Sequence[Curve]) -> None:
         if curve not in senders:
             height = curve.mean.iloc[-1]
             axes.axhline(height, color=curve.colour, linestyle="--", linewidth=1.2)
-            axes.annotate(f"{curve.label} sends nothing", (0.02, height), (0, 3), textcoords="offset points",
-                          xycoords=("axes fraction", "data"), fontsize=8, color=curve.colour)  # fmt: skip
+            axes.annotate(
+                f"{curve.label} sends nothing",
+                (0.02, height),
+                (0, 3),
+                textcoords="offset points",
+                xycoords=("axes fraction", "data"),
+                fontsize=8,
+                color=curve.colour,
+            )
     totals = [curve.uploaded.iloc[-1] for curve in senders]
     if totals and max(totals) > 5 * min(totals):
         axes.set_xscale("log")
@@ -179,33 +177,10 @@ def draw_seconds(axes: Axes, drawn: Sequence[Curve]) -> None:
 
 
 def draw_clients(axes: Axes, drawn: Sequence[Curve]) -> None:
-    """A row per method, a dot per client, risen by rank so that equal clients do not hide each
-    other.
-    """
+    """A row per method and a dot per client, higher by rank so that equal clients stay visible."""
     evaluated = [curve for curve in drawn if len(curve.clients)]
     for row, curve in enumerate(evaluated):
-        rank = (np.arange(len(curve.clients)) + 0.5) / len(curve.clients)
-        height = row + 0.32 - 0.64 * rank
-        honest = ~curve.malicious
-        for part, opacity in ((honest & (rank <= 0.1), 1.0), (honest & (rank > 0.1), 0.3)):
-            axes.scatter(
-                curve.clients[part],
-                height[part],
-                s=10,
-                color=curve.colour,
-                alpha=opacity,
-                linewidths=0,
-            )
-        axes.scatter(
-            curve.clients[~honest],
-            height[~honest],
-            s=16,
-            marker="x",
-            color=curve.colour,
-            linewidths=1,
-        )
-        median = np.median(curve.clients)
-        axes.plot([median, median], [row - 0.36, row + 0.36], color=curve.colour, linewidth=1.6)
+        _draw_row(axes, row, curve)
     tidy(axes, "Who is left behind?")
     _say_if_empty(axes, evaluated)
     axes.grid(False, axis="y")
@@ -215,11 +190,36 @@ def draw_clients(axes: Axes, drawn: Sequence[Curve]) -> None:
     for text, curve in zip(axes.get_yticklabels(), evaluated, strict=True):
         text.set_color(curve.colour)
     crosses = ", ×: attacker" if any(curve.malicious.any() for curve in evaluated) else ""
-    axes.set(
-        xlabel=f"final {metric_name(evaluated)} of each client\n(bar: median, dark: worst tenth{crosses})"
-    )
+    explanation = f"(bar: median, dark: worst tenth{crosses})"
+    axes.set(xlabel=f"final {metric_name(evaluated)} of each client\n{explanation}")
     if _are_shares(evaluated):
         axes.xaxis.set_major_formatter(percent)
+
+
+def _draw_row(axes: Axes, row: int, curve: Curve) -> None:
+    """One method's clients: the worst tenth dark, attackers as crosses, a bar at the median."""
+    rank = (np.arange(len(curve.clients)) + 0.5) / len(curve.clients)
+    height = row + 0.32 - 0.64 * rank
+    honest = ~curve.malicious
+    for part, opacity in ((honest & (rank <= 0.1), 1.0), (honest & (rank > 0.1), 0.3)):
+        axes.scatter(
+            curve.clients[part],
+            height[part],
+            s=10,
+            color=curve.colour,
+            alpha=opacity,
+            linewidths=0,
+        )
+    axes.scatter(
+        curve.clients[~honest],
+        height[~honest],
+        s=16,
+        marker="x",
+        color=curve.colour,
+        linewidths=1,
+    )
+    median = np.median(curve.clients)
+    axes.plot([median, median], [row - 0.36, row + 0.36], color=curve.colour, linewidth=1.6)
 
 
 def bytes_plot(groups: Groups) -> Figure:
@@ -240,8 +240,15 @@ def bytes_plot(groups: Groups) -> Figure:
             axes.barh(range(len(groups)), sizes, left=left, color=colour, height=0.62, label=word)
         left += sizes
     for row, total in enumerate(left):
-        axes.annotate(f"{total:.3g}" if total else "nothing", (total, row), (4, 0), textcoords="offset points",
-                      va="center", fontsize=8, color=GREY)  # fmt: skip
+        axes.annotate(
+            f"{total:.3g}" if total else "nothing",
+            (total, row),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            color=GREY,
+        )
     tidy(axes, "What travels?")
     axes.grid(False, axis="y")
     axes.set_yticks(range(len(groups)), [textwrap.fill(literal(label), 18) for label in groups])
@@ -265,11 +272,18 @@ def _metric_axes(axes: Axes, title: str, below: str, drawn: Sequence[Curve]) -> 
 
 
 def _legend(figure: Figure, axes: Axes, columns: int) -> None:
-    # Constrained layout makes room for the legend above the panels, however many rows it has.
+    # Constrained layout leaves space for the legend above the panels, however many rows it has.
     handles, labels = axes.get_legend_handles_labels()
     if labels:
-        figure.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(labels)), frameon=False,
-                      fontsize=9, handlelength=2.8)  # fmt: skip
+        figure.legend(
+            handles,
+            labels,
+            loc="outside upper center",
+            ncols=min(columns, len(labels)),
+            frameon=False,
+            fontsize=9,
+            handlelength=2.8,
+        )
 
 
 def _band(axes: Axes, x: Any, curve: Curve) -> None:

@@ -13,10 +13,10 @@ from fedhelix.core.errors import UserError
 from fedhelix.store import RunFolder
 from fedhelix.store.records import MAIN_METRICS, Record, is_number
 
-# Entries of a config that do not make runs different experiments: who, where and how, but not what.
+# Entries of a config that do not make runs different experiments.
 NOT_COMPARED = (
-    "format", "versions", "library", "method", "seed", "data_dir", "engine", "device", "workers", "kernels",
-    "eval_every", "checkpoint_every", "client_state", "deployment",
+    "format", "versions", "library", "method", "seed", "data_dir", "engine", "device", "workers",
+    "kernels", "eval_every", "checkpoint_every", "client_state", "deployment",
 )  # fmt: skip
 
 # Settings that a reader expects to be the same for all methods of a comparison.
@@ -44,7 +44,7 @@ class Result:
         return pd.DataFrame(self.records or {"round": []})
 
     def has(self, column: str) -> bool:
-        """Whether some round has such an entry, be it a number or what a diverged model left."""
+        """Whether some round has such an entry, even if a diverged model made it null."""
         return any(column in record for record in self.records)
 
     def series(self, column: str) -> pd.Series:
@@ -55,10 +55,10 @@ class Result:
         return values.dropna().astype(float)
 
     def final(self, column: str) -> float:
-        """A column's value in the last round that has one (not the best one: that would be choosing
-        by the test).
+        """A column's value in the last round that has one.
 
-        Of a run that has diverged it is not a number, however well the run did before.
+        The best round would be a choice by the test data. Of a run that has diverged it is NaN,
+        however well the run did before.
         """
         value = next(
             (record[column] for record in reversed(self.records) if column in record), None
@@ -66,9 +66,7 @@ class Result:
         return float(value) if is_number(value) else float("nan")
 
     def chosen(self, column: str) -> float:
-        """A figure of the summary at the round that the validation set chose; not a number where
-        none chose.
-        """
+        """A summary's metric at the round that the validation set chose; NaN without validation."""
         round, value = self.summary.get("best_round"), self.summary.get(column)
         metric = "accuracy" if "accuracy" in column else "score"
         chosen = any(
@@ -78,31 +76,29 @@ class Result:
         return float(value) if chosen and is_number(value) else float("nan")
 
     def total(self, column: str) -> float:
-        """A cost of the whole run: the summary's number, which includes what happened before the
-        first round.
-        """
+        """A cost of the whole run: the summary's, which includes costs before the first round."""
         value = self.summary.get(column)
         return float(value) if is_number(value) else float(self.series(column).sum())
 
     def main_metric(self) -> str | None:
-        """The column that this run is judged by; None when no round has been evaluated."""
+        """The column that this run is compared by; None when no round has been evaluated."""
         return next((column for column in MAIN_METRICS if self.has(column)), None)
 
     def clients(self) -> dict[int, list[tuple[int, float]]]:
-        """Every judged client's metric as (round, value) pairs."""
-        found: dict[int, list[tuple[int, float]]] = {}
+        """Every evaluated client's metric as (round, value) pairs."""
+        histories: dict[int, list[tuple[int, float]]] = {}
         for round, client, value in self._by_client():
             if is_number(value):
-                found.setdefault(client, []).append((round, float(value)))
-        return found
+                histories.setdefault(client, []).append((round, float(value)))
+        return histories
 
     def client_finals(self) -> dict[int, float]:
-        """The metric of every client in the last round that judged it, where that is a number."""
+        """The metric of every client in the last round that evaluated it, where it is a number."""
         last = {client: value for _, client, value in self._by_client()}
         return {client: float(value) for client, value in last.items() if is_number(value)}
 
     def _by_client(self) -> Iterator[tuple[int, int, Any]]:
-        """Round, client and what was found, for all that were judged."""
+        """Round, client and metric of every evaluation."""
         absent = dict(self._column("unevaluated", Mapping))
         for round, values in self._column("personal", list):
             evaluated = self.census.get("evaluated")
@@ -116,15 +112,13 @@ class Result:
                     yield round, int(client), value
 
     def metadata(self, key: str) -> Iterator[tuple[int, Any]]:
-        """What the method noted under a key, with the round."""
+        """What the method recorded under a key, with the round."""
         for round, metadata in self._column("metadata", Mapping):
             if metadata.get(key) is not None:
                 yield round, metadata[key]
 
     def incidents(self, kind: str) -> list[tuple[int, str, str]]:
-        """What records say under a key such as `refused` or `missing`: round, client (or site) and
-        reason.
-        """
+        """The entries under a key such as `refused`: round, client (or site) and reason."""
         return [
             (round, str(who), str(reason))
             for round, reasons in self._column(kind, Mapping)
@@ -133,27 +127,22 @@ class Result:
 
     @property
     def damage(self) -> str:
-        """What a finished run has lost, in one sentence; nothing for one that is whole."""
+        """What a finished run has lost, in one sentence; empty if nothing."""
         rounds, kept = self.summary.get("rounds"), len(self.metrics)
-        is_cut = self.complete and is_number(rounds) and kept < rounds
-        return (
-            f"{self.name} was cut: metrics.jsonl holds {kept} of its {rounds} rounds."
-            if is_cut
-            else ""
-        )
+        if self.complete and is_number(rounds) and kept < rounds:
+            return f"{self.name} was cut: metrics.jsonl holds {kept} of its {rounds} rounds."
+        return ""
 
     @property
     def attackers(self) -> frozenset[int]:
         """The malicious clients."""
         listed = self.census.get("attackers")
-        return (
-            frozenset(client for client in listed if type(client) is int)
-            if isinstance(listed, list)
-            else frozenset()
-        )
+        if not isinstance(listed, list):
+            return frozenset()
+        return frozenset(client for client in listed if type(client) is int)
 
     def _column(self, name: str, kind: Any) -> Iterator[tuple[int, Any]]:
-        """A column of lists or tables, with the round; other values are no use and left out."""
+        """A column of lists or tables, with the round; other and empty values are left out."""
         if name in self.metrics:
             for round, value in zip(self.metrics["round"], self.metrics[name], strict=True):
                 if isinstance(value, kind) and value:
@@ -175,14 +164,12 @@ def make(
     census: dict[str, Any],
 ) -> Result:
     """A result from what a run folder holds."""
-    asked_method = config.get("method", {})
-    if not isinstance(asked_method, Mapping):
-        asked_method = {"name": asked_method}
-    asked_options = {key: value for key, value in asked_method.items() if key != "name"}
-    options, seed = (
-        summary.get("options", asked_options),
-        summary.get("seed", config.get("seed", 0)),
-    )
+    method = config.get("method", {})
+    if not isinstance(method, Mapping):
+        method = {"name": method}
+    configured = {key: value for key, value in method.items() if key != "name"}
+    options = summary.get("options", configured)
+    seed = summary.get("seed", config.get("seed", 0))
     if not isinstance(options, Mapping) or type(seed) is not int:
         raise UserError(
             f"'{name}' is damaged: 'options' must be a table, and 'seed' a whole number."
@@ -192,7 +179,7 @@ def make(
     }
     return Result(
         name=name,
-        method=str(summary.get("method", asked_method.get("name", "unknown"))),
+        method=str(summary.get("method", method.get("name", "unknown"))),
         options=dict(options),
         circumstances=circumstances,
         seed=seed,
@@ -205,9 +192,9 @@ def make(
 
 
 def grouped(runs: Sequence[RunFolder | Result]) -> dict[str, list[Result]]:
-    """Runs that differ in nothing but the seed, under a label that tells them from the others.
+    """Runs that differ only in the seed, under a label that tells them from the others.
 
-    Unfinished runs stand apart: an average of finished and unfinished ones would mean nothing.
+    Unfinished runs are groups of their own: a mean of finished and unfinished ones means nothing.
     """
     if not runs:
         raise UserError("there is no run to compare; give at least one run folder.")
@@ -218,8 +205,8 @@ def grouped(runs: Sequence[RunFolder | Result]) -> dict[str, list[Result]]:
         for twin in members:
             if twin.seed == result.seed:
                 raise UserError(
-                    f"'{twin.name}' and '{result.name}' are both {result.method} with seed {result.seed}; "
-                    "compare only one of them."
+                    f"'{twin.name}' and '{result.name}' are both {result.method} "
+                    f"with seed {result.seed}; compare only one of them."
                 )
         members.append(result)
     return groups
@@ -227,27 +214,26 @@ def grouped(runs: Sequence[RunFolder | Result]) -> dict[str, list[Result]]:
 
 def _circumstances(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that can change a result, besides the method's own options."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, value in config.items():
-        if key not in NOT_COMPARED:
-            table = (
-                {key: value["name"]} if isinstance(value, Mapping) and "name" in value else value
-            )
-            found |= table if isinstance(table, Mapping) else {key: value}
+        if key in NOT_COMPARED:
+            continue
+        if not isinstance(value, Mapping):
+            settings[key] = value
+        elif "name" in value:
+            settings[key] = value["name"]
+        else:
+            settings |= value
     deployment = config.get("deployment")
     if isinstance(deployment, Mapping) and "server_data" in deployment:
-        found["server_data"] = deployment["server_data"]
-    return found
+        settings["server_data"] = deployment["server_data"]
+    return settings
 
 
 def _label(result: Result, others: Sequence[Result]) -> str:
-    """The method's name, and in brackets only what tells it from other runs of this method or on
-    other data.
-    """
-    mine, kin = (
-        _settings(result),
-        [_settings(other) for other in others if other.method == result.method],
-    )
+    """The method's name, and in brackets what tells the run from others of its method or data."""
+    mine = _settings(result)
+    kin = [_settings(other) for other in others if other.method == result.method]
     keys = dict.fromkeys(key for other in kin for key in other if key not in OF_EVERY_METHOD)
     details = [
         f"{key}={mine.get(key, 'auto')}"

@@ -1,7 +1,7 @@
-"""The dashboard: a small web server on loopback that lists runs, follows them live and compares
-them.
+"""The dashboard: a small web server that lists runs, follows them live and compares them.
 
-It serves its own few files and JSON, nothing else. Bound to another address it asks for a token.
+It listens on loopback and serves its own few files and JSON, nothing else. Bound to another address
+it demands a token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.imports import from_extra
-from fedhelix.report.live import Watch
+from fedhelix.report.live import Watch, WatchedRun, client_history, run_details
 
 STATIC = Path(__file__).parent / "static"
 FILES = {
@@ -30,11 +30,13 @@ FILES = {
     "app.css": "text/css",
 }
 MOST_COMPARED = 20
-SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_BETWEEN_SCANS = 1.0
 COOKIE = "fedhelix"
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -49,32 +51,35 @@ def serve(folder: Path, host: str, port: int, token: str | None) -> None:
         raise UserError(
             f"there is no folder '{folder}'; name the one with your runs: fedhelix serve RUNS."
         )
-    if token is not None and not re.fullmatch(
-        "[!-~]+", token
-    ):  # addresses and cookies carry nothing else
+    # URLs and cookies carry nothing but printable ASCII.
+    if token is not None and not re.fullmatch("[!-~]+", token):
         raise UserError(
-            "the token must be ASCII characters without spaces; give such a one, or none to have it drawn."
+            "the token must be ASCII characters without spaces; "
+            "give such a one, or none to have it drawn."
         )
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(24)
     app = dashboard(folder, token)
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family)
-    except OSError as problem:
-        raise UserError(
-            f"cannot listen on {host}, port {port}: {problem.strerror}; choose others."
-        ) from None
+    listening = listen(host, port)
     name = f"[{host}]" if ":" in host else host
-    secret = f"?token={quote(token, safe='')}" if token else ""
-    print(
-        f"fedhelix: runs of '{folder}' at http://{name}:{listening.getsockname()[1]}/{secret} (Ctrl-C stops)",
-        flush=True,
-    )
+    query = f"?token={quote(token, safe='')}" if token else ""
+    url = f"http://{name}:{listening.getsockname()[1]}/{query}"
+    print(f"fedhelix: runs of '{folder}' at {url} (Ctrl-C stops)", flush=True)
     settings = uvicorn.Config(
         app, log_level="warning", ws="none", timeout_graceful_shutdown=1, server_header=False
     )
     uvicorn.Server(settings).run(sockets=[listening])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens on an address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as problem:
+        raise UserError(
+            f"cannot listen on {host}, port {port}: {problem.strerror}; choose others."
+        ) from None
 
 
 def is_loopback(host: str) -> bool:
@@ -90,7 +95,7 @@ def dashboard(folder: Path, token: str | None = None) -> Any:
     applications = from_extra("starlette.applications", "report")
     routing = from_extra("starlette.routing", "report")
     views = Views(Watch(folder))
-    views.everything()  # so that the first visitor need not wait
+    views.everything()  # so that the first request need not wait
     routes = [
         routing.Route("/", views.page),
         routing.Route("/static/{name}", views.file),
@@ -104,7 +109,7 @@ def dashboard(folder: Path, token: str | None = None) -> Any:
 
 
 class Guard:
-    """Stands before the application: lets in who may, and says to the browser what the page may do."""
+    """Middleware: lets in who may enter, and sends the security headers with every response."""
 
     def __init__(self, app: Any, token: str | None) -> None:
         self.app, self.token = app, token
@@ -118,18 +123,17 @@ class Guard:
         from starlette.responses import PlainTextResponse, RedirectResponse
 
         request = Request(scope)
-        answer: Any = self.app
+        response: Any = self.app
         given = request.query_params.get("token", "")
         if self.token is None:
-            # A page elsewhere may give its own name the address 127.0.0.1; then this is not our
-            # name.
+            # DNS rebinding: a page elsewhere may resolve its own host name to 127.0.0.1.
             if not is_loopback(request.url.hostname or ""):
-                answer = PlainTextResponse("This dashboard answers to localhost only.\n", 403)
+                response = PlainTextResponse("This dashboard answers to localhost only.\n", 403)
         elif self._is_token(given):
-            answer = RedirectResponse("/", 303)
-            answer.set_cookie(COOKIE, self.token, httponly=True, samesite="strict")
+            response = RedirectResponse("/", 303)
+            response.set_cookie(COOKIE, self.token, httponly=True, samesite="strict")
         elif not self._is_token(request.cookies.get(COOKIE, "")):
-            answer = PlainTextResponse(
+            response = PlainTextResponse(
                 "Open the address with the token that `fedhelix serve` printed.\n", 401
             )
 
@@ -141,16 +145,14 @@ class Guard:
                 ]
             await send(message)
 
-        await answer(scope, receive, with_headers)
+        await response(scope, receive, with_headers)
 
     def _is_token(self, given: str) -> bool:
         return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())
 
 
 class Views:
-    """What the page asks for. Files are read in threads, so that one slow disk does not stop
-    everybody.
-    """
+    """The page's requests. Files are read in threads, so that a slow disk does not stop others."""
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
@@ -174,14 +176,14 @@ class Views:
         """The list."""
 
         def listed() -> dict[str, Any]:
-            self.watch.look()
+            self.watch.refresh()
             return {"root": str(self.watch.root), "runs": self.watch.overview()}
 
-        return await self._answer(listed)
+        return await self._respond(listed)
 
     async def run(self, request: Any) -> Any:
         """One run in full."""
-        return await self._answer(lambda: self._of(request, lambda run: run.details()))
+        return await self._respond(lambda: self._of(request, run_details))
 
     async def client(self, request: Any) -> Any:
         """One client's history."""
@@ -191,18 +193,20 @@ class Views:
             if requested.isascii() and requested.isdecimal() and len(requested) < 10
             else -1
         )
-        return await self._answer(lambda: self._of(request, lambda run: run.client(number)))
+        return await self._respond(
+            lambda: self._of(request, lambda run: client_history(run, number))
+        )
 
     async def compare(self, request: Any) -> Any:
-        """Curves of some runs, in the order asked for."""
+        """The curves of some runs, in the order of the request."""
         names = request.query_params.getlist("run")[:MOST_COMPARED]
 
         def lines() -> dict[str, Any]:
-            with self.watch.guard:
-                found = [run for name in names if (run := self._get(name)) is not None]
-                return {"lines": [run.line() | {"overview": run.overview()} for run in found]}
+            with self.watch.lock:
+                known = [run for name in names if (run := self._get(name)) is not None]
+                return {"lines": [run.line() | {"overview": run.overview()} for run in known]}
 
-        return await self._answer(lines)
+        return await self._respond(lines)
 
     async def events(self, request: Any) -> Any:
         """A stream of what changes."""
@@ -223,35 +227,35 @@ class Views:
             else:
                 yield ": still here\n\n"
             seen = runs
-            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+            await asyncio.sleep(SECONDS_BETWEEN_SCANS)
 
     def everything(self) -> dict[str, dict[str, Any]]:
         """All runs as they are now."""
-        self.watch.look()
+        self.watch.refresh()
         return {run["id"]: run for run in self.watch.overview()}
 
-    def _get(self, name: str) -> Any:
+    def _get(self, name: str) -> WatchedRun | None:
         run = self.watch.get(name)
         if run is None:  # perhaps it is new
-            self.watch.look()
+            self.watch.refresh()
             run = self.watch.get(name)
         return run
 
-    def _of(self, request: Any, look: Callable[[Any], dict[str, Any]]) -> dict[str, Any] | None:
-        with self.watch.guard:
+    def _of(
+        self, request: Any, view: Callable[[WatchedRun], dict[str, Any]]
+    ) -> dict[str, Any] | None:
+        with self.watch.lock:
             run = self._get(request.query_params.get("run", ""))
             if run is None:
                 return None
-            run.look()
-            return look(run)
+            run.refresh()
+            return view(run)
 
-    async def _answer(self, make: Callable[[], dict[str, Any] | None]) -> Any:
+    async def _respond(self, make: Callable[[], dict[str, Any] | None]) -> Any:
         from starlette.concurrency import run_in_threadpool
         from starlette.responses import JSONResponse
 
-        found = await run_in_threadpool(make)
-        return (
-            JSONResponse(found)
-            if found is not None
-            else JSONResponse({"problem": "This run is not there."}, 404)
-        )
+        body = await run_in_threadpool(make)
+        if body is None:
+            return JSONResponse({"problem": "This run is not there."}, 404)
+        return JSONResponse(body)

@@ -1,4 +1,4 @@
-"""What all pictures share: colours for every eye, sizes for half a page, and files written whole."""
+"""What all figures share: colours that everybody can tell apart, sizes, and how they are saved."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from matplotlib.figure import Figure
 from fedhelix.core.errors import UserError
 from fedhelix.core.files import write_atomically
 
-# The palette of Okabe and Ito without its yellow, which is hard to see on white. Seven colours and
-# four dashes repeat
-# together only after 28 methods, and neighbours differ in both.
+# The colour-blind safe palette of Okabe and Ito, without its yellow, which is hard to see on white.
+# Seven colours and four dashes repeat together only after 28 methods; neighbours differ in both.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 GREY = "#666666"
@@ -28,9 +27,7 @@ FORMATS = (".png", ".svg", ".pdf")
 
 
 def sheet(width: float = HALF_PAGE[0], height: float = HALF_PAGE[1]) -> Figure:
-    """An empty figure, made without any screen or global state, so that threads and servers can
-    draw too.
-    """
+    """An empty figure without a display or global state, so that threads can draw it too."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
@@ -51,7 +48,7 @@ def percent(value: float, _: float = 0) -> str:
 
 
 def literal(text: str) -> str:
-    """Text that means itself: matplotlib would read dollar signs as formulas."""
+    """Text with escaped dollar signs, which matplotlib would read as formulas."""
     return text.replace("$", r"\$")
 
 
@@ -69,13 +66,14 @@ def save(figure: Figure, path: Path | str) -> None:
     target = Path(path)
     if target.suffix.lower() not in FORMATS:
         raise UserError(
-            f"'{target}' must end in {', '.join(FORMATS)}, so that it is clear which format to write."
+            f"'{target}' must end in {', '.join(FORMATS)}, "
+            "so that it is clear which format to write."
         )
     write(target, content(figure, target.suffix[1:].lower()))
 
 
 def write(path: Path, whole: bytes) -> None:
-    """Write a file whole, or say why not."""
+    """Write a file atomically, or raise an error that says why not."""
     try:
         write_atomically(path, whole)
     except OSError as problem:

@@ -1,6 +1,4 @@
-"""Comparison tables: one row per method, mean and standard error over seeds, differences paired by
-seed.
-"""
+"""Comparison tables: a row per method with means, standard errors and differences over seeds."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ def comparison(folders: Sequence[RunFolder | Result]) -> pd.DataFrame:
     the validation set chose, if there is one). A mean over seeds is missing when one of them has
     diverged. `*_se` is the standard error over seeds, and missing for a single seed. `difference`
     is the mean difference to the first row over the seeds that both have, because paired
-    differences are surer than differences of means.
+    differences vary less than differences of means.
     """
     groups = grouped(folders)
     first = next(iter(groups.values()))
@@ -71,9 +69,7 @@ def render(table: pd.DataFrame) -> Table:
     for position, header in enumerate(headers):
         shown.add_column(Text(header), justify="right" if position else "left")
     for cells in rows:
-        shown.add_row(
-            *map(Text, cells)
-        )  # Text, because brackets in a label are not meant as markup
+        shown.add_row(*map(Text, cells))  # Text, because brackets in a label are not markup
     return shown
 
 
@@ -94,7 +90,10 @@ def latex(table: pd.DataFrame) -> str:
     lines = [rf"{' & '.join(map(_for_latex, cells))} \\" for cells in (headers, *rows)]
     head, body = lines[0], "\n".join(lines[1:])
     columns = "l" + "r" * (len(headers) - 1)
-    return f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n{head}\n\\midrule\n{body}\n\\bottomrule\n\\end{{tabular}}\n"
+    return (
+        f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n{head}\n\\midrule\n{body}\n"
+        "\\bottomrule\n\\end{tabular}\n"
+    )
 
 
 def _for_latex(text: str) -> str:
@@ -125,7 +124,7 @@ def _add(row: dict[str, Any], name: str, values: Sequence[float]) -> None:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Not a number when one of the values is none: the mean of those that went well would flatter."""
+    """NaN when one of the values is: the mean of the runs that went well would flatter a method."""
     return float(np.mean(values)) if values else math.nan
 
 

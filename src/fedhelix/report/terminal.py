@@ -20,16 +20,14 @@ console = Console()
 def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
     """The result of one run."""
     if as_json:
-        print(
-            json.dumps(
-                {**(RunFolder.open(folder).summary or summary), "folder": str(folder)}, indent=2
-            )
-        )
+        stored = RunFolder.open(folder).summary or summary
+        print(json.dumps({**stored, "folder": str(folder)}, indent=2))
         return
-    metrics = [
-        key for key in summary if ("accuracy" in key or "score" in key) and summary[key] is not None
-    ]
-    figures = {key: f"{summary[key]:.4f}" for key in metrics}
+    metrics = {
+        key: f"{value:.4f}"
+        for key, value in summary.items()
+        if ("accuracy" in key or "score" in key) and value is not None
+    }
     for key, fate in (
         ("refused", "uploads were refused"),
         ("missing", "answers of clients were missing"),
@@ -43,13 +41,13 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
         words = {
             "method": summary["method"],
             "rounds": summary["rounds"],
-            **figures,
+            **metrics,
             "folder": folder,
         }
         print(" ".join(f"{key}={value}" for key, value in words.items()))
         return
     table = Table(box=None, show_header=False, padding=(0, 2))
-    for key, value in figures.items():
+    for key, value in metrics.items():
         table.add_row(key.replace("_", " "), value)
     table.add_row("best round (on validation, else the last)", str(summary["best_round"]))
     table.add_row(
@@ -63,7 +61,7 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
 
 
 def show_comparison(folder: Path, folders: list[RunFolder], as_json: bool) -> None:
-    """The result of a comparison: a table here, a picture in the folder."""
+    """The result of a comparison: a table here, a figure in the folder."""
     from fedhelix.report.plots import comparison_plot  # slow to import, and of use only here
     from fedhelix.report.tables import comparison, render
 
@@ -75,6 +73,5 @@ def show_comparison(folder: Path, folders: list[RunFolder], as_json: bool) -> No
         return
     wide = console if console.is_terminal else Console(width=160)
     wide.print(render(table))
-    print(
-        f"picture: {figure}\nruns:    {folder}"
-    )  # plain: paths are neither wrapped nor read as markup
+    # Plain `print`, so that paths are neither wrapped nor read as markup.
+    print(f"picture: {figure}\nruns:    {folder}")

@@ -18,7 +18,7 @@ const INCIDENTS = {
   refused: (who) => `the upload of client ${who} was refused`,
   missing: (who) => `the answer of client ${who} is missing`,
   unevaluated: (who) => `the score of client ${who} is missing`,
-  troubles: (who) => `a letter of ${who} was dropped`,
+  troubles: (who) => `a message of ${who} was dropped`,
 };
 const view = document.getElementById("view");
 const runs = new Map();
@@ -30,7 +30,7 @@ let alive = 0; // the view that is shown; answers for an earlier one are dropped
 const address = (kind, ...names) => `#/${kind}/${names.map(encodeURIComponent).join("/")}`;
 const query = (names) => names.map((name) => `run=${encodeURIComponent(name)}`).join("&");
 
-async function ask(path) {
+async function getJson(path) {
   const answer = await fetch(path);
   if (answer.status === 404) return null;
   if (!answer.ok) throw new Error(await answer.text());
@@ -104,10 +104,10 @@ function showList() {
   view.replaceChildren(element("div", { class: "bar" }, element("h1", {}, "Runs"), search, compare), element("div", { class: "card" }, table, count));
   const draw = () => {
     const words = wanted.toLowerCase().split(/\s+/).filter(Boolean);
-    const found = [...runs.values()].sort((a, b) => b.changed - a.changed || (a.id < b.id ? -1 : 1))
+    const matching = [...runs.values()].sort((a, b) => b.changed - a.changed || (a.id < b.id ? -1 : 1))
       .filter((run) => words.every((word) => `${run.id} ${run.method} ${run.data} ${run.status}`.toLowerCase().includes(word)));
-    body.replaceChildren(...found.map(row));
-    count.textContent = runs.size ? `${found.length} of ${runs.size} runs` : "There is no run here yet. Start one: fedhelix run fedavg";
+    body.replaceChildren(...matching.map(row));
+    count.textContent = runs.size ? `${matching.length} of ${runs.size} runs` : "There is no run here yet. Start one: fedhelix run fedavg";
     countTicked();
   };
   search.addEventListener("input", () => { wanted = search.value; draw(); });
@@ -132,19 +132,19 @@ async function showRun(name, mine) {
   const chart = new LineChart(curves, { axes: AXES, measures: MEASURES });
   let chosen = null, past = null;
   const tell = async (client) => {
-    const found = await ask(`/api/client?${query([name])}&client=${client}`);
-    if (!found || mine !== alive) return;
+    const data = await getJson(`/api/client?${query([name])}&client=${client}`);
+    if (!data || mine !== alive) return;
     if (!past || past.client !== client) {
       const box = element("div");
       const words = element("p", { class: "soft" });
       history.replaceChildren(element("h3", {}, `Client ${client}`), box, words);
       past = { client, words, chart: new LineChart(box, { axes: [AXES[0]], measures: [{ key: "value", label: "its metric", percent: chart.percent }], height: 240 }) };
     }
-    past.words.textContent = `It worked in ${found.worked.length} rounds${found.worked.length ? `, last in round ${found.worked.at(-1)}` : ""}.`;
-    past.chart.show([{ label: `client ${client}`, place: 0, x: { round: found.rounds }, y: { value: { mid: found.values } } }]);
+    past.words.textContent = `It worked in ${data.worked.length} rounds${data.worked.length ? `, last in round ${data.worked.at(-1)}` : ""}.`;
+    past.chart.show([{ label: `client ${client}`, place: 0, x: { round: data.rounds }, y: { value: { mid: data.values } } }]);
   };
   const update = async () => {
-    const run = await ask(`/api/run?${query([name])}`);
+    const run = await getJson(`/api/run?${query([name])}`);
     if (mine !== alive) return;
     if (!run) { gone(); return; }
     chart.percent = run.metric.endsWith("accuracy");
@@ -192,12 +192,12 @@ async function showCompare(names, mine) {
       element("thead", {}, element("tr", {}, ...heads.map(([word, kind]) => element("th", { class: kind }, word)))), body))));
   const chart = new LineChart(curves, { axes: AXES, measures: MEASURES, height: 400 });
   const update = async () => {
-    const found = await ask(`/api/compare?${query(names)}`);
+    const comparison = await getJson(`/api/compare?${query(names)}`);
     if (mine !== alive) return;
     const places = new Map(names.map((name, place) => [name, place]));
-    chart.measures = measuresOf(found.lines);
-    chart.show(found.lines.map((line) => ({ ...line, place: places.get(line.label) })));
-    body.replaceChildren(...found.lines.map(({ overview: run }) => element("tr", {},
+    chart.measures = measuresOf(comparison.lines);
+    chart.show(comparison.lines.map((line) => ({ ...line, place: places.get(line.label) })));
+    body.replaceChildren(...comparison.lines.map(({ overview: run }) => element("tr", {},
       element("td", {}, element("a", { href: address("run", run.id) }, run.id)), element("td", {}, stage(run)),
       element("td", {}, valueOf(run)), element("td", { class: "wide" }, size(run.uploaded)), element("td", { class: "wide" }, duration(run.seconds)))));
   };
@@ -226,10 +226,10 @@ function state(word, kind) {
 }
 
 async function fill() {
-  const found = await ask("/api/runs");
-  document.getElementById("root").textContent = found.root;
+  const listing = await getJson("/api/runs");
+  document.getElementById("root").textContent = listing.root;
   runs.clear();
-  for (const run of found.runs) runs.set(run.id, run);
+  for (const run of listing.runs) runs.set(run.id, run);
 }
 
 async function begin() {
@@ -240,7 +240,7 @@ async function begin() {
   let lost = false;
   events.onopen = async () => {
     state("live", "live");
-    if (lost) { lost = false; await fill(); refresh(new Set(runs.keys())); } // what changed meanwhile was not told
+    if (lost) { lost = false; await fill(); refresh(new Set(runs.keys())); } // events were missed meanwhile
   };
   events.onerror = () => { lost = true; state("connection lost", "lost"); };
   events.onmessage = ({ data }) => {

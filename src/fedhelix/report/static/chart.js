@@ -33,9 +33,9 @@ function ticks(low, high, most) {
   const span = high - low || 1;
   const power = 10 ** Math.floor(Math.log10(span / most));
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => span / size <= most) || 10 * power;
-  const found = [];
-  for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9; n++) found.push(Number((n * step).toPrecision(12)));
-  return found;
+  const values = [];
+  for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9; n++) values.push(Number((n * step).toPrecision(12)));
+  return values;
 }
 
 class LineChart {

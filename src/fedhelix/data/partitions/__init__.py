@@ -1,0 +1,113 @@
+"""Partitions: which client holds which samples.
+
+Most kinds only decide *how many* samples of each class every client gets. Drawing the samples,
+cutting off validation samples and finding test samples with the same class proportions is the same
+for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from fedhelix.core.errors import UserError, unknown
+from fedhelix.core.options import build
+from fedhelix.data.datasets import Dataset
+from fedhelix.data.partitions.base import Partition, Split, class_split
+from fedhelix.data.partitions.kinds import Dirichlet, Dominant, Iid, Natural, Shard
+
+__all__ = [
+    "Partition",
+    "Split",
+    "class_split",
+    "dirichlet",
+    "dominant",
+    "iid",
+    "natural",
+    "parse",
+    "shard",
+    "usual",
+]
+
+KINDS: dict[str, tuple[type[Partition], str | None]] = {
+    "iid": (Iid, None),
+    "shard": (Shard, "classes_per_client"),
+    "dirichlet": (Dirichlet, "alpha"),
+    "dominant": (Dominant, "share"),
+    "natural": (Natural, None),
+}
+"""Each partition with the field that the number in its text means."""
+
+
+def iid(clients: int, **common: Any) -> Partition:
+    """Every client gets an equal random part of all samples."""
+    return build(Iid, {"clients": clients, **common}, "the iid partition")
+
+
+def shard(clients: int, classes_per_client: int, **common: Any) -> Partition:
+    """Every client holds `classes_per_client` distinct classes, one shard of each.
+
+    There are clients × classes_per_client shards of about equal size.
+    """
+    values = {"clients": clients, "classes_per_client": classes_per_client, **common}
+    return build(Shard, values, "the shard partition")
+
+
+def dirichlet(clients: int, alpha: float, **common: Any) -> Partition:
+    """Each class is spread over the clients by proportions ~ Dir(alpha).
+
+    Every client gets at least `min_samples` samples, where there are enough.
+    """
+    values = {"clients": clients, "alpha": alpha, **common}
+    return build(Dirichlet, values, "the dirichlet partition")
+
+
+def dominant(
+    clients: int,
+    share: float = 0.2,
+    samples: int = 600,
+    groups: Iterable[Iterable[int]] | None = None,
+    **common: Any,
+) -> Partition:
+    """Every client gets `samples` samples, most of them of its group's dominant classes.
+
+    `share` of them (0.2, or 20 for per cent) is spread evenly over all classes.
+    """
+    values = {"clients": clients, "share": share, "samples": samples, "groups": groups, **common}
+    return build(Dominant, values, "the dominant partition")
+
+
+def natural(ids: Any = None, **common: Any) -> Partition:
+    """Every owner is a client; `ids` says who owns each training sample where the data do not."""
+    values = {"ids": None if ids is None else np.asarray(ids), **common}
+    return build(Natural, values, "the natural partition")
+
+
+def usual(data: Dataset) -> str:
+    """The default partition: natural for data that come with owners, otherwise Dirichlet."""
+    return "dirichlet:0.3" if data.owners is None else "natural"
+
+
+def parse(text: str, clients: int, **common: Any) -> Partition:
+    """A partition from text: iid, shard:4, dirichlet:0.1, dominant:20 or natural.
+
+    `natural` ignores `clients`.
+    """
+    name, colon, number = text.strip().partition(":")
+    if name not in KINDS:
+        raise unknown("partition", name, KINDS)
+    kind, setting = KINDS[name]
+    values = dict(common) if kind is Natural else {"clients": clients, **common}
+    if setting is None and colon:
+        raise UserError(
+            f"the partition {name} takes no number; '{name}' alone is right, not '{text}'."
+        )
+    if setting is not None:
+        if not number:
+            raise UserError(
+                f"the partition '{text}' lacks its {setting}; '{name}:' and a number is right."
+            )
+        values[setting] = number
+    return build(kind, values, f"the {name} partition")

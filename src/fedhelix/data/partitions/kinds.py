@@ -1,0 +1,257 @@
+"""The partitions themselves: each one a rule that says how many samples of each class go where."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from fedhelix.core.errors import UserError
+from fedhelix.core.options import option
+from fedhelix.data.datasets import Dataset
+from fedhelix.data.partitions.base import Partition, class_list
+from fedhelix.data.sampling import affordable, apportion, enough_for, even, segments, top_up
+
+
+@dataclass(frozen=True)
+class Iid(Partition):
+    """Every client gets an equal random part of all samples."""
+
+    by_class: ClassVar[bool] = False
+
+    def counts(
+        self, present: np.ndarray, supply: np.ndarray, draw: np.random.Generator
+    ) -> np.ndarray:
+        """One class that stands for all, cut evenly."""
+        enough_for(self.clients, supply)
+        return even(int(supply.sum()), self.clients)[:, None]
+
+
+@dataclass(frozen=True)
+class Shard(Partition):
+    """Every client holds the same number of distinct classes, one shard of each.
+
+    All shards are about equally large.
+    """
+
+    classes_per_client: int = option(2, "distinct classes of each client", low=1)
+
+    def counts(
+        self, present: np.ndarray, supply: np.ndarray, draw: np.random.Generator
+    ) -> np.ndarray:
+        """Cut each class into shards, and deal them out so that no client gets two of one class."""
+        if self.classes_per_client > len(present):
+            raise UserError(
+                f"every client should hold {self.classes_per_client} distinct classes, "
+                f"but there are only {len(present)}; lower classes_per_client."
+            )
+        shards = self.shards_of(supply)
+        holds = self.deal(shards, draw)
+        rank = np.cumsum(holds, axis=0) - 1
+        size, rest = np.divmod(supply, np.maximum(shards, 1))
+        return np.where(holds, size + (rank < rest), 0)
+
+    def shards_of(self, supply: np.ndarray) -> np.ndarray:
+        """How many shards each class is cut into; the class with the largest shards is cut next."""
+        wanted = self.clients * self.classes_per_client
+        # A shard needs a sample, and a client holds at most one shard of a class.
+        limits = np.minimum(supply, self.clients)
+        if limits.sum() < wanted:
+            raise UserError(
+                f"{self.clients} clients with {self.classes_per_client} classes each need {wanted} "
+                f"shards, but the {supply.sum()} samples give only {limits.sum()}; "
+                "lower clients or classes_per_client."
+            )
+        shards = np.zeros(len(supply), dtype=np.int64)
+        queue = [(-np.inf, label) for label in range(len(supply))]
+        for _ in range(wanted):
+            _, label = heapq.heappop(queue)
+            shards[label] += 1
+            if shards[label] < limits[label]:
+                heapq.heappush(queue, (-supply[label] / shards[label], label))
+        return shards
+
+    def deal(self, shards: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+        """Who holds which class (clients × classes), drawn with the remaining shards as weights.
+
+        Once a class has as many shards left as there are clients left, every remaining client must
+        take one. There are never more than `classes_per_client` such classes, so the dealing
+        always comes out even.
+        """
+        holds = np.zeros((self.clients, len(shards)), dtype=bool)
+        left = shards.copy()
+        for client in range(self.clients):
+            # The smallest of exponential draws divided by weights: a weighted draw without repeats.
+            with np.errstate(divide="ignore"):
+                order = draw.standard_exponential(len(left)) / left
+            order[left == self.clients - client] = -1
+            chosen = np.argsort(order)[: self.classes_per_client]
+            holds[client, chosen] = True
+            left[chosen] -= 1
+        return holds
+
+
+@dataclass(frozen=True)
+class Dirichlet(Partition):
+    """Each class is spread over the clients by proportions from a Dirichlet distribution.
+
+    The smaller alpha, the more unequal the clients.
+    """
+
+    alpha: float = option(0.1, "concentration of the Dirichlet distribution", above=0, high=1e6)
+
+    def counts(
+        self, present: np.ndarray, supply: np.ndarray, draw: np.random.Generator
+    ) -> np.ndarray:
+        """Proportions per class, then a top-up for clients that got too few samples."""
+        enough_for(self.clients, supply)
+        proportions = draw.dirichlet(np.full(self.clients, self.alpha), size=len(supply))
+        cuts = np.rint(np.cumsum(proportions, axis=1) * supply[:, None]).astype(np.int64)
+        cuts[:, -1] = supply
+        counts = np.diff(cuts, axis=1, prepend=0).T.copy()
+        # Topping up, because redrawing until every client has enough would hardly ever end.
+        top_up(counts, min(self.min_samples, int(supply.sum()) // self.clients), draw)
+        return counts
+
+
+@dataclass(frozen=True)
+class Dominant(Partition):
+    """Clients of equal size: a share spread evenly over all classes, the rest over dominant ones.
+
+    Client i belongs to group i modulo the number of groups. Clients get different samples while the
+    supply lasts and share them afterwards; where a class has not enough samples for one client, all
+    clients of its group get fewer.
+    """
+
+    share: float = option(
+        0.2,
+        "share that is spread over all classes; above 1 it is read as per cent",
+        low=0,
+        high=100,
+    )
+    samples: int = option(600, "samples of each client", low=1)
+    groups: tuple[tuple[int, ...], ...] | None = option(None, "the dominant classes of each group")
+
+    def __post_init__(self) -> None:
+        if self.groups is not None:
+            groups = tuple(class_list("each of groups", group) for group in self.groups)
+            object.__setattr__(self, "groups", groups or None)
+        super().__post_init__()
+        if self.share > 1:
+            object.__setattr__(self, "share", self.share / 100)
+
+    def counts(
+        self, present: np.ndarray, supply: np.ndarray, draw: np.random.Generator
+    ) -> np.ndarray:
+        """The groups' proportions, in whole numbers."""
+        parts = 1_000_000  # whole-number weights keep the apportionment exact
+        even_parts = round(self.share * parts)
+        groups = self.groups or usual_groups(present)
+        weights = np.empty((len(groups), len(present)), dtype=np.int64)
+        for row, group in enumerate(groups):
+            dominant = np.isin(present, group)
+            if dominant.sum() != len(set(group)):
+                raise UserError(
+                    f"group {row} is {list(group)}, "
+                    f"but the data have samples of {present.tolist()} only."
+                )
+            weights[row] = (
+                even_parts * dominant.sum() + (parts - even_parts) * len(present) * dominant
+            )
+        counts = apportion(affordable(self.samples, weights, supply), weights)
+        return counts[np.arange(self.clients) % len(groups)]
+
+    def usual_test(self, data: Dataset, clients: int, available: int) -> int:
+        """As in the experiments that this partition comes from."""
+        return 300 if data.shape == (3, 32, 32) else 600
+
+
+@dataclass(frozen=True)
+class Natural(Partition):
+    """Every owner of samples is a client.
+
+    Owners come with the data or as `ids`, one for each training sample. Where the data say who owns
+    the test samples too, clients are tested on their own.
+    """
+
+    clients: int = option(0, "always as many as there are owners", low=0, high=0)
+    ids: np.ndarray | None = field(
+        default=None, compare=False, metadata={"meaning": "owner of each training sample"}
+    )
+
+    by_class: ClassVar[bool] = False
+
+    def divided(self, data: Dataset, newcomers: int, unseen: float, seed: int) -> list[Partition]:
+        """The last owners are the newcomers."""
+        if newcomers and unseen:
+            raise UserError(
+                "owners keep their classes; "
+                "set newcomers_classes to 0, and the last owners come later."
+            )
+        return [self]
+
+    def members(
+        self, data: Dataset, usable: np.ndarray, draw: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The owners' samples, in the order of the owners' names."""
+        names, owner = self.owners(data)
+        sizes = np.bincount(owner[usable], minlength=len(names))
+        if not sizes.all():
+            raise UserError(
+                f"client '{names[np.argmin(sizes)]}' of '{data.name}' has no training samples left."
+            )
+        return usable[np.argsort(owner[usable], kind="stable")], sizes
+
+    def tests(
+        self, data: Dataset, members: np.ndarray, sizes: np.ndarray, draw: np.random.Generator
+    ) -> list[np.ndarray]:
+        """Each owner's test samples; owners without any are tested as in other partitions."""
+        if self.ids is not None or data.owners_test is None:
+            return super().tests(data, members, sizes, draw)
+        names, _ = self.owners(data)
+        strangers = ~np.isin(data.owners_test, names)
+        if strangers.any():
+            raise UserError(
+                f"owner '{data.owners_test[strangers][0]}' of '{data.name}' "
+                "has test samples but no training samples."
+            )
+        usable = draw.permutation(self.usable(data, data.y_test))
+        owner = np.searchsorted(names, data.owners_test[usable])
+        usable = usable[np.argsort(owner, kind="stable")]
+        parts = segments(usable, np.bincount(owner, minlength=len(names)))
+        if not all(len(part) for part in parts):
+            drawn = super().tests(data, members, sizes, draw)
+            parts = [part if len(part) else other for part, other in zip(parts, drawn, strict=True)]
+        return [part[: self.test_samples] for part in parts]
+
+    def owners(self, data: Dataset) -> tuple[np.ndarray, np.ndarray]:
+        """The owners' sorted names, and for each training sample its owner's index among them."""
+        ids = data.owners if self.ids is None else np.asarray(self.ids)
+        if ids is None:
+            raise UserError(
+                f"'{data.name}' does not say who owns which sample; "
+                "give ids, one for each training sample."
+            )
+        if ids.shape != (len(data.y),):
+            raise UserError(
+                f"'{data.name}' has {len(data.y)} training samples, "
+                f"but ids has the shape {ids.shape}."
+            )
+        return np.unique(ids, return_inverse=True)
+
+
+def usual_groups(present: np.ndarray) -> tuple[tuple[int, ...], ...]:
+    """Five groups that overlap in a ring: {0,1,2}, {2,3,4} .. {8,9,0} for ten classes.
+
+    The 62 classes of EMNIST are grouped into digits, upper case and lower case.
+    """
+    classes = len(present)
+    if classes == 62:
+        spans = [(0, 10), (10, 26), (36, 26)]
+    else:
+        spans = [(group * classes // 5, max(1, round(0.3 * classes))) for group in range(5)]
+    return tuple(
+        tuple(present[(start + np.arange(width)) % classes].tolist()) for start, width in spans
+    )

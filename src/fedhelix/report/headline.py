@@ -1,0 +1,124 @@
+"""The start of a report: what was run, the highlights, and what a reader must not overlook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedhelix.report.plots import Groups
+from fedhelix.report.results import Result
+from fedhelix.report.tables import comparison
+from fedhelix.report.wording import INCIDENT_WORDS, MEASURES, count, percent, plain
+from fedhelix.store.progress import human_bytes
+
+MOST_TILES = 4
+MOST_METHODS = 6  # named in a title
+MOST_NAMES = 8  # of clients in a warning
+
+
+def title(results: Sequence[Result]) -> str:
+    """Which methods on which data."""
+    methods = list(dict.fromkeys(result.method for result in results))
+    data = sorted({str(result.circumstances.get("data", "unknown data")) for result in results})
+    if len(methods) > MOST_METHODS:
+        methods = [*methods[:MOST_METHODS], f"{len(methods) - MOST_METHODS} more"]
+    return f"{', '.join(methods)} on {', '.join(data)}"
+
+
+def subtitle(results: Sequence[Result]) -> str:
+    """How much was run."""
+    seeds = len({result.seed for result in results})
+    versions = sorted({str(_versions(result).get("fedhelix", "?")) for result in results})
+    return (
+        f"{count(len(results), 'run')}, {count(seeds, 'seed')}, by fedhelix {', '.join(versions)}"
+    )
+
+
+def tiles(groups: Groups) -> list[dict[str, str]]:
+    """Up to four highlights, each with its method; none says more than the table."""
+    if len(groups) < 2:
+        return []
+    table = comparison([result for results in groups.values() for result in results])
+    tenth = plain if "score" in table else percent
+    highlights = []
+    for what, column, largest, show in (
+        ("highest personal accuracy", "personal_accuracy", True, percent),
+        ("highest personal score", "personal_score", True, plain),
+        ("highest global accuracy", "accuracy", True, percent),
+        ("best for the worst tenth of clients", "personal_p10", True, tenth),
+        ("fewest bytes uploaded", "uplink_bytes", False, lambda value, _: human_bytes(value)),
+    ):
+        values = table[column].dropna() if column in table else pd.Series(dtype=float)
+        if column == "uplink_bytes":
+            values = values[values > 0]  # that a method without uploads sends least is no news
+        if len(values) > 0:
+            who = str(values.idxmax() if largest else values.idxmin())
+            error = table.get(f"{column}_se", pd.Series(dtype=float)).get(who, np.nan)
+            value = show(float(values[who]), float(error))
+            highlights.append({"what": what, "value": value, "who": who})
+    return highlights[:MOST_TILES]
+
+
+def warnings(results: Sequence[Result]) -> list[str]:
+    """What a reader must not overlook."""
+    sentences = [sentence for result in results for sentence in _warnings_of(result)]
+    attacked = [result for result in results if result.attackers]
+    if attacked:
+        attacks = {str(result.circumstances.get("attack", "unknown attack")) for result in attacked}
+        most = max(len(result.attackers) for result in attacked)
+        sentences.append(
+            f"Up to {count(most, 'client')} attacked in {len(attacked)} of "
+            f"{count(len(results), 'run')} ({', '.join(sorted(attacks))}); "
+            "the figures mark them with ×."
+        )
+    return sentences
+
+
+def _warnings_of(result: Result) -> Iterator[str]:
+    """What is wrong with one run."""
+    if not result.complete:
+        rounds = result.config.get("rounds", "?")
+        yield f"{result.name} is unfinished: {len(result.metrics)} of {rounds} rounds."
+    if result.damage:
+        yield result.damage
+    metric = result.main_metric()
+    if metric and np.isnan(result.final(metric)):
+        yield f"{result.name} has diverged: its {MEASURES[metric]} is not a number any more."
+    for kind in INCIDENT_WORDS:
+        yield from _incident_warning(result, kind)
+    if "train_loss" in result.metrics and result.metrics["train_loss"].isna().any():
+        yield f"{result.name}: the training loss was not a number in some rounds."
+
+
+def _incident_warning(result: Result, kind: str) -> Iterator[str]:
+    """One sentence about all incidents of a kind, if there are any."""
+    if incidents := result.incidents(kind):
+        lost, whose, how = INCIDENT_WORDS[kind]
+        reasons = pd.Series([reason for *_, reason in incidents]).value_counts()
+        why = "; ".join(f"{number} × {reason}" for reason, number in reasons.head(3).items())
+        who = sorted({name for _, name, _ in incidents})
+        names = ", ".join(who[:MOST_NAMES]) + (" and others" if len(who) > MOST_NAMES else "")
+        yield f"{result.name}: {count(len(incidents), lost)} of {whose}{names} {how} ({why})."
+
+
+def facts(results: Sequence[Result]) -> list[tuple[str, str]]:
+    """Settings and versions that all runs share."""
+    shared = [
+        (key, str(value))
+        for key, value in results[0].circumstances.items()
+        if all(result.circumstances.get(key) == value for result in results)
+    ]
+    engines = [str(result.summary.get("engine", "")).partition(" (")[0] for result in results]
+    used = {"engine": engines}
+    for key in ("python", "torch", "numpy", "machine", "commit"):
+        used[key] = [str(_versions(result).get(key, "")) for result in results]
+    distinct = {key: sorted(set(values) - {""}) for key, values in used.items()}
+    return shared + [(key, ", ".join(values)) for key, values in distinct.items() if values]
+
+
+def _versions(result: Result) -> dict[str, Any]:
+    versions = result.config.get("versions")
+    return versions if isinstance(versions, dict) else {}

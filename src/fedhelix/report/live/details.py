@@ -1,0 +1,106 @@
+"""What a list of runs does not show: one run's clients and incidents, and a client's history."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from fedhelix.report.live import files
+from fedhelix.report.live.run import WatchedRun
+from fedhelix.report.live.values import as_list, as_number, as_text, as_whole, flattened
+
+# Entries of a record that map clients or sites to reasons.
+INCIDENTS = ("refused", "missing", "unevaluated", "troubles")
+MOST_INCIDENTS = 50
+MOST_CHARACTERS_OF_METADATA = 5000
+
+
+class Census(NamedTuple):
+    """What clients.json says: who is evaluated, who attacks, and how many samples each has."""
+
+    evaluated: list[int]
+    attackers: set[int]
+    samples: dict[int, int]
+
+    @classmethod
+    def read(cls, run: WatchedRun) -> Census:
+        """The census of a run; empty where the file is missing or damaged."""
+        content = files.read_small(run.path / "clients.json", files.MOST_BYTES_OF_A_FILE)
+        table = files.parse_record(content or b"{}") or {}
+        evaluated, attackers, samples = (
+            [value for value in as_list(table.get(key)) if type(value) is int]
+            for key in ("evaluated", "attackers", "samples")
+        )
+        return cls(evaluated, set(attackers), dict(enumerate(samples)))
+
+
+def run_details(run: WatchedRun) -> dict[str, Any]:
+    """Everything about one run but its clients' histories."""
+    last: dict[str, Any] = {}
+    finals: dict[int, float] = {}
+    incidents: deque[list[Any]] = deque(maxlen=MOST_INCIDENTS)
+    census = Census.read(run)
+    for record in run.records():
+        last = record
+        if as_list(record.get("personal")):
+            finals = dict(_personal(record, census.evaluated))
+        incidents.extend(_incidents(record))
+    clients = [
+        {
+            "client": client,
+            "value": value,
+            "attacker": client in census.attackers,
+            "samples": census.samples.get(client),
+        }
+        for client, value in sorted(finals.items())
+    ]
+    metadata = json.dumps(last.get("metadata") or {}, indent=1)
+    if len(metadata) >= MOST_CHARACTERS_OF_METADATA:
+        metadata = metadata[:MOST_CHARACTERS_OF_METADATA] + " …"
+    return {
+        **run.overview(),
+        "line": run.line(),
+        "clients": clients,
+        "incidents": list(incidents),
+        "metadata": metadata,
+        "config": "\n".join(f"{key} = {as_text(value)}" for key, value in flattened(run.config)),
+    }
+
+
+def client_history(run: WatchedRun, client: int) -> dict[str, Any]:
+    """One client's metric by round, and the rounds in which it took part."""
+    evaluated = Census.read(run).evaluated
+    rounds, values, worked = [], [], []
+    for record in run.records():
+        number = record.get("round")
+        if type(number) is not int:
+            continue
+        value = dict(_personal(record, evaluated)).get(client)
+        if value is not None:
+            rounds.append(number)
+            values.append(value)
+        if client in as_list(record.get("participants")):
+            worked.append(number)
+    return {"client": client, "rounds": rounds, "values": values, "worked": worked}
+
+
+def _personal(record: Mapping[str, Any], evaluated: list[int]) -> Iterator[tuple[int, float]]:
+    """Each evaluated client with its metric, where that is a number."""
+    values = as_list(record.get("personal"))
+    clients = evaluated if len(evaluated) == len(values) else range(len(values))
+    for client, value in zip(clients, map(as_number, values), strict=True):
+        if not math.isnan(value):
+            yield client, value
+
+
+def _incidents(record: Mapping[str, Any]) -> Iterator[list[Any]]:
+    """Round, kind, client or site, and reason of what went wrong in one round."""
+    for kind in INCIDENTS:
+        reasons = record.get(kind)
+        if isinstance(reasons, dict):
+            number = as_whole(record.get("round"))
+            for who, reason in reasons.items():
+                yield [number, kind, as_text(who), as_text(reason)]

@@ -1,0 +1,182 @@
+"""One run folder, as far as it has been read."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from array import array
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from fedhelix.report.live import files
+from fedhelix.report.live.files import Stamp
+from fedhelix.report.live.values import (
+    as_number,
+    as_text,
+    as_whole,
+    or_none,
+    shortened,
+    shortened_or_none,
+)
+from fedhelix.store import writer_lives
+from fedhelix.store.records import MAIN_METRICS
+
+WATCHED_FILES = ("config.toml", "summary.json", "metrics.jsonl", "lock")
+MOST_BYTES_OF_A_LOCK = 4096
+MEASURES = (
+    "personal_accuracy",
+    "personal_score",
+    "personal_p10",
+    "accuracy",
+    "score",
+    "train_loss",
+)
+COSTS = {"uplink_bytes": ("mib", 2**20), "seconds": ("seconds", 1.0)}
+"""Each cost with its name on the chart's horizontal axis, and its unit."""
+
+
+class WatchedRun:
+    """One run folder: the small files, and the columns of its records that charts need."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name, self.path = name, path
+        self.stamps: dict[str, Stamp] = {}
+        self.config: dict[str, Any] = {}
+        self.summary: dict[str, Any] = {}
+        self.problems: dict[str, str] = {}  # by file, because each can be repaired by itself
+        self.running = False
+        self._forget_records()
+
+    def _forget_records(self) -> None:
+        self.offset, self.skipped, self.inode = 0, 0, 0
+        self.rounds = array("q")
+        self.last: dict[str, float] = {}  # each main metric in the last round that has it, or NaN
+        self.columns = {key: array("d") for key in (*MEASURES, *COSTS)}
+
+    def refresh(self) -> bool:
+        """Read the small files again if they changed; says whether any file changed."""
+        before = dict(self.stamps), self.running
+        self.stamps = {name: files.stamp(self.path / name) for name in WATCHED_FILES}
+        self.running = bool(self.stamps["lock"]) and self._has_writer()
+        if self.stamps["config.toml"] != before[0].get("config.toml"):
+            self.config, self.problems["config.toml"] = files.read_table(
+                self.path / "config.toml", tomllib.loads
+            )
+        if self.stamps["summary.json"] != before[0].get("summary.json"):
+            self._read_summary()
+        return (self.stamps, self.running) != before
+
+    def _has_writer(self) -> bool:
+        lock = files.read_small(self.path / "lock", MOST_BYTES_OF_A_LOCK)
+        return lock is not None and writer_lives(lock)
+
+    def _read_summary(self) -> None:
+        self.summary, self.problems["summary.json"] = {}, ""
+        if self.stamps["summary.json"]:  # a run that is not finished has none
+            self.summary, self.problems["summary.json"] = files.read_table(
+                self.path / "summary.json", json.loads
+            )
+
+    def follow(self) -> None:
+        """Read the records that were appended since the last call."""
+        for record in self._new_records():
+            number = record.get("round")
+            if type(number) is not int or not 0 < number < 2**40:
+                self.skipped += 1
+                continue
+            self.rounds.append(number)
+            for key, column in self.columns.items():
+                column.append(as_number(record.get(key)))
+            self.last |= {key: as_number(record[key]) for key in MAIN_METRICS if key in record}
+
+    def _new_records(self) -> Iterator[dict[str, Any]]:
+        inode, _, size = files.stamp(self.path / "metrics.jsonl") or (0, 0, 0)
+        if inode != self.inode or size < self.offset:  # a resumed run has rewritten the file
+            self._forget_records()
+            self.inode = inode
+        for line, end in files.read_lines(self.path / "metrics.jsonl", self.offset):
+            self.offset = end
+            record = files.parse_record(line)
+            if record is None:
+                self.skipped += 1
+            else:
+                yield record
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """The full records, read from the file: for what is not kept, such as clients' values."""
+        return files.read_last_records(self.path / "metrics.jsonl")
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with its files."""
+        return "; ".join(filter(None, self.problems.values()))
+
+    @property
+    def status(self) -> str:
+        """Damaged, complete, running or stopped."""
+        if self.problem:
+            return "damaged"
+        if self.summary.get("complete") is True:
+            return "complete"
+        return "running" if self.running else "stopped"
+
+    def overview(self) -> dict[str, Any]:
+        """The row of this run in a list of runs."""
+        finished = self.status == "complete"
+        if not finished:
+            self.follow()
+        done = self.rounds[-1] if self.rounds else 0
+        metric, value = self._metric()
+        return {
+            "id": self.name,
+            "method": self._name_of("method"),
+            "data": self._name_of("data"),
+            "seed": as_whole(self.config.get("seed")),
+            "status": self.status,
+            "problem": as_text(self.problem),
+            "done": as_whole(self.summary.get("rounds")) if finished else done,
+            "rounds": as_whole(self.config.get("rounds")),
+            "metric": metric,
+            "value": value,
+            "uploaded": self._total("uplink_bytes", finished),
+            "seconds": self._total("seconds", finished),
+            "skipped": self.skipped,
+            "changed": max((stamp[1] for stamp in self.stamps.values() if stamp), default=0) / 1e9,
+        }
+
+    def _name_of(self, key: str) -> str:
+        """The name of the method or data set, from the summary or else from the config."""
+        entry = self.config.get(key)
+        return as_text(
+            self.summary.get(key) or (entry.get("name") if isinstance(entry, dict) else entry)
+        )
+
+    def _metric(self) -> tuple[str, float | None]:
+        """The main metric and its last value; None where the run has diverged."""
+        for key in MAIN_METRICS:
+            final = self.summary.get(key if key.startswith("personal") else f"final_{key}")
+            if final is not None or key in self.last:
+                return key, or_none(as_number(self.last.get(key) if final is None else final))
+        return "personal_accuracy", None
+
+    def _total(self, cost: str, finished: bool) -> float | None:
+        if finished:
+            return or_none(as_number(self.summary.get(cost)))
+        return sum(value for value in self.columns[cost] if not math.isnan(value))
+
+    def line(self) -> dict[str, Any]:
+        """Its curves, for the chart."""
+        self.follow()
+        x: dict[str, list[Any]] = {"round": list(self.rounds)}
+        for key, (name, unit) in COSTS.items():
+            spent = (0.0 if math.isnan(value) else value for value in self.columns[key])
+            x[name] = [shortened(total / unit) for total in accumulate(spent)]
+        y = {
+            key: {"mid": shortened_or_none(self.columns[key])}
+            for key in MEASURES
+            if not all(map(math.isnan, self.columns[key]))
+        }
+        return {"label": self.name, "x": x, "y": y}

@@ -1,0 +1,143 @@
+"""The parts of the report page that are tables or charts: clients, costs, and curves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedhelix.report.plots import Groups
+from fedhelix.report.results import Result
+from fedhelix.report.style import MIB
+from fedhelix.report.wording import MEASURES, percent, plain
+from fedhelix.store.progress import human_bytes, human_seconds
+
+MOST_CLIENTS = 500  # of more, the worst ones are listed
+TRAFFIC = ("uplink_bytes", "downlink_bytes", "other_bytes")
+AXES = [
+    {"key": "round", "label": "round"},
+    {"key": "mib", "label": "MiB uploaded"},
+    {"key": "seconds", "label": "seconds"},
+]
+
+
+def clients(groups: Groups) -> dict[str, Any]:
+    """A row per client of every seed, worst first: its samples and its final metric by method."""
+    finals = {label: _finals_by_seed(results) for label, results in groups.items()}
+    labels = [label for label, values in finals.items() if values]
+    everybody = {who for values in finals.values() for who in values}
+    worst_first = sorted(
+        everybody, key=lambda who: (min(values.get(who, np.inf) for values in finals.values()), who)
+    )
+    runs = [result for results in groups.values() for result in results]
+    of_seed = {result.seed: result for result in runs}
+    metrics = {result.main_metric() or "accuracy" for result in runs}
+    show = percent if all(metric.endswith("accuracy") for metric in metrics) else plain
+    rows = []
+    for seed, client in worst_first[:MOST_CLIENTS]:
+        values = [finals[label].get((seed, client)) for label in labels]
+        cells = [_cell("–" if value is None else show(value, np.nan), value) for value in values]
+        rows.append([*_client_cells(of_seed[seed], client), *cells])
+    note = ""
+    if len(everybody) > MOST_CLIENTS:
+        note += f" The worst {MOST_CLIENTS} of {len(everybody)} are listed."
+    if any(result.attackers for result in of_seed.values()):
+        note += " × marks attackers."
+    return {"headers": ["client", "seed", "samples", *labels], "rows": rows, "note": note}
+
+
+def _finals_by_seed(results: Sequence[Result]) -> dict[tuple[int, int], float]:
+    """The final metric of every seed's clients."""
+    return {
+        (result.seed, client): value
+        for result in results
+        for client, value in result.client_finals().items()
+    }
+
+
+def _client_cells(result: Result, client: int) -> list[dict[str, Any]]:
+    """A client's number, seed and samples."""
+    mark = " ×" if client in result.attackers else ""
+    sizes = result.census.get("samples")
+    samples = sizes[client] if isinstance(sizes, list) and client < len(sizes) else None
+    return [
+        _cell(f"{client}{mark}", client),
+        _cell(str(result.seed), result.seed),
+        _cell(str(samples or "–"), samples),
+    ]
+
+
+def _cell(text: str, value: Any) -> dict[str, Any]:
+    """A cell with the value by which its column is sorted."""
+    return {"text": text, "value": "" if value is None else value}
+
+
+def costs(groups: Groups) -> list[list[str]]:
+    """Bytes and seconds of each method's runs."""
+    rows = []
+    for label, results in groups.items():
+        mean = {
+            column: float(np.mean([result.total(column) for result in results]))
+            for column in (*TRAFFIC, "seconds")
+        }
+        rounds = max(float(np.mean([len(result.metrics) for result in results])), 1.0)
+        rows.append(
+            [
+                label,
+                *(human_bytes(mean[column]) for column in TRAFFIC),
+                human_bytes(mean["uplink_bytes"] / rounds),
+                human_seconds(mean["seconds"]),
+                human_seconds(mean["seconds"] / rounds),
+            ]
+        )
+    return rows
+
+
+def measures(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """What the vertical axis can show."""
+    known = [key for key in MEASURES if any(len(result.series(key)) for result in results)]
+    scores = any("score" in key for key in known)
+    return [
+        {
+            "key": key,
+            "label": MEASURES[key],
+            "percent": key.endswith("accuracy") or (key == "personal_p10" and not scores),
+        }
+        for key in known or ["train_loss"]
+    ]
+
+
+def series(groups: Groups) -> list[dict[str, Any]]:
+    """The lines of the interactive chart: mean, lowest and highest over seeds.
+
+    Each has the rounds, the bytes and the seconds as its horizontal axes.
+    """
+    return [_line(label, results, place) for place, (label, results) in enumerate(groups.items())]
+
+
+def _line(label: str, results: Sequence[Result], place: int) -> dict[str, Any]:
+    numbers = pd.concat([result.metrics["round"] for result in results])
+    rounds = numbers.drop_duplicates().sort_values()
+    x = {"round": rounds.tolist()}
+    for key, column, unit in (("mib", "uplink_bytes", MIB), ("seconds", "seconds", 1)):
+        sums = {result.seed: result.series(column).cumsum() for result in results}
+        spent = pd.DataFrame(sums).reindex(rounds).ffill()
+        x[key] = _numbers(spent.mean(axis="columns") / unit)
+    y = {}
+    for key in MEASURES:
+        by_seed = pd.DataFrame({result.seed: result.series(key) for result in results})
+        values = by_seed.dropna().reindex(rounds)
+        if values.notna().any(axis=None):
+            y[key] = {
+                "mid": _numbers(values.mean(axis="columns")),
+                "low": _numbers(values.min(axis="columns")),
+                "high": _numbers(values.max(axis="columns")),
+            }
+    return {"label": label, "place": place, "x": x, "y": y}
+
+
+def _numbers(values: pd.Series) -> list[float | None]:
+    """Numbers for JSON: six digits, and None for what is not finite."""
+    return [float(f"{value:.6g}") if np.isfinite(value) else None for value in values]

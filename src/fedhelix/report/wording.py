@@ -1,0 +1,37 @@
+"""Names of measures and incidents, and numbers as text, for reports."""
+
+from __future__ import annotations
+
+import numpy as np
+
+MEASURES = {
+    "personal_accuracy": "personal accuracy",
+    "personal_score": "personal score",
+    "personal_p10": "worst tenth",
+    "accuracy": "global accuracy",
+    "score": "global score",
+    "train_loss": "training loss",
+}
+
+# What went wrong with clients and sites: what was lost, whose it was, and how.
+INCIDENT_WORDS = {
+    "refused": ("upload", "client ", "refused"),
+    "missing": ("answer", "client ", "missing"),
+    "unevaluated": ("score", "client ", "missing"),
+    "troubles": ("message", "", "dropped"),
+}
+
+
+def count(number: int, noun: str) -> str:
+    """A number with its noun: 1 run, 2 runs."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def percent(value: float, error: float) -> str:
+    """A share in per cent, with its error unless that is NaN."""
+    return f"{100 * value:.1f} %" if np.isnan(error) else f"{100 * value:.1f} ± {100 * error:.1f} %"
+
+
+def plain(value: float, error: float) -> str:
+    """A number, with its error unless that is NaN."""
+    return f"{value:.4g}" if np.isnan(error) else f"{value:.4g} ± {error:.2g}"
