@@ -12,7 +12,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
 from fedhelix.report.style import COLOURS, GREY, PALE, save, sheet
 
-PICTURES = Path(__file__).parent / "pictures" / "methods"
+PICTURES = Path(__file__).parent / "figures" / "methods"
 LOOKS = {
     "travels": (COLOURS[0], ""),
     "stays": (COLOURS[4], "//"),

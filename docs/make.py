@@ -382,7 +382,7 @@ def drawn(name: str, scale: str) -> str:
     """A picture of what `fedhelix bench` measured."""
     if not (RESULTS / f"{name}-{scale}.json").exists():
         return "\n"
-    found, place = result(f"{name}-{scale}"), f"pictures/studies/{name}-{scale}.png"
+    found, place = result(f"{name}-{scale}"), f"figures/studies/{name}-{scale}.png"
     figure = image(found)
     if figure is None:
         return "\n"

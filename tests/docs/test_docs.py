@@ -135,7 +135,7 @@ def test_method_pages_have_a_picture_and_generated_parts():
     for page in pages:
         text = page.read_text(encoding="utf-8")
         assert page.stem in METHODS, f"there is no method {page.stem}"
-        assert (ROOT / "docs" / "pictures" / "methods" / f"{page.stem}.svg").exists()
+        assert (ROOT / "docs" / "figures" / "methods" / f"{page.stem}.svg").exists()
         for part in ("options", "results"):
             assert f"<!-- made: {part} {page.stem} -->" in text
 
