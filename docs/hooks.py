@@ -17,10 +17,10 @@ DOCS = ROOT / "docs"
 OUTSIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 
 MENU: list[tuple[str, list[str]]] = [
-    ("Start", ["index.md", "choosing.md", "seeing.md"]),
-    ("Make it yours", ["your-own-data.md", "your-own-method.md"]),
+    ("Start", ["index.md", "choosing.md", "looking-at-runs.md"]),
+    ("Extend", ["your-own-data.md", "your-own-method.md"]),
     ("Understand", ["architecture.md", "engines.md", "deployment.md", "privacy.md"]),
-    ("Check", ["results.md", "results/*.md", "reproducing.md"]),
+    ("Results", ["results.md", "results/*.md", "reproducing.md"]),
     ("Methods", ["methods.md", "methods/*.md"]),
     ("Reference", ["api.md", "changelog.md", "contributing.md"]),
 ]

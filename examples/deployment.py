@@ -1,5 +1,5 @@
-"""A server and three sites on this machine, with TLS and keys: train across them, and compare with
-the simulation.
+"""Train across a server and three sites on this machine, with TLS and keys, and compare the result
+with the simulation.
 
 python examples/deployment.py [METHOD] [ROUNDS]
 """
@@ -19,22 +19,21 @@ FOLDER = Path("runs/demo-deploy")
 
 
 def main(method: str = "genfed", rounds: int = 5) -> None:
-    """Both ways with one seed, side by side."""
+    """Run the deployment and the simulation with the same seed, and print both."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     spec = make_spec(method, {"clients": 3, "rounds": rounds})
     print("Starting a server and three sites ...")
     with Local(FOLDER / "deployment", sites=3) as local:
         print(
-            f"They talk through https://{local.address}; their logs are in {local.folder / 'logs'}."
+            f"They communicate through https://{local.address}; their logs are in {local.folder / 'logs'}."
         )
         submit.run_rounds(local.control(), submit.create(spec, FOLDER / "sites"), quiet=False)
-    print("Everything is stopped. Now the simulation with the same seed ...")
+    print("All processes have stopped. Now the simulation with the same seed ...")
     spec.config.federation(spec.method).fit(
         rounds, out=FOLDER / "simulation", config=spec.as_dict(), quiet=True
     )
-    print(
-        f"{'round':>5}  {'sites: global':>14} {'personal':>9}  {'simulation: global':>18} {'personal':>9}"
-    )
+    heads = ("round", "sites: global", "personal", "simulation: global", "personal")
+    print("{:>5}  {:>14} {:>9}  {:>18} {:>9}".format(*heads))
     for one, other in zip(
         *(RunFolder.open(FOLDER / name).records() for name in ("sites", "simulation")), strict=True
     ):
@@ -43,9 +42,9 @@ def main(method: str = "genfed", rounds: int = 5) -> None:
         ]
         print("{:>5}  {:>14.4f} {:>9.4f}  {:>18.4f} {:>9.4f}".format(one["round"], *figures))
         if [f"{value:.4f}" for value in figures[:2]] != [f"{value:.4f}" for value in figures[2:]]:
-            sys.exit("The two differ.")
+            sys.exit("The accuracies differ.")
     print(
-        f"The same accuracies. The run folders are {FOLDER / 'sites'} and {FOLDER / 'simulation'}."
+        f"The accuracies are the same. The run folders are {FOLDER / 'sites'} and {FOLDER / 'simulation'}."
     )
 
 

@@ -1,4 +1,4 @@
-"""The documentation keeps its word: its code runs, its commands work, its links lead somewhere."""
+"""The documentation is true: its code runs, its commands work, its links lead somewhere."""
 
 from __future__ import annotations
 
@@ -25,8 +25,13 @@ WITH_CODE = [
     "docs/methods.md",
 ]
 WITH_COMMANDS = [
-    "README.md", "docs/index.md", "docs/your-own-method.md", "docs/seeing.md", "docs/privacy.md", "docs/reproducing.md",
-]  # fmt: skip
+    "README.md",
+    "docs/index.md",
+    "docs/your-own-method.md",
+    "docs/looking-at-runs.md",
+    "docs/privacy.md",
+    "docs/reproducing.md",
+]
 
 # A file that a page shows begins with a comment that names it.
 FILE_NAME = re.compile(r"# (\w+\.py)\n")
@@ -129,7 +134,7 @@ def test_what_is_generated_is_up_to_date(monkeypatch):
     assert stale == [], "run `python docs/make.py`"
 
 
-def test_method_pages_have_a_picture_and_generated_parts():
+def test_method_pages_have_a_figure_and_generated_parts():
     pages = sorted((ROOT / "docs" / "methods").glob("*.md"))
     assert pages
     for page in pages:

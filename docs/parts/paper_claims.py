@@ -1,16 +1,11 @@
-"""What the papers claim, as sentences about two figures of a study: `python docs/make.py` says
-which of them hold.
-"""
+"""What the papers claim, each as a sentence about two values of a study."""
 
 from __future__ import annotations
 
-import json
-import math
-import statistics
 from collections.abc import Callable
-from itertools import groupby
-from pathlib import Path
 from typing import NamedTuple
+
+Place = tuple[str, str, str]  # row, column and measure of a study
 
 
 def at_least(ours: float, other: float) -> bool:
@@ -19,109 +14,24 @@ def at_least(ours: float, other: float) -> bool:
 
 
 def at_most(ours: float, other: float) -> bool:
-    """The claim of rounds: fewer are better."""
+    """The claim about rounds: fewer are better."""
     return ours <= other
 
 
-def _a_fifth(ours: float, other: float) -> bool:
-    return ours <= other / 5
-
-
-def _half(ours: float, other: float) -> bool:
-    return ours <= other / 2
-
-
 class Claim(NamedTuple):
-    """A sentence about two places (row, column, measure) of a study, and when it holds."""
+    """A sentence about two values of a study, and when it holds."""
 
     study: str
     words: str
-    ours: tuple[str, str, str]
-    other: tuple[str, str, str]
+    ours: Place
+    other: Place
     holds: Callable[[float, float], bool] = at_least
-    excuse: Callable[[float], str] = lambda other: ""  # where there is nothing to claim
-    where: str = ""  # one of several places that the sentence speaks of
-
-
-def claims(paper: str, folder: Path) -> str:
-    """What of a paper's claims holds in the results of a folder, as far as they are there."""
-    evaluated = [
-        (claim, found)
-        for claim in CLAIMS[paper]
-        if (found := evaluate_outputs(claim, folder)) is not None
-    ]
-    said = []
-    for words, group in groupby(evaluated, key=lambda one: one[0].words):
-        members = list(group)
-        if not members[0][0].where:
-            said += [f"* {verdict}: {words} {figures}.\n" for _, (verdict, figures) in members]
-            continue
-        said.append(f"* {words[0].upper()}{words[1:].removesuffix('.')}:\n")
-        for verdict in dict.fromkeys(verdict for _, (verdict, _) in members):
-            places = [
-                f"{claim.where} ({figures})"
-                for claim, (found, figures) in members
-                if found == verdict
-            ]
-            said.append(f"    * {verdict}: {'; '.join(places)}.\n")
-    return "".join(said) or "Not measured yet.\n"
-
-
-def evaluate_outputs(claim: Claim, folder: Path) -> tuple[str, str] | None:
-    """Whether a claim holds, and by which figures; seeds are paired. None where the study was not
-    run.
-    """
-    path = folder / f"{claim.study}-gpu.json"
-    if not path.exists():
-        return None
-    cells = {(cell["row"], cell["column"]): cell for cell in json.loads(path.read_text())["cells"]}
-    places = [(cells.get(where[:2], {}), where[2]) for where in (claim.ours, claim.other)]
-    by_seed = [
-        {
-            seed: math.inf if value is None else value
-            for seed, value in zip(cell["seeds"], cell[measure]["by_seed"], strict=True)
-            if value is not None or measure.startswith("rounds")  # which never come
-        }
-        for cell, measure in places
-        if measure in cell
-    ]
-    common = sorted(set.intersection(*map(set, by_seed))) if len(by_seed) == 2 else []
-    if not common:
-        return None
-    pairs = [[found[seed] for seed in common] for found in by_seed]
-    one, other = map(statistics.fmean, pairs)
-    verdict = claim.excuse(other) or ("Yes" if claim.holds(one, other) else "No")
-    if claim.holds in (at_least, at_most) and _is_noise(
-        [by_seed[0][seed] - by_seed[1][seed] for seed in common]
-    ):
-        verdict += ", but within the spread"
-    figures = " against ".join(map(_figure, pairs))
-    return verdict, f"{figures}, {len(common)} seed{'s' if len(common) > 1 else ''}"
+    excuse: Callable[[float], str] = lambda other: ""  # why the claim does not apply, if so
+    where: str = ""  # which of several settings
 
 
 def _plain(row: str) -> str:
     return row.replace(", no supplement", " without supplement")
-
-
-def _figure(values: list[float]) -> str:
-    known = [value for value in values if math.isfinite(value)]
-    if len(known) < len(values):
-        return f"{len(known)} of {len(values)} seeds" if known else "never"
-    return f"{statistics.fmean(values):.2f}"
-
-
-def _is_noise(differences: list[float]) -> bool:
-    """Whether two figures differ, seed by seed, by less than two standard errors; of one seed, by
-    less than a point.
-    """
-    if len(differences) == 1:
-        return abs(differences[0]) < 1
-    if not all(map(math.isfinite, differences)):
-        return False
-    return (
-        abs(statistics.fmean(differences))
-        <= 2 * statistics.stdev(differences) / len(differences) ** 0.5
-    )
 
 
 _FASHION, _CHOSEN, _ROUNDS = "Fashion-MNIST", "chosen on validation", "rounds to target"
@@ -129,9 +39,13 @@ _STAYS = "rounds to stay there"
 _UNTUNED, _ARRIVED = "before fine-tuning", "after one local training"
 _FT = ("FedAvg-FT", "Fashion-MNIST 20", "accuracy")
 _CHEAP = (
-    "own upload", "mean of own uploads", "mean of own updates", "four nearest", "half-way to the four nearest",
+    "own upload",
+    "mean of own uploads",
+    "mean of own updates",
+    "four nearest",
+    "half-way to the four nearest",
     "own upload and noise",
-)  # fmt: skip
+)
 _HARM = [
     f"{attack} {share} %"
     for attack in ("label flip", "mimic", "IPM", "4x sign flip", "adaptive")
@@ -159,7 +73,7 @@ CLAIMS: dict[str, list[Claim]] = {
         *(
             Claim(
                 "gene-fl-table1",
-                "known clients: GENE-FL is above the others.",
+                "known clients: GENE-FL is more accurate than the others.",
                 ("GENE-FL", _SHARDS, _KNOWN),
                 (row, _SHARDS, _KNOWN),
                 where=row,
@@ -169,7 +83,7 @@ CLAIMS: dict[str, list[Claim]] = {
         *(
             Claim(
                 "gene-fl-table3",
-                f"newcomers, {when}: who inherits a gene is ahead of a random start.",
+                f"newcomers, {when}: inheriting a gene beats a random start.",
                 ("GENE-FL", _SHARDS, when),
                 ("alone, random start", _SHARDS, when),
             )
@@ -178,7 +92,7 @@ CLAIMS: dict[str, list[Claim]] = {
         *(
             Claim(
                 "gene-fl-table3",
-                "newcomers, last ten rounds: GENE-FL is above the others.",
+                "newcomers, last ten rounds: GENE-FL is more accurate than the others.",
                 ("GENE-FL", _SHARDS, _LATE),
                 (row, _SHARDS, _LATE),
                 where=row,
@@ -188,7 +102,7 @@ CLAIMS: dict[str, list[Claim]] = {
         *(
             Claim(
                 study,
-                f"{who}: reading A is above reading B.",
+                f"{who}: reading A is more accurate than reading B.",
                 ("GENE-FL, reading A", _SHARDS, measure),
                 ("GENE-FL, reading B", _SHARDS, measure),
             )
@@ -200,7 +114,7 @@ CLAIMS: dict[str, list[Claim]] = {
         *(
             Claim(
                 "gene-fl-table5",
-                f"newcomers: GENE-FL is above itself {row}.",
+                f"newcomers: GENE-FL is more accurate than GENE-FL {row}.",
                 ("full", _SHARDS, _LATE),
                 (row, _SHARDS, _LATE),
             )
@@ -209,7 +123,7 @@ CLAIMS: dict[str, list[Claim]] = {
         *(
             Claim(
                 "gene-fl-table6",
-                "newcomers: the paper's choice, four clusters and epsilon 0.5, is better than others.",
+                "newcomers: the paper's choice, four clusters and epsilon 0.5, beats the others.",
                 ("K=4", _SHARDS, _LATE),
                 (row, _SHARDS, _LATE),
                 where=row,
@@ -220,26 +134,26 @@ CLAIMS: dict[str, list[Claim]] = {
     "pfedgpa": [
         Claim(
             "pfedgpa-table1",
-            "without fine-tuning pFedGPA is at FedAvg-FT's level.",
+            "without fine-tuning, pFedGPA is as accurate as FedAvg-FT.",
             ("pFedGPA", "Fashion-MNIST 20", _UNTUNED),
             _FT,
         ),
         Claim(
             "pfedgpa-table1",
-            "after fine-tuning as in the paper pFedGPA is not below FedAvg-FT.",
+            "after fine-tuning as in the paper, pFedGPA is not below FedAvg-FT.",
             ("pFedGPA", "Fashion-MNIST 20", "accuracy"),
             _FT,
         ),
         *(
             Claim(
                 "pfedgpa-table1",
-                f"after fine-tuning in small steps, as it does by default, pFedGPA is not below {words}.",
+                f"after fine-tuning in small steps (the default), pFedGPA is not below {words}.",
                 ("pFedGPA, small steps", "Fashion-MNIST 20", "accuracy"),
                 (row, "Fashion-MNIST 20", "accuracy"),
             )
             for row, words in (
                 ("FedAvg-FT", "FedAvg-FT"),
-                ("FedAvg-FT, small steps", "FedAvg-FT that takes small steps too"),
+                ("FedAvg-FT, small steps", "FedAvg-FT with small steps"),
             )
         ),
         *(
@@ -251,8 +165,8 @@ CLAIMS: dict[str, list[Claim]] = {
                 where=f"{column} clients",
             )
             for measure, words in (
-                (_UNTUNED, "without fine-tuning pFedGPA is at FedAvg-FT's level"),
-                ("accuracy", "after fine-tuning as in the paper pFedGPA is not below FedAvg-FT"),
+                (_UNTUNED, "without fine-tuning, pFedGPA is as accurate as FedAvg-FT"),
+                ("accuracy", "after fine-tuning as in the paper, pFedGPA is not below FedAvg-FT"),
             )
             for column in (
                 f"{data} {count}"
@@ -264,7 +178,7 @@ CLAIMS: dict[str, list[Claim]] = {
         *(
             Claim(
                 "pfedgpa-table2",
-                "before fine-tuning inversion is at least 8 points better than direct generation.",
+                "before fine-tuning, inversion is at least 8 points better than direct generation.",
                 ("inversion", column, _UNTUNED),
                 ("no inversion", column, _UNTUNED),
                 lambda ours, other: ours >= other + 8,
@@ -275,7 +189,7 @@ CLAIMS: dict[str, list[Claim]] = {
         *(
             Claim(
                 "pfedgpa-rivals",
-                f"on the {part} samples inversion of means beats its cheap rivals.",
+                f"on the {part} samples, inversion of means beats the cheap baselines.",
                 ("inversion of means", _FASHION, part),
                 (rival, _FASHION, part),
                 where=rival,
@@ -286,7 +200,7 @@ CLAIMS: dict[str, list[Claim]] = {
         *(
             Claim(
                 "pfedgpa-newcomers",
-                f"a guided newcomer is ahead of one {words}.",
+                f"a guided newcomer is more accurate than one {words}.",
                 ("guided", _FASHION, _ARRIVED),
                 (row, _FASHION, _ARRIVED),
             )
@@ -306,7 +220,10 @@ CLAIMS: dict[str, list[Claim]] = {
                 holds,
                 where=network,
             )
-            for measure, words in ((_ROUNDS, "touches 80 %"), (_STAYS, "reaches 80 % for good"))
+            for measure, words in (
+                (_ROUNDS, "first reaches 80 %"),
+                (_STAYS, "settles at 80 % or more"),
+            )
             for row, name in (
                 ("GenFed (1)", "GenFed (1)"),
                 (
@@ -319,9 +236,14 @@ CLAIMS: dict[str, list[Claim]] = {
                     "FedAvg, no supplement",
                     "FedAvg without supplement",
                     "a fifth of the rounds",
-                    _a_fifth,
+                    lambda ours, other: ours <= other / 5,
                 ),
-                ("FedAvg", "FedAvg with the same supplement", "half of the rounds", _half),
+                (
+                    "FedAvg",
+                    "FedAvg with the same supplement",
+                    "half of the rounds",
+                    lambda ours, other: ours <= other / 2,
+                ),
             )
             for network, column in (
                 ("small network", _FASHION),
@@ -330,21 +252,24 @@ CLAIMS: dict[str, list[Claim]] = {
         ),
         Claim(
             "genfed-supplement",
-            "selection inside of FedAvgM (0.8) takes fewer rounds to 80 % than FedAvgM with the same supplement.",
+            "GenFed (1) around FedAvgM (0.8) first reaches 80 % in fewer rounds "
+            "than FedAvgM with the same supplement.",
             ("GenFed (1) around FedAvgM 0.8", _FASHION, _ROUNDS),
             ("FedAvgM 0.8", _FASHION, _ROUNDS),
             at_most,
         ),
         Claim(
             "genfed-supplement",
-            "in the end GenFed (1) is above FedAvg with the same supplement.",
+            "after the last round, GenFed (1) is more accurate than FedAvg with the same "
+            "supplement.",
             ("GenFed (1)", _FASHION, "at the end"),
             ("FedAvg", _FASHION, "at the end"),
         ),
         *(
             Claim(
                 "genfed-table2",
-                f"with 10,000 pictures {ours} comes to nine tenths of FedAvg's best before {_plain(other)}, in rounds.",
+                f"with 10,000 images, {ours} reaches 90 % of FedAvg's best accuracy before "
+                f"{_plain(other)}, in rounds.",
                 (ours, column, _LEVEL),
                 (other, column, _LEVEL),
                 at_most,
@@ -356,7 +281,8 @@ CLAIMS: dict[str, list[Claim]] = {
         *(
             Claim(
                 "genfed-table2",
-                f"with 10,000 pictures {ours} is above {_plain(other)}, at the round chosen on validation.",
+                f"with 10,000 images, {ours} is more accurate than {_plain(other)}, "
+                "at the round chosen on validation.",
                 (ours, column, _CHOSEN),
                 (other, column, _CHOSEN),
                 where=column,
@@ -367,7 +293,7 @@ CLAIMS: dict[str, list[Claim]] = {
         *(
             Claim(
                 "genfed-table4",
-                "on CIFAR-10 with a fifth of attackers GenFed (1) loses less than FedAvg, in points.",
+                "on CIFAR-10 with 20 % attackers, GenFed (1) loses less than FedAvg, in points.",
                 ("GenFed (1)", harm, "change in points"),
                 ("FedAvg", harm, "change in points"),
                 where=harm,
@@ -377,7 +303,7 @@ CLAIMS: dict[str, list[Claim]] = {
         *(
             Claim(
                 study,
-                "on CIFAR-10 GenFed (1) is above FedAvg.",
+                "on CIFAR-10, GenFed (1) is more accurate than FedAvg.",
                 ("GenFed (1)", column, _CHOSEN),
                 ("FedAvg", column, _CHOSEN),
                 where=words,
@@ -392,17 +318,17 @@ CLAIMS: dict[str, list[Claim]] = {
         *(
             Claim(
                 "genfed-attacks",
-                f"under attack {words} loses less than half of what FedAvg loses, in points.",
+                f"under attack, {words} loses less than half as much as FedAvg, in points.",
                 (row, harm.replace(" %", "%"), "change in points"),
                 ("FedAvg", harm.replace(" %", "%"), "change in points"),
                 lambda ours, other: ours > other / 2,
-                lambda other: "Nothing to halve" if other > -2 else "",
+                lambda other: "Not applicable (FedAvg loses under 2 points)" if other > -2 else "",
                 where=harm,
             )
             for row, words in (
-                ("GenFed, no copies", "GenFed, as it is by default,"),
-                ("GenFed", "GenFed, as it is printed,"),
-                ("GenFed, adaptive, no copies", "GenFed with the schedule that adapts by itself"),
+                ("GenFed, no copies", "GenFed with its default options"),
+                ("GenFed", "GenFed as printed in the paper"),
+                ("GenFed, adaptive, no copies", "GenFed with the adaptive schedule"),
             )
             for harm in _HARM
         ),
@@ -415,8 +341,8 @@ CLAIMS: dict[str, list[Claim]] = {
                 where=column,
             )
             for row, words, schedule in (
-                ("GenFed, adaptive", "the schedule that adapts by itself", "(3)"),
-                ("GenFed, adaptive", "the schedule that adapts by itself", "(4)"),
+                ("GenFed, adaptive", "the adaptive schedule", "(3)"),
+                ("GenFed, adaptive", "the adaptive schedule", "(4)"),
                 ("GenFed (3), diverse", "a reward for diversity", "(3)"),
             )
             for column in _COLUMNS
