@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from fedhelix.deploy import submit
-from fedhelix.deploy.localhost import Local
+from fedhelix.deploy.localhost import LocalDeployment
 from fedhelix.runs.config import make_spec
 from fedhelix.store import RunFolder
 
@@ -23,29 +23,29 @@ def main(method: str = "genfed", rounds: int = 5) -> None:
     shutil.rmtree(FOLDER, ignore_errors=True)
     spec = make_spec(method, {"clients": 3, "rounds": rounds})
     print("Starting a server and three sites ...")
-    with Local(FOLDER / "deployment", sites=3) as local:
-        print(
-            f"They communicate through https://{local.address}; their logs are in {local.folder / 'logs'}."
-        )
-        submit.run_rounds(local.control(), submit.create(spec, FOLDER / "sites"), quiet=False)
+    with LocalDeployment(FOLDER / "deployment", sites=3) as local:
+        print(f"They communicate through https://{local.address}; logs: {local.folder / 'logs'}.")
+        submit.play(local.control(), submit.create(spec, FOLDER / "sites"), quiet=False)
     print("All processes have stopped. Now the simulation with the same seed ...")
     spec.config.federation(spec.method).fit(
         rounds, out=FOLDER / "simulation", config=spec.as_dict(), quiet=True
     )
+    show(FOLDER / "sites", FOLDER / "simulation")
+
+
+def show(sites: Path, simulation: Path) -> None:
+    """Print the accuracies of both runs, and stop if they differ."""
     heads = ("round", "sites: global", "personal", "simulation: global", "personal")
     print("{:>5}  {:>14} {:>9}  {:>18} {:>9}".format(*heads))
-    for one, other in zip(
-        *(RunFolder.open(FOLDER / name).records() for name in ("sites", "simulation")), strict=True
-    ):
-        figures = [
-            record[key] for record in (one, other) for key in ("accuracy", "personal_accuracy")
+    records = (RunFolder.open(folder).records() for folder in (sites, simulation))
+    for pair in zip(*records, strict=True):
+        values = [
+            f"{record[key]:.4f}" for record in pair for key in ("accuracy", "personal_accuracy")
         ]
-        print("{:>5}  {:>14.4f} {:>9.4f}  {:>18.4f} {:>9.4f}".format(one["round"], *figures))
-        if [f"{value:.4f}" for value in figures[:2]] != [f"{value:.4f}" for value in figures[2:]]:
+        print("{:>5}  {:>14} {:>9}  {:>18} {:>9}".format(pair[0]["round"], *values))
+        if values[:2] != values[2:]:
             sys.exit("The accuracies differ.")
-    print(
-        f"The accuracies are the same. The run folders are {FOLDER / 'sites'} and {FOLDER / 'simulation'}."
-    )
+    print(f"The accuracies are the same. The run folders are {sites} and {simulation}.")
 
 
 if __name__ == "__main__":
