@@ -39,7 +39,7 @@ FILE_NAME = re.compile(r"# (\w+\.py)\n")
 CHEAPLY = {
     "run": ["--rounds", "1", "--clients", "5"],
     "compare": ["--rounds", "1", "--clients", "5", "--seeds", "1"],
-    "sweep": ["--minutes", "0.01"],
+    "sweep": ["--minutes", "0.1"],  # long enough to finish a round, which `report` needs
     "bench": ["--minutes", "0.01"],
     "audit": ["--set", "steps=3", "--set", "images=1"],
 }
