@@ -34,7 +34,7 @@ $(VENV)/.development: $(VENV)/.runtime
 demo: $(VENV)/.runtime
 	@rm -rf $(DEMO)
 	$(BIN)/fedhelix compare fedavg genfed gene-fl pfedgpa --out $(DEMO)
-	@echo "The picture is $(DEMO)/comparison.png; each run's config, metrics and checkpoint lie beside it."
+	@echo "The figure is $(DEMO)/comparison.png; each run's config, metrics and checkpoint lie beside it."
 
 demo-deploy: $(VENV)/.deployment
 	$(BIN)/python examples/deployment.py genfed 5

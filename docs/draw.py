@@ -1,5 +1,6 @@
-"""Draws the pictures of the method pages: `python docs/draw.py`. Blue travels, orange stays, grey
-is frozen.
+"""Draw the figures of the method pages: `python docs/draw.py`.
+
+Blue layers are shared, orange ones stay with their client, grey ones are frozen.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
 from fedhelix.report.style import COLOURS, GREY, PALE, save, sheet
 
-PICTURES = Path(__file__).parent / "pictures" / "methods"
+FIGURES = Path(__file__).parent / "figures" / "methods"
 LOOKS = {
     "travels": (COLOURS[0], ""),
     "stays": (COLOURS[4], "//"),
@@ -24,9 +25,7 @@ SHORT = {"t": "travels", "s": "stays", "f": "frozen", "m": "sometimes"}
 
 @dataclass(frozen=True)
 class Sketch:
-    """What a picture shows: the layers from input to output, and what server and clients do
-    besides.
-    """
+    """What a figure shows: the layers from input to output, and what server and clients do."""
 
     layers: str
     server: str
@@ -38,46 +37,46 @@ class Sketch:
 SKETCHES = {
     "fedavg": Sketch("ttttt", "mean of the models", "train"),
     "fedavg-ft": Sketch("ttttt", "mean of the models", "train; fine-tune\na copy for use"),
-    "fedavgm": Sketch("ttttt", "mean of the models,\nand on as before", "train"),
-    "fedprox": Sketch("ttttt", "mean of the models", "train on a leash to\nwhat was received"),
+    "fedavgm": Sketch("ttttt", "mean of the models,\nplus momentum", "train"),
+    "fedprox": Sketch("ttttt", "mean of the models", "train close to\nthe received model"),
     "scaffold": Sketch(
         "ttttt", "mean of models\nand of controls", "train, corrected by\nthe controls", "sssss"
     ),
     "fedopt": Sketch("ttttt", "Adam along the\nmean update", "train"),
     "ditto": Sketch(
-        "ttttt", "mean of the models", "train both; the second\non a leash to the first", "sssss"
+        "ttttt", "mean of the models", "train both; the second\nstays close to the first", "sssss"
     ),
-    "local": Sketch("sssss", "nothing to do", "train alone", arrows="none"),
-    "fedbn": Sketch("tstst", "mean of all but\nBatchNorm", "train; BatchNorm\nis its own"),
-    "fedper": Sketch("tttts", "mean of the bodies", "train; the last\nlayer is its own"),
+    "local": Sketch("sssss", "not involved", "train alone", arrows="none"),
+    "fedbn": Sketch("tstst", "mean of all but\nBatchNorm", "train; BatchNorm\nis personal"),
+    "fedper": Sketch("tttts", "mean of the bodies", "train; the last\nlayer is personal"),
     "fedrep": Sketch("tttts", "mean of the bodies", "first the head,\nthen the body"),
-    "lg-fedavg": Sketch("sssst", "mean of the heads", "train; the body\nis its own"),
+    "lg-fedavg": Sketch("sssst", "mean of the heads", "train; the body\nis personal"),
     "fedbabu": Sketch("ttttf", "mean of the bodies", "train the body only;\nfine-tune for use"),
-    "partialfed": Sketch("ststs", "mean of one layer\nper stage", "train; the rest\nis its own"),
-    "fedfina": Sketch("ssttt", "mean of the\nlast layers", "train; the rest\nis its own"),
-    "fedlg": Sketch("stsst", "mean of chosen\nlayers", "train; the rest\nis its own"),
+    "partialfed": Sketch("ststs", "mean of one layer\nper stage", "train; the rest\nis personal"),
+    "fedfina": Sketch("ssttt", "mean of the\nlast layers", "train; the rest\nis personal"),
+    "fedlg": Sketch("stsst", "mean of chosen\nlayers", "train; the rest\nis personal"),
     "fedlp": Sketch(
-        "mmmmm", "each layer: mean of\nthose who sent it", "train; send each\nlayer by chance"
+        "mmmmm", "per layer: mean over\nits senders", "train; send each\nlayer at random"
     ),
     "fedlps": Sketch(
         "fmmmt",
-        "each channel: mean of\nthose who kept it",
+        "per channel: mean over\nits senders",
         "train; send only the\nstrongest channels",
     ),
     "clustered": Sketch("ttttt", "one model for each\ncluster of clients", "train"),
     "gene-fl": Sketch(
         "ssmms", "per cluster: mean of\nthe genes", "train near the cluster;\nsend a small gene"
     ),
-    "fedau": Sketch("ttttt", "weights: rounds between\na client's visits", "train"),
+    "fedau": Sketch("ttttt", "weights: rounds between\nparticipations", "train"),
     "fedumf": Sketch(
-        "ttttt", "mean of the models", "who waits trains too,\nand starts ahead", "sssss"
+        "ttttt", "mean of the models", "idle clients pre-train\nfor their next round", "sssss"
     ),
     "pfedgpa": Sketch(
         "ttttt",
-        "mean of the models;\nlast, a generator of\neach client's own",
-        "train; fine-tune what\nwas generated",
+        "mean of the models;\nfinally, generate\npersonal models",
+        "train; fine-tune the\ngenerated model",
     ),
-    "pfedhn": Sketch("ttttt", "a hypernetwork makes\neach client's model", "train"),
+    "pfedhn": Sketch("ttttt", "a hypernetwork generates\neach client's model", "train"),
 }
 
 
@@ -87,13 +86,23 @@ def box(axes: Axes, x: float, y: float, width: float, height: float) -> None:
     )
 
 
+def bar(axes: Axes, corner: tuple[float, float], width: float, code: str) -> None:
+    """One layer."""
+    colour, hatch = LOOKS[SHORT[code]]
+    axes.add_patch(
+        Rectangle(
+            corner, width, 0.15, facecolor=colour, hatch=hatch, edgecolor="white", linewidth=0.5
+        )
+    )
+
+
 def model(axes: Axes, x: float, y: float, layers: str) -> None:
     """A network as five bars, input below and output above, narrower towards the output."""
     for number, code in enumerate(layers):
-        colour, hatch = LOOKS[SHORT[code]]
+        if code == " ":
+            continue
         width = 0.9 - 0.1 * number
-        axes.add_patch(Rectangle((x - width / 2, y + 0.2 * number), width, 0.15, facecolor=colour, hatch=hatch,
-                                 edgecolor="white", linewidth=0.5))  # fmt: skip
+        bar(axes, (x - width / 2, y + 0.2 * number), width, code)
 
 
 def arrow(
@@ -111,12 +120,7 @@ def exchange(sketch: Sketch, path: Path) -> None:
     figure = sheet(5.2, 3.6)
     axes = figure.subplots()
     box(axes, 2.0, 2.35, 3.2, 1.25)
-    shown = [code if code in "tm" else " " for code in sketch.layers]
-    for number, code in enumerate(shown):
-        if code != " ":
-            colour, hatch = LOOKS[SHORT[code]]
-            axes.add_patch(Rectangle((2.6 - 0.45 + 0.05 * number, 2.45 + 0.2 * number), 0.9 - 0.1 * number, 0.15,
-                                     facecolor=colour, hatch=hatch, edgecolor="white", linewidth=0.5))  # fmt: skip
+    model(axes, 2.6, 2.45, "".join(code if code in "tm" else " " for code in sketch.layers))
     axes.text(4.15, 2.98, sketch.server, ha="center", va="center", fontsize=8.5)
     axes.text(2.02, 3.68, "server", fontsize=8.5, color=GREY)
     for place, left in enumerate((0.1, 3.3)):
@@ -125,29 +129,23 @@ def exchange(sketch: Sketch, path: Path) -> None:
         if sketch.second:
             model(axes, left + 1.55, 0.2, sketch.second)
         middle = left + (1.45 if sketch.second else 1.95)
-        axes.text(middle, 0.02 if sketch.second else 0.72, sketch.client, ha="center",
-                  va="top" if sketch.second else "center", fontsize=8.5)  # fmt: skip
+        height, align = (0.02, "top") if sketch.second else (0.72, "center")
+        axes.text(middle, height, sketch.client, ha="center", va=align, fontsize=8.5)
         axes.text(left + 0.02, 1.43, f"client {place + 1}", fontsize=8.5, color=GREY)
         if sketch.arrows == "both":
             arrow(axes, (left + 1.45, 1.42), (2.9 + 1.4 * place, 2.28))
     used = [SHORT[code] for code in dict.fromkeys(sketch.layers + sketch.second)]
     words = {
-        "travels": "travels",
+        "travels": "shared",
         "stays": "stays with its client",
         "frozen": "frozen",
-        "sometimes": "by chance",
+        "sometimes": "sometimes shared",
     }
     for number, kind in enumerate(used):
         colour, hatch = LOOKS[kind]
+        corner = (0.1, 3.5 - 0.28 * number)
         axes.add_patch(
-            Rectangle(
-                (0.1, 3.5 - 0.28 * number),
-                0.22,
-                0.15,
-                facecolor=colour,
-                hatch=hatch,
-                edgecolor="white",
-            )
+            Rectangle(corner, 0.22, 0.15, facecolor=colour, hatch=hatch, edgecolor="white")
         )
         axes.text(0.4, 3.5 - 0.28 * number, words[kind], fontsize=8, va="bottom")
     axes.set(xlim=(0, 6.3), ylim=(-0.35 if sketch.second else 0, 3.9))
@@ -156,7 +154,7 @@ def exchange(sketch: Sketch, path: Path) -> None:
 
 
 def selection(path: Path) -> None:
-    """GenFed: returned models with their fitness; only the best are merged."""
+    """GenFed: returned models with their fitness; only the best are averaged."""
     figure = sheet(5.2, 3.6)
     axes = figure.subplots()
     fitness = (0.55, 0.9, 0.25, 0.8, 0.4)
@@ -184,5 +182,5 @@ def selection(path: Path) -> None:
 
 if __name__ == "__main__":
     for name, sketch in SKETCHES.items():
-        exchange(sketch, PICTURES / f"{name}.svg")
-    selection(PICTURES / "genfed.svg")
+        exchange(sketch, FIGURES / f"{name}.svg")
+    selection(FIGURES / "genfed.svg")

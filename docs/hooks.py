@@ -1,5 +1,5 @@
-"""What MkDocs does besides: formulas become MathML, measurements become downloads, and the menu
-follows the files.
+"""Hooks for MkDocs: convert formulas to MathML, add the measurements as downloads, and build the
+menu from the files.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ DOCS = ROOT / "docs"
 OUTSIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 
 MENU: list[tuple[str, list[str]]] = [
-    ("Start", ["index.md", "choosing.md", "seeing.md"]),
-    ("Make it yours", ["your-own-data.md", "your-own-method.md"]),
+    ("Start", ["index.md", "choosing.md", "looking-at-runs.md"]),
+    ("Extend", ["your-own-data.md", "your-own-method.md"]),
     ("Understand", ["architecture.md", "engines.md", "deployment.md", "privacy.md"]),
-    ("Check", ["results.md", "results/*.md", "reproducing.md"]),
+    ("Results", ["results.md", "results/*.md", "reproducing.md"]),
     ("Methods", ["methods.md", "methods/*.md"]),
     ("Reference", ["api.md", "changelog.md", "contributing.md"]),
 ]
@@ -33,7 +33,7 @@ LINK = re.compile(r"\[([^\[\]]+)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
 
 def on_config(config: Any) -> Any:
-    """The menu: what is there, in our order."""
+    """Build the menu: the pages that exist, in the order of `MENU`."""
     config.nav = [
         {title: [str(page) for pattern in patterns for page in _pages(pattern)]}
         for title, patterns in MENU
@@ -48,7 +48,7 @@ def _pages(pattern: str) -> list[str]:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Files that lie outside of docs/: the measurements, and two pages."""
+    """Add files from outside docs/: the measurements, and two pages."""
     for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
         files.append(File.generated(config, f"measured/{path.name}", abs_src_path=str(path)))
     for name, page in OUTSIDE.items():
@@ -57,32 +57,31 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(text: str, page: Any, config: Any, files: Any) -> str:
-    """Formulas and links; what is code stays as it is."""
+    """Convert formulas and links; leave code as it is."""
     here = page.file.src_uri
-    lying = {inside: outside for outside, inside in OUTSIDE.items()}.get(here, f"docs/{here}")
+    outside = {inside: outside for outside, inside in OUTSIDE.items()}
+    source = outside.get(here, f"docs/{here}")
     parts = FENCED.split(text)
     return "".join(
-        part if number % 2 else _prose(part, here, lying) for number, part in enumerate(parts)
+        part if number % 2 else _prose(part, here, source) for number, part in enumerate(parts)
     )
 
 
-def _prose(text: str, here: str, lying: str) -> str:
-    text = LINK.sub(lambda found: _link(found, here, lying), text)
+def _prose(text: str, here: str, source: str) -> str:
+    text = LINK.sub(lambda match: _link(match, here, source), text)
     return "".join(
         part if number % 2 else _formulas(part) for number, part in enumerate(CODE.split(text))
     )
 
 
 def _formulas(text: str) -> str:
-    text = DISPLAYED.sub(lambda found: convert(found[1].strip(), display="block"), text)
-    return INLINE.sub(lambda found: convert(found[1]), text)
+    text = DISPLAYED.sub(lambda match: convert(match[1].strip(), display="block"), text)
+    return INLINE.sub(lambda match: convert(match[1]), text)
 
 
-def _link(found: re.Match[str], here: str, lying: str) -> str:
-    """A link as it is in the repository, turned into one that holds in the site; bare source is
-    only named.
-    """
-    target = posixpath.normpath(posixpath.join(posixpath.dirname(lying), found[2]))
+def _link(match: re.Match[str], here: str, source: str) -> str:
+    """Turn a link within the repository into one within the site; source files are only named."""
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[2]))
     if target.startswith("benchmarks/results/") and target.endswith(".json"):
         inside = f"measured/{posixpath.basename(target)}"
     elif target in OUTSIDE:
@@ -92,7 +91,6 @@ def _link(found: re.Match[str], here: str, lying: str) -> str:
     elif target.startswith("docs/"):
         inside = target.removeprefix("docs/")
     else:
-        return found[1]
-    return (
-        f"[{found[1]}]({posixpath.relpath(inside, posixpath.dirname(here) or '.')}{found[3] or ''})"
-    )
+        return match[1]
+    path = posixpath.relpath(inside, posixpath.dirname(here) or ".")
+    return f"[{match[1]}]({path}{match[3] or ''})"

@@ -1,4 +1,4 @@
-"""Three methods on the same twenty clients, and a report that says which one helps whom.
+"""Compare three methods on the same twenty clients, and write a report.
 
 python examples/compare_methods.py
 """
@@ -14,7 +14,7 @@ for method in (FedAvg(), FedAvgFT(), LocalOnly()):
     fed = Federation("digits", partition.dirichlet(clients=20, alpha=0.1), method=method, seed=0)
     run = fed.fit(rounds=15, eval_every=3, out=f"runs/example-{method.label}")
     worst = run.metrics["personal_p10"].dropna().iloc[-1]
-    print(f"{method.label:10} a tenth of the clients is below {worst:.0%}")
+    print(f"{method.label:10} 10th percentile of the clients: {worst:.0%}")
     folders.append(run.folder)
 
 Path("example-report.html").write_text(html(Selection(folders, [])), encoding="utf-8")

@@ -1,5 +1,5 @@
-"""A server and three sites on this machine, with TLS and keys: train across them, and compare with
-the simulation.
+"""Train across a server and three sites on this machine, with TLS and keys, and compare the result
+with the simulation.
 
 python examples/deployment.py [METHOD] [ROUNDS]
 """
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from fedhelix.deploy import submit
-from fedhelix.deploy.localhost import Local
+from fedhelix.deploy.localhost import LocalDeployment
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
 
@@ -19,34 +19,33 @@ FOLDER = Path("runs/demo-deploy")
 
 
 def main(method: str = "genfed", rounds: int = 5) -> None:
-    """Both ways with one seed, side by side."""
+    """Run the deployment and the simulation with the same seed, and print both."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     spec = make_spec(method, {"clients": 3, "rounds": rounds})
     print("Starting a server and three sites ...")
-    with Local(FOLDER / "deployment", sites=3) as local:
-        print(
-            f"They talk through https://{local.address}; their logs are in {local.folder / 'logs'}."
-        )
-        submit.run_rounds(local.control(), submit.create(spec, FOLDER / "sites"), quiet=False)
-    print("Everything is stopped. Now the simulation with the same seed ...")
+    with LocalDeployment(FOLDER / "deployment", sites=3) as local:
+        print(f"They communicate through https://{local.address}; logs: {local.folder / 'logs'}.")
+        submit.follow(local.control(), submit.create(spec, FOLDER / "sites"), quiet=False)
+    print("All processes have stopped. Now the simulation with the same seed ...")
     spec.config.federation(spec.method).fit(
         rounds, out=FOLDER / "simulation", config=spec.as_dict(), quiet=True
     )
-    print(
-        f"{'round':>5}  {'sites: global':>14} {'personal':>9}  {'simulation: global':>18} {'personal':>9}"
-    )
-    for one, other in zip(
-        *(RunFolder.open(FOLDER / name).records() for name in ("sites", "simulation")), strict=True
-    ):
-        figures = [
-            record[key] for record in (one, other) for key in ("accuracy", "personal_accuracy")
+    show(FOLDER / "sites", FOLDER / "simulation")
+
+
+def show(sites: Path, simulation: Path) -> None:
+    """Print the accuracies of both runs, and stop if they differ."""
+    heads = ("round", "sites: global", "personal", "simulation: global", "personal")
+    print("{:>5}  {:>14} {:>9}  {:>18} {:>9}".format(*heads))
+    records = (RunFolder.open(folder).records() for folder in (sites, simulation))
+    for pair in zip(*records, strict=True):
+        values = [
+            f"{record[key]:.4f}" for record in pair for key in ("accuracy", "personal_accuracy")
         ]
-        print("{:>5}  {:>14.4f} {:>9.4f}  {:>18.4f} {:>9.4f}".format(one["round"], *figures))
-        if [f"{value:.4f}" for value in figures[:2]] != [f"{value:.4f}" for value in figures[2:]]:
-            sys.exit("The two differ.")
-    print(
-        f"The same accuracies. The run folders are {FOLDER / 'sites'} and {FOLDER / 'simulation'}."
-    )
+        print("{:>5}  {:>14} {:>9}  {:>18} {:>9}".format(pair[0]["round"], *values))
+        if values[:2] != values[2:]:
+            sys.exit("The accuracies differ.")
+    print(f"The accuracies are the same. The run folders are {sites} and {simulation}.")
 
 
 if __name__ == "__main__":

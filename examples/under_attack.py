@@ -1,5 +1,4 @@
-"""A fifth of the clients sends poisoned updates: what is left of FedAvg, of a median, and of
-GenFed?
+"""A fifth of the clients send poisoned updates. Compare FedAvg, the median and GenFed.
 
 python examples/under_attack.py
 """
@@ -16,6 +15,6 @@ for method in (FedAvg(), Median(FedAvg()), GenFed(FedAvg(), rho_max=3)):
     run = fed.fit(rounds=15, out=f"runs/attacked-{method.label}")
     print(f"{method.label:16} {run.summary['final_accuracy']:.1%}")
 
-# The fitness of every returned model, with the chosen ones filled and the attackers marked.
+# The fitness of every uploaded model: selected ones are filled, attackers are marked.
 save(fitness(read(run.folder)), "attack.png")
 print("open attack.png")

@@ -18,6 +18,7 @@ import pytest
 import fedhelix_command
 from fedhelix import METHODS, __version__
 from fedhelix.cli import app as command_line
+from fedhelix.core.docs import summary
 from fedhelix.runs import jobs
 from fedhelix.runs.config import Config
 from fedhelix.store import RunFolder
@@ -101,7 +102,7 @@ def test_the_config_of_a_run_starts_the_same_run_again(cli, tmp_path):
 def test_methods_and_their_options_are_explained(cli):
     shown = cli("methods").words
     for name, kind in METHODS.items():
-        assert f"{name} {' '.join(kind.__doc__.splitlines()[0].split())}" in shown
+        assert f"{name} {summary(kind)}" in shown
         assert kind.paper.split(",")[0] in shown
     one = cli("methods", "fedopt").words
     assert (

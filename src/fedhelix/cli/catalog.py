@@ -14,6 +14,7 @@ from rich.table import Table
 
 from fedhelix import models
 from fedhelix.cli.common import Json
+from fedhelix.core.docs import summary
 from fedhelix.core.registry import METHODS, resolve
 from fedhelix.data import available
 from fedhelix.report.terminal import console
@@ -62,7 +63,7 @@ def _describe(kind: type) -> dict[str, Any]:
             "meaning": meaning,
         }
     return {
-        "what": (kind.__doc__ or "").partition("\n")[0],
+        "what": summary(kind),
         "paper": getattr(kind, "paper", ""),
         "options": options,
     }

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from torch import Tensor
 
 from fedhelix.core import returns
+from fedhelix.core.docs import summary
 from fedhelix.core.layers import Layers
 from fedhelix.core.options import Checked
 from fedhelix.core.returns import Check, Phase
@@ -76,9 +77,8 @@ def hook(
     """Make a function of `Method` a hook."""
 
     def mark(function: Function) -> Function:
-        summary = (inspect.getdoc(function) or "").partition("\n")[0]
         arguments = len(inspect.signature(function).parameters) - 1
-        known = Hook(function.__name__, side, returns, arguments, summary)
+        known = Hook(function.__name__, side, returns, arguments, summary(function))
         function.__hook__ = known  # type: ignore[attr-defined]
         return function
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedhelix.core import seeds
+from fedhelix.core.docs import summary
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.fit import LENT, check_fits
 from fedhelix.models import cnn, dense, resnet
@@ -58,9 +59,7 @@ def names() -> tuple[str, ...]:
 
 def describe() -> dict[str, str]:
     """One line of help for each name."""
-    return CHOSEN_BY_SHAPE | {
-        name: (builder.__doc__ or "").partition("\n")[0] for name, builder in NETWORKS.items()
-    }
+    return CHOSEN_BY_SHAPE | {name: summary(builder) for name, builder in NETWORKS.items()}
 
 
 def build(

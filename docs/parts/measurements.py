@@ -1,0 +1,170 @@
+"""Tables of benchmarks: accuracy, speed, memory, faults."""
+
+from __future__ import annotations
+
+from fedhelix.store.progress import human_bytes
+from parts.files import RESULTS, exists, fashion, percent, result, table
+
+GPU = {
+    "w1": "10 clients per round",
+    "w1-100-clients": "100 clients per round",
+    "sweep": "30 runs (5 seeds × 6 learning rates) at once, 10 clients per round each",
+    "resnet18-float32": "ResNet-18 on CIFAR-10, 10 clients per round, PyTorch's default precision",
+    "resnet18-bfloat16": "the same in bfloat16, against the plain loop in default precision",
+}
+CPU = {
+    "fedhelix": "fedhelix, `parallel`, two workers",
+    "pfl": "pfl 0.6, best settings",
+    "flower": "Flower's simulation, best settings",
+    "plain": "plain PyTorch loop, best settings",
+    "pfl-default": "pfl, default settings",
+    "flower-default": "Flower's simulation, default settings",
+}
+SITES = {
+    "warm": "`fedhelix site`: a long-lived worker process",
+    "flower": "Flower's SuperNode: a process per message",
+}
+
+
+def table1() -> str:
+    """pFedGPA's Table 1, the methods without a generator."""
+    rows = [
+        [method, f"{row['mean']:.1f} ± {row['se']:.1f}", f"{row['paper']:.2f}", _agreement(row)]
+        for method, row in fashion().items()
+        if method != "pfedgpa"
+    ]
+    return table(["method", "ours %", "paper %", "within two standard errors "], rows)
+
+
+def _agreement(row: dict[str, float]) -> str:
+    difference = row["mean"] - row["paper"]
+    if abs(difference) <= 2 * row["se"]:
+        return "yes"
+    return f"no: ours is {abs(difference):.1f} {'better' if difference > 0 else 'worse'}"
+
+
+def gpu() -> str:
+    """Speed on a GPU."""
+    measured = result("speed-gpu")
+    rows = []
+    for key in filter(measured.__contains__, GPU):
+        seconds = measured[key]["seconds_per_round"]
+        times = [f"{seconds['plain']:.3g}", f"{seconds['ours']:.3g}"]
+        rows.append([GPU[key], *times, f"{measured[key]['ratio']:.1f}"])
+    return table(["workload", "plain loop, s per round", "batched, s per round", "ratio"], rows)
+
+
+def cpu() -> str:
+    """Speed on a CPU."""
+    measured = result("speed-cpu")
+    rows = []
+    for key, words in CPU.items():
+        row = [words]
+        for workload in ("W1", "W2"):
+            race = measured[workload]
+            ratio = race["ratio_to_fedhelix"].get(key, {"median": 1.0})["median"]
+            row += [f"{race['seconds_per_round'][key]['median']:.2f}", f"{ratio:.2f}"]
+            row.append(f"{race['peak_memory_MiB'][key]['pss']:.0f}")
+        rows.append(row)
+    heads = [
+        f"{workload}, {what}"
+        for workload in ("W1", "W2")
+        for what in ("s per round", "relative to ours", "MiB")
+    ]
+    return table(["simulator", *heads], rows)
+
+
+def dashboard() -> str:
+    """How fast the dashboard is, and how much memory it needs."""
+    measured = result("dashboard")
+    drawn = measured["compare_ten_in_browser_s"]
+    slowest = f"{max(drawn):.2f} s" if drawn else "–"
+    rows = [
+        ["list of all runs, first time", f"{measured['list_first_s']:.2f} s", "0.5 s"],
+        ["list of all runs, later", f"{measured['list_again_s']:.2f} s", "0.5 s"],
+        ["ten runs compared, drawn in the browser (slowest of five)", slowest, "2 s"],
+        ["memory, all runs loaded", f"{measured['memory_peak_MiB']} MiB", "300 MiB"],
+    ]
+    size = f"{measured['runs']} runs of {measured['rounds']} rounds"
+    return table([size, "measured", "target"], rows)
+
+
+def deployment() -> str:
+    """The overhead of a round across processes."""
+    rows = [
+        [
+            SITES[row["way"]],
+            f"{row['overhead_median']:.1f}",
+            f"{row['processor_seconds_per_round']['superlink']:.1f}",
+            f"{row['processor_seconds_per_round']['site']:.2f}",
+            " → ".join(f"{load:.1f}" for load in row["load_average_before_and_after"]),
+        ]
+        for row in result("deploy-overhead")["rows"]
+    ]
+    heads = ["overhead per round, s", "SuperLink's CPU, s", "a connection's CPU, s", "load average"]
+    return table(["sites", *heads], rows)
+
+
+def faults() -> str:
+    """The fault matrix, as its script wrote it."""
+    return (RESULTS / "deploy-faults.md").read_text(encoding="utf-8")
+
+
+def choosing() -> str:
+    """Measured accuracies for the choice of a method, the best first."""
+    paper = fashion()
+    measured = sorted(result("choosing")["table"], key=lambda row: -row["personal_accuracy"])
+    rows = []
+    for row in measured:
+        method = row["method"]
+        theirs = paper.get(method)
+        rows.append(
+            [
+                f"[`{method}`](methods/{method}.md)",
+                percent(row, "personal_accuracy"),
+                f"{100 * row['personal_p10']:.1f}",
+                human_bytes(row["uplink_bytes"]),
+                f"{theirs['mean']:.1f} ± {theirs['se']:.1f}" if theirs else "–",
+            ]
+        )
+    heads = ["digits, personal %", "worst tenth %", "uploaded", "Fashion-MNIST, personal %"]
+    return table(["method", *heads], rows)
+
+
+def participation() -> str:
+    """FedAU against FedAvg where clients take part at different rates."""
+    rows = []
+    for name, measured in result("participation").items():
+        if isinstance(measured, dict) and "table" in measured:
+            by_method = {row["method"]: row for row in measured["table"]}
+            values = [
+                percent(by_method[method], key)
+                for key in ("accuracy", "personal_p10")
+                for method in ("fedavg", "fedau")
+            ]
+            rows.append([name, *values])
+    heads = [
+        f"{what}, {method}"
+        for what in ("global %", "worst tenth of the clients %")
+        for method in ("FedAvg", "FedAU")
+    ]
+    return table(["local training", *heads], rows)
+
+
+def audit(name: str) -> str:
+    """What `fedhelix audit` reconstructed."""
+    if not exists(name):
+        return "Not run yet.\n"
+    measured = result(name)
+    rows = [
+        [
+            row["method"],
+            row["attacker"],
+            f"{row['seen']:.1%}",
+            f"{row['psnr']:.1f}",
+            f"{row['ssim']:.2f}",
+        ]
+        for row in measured["rows"]
+    ]
+    heads = ["attacker ", "share of the model seen", "PSNR in dB, median", "SSIM, median"]
+    return f"`{measured['command']}`\n\n{table(['method', *heads], rows)}"

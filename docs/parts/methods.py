@@ -1,0 +1,95 @@
+"""What a method's page says about its options and results, and the table of hooks."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from typing import Any
+
+from fedhelix import METHODS, FedAvg, Method, Wrapper
+from fedhelix.core.method import HOOKS
+from fedhelix.robust.defences import Defence
+from parts.files import RESULTS, ROOT, fashion, percent, result, table
+
+PAPERS = {"gene-fl": "GENE-FL", "genfed": "GenFed", "pfedgpa": "pFedGPA"}
+TABLE1 = "../results.md#pfedgpas-table-1-the-methods-without-a-generator"
+
+
+def options(name: str) -> str:
+    """A method's options, from its fields."""
+    kind = METHODS[name]
+    hints = typing.get_type_hints(kind)
+    rows = [
+        _option(field, hints[field.name])
+        for field in dataclasses.fields(kind)
+        if field.init and field.name != "inner"
+    ]
+    return table(["option", "default ", "meaning "], rows) if rows else "It has no options.\n"
+
+
+def _option(field: dataclasses.Field[Any], hint: Any) -> list[str]:
+    literal = typing.get_origin(hint) is typing.Literal
+    choices = f" (`{'`, `'.join(typing.get_args(hint))}`)" if literal else ""
+    default = "auto" if field.default is None else field.default
+    return [f"`{field.name}`", f"`{default}`", field.metadata.get("meaning", "") + choices]
+
+
+def results(name: str) -> str:
+    """A method's measured accuracies beside the paper's."""
+    rows = []
+    if measured := fashion().get(name):
+        ours = f"{measured['mean']:.1f} ± {measured['se']:.1f} %"
+        link = f"[pFedGPA's Table 1, Fashion-MNIST]({TABLE1})"
+        rows.append([link, ours, f"{measured['paper']:.2f} %"])
+    for row in result("choosing")["table"]:
+        if row["method"] == name:
+            ours = f"{percent(row, 'personal_accuracy')} %"
+            rows.append(["[digits, 20 clients](../choosing.md#measured)", ours, "–"])
+    page = f"../results/{name}.md"
+    links = _appearances(name)
+    if (ROOT / "docs" / "methods" / page).exists():
+        links = f"[Our results beside the paper's]({page}).\n"
+    headers = ["personal accuracy after the last round", "ours", "paper"]
+    return "\n".join(filter(None, [links, table(headers, rows) if rows else ""])) or (
+        "No results of its own yet.\n"
+    )
+
+
+def _appearances(name: str) -> str:
+    """The papers in whose tables a method appears."""
+    studies = {path.stem: result(path.stem) for path in sorted(RESULTS.glob("*-gpu.json"))}
+    there = [
+        stem
+        for stem, study in studies.items()
+        if any(cell["method"] == name for cell in study.get("cells", ()))
+    ]
+    links = [
+        f"[{PAPERS[key]}](../results/{key}.md)"
+        for key in PAPERS
+        if any(stem.startswith(key) for stem in there)
+    ]
+    return f"Compared with others in the tables of {' and '.join(links)}.\n" if links else ""
+
+
+def hooks() -> str:
+    """The hooks of a method, what they return, and which methods override them."""
+    rows = []
+    for name, hook in HOOKS.items():
+        arguments = ", ".join(list(inspect.signature(getattr(Method, name)).parameters)[1:])
+        summary = hook.summary[:1].lower() + hook.summary[1:].rstrip(".")
+        rows.append([hook.side, f"`{name}({arguments})`", summary, ", ".join(_overriding(name))])
+    return table(["side", "hook ", "in one sentence ", "overridden by "], rows)
+
+
+def _overriding(hook: str) -> list[str]:
+    kinds = {name: kind for name, kind in sorted(METHODS.items()) if _overrides(kind, hook)}
+    defences = [name for name, kind in kinds.items() if issubclass(kind, Defence)]
+    return [f"`{name}`" for name in kinds if name not in defences] + (
+        ["the defences"] if defences else []
+    )
+
+
+def _overrides(kind: type[Method], hook: str) -> bool:
+    usual = Wrapper if issubclass(kind, Wrapper) else FedAvg
+    return getattr(kind, hook) is not getattr(usual, hook)
