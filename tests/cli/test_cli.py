@@ -84,10 +84,10 @@ def test_json_is_json(cli):
     ]
 
 
-def test_a_comparison_shows_a_table_and_leaves_a_picture(cli, tmp_path):
+def test_a_comparison_shows_a_table_and_leaves_a_figure(cli, tmp_path):
     done = cli("compare", "fedavg", "local", *SMALL, "--seeds", 2, "--out", "both")
     assert done.code == 0 and done.err == ""
-    for word in ("fedavg", "local", "±", "picture: both/comparison.png"):
+    for word in ("fedavg", "local", "±", "figure: both/comparison.png"):
         assert word in done.out
     assert (tmp_path / "both" / "comparison.png").stat().st_size > 5000
     assert len([path for path in (tmp_path / "both").iterdir() if path.is_dir()]) == 4

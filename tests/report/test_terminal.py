@@ -19,5 +19,5 @@ def test_paths_stay_whole_and_as_they_are(make_run, monkeypatch, tmp_path, capsy
     folder = tmp_path / "[x]" / ("long" * 30)
     show_comparison(folder, [make_run(rounds=1)], as_json=False)
     assert capsys.readouterr().out.endswith(
-        f"picture: {folder}/comparison.png\nruns:    {folder}\n"
+        f"figure: {folder}/comparison.png\nruns:   {folder}\n"
     )

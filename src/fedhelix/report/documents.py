@@ -18,7 +18,7 @@ SPECIAL = str.maketrans({char: f"\\{char}" for char in r"\`*_{}[]<>#|!"})
 def markdown_report(chosen: Selection, out: Path) -> str:
     """The report as Markdown; its figures are written into a folder beside it."""
     results = [read(folder) for folder in chosen.folders]
-    folder = out.with_name(f"{out.stem}-pictures")
+    folder = out.with_name(f"{out.stem}-figures")
     lines = [f"# {_plain(title(results))}", "", _plain(subtitle(results)), ""]
     if chosen.commands:
         lines += ["```bash", *(command.replace("`", "'") for command in chosen.commands), "```", ""]

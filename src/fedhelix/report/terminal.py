@@ -74,4 +74,4 @@ def show_comparison(folder: Path, folders: list[RunFolder], as_json: bool) -> No
     wide = console if console.is_terminal else Console(width=160)
     wide.print(render(table))
     # Plain `print`, so that paths are neither wrapped nor read as markup.
-    print(f"picture: {figure}\nruns:    {folder}")
+    print(f"figure: {figure}\nruns:   {folder}")
