@@ -58,9 +58,7 @@ def table_4(scale: Scale) -> list[Cell]:
     """Attacks by a fifth of the clients."""
 
     def attack(header: str) -> dict[str, Any]:
-        if header == "no attack":
-            return {}
-        return {"attack": header.lower().replace(" ", "-"), "attack_share": 0.2}
+        return {} if header == "no attack" else {**ATTACKS[header], "attack_share": 0.2}
 
     return on_cifar("table4", attack, scale)
 
@@ -109,8 +107,8 @@ def attacks(scale: Scale) -> list[Cell]:
         for name, attack in ATTACKS.items()
         for share in (0.2, 0.4)
     ]
-    # IPM's attackers all send the same model, and a mimic that of another client. The paper counts
-    # such copies; here they also run without.
+    # IPM's attackers all send the same model, and a mimic that of another client. As printed,
+    # GenFed may choose such copies together; the last two rows do not.
     once = {"genfed.twins": False}
     rows = [
         Row("FedAvg", "fedavg"),
