@@ -54,7 +54,7 @@ def figure(report: Mapping[str, Any]) -> Figure | None:
         panel(axes, [cell for cell in done if cell["column"] == column], column)
     for axes in grid.flat[len(drawings) :]:
         axes.set_axis_off()
-    _add_legend(figure, grid.flat, 3 if vectors else 2 * wide)
+    _add_legend(figure, 3 if vectors else 2 * wide)
     return figure
 
 
@@ -94,10 +94,10 @@ def _is_vector(cells: Cells, key: str) -> bool:
     return isinstance(by_seed, list) and all(isinstance(values, list) for values in by_seed)
 
 
-def _add_legend(figure: Figure, panels: Sequence[Axes], columns: int) -> None:
+def _add_legend(figure: Figure, columns: int) -> None:
     """One legend for all panels."""
     handles: dict[str, Any] = {}
-    for axes in panels:
+    for axes in figure.axes:
         lines, labels = axes.get_legend_handles_labels()
         handles |= dict(zip(labels, lines, strict=True))
     figure.legend(

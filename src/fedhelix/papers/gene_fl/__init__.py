@@ -4,8 +4,8 @@
 Known clients train first. Then newcomers with unseen classes arrive, and only they go on. Every
 method works inside the same one-shot clusters. Scale `paper` takes the paper's settings (preset
 gene-fl.cifar10), `gpu` a ResNet with 78 thousand parameters and fewer rounds, and `quick`
-scikit-learn's digits. Three baselines that the paper leaves out stand beside its rows: FedAvg among
-the newcomers, FedAvg-FT, and clients that train alone from a random start.
+scikit-learn's digits. Three baselines that the paper leaves out are added: FedAvg among the
+newcomers, FedAvg-FT, and clients that train alone from a random start.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def hyperparameters(scale: Scale) -> list[Cell]:
     """Table VI, one row for each value of a hyperparameter."""
     # Eight clients do not make ten clusters.
     fewer = {"K=10": {"gene-fl.clusters": 4}} if scale == "quick" else {}
-    rows = [Row(name, "gene-fl", own) for name, own in {**HYPERPARAMETERS, **fewer}.items()]
+    rows = [Row(name, "gene-fl", changed) for name, changed in {**HYPERPARAMETERS, **fewer}.items()]
     return cross(rows, [column(scale, "C10 s=4")], TABLES["table6"])
 
 
