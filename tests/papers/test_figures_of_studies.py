@@ -1,6 +1,4 @@
-"""Pictures of studies: a line for each row in every column, a dot for each client, and nothing
-where nothing is.
-"""
+"""Figures of studies: a line for each row in every column, or a dot for each client."""
 
 from fedhelix.papers.figures import figure
 
@@ -26,21 +24,11 @@ def test_curves_are_lines_with_the_mean_of_the_seeds():
 
 
 def test_vectors_are_dots_for_every_client_of_every_seed():
-    drawn = figure(
-        {
-            "cells": [
-                cell("one", "left", untuned=[[0.5, 0.7], [None, 0.6]], personal=[[0.8, 0.9], [1.0]])
-            ]
-        }
-    )
+    vectors = {"untuned": [[0.5, 0.7], [None, 0.6]], "personal": [[0.8, 0.9], [1.0]]}
+    drawn = figure({"cells": [cell("one", "left", **vectors)]})
     before, after = drawn.axes[0].collections
-    assert before.get_offsets()[:, 0].tolist() == [0.5, 0.6, 0.7] and after.get_offsets()[
-        :, 0
-    ].tolist() == [
-        0.8,
-        0.9,
-        1,
-    ]
+    assert before.get_offsets()[:, 0].tolist() == [0.5, 0.6, 0.7]
+    assert after.get_offsets()[:, 0].tolist() == [0.8, 0.9, 1]
     assert [text.get_text() for text in drawn.legends[0].texts] == [
         "before fine-tuning",
         "after fine-tuning",
@@ -49,12 +37,8 @@ def test_vectors_are_dots_for_every_client_of_every_seed():
 
 def test_only_the_rows_that_a_study_names_are_drawn():
     curve = {"rounds": [1, 2], "by_seed": [[0.2, 0.4]]}
-    drawn = figure(
-        {
-            "drawn": ["other"],
-            "cells": [cell(row, "left", accuracy_curve=curve) for row in ("one", "other")],
-        }
-    )
+    cells = [cell(row, "left", accuracy_curve=curve) for row in ("one", "other")]
+    drawn = figure({"drawn": ["other"], "cells": cells})
     assert [line.get_label() for line in drawn.axes[0].lines] == ["other"]
 
 
@@ -69,7 +53,6 @@ def test_a_measure_goes_across_the_columns_in_which_it_is_known():
     assert [text.get_text() for text in axes.get_xticklabels()] == ["20", "40", "180"]
 
 
-def test_a_table_is_no_picture():
-    assert (
-        figure({"cells": [cell("one", "left", accuracy={"by_seed": [0.5], "mean": 0.5})]}) is None
-    )
+def test_a_table_without_curves_has_no_figure():
+    accuracy = {"by_seed": [0.5], "mean": 0.5}
+    assert figure({"cells": [cell("one", "left", accuracy=accuracy)]}) is None

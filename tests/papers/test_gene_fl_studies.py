@@ -1,6 +1,4 @@
-"""GENE-FL's tables: every study can be set up, the paper's uploads come out exactly, measures by
-hand.
-"""
+"""GENE-FL's tables: every study is valid, the paper's uploads are exact, measures by hand."""
 
 import pytest
 import torch
@@ -9,8 +7,10 @@ from fedhelix.core.layers import Layers
 from fedhelix.core.registry import make
 from fedhelix.models import build
 from fedhelix.papers import STUDIES
-from fedhelix.papers.gene_fl import METHODS, TABLE_1, after_rounds, rows_of
-from fedhelix.papers.study import Cell, Finished
+from fedhelix.papers.cells import Cell
+from fedhelix.papers.gene_fl.measures import after_rounds
+from fedhelix.papers.gene_fl.settings import METHODS, TABLES
+from fedhelix.papers.measures import Finished
 
 GENE_FL = [name for name in STUDIES if name.startswith("gene-fl")]
 
@@ -22,22 +22,21 @@ def test_every_study_can_be_set_up_at_every_scale(name, tmp_path):
             assert len(specs) == STUDIES[name].seeds[scale]
             assert set(cell.paper) <= set(STUDIES[name].measures)
             for spec in specs.values():
-                requested = spec.config
-                assert (
-                    requested.rounds > requested.newcomers_after > 0
-                    and requested.newcomers == requested.clients
-                )
+                config = spec.config
+                assert config.rounds > config.newcomers_after > 0
+                assert config.newcomers == config.clients
 
 
-@pytest.mark.parametrize(("classes", "place"), [(10, 0), (100, 4)])
-@pytest.mark.parametrize("row", ["FedAvg", "FedBN", "ParFed", "FedFina", "FedLG"])
-def test_the_papers_uploads_come_out_exactly(row, classes, place):
+@pytest.mark.parametrize(("classes", "column"), [(10, "C10 s=4"), (100, "C100 s=10")])
+@pytest.mark.parametrize("name", ["FedAvg", "FedBN", "ParFed", "FedFina", "FedLG"])
+def test_the_papers_uploads_come_out_exactly(name, classes, column):
     """100 rounds of ten clients, 4 bytes for each value, in GiB."""
     layers = Layers.of(build("resnet18", (3, 32, 32), classes), torch.zeros(2, 3, 32, 32))
-    spec, options = METHODS[row]
-    method = make(spec, {key.partition(".")[2]: value for key, value in options.items()})
-    values = sum(layers.sizes[name] for name in method.shared_params(layers))
-    assert round(100 * 10 * 4 * values / 2**30, 2) == rows_of(TABLE_1)[row][place]
+    row = next(row for row in METHODS if row.name == name)
+    method = make(row.method, {key.partition(".")[2]: value for key, value in row.settings.items()})
+    values = sum(layers.sizes[layer] for layer in method.shared_params(layers))
+    uploads = TABLES["table1"].numbers["uploads in GiB"][name, column]
+    assert round(100 * 10 * 4 * values / 2**30, 2) == uploads
 
 
 def test_accuracy_some_rounds_after_the_arrival():
@@ -47,7 +46,5 @@ def test_accuracy_some_rounds_after_the_arrival():
     assert after_rounds(1)(run) == pytest.approx(10) and after_rounds(10)(run) == pytest.approx(19)
     del records[18]["personal_accuracy"]
     assert after_rounds(10)(run) == pytest.approx(20)  # the next evaluated round
-    assert (
-        after_rounds(20)(run) is None
-        and after_rounds(3)(Finished(Cell("", "", ""), [], {})) is None
-    )
+    assert after_rounds(20)(run) is None
+    assert after_rounds(3)(Finished(Cell("", "", ""), [], {})) is None

@@ -1,19 +1,18 @@
-"""The studies of pFedGPA as values: the paper's numbers stand where they belong, and measures read
-records.
-"""
+"""pFedGPA's tables: every study is valid, published numbers in their cells, measures by hand."""
 
 import pytest
 
 from fedhelix.papers import STUDIES
-from fedhelix.papers.pfedgpa import AFTER, BEFORE, distance, failed, last, reconstruction
-from fedhelix.papers.study import Cell, Finished
+from fedhelix.papers.cells import Cell
+from fedhelix.papers.measures import Finished, last_percent
+from fedhelix.papers.pfedgpa.measures import distance, failed, reconstruction
 
 NAMES = [name for name in STUDIES if name.startswith("pfedgpa")]
 
 
 @pytest.mark.parametrize("scale", ["quick", "gpu", "paper"])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_cell_is_a_valid_plan(name, scale, tmp_path):
+def test_every_cell_is_a_valid_spec(name, scale, tmp_path):
     study = STUDIES[name]
     specs = study.specs(scale, tmp_path, {})
     folders = [path for _, runs in specs for path in runs]
@@ -31,24 +30,20 @@ def cell(name, row, column):
     )
 
 
-def test_the_papers_numbers_stand_where_they_belong():
+def test_the_papers_numbers_are_in_their_cells():
     assert cell("pfedgpa-table1", "pFedGPA", "Fashion-MNIST 20").paper == {"accuracy": 89.18}
     assert cell("pfedgpa-table1", "FedAvg", "CIFAR-10 100").paper == {"accuracy": 69.87}
     assert cell("pfedgpa-table1", "pFedHN", "EMNIST 10").paper == {"accuracy": 77.33}
-    assert cell("pfedgpa-table2", "no inversion", "CIFAR-10").paper == {BEFORE: 68.9, AFTER: 74.77}
-    assert cell("pfedgpa-table2", "inversion", "Fashion-MNIST").paper == {
-        BEFORE: 83.82,
-        AFTER: 89.37,
-    }
+    without = cell("pfedgpa-table2", "no inversion", "CIFAR-10")
+    assert without.paper == {"before fine-tuning": 68.9, "after fine-tuning": 74.77}
+    inversion = cell("pfedgpa-table2", "inversion", "Fashion-MNIST")
+    assert inversion.paper == {"before fine-tuning": 83.82, "after fine-tuning": 89.37}
 
 
 def test_a_hundred_clients_are_sampled_and_large_networks_generated_in_part():
     settings = cell("pfedgpa-table1", "pFedGPA", "CIFAR-10 100").settings
-    assert (
-        settings["cohort"] == 30
-        and settings["pfedgpa.slice"] == "last:2"
-        and settings["rounds"] == 300
-    )
+    assert settings["cohort"] == 30 and settings["rounds"] == 300
+    assert settings["pfedgpa.slice"] == "last:2"
 
 
 def test_tables_share_their_runs(tmp_path):
@@ -68,15 +63,12 @@ def test_measures_read_the_last_record():
     metadata = {"reconstruction": 0.9, "distances": distances}
     record = {"metadata": metadata, "untuned": [0.5, 0.9], "untuned_accuracy": 0.7}
     run = Finished(Cell("r", "c", "pfedgpa"), [{"metadata": {}}, record], {})
-    assert (
-        last("untuned_accuracy")(run) == 70
-        and failed("untuned")(run) == 50
-        and reconstruction(run) == 90
-    )
+    assert last_percent("untuned_accuracy")(run) == 70
+    assert failed("untuned")(run) == 50 and reconstruction(run) == 90
     assert distance("generated_to_nearest")(run) == 0.5 and distance("nearest_upload")(run) == 1
     plain = Finished(Cell("r", "c", "fedavg"), [{"metadata": {}}], {})
     for measure in (
-        last("untuned_accuracy"),
+        last_percent("untuned_accuracy"),
         failed("untuned"),
         reconstruction,
         distance("nearest_upload"),

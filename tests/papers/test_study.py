@@ -1,21 +1,15 @@
+"""Studies: runs are shared and resumed, measures and comparisons by hand, tables of reports."""
+
 import json
 
 import pytest
 
 from fedhelix.core.errors import UserError
 from fedhelix.papers import STUDIES
-from fedhelix.papers.pfedgpa import failed
-from fedhelix.papers.study import (
-    Cell,
-    Finished,
-    Study,
-    add_measure,
-    best_on_test,
-    folder_name,
-    rounds_to,
-    run_studies,
-    spread,
-)
+from fedhelix.papers.cells import Cell
+from fedhelix.papers.measures import Finished, add_measure, best_on_test, rounds_to, spread
+from fedhelix.papers.pfedgpa.measures import failed
+from fedhelix.papers.study import Study, folder_name, run_studies
 from fedhelix.papers.tables import grid, markdown, render
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
@@ -62,16 +56,16 @@ def test_a_row_that_is_run_alone_stands_beside_what_was_run_before(tmp_path):
 
 
 def test_one_row_can_be_run_alone_and_the_time_can_be_up(tmp_path):
-    report = run_studies([small()], "quick", tmp_path, {}, minutes=0, only=["FedAvg"], quiet=True)[
-        0
-    ][0]
-    assert not report["complete"]
+    (report,), done = run_studies(
+        [small()], "quick", tmp_path, {}, minutes=0, only=["FedAvg"], quiet=True
+    )
+    assert not done and not report["complete"]
     assert {cell["runs"] for cell in report["cells"]} == {0}
     with pytest.raises(UserError, match="FedAgv"):
         run_studies([small()], "quick", tmp_path, {}, only=["FedAgv"])
 
 
-def test_folders_follow_from_what_is_run_and_not_from_where():
+def test_folder_names_follow_from_the_settings_and_not_from_the_device():
     names = {
         folder_name(make_spec("fedavg", {**SMALL, **more}))
         for more in ({}, {"device": "cpu"}, {"workers": 2})
@@ -93,11 +87,8 @@ def test_measures_by_hand():
     assert rounds_to(50)(run) == 2 and rounds_to(50, every=3)(run) == 6
     assert [rounds_to(target, for_good=True)(run) for target in (50, 70, 75)] == [2, 4, None]
     diverged = finished([0.5, None])
-    assert (
-        best_on_test(diverged) == 50
-        and rounds_to(40)(diverged) == 2
-        and rounds_to(60)(diverged) is None
-    )
+    assert best_on_test(diverged) == 50
+    assert rounds_to(40)(diverged) == 2 and rounds_to(60)(diverged) is None
     assert rounds_to(40, for_good=True)(diverged) is None
     assert best_on_test(finished([None])) is None
     assert spread([1.0, 3.0]) == {"mean": 2.0, "se": 1.0}
@@ -105,7 +96,7 @@ def test_measures_by_hand():
     assert spread([4.0]) == {"mean": 4.0, "se": None}
 
 
-def test_what_diverged_leaves_a_gap_in_its_curve(tmp_path):
+def test_a_diverged_model_leaves_a_gap_in_its_curve(tmp_path):
     with RunFolder.create(tmp_path / "run", {"seed": 0}) as folder:
         for round, loss in ((1, 0.12345), (2, None)):
             folder.append({"round": round, "accuracy": 0.5, "loss": loss, "personal": [0.25, None]})
@@ -113,17 +104,17 @@ def test_what_diverged_leaves_a_gap_in_its_curve(tmp_path):
     study = Study(
         "small", "A small study", lambda _: (), {"failed": failed("personal")}, curves=("loss",)
     )
-    found = study.figures(Cell("FedAvg", "digits", "fedavg"), [folder.path])
-    assert found["loss_curve"] == {"rounds": [1, 2], "by_seed": [[0.1235, None]]}
-    assert found["failed"]["by_seed"] == [100]  # of those clients that have an accuracy
+    report = study.cell_report(Cell("FedAvg", "digits", "fedavg"), [folder.path])
+    assert report["loss_curve"] == {"rounds": [1, 2], "by_seed": [[0.1235, None]]}
+    assert report["failed"]["by_seed"] == [100]  # of those clients that have an accuracy
 
 
 @pytest.mark.parametrize(("paper", "title"), [(50.0, "t: best, ours (paper)"), (None, "t: best")])
-def test_titles_promise_the_figures_of_the_paper_only_where_there_are_any(paper, title):
-    found = {"by_seed": [1.0], "mean": 1.0, "se": None, "paper": paper}
+def test_titles_mention_the_paper_only_if_it_has_numbers(paper, title):
+    best = {"by_seed": [1.0], "mean": 1.0, "se": None, "paper": paper}
     report = {
         "measures": ["best"],
-        "cells": [{"row": "a", "column": "c", "runs": 1, "best": found}],
+        "cells": [{"row": "a", "column": "c", "runs": 1, "best": best}],
         "title": "t",
     }
     assert render(report, "best").title == title
@@ -154,9 +145,8 @@ def test_cells_are_compared_seed_by_seed():
         {("b", "c"): -3.0},
     )
     assert cells[1]["loss"]["by_seed"] == [-5.0, -12.0]
-    assert (
-        cells[2]["loss"]["by_seed"] == [-1.0, None] and cells[2]["loss"]["mean"] == -1
-    )  # seed 3 has no partner
+    assert cells[2]["loss"]["by_seed"] == [-1.0, None]
+    assert cells[2]["loss"]["mean"] == -1  # seed 3 has no baseline
     assert grid(report, "loss") == (
         ["", "c"],
         [["a", "0 ± 0"], ["b", "-8.50 ± 3.50 (-3)"], ["c", "-1"]],
@@ -166,9 +156,9 @@ def test_cells_are_compared_seed_by_seed():
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)
 @pytest.mark.parametrize("scale", ["quick", "gpu", "paper"])
-def test_every_cell_of_every_study_is_a_plan(study, scale, tmp_path):
+def test_every_cell_of_every_study_is_a_valid_spec(study, scale, tmp_path):
     specs = study.specs(scale, tmp_path, {}, seeds=1)
-    places = [(cell.row, cell.column) for cell, _ in specs]
-    assert len(set(places)) == len(places)
+    positions = [(cell.row, cell.column) for cell, _ in specs]
+    assert len(set(positions)) == len(positions)
     assert all(len(runs) == 1 for _, runs in specs)
     assert {name for cell, _ in specs for name in cell.paper} <= set(study.measures)

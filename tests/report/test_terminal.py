@@ -18,6 +18,4 @@ def test_paths_stay_whole_and_as_they_are(make_run, monkeypatch, tmp_path, capsy
     monkeypatch.setattr(plots, "comparison_plot", lambda folders, figure: None)
     folder = tmp_path / "[x]" / ("long" * 30)
     show_comparison(folder, [make_run(rounds=1)], as_json=False)
-    assert capsys.readouterr().out.endswith(
-        f"figure: {folder}/comparison.png\nruns:   {folder}\n"
-    )
+    assert capsys.readouterr().out.endswith(f"figure: {folder}/comparison.png\nruns:   {folder}\n")

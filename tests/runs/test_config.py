@@ -7,7 +7,7 @@ from fedhelix import METHODS, FedAvgFT, FedProx, GenFed
 from fedhelix.core import toml
 from fedhelix.core.errors import UserError
 from fedhelix.engines.local import Training
-from fedhelix.runs import config
+from fedhelix.runs import spec
 from fedhelix.runs.config import Config, layered
 from fedhelix.runs.presets import PRESETS
 from fedhelix.runs.provenance import versions
@@ -269,7 +269,7 @@ def test_owners_in_a_file_are_the_clients_unless_a_partition_is_named(tmp_path):
 
 
 def test_commas_within_brackets_belong_to_a_value():
-    assert config._of_variant("sizes=[3, 4],lr=0.1", set()) == {
+    assert spec._of_variant("sizes=[3, 4],lr=0.1", set()) == {
         "method.sizes": "[3, 4]",
         "lr": "0.1",
     }

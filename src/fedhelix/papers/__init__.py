@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fedhelix.papers import gene_fl, genfed, pfedgpa
-from fedhelix.papers.study import Cell, Scale, Study
+from fedhelix.papers.cells import Cell, Scale
+from fedhelix.papers.study import Study
 
 STUDIES: dict[str, Study] = {
     study.name: study for study in [*genfed.STUDIES, *gene_fl.STUDIES, *pfedgpa.STUDIES]

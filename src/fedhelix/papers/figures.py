@@ -1,6 +1,4 @@
-"""A study's report as a picture: what happened round by round as lines, what each client has in the
-end as dots.
-"""
+"""A study's report as a figure: lines over rounds, or a dot for each client."""
 
 from __future__ import annotations
 
@@ -16,10 +14,11 @@ from fedhelix.report.style import COLOURS, DASHES, literal, percent, sheet, tidy
 from fedhelix.store.records import is_number
 
 Cells = Sequence[Mapping[str, Any]]
+Panel = Callable[[Axes, Cells, str], None]  # draws the cells of one column
 CURVE = "_curve"
-BANDS = 4  # more of them hide each other
-BROADEST = 2  # panels side by side, so that a page can hold them
-WORDS = {
+MOST_BANDS = 4  # more of them hide each other
+MOST_BESIDE = 2  # panels side by side, so that they fit on a page
+LABELS = {
     "untuned": "before fine-tuning",
     "personal": "after fine-tuning",
     "personal_accuracy": "personal accuracy",
@@ -28,71 +27,61 @@ WORDS = {
 
 
 def figure(report: Mapping[str, Any]) -> Figure | None:
-    """A panel for each kind of curve or vector and each column of the table, or one of a measure
-    across columns.
-
-    None where a study has nothing of the kind.
+    """One panel for each curve or vector and each column, or a single one of a measure across
+    columns; None if the study has nothing to draw.
     """
     drawn = report.get("drawn") or [cell["row"] for cell in report["cells"]]
     done = [cell for cell in report["cells"] if cell["runs"] and cell["row"] in drawn]
     if report.get("across"):
         return _across(done, report["across"], report["title"])
-    columns = list(dict.fromkeys(cell["column"] for cell in done))
-    kinds = list(dict.fromkeys(key for cell in done for key in cell if key.endswith(CURVE)))
-    vectors = [
-        key for key in dict.fromkeys(key for cell in done for key in cell) if _is_vector(done, key)
-    ]
-    panels: list[Callable[[Axes, Cells, str], None]] = [_lines(kind) for kind in kinds]
-    panels += [_dots(vectors)] if vectors else []
-    if not panels:
+    keys = list(dict.fromkeys(key for cell in done for key in cell))
+    curves = [key for key in keys if key.endswith(CURVE)]
+    vectors = [key for key in keys if _is_vector(done, key)]
+    if not curves and not vectors:
         return None
+    panels = [_lines(curve) for curve in curves] + ([_dots(vectors)] if vectors else [])
+    columns = list(dict.fromkeys(cell["column"] for cell in done))
+    drawings = [(panel, column) for panel in panels for column in columns]
     rows = len({cell["row"] for cell in done})
-    # Names beside dots need no legend; lines have one below each other on top.
-    legend = 0.0 if not kinds else 0.17 * ((rows + 1) // 2)
-    broad = min(len(columns), BROADEST)
-    drawings = [(draw, column) for draw in panels for column in columns]
-    tall = -(-len(drawings) // broad)
-    figure = sheet(5.2 * broad, (3.2 if kinds else 1.2 + 0.42 * rows) * tall + legend)
-    grid = figure.subplots(tall, broad, squeeze=False)
-    for axes, (draw, column) in zip(grid.flat, drawings, strict=False):
-        draw(axes, [cell for cell in done if cell["column"] == column], column)
+    wide = min(len(columns), MOST_BESIDE)
+    tall = -(-len(drawings) // wide)
+    # Lines need a legend above the panels; dots have the rows' names beside them.
+    height = 3.2 if curves else 1.2 + 0.42 * rows
+    legend = 0.17 * ((rows + 1) // 2) if curves else 0.0
+    figure = sheet(5.2 * wide, height * tall + legend)
+    grid = figure.subplots(tall, wide, squeeze=False)
+    for axes, (panel, column) in zip(grid.flat, drawings, strict=False):
+        panel(axes, [cell for cell in done if cell["column"] == column], column)
     for axes in grid.flat[len(drawings) :]:
         axes.set_axis_off()
-    handles = {
-        label: handle for axes in grid.flat for handle, label in zip(*_legend(axes), strict=True)
-    }
-    places = 3 if vectors else 2 * broad
-    figure.legend(
-        handles.values(),
-        handles.keys(),
-        loc="outside upper center",
-        ncols=places,
-        frameon=False,
-        fontsize=9,
-    )
+    _add_legend(figure, 3 if vectors else 2 * wide)
     return figure
 
 
 def _across(cells: Cells, measure: str, title: str) -> Figure:
-    """Each row from column to column, with standard errors: a line where columns are numbers, else
-    side by side.
+    """Each row from column to column, with standard errors: lines if the columns are numbers,
+    otherwise points side by side.
     """
     columns = list(dict.fromkeys(cell["column"] for cell in cells))
+    rows = list(dict.fromkeys(cell["row"] for cell in cells))
+    numeric = all(column.replace(".", "", 1).isdigit() for column in columns)
     figure = sheet(6.4, 3.8)
     axes = figure.subplots()
-    ordered = all(column.replace(".", "", 1).isdigit() for column in columns)
-    rows = list(dict.fromkeys(cell["row"] for cell in cells))
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         known = [cell for cell in cells if cell["row"] == row and cell[measure]["mean"] is not None]
-        dash = DASHES[place % len(DASHES)] if ordered else "none"
-        aside = 0 if ordered else 0.6 * ((place + 0.5) / len(rows) - 0.5)
+        shift = 0 if numeric else 0.6 * ((index + 0.5) / len(rows) - 0.5)
         axes.errorbar(
-            [columns.index(cell["column"]) + aside for cell in known],
+            [columns.index(cell["column"]) + shift for cell in known],
             [cell[measure]["mean"] for cell in known],
             [cell[measure]["se"] or 0 for cell in known],
-            color=COLOURS[place % len(COLOURS)], linestyle=dash, linewidth=1.6, marker="o", markersize=4, capsize=3,
+            color=COLOURS[index % len(COLOURS)],
+            linestyle=DASHES[index % len(DASHES)] if numeric else "none",
+            linewidth=1.6,
+            marker="o",
+            markersize=4,
+            capsize=3,
             label=literal(row),
-        )  # fmt: skip
+        )
     tidy(axes, literal(title))
     axes.set_xticks(range(len(columns)), [literal(column) for column in columns])
     axes.set(ylabel=measure)
@@ -101,39 +90,45 @@ def _across(cells: Cells, measure: str, title: str) -> Figure:
 
 
 def _is_vector(cells: Cells, key: str) -> bool:
-    found = cells[0].get(key)
-    return isinstance(found, list) and all(isinstance(values, list) for values in found)
+    by_seed = cells[0].get(key)
+    return isinstance(by_seed, list) and all(isinstance(values, list) for values in by_seed)
 
 
-def _legend(axes: Axes) -> tuple[list[Any], list[Any]]:
-    return axes.get_legend_handles_labels()
+def _add_legend(figure: Figure, columns: int) -> None:
+    """One legend for all panels."""
+    handles: dict[str, Any] = {}
+    for axes in figure.axes:
+        lines, labels = axes.get_legend_handles_labels()
+        handles |= dict(zip(labels, lines, strict=True))
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside upper center",
+        ncols=columns,
+        frameon=False,
+        fontsize=9,
+    )
 
 
-def _lines(kind: str) -> Callable[[Axes, Cells, str], None]:
-    """A line for each row: the mean of its seeds; as long as they are few, in a band from the
-    lowest to the highest.
+def _lines(curve: str) -> Panel:
+    """A line for each row, the mean of its seeds; few rows also get a band from the lowest to the
+    highest seed.
     """
-    name = kind.removesuffix(CURVE)
+    name = curve.removesuffix(CURVE)
 
     def draw(axes: Axes, cells: Cells, column: str) -> None:
-        for place, cell in enumerate(cells):
-            rounds, values = cell[kind]["rounds"], np.array(cell[kind]["by_seed"], dtype=float)
-            look = {
-                "color": COLOURS[place % len(COLOURS)],
-                "linestyle": DASHES[place % len(DASHES)],
-            }
-            axes.plot(rounds, values.mean(0), label=literal(cell["row"]), linewidth=1.6, **look)
-            if len(cells) <= BANDS:
-                axes.fill_between(
-                    rounds,
-                    values.min(0),
-                    values.max(0),
-                    color=look["color"],
-                    alpha=0.15,
-                    linewidth=0,
-                )
+        for index, cell in enumerate(cells):
+            rounds, values = cell[curve]["rounds"], np.array(cell[curve]["by_seed"], dtype=float)
+            colour, dash = COLOURS[index % len(COLOURS)], DASHES[index % len(DASHES)]
+            label = literal(cell["row"])
+            axes.plot(
+                rounds, values.mean(0), label=label, linewidth=1.6, color=colour, linestyle=dash
+            )
+            if len(cells) <= MOST_BANDS:
+                lowest, highest = values.min(0), values.max(0)
+                axes.fill_between(rounds, lowest, highest, color=colour, alpha=0.15, linewidth=0)
         tidy(axes, literal(column))
-        axes.set(xlabel="round", ylabel=WORDS.get(name, name))
+        axes.set(xlabel="round", ylabel=LABELS.get(name, name))
         if name.endswith("accuracy"):
             axes.yaxis.set_major_formatter(percent)
         else:
@@ -142,28 +137,29 @@ def _lines(kind: str) -> Callable[[Axes, Cells, str], None]:
     return draw
 
 
-def _dots(kinds: Sequence[str]) -> Callable[[Axes, Cells, str], None]:
-    """A row for each row, and in it a dot for each client of each seed."""
+def _dots(vectors: Sequence[str]) -> Panel:
+    """A line of dots for each row and vector, one dot for each client of each seed."""
 
     def draw(axes: Axes, cells: Cells, column: str) -> None:
-        for place, kind in enumerate(kinds):
+        for index, name in enumerate(vectors):
+            shift = (index - (len(vectors) - 1) / 2) * 0.4
             for row, cell in enumerate(cells):
-                values = np.sort(
-                    [value for seed in cell[kind] for value in seed if is_number(value)]
+                values = np.sort([v for seed in cell[name] for v in seed if is_number(v)])
+                axes.scatter(
+                    values,
+                    row + shift + np.linspace(0.15, -0.15, len(values)),
+                    s=13,
+                    color=COLOURS[index],
+                    marker="o^sD"[index],
+                    linewidths=0,
+                    alpha=0.7,
+                    label=LABELS.get(name, name) if row == 0 else None,
                 )
-                height = (
-                    row
-                    + (place - (len(kinds) - 1) / 2) * 0.4
-                    + np.linspace(0.15, -0.15, len(values))
-                )
-                axes.scatter(values, height, s=13, color=COLOURS[place], marker="o^sD"[place], linewidths=0, alpha=0.7,
-                             label=WORDS.get(kind, kind) if not row else None)  # fmt: skip
         tidy(axes, literal(column))
         axes.grid(False, axis="y")
         axes.set_ylim(len(cells) - 0.5, -0.5)
-        axes.set_yticks(
-            range(len(cells)), [textwrap.fill(literal(cell["row"]), 20) for cell in cells]
-        )
+        names = [textwrap.fill(literal(cell["row"]), 20) for cell in cells]
+        axes.set_yticks(range(len(cells)), names)
         axes.set(xlabel="accuracy of each client")
         axes.xaxis.set_major_formatter(percent)
 

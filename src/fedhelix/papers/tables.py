@@ -1,4 +1,4 @@
-"""A study's report as a table that people can read: ours, and the paper's number beside it."""
+"""A study's report as a table: our number, and the paper's beside it."""
 
 from __future__ import annotations
 
@@ -12,57 +12,52 @@ def grid(report: Mapping[str, Any], measure: str) -> tuple[list[str], list[list[
     """Headers and rows for one measure; `ours ± standard error (paper)`."""
     columns = list(dict.fromkeys(cell["column"] for cell in report["cells"]))
     rows = list(dict.fromkeys(cell["row"] for cell in report["cells"]))
-    at = {(cell["row"], cell["column"]): cell for cell in report["cells"]}
-    texts = [
-        [
-            row,
-            *(_text(at[row, column], measure) if (row, column) in at else "" for column in columns),
-        ]
-        for row in rows
-    ]
-    return ["", *columns], texts
+    texts = {(cell["row"], cell["column"]): _text(cell, measure) for cell in report["cells"]}
+    body = [[row, *(texts.get((row, column), "") for column in columns)] for row in rows]
+    return ["", *columns], body
 
 
 def has_paper(report: Mapping[str, Any], measures: Sequence[str]) -> bool:
-    """Whether the paper has any figure for these measures at this scale."""
+    """Whether the paper has any number for these measures at this scale."""
     return any(
         cell[measure]["paper"] is not None for cell in report["cells"] for measure in measures
     )
 
 
 def _text(cell: Mapping[str, Any], measure: str) -> str:
-    found = cell[measure]
-    paper = "" if found["paper"] is None else f" ({_number(found['paper'])})"
+    values = cell[measure]
+    paper = "" if values["paper"] is None else f" ({_number(values['paper'])})"
     if not cell["runs"]:
         return f"–{paper}"
-    if found["mean"] is None:
-        reached = [value for value in found["by_seed"] if value is not None]
-        nothing = "never" if measure.startswith("rounds") and found["by_seed"] else ""
-        share = f"{len(reached)} of {cell['runs']} seeds" if reached else nothing
-        return f"{share}{paper}"
-    error = "" if found["se"] is None else f" ± {_number(found['se'])}"
-    return f"{_number(found['mean'])}{error}{paper}"
+    if values["mean"] is None:
+        return f"{_incomplete(values['by_seed'], measure, cell['runs'])}{paper}"
+    error = "" if values["se"] is None else f" ± {_number(values['se'])}"
+    return f"{_number(values['mean'])}{error}{paper}"
+
+
+def _incomplete(by_seed: Sequence[float | None], measure: str, runs: int) -> str:
+    """In place of a mean: how many seeds have a value."""
+    known = sum(value is not None for value in by_seed)
+    if known:
+        return f"{known} of {runs} seeds"
+    return "never" if by_seed and measure.startswith("rounds") else ""
 
 
 def _number(value: float) -> str:
-    return (
-        f"{value:.0f}"
-        if float(value).is_integer()
-        else f"{value:.2f}"
-        if abs(value) < 10
-        else f"{value:.1f}"
-    )
+    if float(value).is_integer():
+        return f"{value:.0f}"
+    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
 
 
 def markdown(report: Mapping[str, Any], measure: str) -> str:
-    """For documents."""
+    """The table of one measure in Markdown."""
     headers, rows = grid(report, measure)
     lines = [headers, ["---", *["---:"] * (len(headers) - 1)], *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def render(report: Mapping[str, Any], measure: str) -> Table:
-    """For the terminal."""
+    """The table of one measure for the terminal."""
     headers, rows = grid(report, measure)
     whose = ", ours (paper)" if has_paper(report, [measure]) else ""
     table = Table(title=f"{report['title']}: {measure}{whose}", show_edge=False, pad_edge=False)

@@ -1,0 +1,40 @@
+"""The measures of GENE-FL's tables: of known clients, of newcomers, and of both."""
+
+from __future__ import annotations
+
+from fedhelix.papers.measures import Finished, Measure, from_summary, in_units, percent
+
+MIB, GIB = 2**20, 2**30
+CURVE = "personal_accuracy"
+
+
+def after_rounds(count: int) -> Measure:
+    """The newcomers' accuracy in percent `count` rounds after their arrival, or in the next
+    evaluated round.
+    """
+
+    def measure(run: Finished) -> float | None:
+        arrived = next(
+            (record["round"] for record in run.records if "arrival_bytes" in record), None
+        )
+        if arrived is None:
+            return None
+        later = [record for record in run.records if record["round"] >= arrived + count - 1]
+        return next((100 * record[CURVE] for record in later if CURVE in record), None)
+
+    return measure
+
+
+OF_KNOWN: dict[str, Measure] = {
+    "accuracy of the known": percent("known_accuracy"),
+    "uploads in GiB": in_units("known_uplink_bytes", GIB),
+    "MiB of all uploads": in_units("known_uplink_bytes", MIB),
+}
+OF_NEWCOMERS: dict[str, Measure] = {
+    "accuracy of newcomers": percent("newcomer_accuracy"),
+    "at arrival": percent("arrival_accuracy"),
+    "after 10 rounds": after_rounds(10),
+    "rounds to 95 % of the peak": from_summary("newcomer_rounds_to_peak"),
+    "initial download in MiB": in_units("arrival_bytes", MIB),
+}
+OF_BOTH = {**OF_NEWCOMERS, **OF_KNOWN}

@@ -1,0 +1,120 @@
+"""The cells of GenFed's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from fedhelix.papers.cells import Cell, Column, Row, Scale, cross
+from fedhelix.papers.genfed.settings import (
+    ADAPTIVE,
+    APART,
+    ATTACKS,
+    DEFENCES,
+    LARGER,
+    MOMENTUM,
+    OURS,
+    SCHEDULES,
+    TABLES,
+    WITH_BOTH_NETWORKS,
+    column,
+    columns,
+    paper_row,
+    whole,
+)
+from fedhelix.runs.config import layered
+
+
+def table_2(scale: Scale) -> list[Cell]:
+    """All methods with all schedules on all data sets, and four rows that the paper leaves out:
+    two without supplement, an adaptive schedule, and a fitness that rewards diversity.
+    """
+    table = TABLES["table2"]
+    return cross([*map(paper_row, table.rows), *OURS], columns(scale), table)
+
+
+def table_3(scale: Scale) -> list[Cell]:
+    """The rows of Table 2 that Table 3 compares, GenFed's with schedule 3; they share its runs."""
+    rows = [
+        replace(paper_row(f"{name} (3)" if name.startswith("GenFed") else name), name=name)
+        for name in TABLES["table3"].rows
+    ]
+    return cross(rows, columns(scale), by_row=True)
+
+
+def on_cifar(name: str, changed: Callable[[str], Mapping[str, Any]], scale: Scale) -> list[Cell]:
+    """Tables 4 to 6: CIFAR-10, with settings that change from column to column."""
+    table, base = TABLES[name], column(scale, "CIFAR-10").settings
+    return cross(
+        map(paper_row, table.rows),
+        [Column(header, {**base, **changed(header)}) for header in table.columns],
+        None if scale == "quick" else table,
+        by_row=True,
+    )
+
+
+def table_4(scale: Scale) -> list[Cell]:
+    """Attacks by a fifth of the clients."""
+
+    def attack(header: str) -> dict[str, Any]:
+        return {} if header == "no attack" else {**ATTACKS[header], "attack_share": 0.2}
+
+    return on_cifar("table4", attack, scale)
+
+
+def table_5(scale: Scale) -> list[Cell]:
+    """The number of clients."""
+    return on_cifar("table5", lambda header: {"clients": int(header)}, scale)
+
+
+def table_6(scale: Scale) -> list[Cell]:
+    """The concentration parameter of the Dirichlet partition."""
+    return on_cifar("table6", lambda header: {"partition": f"dirichlet:{header}"}, scale)
+
+
+def supplement(scale: Scale) -> list[Cell]:
+    """What the supplement, selection and server momentum contribute on all of Fashion-MNIST.
+
+    Supplements come from the whole validation set, as in the preset, or from samples apart. At
+    scale `gpu` a second column has the preset's larger network.
+    """
+    preset = layered("genfed.strong")
+    known = [paper_row(name) for name in ("FedAvg", *(f"GenFed ({n})" for n in SCHEDULES))]
+    ours = {row.name: row for row in OURS}
+    rows = [ours["FedAvg, no supplement"], *known, ours["GenFed, adaptive"], *MOMENTUM]
+    base = column(scale, "Fashion-MNIST")
+    shared = {
+        **base.settings,
+        "valid": preset["valid"],
+        "validation_shared": preset["validation_shared"],
+        **(whole() if scale == "gpu" else {}),
+    }
+    cells = cross(rows, [Column(base.name, shared)])
+    if scale == "gpu":
+        both = [row for row in rows if row.name in WITH_BOTH_NETWORKS]
+        cells += cross(both, [Column(LARGER, {**shared, "model": preset["model"]})])
+    apart = [replace(row, name=f"{row.name}, apart") for row in known[:2]]
+    return cells + cross(apart, [Column(base.name, {**shared, **APART})])
+
+
+def attacks(scale: Scale) -> list[Cell]:
+    """Every attack by 20 and 40 % of the clients against GenFed and the usual defences."""
+    short = {**whole(), "train_samples": 10_000, "rounds": 60} if scale == "gpu" else {}
+    base = {**column(scale, "Fashion-MNIST").settings, **APART, **short}
+    attacked = [
+        Column(f"{name} {share:.0%}", {**base, **attack, "attack_share": share})
+        for name, attack in ATTACKS.items()
+        for share in (0.2, 0.4)
+    ]
+    # IPM's attackers all send the same model, and a mimic that of another client. As printed,
+    # GenFed may choose such copies together; the last two rows do not.
+    once = {"genfed.twins": False}
+    rows = [
+        Row("FedAvg", "fedavg"),
+        Row("GenFed", "genfed"),
+        *(Row(defence, defence) for defence in DEFENCES),
+        Row("GenFed, no copies", "genfed", once),
+        Row("GenFed, adaptive, no copies", "genfed", {**once, **ADAPTIVE}),
+    ]
+    return cross(rows, [Column("no attack", base), *attacked], by_row=True)
