@@ -1,4 +1,4 @@
-"""Every registered method on an engine and device, held against the serial engine on the CPU.
+"""Compares every registered method on an engine and device with the serial engine on the CPU.
 
     PYTHONPATH=src python benchmarks/conformance.py --engine batched --device cuda --out FILE.json
 
@@ -21,8 +21,8 @@ from fedhelix.core.tree import flatten
 from fedhelix.runs.provenance import versions
 
 TOLERANCE = 2e-4
-# A generator draws on its own device, so two devices cannot agree on what it makes; all before it
-# must.
+# A generator draws random numbers on its device, so its results differ between devices. Everything
+# before it must agree.
 OWN = {"pfedgpa": {"generate": "own_mean"}}
 
 
@@ -100,23 +100,24 @@ def main() -> None:
     parser.add_argument("--commit", default="")
     args = parser.parse_args()
     torch.backends.cudnn.allow_tf32 = False  # the CPU has no TF32 to agree with
-    found = {}
+    results = {}
     for name in sorted(METHODS):
         for norm in (False, True):
             if name == "fedbn" and not norm:
                 continue
             label = name + (" + BatchNorm" if norm else "")
-            found[label] = check(name, norm, args.engine, args.device)
-            print(label, found[label], flush=True)
-    holds = all(result["holds"] for result in found.values())
+            results[label] = check(name, norm, args.engine, args.device)
+            print(label, results[label], flush=True)
+    holds = all(result["holds"] for result in results.values())
     device = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
+    options = f"--engine {args.engine} --device {args.device}"
     report = {
-        "command": f"python benchmarks/conformance.py --engine {args.engine} --device {args.device}",
+        "command": f"python benchmarks/conformance.py {options}",
         "device": device,
         "versions": {**versions(), **({"commit": args.commit} if args.commit else {})},
         "tolerance": TOLERANCE,
         "holds": holds,
-        "methods": found,
+        "methods": results,
     }
     if args.out:
         args.out.write_text(json.dumps(report, indent=1) + "\n")

@@ -1,6 +1,6 @@
-"""How much the dashboard bears: 200 runs of 500 rounds, listed, compared and held in memory.
+"""The load of the dashboard: 200 runs of 500 rounds, listed, compared and held in memory.
 
-    python benchmarks/dashboard.py [--runs 200] [--rounds 500] [--out benchmarks/results/dashboard.json]
+    python benchmarks/dashboard.py [--runs 200] [--rounds 500] [--out FILE.json]
 
 Times are those of a client on the same machine. With chromium installed, a compare of ten runs is
 also timed in the browser, from the click until all lines are drawn.
@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from fedhelix.core import toml
+from fedhelix.store import FORMAT
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "report"))
 from browser import CHROMIUM, Browser
@@ -39,7 +40,7 @@ def make_runs(root: Path, runs: int, rounds: int) -> None:
         folder = root / f"sweep-{number // 20}" / f"genfed-seed{number}"
         folder.mkdir(parents=True)
         config = {
-            "format": 1,
+            "format": FORMAT,
             "rounds": rounds,
             "seed": number,
             "data": "digits",
@@ -50,17 +51,27 @@ def make_runs(root: Path, runs: int, rounds: int) -> None:
         for t in range(1, rounds + 1):
             personal = np.clip(0.9 * (1 - np.exp(-t / 100)) + draw.normal(0, 0.05, CLIENTS), 0, 1)
             cohort = sorted(draw.choice(CLIENTS, COHORT, replace=False).tolist())
-            notes = {
+            metadata = {
                 "rho": 5,
                 "selected": cohort[:5],
                 "fitness": {str(c): float(draw.random()) for c in cohort},
             }
             record = {
-                "round": t, "train_loss": 1 / t, "uplink_bytes": 242320, "downlink_bytes": 242320, "other_bytes": 0,
-                "participants": cohort, "refused": {}, "notes": notes, "accuracy": float(personal.mean()) - 0.02,
-                "loss": 0.5, "personal": personal.tolist(), "personal_accuracy": float(personal.mean()),
-                "personal_p10": float(np.percentile(personal, 10)), "seconds": 0.2,
-            }  # fmt: skip
+                "round": t,
+                "train_loss": 1 / t,
+                "uplink_bytes": 242320,
+                "downlink_bytes": 242320,
+                "other_bytes": 0,
+                "participants": cohort,
+                "refused": {},
+                "metadata": metadata,
+                "accuracy": float(personal.mean()) - 0.02,
+                "loss": 0.5,
+                "personal": personal.tolist(),
+                "personal_accuracy": float(personal.mean()),
+                "personal_p10": float(np.percentile(personal, 10)),
+                "seconds": 0.2,
+            }
             lines.append(json.dumps(record))
         (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
         if number % 20:
@@ -99,9 +110,8 @@ def in_browser(home: str, names: list[str], folder: Path) -> list[float]:
         for _ in range(5):
             browser.open(home, wait_for="document.querySelectorAll('tbody tr').length > 10")
             start = time.perf_counter()
-            browser.evaluate(
-                f"location.hash = '#/compare/' + {json.dumps(names)}.map(encodeURIComponent).join('/')"
-            )
+            parts = f"{json.dumps(names)}.map(encodeURIComponent).join('/')"
+            browser.evaluate(f"location.hash = '#/compare/' + {parts}")
             browser.until(f"document.querySelectorAll('#view polyline').length === {len(names)}")
             times.append(time.perf_counter() - start)
         assert not browser.complaints, browser.complaints
@@ -117,10 +127,10 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--out", type=Path)
-    requested = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         root = Path(place) / "runs"
-        make_runs(root, requested.runs, requested.rounds)
+        make_runs(root, args.runs, args.rounds)
         size = sum(path.stat().st_size for path in root.rglob("*.jsonl"))
         server = subprocess.Popen(
             [sys.executable, "-m", "fedhelix", "serve", str(root), "--port", "0"],
@@ -137,9 +147,8 @@ def main() -> None:
             compare_first, _ = timed(f"{home}api/compare?{query}")
             compare_again = [timed(f"{home}api/compare?{query}")[0] for _ in range(5)]
             drawn = in_browser(home, names, Path(place) / "chromium") if CHROMIUM else []
-            for run in json.loads(timed(f"{home}api/runs")[1])[
-                "runs"
-            ]:  # everybody looks at everything
+            # Every run is read once.
+            for run in json.loads(timed(f"{home}api/runs")[1])["runs"]:
                 timed(f"{home}api/compare?run={urllib.parse.quote(run['id'])}")
             held, most = memory(server.pid, "VmRSS"), memory(server.pid, "VmHWM")
         finally:
@@ -150,8 +159,8 @@ def main() -> None:
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "load_average": os.getloadavg()[0],
-        "runs": requested.runs,
-        "rounds": requested.rounds,
+        "runs": args.runs,
+        "rounds": args.rounds,
         "metrics_MiB": round(size / 2**20, 1),
         "list_first_s": round(first, 3),
         "list_again_s": round(statistics.median(again), 3),
@@ -164,8 +173,8 @@ def main() -> None:
     }
     text = json.dumps(result, indent=2) + "\n"
     print(text, end="")
-    if requested.out:
-        requested.out.write_text(text)
+    if args.out:
+        args.out.write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""What FedAU is for: clients that take part by unequal rates, with gentle and with long local
-training.
+"""FedAU on clients that take part at unequal rates, with gentle and with long local training.
 
     python benchmarks/participation.py [--out benchmarks/results/participation.json]
 
-Both comparisons are ordinary commands, and the file tells them.
+The comparisons are ordinary commands, which the file records.
 """
 
 from __future__ import annotations
@@ -21,9 +20,10 @@ from measure import machine
 from fedhelix.runs.provenance import versions
 
 COMMON = "fedhelix compare fedavg fedau --participation bernoulli --seeds 3 --eval-every 10"
+GENTLE = "--model linear --clients 50 --partition {} --lr 0.02 --epochs 1 --rounds 300"
 SETTINGS = {
-    "gentle": "--model linear --clients 50 --partition shard:1 --lr 0.02 --epochs 1 --rounds 300",
-    "gentle, two classes": "--model linear --clients 50 --partition shard:2 --lr 0.02 --epochs 1 --rounds 300",
+    "gentle": GENTLE.format("shard:1"),
+    "gentle, two classes": GENTLE.format("shard:2"),
     "long": "--rounds 100",
 }
 
@@ -35,9 +35,11 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/participation.json"))
     args = parser.parse_args()
-    found: dict[str, object] = {
-        "command": "python benchmarks/participation.py", "machine": machine(), "versions": versions(),
-    }  # fmt: skip
+    report: dict[str, object] = {
+        "command": "python benchmarks/participation.py",
+        "machine": machine(),
+        "versions": versions(),
+    }
     for name, settings in SETTINGS.items():
         command = f"{COMMON} {settings}"
         with tempfile.TemporaryDirectory() as folder:
@@ -45,11 +47,10 @@ def main() -> None:
             done = subprocess.run(
                 [sys.executable, "-m", "fedhelix", *words], check=True, stdout=subprocess.PIPE
             )
-        found[name] = {"command": command, "table": json.loads(done.stdout)}
-        print(
-            name, [(row["method"], row["accuracy"]) for row in json.loads(done.stdout)], flush=True
-        )
-    args.out.write_text(json.dumps(found, indent=1) + "\n")
+        table = json.loads(done.stdout)
+        report[name] = {"command": command, "table": table}
+        print(name, [(row["method"], row["accuracy"]) for row in table], flush=True)
+    args.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

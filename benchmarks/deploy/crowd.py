@@ -1,8 +1,8 @@
-"""Sites in one process, each with its own connection and key; some of them can be told to do harm.
+"""Several sites in one process, each with its own connection and key, which may send bad answers.
 
     python crowd.py FOLDER ADDRESS HARM SITE [SITE ...]
 
-The fault matrix starts it in place of `fedhelix site` where a site has to misbehave, or where there
+The fault matrix starts it instead of `fedhelix site` where a site has to misbehave, or where there
 are many.
 """
 
@@ -26,10 +26,9 @@ LONG = 50.0  # seconds: more than the deadline of the row
 
 def spoilt(content: bytes, spoil: Callable[[torch.Tensor], torch.Tensor]) -> bytes:
     """An answer whose tensors are changed."""
-    about, body = messages.read(content)
-    return messages.write(
-        about, {"model": {name: spoil(value) for name, value in body["model"].items()}}
-    )
+    header, body = messages.read(content)
+    model = {name: spoil(value) for name, value in body["model"].items()}
+    return messages.write(header, {"model": model})
 
 
 def third(site: str, round: int, of: int = 10) -> bool:
@@ -51,25 +50,22 @@ HARMS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-class Liar:
-    """A site that tells the truth in round 1 and to all questions but for work."""
+class FaultySite:
+    """A site that is honest in round 1, and in its answers to all requests but training."""
 
     def __init__(self, site: Site, harm: str):
         self.site, self.harm = site, harm
 
     def start(self) -> None:
-        """Nothing to get ready."""
+        """Nothing to prepare."""
 
     def answer(self, content: bytes) -> bytes:
-        about = messages.read(content).about
-        if (
-            self.harm == "missing"
-            and about["kind"] == "work"
-            and third(self.site.name, about["round"])
-        ):
+        header = messages.read(content).header
+        training = header["kind"] == "train"
+        if self.harm == "missing" and training and third(self.site.name, header["round"]):
             time.sleep(LONG)
         honest = self.site.answer(content)
-        if self.harm in HARMS and about["kind"] == "work" and about["round"] > 0:
+        if self.harm in HARMS and training and header["round"] > 0:
             return HARMS[self.harm](honest)
         return honest
 
@@ -79,9 +75,10 @@ def main(folder: str, address: str, harm: str, *names: str) -> None:
     keys = Path(folder) / "keys"
     for name in names:
         site = Site(name, "digits", Path(folder) / "sites")
-        memory = Path(folder) / "sites" / f"{name}.node"
-        settings = (address, keys / "ca.pem", keys / f"{name}.key", Liar(site, harm), memory)
-        threading.Thread(target=connect, args=settings, daemon=True).start()
+        node_file = Path(folder) / "sites" / f"{name}.node"
+        handler = FaultySite(site, harm)
+        arguments = (address, keys / "ca.pem", keys / f"{name}.key", handler, node_file)
+        threading.Thread(target=connect, args=arguments, daemon=True).start()
     threading.Event().wait()
 
 

@@ -1,4 +1,4 @@
-"""The fault matrix: real processes on this machine, one fault per row, and what became of the run.
+"""The fault matrix: real processes on this machine, one fault per row, and its effect on the run.
 
     python benchmarks/deploy/faults.py [ROW ...]
 
@@ -22,7 +22,7 @@ from io import StringIO
 from pathlib import Path
 
 from fedhelix.deploy import submit
-from fedhelix.deploy.localhost import Local, Process
+from fedhelix.deploy.localhost import LocalDeployment, Process
 from fedhelix.runs.spec import make_spec
 
 HERE = Path(__file__).parent
@@ -35,29 +35,29 @@ PATIENT, HASTY = ["deadline=300", "patience=300"], ["deadline=40", "patience=300
 def children(pid: int) -> list[int]:
     """The processes that a process has started, and theirs."""
     done = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
-    found = [int(word) for word in done.stdout.split()]
-    return found + [other for child in found for other in children(child)]
+    started = [int(word) for word in done.stdout.split()]
+    return started + [other for child in started for other in children(child)]
 
 
-def kill_site(local: Local) -> None:
+def kill_site(local: LocalDeployment) -> None:
     os.kill(local.sites["site-1"].running.pid, signal.SIGKILL)
 
 
-def kill_worker(local: Local) -> None:
+def kill_worker(local: LocalDeployment) -> None:
     os.kill(children(local.sites["site-1"].running.pid)[0], signal.SIGKILL)
 
 
-def kill_superlink(local: Local) -> None:
+def kill_superlink(local: LocalDeployment) -> None:
     os.kill(local.superlink.running.pid, signal.SIGKILL)
 
 
-def kill_server_app(local: Local) -> None:
+def kill_server_app(local: LocalDeployment) -> None:
     for pid in children(local.superlink.running.pid):
         if b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)
 
 
-def stop_site(local: Local) -> None:
+def stop_site(local: LocalDeployment) -> None:
     process = local.sites["site-1"].running.pid
     everybody = [process, *children(process)]
     for pid in everybody:
@@ -68,8 +68,8 @@ def stop_site(local: Local) -> None:
 
 
 @contextmanager
-def supervised(local: Local) -> Iterator[list[str]]:
-    """Do what `fedhelix up` does while it waits: start again what has died."""
+def supervised(local: LocalDeployment) -> Iterator[list[str]]:
+    """Restart dead processes, as `fedhelix up` does while it waits."""
     revived: list[str] = []
     over = threading.Event()
 
@@ -87,10 +87,10 @@ def supervised(local: Local) -> Iterator[list[str]]:
 
 
 def run_rounds(
-    local: Local,
+    local: LocalDeployment,
     out: Path,
     policy: list[str],
-    fault: Callable[[Local], None] | None,
+    fault: Callable[[LocalDeployment], None] | None,
     **settings: object,
 ) -> dict:
     """One run with a fault after its second round."""
@@ -105,9 +105,9 @@ def run_rounds(
 
     striker = threading.Thread(target=strike, daemon=True)
     begun = time.monotonic()
-    with supervised(local) as revived, redirect_stderr(StringIO()) as said:
+    with supervised(local) as revived, redirect_stderr(StringIO()) as messages:
         striker.start()
-        submit.run_rounds(local.control(), folder, quiet=True)
+        submit.follow(local.control(), folder, quiet=True)
         striker.join()
     records = folder.records()
     state = json.loads((out / "checkpoint" / "manifest.json").read_text())["server"]["sha256"]
@@ -131,7 +131,7 @@ def run_rounds(
         "started_again": sorted(set(revived)),
         "said": [
             line.removeprefix("fedhelix: ")
-            for line in said.getvalue().splitlines()
+            for line in messages.getvalue().splitlines()
             if "fedhelix: " in line
         ],
         "server_state": state,
@@ -139,7 +139,7 @@ def run_rounds(
     }
 
 
-def as_liar(local: Local, harm: str, names: list[str]) -> None:
+def make_faulty(local: LocalDeployment, harm: str, names: list[str]) -> None:
     """Replace sites by ones that misbehave."""
     command = [
         sys.executable,
@@ -154,7 +154,7 @@ def as_liar(local: Local, harm: str, names: list[str]) -> None:
     local.sites[harm] = Process(harm, command, local.folder / "logs" / f"{harm}.log", local.env)
 
 
-ROWS: dict[str, tuple[str, Callable[[Local], None] | None, list[str], str | None]] = {
+ROWS: dict[str, tuple[str, Callable[[LocalDeployment], None] | None, list[str], str | None]] = {
     "calm": ("nothing", None, PATIENT, None),
     "site": ("SIGKILL of a site", kill_site, PATIENT, None),
     "worker": ("SIGKILL of a site's client process", kill_worker, PATIENT, None),
@@ -173,9 +173,9 @@ def measure(row: str) -> dict:
     what, fault, policy, harm = ROWS[row]
     folder = Path(tempfile.mkdtemp(prefix=f"fedhelix-fault-{row}-"))
     try:
-        local = Local(folder / "deployment", sites=10 if row == "missing" else 3)
+        local = LocalDeployment(folder / "deployment", sites=10 if row == "missing" else 3)
         if harm is not None:
-            as_liar(local, harm, local.names if row == "missing" else ["site-1"])
+            make_faulty(local, harm, local.names if row == "missing" else ["site-1"])
         with local:
             return {"row": row, "fault": what, **run_rounds(local, folder / "run", policy, fault)}
     finally:
@@ -183,12 +183,10 @@ def measure(row: str) -> dict:
 
 
 def table(rows: list[dict]) -> str:
-    """For people."""
+    """The rows as a Markdown table."""
     calm = next((row["server_state"] for row in rows if row["row"] == "calm"), None)
-    lines = [
-        "| fault | rounds | answers missing / refused | same result as without it | what the user sees |",
-        "|---|---|---|---|---|",
-    ]
+    columns = ("fault", "rounds", "answers missing / refused", "same result as without it")
+    lines = [f"| {' | '.join(columns)} | what the user sees |", "|---|---|---|---|---|"]
     for row in rows:
         same = (
             "yes, to the bit"
@@ -205,9 +203,8 @@ def table(rows: list[dict]) -> str:
             else []
         )
         counts = f"{row['answers_missing']} / {row['answers_refused']}"
-        lines.append(
-            f"| {row['fault']} | {row['rounds']} of {ROUNDS} | {counts} | {same} | {'<br>'.join(seen) or 'nothing'} |"
-        )
+        cells = [row["fault"], f"{row['rounds']} of {ROUNDS}", counts, same]
+        lines.append(f"| {' | '.join([*cells, '<br>'.join(seen) or 'nothing'])} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Methods on real processes, with TLS and keys, beside the simulation with the same seed.
+"""Methods on real processes, with TLS and keys, compared with the simulation of the same seed.
 
     python benchmarks/deploy/methods.py [METHOD ...]
 
@@ -20,7 +20,7 @@ import torch
 
 from fedhelix.core.tree import flatten
 from fedhelix.deploy import submit
-from fedhelix.deploy.localhost import Local
+from fedhelix.deploy.localhost import LocalDeployment
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
 
@@ -41,20 +41,20 @@ SETTINGS: dict[str, dict] = {
 }
 
 
-def start_later(local: Local, name: str, folder: RunFolder) -> None:
+def start_later(local: LocalDeployment, name: str, folder: RunFolder) -> None:
     """A site that connects when two rounds are done."""
     while len(folder.records()) < 2:
         time.sleep(0.2)
     local.sites[name].start()
 
 
-def measure(local: Local, name: str, out: Path) -> dict:
+def measure(local: LocalDeployment, name: str, out: Path) -> dict:
     spec = make_spec(name, {"clients": SITES, "rounds": ROUNDS, **SETTINGS[name]})
     folder = submit.create(spec, out / "sites", ["deadline=300"])
     newcomer = f"site-{SITES}"
     if spec.config.newcomers:
         threading.Thread(target=start_later, args=(local, newcomer, folder), daemon=True).start()
-    submit.run_rounds(local.control(), folder, quiet=True)
+    submit.follow(local.control(), folder, quiet=True)
     if spec.config.newcomers:
         local.sites[newcomer].stop()
     here = spec.config.federation(spec.method, engine="serial").fit(
@@ -87,10 +87,9 @@ def main(*wanted: str) -> None:
     rows = {row["method"]: row for row in json.loads(RESULT.read_text())} if RESULT.exists() else {}
     folder = Path(tempfile.mkdtemp(prefix="fedhelix-methods-"))
     try:
-        local = Local(folder / "deployment", sites=SITES + 1)
-        newcomer = local.sites.pop(
-            f"site-{SITES}"
-        )  # its key is admitted, but it is not started yet
+        local = LocalDeployment(folder / "deployment", sites=SITES + 1)
+        # The newcomer's key is admitted, but its site does not start yet.
+        newcomer = local.sites.pop(f"site-{SITES}")
         with local:
             local.sites[newcomer.name] = newcomer
             for name in wanted or SETTINGS:

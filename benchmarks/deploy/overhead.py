@@ -1,10 +1,9 @@
-"""What a round across processes costs beyond the work itself: three sites on loopback, TLS and
-keys, a small model.
+"""The overhead of a round across processes: three sites on loopback, TLS and keys, a small model.
 
     python benchmarks/deploy/overhead.py [warm] [flower]
 
 `warm` is `fedhelix site`, `flower` is Flower's own SuperNode with the same answers. Overhead is the
-round's time less the time that the slowest site needed to train, and to judge. Writes
+round's time less the time that the slowest site needs to train and to evaluate. Writes
 benchmarks/results/deploy-overhead.json.
 """
 
@@ -21,7 +20,7 @@ import time
 from pathlib import Path
 
 from fedhelix.deploy import submit
-from fedhelix.deploy.localhost import Local, Process, free_port
+from fedhelix.deploy.localhost import LocalDeployment, Process, free_port
 from fedhelix.runs.provenance import versions
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
@@ -31,7 +30,7 @@ ROUNDS = {"warm": 12, "flower": 4}
 SITES = 3
 
 
-def with_flowers_nodes(local: Local) -> None:
+def with_flowers_nodes(local: LocalDeployment) -> None:
     """Flower's own SuperNode in place of ours."""
     for name in local.names:
         place = f'site="{name}" data="digits" folder="{local.folder / "sites"}"'
@@ -48,7 +47,7 @@ def with_flowers_nodes(local: Local) -> None:
 
 
 def processor_seconds(pid: int) -> float:
-    """What a process has used so far (Linux)."""
+    """The processor time that a process has used so far (Linux)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -56,7 +55,7 @@ def processor_seconds(pid: int) -> float:
 class Meter(threading.Thread):
     """Processor time of the SuperLink and of a site's connection from the end of round 1 on."""
 
-    def __init__(self, local: Local, run: RunFolder):
+    def __init__(self, local: LocalDeployment, run: RunFolder):
         super().__init__(daemon=True)
         self.run_folder, self.pids = run, {"superlink": local.superlink.running.pid}
         self.pids["site"] = next(iter(local.sites.values())).running.pid
@@ -78,7 +77,7 @@ class Meter(threading.Thread):
 def measure(way: str) -> dict:
     folder, load = Path(tempfile.mkdtemp(prefix="fedhelix-overhead-")), []
     try:
-        local = Local(folder / "deployment", sites=SITES)
+        local = LocalDeployment(folder / "deployment", sites=SITES)
         if way == "flower":
             with_flowers_nodes(local)
         with local:
@@ -87,7 +86,7 @@ def measure(way: str) -> dict:
             run = submit.create(spec, folder / "run")
             meter = Meter(local, run)
             meter.start()
-            summary = submit.run_rounds(local.control(), run, quiet=True)
+            summary = submit.follow(local.control(), run, quiet=True)
             used = meter.per_round(ROUNDS[way] - 1)
             load.append(os.getloadavg()[0])
         records = run.records()[1:]  # the first one sets everything up

@@ -1,5 +1,4 @@
-"""What a round costs: seconds and memory against clients per round, clients in the federation, and
-model size.
+"""The cost of a round: seconds and memory by cohort, clients in the federation, and model size.
 
     python benchmarks/speed/cost.py
 
@@ -26,25 +25,25 @@ from fedhelix import Dataset, Federation, partition
 from fedhelix.runs.provenance import versions
 
 ROOT = Path(__file__).parents[2]
-PICTURE, COLOURED, TABLE = (1, 28, 28), (3, 32, 32), (32,)
-BASE = {"clients": 1000, "cohort": 10, "samples": 20, "shape": PICTURE, "model": "w1-cnn"}
+GRAY, COLOUR, TABLE = (1, 28, 28), (3, 32, 32), (32,)  # shapes of a sample
+BASE = {"clients": 1000, "cohort": 10, "samples": 20, "shape": GRAY, "model": "w1-cnn"}
 MODELS = ("small-cnn", "lenet", "fedpac-cnn", "genfed-cnn", "resnet18")
 CURVES: dict[str, list[dict[str, Any]]] = {
     "cohort": [{**BASE, "cohort": cohort} for cohort in (10, 30, 100, 300, 1000)],
-    # The samples themselves are small here: it is the clients that shall count.
+    # Small samples, so that the number of clients dominates.
     "clients": [
         {**BASE, "clients": clients, "samples": 10, "shape": TABLE, "model": "mlp"}
         for clients in (100, 1000, 10_000, 100_000)
     ],
     "parameters": [
-        {**BASE, "clients": 100, "cohort": 4, "shape": COLOURED, "model": model} for model in MODELS
+        {**BASE, "clients": 100, "cohort": 4, "shape": COLOUR, "model": model} for model in MODELS
     ],
 }
 LIMIT = 1024  # MiB that 100,000 clients may need more than 100
 
 
 def synthetic(count: int, shape: tuple[int, ...], test: int = 200) -> Dataset:
-    """Noise with ten classes: bytes as pictures, floats as tables."""
+    """Noise with ten classes: images of bytes, or tables of floats."""
     generator = torch.Generator().manual_seed(0)
 
     def noise(number: int) -> torch.Tensor:
@@ -60,9 +59,18 @@ def run_rounds(point: dict[str, Any]) -> dict[str, Any]:
     """The rounds of one point, in this process."""
     data = synthetic(point["clients"] * point["samples"], tuple(point["shape"]))
     fed = Federation(
-        data, partition.iid(clients=point["clients"], valid=0.0), model=point["model"], cohort=point["cohort"],
-        engine=point["engine"], device="cpu", eval_clients=0, epochs=1, batch_size=10, lr=0.01, momentum=0.0,
-    )  # fmt: skip
+        data,
+        partition.iid(clients=point["clients"], valid=0.0),
+        model=point["model"],
+        cohort=point["cohort"],
+        engine=point["engine"],
+        device="cpu",
+        eval_clients=0,
+        epochs=1,
+        batch_size=10,
+        lr=0.01,
+        momentum=0.0,
+    )
     seconds, clock = [], time.perf_counter()
     for _ in fed.run_rounds(point["rounds"] + 1):
         seconds.append(time.perf_counter() - clock)
@@ -83,14 +91,17 @@ def measure(point: dict[str, Any]) -> dict[str, Any]:
         output = process.communicate()[0]
     if process.returncode:
         raise SystemExit(f"the point {point} has failed")
-    found = {**point, **json.loads(output), "peak_memory_MiB": most}
-    print(found["engine"], found["model"], f"{found['clients']} clients, {found['cohort']} per round:",
-          f"{found['seconds']['median']:.3f} s, {most['pss']:.0f} MiB", flush=True)  # fmt: skip
-    return found
+    result = {**point, **json.loads(output), "peak_memory_MiB": most}
+    name = f"{point['engine']} {point['model']} {point['clients']} clients"
+    seconds = result["seconds"]["median"]
+    print(
+        f"{name}, {point['cohort']} per round: {seconds:.3f} s, {most['pss']:.0f} MiB", flush=True
+    )
+    return result
 
 
 def main() -> None:
-    """Measure every point, write the figures and the picture."""
+    """Measure every point, write the numbers and the figure."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -105,11 +116,14 @@ def main() -> None:
     if args.point:
         print(json.dumps(run_rounds(json.loads(args.point))))
         return
-    found: dict[str, Any] = {
-        "command": "python benchmarks/speed/cost.py", "machine": machine(), "versions": versions(), "curves": {},
-    }  # fmt: skip
+    report: dict[str, Any] = {
+        "command": "python benchmarks/speed/cost.py",
+        "machine": machine(),
+        "versions": versions(),
+        "curves": {},
+    }
     for curve in args.curves:
-        found["curves"][curve] = [
+        report["curves"][curve] = [
             measure({**point, "engine": engine, "rounds": args.rounds})
             for engine in args.engines
             for point in CURVES[curve]
@@ -118,18 +132,17 @@ def main() -> None:
     for engine in args.engines if "clients" in args.curves else []:
         sizes = [
             point["peak_memory_MiB"]["pss"]
-            for point in found["curves"]["clients"]
+            for point in report["curves"]["clients"]
             if point["engine"] == engine
         ]
         few_and_many[engine] = sizes[-1] - sizes[0]
-        print(
-            f"{engine}: 100,000 clients need {few_and_many[engine]:.0f} MiB more than 100 (limit: {LIMIT})"
-        )
-    found["more_MiB_for_100000_clients_than_for_100"] = few_and_many
-    found["under_1_GiB"] = all(more < LIMIT for more in few_and_many.values())
+        more = f"{few_and_many[engine]:.0f} MiB more than 100"
+        print(f"{engine}: 100,000 clients need {more} (limit: {LIMIT})")
+    report["more_MiB_for_100000_clients_than_for_100"] = few_and_many
+    report["under_1_GiB"] = all(more < LIMIT for more in few_and_many.values())
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(found, indent=1) + "\n")
-    draw_cost(found, args.out.with_suffix(".png"))
+    args.out.write_text(json.dumps(report, indent=1) + "\n")
+    draw_cost(report, args.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -4,12 +4,12 @@ loop.
     python benchmarks/speed/cpu.py --data-dir DIR
 
 Linux only. Makes a virtual environment for each peer (once, under --envs), writes partition,
-cohorts, batches and first weights of each workload to files that all contestants read, tries their
-settings (threads, processes, oneDNN on and off), and then lets all of them play one round after the
-other in turns. A contestant that is not on is frozen with all its processes (SIGSTOP), so that
-nobody's bookkeeping disturbs the others. One more round measures memory. The plain loop and the
-peers as installed are guests, who play the first rounds only. All of it takes about a quarter of an
-hour on two cores.
+cohorts, batches and initial weights of each workload to files that all contestants read, tries
+their settings (threads, processes, oneDNN on and off), and then runs one round of each contestant
+in turn. A contestant that is not running is stopped with all its processes (SIGSTOP), so that its
+bookkeeping does not disturb the others. One more round measures memory. The plain loop and the
+peers as installed run the first rounds only. All of it takes about a quarter of an hour on two
+cores.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from workloads import W1, W2, federation
 
 from fedhelix import Federation, load
 from fedhelix.core.method import Phase
-from fedhelix.engines.local import ClientTask, plan
+from fedhelix.engines.local import ClientTask, batch_schedule
 from fedhelix.runs.provenance import versions
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 WORKLOADS = {"W1": W1, "W2": W2}
 MEMORY_ROUNDS = 1
-# all train the same batches from the same weights, so this is far below the noise between seeds
+# All train the same batches from the same weights, so this is far below the noise between seeds.
 EQUAL = 0.01
 
 # Contestants with the settings to try; the fastest goes into the race. Where there is one only,
@@ -61,7 +61,7 @@ CONTESTANTS: dict[str, list[dict[str, Any]]] = {
     "flower-default": [{}],
     "pfl-default": [{}],
 }
-GUESTS = ("plain", "flower-default", "pfl-default")
+FIRST_ROUNDS_ONLY = ("plain", "flower-default", "pfl-default")
 
 
 def environment(name: str, envs: Path) -> str:
@@ -87,10 +87,9 @@ def export(fed: Federation, settings: dict[str, Any], rounds: int, folder: Path)
     orders: dict[str, np.ndarray] = {}
     for t in range(rounds):
         for client in fed.cohort(t):
-            steps = plan(setup, ClientTask(client, t, {}, {}), Phase(), "batches").steps()
-            orders[f"{t}-{client}"] = np.concatenate(
-                [samples.numpy() for samples, _ in steps]
-            ).astype(np.int32)
+            schedule = batch_schedule(setup, ClientTask(client, t, {}, {}), Phase(), "batches")
+            samples = [batch.numpy() for batch, _ in schedule.steps()]
+            orders[f"{t}-{client}"] = np.concatenate(samples).astype(np.int32)
     np.savez(folder / "orders.npz", **orders)
     facts = {
         **settings,
@@ -102,7 +101,7 @@ def export(fed: Federation, settings: dict[str, Any], rounds: int, folder: Path)
 
 
 class Contestant:
-    """A process that plays rounds when it is asked to, and is frozen otherwise."""
+    """A process that runs rounds on request, and is stopped otherwise."""
 
     def __init__(self, name: str, python: str, settings: dict[str, Any], log: Path):
         kind = name.partition("-")[0]
@@ -114,9 +113,14 @@ class Contestant:
         self.accuracy: list[float] = []
         with log.open("a") as errors:
             self.process = subprocess.Popen(
-                [python, str(script), json.dumps({**settings, "contestant": kind})], text=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True, cwd=log.parent,
-            )  # fmt: skip
+                [python, str(script), json.dumps({**settings, "contestant": kind})],
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+                cwd=log.parent,
+            )
         try:
             self.facts = self.listen()
         except BaseException:
@@ -140,7 +144,7 @@ class Contestant:
     def run_rounds(self, rounds: int = 1) -> list[float]:
         """Some rounds; returns their seconds."""
         self.signal(signal.SIGCONT)
-        time.sleep(0.3)  # to come round
+        time.sleep(0.3)  # to wake up
         print(rounds, file=self.process.stdin, flush=True)
         seconds, accuracy = zip(*self.listen(), strict=True)
         self.signal(signal.SIGSTOP)
@@ -155,16 +159,15 @@ class Contestant:
         return most
 
     def stop(self) -> None:
-        """End it, kindly at first."""
-        everybody = family(self.process.pid)
+        """End it, by closing its input or, after a while, by a kill."""
+        processes = family(self.process.pid)
         self.signal(signal.SIGCONT)
         self.process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(30)
-        for pid in everybody:
-            with suppress(
-                OSError
-            ):  # the folder makes sure that the number still means the same process
+        for pid in processes:
+            with suppress(OSError):
+                # The folder shows that the number still belongs to the same process.
                 if Path(f"/proc/{pid}/cwd").readlink() == self.log.parent:
                     os.kill(pid, signal.SIGKILL)
         self.process.wait()
@@ -215,11 +218,13 @@ def compete(workload: str, names: list[str], args: argparse.Namespace) -> dict[s
         try:
             crowd.extend(start(name, chosen[name]) for name in names)
             for t in range(args.rounds):
-                on = [one for one in crowd if one.name not in GUESTS or t < args.guest_rounds]
+                early = t < args.guest_rounds
+                on = [one for one in crowd if early or one.name not in FIRST_ROUNDS_ONLY]
                 for one in on[t % len(on) :] + on[: t % len(on)]:
                     one.run_rounds()
-                print(workload, t + 1, {one.name: round(one.seconds[-1], 2) for one in on},
-                      {one.name: round(one.accuracy[-1], 4) for one in on}, flush=True)  # fmt: skip
+                times = {one.name: round(one.seconds[-1], 2) for one in on}
+                accuracies = {one.name: round(one.accuracy[-1], 4) for one in on}
+                print(workload, t + 1, times, accuracies, flush=True)
             seconds = {one.name: list(one.seconds) for one in crowd}
             accuracy = {one.name: list(one.accuracy) for one in crowd}
             peaks = {one.name: one.peak(MEMORY_ROUNDS) for one in crowd}
@@ -262,14 +267,15 @@ def compete(workload: str, names: list[str], args: argparse.Namespace) -> dict[s
         "all_seconds": seconds,
         "all_accuracies": accuracy,
     }
-    print(workload, {name: round(value["of_medians"], 2) for name, value in ratios.items()}, "accuracy", last,
-          "equal" if furthest <= EQUAL else "NOT EQUAL",
-          "MiB", {name: round(value["pss"]) for name, value in peaks.items()}, flush=True)  # fmt: skip
+    rounded = {name: round(value["of_medians"], 2) for name, value in ratios.items()}
+    equal = "equal" if furthest <= EQUAL else "NOT EQUAL"
+    mebibytes = {name: round(value["pss"]) for name, value in peaks.items()}
+    print(workload, rounded, "accuracy", last, equal, "MiB", mebibytes, flush=True)
     return result
 
 
 def command(arguments: list[str]) -> str:
-    """How this was started, without the names of this machine's folders."""
+    """The command line, without the names of this machine's folders."""
     places = {"--data-dir", "--envs", "--out"}
     shown = [
         "DIR" if before in places else word for before, word in itertools.pairwise(["", *arguments])
@@ -278,7 +284,7 @@ def command(arguments: list[str]) -> str:
 
 
 def main() -> None:
-    """Run the races, write the figures and the picture."""
+    """Run the races, write the numbers and the figure."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -290,7 +296,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--warm-up", type=int, default=2, help="first rounds that are not timed")
     parser.add_argument(
-        "--guest-rounds", type=int, default=5, help="first rounds, which guests play too"
+        "--guest-rounds", type=int, default=5, help="first rounds, which all contestants run"
     )
     parser.add_argument(
         "--calibrate", type=int, default=1, help="rounds that each setting is tried for, after one"
@@ -307,19 +313,16 @@ def main() -> None:
         )
     if "fedhelix" not in args.contestants:
         parser.error("fedhelix takes part")
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit("stopped")
-    )  # so that nobody is left behind, frozen
-    found = {"command": command(sys.argv[1:]), "machine": machine(), "versions": versions()}
+    # Exit through `finally`, so that no stopped process is left behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    report = {"command": command(sys.argv[1:]), "machine": machine(), "versions": versions()}
     if os.getloadavg()[0] > 0.5:
-        print(
-            "the machine is busy with other things: the figures will not be worth much", flush=True
-        )
+        print("the machine is busy: the numbers will not be reliable", flush=True)
     for workload in args.workloads:
-        found[workload] = compete(workload, args.contestants, args)
+        report[workload] = compete(workload, args.contestants, args)
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
-    draw_race(found, args.out.with_suffix(".png"))
+        args.out.write_text(json.dumps(report, indent=1) + "\n")
+    draw_race(report, args.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""How long the server needs to fit its generator, by size, and to send every client's vector
-through it.
+"""The server's time to fit its generator, by size, and to send every client's vector through it.
 
     PYTHONPATH=src python benchmarks/speed/generator.py --device cuda --out FILE.json
 
 The vectors are as many and as long as those of pFedGPA on Fashion-MNIST (20 clients, 20 rounds,
-20,522 parameters): five groups of clients, their own directions, and noise. Nothing is learnt about
-accuracy here.
+20,522 parameters): five groups of clients, their own directions, and noise. Accuracy is not
+measured.
 """
 
 from __future__ import annotations
@@ -27,13 +26,11 @@ CLIENTS, ROUNDS, LENGTH, GROUPS = 20, 20, 20_522, 5
 def uploads(device: torch.device) -> torch.Tensor:
     """Vectors of clients in groups, round after round."""
     draw = torch.Generator().manual_seed(0)
-    centres, client_state = (
-        torch.randn(count, LENGTH, generator=draw) for count in (GROUPS, CLIENTS)
-    )
-    clients = centres[torch.arange(CLIENTS) % GROUPS] + 0.5 * client_state
-    return (
-        clients.repeat(ROUNDS, 1) + 0.3 * torch.randn(CLIENTS * ROUNDS, LENGTH, generator=draw)
-    ).to(device)
+    centres = torch.randn(GROUPS, LENGTH, generator=draw)
+    directions = torch.randn(CLIENTS, LENGTH, generator=draw)
+    clients = centres[torch.arange(CLIENTS) % GROUPS] + 0.5 * directions
+    noise = torch.randn(CLIENTS * ROUNDS, LENGTH, generator=draw)
+    return (clients.repeat(ROUNDS, 1) + 0.3 * noise).to(device)
 
 
 def main() -> None:
@@ -62,9 +59,9 @@ def main() -> None:
         }
         print(size, seconds[size], flush=True)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    command = f"python benchmarks/speed/generator.py --device {args.device} --sizes {' '.join(args.sizes)}"
+    options = f"--device {args.device} --sizes {' '.join(args.sizes)}"
     report = {
-        "command": command,
+        "command": f"python benchmarks/speed/generator.py {options}",
         "device": name,
         "machine": machine(),
         "vectors": list(vectors.shape),

@@ -21,17 +21,18 @@ import torch
 from workloads import RESNET, W1, PlainLoop, federation, race, wait
 
 from fedhelix import Dataset, Federation, load
-from fedhelix.engines.batched.multirun import together
+from fedhelix.engines.batched.multirun import run_together
 from fedhelix.runs.provenance import versions
 
 
 def busy_share(fed: Federation) -> float:
-    """Which share of the slots' steps was needed."""
-    return fed.engine.steps_needed / fed.engine.steps_taken
+    """The share of the slots' steps that tasks needed."""
+    scheduler = fed.engine.scheduler
+    return scheduler.steps_needed / scheduler.steps_taken
 
 
 def sweep(data: Dataset, seeds: int, rates: list[float], rounds: int) -> dict[str, Any]:
-    """Seeds x learning rates as one program, against as many plain loops (of which one is timed)."""
+    """Seeds x learning rates as one program, against as many plain loops, of which one is timed."""
     clock: list[float] = []
 
     def one(seed: int, lr: float, maker: Any) -> float:
@@ -45,7 +46,7 @@ def sweep(data: Dataset, seeds: int, rates: list[float], rounds: int) -> dict[st
         raise AssertionError
 
     runs = [partial(one, seed, lr) for seed in range(seeds) for lr in rates]
-    accuracies = together(runs)
+    accuracies = run_together(runs)
     ours = statistics.median([after - before for before, after in itertools.pairwise(clock[1:])])
     alone = federation(data, W1, device="cuda", engine="batched")
     loop = PlainLoop(alone)
@@ -67,7 +68,7 @@ def sweep(data: Dataset, seeds: int, rates: list[float], rounds: int) -> dict[st
 
 
 def main() -> None:
-    """Run the races and write the figures."""
+    """Run the races and write the numbers."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -77,7 +78,7 @@ def main() -> None:
     parser.add_argument("--commit", default="")
     args = parser.parse_args()
     fashion, cifar = load("fashion-mnist", args.data_dir), load("cifar10", args.data_dir)
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "command": "python benchmarks/speed/gpu.py",
         "device": torch.cuda.get_device_name(),
         "versions": {**versions(), **({"commit": args.commit} if args.commit else {})},
@@ -87,28 +88,31 @@ def main() -> None:
         ("w1-100-clients", 100, args.rounds, 4),
     ):
         ours = federation(fashion, W1, cohort=cohort, device="cuda", engine="batched")
-        found[name] = race(
+        report[name] = race(
             ours,
             federation(fashion, W1, cohort=cohort, device="cuda", engine="serial"),
             rounds,
             every,
         )
-        found[name]["useful_share_of_steps"] = busy_share(ours)
-        print(name, round(found[name]["ratio"], 1), found[name]["seconds_per_round"], flush=True)
-    found["sweep"] = sweep(fashion, 5, [0.003, 0.005, 0.01, 0.02, 0.03, 0.05], args.rounds)
+        report[name]["useful_share_of_steps"] = busy_share(ours)
+        print(name, round(report[name]["ratio"], 1), report[name]["seconds_per_round"], flush=True)
+    report["sweep"] = sweep(fashion, 5, [0.003, 0.005, 0.01, 0.02, 0.03, 0.05], args.rounds)
     print(
-        "sweep", round(found["sweep"]["ratio"], 1), found["sweep"]["seconds_per_round"], flush=True
+        "sweep",
+        round(report["sweep"]["ratio"], 1),
+        report["sweep"]["seconds_per_round"],
+        flush=True,
     )
     for precision in ("float32", "bfloat16"):
         ours = federation(cifar, RESNET, device="cuda", engine="batched", precision=precision)
         plain = federation(cifar, RESNET, device="cuda", engine="serial")
-        found[f"resnet18-{precision}"] = race(ours, plain, args.rounds)
-        print("resnet18", precision, round(found[f"resnet18-{precision}"]["ratio"], 2),
-              found[f"resnet18-{precision}"]["seconds_per_round"], found[f"resnet18-{precision}"]["accuracy_after"],
-              flush=True)  # fmt: skip
-    found["peak_memory_GiB"] = torch.cuda.max_memory_allocated() / 2**30
+        result = race(ours, plain, args.rounds)
+        report[f"resnet18-{precision}"] = result
+        ratio, accuracy = round(result["ratio"], 2), result["accuracy_after"]
+        print("resnet18", precision, ratio, result["seconds_per_round"], accuracy, flush=True)
+    report["peak_memory_GiB"] = torch.cuda.max_memory_allocated() / 2**30
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(found, indent=1) + "\n")
+    args.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Time, memory and machine: what the races and the cost curves measure alike."""
+"""Time, memory and machine: common measurements of the races and the cost curves."""
 
 from __future__ import annotations
 
@@ -23,16 +23,14 @@ def family(pid: int) -> list[int]:
         except OSError:
             continue
         children.setdefault(parent, []).append(int(entry.parent.name))
-    found = [pid]
-    for one in found:  # grows while it is walked through
-        found += children.get(one, [])
-    return found
+    pids = [pid]
+    for one in pids:  # grows during the loop
+        pids += children.get(one, [])
+    return pids
 
 
 def memory(pids: Iterable[int]) -> dict[str, float]:
-    """MiB of some processes together: with shared pages counted once (pss), and as often as they
-    appear (rss).
-    """
+    """MiB of some processes together: shared pages counted once (pss), or in each process (rss)."""
     total = {"pss": 0.0, "rss": 0.0}
     for pid in pids:
         try:
@@ -48,9 +46,7 @@ def memory(pids: Iterable[int]) -> dict[str, float]:
 
 @contextmanager
 def peak_memory(pid: int, every: float = 0.05) -> Iterator[dict[str, float]]:
-    """The most memory that a process and its descendants take meanwhile; in MiB, complete when the
-    block ends.
-    """
+    """The peak memory of a process and its descendants in MiB, complete when the block ends."""
     most, over = {"pss": 0.0, "rss": 0.0}, threading.Event()
 
     def watch() -> None:
@@ -68,13 +64,13 @@ def peak_memory(pid: int, every: float = 0.05) -> Iterator[dict[str, float]]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """The median, and where the middle eighty percent lie."""
+    """The median, and the range of the middle eighty percent."""
     low, middle, high = np.percentile(values, [10, 50, 90])
     return {"median": float(middle), "p10": float(low), "p90": float(high)}
 
 
 def machine() -> dict[str, Any]:
-    """Where the race took place."""
+    """The machine on which the race took place."""
     lines = subprocess.run(
         ["lscpu"], capture_output=True, text=True, check=False
     ).stdout.splitlines()

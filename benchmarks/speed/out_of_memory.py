@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/out-of-memory.json"))
     args = parser.parse_args()
     data = load("fashion-mnist", args.data_dir)
-    runs, said, slots = [], [], []
+    runs, messages, slots = [], [], []
     for limit in (None, args.limit):
         if limit is not None:
             torch.cuda.empty_cache()
@@ -40,26 +40,18 @@ def main() -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             run = fed.fit(2, quiet=True)
-        said = [str(warning.message) for warning in caught]
+        messages = [str(warning.message) for warning in caught]
         runs.append(run)
-        slots.append([shop.slots for shop in fed.engine.workshops.values()])
-        print(
-            "limit",
-            limit,
-            "GiB more; slots",
-            slots[-1],
-            "accuracy",
-            run.records[-1]["accuracy"],
-            said,
-            flush=True,
-        )
+        slots.append([cache.slots for cache in fed.engine.scheduler.caches.values()])
+        accuracy = run.records[-1]["accuracy"]
+        print("limit", limit, "GiB more; slots", slots[-1], "accuracy", accuracy, messages)
         fed.close()
     one, other = (run.state.server["model"] for run in runs)
     difference = max(float((one[name] - other[name]).abs().max()) for name in one)
     report = {
         "command": f"python benchmarks/speed/out_of_memory.py --limit {args.limit}",
         "device": torch.cuda.get_device_name(),
-        "warnings": said,
+        "warnings": messages,
         "clients_at_once_at_most": slots,
         "accuracy": [run.records[-1]["accuracy"] for run in runs],
         "largest_difference_of_any_weight": difference,

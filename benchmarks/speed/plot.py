@@ -1,4 +1,4 @@
-"""Pictures of the races and of the cost curves, drawn from their figures.
+"""Figures of the races and of the cost curves, drawn from their numbers.
 
 python benchmarks/speed/plot.py benchmarks/results/speed-cpu.json
 """
@@ -29,22 +29,28 @@ TITLES = {
 }
 
 
-def draw_race(found: dict[str, Any], path: Path) -> None:
-    """Seconds per round of every contestant, and how many times fedhelix's they are."""
-    workloads = [name for name in TITLES if name in found]
+def draw_race(report: dict[str, Any], path: Path) -> None:
+    """Seconds per round of every contestant, and their ratio to fedhelix's."""
+    workloads = [name for name in TITLES if name in report]
     figure = Figure(figsize=(5.2 * len(workloads), 4.2), layout="constrained")
     for axes, workload in zip(
         figure.subplots(1, len(workloads), squeeze=False)[0], workloads, strict=True
     ):
-        race = found[workload]
+        race = report[workload]
         names = [name for name in LABELS if name in race["seconds_per_round"]]
         for place, name in enumerate(names):
             time = race["seconds_per_round"][name]
             reach = [[time["median"] - time["p10"]], [time["p90"] - time["median"]]]
             axes.bar(
-                place, time["median"], yerr=reach, capsize=4, color=COLOURS[name.partition("-")[0]],
-                hatch="//" if name.endswith("default") else None, edgecolor="white", ecolor="#333333",
-            )  # fmt: skip
+                place,
+                time["median"],
+                yerr=reach,
+                capsize=4,
+                color=COLOURS[name.partition("-")[0]],
+                hatch="//" if name.endswith("default") else None,
+                edgecolor="white",
+                ecolor="#333333",
+            )
             times = race["ratio_to_fedhelix"].get(name, {}).get("of_medians", 1.0)
             label = f"{time['median']:.2f} s" + (f"\n{times:.2f}×" if name != "fedhelix" else "")
             axes.annotate(
@@ -60,7 +66,7 @@ def draw_race(found: dict[str, Any], path: Path) -> None:
         axes.set_ylabel("seconds per round")
         axes.margins(y=0.15)
         axes.spines[["top", "right"]].set_visible(False)
-    machine = found["machine"]
+    machine = report["machine"]
     figure.supxlabel(
         f"Fashion-MNIST with evaluation, {machine['cores']} cores ({machine['processor']}).\n"
         "Medians, lines from 10 to 90 %; lower is better.",
@@ -69,9 +75,9 @@ def draw_race(found: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=200)
 
 
-def draw_cost(found: dict[str, Any], path: Path) -> None:
+def draw_cost(report: dict[str, Any], path: Path) -> None:
     """Seconds and memory per round against each of the three sizes."""
-    curves = [name for name in ("cohort", "clients", "parameters") if name in found["curves"]]
+    curves = [name for name in ("cohort", "clients", "parameters") if name in report["curves"]]
     labels = {
         "cohort": "clients per round",
         "clients": "clients in the federation",
@@ -80,16 +86,18 @@ def draw_cost(found: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(4.2 * len(curves), 6), layout="constrained")
     grid = figure.subplots(2, len(curves), squeeze=False, sharex="col")
     for column, curve in enumerate(curves):
-        points = found["curves"][curve]
+        points = report["curves"][curve]
         engines = list(dict.fromkeys(point["engine"] for point in points))
         for engine, colour, marker in zip(
             engines, ("#0072B2", "#D55E00", "#009E73"), "osD", strict=False
         ):
-            mine = [point for point in points if point["engine"] == engine]
-            x = [point[curve] for point in mine]
+            curve_points = [point for point in points if point["engine"] == engine]
+            x = [point[curve] for point in curve_points]
+            seconds = [point["seconds"]["median"] for point in curve_points]
+            mebibytes = [point["peak_memory_MiB"]["pss"] for point in curve_points]
             style = {"color": colour, "marker": marker, "label": engine}
-            grid[0][column].plot(x, [point["seconds"]["median"] for point in mine], **style)
-            grid[1][column].plot(x, [point["peak_memory_MiB"]["pss"] for point in mine], **style)
+            grid[0][column].plot(x, seconds, **style)
+            grid[1][column].plot(x, mebibytes, **style)
         for axes, label in zip(
             grid[:, column], ("seconds per round", "peak memory (MiB)"), strict=True
         ):
@@ -99,7 +107,7 @@ def draw_cost(found: dict[str, Any], path: Path) -> None:
             axes.spines[["top", "right"]].set_visible(False)
         grid[0][column].set_yscale("log")
         low, high = grid[0][column].get_ylim()
-        if high < 10 * low:  # a flat line shall look flat
+        if high < 10 * low:  # a flat line should look flat
             grid[0][column].set_ylim(low / 4, high * 4)
         grid[1][column].set_ylim(bottom=0)
         grid[1][column].set_xlabel(labels[curve])
@@ -109,5 +117,5 @@ def draw_cost(found: dict[str, Any], path: Path) -> None:
 
 if __name__ == "__main__":
     source = Path(sys.argv[1])
-    figures = json.loads(source.read_text())
-    (draw_cost if "curves" in figures else draw_race)(figures, source.with_suffix(".png"))
+    numbers = json.loads(source.read_text())
+    (draw_cost if "curves" in numbers else draw_race)(numbers, source.with_suffix(".png"))

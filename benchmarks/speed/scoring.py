@@ -1,11 +1,10 @@
-"""What GenFed's scoring costs: seconds of it and of whole rounds, ten models and 1,000 images, on
-each engine.
+"""The cost of GenFed's scoring and of whole rounds, with ten models and 1,000 images, by engine.
 
-    FEDHELIX_DATA=FOLDER python benchmarks/speed/scoring.py --engines serial parallel --rounds 3 --out FILE.json
+    FEDHELIX_DATA=DIR python benchmarks/speed/scoring.py --engines serial parallel --out FILE.json
 
 Rounds are those of W1 (Fashion-MNIST, 100 clients, 10 per round, 5 epochs) without evaluation.
-Seconds are those of the processor where all is done in this process, so that it need not be quiet;
-else those of the clock on the wall.
+Where everything runs in this process, seconds are processor time, so that the machine need not be
+idle; otherwise they are wall time.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from fedhelix.core.registry import make
 
 
 def measured(engine: str, method: str, rounds: int, images: int, **more: Any) -> dict[str, Any]:
-    """Seconds per round, and those that scoring took of them."""
+    """Seconds per round, and the part of them that scoring took."""
     fed = federation(
         load("fashion-mnist"),
         {**W1, **more},
@@ -38,19 +37,18 @@ def measured(engine: str, method: str, rounds: int, images: int, **more: Any) ->
 
     def timed(*given: Any, **named: Any) -> Any:
         start = clock()
-        found = score(*given, **named)
+        scores = score(*given, **named)
         scoring.append(clock() - start)
-        return found
+        return scores
 
     fed.engine.score = timed  # type: ignore[method-assign]
-    run_rounds = fed.run_rounds(
-        rounds + 2, eval_every=rounds + 2
-    )  # the last round would be evaluated, and is not played
-    next(run_rounds)  # warms up
+    # The last round would be evaluated, so it is not run.
+    run = fed.run_rounds(rounds + 2, eval_every=rounds + 2)
+    next(run)  # warms up
     scoring.clear()
     for _ in range(rounds):
         start = clock()
-        record, _ = next(run_rounds)
+        record, _ = next(run)
         total.append(clock() - start)
     fed.close()
     shares = [part / whole for part, whole in zip(scoring, total, strict=True)]
@@ -68,21 +66,21 @@ def measured(engine: str, method: str, rounds: int, images: int, **more: Any) ->
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    words.add_argument("--engines", nargs="+", default=["serial", "parallel"])
-    words.add_argument("--methods", nargs="+", default=["genfed", "genfed+fedper"])
-    words.add_argument("--rounds", type=int, default=3)
-    words.add_argument("--images", type=int, default=1000)
-    words.add_argument("--out", type=Path)
-    requested = words.parse_args()
+    parser.add_argument("--engines", nargs="+", default=["serial", "parallel"])
+    parser.add_argument("--methods", nargs="+", default=["genfed", "genfed+fedper"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
     facts: dict[str, Any] = {"machine": machine(), "runs": []}
-    for engine, method in itertools.product(requested.engines, requested.methods):
-        facts["runs"].append(measured(engine, method, requested.rounds, requested.images))
+    for engine, method in itertools.product(args.engines, args.methods):
+        facts["runs"].append(measured(engine, method, args.rounds, args.images))
         print(json.dumps(facts["runs"][-1]), flush=True)
-        if requested.out:
-            requested.out.write_text(json.dumps(facts, indent=2) + "\n")
+        if args.out:
+            args.out.write_text(json.dumps(facts, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The workloads of the races, and the plain loop that stands for "one client after the other"."""
+"""The workloads of the races, and a plain loop that trains one client after the other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from fedhelix import Dataset, Federation, partition
 from fedhelix.core.method import Phase
 from fedhelix.core.tree import masked_mean
-from fedhelix.engines.local import ClientTask, plan
+from fedhelix.engines.local import ClientTask, batch_schedule
 
 W1 = {
     "clients": 100,
@@ -37,9 +37,7 @@ RESNET = {
 
 
 def federation(data: Dataset, settings: dict[str, Any], **more: Any) -> Federation:
-    """A federation that judges the server's model on the whole test set, and nothing else, as the
-    peers do.
-    """
+    """A federation that evaluates only the server's model on the test set, as the peers do."""
     settings = {**settings, **more}
     kind = partition.iid if settings["model"] == "resnet18" else partition.dirichlet
     alpha = {} if kind is partition.iid else {"alpha": 0.1}
@@ -49,8 +47,9 @@ def federation(data: Dataset, settings: dict[str, Any], **more: Any) -> Federati
 
 @dataclass
 class PlainLoop:
-    """FedAvg as a careful user writes it: one module, torch.optim.SGD, data on the device, the same
-    batches as ours.
+    """FedAvg as a careful user writes it, with the batches of fedhelix.
+
+    One module, torch.optim.SGD, data on the device.
     """
 
     fed: Federation
@@ -70,9 +69,8 @@ class PlainLoop:
             optimizer = torch.optim.SGD(
                 module.parameters(), lr=settings.lr, momentum=settings.momentum
             )
-            for samples, _ in plan(
-                setup, ClientTask(client, t, {}, {}), Phase(), "batches"
-            ).steps():
+            schedule = batch_schedule(setup, ClientTask(client, t, {}, {}), Phase(), "batches")
+            for samples, _ in schedule.steps():
                 index = samples.to(setup.device)
                 loss = F.cross_entropy(
                     module(setup.data.prepare(setup.data.x[index])), setup.data.y[index]
@@ -95,22 +93,20 @@ class PlainLoop:
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has nothing left to do."""
+    """Wait until the device is idle."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
 def race(ours: Federation, plain: Federation, rounds: int, every: int = 1) -> dict[str, Any]:
-    """Rounds of both in turns; the plain loop may run only every so many rounds where it is very
-    slow.
-    """
-    loop, played = PlainLoop(plain), ours.run_rounds(rounds)
+    """Rounds of both in turn; a very slow plain loop runs only in every `every`-th round."""
+    loop, results = PlainLoop(plain), ours.run_rounds(rounds)
     seconds: dict[str, list[float]] = {"ours": [], "plain": []}
     accuracy: dict[str, float] = {}
     for t in range(rounds):
         wait(ours.device)
         began = time.perf_counter()
-        record, _ = next(played)
+        record, _ = next(results)
         wait(ours.device)
         seconds["ours"].append(time.perf_counter() - began)
         accuracy["ours"] = record["accuracy"]
@@ -119,7 +115,7 @@ def race(ours: Federation, plain: Federation, rounds: int, every: int = 1) -> di
             accuracy["plain"] = loop.round(t)
             wait(ours.device)
             seconds["plain"].append(time.perf_counter() - began)
-    # The first rounds hold what is done once: graphs, kernels, workspaces.
+    # The first rounds include work that is done only once: graphs, kernels, workspaces.
     middle = {
         name: statistics.median(values[min(2, len(values) - 1) :])
         for name, values in seconds.items()
@@ -130,6 +126,6 @@ def race(ours: Federation, plain: Federation, rounds: int, every: int = 1) -> di
         "ratio": middle["plain"] / middle["ours"],
         "first_rounds": {name: values[:3] for name, values in seconds.items()},
         "all_seconds": seconds,
-        # Where the plain loop left rounds out it has learnt less, and there is nothing to compare.
+        # A plain loop that skipped rounds has learnt less and cannot be compared.
         "accuracy_after": accuracy if every == 1 else {"ours": accuracy["ours"]},
     }

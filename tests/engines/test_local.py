@@ -21,6 +21,7 @@ from fedhelix import (
 from fedhelix.core.errors import UserError
 from fedhelix.core.tree import State, clone
 from fedhelix.engines.local import (
+    PERSONALIZE,
     ClientTask,
     batch_schedule,
     gather,
@@ -31,7 +32,7 @@ from fedhelix.engines.local import (
 from helpers import close, same, small
 
 
-def job_for(fed, client: int = 0, round: int = 0, client_state: dict | None = None) -> ClientTask:
+def task_for(fed, client: int = 0, round: int = 0, client_state: dict | None = None) -> ClientTask:
     server, _ = fed.method.server_init({}, fed.context(0, 1))
     return ClientTask(
         client,
@@ -83,7 +84,7 @@ def test_what_the_network_does_not_use_has_no_gradient():
             return self.used(x.flatten(1))
 
     fed = small(Scaffold(), Spare)
-    (found, *_) = make_client(fed.engine.setup, job_for(fed)).gradients(fed.initial)
+    (found, *_) = make_client(fed.engine.setup, task_for(fed)).gradients(fed.initial)
     assert not found["spare"].any() and found["used.weight"].any()
 
 
@@ -93,7 +94,7 @@ def test_what_the_network_does_not_use_has_no_gradient():
 def test_every_epoch_visits_every_sample_once():
     fed = small(batch_size=16)
     client_state = np.sort(fed.splits[2].train)
-    found = batches(fed, job_for(fed, 2), Phase(epochs=3))
+    found = batches(fed, task_for(fed, 2), Phase(epochs=3))
     per_epoch = -(-len(client_state) // 16)
     assert len(found) == 3 * per_epoch
     epochs = [torch.cat(found[at : at + per_epoch]) for at in range(0, len(found), per_epoch)]
@@ -105,12 +106,12 @@ def test_every_epoch_visits_every_sample_once():
 
 def test_batches_follow_from_seed_purpose_round_and_client():
     fed = small()
-    first = torch.cat(batches(fed, job_for(fed), Phase()))
-    assert torch.equal(first, torch.cat(batches(fed, job_for(fed), Phase())))
+    first = torch.cat(batches(fed, task_for(fed), Phase()))
+    assert torch.equal(first, torch.cat(batches(fed, task_for(fed), Phase())))
     for other in (
-        batches(fed, job_for(fed, round=1), Phase()),
-        batches(fed, job_for(fed), Phase(), "tune"),
-        batches(fed, job_for(fed), Phase(), index=1),
+        batches(fed, task_for(fed, round=1), Phase()),
+        batches(fed, task_for(fed), Phase(), "tune"),
+        batches(fed, task_for(fed), Phase(), index=1),
     ):
         assert not torch.equal(first, torch.cat(other))
     other_seed = (
@@ -118,16 +119,16 @@ def test_batches_follow_from_seed_purpose_round_and_client():
         small(partition=partition.iid(6), seed=2),
     )
     orders = [
-        np.argsort(torch.cat(batches(some, job_for(some), Phase())).numpy()) for some in other_seed
+        np.argsort(torch.cat(batches(some, task_for(some), Phase())).numpy()) for some in other_seed
     ]
     assert not np.array_equal(*orders)
 
 
 def test_a_phase_may_set_its_own_epochs():
     fed = small(epochs=4)
-    one, usual = (len(batches(fed, job_for(fed), phase)) for phase in (Phase(epochs=1), Phase()))
+    one, usual = (len(batches(fed, task_for(fed), phase)) for phase in (Phase(epochs=1), Phase()))
     assert usual == 4 * one
-    assert batches(fed, job_for(fed), Phase(epochs=0)) == []
+    assert batches(fed, task_for(fed), Phase(epochs=0)) == []
 
 
 def with_one_left_over(model: str):
@@ -141,7 +142,7 @@ def with_one_left_over(model: str):
 
 def test_batchnorm_never_sees_a_single_sample():
     sizes = {
-        model: [len(samples) for samples in batches(fed, job_for(fed), Phase(epochs=2))]
+        model: [len(samples) for samples in batches(fed, task_for(fed), Phase(epochs=2))]
         for model in ("digits-cnn", "digits-bn-cnn")
         for fed in [with_one_left_over(model)]
     }
@@ -180,17 +181,12 @@ def test_a_client_with_one_sample_cannot_have_batchnorm():
         small(model="digits-bn-cnn", data=data, partition=partition.natural(valid=0), cohort=2)
 
 
-def test_augmentation_moves_the_pictures_and_nothing_else():
+def test_augmentation_moves_the_images_and_nothing_else():
     plain, moved = small(model="mlp"), small(model="mlp", augment=True)
     setup = moved.engine.setup
-    samples, crops = next(iter(batch_schedule(setup, job_for(moved), Phase(), "batches").steps()))
-    assert (
-        crops is not None
-        and next(
-            iter(batch_schedule(plain.engine.setup, job_for(plain), Phase(), "batches").steps())
-        )[1]
-        is None
-    )
+    samples, crops = next(iter(batch_schedule(setup, task_for(moved), Phase(), "batches").steps()))
+    unmoved = batch_schedule(plain.engine.setup, task_for(plain), Phase(), "batches")
+    assert crops is not None and unmoved.crops is None
     batch, untouched = gather(setup, samples, crops), gather(setup, samples, None)
     assert torch.equal(batch.y, untouched.y) and batch.x.shape == untouched.x.shape
     assert not torch.equal(batch.x, untouched.x)
@@ -220,7 +216,7 @@ def test_a_round_is_a_plain_pytorch_loop(method, model, parts):
         weight_decay=1e-3,
         batch_size=32,
     )
-    task = job_for(fed, client=1, round=2)
+    task = task_for(fed, client=1, round=2)
     result = run_client(fed.engine.setup, task)
     ours = {**result.client_state.get("model", {}), **result.upload["model"]}
     assert close({name: ours[name] for name in fed.layers.names}, by_hand(fed, task, parts))
@@ -229,7 +225,7 @@ def test_a_round_is_a_plain_pytorch_loop(method, model, parts):
 
 def test_the_loss_of_a_round_is_the_mean_over_its_steps():
     fed = small(lr=1e-12)
-    task = job_for(fed)
+    task = task_for(fed)
     model = fed.engine.setup.module
     losses = [
         F.cross_entropy(model(fed.data.prepare(fed.data.x[samples])), fed.data.y[samples]).item()
@@ -247,7 +243,7 @@ def test_a_phase_changes_its_part_only(phase, frozen):
             return (phase,)
 
     fed = small(OnePart(), "digits-cnn")
-    trained = run_client(fed.engine.setup, job_for(fed)).upload["model"]
+    trained = run_client(fed.engine.setup, task_for(fed)).upload["model"]
     still = set(getattr(fed.layers, frozen))
     for name in fed.layers.names:
         assert torch.equal(trained[name], fed.initial[name]) == (name in still), name
@@ -255,7 +251,7 @@ def test_a_phase_changes_its_part_only(phase, frozen):
 
 def test_work_changes_nothing_that_it_was_given():
     fed = small(model="digits-bn-cnn")
-    task = job_for(fed)
+    task = task_for(fed)
     before, module = clone(task.payload["model"]), clone(fed.engine.setup.module.state_dict())
     run_client(fed.engine.setup, task)
     personal_model(fed.engine.setup, task)
@@ -269,7 +265,7 @@ def test_a_frozen_parameter_of_the_users_model_stays_frozen():
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
     model[1].weight.requires_grad_(False)
     fed = small(model=model)
-    trained = run_client(fed.engine.setup, job_for(fed)).upload["model"]
+    trained = run_client(fed.engine.setup, task_for(fed)).upload["model"]
     assert torch.equal(trained["1.weight"], model[1].weight)
     assert not torch.equal(trained["3.weight"], model[3].weight)
 
@@ -279,45 +275,45 @@ def test_a_frozen_parameter_of_the_users_model_stays_frozen():
 
 def test_a_client_sees_its_own_samples_and_this_rounds_rate():
     fed = small(lr=0.4, lr_decay=0.5)
-    client = make_client(fed.engine.setup, job_for(fed, client=3, round=2))
-    client_state = fed.splits[3].train
-    assert torch.equal(client.inputs(), fed.data.prepare(fed.data.x[client_state]))
-    assert torch.equal(client.targets(), fed.data.y[client_state])
-    assert (client.samples, client.lr) == (len(client_state), 0.1)
+    client = make_client(fed.engine.setup, task_for(fed, client=3, round=2))
+    indices = fed.splits[3].train
+    assert torch.equal(client.inputs(), fed.data.prepare(fed.data.x[indices]))
+    assert torch.equal(client.targets(), fed.data.y[indices])
+    assert (client.samples, client.lr) == (len(indices), 0.1)
 
 
 def test_gradients_are_those_of_the_loss():
     fed = small(batch_size=10_000)
-    client = make_client(fed.engine.setup, job_for(fed))
-    (found,) = client.gradients(fed.initial)
+    client = make_client(fed.engine.setup, task_for(fed))
+    (gradients,) = client.gradients(fed.initial)
     model = copy.deepcopy(fed.engine.setup.module)
     F.cross_entropy(model(client.inputs()), client.targets()).backward()
-    assert close(found, {name: value.grad for name, value in model.named_parameters()}, 1e-5)
+    assert close(gradients, {name: value.grad for name, value in model.named_parameters()}, 1e-5)
 
 
 # Models in use
 
 
-def test_tuning_is_training_for_use_only():
+def test_personalization_is_training_for_use_only():
     fed = small(FedAvgFT(ft_epochs=2), "digits-cnn")
-    task = job_for(fed, client=4)
-    tuned = personal_model(fed.engine.setup, task)
-    assert close(tuned, by_hand(fed, task, [("all", 2)], "tune"))
-    assert not same(tuned, fed.initial)
+    task = task_for(fed, client=4)
+    personal = personal_model(fed.engine.setup, task)
+    assert close(personal, by_hand(fed, task, [("all", 2)], PERSONALIZE))
+    assert not same(personal, fed.initial)
 
 
 @pytest.mark.parametrize("engine", ["serial", "batched"])
 @pytest.mark.parametrize("kind", [FedAvgFT, FedBABU])
-def test_tuning_may_take_smaller_steps(kind, engine):
+def test_personalization_may_take_smaller_steps(kind, engine):
     fed = small(kind(ft_epochs=1, ft_rate=0.25), "digits-cnn", engine=engine)
-    task = job_for(fed, client=4)
-    (tuned,) = fed.engine.personal([task])
-    assert close(tuned, by_hand(fed, task, [("all", 1)], "tune", rate=0.25), 1e-5)
-    assert not close(tuned, by_hand(fed, task, [("all", 1)], "tune"), 1e-4)
+    task = task_for(fed, client=4)
+    (personal,) = fed.engine.personal([task])
+    assert close(personal, by_hand(fed, task, [("all", 1)], PERSONALIZE, rate=0.25), 1e-5)
+    assert not close(personal, by_hand(fed, task, [("all", 1)], PERSONALIZE), 1e-4)
 
 
 @pytest.mark.parametrize("kind", [FedAvgFT, FedBABU])
-def test_tuning_never_changes_what_is_sent_or_kept(kind):
+def test_personalization_never_changes_what_is_sent_or_kept(kind):
     rounds = [small(kind(ft_epochs=epochs), "mlp").fit(2, quiet=True) for epochs in (0, 2)]
     assert same(*(run.state.server for run in rounds))
     assert rounds[0].state.client_states.keys() == rounds[1].state.client_states.keys()
@@ -330,7 +326,7 @@ def test_tuning_never_changes_what_is_sent_or_kept(kind):
 
 @dataclass(frozen=True)
 class Taught(FedAvg):
-    """A teacher that has no say, so that it is FedAvg."""
+    """FedAvg with a teacher of strength zero."""
 
     strength: object = 0.0
 
@@ -338,20 +334,20 @@ class Taught(FedAvg):
         return {"teacher": payload["model"], "strength": self.strength}
 
     def loss(self, params, batch, local):
-        said = local.outputs(local.context["teacher"], batch.x).sum()
-        return local.base_loss(params, batch) + local.context["strength"] * said
+        penalty = local.outputs(local.context["teacher"], batch.x).sum()
+        return local.base_loss(params, batch) + local.context["strength"] * penalty
 
 
 @pytest.mark.parametrize("engine", ["serial", "batched"])
-def test_a_teacher_in_the_anchor_leaves_no_trace(engine):
-    found = [
+def test_a_teacher_in_the_loss_context_leaves_no_trace(engine):
+    models = [
         small(method, model="digits-bn-cnn", engine=engine).fit(1, quiet=True).state.server["model"]
         for method in (FedAvg(), Taught(strength=torch.tensor(0.0)))
     ]
-    assert same(*found) if engine == "serial" else close(*found, tolerance=1e-5)
+    assert same(*models) if engine == "serial" else close(*models, tolerance=1e-5)
 
 
-def test_an_anchor_holds_tensors():
+def test_a_loss_context_holds_tensors():
     with pytest.raises(
         UserError, match="loss_context must return tensors alone; 'strength' is a float"
     ):
@@ -359,7 +355,7 @@ def test_an_anchor_holds_tensors():
 
 
 class Forgetful(FedAvg):
-    """Does not say what its clients keep."""
+    """Returns no client state from `upload`."""
 
     def upload(self, local):
         return {"model": local.models["model"]}

@@ -1,4 +1,4 @@
-"""Parts of models: the rest is fitted to the samples they are judged on."""
+"""Parts of models: the rest is fitted to the samples that they are evaluated on."""
 
 import pytest
 import torch
@@ -16,21 +16,21 @@ def test_every_row_is_predicted_by_a_regression_on_the_others():
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(30, 4, generator=draw) + 3, torch.randn(30, 2, generator=draw)
     strength = float(RIDGE * (x - x.mean(0)).square().sum() / 4)
-    found = predicted_by_others(x, y)
+    predicted = predicted_by_others(x, y)
     for row in range(30):
         others = torch.arange(30) != row
         fitted = Ridge(alpha=strength).fit(x[others].double(), y[others].double())
-        assert found[row].tolist() == pytest.approx(
+        assert predicted[row].tolist() == pytest.approx(
             fitted.predict(x[[row]].double())[0].tolist(), abs=0.02
         )
 
 
-def test_a_regression_on_noise_finds_nothing():
+def test_a_regression_on_noise_learns_nothing():
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(60, 50, generator=draw), torch.randint(2, (60,), generator=draw)
-    found = predicted_by_others(x, torch.nn.functional.one_hot(y, 2)).argmax(1)
+    predicted = predicted_by_others(x, torch.nn.functional.one_hot(y, 2)).argmax(1)
     assert (
-        0.3 < float((found == y).float().mean()) < 0.7
+        0.3 < float((predicted == y).float().mean()) < 0.7
     )  # one that had seen the sample would be right nearly always
 
 
@@ -58,7 +58,7 @@ def test_missing_statistics_are_those_of_the_samples():
     assert same(fed.initial, before)
 
 
-def test_a_trained_body_is_worth_more_than_a_random_one():
+def test_a_trained_body_scores_higher_than_a_random_one():
     fed = small(
         FedAvg(), "digits-cnn", partition="iid", epochs=3, batch_size=16, validation_size=0.2
     )
@@ -89,7 +89,7 @@ def test_engines_agree_on_parts(inner):
 @pytest.mark.parametrize(
     "name", ["fedrep", "fedbabu", "partialfed", "fedfina", "fedlp", "fedlg", "ditto"]
 )
-def test_genfed_around_methods_that_keep_a_part_at_home(name):
+def test_genfed_around_methods_whose_clients_keep_a_part(name):
     fed = small(make(f"genfed+{name}"), "digits-cnn", batch_size=8, validation_size=0.2)
     records = fed.fit(2, quiet=True).records
     assert len(set(records[1]["metadata"]["fitness"].values())) > 1

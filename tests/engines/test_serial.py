@@ -7,7 +7,7 @@ from fedhelix.engines.local import ClientTask, run_client
 from helpers import same, small
 
 
-def test_jobs_are_done_one_by_one_in_their_order():
+def test_tasks_run_one_by_one_in_order():
     fed = small(FedRep(), "mlp")
     server, _ = fed.method.server_init({}, fed.context(0, 1))
     tasks = [

@@ -14,28 +14,25 @@ QUICK = ["--set", "data=digits", "--set", "images=1", "--set", "restarts=1", "--
 
 
 def test_what_is_attacked_is_what_is_uploaded():
-    requested = Audit(data="digits", model="digits-cnn")
-    everything = Victim.of("fedavg", requested)
+    settings = Audit(data="digits", model="digits-cnn")
+    everything = Victim.of("fedavg", settings)
     assert everything.sent == list(everything.federation.layers.parameters)
-    assert Victim.of("partialfed", requested).sent == [
+    assert Victim.of("partialfed", settings).sent == [
         "conv1.weight",
         "conv1.bias",
         "conv2.weight",
         "conv2.bias",
     ]
-    gene = Victim.of("gene-fl", requested)
+    gene = Victim.of("gene-fl", settings)
     sizes = gene.federation.layers.sizes
     assert 0 < sum(sizes[name] for name in gene.sent) <= 0.25 * sum(sizes.values())
 
 
-def test_an_audit_leaves_a_picture_and_its_figures(cli, tmp_path):
-    found = cli("audit", "idlg", "fedavg", "gene-fl", *QUICK, "-o", "side[x].png")
-    assert found.code == 0, found.err
-    assert (
-        "insider" in found.out
-        and "fedavg + noise" in found.out
-        and "picture: side[x].png\n" in found.out
-    )
+def test_an_audit_writes_a_figure_and_its_numbers(cli, tmp_path):
+    result = cli("audit", "idlg", "fedavg", "gene-fl", *QUICK, "-o", "side[x].png")
+    assert result.code == 0, result.err
+    assert "insider" in result.out and "fedavg + noise" in result.out
+    assert "figure: side[x].png\n" in result.out
     assert (tmp_path / "side[x].png").read_bytes().startswith(b"\x89PNG")
     rows = json.loads((tmp_path / "side[x].json").read_text())["rows"]
     names = [(row["method"], row["attacker"]) for row in rows]
@@ -44,34 +41,31 @@ def test_an_audit_leaves_a_picture_and_its_figures(cli, tmp_path):
     assert rows[0]["seen"] == 1 and rows[0]["labels"] in (0, 1) and rows[2]["labels"] is None
 
 
-def test_what_a_stopped_audit_has_found_is_kept(cli, tmp_path, monkeypatch):
-    def interrupted(victim, requested, noise, insider):
+def test_the_rows_of_an_interrupted_audit_are_kept(cli, tmp_path, monkeypatch):
+    def interrupted(victim, settings, noise, insider):
         if noise:
             raise KeyboardInterrupt
-        return attack(victim, requested, noise, insider)
+        return attack(victim, settings, noise, insider)
 
     attack = audit.attack
     monkeypatch.setattr(audit, "attack", interrupted)
-    found = cli("audit", "idlg", "fedavg", *QUICK, "-o", "side.png")
-    assert (
-        found.code == 130
-        and "'side.png' and the JSON beside it hold what was found so far" in found.err
-    )
-    assert [row["method"] for row in json.loads((tmp_path / "side.json").read_text())["rows"]] == [
-        "fedavg"
-    ]
+    result = cli("audit", "idlg", "fedavg", *QUICK, "-o", "side.png")
+    assert result.code == 130
+    assert "'side.png' and the JSON beside it hold the rows so far" in result.err
+    rows = json.loads((tmp_path / "side.json").read_text())["rows"]
+    assert [row["method"] for row in rows] == ["fedavg"]
     assert (tmp_path / "side.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
-    ("requested", "here", "taken"),
+    ("name", "here", "loaded"),
     [("auto", True, "cifar10"), ("auto", False, "digits"), ("cifar10", False, "cifar10")],
 )
-def test_only_who_does_not_choose_gets_other_pictures(monkeypatch, requested, here, taken):
-    found = Availability("cifar10", "a folder" if here else None, None, None, "")
-    monkeypatch.setattr(victim, "available", lambda data_dir: [found])
+def test_only_auto_falls_back_to_another_data_set(monkeypatch, name, here, loaded):
+    cifar = Availability("cifar10", "a folder" if here else None, None, None, "")
+    monkeypatch.setattr(victim, "available", lambda data_dir: [cifar])
     monkeypatch.setattr(victim, "load", lambda name, data_dir: name)
-    assert victim.found_data(Audit(data=requested)) == taken
+    assert victim.load_data(Audit(data=name)) == loaded
 
 
 def test_a_run_can_be_audited(cli):
@@ -82,14 +76,13 @@ def test_a_run_can_be_audited(cli):
         == 0
     )
     before = Path("run/metrics.jsonl").read_bytes()
-    found = cli("audit", "idlg", "run", *QUICK[2:], "--json")
-    assert (
-        not Path("run/lock").exists() and Path("run/metrics.jsonl").read_bytes() == before
-    )  # it only looks
-    assert found.code == 0, found.err
-    assert json.loads(found.out)["rows"][0]["method"] == "fedper"
-    found = cli("audit", "idlg", "run", "--set", "model=lenet")
-    assert found.code == 2 and "leave '--set model=lenet' out" in found.err
+    result = cli("audit", "idlg", "run", *QUICK[2:], "--json")
+    # An audit does not write to the run.
+    assert not Path("run/lock").exists() and Path("run/metrics.jsonl").read_bytes() == before
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["rows"][0]["method"] == "fedper"
+    result = cli("audit", "idlg", "run", "--set", "model=lenet")
+    assert result.code == 2 and "leave '--set model=lenet' out" in result.err
 
 
 @pytest.mark.parametrize(
@@ -103,5 +96,5 @@ def test_a_run_can_be_audited(cli):
     ],
 )
 def test_mistakes_get_one_sentence(cli, words, sentence):
-    found = cli("audit", *words, "--set", "data=digits")
-    assert found.code == 2 and sentence in found.err and len(found.err.splitlines()) == 1
+    result = cli("audit", *words, "--set", "data=digits")
+    assert result.code == 2 and sentence in result.err and len(result.err.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""Minimisers on bowls with known bottoms, labels from gradients, and a picture that is found again."""
+"""Minimisers on bowls with known minima, labels from gradients, and an image that is rebuilt."""
 
 import pytest
 import torch
@@ -20,12 +20,12 @@ def bowls(points):
 
 
 @pytest.mark.parametrize(("minimise", "steps"), [(lbfgs, 60), (adam, 500)])
-def test_every_row_finds_its_own_bottom(minimise, steps):
+def test_every_row_reaches_its_own_minimum(minimise, steps):
     best = minimise(bowls, torch.zeros(2, 3), steps)
     torch.testing.assert_close(best.points, BOTTOMS, atol=2e-3, rtol=0)
 
 
-def test_what_was_best_is_kept_when_a_row_runs_away():
+def test_the_best_point_is_kept_when_a_row_diverges():
     def cliff(points):
         values, slopes = bowls(points)
         return values, slopes * torch.tensor([[1.0], [-1.0]])  # the second row climbs
@@ -51,18 +51,18 @@ def test_labels_are_read_from_the_heads_gradient(digits):
 
 def test_gradients_are_those_of_autograd(digits):
     x, y, module, state = digits
-    found = Attacker(module, state, list(state)).gradients(x[0], F.one_hot(y[0], 10).double())
+    gradients = Attacker(module, state, list(state)).gradients(x[0], F.one_hot(y[0], 10).double())
     module.zero_grad()
     F.cross_entropy(module(x[:1]), y[:1]).backward()
     for name, value in module.named_parameters():
-        torch.testing.assert_close(found[name], value.grad)
+        torch.testing.assert_close(gradients[name], value.grad)
 
 
-def test_a_picture_is_found_again(digits):
+def test_an_image_is_rebuilt(digits):
     x, y, module, state = digits
     attacker = Attacker(module, state, list(state))
     seen = vmap(attacker.gradients)(x[:1], F.one_hot(y[:1], 10).double())
-    found, apart = invert(
+    rebuilt, distance = invert(
         attacker,
         seen,
         x.shape[1:],
@@ -71,7 +71,7 @@ def test_a_picture_is_found_again(digits):
         steps=120,
         generator=torch.Generator().manual_seed(0),
     )
-    assert found.shape == (1, 1, 1, 8, 8) and float(apart) < 1e-3
-    assert float(psnr(found[:, 0], x[:1])) > 25
+    assert rebuilt.shape == (1, 1, 1, 8, 8) and float(distance) < 1e-3
+    assert float(psnr(rebuilt[:, 0], x[:1])) > 25
     sought, _ = invert(attacker, seen, x.shape[1:], 10, None, steps=3)
-    assert sought.shape == found.shape
+    assert sought.shape == rebuilt.shape

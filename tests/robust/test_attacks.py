@@ -119,7 +119,7 @@ def test_flipping_twice_is_the_identity():
     assert DIGITS.with_flipped() is once
 
 
-def test_flippers_train_on_flipped_labels_supplement_included_and_are_judged_by_true_ones():
+def test_flippers_train_on_flipped_labels_and_are_evaluated_on_true_ones():
     more = {"validation_size": 0.1, "supplement_size": 10, "supplement_below": 1}
     plain, fed = small(**more), small(**more, attack="label-flip", attack_share=0.4)
     for client, (one, other) in enumerate(zip(plain.splits, fed.splits, strict=True)):
@@ -149,7 +149,7 @@ def test_attacks_on_any_method(attack, method):
     assert one == other and all(record["refused"] == {} for record in one)
 
 
-def test_nobody_attacks_unless_asked():
+def test_nobody_attacks_by_default():
     fed = small(FedAvg())
     tasks = [ClientTask(client, 0, {"model": fed.initial}, {}) for client in range(3)]
     results = fed.engine.run_clients(tasks)
@@ -177,7 +177,7 @@ def test_bad_input(settings, sentence):
         small(**settings)
 
 
-def test_attacks_without_effect_are_told():
+def test_attacks_without_effect_give_a_warning():
     with pytest.warns(
         UserWarning, match="attack = ipm has nothing to forge: local uploads nothing"
     ):

@@ -81,11 +81,11 @@ def moved(fed, values, weights=None):
     ctx = fed.context(0, 1)
     server, _ = fed.method.server_init({}, ctx)
     uploads = uploads_of(fed, values)
-    merged = fed.method.aggregate(
+    aggregated = fed.method.aggregate(
         server, uploads, weights or fed.method.weights(server, uploads, ctx), ctx
     )["model"]
-    found = {float((merged[name] - fed.initial[name]).mean()) for name in merged}
-    return pytest.approx(sum(found) / len(found), abs=1e-4)
+    steps = {float((aggregated[name] - fed.initial[name]).mean()) for name in aggregated}
+    return pytest.approx(sum(steps) / len(steps), abs=1e-4)
 
 
 def test_as_wrappers_they_replace_the_updates():
@@ -104,11 +104,11 @@ def test_if_all_agree_nothing_changes(name):
     plain, defended = (small(method) for method in (FedAvg(), make(name)))
     server, _ = plain.method.server_init({}, plain.context(0, 1))
     uploads = uploads_of(plain, [0.5, 0.5, 0.5, 0.5])
-    merged = [
+    aggregated = [
         fed.method.aggregate(server, uploads, [0.25] * 4, fed.context(0, 1))["model"]
         for fed in (plain, defended)
     ]
-    assert close(*merged, tolerance=1e-5)
+    assert close(*aggregated, tolerance=1e-5)
 
 
 @pytest.mark.parametrize("name", DEFENCES)
@@ -137,7 +137,7 @@ def test_a_few_attackers_do_little_harm(name):
     )
 
 
-def test_who_sends_less_has_less_of_a_say():
+def test_a_client_that_sends_less_has_less_influence():
     names = ["a", "b"]
     origin = {name: torch.zeros(2) for name in names}
     full = [{name: torch.full((2,), value) for name in names} for value in (1.0, 2.0, 6.0)]

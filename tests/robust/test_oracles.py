@@ -21,9 +21,9 @@ shapes = st.tuples(st.integers(5, 12), st.integers(1, 6), st.integers(0, 10_000)
 def rows(shape) -> torch.Tensor:
     count, width, seed = shape
     draw = np.random.default_rng(seed)
-    found = draw.normal(size=(count, width))
-    found[: count // 4] *= 50  # some outliers
-    return torch.from_numpy(found)
+    rows = draw.normal(size=(count, width))
+    rows[: count // 4] *= 50  # some outliers
+    return torch.from_numpy(rows)
 
 
 @given(shapes, st.integers(0, 2))
@@ -58,8 +58,10 @@ def test_no_point_is_nearer_to_all_rows_than_the_geometric_median(shape):
     def total(point):
         return np.linalg.norm(x - point, axis=1).sum()
 
-    found = total(rules.geometric_median(torch.from_numpy(x), steps=300).numpy())
-    assert found <= optimize.minimize(total, np.median(x, axis=0), method="Powell").fun * (1 + 1e-3)
+    reached = total(rules.geometric_median(torch.from_numpy(x), steps=300).numpy())
+    assert reached <= optimize.minimize(total, np.median(x, axis=0), method="Powell").fun * (
+        1 + 1e-3
+    )
 
 
 @pytest.fixture(scope="module")

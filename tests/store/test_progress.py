@@ -60,7 +60,7 @@ def test_one_line_is_enough(width, monkeypatch):
     assert "…" not in last, "nothing is cut off"
 
 
-def test_elsewhere_it_is_silent_unless_asked():
+def test_without_a_terminal_it_is_silent_by_default():
     def output(**arguments) -> str:
         console = screen(terminal=False)
         with Progress(10, "fedavg", console=console, **arguments) as display:

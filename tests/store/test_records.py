@@ -17,8 +17,8 @@ def record(round: int, **more) -> dict:
 
 
 def evaluated(round: int, test: float, valid: float | None) -> dict:
-    found = {"accuracy": test - 0.1, "personal_accuracy": test, "personal_p10": test / 2}
-    return record(round, **found, **({} if valid is None else {"valid_accuracy": valid}))
+    result = {"accuracy": test - 0.1, "personal_accuracy": test, "personal_p10": test / 2}
+    return record(round, **result, **({} if valid is None else {"valid_accuracy": valid}))
 
 
 RECORDS = [
@@ -51,11 +51,11 @@ def test_newcomers_that_diverged_keep_their_peak_but_have_no_mean(nothing):
         record(4, arrival_bytes=1),
         *(record(at, personal_accuracy=value) for at, value in enumerate(curve, 5)),
     ]
-    found = newcomers(
+    result = newcomers(
         [record(1, personal_accuracy=0.4), record(2), record(3, personal_accuracy=0.6)], after
     )
-    assert found["known_accuracy"] == 0.5 and found["newcomer_accuracy"] is None
-    assert (found["newcomer_peak_accuracy"], found["newcomer_rounds_to_peak"]) == (0.8, 4)
+    assert result["known_accuracy"] == 0.5 and result["newcomer_accuracy"] is None
+    assert (result["newcomer_peak_accuracy"], result["newcomer_rounds_to_peak"]) == (0.8, 4)
 
 
 def test_without_validation_the_last_evaluated_round_counts():

@@ -76,7 +76,7 @@ def test_create_after_a_killed_create(tmp_path):
     assert RunFolder.create(tmp_path, CONFIG).config["seed"] == 3
 
 
-def test_an_unwritable_folder_is_said_so(tmp_path, monkeypatch):
+def test_an_unwritable_folder_is_reported(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")
 
@@ -160,9 +160,9 @@ def test_checkpoint_round_trip_writes_only_what_changed(run):
         "client-000000-000005.safetensors",
         "client-000003-000010.safetensors",
     }
-    round, server, own = RunFolder.open(run.path)._checkpoint.read("cpu")
+    round, server, client_states = RunFolder.open(run.path)._checkpoint.read("cpu")
     assert (round, value_of(server)) == (10, 10)
-    assert {client: value_of(tree) for client, tree in own.items()} == {0: 5, 3: 10}
+    assert {client: value_of(tree) for client, tree in client_states.items()} == {0: 5, 3: 10}
 
 
 def test_an_empty_tree_means_that_the_client_keeps_nothing(run):
@@ -258,14 +258,16 @@ def test_a_stop_at_every_step_leaves_the_old_or_the_new_checkpoint(
                 run.checkpoint(new_round, state(9), {0: state(9), 1: state(9)})
             except Killed:
                 assert survived < steps_of_one_checkpoint
-        _, server, own = run.restore()
+        _, server, client_states = run.restore()
         expected = 9 if survived == steps_of_one_checkpoint else 1
-        assert [value_of(tree) for tree in (server, own[0], own[1])] == [expected] * 3
+        assert [value_of(tree) for tree in (server, client_states[0], client_states[1])] == [
+            expected
+        ] * 3
         run.checkpoint(3, state(3), {0: state(3), 1: state(3)})
         assert len(files(run)) == 4, "leftovers are swept"
 
 
-def test_states_that_are_restored_lazily_are_checked_at_once_and_read_when_asked_for(
+def test_states_that_are_restored_lazily_are_checked_at_once_and_read_when_used(
     tmp_path, monkeypatch
 ):
     with RunFolder.create(tmp_path / "run", CONFIG) as run:
@@ -276,9 +278,9 @@ def test_states_that_are_restored_lazily_are_checked_at_once_and_read_when_asked
             "load",
             lambda path, device: read.append(path.name) or load(path, device),
         )
-        _, _, own = run.restore(lazily=True)
+        _, _, client_states = run.restore(lazily=True)
         assert len(read) == 1 and read[0].startswith("server")
-        assert value_of(own[1]) == 4 and len(read) == 2
+        assert value_of(client_states[1]) == 4 and len(read) == 2
         next((run.path / "checkpoint").glob("client-000000*")).write_bytes(b"?")
         with pytest.raises(UserError, match="checksum is wrong"):
             run.restore(lazily=True)
@@ -322,13 +324,13 @@ def test_a_kill_at_any_moment_leaves_a_run_that_goes_on(tmp_path):
             tmp_path / "run"
         ) as run:  # the dead process's lock does not stand in the way
             restored = run.restore()
-            round, server, own = restored or (0, {}, {})
+            round, server, client_states = restored or (0, {}, {})
             assert round >= last_round and [record["round"] for record in run.records()] == list(
                 range(1, round + 1)
             )
             if restored:
                 assert value_of(server) == round
-            for client, tree in own.items():
+            for client, tree in client_states.items():
                 period, offset = (5, 0) if client < 5 else (3, 5)
                 changed = round - (round - (client - offset)) % period
                 assert value_of(tree) == changed, (
@@ -386,14 +388,14 @@ def test_locks_of_other_machines_count_and_locks_of_an_earlier_life_do_not(tmp_p
         run.append({"round": 1})
 
 
-def test_of_two_who_find_a_dead_lock_one_alone_gets_it(tmp_path):
+def test_only_one_of_two_processes_gets_a_dead_lock(tmp_path):
     RunFolder.create(tmp_path / "run", CONFIG)
     dead = json.dumps({"pid": 2**22 + 1, "host": socket.gethostname(), "process": "x"})
     (tmp_path / "run" / "lock").write_text(dead)
     slow, fast = (lock.Lock(tmp_path / "run" / "lock") for _ in range(2))
-    evaluated = slow._identity(slow.path)  # the slow one has seen that the owner is dead ...
+    stale = slow._identity(slow.path)  # the slow one has seen that the owner is dead ...
     fast.acquire()
-    slow._bury(evaluated)  # ... and goes on when the fast one has taken over
+    slow._remove(stale)  # ... and goes on when the fast one has taken over
     assert json.loads(fast.path.read_text())["pid"] == os.getpid()
     assert not list(fast.path.parent.glob(".lock.*"))
     with pytest.raises(UserError, match="is being written by"):

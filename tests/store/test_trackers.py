@@ -25,24 +25,23 @@ def test_tensorboard_reads_what_was_written_and_resumed(tmp_path):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     stopped_after(2, small(GenFed()), out=tmp_path / "run", track="tensorboard")
     run = small(GenFed()).fit(3, out=tmp_path / "run", resume=True, track="tensorboard", quiet=True)
-    found = events.EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    logged = events.EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     for key in ("personal_accuracy", "uplink_bytes", "train_loss", "metadata/rho"):
-        assert [event.step for event in found.Scalars(key)] == [1, 2, 3]
-    assert found.Scalars("personal_accuracy")[-1].value == pytest.approx(
+        assert [event.step for event in logged.Scalars(key)] == [1, 2, 3]
+    assert logged.Scalars("personal_accuracy")[-1].value == pytest.approx(
         run.records[-1]["personal_accuracy"]
     )
-    assert found.Histograms("clients")[-1].histogram_value.num == 6
+    assert logged.Histograms("clients")[-1].histogram_value.num == 6
     assert (
         'name = "genfed"'
-        in found.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
+        in logged.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
     )
 
 
 def test_mlflow_reads_what_was_written_and_resumed(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv(
-        "MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlflow"
-    )  # quicker to set up than a data base
+    # Files are quicker to set up than a database.
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "trial")
     mlflow.set_tracking_uri(None)
@@ -51,14 +50,15 @@ def test_mlflow_reads_what_was_written_and_resumed(tmp_path, monkeypatch):
     identity = (tmp_path / "run" / "mlflow.txt").read_text()
     assert client.get_run(identity).info.status == "KILLED"
     run = small().fit(3, out=tmp_path / "run", resume=True, track="mlflow", quiet=True)
-    (found,) = client.search_runs([client.get_experiment_by_name("trial").experiment_id])
-    assert (found.info.run_id, found.info.run_name, found.info.status) == (
+    (tracked,) = client.search_runs([client.get_experiment_by_name("trial").experiment_id])
+    assert (tracked.info.run_id, tracked.info.run_name, tracked.info.status) == (
         identity,
         "run",
         "FINISHED",
     )
     assert (
-        found.data.params["method.name"] == "fedavg" and found.data.params["training.epochs"] == "1"
+        tracked.data.params["method.name"] == "fedavg"
+        and tracked.data.params["training.epochs"] == "1"
     )
     steps = {
         metric.step: metric.value for metric in client.get_metric_history(identity, "accuracy")

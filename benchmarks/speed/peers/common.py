@@ -1,5 +1,4 @@
-"""What every contestant of the CPU race shares: the workload as files, and the talk with the
-driver.
+"""The common part of all contestants of the CPU race: the workload and the link to the driver.
 
 Needs PyTorch and NumPy only, so that it works inside the peers' virtual environments.
 """
@@ -22,11 +21,10 @@ from torch import Tensor, nn
 
 
 class Workload:
-    """Data, first weights, cohorts and the order of every client's samples, as `cpu.py` has written
-    them.
+    """Data, initial weights, cohorts and the order of every client's samples, from `cpu.py`.
 
-    The pictures are mapped, not read: all processes share one copy, and each batch is normalised
-    when it is used.
+    The images are mapped, not read: all processes share one copy, and each batch is normalised when
+    it is used.
     """
 
     def __init__(self, folder: str):
@@ -44,13 +42,13 @@ class Workload:
         )
         self.cohorts: list[list[int]] = settings["cohorts"]
         self.shift, self.scale = torch.tensor(settings["mean"]), torch.tensor(settings["std"])
-        with np.load(place / "orders.npz") as found:
-            self.orders = {name: torch.from_numpy(found[name]) for name in found.files}
-        with np.load(place / "weights.npz") as found:
-            self.weights = {name: torch.from_numpy(found[name]) for name in found.files}
+        with np.load(place / "orders.npz") as arrays:
+            self.orders = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+        with np.load(place / "weights.npz") as arrays:
+            self.weights = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
 
     def network(self) -> nn.Sequential:
-        """The network of W1 and W2 with its first weights."""
+        """The network of W1 and W2 with its initial weights."""
         net = nn.Sequential()
         net.add_module("conv1", nn.Conv2d(1, 10, 5))
         net.add_module("act1", nn.ReLU())
@@ -66,7 +64,7 @@ class Workload:
         return net
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Pixels as the network wants them."""
+        """Normalised pixels."""
         return (x.float() / 255 - self.shift) / self.scale
 
     def samples(self, t: int, client: int) -> int:
@@ -95,8 +93,8 @@ class Workload:
     def accuracy(self, net: nn.Module) -> float:
         """On the whole test set."""
         net.eval()
-        found = torch.cat([net(self.prepare(part)).argmax(1) for part in self.x_test.split(1000)])
-        return float((found == self.y_test).float().mean())
+        parts = [net(self.prepare(part)).argmax(1) for part in self.x_test.split(1000)]
+        return float((torch.cat(parts) == self.y_test).float().mean())
 
 
 @cache
@@ -106,37 +104,37 @@ def workload(folder: str) -> Workload:
 
 
 def apply(settings: dict[str, Any]) -> None:
-    """The settings of PyTorch that are part of a contestant."""
+    """Apply a contestant's settings of PyTorch."""
     torch.backends.mkldnn.enabled = settings["onednn"]
     if settings["threads"] is not None:
         torch.set_num_threads(settings["threads"])
 
 
-class Seat:
-    """A contestant's end of the pipe: rounds are played only when the driver asks for them."""
+class RaceClient:
+    """A contestant's end of the pipe: a round runs only when the driver requests it."""
 
     def __init__(self, **facts: Any):
         self.out = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # whatever else is printed goes to the log
-        self.left, self.played, self.began = 0, [], 0.0
-        self.say(facts)
+        self.left, self.rounds, self.began = 0, [], 0.0
+        self.send(facts)
 
-    def say(self, message: Any) -> None:
-        """Tell the driver something."""
+    def send(self, message: Any) -> None:
+        """Send a message to the driver."""
         print(json.dumps(message), file=self.out, flush=True)
 
-    def server_init(self) -> None:
+    def begin_round(self) -> None:
         """Call at the start of a round: waits for its turn and starts the clock."""
         if not self.left:
             line = sys.stdin.readline()
             if not line:
                 raise SystemExit  # the race is over
-            self.left, self.played = int(line), []
+            self.left, self.rounds = int(line), []
         self.began = time.perf_counter()
 
-    def end(self, accuracy: float | None) -> None:
+    def end_round(self, accuracy: float | None) -> None:
         """Call at the end of a round, after the evaluation."""
-        self.played.append((time.perf_counter() - self.began, accuracy))
+        self.rounds.append((time.perf_counter() - self.began, accuracy))
         self.left -= 1
         if not self.left:
-            self.say(self.played)
+            self.send(self.rounds)

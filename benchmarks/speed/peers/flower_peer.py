@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 import torch
-from common import Seat, apply, workload
+from common import RaceClient, apply, workload
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
@@ -56,25 +56,25 @@ def train(message: Message, context: Context) -> Message:
 
 @client_app.query()
 def who(message: Message, context: Context) -> Message:
-    """Which client a node is."""
+    """The number of a node's client."""
     return Message(
         RecordDict({"who": ConfigRecord({"id": context.node_config["partition-id"]})}),
         reply_to=message,
     )
 
 
-class Same(FedAvg):
+class FixedCohorts(FedAvg):
     """FedAvg with given cohorts."""
 
-    def __init__(self, seat: Seat, nodes: dict[int, int]):
+    def __init__(self, race: RaceClient, nodes: dict[int, int]):
         super().__init__(fraction_evaluate=0.0)
-        self.seat, self.nodes = seat, nodes
+        self.race, self.nodes = race, nodes
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Any:
-        """As FedAvg does it, but for the sampling."""
-        self.seat.server_init()
+        """FedAvg's messages for the given cohort."""
+        self.race.begin_round()
         config["server-round"] = server_round
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         chosen = [
@@ -85,20 +85,20 @@ class Same(FedAvg):
 
 @server_app.main()
 def serve(grid: Grid, context: Context) -> None:
-    """Learn who is who, then play."""
+    """Ask every node for its client number, then run the rounds."""
     apply({**settings, "threads": None})  # the evaluation may use all cores
     work = workload(settings["folder"])
     nodes: dict[int, int] = {}
     while len(nodes) < settings["clients"]:  # nodes appear while the simulation starts
         missing = [node for node in grid.get_node_ids() if node not in nodes.values()]
-        requested = [
+        queries = [
             Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY)
             for node in missing
         ]
-        for reply in grid.send_and_receive(requested):
+        for reply in grid.send_and_receive(queries):
             nodes[reply.content["who"]["id"]] = reply.metadata.src_node_id
     net = work.network()
-    seat = Seat(
+    race = RaceClient(
         versions={
             name: importlib.metadata.version(name) for name in ("flwr", "ray", "torch", "numpy")
         }
@@ -108,10 +108,10 @@ def serve(grid: Grid, context: Context) -> None:
         net.load_state_dict(arrays.to_torch_state_dict())
         accuracy = work.accuracy(net)
         if server_round:
-            seat.end(accuracy)
+            race.end_round(accuracy)
         return MetricRecord({"accuracy": accuracy})
 
-    Same(seat, nodes).start(
+    FixedCohorts(race, nodes).start(
         grid, ArrayRecord(net.state_dict()), settings["rounds"], evaluate_fn=evaluate
     )
 
@@ -131,7 +131,8 @@ if __name__ == "__main__":
         "FLWR_TELEMETRY_ENABLED": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
-    # by its name, so that Ray's workers import it once instead of unpickling it for every client
+    # Imported by name, so that Ray's workers import it once instead of unpickling it for every
+    # client.
     import flower_peer
 
     flower_peer.main()

@@ -1,6 +1,4 @@
-"""fedhelix itself, and the plain PyTorch loop, as contestants of the CPU race; `cpu.py` starts
-them.
-"""
+"""fedhelix and the plain PyTorch loop as contestants of the CPU race; `cpu.py` starts them."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from common import Seat, apply
+from common import RaceClient, apply
 from workloads import PlainLoop, federation
 
 from fedhelix import load
@@ -19,7 +17,7 @@ from fedhelix.runs.provenance import versions
 
 
 def main(settings: dict[str, Any]) -> None:
-    """Play."""
+    """Run the rounds."""
     plain = settings["contestant"] == "plain"
     more = {"engine": "serial", "kernels": "native"} if plain else {"engine": "parallel"}
     fed = federation(
@@ -32,10 +30,10 @@ def main(settings: dict[str, Any]) -> None:
     else:
         rounds = fed.run_rounds(settings["rounds"])
         facts |= {"workers": fed.engine.workers, "kernels": fed.engine.setup.kernels}
-    seat = Seat(**facts)
+    race = RaceClient(**facts)
     for t in range(settings["rounds"]):
-        seat.server_init()
-        seat.end(loop.round(t) if plain else next(rounds)[0]["accuracy"])
+        race.begin_round()
+        race.end_round(loop.round(t) if plain else next(rounds)[0]["accuracy"])
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ if (
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-from common import Seat, Workload, apply, workload  # noqa: E402
+from common import RaceClient, Workload, apply, workload  # noqa: E402
 from pfl.aggregate.simulate import SimulatedBackend  # noqa: E402
 from pfl.aggregate.weighting import WeightByDatapoints  # noqa: E402
 from pfl.algorithm.base import NNAlgorithmParams  # noqa: E402
@@ -69,9 +69,7 @@ class User(Dataset):
 
 
 class Users(FederatedDatasetBase):
-    """The cohorts of the workload; several processes share them as pfl does it: the largest first,
-    evenly.
-    """
+    """The cohorts of the workload, shared evenly by processes as in pfl: the largest first."""
 
     def __init__(self, work: Workload):
         super().__init__()
@@ -91,7 +89,7 @@ class Users(FederatedDatasetBase):
 
 
 class Net(torch.nn.Module):
-    """The network as pfl wants it."""
+    """The network with pfl's interface."""
 
     def __init__(self, work: Workload):
         super().__init__()
@@ -106,18 +104,18 @@ class Net(torch.nn.Module):
     def metrics(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, Weighted]:
         """The accuracy on a batch."""
         self.eval()
-        found = self.net(self.work.prepare(x)).argmax(1)
-        return {"accuracy": Weighted(int((found == y).sum()), len(y))}
+        predicted = self.net(self.work.prepare(x)).argmax(1)
+        return {"accuracy": Weighted(int((predicted == y).sum()), len(y))}
 
 
 class Clock(TrainingProcessCallback):
-    """Ends a round and waits for the next; stands behind the evaluation."""
+    """Ends a round and waits for the next; runs after the evaluation."""
 
     def __init__(self, evaluation: CentralEvaluationCallback):
         self.evaluation = evaluation
-        self.seat = None
+        self.race = None
         if not RANK:
-            self.seat = Seat(
+            self.race = RaceClient(
                 versions={
                     name: importlib.metadata.version(name) for name in ("pfl", "torch", "numpy")
                 }
@@ -125,8 +123,8 @@ class Clock(TrainingProcessCallback):
 
     def wait(self) -> None:
         """All processes start together."""
-        if self.seat is not None:
-            self.seat.server_init()
+        if self.race is not None:
+            self.race.begin_round()
         if SETTINGS["processes"] > 1:
             torch.distributed.barrier()
 
@@ -138,17 +136,17 @@ class Clock(TrainingProcessCallback):
     def after_central_iteration(
         self, aggregate_metrics: Any, model: Any, *, central_iteration: int
     ) -> Any:
-        """After each round. pfl does not evaluate after the first one, so that is made up for here."""
+        """After each round. pfl does not evaluate after the first one, so that happens here."""
         metrics = self.evaluation.metrics or self.evaluation._eval(model)[1]
-        if self.seat is not None:
+        if self.race is not None:
             accuracy = next(value for name, value in metrics if "accuracy" in str(name))
-            self.seat.end(float(accuracy.overall_value))
+            self.race.end_round(float(accuracy.overall_value))
         self.wait()
         return False, Metrics()
 
 
 class Evaluation(CentralEvaluationCallback):
-    """Keeps what it has found."""
+    """Keeps the metrics of the last evaluation."""
 
     metrics: Metrics | None = None
 
@@ -160,13 +158,13 @@ class Evaluation(CentralEvaluationCallback):
 
 
 def main() -> None:
-    """Play."""
+    """Run the rounds."""
     apply(SETTINGS)
     work = workload(SETTINGS["folder"])
     net = Net(work)
     model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))
-    users, judging = Users(work), NNEvalHyperParams(local_batch_size=1000)
-    evaluation = Evaluation(Dataset((work.x_test, work.y_test)), judging)
+    users, evaluating = Users(work), NNEvalHyperParams(local_batch_size=1000)
+    evaluation = Evaluation(Dataset((work.x_test, work.y_test)), evaluating)
     training = NNTrainHyperParams(
         local_batch_size=work.batch_size, local_num_epochs=work.epochs, local_learning_rate=work.lr
     )
@@ -184,7 +182,7 @@ def main() -> None:
         SimulatedBackend(users, users, postprocessors=[WeightByDatapoints()]),
         model,
         training,
-        judging,
+        evaluating,
         [evaluation, Clock(evaluation)],
         send_metrics_to_platform=False,
     )

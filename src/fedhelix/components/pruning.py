@@ -1,6 +1,4 @@
-"""Channel pruning: which channels of which layers stay, and means over clients that kept different
-ones.
-"""
+"""Channel pruning: which channels are kept, and means over clients that kept different ones."""
 
 from __future__ import annotations
 
@@ -13,9 +11,8 @@ from torch import Tensor
 from fedhelix.core.layers import Layers
 from fedhelix.core.tree import State
 
-Channels = dict[
-    str, dict[str, Tensor]
-]  # for each pruned weight its outputs and inputs that stay, as masks
+# For each pruned weight, the masks of the outputs and inputs that are kept.
+Channels = dict[str, dict[str, Tensor]]
 
 
 def prunable(layers: Layers) -> list[str]:
@@ -39,7 +36,7 @@ def encoder(layers: Layers) -> list[str]:
 
 
 def strongest(weight: Tensor, ratio: float) -> Tensor:
-    """A mask of the output channels with the largest L1 norm; the ratio is pruned, but never all."""
+    """A mask of the output channels with the largest L1 norms; at least one channel is kept."""
     keep = max(1, math.ceil(round((1 - ratio) * len(weight), 6)))
     mask = torch.zeros(len(weight), device=weight.device)
     mask[weight.abs().flatten(1).sum(1).argsort(descending=True, stable=True)[:keep]] = 1
@@ -47,30 +44,30 @@ def strongest(weight: Tensor, ratio: float) -> Tensor:
 
 
 def channels(model: State, names: Sequence[str], ratio: float) -> Channels:
-    """What stays of each weight; inputs follow the outputs of the layer before where their numbers
-    agree.
+    """The kept channels of each weight; inputs follow the outputs of the previous layer, if the
+    numbers match.
     """
-    found: Channels = {}
+    kept: Channels = {}
     before = torch.zeros(0)
     for name in names:
         weight = model[name]
         same = len(before) == weight.shape[1]
-        found[name] = {
+        kept[name] = {
             "outputs": strongest(weight, ratio),
             "inputs": before if same else torch.ones(weight.shape[1], device=weight.device),
         }
-        before = found[name]["outputs"]
-    return found
+        before = kept[name]["outputs"]
+    return kept
 
 
 def mask_of(kept: Mapping[str, Tensor], like: Tensor) -> Tensor:
-    """The coordinates that stay."""
+    """A mask of the coordinates that are kept."""
     mask = kept["outputs"][:, None] * kept["inputs"][None, :]
     return mask.view(*mask.shape, *[1] * (like.dim() - 2)).expand_as(like).to(like.device)
 
 
 def unpacked(values: Tensor, mask: Tensor) -> Tensor:
-    """Surviving values at their places, zeros elsewhere."""
+    """The kept values at their places, zeros elsewhere."""
     whole = torch.zeros_like(mask)
     whole[mask > 0] = values.to(mask.device)
     return whole
@@ -79,7 +76,7 @@ def unpacked(values: Tensor, mask: Tensor) -> Tensor:
 def coordinate_mean(
     values: Sequence[Tensor], masks: Sequence[Tensor], weights: Sequence[float], old: Tensor
 ) -> Tensor:
-    """For each coordinate the weighted mean over those that kept it; nobody did: the old value."""
+    """For each coordinate, the weighted mean over clients that kept it; otherwise the old value."""
     total, weight = torch.zeros_like(old), torch.zeros_like(old)
     for value, mask, share in zip(values, masks, weights, strict=True):
         total, weight = total + share * value * mask, weight + share * mask

@@ -1,6 +1,4 @@
-"""Selection as in a genetic algorithm: how many parents a generation has, and which ones. Plain
-numbers only.
-"""
+"""Selection as in a genetic algorithm: the number of parents of a generation, and which ones."""
 
 from __future__ import annotations
 
@@ -21,15 +19,14 @@ def parents(
     b: float | None = None,
     c: float | None = None,
 ) -> float:
-    """How many models round t should merge, before rounding; c is half of the rounds unless it is
-    given.
+    """The number of models that round t should aggregate, before rounding.
 
-    `power` reaches `most` at t = c unless b is given. `adaptive` does not depend on t; see
-    `effective`.
+    `c` defaults to half of the rounds. `power` reaches `most` at t = c unless b is given.
+    `adaptive` does not depend on t; see `effective`.
     """
     c = rounds / 2 if c is None else c
     if schedule == "power":
-        # most^(-t/c) and not (most^(-1/c))^t: the exponent is exact at t = c.
+        # most^(-t/c) instead of (most^(-1/c))^t, because the exponent is then exact at t = c.
         return most * (1 - (most ** (-t / c) if b is None else b**t)) + 1
     if schedule == "linear":
         return most * t / c + 1
@@ -41,13 +38,14 @@ def parents(
 
 
 def whole(wanted: float, most: int) -> int:
-    """A number of parents: rounded down, at least one and at most so many."""
+    """The number of parents: rounded down, at least one and at most `most`."""
     return max(1, min(math.floor(wanted + 1e-9), most))
 
 
 def effective(fitness: Sequence[float]) -> float:
-    """How many models have what all of these are better by than the worst one: 1 if one alone is; n
-    if none is.
+    """The effective number of models by their advantage over the worst one.
+
+    1 if a single model has all the advantage; n if none is better than the others.
     """
     known = [value for value in fitness if math.isfinite(value)]
     values = [value - min(known) for value in known]
@@ -56,9 +54,7 @@ def effective(fitness: Sequence[float]) -> float:
 
 
 def fitness_of(metric: float, loss: float, client: int) -> Fitness:
-    """Better metrics first, then smaller losses, then smaller ids; a model that has diverged comes
-    last.
-    """
+    """Better metrics first, then smaller losses, then smaller ids; diverged models come last."""
     return (
         -math.inf if math.isnan(metric) else metric,
         -math.inf if math.isnan(loss) else -loss,
@@ -67,15 +63,13 @@ def fitness_of(metric: float, loss: float, client: int) -> Fitness:
 
 
 def without_copies(fitness: Sequence[Fitness], originals: Sequence[int]) -> list[int]:
-    """Positions of all models, but of those with one original only that of the fittest."""
+    """The positions of all models, but of copies of one original only the fittest."""
     ascending = sorted(range(len(fitness)), key=lambda position: fitness[position])
     return sorted({originals[position]: position for position in ascending}.values())
 
 
 def fittest(fitness: Sequence[Fitness], count: int) -> list[int]:
-    """Positions of the `count` fittest, in ascending order, found with a heap that never holds more
-    than that.
-    """
+    """The positions of the `count` fittest, in ascending order, by a heap of that size."""
     heap: list[tuple[Fitness, int]] = []
     for position, value in enumerate(fitness):
         heapq.heappush(heap, (value, position))
@@ -87,8 +81,9 @@ def fittest(fitness: Sequence[Fitness], count: int) -> list[int]:
 def diverse(
     fitness: Sequence[Fitness], distances: Sequence[Sequence[float]], count: int, reward: float
 ) -> list[int]:
-    """Positions of `count` models: the fittest, then whoever is best by metric + reward × distance
-    to the chosen.
+    """The positions of `count` models: the fittest, then greedily by fitness and diversity.
+
+    Each step takes the best by metric + reward × distance to the nearest model chosen so far.
     """
     chosen = [max(range(len(fitness)), key=lambda i: fitness[i])]
     while len(chosen) < min(count, len(fitness)):

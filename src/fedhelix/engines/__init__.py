@@ -1,4 +1,4 @@
-"""Engines: how many clients run at once. A client's work itself is in `fedhelix.client`."""
+"""Engines: how many clients run at once. One client's work is in `fedhelix.engines.local`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["ENGINES", "Engine", "Parallel", "Serial", "engine_for"]
 
 
 def suited(setup: Setup, cohort: int) -> tuple[str, str]:
-    """The engine that `auto` takes, and why."""
+    """The engine that `auto` takes, and the reason."""
     if setup.device.type == "cuda":
         return "batched", "a GPU wants many clients at once"
     samples = sum(len(split.train) for split in setup.splits) / len(setup.splits)
     steps = cohort * setup.training.epochs * samples / setup.training.batch_size
-    step_seconds(setup, setup.kernels)  # the first one is slow
+    step_seconds(setup, setup.kernels)  # warm-up: the first step is slow
     seconds = steps * step_seconds(setup, setup.kernels)
     if seconds > LONG_ROUND:
         return "parallel", f"a round of about {seconds:.1f} s is worth several processes"
@@ -33,10 +33,10 @@ def suited(setup: Setup, cohort: int) -> tuple[str, str]:
 def engine_for(name: str, setup: Setup, workers: int | None = None, cohort: int = 10) -> Engine:
     """The engine of that name.
 
-    `auto` takes `batched` on a GPU; on a CPU `parallel` where a round is long and `serial` where it
-    is short. These two give the same results to the bit.
+    `auto` takes `batched` on a GPU. On a CPU it takes `parallel` where a round is long and `serial`
+    where it is short; these two give bitwise identical results.
     """
-    why = "as asked for"
+    why = "as configured"
     if name == "auto":
         name, why = suited(setup, cohort)
     if name not in ENGINES:

@@ -1,4 +1,4 @@
-"""What an engine offers to the round loop."""
+"""The interface between engines and the round loop."""
 
 from __future__ import annotations
 
@@ -33,124 +33,115 @@ Evaluation = tuple[float, float]  # metric and mean loss
 
 
 class Engine(ABC):
-    """Maps a client's work over many clients. Only `work` must be written; the rest has a plain
-    default.
+    """Maps a client's work over many clients.
+
+    A subclass must define `run_clients`; everything else has a default that runs in this process.
     """
 
     name: ClassVar[str] = ""
-    why: str = ""  # this engine was taken
+    why: str = ""  # the reason for choosing this engine
 
     def __init__(self, setup: Setup):
         self.setup = setup
-        self.choices: dict[
-            str, str
-        ] = {}  # made by timing; kept with the run, so that resuming it computes alike
-        self.missing: Mapping[
-            int, str
-        ] = {}  # who did not answer the last call, and why; here everybody does
+        # Chosen by timing and saved with the run, so that a resumed run computes the same numbers.
+        self.choices: dict[str, str] = {}
+        # Clients that did not answer the last call, with the reason; a simulation misses none.
+        self.missing: Mapping[int, str] = {}
 
     @abstractmethod
     def run_clients(self, tasks: Sequence[ClientTask]) -> list[ClientResult]:
-        """The outcomes of the jobs, in their order, without those of clients that are missing."""
+        """The results of the tasks, in order; missing clients are left out."""
 
     def report(self) -> dict[str, Any]:
-        """What else the record of the round should say."""
+        """Further entries for the record of the round."""
         return {}
 
     def client_init(self, tasks: Sequence[ClientTask]) -> dict[int, Tree]:
-        """What the clients tell before round 0."""
+        """What the clients send before round 0."""
         return {
             task.client: self.setup.hooks.client_init(make_client(self.setup, task))
             for task in tasks
         }
 
     def onboard_client(self, task: ClientTask) -> Tree:
-        """A newcomer's turn in its dialogue with the server."""
+        """A newcomer's answer to one message of the onboarding."""
         return self.setup.hooks.onboard_client(task.payload, make_client(self.setup, task))
 
     def onboard_state(self, task: ClientTask) -> Tree:
-        """What a newcomer keeps of the last payload."""
+        """The state that a newcomer keeps from the last payload."""
         return self.setup.hooks.onboard_state(task.payload, make_client(self.setup, task))
 
     def personal(self, tasks: Sequence[ClientTask]) -> list[State]:
-        """The models that the clients would use now."""
+        """The clients' personal models as of now."""
         return [personal_model(self.setup, task) for task in tasks]
 
-    def outputs(self, state: State, pool: Subset, indices: Tensor) -> Tensor:
-        """What one model says to some samples of a pool."""
-        return predict(self.setup, state, pool, indices)
+    def outputs(self, state: State, subset: Subset, indices: Tensor) -> Tensor:
+        """One model's outputs for some samples of a subset."""
+        return predict(self.setup, state, subset, indices)
 
     def score(
         self, states: Sequence[State], pool: Subset, indices: Tensor | None = None
     ) -> list[Evaluation]:
-        """Metric and loss of models on common samples: all of a pool, or some. What they lack is
-        fitted to these.
+        """Metric and loss of several models on the same samples: a whole subset, or some of it.
+
+        Entries that a model lacks are fitted to these samples; see `probe`.
         """
         targets = samples_of(self.setup, pool)[1]
-        wanted = torch.arange(len(targets)) if indices is None else indices
-        targets = targets[wanted.to(targets.device)]
-        outputs = [
-            (self.outputs if is_whole(self.setup, state) else partial(probe, self.setup))(
-                state, pool, wanted
-            )
-            for state in states
-        ]
-        return [evaluate_outputs(self.setup.objective, output, targets) for output in outputs]
+        indices = torch.arange(len(targets)) if indices is None else indices
+        targets = targets[indices.to(targets.device)]
+        scores = []
+        for state in states:
+            predictor = self.outputs if is_whole(self.setup, state) else partial(probe, self.setup)
+            outputs = predictor(state, pool, indices)
+            scores.append(evaluate_outputs(self.setup.objective, outputs, targets))
+        return scores
 
     def evaluate(
         self, tasks: Sequence[ClientTask], model: State | None = None
     ) -> tuple[list[Scores], Evaluation | None]:
-        """Every client's personal model on its own samples, and the server's model on the whole
-        test pool.
+        """Each client's personal model on its own samples, and the server's model on the test set.
 
-        Clients that use one and the same model share a pass, and where that is the server's, its
-        pass as well.
+        Clients that use the same model share one forward pass; if it is the server's model, they
+        share that one too.
         """
-        whole = None
-        if model is not None:
-            targets = self.setup.data.y_test
-            whole = self.outputs(model, "test", torch.arange(len(targets)))
-        users: dict[object, list[ClientTask]] = {}
+        objective, y_test = self.setup.objective, self.setup.data.y_test
+        on_test = None if model is None else self.outputs(model, "test", torch.arange(len(y_test)))
+        groups: dict[object, list[ClientTask]] = {}
         models: dict[object, State | None] = {}
         for task in tasks:
             state = unpersonalized_model(self.setup, task)
-            same = object() if state is None else _identity(state)
-            users.setdefault(same, []).append(task)
-            models[same] = state
-        found: dict[int, Scores] = {}
+            identity = object() if state is None else _identity(state)
+            groups.setdefault(identity, []).append(task)
+            models[identity] = state
+        scores: dict[int, Scores] = {}
         alone: list[ClientTask] = []
-        for same, group in users.items():
-            state = models[same]
+        for identity, group in groups.items():
+            state = models[identity]
             if state is None or len(group) == 1:
                 alone += group
                 continue
-            known = whole if model is not None and same == _identity(model) else None
+            known = on_test if model is not None and identity == _identity(model) else None
             outputs = partial(self._outputs_or_known, state, known)
-            found |= evaluate_clients(self.setup, [task.client for task in group], outputs)
-        found |= {
-            task.client: scores
-            for task, scores in zip(alone, self.evaluate_each(alone), strict=True)
-        }
-        evaluation = (
-            None
-            if whole is None
-            else evaluate_outputs(self.setup.objective, whole, self.setup.data.y_test)
-        )
-        return [found[task.client] for task in tasks], evaluation
+            scores |= evaluate_clients(self.setup, [task.client for task in group], outputs)
+        clients = [task.client for task in alone]
+        scores |= dict(zip(clients, self.evaluate_each(alone), strict=True))
+        evaluation = None if on_test is None else evaluate_outputs(objective, on_test, y_test)
+        return [scores[task.client] for task in tasks], evaluation
 
     def _outputs_or_known(
-        self, state: State, known: Tensor | None, pool: Subset, indices: Tensor
+        self, state: State, known: Tensor | None, subset: Subset, indices: Tensor
     ) -> Tensor:
-        if pool == "test" and known is not None:
+        """A model's outputs; `known` are those for the whole test set, where it was run already."""
+        if subset == "test" and known is not None:
             return known[indices.to(known.device)]
-        return self.outputs(state, pool, indices)
+        return self.outputs(state, subset, indices)
 
     def evaluate_each(self, tasks: Sequence[ClientTask]) -> list[Scores]:
-        """Clients that each use a model of their own."""
+        """Scores of clients that each use a different model."""
         return [evaluate(self.setup, task) for task in tasks]
 
     def evaluate_received(self, tasks: Sequence[ClientTask]) -> list[Scores]:
-        """Every client's personal model on its own samples, as it is before `tune`."""
+        """Each client's personal model on its own samples, before `personalize`."""
         models = [(task.client, received_model(self.setup, task)) for task in tasks]
         return [
             evaluate_clients(self.setup, [i], partial(self.outputs, state))[i]
@@ -158,9 +149,9 @@ class Engine(ABC):
         ]
 
     def close(self) -> None:  # noqa: B027 - most engines hold nothing
-        """Give back processes or memory, if the engine holds any."""
+        """Release processes or memory, if the engine holds any."""
 
 
 def _identity(state: State) -> tuple[int, ...]:
-    """Equal for states that are made of the very same tensors."""
+    """Equal for states that consist of the very same tensors."""
     return tuple(id(value) for value in state.values())

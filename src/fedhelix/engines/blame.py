@@ -1,4 +1,4 @@
-"""Which hook of a method an exception came from, in words."""
+"""Names the hook of a method that raised an exception."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from fedhelix.engines.local import ClientTask
 
 
 def culprit(problem: BaseException) -> str:
-    """Method, hook and (if it is known) client in which an exception arose: `mine.upload of client
-    3`; or nothing.
+    """Method, hook and client that raised an exception, such as `mine.upload of client 3`.
+
+    The client is left out where it is unknown; the text is empty if no hook was involved.
     """
     frames = [frame for frame, _ in traceback.walk_tb(problem.__traceback__)]
     hooks = [
@@ -28,6 +29,6 @@ def culprit(problem: BaseException) -> str:
 
 
 def described(problem: BaseException) -> str:
-    """An exception in one sentence, with its culprit."""
+    """An exception in one sentence, with the hook that raised it."""
     where, what = culprit(problem), f"{type(problem).__name__}: {problem}"
     return f"{where} failed with {what}" if where else what

@@ -1,10 +1,9 @@
-"""What a part of a model is worth where clients keep the rest at home: the server fits the rest to
-its own samples.
+"""Evaluates part of a model where clients keep the rest: the server fits the rest to its samples.
 
 Missing BatchNorm layers take the statistics of these samples. A missing head becomes a ridge
-regression on what the body makes of them, and each sample is judged by the head that was fitted to
-all others (one fit does for all), since a head that has seen a sample would praise any body. All
-else that is missing is as in the initial model.
+regression on the body's features. Each sample is predicted by the head fitted to all the others,
+because a head that has seen a sample would flatter any body; one fit suffices for all samples. Any
+other missing entry is that of the initial model.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ def is_whole(setup: Setup, state: State) -> bool:
 
 
 @torch.no_grad()
-def probe(setup: Setup, part: State, pool: Subset, indices: Tensor) -> Tensor:
-    """What a part of a model says to some samples of a pool when the rest is fitted to them."""
+def probe(setup: Setup, part: State, subset: Subset, indices: Tensor) -> Tensor:
+    """Outputs for some samples of a subset, with the missing entries fitted to these samples."""
     model = {**setup.initial, **part}
     norms = [
         layer
@@ -39,22 +38,19 @@ def probe(setup: Setup, part: State, pool: Subset, indices: Tensor) -> Tensor:
         if layer.kind == "norm" and not part.keys() >= set(layer.entries)
     ]
     if norms:
-        model |= with_statistics(setup, model, norms, pool, indices)
+        model |= with_statistics(setup, model, norms, subset, indices)
     if part.keys() >= set(setup.layers.head):
-        return predict(setup, model, pool, indices)
-    targets = samples_of(setup, pool)[1][indices.to(setup.device)]
-    wanted = targets if setup.data.classes is None else F.one_hot(targets, setup.data.classes)
-    return predicted_by_others(
-        head_inputs(setup, model, pool, indices), wanted.reshape(len(wanted), -1)
-    )
+        return predict(setup, model, subset, indices)
+    y = samples_of(setup, subset)[1][indices.to(setup.device)]
+    y = y if setup.data.classes is None else F.one_hot(y, setup.data.classes)
+    features = head_inputs(setup, model, subset, indices)
+    return predicted_by_others(features, y.reshape(len(y), -1))
 
 
 def with_statistics(
-    setup: Setup, model: State, norms: list[Layer], pool: Subset, indices: Tensor
+    setup: Setup, model: State, norms: list[Layer], subset: Subset, indices: Tensor
 ) -> State:
-    """Entries of BatchNorm layers, with the means and variances of an evenly spread batch of the
-    samples.
-    """
+    """BatchNorm entries with the means and variances of one evenly spread batch of the samples."""
     most = EVALUATED_AT_ONCE[setup.device.type == "cuda"]
     chosen = indices[:: -(-len(indices) // most)].to(setup.device)
     fresh = {name: model[name].clone() for layer in norms for name in layer.entries}
@@ -66,7 +62,7 @@ def with_statistics(
         module.momentum = 1.0  # the batch's statistics replace the old ones
     try:
         with applied(setup.kernels, setup.module):
-            batch = setup.data.prepare(samples_of(setup, pool)[0][chosen])
+            batch = setup.data.prepare(samples_of(setup, subset)[0][chosen])
             functional_call(setup.module, {**model, **fresh}, (batch,))
     finally:
         for module, momentum in zip(modules, momenta, strict=True):
@@ -74,24 +70,22 @@ def with_statistics(
     return fresh
 
 
-def head_inputs(setup: Setup, model: State, pool: Subset, indices: Tensor) -> Tensor:
-    """What the body hands to the head, one row per sample."""
+def head_inputs(setup: Setup, model: State, subset: Subset, indices: Tensor) -> Tensor:
+    """The features that the head receives, one row per sample."""
     seen: list[Tensor] = []
     head = module_of(setup, setup.layers.weighted[-1])
     hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(1)))
     try:
-        predict(setup, model, pool, indices)
+        predict(setup, model, subset, indices)
     finally:
         hook.remove()
     return torch.cat(seen)
 
 
 def predicted_by_others(x: Tensor, y: Tensor) -> Tensor:
-    """For each row of y the prediction of the ridge regression (with an intercept) on all other
-    rows.
+    """For each row of y, the prediction of a ridge regression with intercept on all other rows.
 
-    A row that a regression has seen pulls it by its leverage h, so its error without itself is its
-    error / (1 - h).
+    A row pulls the regression by its leverage h, so its leave-one-out error is its error / (1 - h).
     """
     x, y = x.double(), y.double()
     if not x.isfinite().all():

@@ -15,5 +15,5 @@ class Serial(Engine):
     name: ClassVar[str] = "serial"
 
     def run_clients(self, tasks: Sequence[ClientTask]) -> list[ClientResult]:
-        """The outcomes of the jobs, in their order."""
+        """The results of the tasks, in order."""
         return [run_client(self.setup, task) for task in tasks]

@@ -1,4 +1,4 @@
-"""Privacy audits: what an attacker who sees a client's uploads can rebuild of its data."""
+"""Privacy audits: what an attacker can rebuild of a client's data from its uploads."""
 
 from fedhelix.privacy.inversion import Attacker, invert, label_of
 from fedhelix.privacy.quality import psnr, ssim

@@ -1,10 +1,9 @@
-"""`fedhelix audit idlg`: what can be rebuilt of a client's pictures from what a method really
-uploads.
+"""`fedhelix audit idlg`: rebuilds a client's images from what a method really uploads.
 
-The victim takes one step on one picture, the attacker's best case. It sees the gradient of the
-entries that the method's own upload holds. Two attackers try: an `outsider` knows the victim's
-values of these entries only and draws the others; an `insider` knows the victim's whole model, as
-everybody does in the first round, when all start alike.
+The victim takes one step on one image, which is the best case for the attacker. The attacker sees
+the gradients of the entries in the method's own upload. An `outsider` knows the victim's values of
+these entries only and draws the others; an `insider` knows the victim's whole model, as everybody
+does in the first round, when all models are equal.
 """
 
 from __future__ import annotations
@@ -30,92 +29,107 @@ from fedhelix.privacy.quality import median, psnr, ssim
 from fedhelix.privacy.settings import Audit
 from fedhelix.privacy.victim import Victim
 
-SHOWN = 6  # pictures of each row
+SHOWN = 6  # images in each row of the figure
 
 
-def audit(specs: Sequence[str], requested: Audit) -> Iterator[dict[str, Any]]:
-    """A row for every method or run and kind of attacker; the first one once more with noise on its
-    gradients.
+def audit(specs: Sequence[str], settings: Audit) -> Iterator[dict[str, Any]]:
+    """A row for each method or run and kind of attacker.
+
+    The first one comes once more with noise on its gradients.
     """
-    victims = [Victim.of(spec, requested) for spec in specs]
+    victims = [Victim.of(spec, settings) for spec in specs]
     cases = [(victim, 0.0) for victim in victims]
-    if requested.noise:
-        cases.insert(1, (victims[0], requested.noise))
+    if settings.noise:
+        cases.insert(1, (victims[0], settings.noise))
     for victim, noise in cases:
-        # Who sends everything makes everybody an insider.
-        for insider in (
-            (True,)
-            if len(victim.sent) == len(victim.federation.layers.parameters)
-            else (False, True)
-        ):
-            yield attack(victim, requested, noise, insider)
+        # A method that uploads everything makes every attacker an insider.
+        whole = len(victim.sent) == len(victim.federation.layers.parameters)
+        for insider in (True,) if whole else (False, True):
+            yield attack(victim, settings, noise, insider)
 
 
-def attack(victim: Victim, requested: Audit, noise: float, insider: bool) -> dict[str, Any]:
-    """Try to rebuild pictures, and judge the best attempt at each."""
+def attack(victim: Victim, settings: Audit, noise: float, insider: bool) -> dict[str, Any]:
+    """Rebuild images, and measure the best attempt at each."""
     fed = victim.federation
     module, classes = fed.engine.setup.module.double().eval(), int(fed.data.classes or 0)
-    places = torch.from_numpy(
-        numpy_draw(requested.seed, "audit").permutation(len(fed.data.y))[: requested.images]
-    )
-    truth, labels = (part[places.to(fed.device)] for part in (fed.data.x, fed.data.y))
-    truth, model = unscaled(truth).double(), doubled(victim.model)
+    truth, labels = chosen_images(victim, settings)
+    model = doubled(victim.model)
     seen = vmap(Attacker(module, model, victim.sent).gradients)(
         truth, F.one_hot(labels, classes).double()
     )
-    generator = draw(requested.seed, "audit-noise")
-    for name, value in seen.items():
-        blur = torch.randn(value.shape, generator=generator, dtype=value.dtype)
-        seen[name] = value + noise**0.5 * blur.to(value.device)
+    seen = noisy(seen, noise, settings.seed)
     if not insider:
-        drawn = models.build(
-            victim.network,
-            fed.data.shape,
-            classes,
-            data_name=fed.data.name,
-            seed=requested.seed + 1,
-        )
-        other = doubled({name: value.to(fed.device) for name, value in drawn.state_dict().items()})
-        model = {
-            name: value if name in victim.sent else other[name] for name, value in model.items()
-        }
-    head = next((name for name in fed.layers.head if name in seen and seen[name].dim() == 3), None)
-    told = (
-        None
-        if head is None
-        else torch.tensor([label_of(one) for one in seen[head]], device=fed.device)
-    )
-    found, _ = invert(
+        model = outsiders_model(victim, model, settings.seed + 1)
+    inferred = inferred_labels(victim, seen)
+    granted = labels if settings.label == "granted" else None
+    attempts, _ = invert(
         Attacker(module, model, victim.sent),
         seen,
         fed.data.shape,
         classes,
-        told if told is not None else labels if requested.label == "granted" else None,
-        restarts=requested.restarts,
-        steps=requested.steps,
-        optimiser=requested.optimiser,
-        generator=draw(requested.seed, "audit-start"),
+        granted if inferred is None else inferred,
+        restarts=settings.restarts,
+        steps=settings.steps,
+        optimiser=settings.optimiser,
+        generator=draw(settings.seed, "audit-start"),
     )
-    quality = torch.stack([psnr(found[:, at], truth) for at in range(found.shape[1])], 1)
-    best = found[torch.arange(len(found)), quality.argmax(1)].clamp(0, 1)
+    quality = torch.stack([psnr(attempts[:, at], truth) for at in range(attempts.shape[1])], 1)
+    best = attempts[torch.arange(len(attempts)), quality.argmax(1)].clamp(0, 1)
+    sizes = fed.layers.sizes
     return {
         "method": victim.name + (" + noise" if noise else ""),
         "attacker": "insider" if insider else "outsider",
         "data": fed.data.name,
-        "seen": sum(fed.layers.sizes[name] for name in victim.sent)
-        / sum(fed.layers.sizes.values()),
-        "labels": None if told is None else float((told == labels).double().mean()),
+        "seen": sum(sizes[name] for name in victim.sent) / sum(sizes.values()),
+        "labels": None if inferred is None else float((inferred == labels).double().mean()),
         "psnr": median(psnr(best, truth)),
         "best psnr": float(psnr(best, truth).max()),
         "ssim": median(ssim(best, truth)),
-        "pictures": best[:SHOWN].cpu(),
+        "images": best[:SHOWN].cpu(),
         "truth": truth[:SHOWN].cpu(),
         "psnr of each": psnr(best, truth).tolist(),
     }
 
 
+def chosen_images(victim: Victim, settings: Audit) -> tuple[Tensor, Tensor]:
+    """The images to attack, with pixels between 0 and 1, and their labels."""
+    fed = victim.federation
+    order = numpy_draw(settings.seed, "audit").permutation(len(fed.data.y))
+    indices = torch.from_numpy(order[: settings.images]).to(fed.device)
+    return unscaled(fed.data.x[indices]).double(), fed.data.y[indices]
+
+
+def noisy(gradients: State, variance: float, seed: int) -> State:
+    """Gradients with Gaussian noise."""
+    generator = draw(seed, "audit-noise")
+    changed = {}
+    for name, value in gradients.items():
+        noise = torch.randn(value.shape, generator=generator, dtype=value.dtype)
+        changed[name] = value + variance**0.5 * noise.to(value.device)
+    return changed
+
+
+def outsiders_model(victim: Victim, model: State, seed: int) -> State:
+    """The victim's model with random values in the entries that it does not send."""
+    fed, classes = victim.federation, int(victim.federation.data.classes or 0)
+    random = models.build(
+        victim.network, fed.data.shape, classes, data_name=fed.data.name, seed=seed
+    ).state_dict()
+    other = doubled({name: value.to(fed.device) for name, value in random.items()})
+    return {name: value if name in victim.sent else other[name] for name, value in model.items()}
+
+
+def inferred_labels(victim: Victim, seen: State) -> Tensor | None:
+    """The labels that iDLG reads from the head's gradients; None if the head is not sent."""
+    fed = victim.federation
+    head = next((name for name in fed.layers.head if name in seen and seen[name].dim() == 3), None)
+    if head is None:
+        return None
+    return torch.tensor([label_of(gradient) for gradient in seen[head]], device=fed.device)
+
+
 def doubled(state: State) -> State:
-    """In double precision: second-order steps need it."""
+    """A state in double precision, which second-order steps need."""
     return {
         name: value.double() if value.is_floating_point() else value
         for name, value in state.items()
@@ -123,12 +137,10 @@ def doubled(state: State) -> State:
 
 
 def image(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """The pictures side by side: the true ones, and below them what each attacker made of each
-    method's uploads.
-    """
+    """Draw the true images, and below them those rebuilt from each method's uploads."""
     shown = [
         ("truth", rows[0]["truth"], None),
-        *((row_name(row), row["pictures"], row) for row in rows),
+        *((row_name(row), row["images"], row) for row in rows),
     ]
     count = len(rows[0]["truth"])
     figure = Figure(figsize=(1.3 * count + 2.2, 1.4 * len(shown)), layout="constrained")
@@ -152,13 +164,12 @@ def row_name(row: dict[str, Any]) -> str:
 
 
 def pixels(values: Tensor) -> Any:
-    """A picture as matplotlib wants it."""
+    """An image as matplotlib expects it."""
     return values[0].numpy() if len(values) == 1 else values.permute(1, 2, 0).numpy()
 
 
 def report(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows without their pictures."""
+    """The rows without their images."""
     return [
-        {key: value for key, value in row.items() if key not in ("pictures", "truth")}
-        for row in rows
+        {key: value for key, value in row.items() if key not in ("images", "truth")} for row in rows
     ]

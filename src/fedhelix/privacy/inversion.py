@@ -1,6 +1,4 @@
-"""DLG and iDLG: a picture whose gradient is the one that was seen is, often, the picture that was
-trained on.
-"""
+"""DLG and iDLG: search for an image with the observed gradient, often the true training image."""
 
 from __future__ import annotations
 
@@ -21,14 +19,14 @@ Label = Literal["seen", "granted", "sought"]
 
 @dataclass(frozen=True, eq=False)
 class Attacker:
-    """What somebody who wants the picture knows: a model, and which entries' gradients it sees."""
+    """What the attacker knows: a model, and which entries' gradients it sees."""
 
     module: nn.Module
     model: State
     seen: Sequence[str]
 
     def gradients(self, x: Tensor, labels: Tensor) -> State:
-        """The gradient of the loss of one picture under this model; labels are probabilities."""
+        """The gradient of one image's loss under this model; labels are probabilities."""
         free = {name: self.model[name] for name in self.seen}
         return grad(self._loss)(free, x, labels)
 
@@ -38,9 +36,7 @@ class Attacker:
 
 
 def label_of(head_gradient: Tensor) -> int:
-    """iDLG: of the head's gradient only the true class's row is negative, as long as the features
-    are positive.
-    """
+    """iDLG: with positive features, only the true class has a negative row of the gradient."""
     return int(head_gradient.sum(1).argmin())
 
 
@@ -56,32 +52,29 @@ def invert(
     optimiser: Literal["lbfgs", "adam"] = "lbfgs",
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Pictures whose gradients come closest to those seen (stacked along the first axis), and how
-    close.
+    """Images whose gradients are closest to those seen, and how close they are.
 
-    Without labels a soft one is sought together with each picture, as in DLG. Every picture gets
-    `restarts` attempts; all are returned (pictures x restarts), for only the owner of the pictures
-    can tell which is best.
+    `seen` is stacked along the first axis. Without labels a soft one is optimised together with
+    each image, as in DLG. Each image gets `restarts` attempts; all are returned (images x
+    restarts), because only the owner of the images can tell which is best.
     """
-    count, pixels = len(next(iter(seen.values()))), torch.Size(shape).numel()
+    like = next(iter(seen.values()))
+    count, pixels = len(like), torch.Size(shape).numel()
     target = {name: value.repeat_interleave(restarts, 0) for name, value in seen.items()}
-    known = (
-        None
-        if labels is None
-        else F.one_hot(labels, classes).to(next(iter(seen.values()))).repeat_interleave(restarts, 0)
-    )
+    known = None
+    if labels is not None:
+        known = F.one_hot(labels, classes).to(like).repeat_interleave(restarts, 0)
     width = pixels + (classes if known is None else 0)
-    start = torch.randn(count * restarts, width, generator=generator).to(next(iter(seen.values())))
+    start = torch.randn(count * restarts, width, generator=generator).to(like)
 
-    def apart(row: Tensor, wanted: State, label: Tensor | None) -> Tensor:
+    def distance(row: Tensor, wanted: State, label: Tensor | None) -> Tensor:
         soft = row[pixels:].softmax(0) if label is None else label
-        found = attacker.gradients(row[:pixels].view(*shape), soft)
-        return sum(
-            ((found[name] - wanted[name]).square().sum() for name in found), row.new_zeros(())
-        )
+        gradients = attacker.gradients(row[:pixels].view(*shape), soft)
+        squares = ((gradients[name] - wanted[name]).square().sum() for name in gradients)
+        return sum(squares, row.new_zeros(()))
 
     def evaluate(rows: Tensor) -> tuple[Tensor, Tensor]:
-        slopes, values = vmap(grad_and_value(apart), (0, 0, None if known is None else 0))(
+        slopes, values = vmap(grad_and_value(distance), (0, 0, None if known is None else 0))(
             rows, target, known
         )
         return values, slopes

@@ -1,4 +1,4 @@
-"""A client whose next upload is watched: its model, and the entries that the upload really holds."""
+"""The client under attack: its model, and the entries that its next upload really holds."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fedhelix.privacy.settings import Audit
 from fedhelix.runs.spec import read_spec
 from fedhelix.store import RunFolder
 
-FEW = (600, 300)  # samples for training and test: enough for one client's round of any method
+FEW = (600, 300)  # training and test samples: enough for one client's round of any method
 
 
 @dataclass(frozen=True, eq=False)
 class Victim:
-    """What the attacks are tried on."""
+    """The client under attack."""
 
     name: str
     federation: Federation
@@ -29,30 +29,12 @@ class Victim:
     sent: list[str]
 
     @classmethod
-    def of(cls, spec: str, requested: Audit) -> Victim:
-        """A client of a run folder as it stands, or one in the first round of a method."""
-        if (Path(spec) / "config.toml").is_file():
-            folder = RunFolder.open(spec)
-            run = read_spec(folder.config, spec)
-            federation, network = run.config.federation(run.method), run.config.model
-            restored = folder.state(str(federation.device))
-            state = (
-                FederationState(restored[0], restored[1], dict(restored[2]))
-                if restored
-                else federation.initialize(run.config.rounds)
-            )
-        else:
-            method, network = (
-                make(spec, {"clusters": 1} if make(spec).capabilities.several_models else {}),
-                requested.model,
-            )
-            federation = Federation(
-                found_data(requested).subsample(*FEW), "iid", model=network, method=method, clients=4, cohort=2, epochs=1,
-                batch_size=32, lr=0.01, seed=requested.seed, device=requested.device, engine="serial",
-            )  # fmt: skip
-            state = federation.initialize(1)
+    def of(cls, spec: str, settings: Audit) -> Victim:
+        """A client of a run at its last checkpoint, or one in the first round of a method."""
+        is_run = (Path(spec) / "config.toml").is_file()
+        federation, network, state = from_run(spec) if is_run else from_method(spec, settings)
         if federation.data.classes is None or len(federation.data.shape) != 3:
-            raise UserError(f"'{spec}' does not classify pictures; an audit rebuilds pictures.")
+            raise UserError(f"'{spec}' does not classify images; an audit rebuilds images.")
         client, setup = federation.cohort(state.round)[0], federation.engine.setup
         payload = federation.method.download(
             state.server, client, federation.context(state.round, state.round + 1)
@@ -69,9 +51,41 @@ class Victim:
         return cls(federation.method.label, federation, network, model, sent)
 
 
-def found_data(requested: Audit) -> Dataset:
-    """The data set that was asked for, or what there is."""
-    if requested.data != "auto":
-        return load(requested.data, data_dir=requested.data_dir)
-    here = {found.name for found in available(requested.data_dir) if found.found}
-    return load("cifar10" if "cifar10" in here else "digits", data_dir=requested.data_dir)
+def from_run(path: str) -> tuple[Federation, str, FederationState]:
+    """The federation of a run folder, its network, and its state at the last checkpoint."""
+    folder = RunFolder.open(path)
+    run = read_spec(folder.config, path)
+    federation = run.config.federation(run.method)
+    restored = folder.state(str(federation.device))
+    if restored is None:
+        return federation, run.config.model, federation.initialize(run.config.rounds)
+    round, server, client_states = restored
+    return federation, run.config.model, FederationState(round, server, dict(client_states))
+
+
+def from_method(name: str, settings: Audit) -> tuple[Federation, str, FederationState]:
+    """A small federation of a method, its network, and its state before the first round."""
+    method = make(name, {"clusters": 1} if make(name).capabilities.several_models else {})
+    federation = Federation(
+        load_data(settings).subsample(*FEW),
+        "iid",
+        model=settings.model,
+        method=method,
+        clients=4,
+        cohort=2,
+        epochs=1,
+        batch_size=32,
+        lr=0.01,
+        seed=settings.seed,
+        device=settings.device,
+        engine="serial",
+    )
+    return federation, settings.model, federation.initialize(1)
+
+
+def load_data(settings: Audit) -> Dataset:
+    """The data set of the settings; `auto` takes one that is on this machine."""
+    if settings.data != "auto":
+        return load(settings.data, data_dir=settings.data_dir)
+    here = {data.name for data in available(settings.data_dir) if data.found}
+    return load("cifar10" if "cifar10" in here else "digits", data_dir=settings.data_dir)

@@ -1,10 +1,10 @@
-"""Attacks: some clients are malicious. They stand outermost and act on any method and engine alike.
+"""Attacks by malicious clients, which work with any method and engine.
 
-A label flipper trains honestly on wrong labels. All others train, look at what the benign clients
-of the round are about to send (the strongest position an attacker can have), and forge their own
-uploads before the server weighs them. An adaptive attacker also has samples like those of the
-server's validation set, and never looks worse on them than the median benign client: it goes as far
-against the benign mean as that allows.
+A label flipper trains honestly on wrong labels. All others train, see what the benign clients of
+the round are about to send (the strongest position an attacker can have), and forge their own
+uploads before the server computes weights. An adaptive attacker also has samples like those of the
+server's validation set: it goes as far against the benign mean as it can without scoring below the
+median benign client.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedhelix.data import Dataset, Split, even_sample
 from fedhelix.engines.local import ClientResult, ClientTask
 
 USUAL_SCALE = {"ipm": 1.0, "sign-flip": 4.0, "noise": 1.0, "adaptive": 10.0}
-USUALLY_STUDIED = 1000  # samples, where the server has none
+USUALLY_STUDIED = 1000  # samples, if the server has no validation set
 STEPS = 20  # between the benign mean and the farthest point that an adaptive attacker tries
 
 
@@ -44,30 +44,30 @@ class Attack(Checked):
     attack_share: float = option(0.2, "share of the clients that are malicious", above=0, below=1)
     attack_scale: float | None = option(
         None,
-        "ipm: times the benign mean (auto: 1); sign-flip: factor (4); noise: deviation (1); adaptive: farthest (10)",
+        "ipm: times the benign mean (auto: 1); sign-flip: factor (4); noise: deviation (1); "
+        "adaptive: farthest (10)",
         above=0,
     )
 
 
 @dataclass(frozen=True, eq=False)
 class Attackers:
-    """A fixed random subset of the clients, and what they do."""
+    """A fixed random subset of the clients, and their attack."""
 
-    requested: Attack
+    settings: Attack
     clients: int
-    parameters: Sequence[
-        str
-    ]  # what ipm, sign-flip and noise forge; BatchNorm's statistics stay honest
+    # The entries that ipm, sign-flip and noise forge; BatchNorm's statistics stay honest.
+    parameters: Sequence[str]
     seed: int
 
     @cached_property
     def ids(self) -> frozenset[int]:
-        """Who attacks."""
-        if self.requested.attack == "none":
+        """The malicious clients."""
+        if self.settings.attack == "none":
             return frozenset()
-        count = max(1, round(self.requested.attack_share * self.clients))
+        count = max(1, round(self.settings.attack_share * self.clients))
         if count >= self.clients:
-            share = self.requested.attack_share
+            share = self.settings.attack_share
             raise UserError(
                 f"attack_share = {share:g} leaves no benign client among {self.clients}; lower it."
             )
@@ -82,11 +82,12 @@ class Attackers:
         return int(numpy_draw(self.seed, "mimic").choice(benign))
 
     def poison(self, data: Dataset, splits: Sequence[Split]) -> tuple[Dataset, list[Split]]:
-        """For label flips: data with a second, flipped copy of the training pool, which the
-        attackers train on.
+        """For label flips, data with a second copy of the training set, whose labels are flipped.
+
+        The attackers train on this copy.
         """
-        attackers = self.ids  # found here, so that a wrong share shows at set-up
-        if self.requested.attack != "label-flip":
+        attackers = self.ids  # computed here, so that a wrong share raises an error at set-up
+        if self.settings.attack != "label-flip":
             return data, list(splits)
         if data.classes is None:
             raise UserError(
@@ -99,10 +100,8 @@ class Attackers:
         ]
 
     def studied(self, data: Dataset, splits: Sequence[Split], count: int) -> np.ndarray:
-        """Training samples, equally many of each class, on which adaptive attackers try what the
-        server will see.
-        """
-        if self.requested.attack != "adaptive":
+        """Training samples, balanced over classes, on which adaptive attackers score models."""
+        if self.settings.attack != "adaptive":
             return np.zeros(0, dtype=np.int64)
         owned = np.unique(np.concatenate([split.train for split in splits]))
         return even_sample(
@@ -115,10 +114,11 @@ class Attackers:
         tasks: Sequence[ClientTask],
         score: Scorer | None = None,
     ) -> list[ClientResult]:
-        """The outcomes of a round, with the attackers' uploads replaced; `score` judges models on
-        what they studied.
+        """The results of a round with the attackers' uploads replaced.
+
+        `score` evaluates models on the `studied` samples.
         """
-        if self.requested.attack in ("none", "label-flip"):
+        if self.settings.attack in ("none", "label-flip"):
             return list(results)
         received = {task.client: task.payload.get("model", {}) for task in tasks}
         sent = {
@@ -132,8 +132,8 @@ class Attackers:
             if client not in self.ids
         }
         malicious = [client for client in sent if client in self.ids]
-        scale = self.requested.attack_scale or USUAL_SCALE.get(self.requested.attack, 1.0)
-        if self.requested.attack == "adaptive" and benign and malicious:
+        scale = self.settings.attack_scale or USUAL_SCALE.get(self.settings.attack, 1.0)
+        if self.settings.attack == "adaptive" and benign and malicious:
             assert score is not None
             scale = self._reach(sent, received, benign, malicious[0], scale, score)
         forged = []
@@ -155,27 +155,25 @@ class Attackers:
         benign: Mapping[int, State],
         scale: float,
     ) -> State:
-        """The entries that an attacker replaces; without anybody benign it sends back what it
-        received.
-        """
+        """The entries that an attacker replaces; with no benign client, those that it received."""
         origin = take({**honest, **received}, honest)
         if not benign:
             return origin
         names = [name for name in self.parameters if name in honest]
-        if self.requested.attack == "mimic":
+        if self.settings.attack == "mimic":
             random = numpy_draw(self.seed, "mimic", task.round).choice(sorted(benign))
             update = benign[self.target if self.target in benign else int(random)]
             moving = [
                 name for name in update if name in origin and origin[name].is_floating_point()
             ]
             return add(take(origin, moving), take(update, moving))
-        if self.requested.attack == "ipm":
+        if self.settings.attack == "ipm":
             return {name: origin[name] - scale * _mean(name, benign, origin) for name in names}
-        if self.requested.attack == "adaptive":
+        if self.settings.attack == "adaptive":
             return {
                 name: origin[name] + (1 - scale) * _mean(name, benign, origin) for name in names
             }
-        if self.requested.attack == "sign-flip":
+        if self.settings.attack == "sign-flip":
             return {name: origin[name] - scale * (honest[name] - origin[name]) for name in names}
         generator = draw(self.seed, "attack-noise", task.round, task.client)
         return {
@@ -185,32 +183,27 @@ class Attackers:
         }
 
     def _reach(
-        self, sent: Mapping[int, State], received: Mapping[int, State], benign: Mapping[int, State],
-        client: int, farthest: float, score: Scorer,
-    ) -> float:  # fmt: skip
-        """How far from the benign mean towards its opposite a model is still as fit as the median
-        benign one.
-        """
+        self,
+        sent: Mapping[int, State],
+        received: Mapping[int, State],
+        benign: Mapping[int, State],
+        client: int,
+        farthest: float,
+        score: Scorer,
+    ) -> float:
+        """The longest way from the benign mean to its opposite that keeps the median fitness."""
         distances = [farthest * step / STEPS for step in range(STEPS + 1)]
         honest, task = sent[client], ClientTask(client, 0, {}, {})
-        tried = [
-            {**honest, **self._forged(honest, task, received[client], benign, d)} for d in distances
-        ]
         models = [{**received[other], **sent[other]} for other in benign]
-        metrics = [
-            metric
-            for metric, _ in score([*models, *({**received[client], **model} for model in tried)])
-        ]
+        forged = [self._forged(honest, task, received[client], benign, d) for d in distances]
+        tried = [{**received[client], **honest, **entries} for entries in forged]
+        metrics = [metric for metric, _ in score([*models, *tried])]
         level = float(np.median(metrics[: len(models)]))
-        fit = [
-            d
-            for d, metric in zip(distances, metrics[len(models) :], strict=True)
-            if metric >= level
-        ]
-        return max(fit, default=0.0)
+        scored = zip(distances, metrics[len(models) :], strict=True)
+        return max((distance for distance, metric in scored if metric >= level), default=0.0)
 
 
 def _mean(name: str, updates: Mapping[int, State], like: State) -> torch.Tensor:
-    """The mean of what was sent of one entry; nothing was: zero."""
-    found = [update[name] for update in updates.values() if name in update]
-    return torch.stack(found).mean(0) if found else torch.zeros_like(like[name])
+    """The mean update of one entry; zero if nobody sent it."""
+    values = [update[name] for update in updates.values() if name in update]
+    return torch.stack(values).mean(0) if values else torch.zeros_like(like[name])

@@ -1,6 +1,4 @@
-"""Defences: robust rules around any method. The method then merges what the rule makes of the
-clients' updates.
-"""
+"""Defences: robust rules around any method, which then aggregates the changed updates."""
 
 from __future__ import annotations
 
@@ -24,17 +22,17 @@ from fedhelix.robust import rules
 
 @dataclass(frozen=True)
 class Defence(Wrapper):
-    """Sees updates as rows of a matrix, whatever the clients' weights.
+    """Treats updates as rows of a matrix, whatever the clients' weights.
 
-    Where a client did not upload an entry it has the median of those who did. Zeros would pull all
-    rules towards no update at all, and the clients who sent least would be closest to each other.
+    An entry that a client did not upload is the median of those that did. Zeros would pull all
+    rules towards no update, and the clients that sent least would be closest to each other.
     """
 
-    inner: Method = option(FedAvg(), "the method that merges what the rule leaves")
+    inner: Method = option(FedAvg(), "the method that aggregates what the rule leaves")
     one_for_all: ClassVar[bool] = True  # whether the rule makes one row of all updates
 
     def check(self, layers: Layers) -> None:
-        """There must be updates to see."""
+        """Refuse a method without updates of a common model."""
         super().check(layers)
         inner = self.inner.capabilities
         if inner.packed_uploads or not inner.central_model or not self.inner.shared_params(layers):
@@ -43,18 +41,20 @@ class Defence(Wrapper):
             )
         if self.one_for_all and inner.single_uploads:
             raise UserError(
-                f"{self.name} makes one of all uploads, but {self.inner.label} needs every single one."
+                f"{self.name} makes one of all uploads, "
+                f"but {self.inner.label} needs every single one."
             )
 
     def rule(self, updates: Tensor) -> Tensor:
-        """What becomes of the updates: one row for all, or one row each."""
+        """The changed updates: one row for all, or one row each."""
         raise NotImplementedError
 
     def aggregate(
         self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context
     ) -> Tree:
-        """Server: as the inner method, from uploads that the rule has changed; those of weight zero
-        have no part.
+        """Server: aggregate as the inner method, after the rule has changed the uploads.
+
+        Uploads of weight zero take no part.
         """
         origin = {
             name: value for name, value in server["model"].items() if value.is_floating_point()
@@ -71,17 +71,15 @@ class Defence(Wrapper):
             model = {
                 n: part.view_as(old) for (n, old), part in zip(origin.items(), parts, strict=True)
             }
-            mine = uploads[i].tree["model"]  # what was not sent is nobody's vote
+            sent_model = uploads[i].tree["model"]  # entries that were not sent stay out
             changed[i] = uploads[i]._replace(
-                tree={**uploads[i].tree, "model": {**mine, **take(model, mine)}}
+                tree={**uploads[i].tree, "model": {**sent_model, **take(model, sent_model)}}
             )
         return super().aggregate(server, changed, weights, ctx)
 
 
 def filled(sent: Sequence[State], origin: State) -> list[State]:
-    """Every upload with all entries: one that it lacks is the median of those who sent it, or as it
-    was.
-    """
+    """Every upload with all entries; missing ones are the median of those sent, or unchanged."""
     usual = dict(origin)
     for name in origin:
         known = [state[name] for state in sent if name in state]
@@ -175,9 +173,7 @@ class CentredClipping(Defence):
 @register("norm-bound", paper="Sun et al., 2019, arXiv:1911.07963")
 @dataclass(frozen=True)
 class NormBound(Defence):
-    """No update is longer than a bound; the method around which it stands weighs and merges as
-    ever.
-    """
+    """No update is longer than a bound; weights and aggregation are those of the inner method."""
 
     one_for_all: ClassVar[bool] = False
     bound: float | None = option(None, "longest update (auto: the median of the round)", above=0)

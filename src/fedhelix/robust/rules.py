@@ -12,8 +12,9 @@ def median(updates: Tensor) -> Tensor:
 
 
 def trimmed_mean(updates: Tensor, trim: int) -> Tensor:
-    """The mean of every coordinate without its `trim` largest and smallest values (as many as leave
-    one).
+    """The mean of every coordinate without its `trim` largest and smallest values.
+
+    At least one value is left.
     """
     return _middle(updates, min(trim, (len(updates) - 1) // 2))
 
@@ -23,8 +24,9 @@ def _middle(updates: Tensor, cut: int) -> Tensor:
 
 
 def krum_scores(updates: Tensor, attackers: int) -> Tensor:
-    """For every row the sum of the squared distances to its n - attackers - 2 nearest others (at
-    least one).
+    """For every row, the sum of squared distances to its n - attackers - 2 nearest others.
+
+    At least one other row counts.
     """
     squares = torch.cdist(updates, updates, compute_mode="donot_use_mm_for_euclid_dist").square()
     near = max(1, len(updates) - attackers - 2)
@@ -32,7 +34,7 @@ def krum_scores(updates: Tensor, attackers: int) -> Tensor:
 
 
 def multi_krum(updates: Tensor, attackers: int, kept: int) -> Tensor:
-    """The mean of the `kept` rows with the best scores; of equals the first."""
+    """The mean of the `kept` rows with the best scores; of equal rows the first."""
     best = krum_scores(updates, attackers).argsort(stable=True)[:kept]
     return updates[best].mean(0)
 
@@ -56,8 +58,9 @@ def clipped(updates: Tensor, radius: float | None) -> Tensor:
 
 
 def centred_clipping(updates: Tensor, radius: float | None, steps: int) -> Tensor:
-    """From zero, `steps` times: move to the mean of the rows, each seen from here and clipped to
-    the radius.
+    """Move `steps` times, starting at zero, to the mean of the rows.
+
+    Each row is clipped to the radius around the current centre.
     """
     centre = torch.zeros_like(updates[0])
     for _ in range(steps):

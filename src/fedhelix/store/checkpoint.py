@@ -14,27 +14,27 @@ from fedhelix.core.files import write_atomically
 from fedhelix.core.tree import Tree
 from fedhelix.store.json import read_json
 
+# All files that a checkpoint may write, temporary ones included.
+OURS = ("server-*.safetensors", "client-*.safetensors", ".*.safetensors.*", ".manifest.json.*")
+
 
 class Checkpoint:
-    """One tensor file for the server and one per client, and a manifest that says which of them
-    count.
+    """One tensor file for the server, one per client, and a manifest that lists the valid ones.
 
-    The manifest is replaced last and in one piece: before that moment the old checkpoint is
-    complete, after it the new one. No file that the manifest names is ever written over.
+    The manifest is replaced last and atomically: before that moment the old checkpoint is complete,
+    after it the new one. No file that the manifest lists is ever overwritten.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest_path = path / "manifest.json"
 
-    def write(self, round: int, server: Tree, own: Mapping[int, Tree]) -> None:
-        """Save the server's state and those of the clients that changed; what is empty is
-        forgotten.
-        """
+    def write(self, round: int, server: Tree, client_states: Mapping[int, Tree]) -> None:
+        """Save the server's state and the changed client states; an empty state is removed."""
         old = self._manifest() or {"server": None, "clients": {}}
         in_use = _named_files(old)
         clients = dict(old["clients"])
-        for client, state in own.items():
+        for client, state in client_states.items():
             before = clients.pop(str(client), None)
             if state:
                 stem = f"client-{client:06d}-{round:06d}"
@@ -47,9 +47,9 @@ class Checkpoint:
     def read(
         self, device: str, lazily: bool = False
     ) -> tuple[int, Tree, Mapping[int, Tree]] | None:
-        """Round, server and clients, all of it checked; None when there is nothing yet.
+        """Round, server state and client states, with checksums verified; None if there is none.
 
-        `lazily` leaves the clients' states where they are until they are asked for.
+        With `lazily`, a client state is read only when it is used.
         """
         manifest = self._manifest()
         if manifest is None:
@@ -57,14 +57,11 @@ class Checkpoint:
         states = States(self, device)
         for entry in states.entries.values() if lazily else ():
             self._checked(entry)
-        return (
-            manifest["round"],
-            self._read_file(manifest["server"], device),
-            states if lazily else dict(states),
-        )
+        server = self._read_file(manifest["server"], device)
+        return manifest["round"], server, states if lazily else dict(states)
 
     def rounds(self) -> int:
-        """How many rounds it holds."""
+        """The number of rounds it holds."""
         manifest = self._manifest()
         return 0 if manifest is None else int(manifest["round"])
 
@@ -95,12 +92,9 @@ class Checkpoint:
         checksum = hashlib.sha256(content).hexdigest()
         if before and before["sha256"] == checksum:
             return before
-        # A second checkpoint of one round must not write over the first, which still counts.
-        name = next(
-            name
-            for name in (f"{stem}.safetensors", f"{stem}-again.safetensors")
-            if name not in in_use
-        )
+        # A second checkpoint of a round must not overwrite the first, which is still valid.
+        names = (f"{stem}.safetensors", f"{stem}-again.safetensors")
+        name = next(name for name in names if name not in in_use)
         write_atomically(self.path / name, content)
         return {"file": name, "sha256": checksum}
 
@@ -108,7 +102,7 @@ class Checkpoint:
         return tree.load(self._checked(entry), device)
 
     def _checked(self, entry: dict[str, str]) -> Path:
-        """Where a file lies that is as it was written."""
+        """The path of a file, after verifying its checksum."""
         path = self.path / entry["file"]
         try:
             with path.open("rb") as file:
@@ -119,27 +113,21 @@ class Checkpoint:
             ) from None
         if checksum != entry["sha256"]:
             raise UserError(
-                f"'{path}' of the checkpoint is damaged: its checksum is wrong; restore it from a backup."
+                f"'{path}' of the checkpoint is damaged: its checksum is wrong; "
+                "restore it from a backup."
             )
         return path
 
     def _sweep(self, named: set[str]) -> None:
-        """Delete files of earlier checkpoints, and what a killed write left behind."""
-        for pattern in (
-            "server-*.safetensors",
-            "client-*.safetensors",
-            ".*.safetensors.*",
-            ".manifest.json.*",
-        ):
+        """Delete files of earlier checkpoints and of killed writes."""
+        for pattern in OURS:
             for path in self.path.glob(pattern):
                 if path.name not in named:
                     path.unlink(missing_ok=True)
 
 
 class States(Mapping[int, Tree]):
-    """The clients' states of a checkpoint, read one by one; good until the next checkpoint is
-    written.
-    """
+    """The client states of a checkpoint, read one by one; valid until the next checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint, device: str) -> None:
         self.checkpoint, self.device = checkpoint, device

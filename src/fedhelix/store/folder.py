@@ -1,10 +1,10 @@
 """A run is a folder of plain files that survives a kill at any moment.
 
-    config.toml      what was asked for
-    clients.json     who has what: samples per client and class, and who is malicious
+    config.toml      the settings
+    clients.json     samples per client and class, and which clients are malicious
     metrics.jsonl    one record per round
     checkpoint/      the last complete state, from which the run continues
-    choices.json     what the engine chose by timing
+    choices.json     what the engine has chosen by timing
     summary.json     the result
     lock             present while a process writes the run
 
@@ -41,8 +41,8 @@ COMPARISON = "comparison.toml"  # the file that makes a folder of runs a compari
 class RunFolder:
     """One run on disk. Use it in a `with` statement to write; reading works without.
 
-    The first write takes the folder's lock, and `close` (or the end of the `with` statement) gives
-    it back.
+    The first write acquires the folder's lock; `close` or the end of the `with` statement releases
+    it.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -72,7 +72,7 @@ class RunFolder:
             raise UserError(
                 f"'{path}' holds a run already; continue it with `{how}` or choose another folder."
             )
-        # A create that was killed half way may have left these behind; they are not the user's.
+        # Left behind by a `create` that was killed half way; they are not the user's.
         ours = {folder._lock.path, *folder.path.glob(".config.toml.*")}
         if set(folder.path.iterdir()) - ours:
             raise UserError(f"'{path}' is not empty; choose an empty or a new folder for the run.")
@@ -102,11 +102,11 @@ class RunFolder:
         self._lock.release()
 
     def withdraw(self) -> None:
-        """Take a new folder away again, since the run that it was made for cannot begin."""
+        """Remove a new folder whose run cannot start."""
         for path in (self._config_path, self._clients_path):
             path.unlink(missing_ok=True)
         self.close()
-        with suppress(OSError):  # something of somebody else lies in it
+        with suppress(OSError):  # the folder holds other files
             self.path.rmdir()
 
     @property
@@ -127,26 +127,25 @@ class RunFolder:
 
     @property
     def config(self) -> dict[str, Any]:
-        """What was asked for, with the number of the folder's format."""
+        """The settings of the run, with the number of the folder's format."""
         if not self._config_path.is_file():
             raise UserError(f"'{self.path}' is not a run: it holds no config.toml.")
         config = toml.read(self._config_path)
         number = config.get("format")
         if type(number) is not int:
             raise UserError(
-                f"'{self._config_path}' is not a run's config: it lacks the line `format = {FORMAT}`."
+                f"'{self._config_path}' is not a run's config: "
+                f"it lacks the line `format = {FORMAT}`."
             )
         if number > FORMAT:
             raise UserError(
-                f"'{self.path}' was written by a newer fedhelix (format {number}, this one reads up to {FORMAT}); "
-                "upgrade fedhelix to read it."
+                f"'{self.path}' was written by a newer fedhelix "
+                f"(format {number}, this one reads up to {FORMAT}); upgrade fedhelix to read it."
             )
         return config
 
     def records(self) -> list[dict[str, Any]]:
-        """The records of all rounds; a last line that was only half written when its writer died is
-        left out.
-        """
+        """The records of all rounds; a last line that is only half written is left out."""
         if not self._metrics_path.exists():
             return []
         try:
@@ -156,33 +155,28 @@ class RunFolder:
         return [self._record(line, number) for number, line in enumerate(complete_lines, start=1)]
 
     def _record(self, line: bytes, number: int) -> dict[str, Any]:
+        damaged = f"line {number} of '{self._metrics_path}' is damaged"
         try:
             record = json.loads(line)
         except ValueError as problem:
-            raise UserError(
-                f"line {number} of '{self._metrics_path}' is damaged: {problem}."
-            ) from None
+            raise UserError(f"{damaged}: {problem}.") from None
         if not isinstance(record, dict) or type(record.get("round")) is not int:
-            raise UserError(
-                f"line {number} of '{self._metrics_path}' is damaged: it is not the record of a round."
-            )
+            raise UserError(f"{damaged}: it is not the record of a round.")
         for key, value in record.items():
-            if not _is_sound(key, value):
-                raise UserError(
-                    f"line {number} of '{self._metrics_path}' is damaged: its {key} cannot be {value}."
-                )
+            if not _is_valid(key, value):
+                raise UserError(f"{damaged}: its {key} cannot be {value}.")
         return current(record)
 
     @property
     def metrics(self) -> pd.DataFrame:
         """The records as a table: one row per round, one column per key."""
-        # here, because it takes longer to import than all the rest of this module
+        # Imported here, because it takes longer than all the rest of this module.
         import pandas as pd
 
         return pd.DataFrame(self.records() or {"round": []})
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add the record of one round; it is on disk when this returns."""
+        """Append the record of one round; it is on disk when this returns."""
         self._lock.acquire()
         with self._metrics_path.open("ab") as file:
             file.write(json_line(record))
@@ -191,11 +185,11 @@ class RunFolder:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """The result, or None for a run that has not written one."""
+        """The result, or None if the run has not written one."""
         return read_json(self._summary_path)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write the result, in place of an earlier one."""
+        """Write the result, replacing an earlier one."""
         self._lock.acquire()
         write_atomically(
             self._summary_path,
@@ -204,11 +198,11 @@ class RunFolder:
 
     @property
     def clients(self) -> dict[str, Any]:
-        """Who has what; empty for a run that has not written it."""
+        """The clients' data and which are malicious; empty if the run has not written it."""
         return current(read_json(self._clients_path) or {})
 
     def write_clients(self, census: Mapping[str, Any]) -> None:
-        """Write who has what."""
+        """Write the clients' data and which are malicious."""
         self._lock.acquire()
         write_atomically(
             self._clients_path, json.dumps(strict(census), allow_nan=False).encode() + b"\n"
@@ -216,48 +210,47 @@ class RunFolder:
 
     @property
     def choices(self) -> dict[str, Any]:
-        """What the engine has chosen by timing."""
+        """The choices that the engine has made by timing."""
         return read_json(self.path / "choices.json") or {}
 
     def write_choices(self, choices: Mapping[str, str]) -> None:
-        """Keep what the engine has chosen, so that a resumed run computes as it began."""
+        """Save the engine's choices, so that a resumed run computes the same numbers."""
         if choices and choices != self.choices:
             self._lock.acquire()
             write_atomically(
                 self.path / "choices.json", json.dumps(dict(choices), indent=1).encode() + b"\n"
             )
 
-    def checkpoint(self, round: int, server: Tree, own: Mapping[int, Tree]) -> None:
-        """Save the state after a round; `own` holds only the clients that changed since the last
-        checkpoint.
+    def checkpoint(self, round: int, server: Tree, client_states: Mapping[int, Tree]) -> None:
+        """Save the state after a round, with those client states that changed since the last.
 
-        A client whose tree is empty is forgotten. A kill while this runs leaves the previous
-        checkpoint in force.
+        A client state that is empty is removed. If the process is killed meanwhile, the previous
+        checkpoint stays valid.
         """
         self._lock.acquire()
-        self._checkpoint.write(round, server, own)
+        self._checkpoint.write(round, server, client_states)
 
     @property
     def rounds_saved(self) -> int:
-        """How many rounds the checkpoint holds."""
+        """The number of rounds in the checkpoint."""
         return self._checkpoint.rounds()
 
     def states(self, device: str = "cpu") -> Mapping[int, Tree]:
-        """The clients' states of the last checkpoint, each of them read when it is asked for."""
+        """The client states of the last checkpoint; each is read only when it is used."""
         return States(self._checkpoint, device)
 
     def state(self, device: str = "cpu") -> tuple[int, Tree, Mapping[int, Tree]] | None:
-        """The last complete checkpoint as (round, server, own), to look at: nothing is written."""
+        """The last complete checkpoint as (round, server, client states), without any write."""
         return self._checkpoint.read(device)
 
     def restore(
         self, device: str = "cpu", lazily: bool = False
     ) -> tuple[int, Tree, Mapping[int, Tree]] | None:
-        """The last complete checkpoint as (round, server, own), or None when there is none yet, to
-        go on from.
+        """The last complete checkpoint as (round, server, client states), to continue from.
 
-        Records of later rounds are removed, because those rounds will be run again. All of it is
-        checked; `lazily` reads the clients' states only when they are asked for, like `states`.
+        None if there is none yet. Records of later rounds are removed, because these rounds will
+        run again. All checksums are verified; with `lazily`, client states are read only when they
+        are used, as in `states`.
         """
         self._lock.acquire()
         records = self.records()
@@ -267,12 +260,11 @@ class RunFolder:
         return state
 
 
-def _is_sound(key: str, value: Any) -> bool:
-    """Whether a run that goes on can count with an entry of a record; somebody may have edited it."""
+def _is_valid(key: str, value: Any) -> bool:
+    """Whether an entry of a record has its type; somebody may have edited the file."""
     if key in ("refused", "missing"):
         return isinstance(value, dict)
     if key.endswith(("_bytes", "seconds")):
         return isinstance(value, int | float)
-    return (
-        not key.endswith(("accuracy", "score")) or value is None or isinstance(value, int | float)
-    )
+    scored = key.endswith(("accuracy", "score"))
+    return not scored or value is None or isinstance(value, int | float)

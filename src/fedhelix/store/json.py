@@ -1,4 +1,4 @@
-"""Records as JSON that every reader understands."""
+"""JSON files that every JSON reader can parse."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ def json_line(record: Mapping[str, Any]) -> bytes:
 
 
 def strict(value: Any) -> Any:
-    """The value as JSON knows it: NaN and infinity, which JSON lacks, become null; NumPy's numbers
-    become plain.
-    """
+    """The value as strict JSON: NaN and infinity become null, NumPy's numbers plain numbers."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""One writer at a time."""
+"""A lock file: one process at a time writes a run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from fedhelix.core.errors import UserError
 
 
 class Lock:
-    """A file that names its process, and that counts for nothing once the process is dead."""
+    """A file that names its process; it is void once the process is dead."""
 
-    this_process = (
-        uuid.uuid4().hex
-    )  # tells a restarted container's process from the one that had its number before
+    # Distinguishes processes that have the same number, as in a restarted container.
+    this_process = uuid.uuid4().hex
     seconds_to_sign = 5.0
 
     def __init__(self, path: Path) -> None:
@@ -28,19 +27,20 @@ class Lock:
         self.held = False
 
     def acquire(self) -> None:
-        """Take it, or say who holds it; taking it twice does no harm."""
+        """Acquire the lock, or raise an error that names its holder; may be called twice."""
         if self.held:
             return
         try:
             known = self._identity(self.path)
             owner = self._owner()
             if owner is not None and not _alive(owner):
-                self._bury(known)
+                self._remove(known)
             handle = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         except FileExistsError:
             who = f"process {owner['pid']} on {owner['host']}" if owner else "another process"
             raise UserError(
-                f"'{self.path.parent}' is being written by {who}; wait for it, or delete '{self.path}' if it is gone."
+                f"'{self.path.parent}' is being written by {who}; "
+                f"wait for it, or delete '{self.path}' if it is gone."
             ) from None
         except OSError as problem:
             raise UserError(
@@ -54,31 +54,31 @@ class Lock:
         self.held = True
 
     def release(self) -> None:
-        """Give it back, if it is ours."""
+        """Release the lock, if this process holds it."""
         if self.held:
             self.path.unlink(missing_ok=True)
             self.held = False
 
-    def _bury(self, dead: tuple[int, int] | None) -> None:
-        """Take the file of a dead process away; of several who try, one alone gets hold of it."""
-        grave = self.path.with_name(f".lock.{self.this_process}")
+    def _remove(self, dead: tuple[int, int] | None) -> None:
+        """Remove the file of a dead process; of several processes that try, only one succeeds."""
+        moved = self.path.with_name(f".lock.{self.this_process}")
         with suppress(FileNotFoundError):
-            self.path.rename(grave)
-            if self._identity(grave) != dead:  # somebody was faster, and this is a new one
-                grave.rename(self.path)
-            grave.unlink(missing_ok=True)
+            self.path.rename(moved)
+            if self._identity(moved) != dead:  # another process was faster, and this is its lock
+                moved.rename(self.path)
+            moved.unlink(missing_ok=True)
 
     @staticmethod
     def _identity(path: Path) -> tuple[int, int] | None:
-        """What tells a file from another one of the same name."""
+        """Inode and time, which differ between files of the same name."""
         try:
-            found = path.stat()
+            status = path.stat()
         except FileNotFoundError:
             return None
-        return found.st_ino, found.st_mtime_ns
+        return status.st_ino, status.st_mtime_ns
 
     def _owner(self) -> dict[str, Any] | None:
-        """Who holds the lock; None when nobody does, or when the owner is just about to sign."""
+        """The holder of the lock; None if there is none, or if it has not signed the file yet."""
         try:
             return _signature(self.path.read_bytes())
         except FileNotFoundError:
@@ -90,7 +90,7 @@ class Lock:
 
 
 def writer_lives(lock: bytes) -> bool:
-    """Whether the process that signed a lock is still there."""
+    """Whether the process that signed a lock is still running."""
     try:
         return _alive(_signature(lock))
     except (ValueError, KeyError, TypeError, OverflowError):
@@ -104,13 +104,13 @@ def _signature(lock: bytes) -> dict[str, Any]:
 
 def _alive(owner: Mapping[str, Any]) -> bool:
     if owner["host"] != socket.gethostname():
-        return True  # nobody here can know
+        return True  # unknown from here
     if owner["pid"] == os.getpid():
         return owner["process"] == Lock.this_process
     if owner["pid"] <= 0:
         return False
     if os.name == "nt":
-        return True  # on Windows asking a process with os.kill would end it
+        return True  # on Windows os.kill would end the process instead of probing it
     try:
         os.kill(owner["pid"], 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""The live display of a run. It knows records only, so anything that yields records can be shown."""
+"""The live display of a run; it needs only records, so anything that yields records can use it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.table import Column
 
 Item = TypeVar("Item")
 
-# The metrics worth a place on the line, with their names there.
+# The metrics on the line, with their names there.
 SHOWN = {
     "accuracy": "global",
     "score": "global",
@@ -25,18 +25,17 @@ SHOWN = {
 
 WIDE = 100
 
-# The display of the run that this thread is in, so that long work inside of a round can show itself
-# there.
+# The display of this thread's run, where long work inside a round can show its own bar.
 _shown: ContextVar[Display | None] = ContextVar("shown", default=None)
 
 
 class Progress:
-    """Shows how far a run is; use it in a `with` statement and give `update` each record.
+    """Shows the progress of a run; use it in a `with` statement and give `update` each record.
 
     On a terminal there is a bar with the latest accuracies, the uploaded bytes and the time left.
     Elsewhere there is nothing, or with `lines` one line of `key=value` pairs per evaluated round.
     `quiet=True` shows nothing anywhere, `quiet=False` something everywhere. A resumed run starts at
-    `done` rounds; its earlier records may be given too, so that the numbers start where they were.
+    `done` rounds; give `update` its earlier records too, so that the numbers continue.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class Progress:
         lines: bool = False,
         console: Console | None = None,
     ) -> None:
-        # The error stream, so that a command's own output can be piped on.
+        # The error stream, so that a command's own output can be piped.
         self._console = console or Console(stderr=True)
         bar = self._console.is_terminal and not quiet
         self._lines = not bar and not quiet and (lines or quiet is False)
@@ -56,8 +55,7 @@ class Progress:
         self._latest: dict[str, float] = {}
         self._uploaded = self._refused = 0
         self._started = monotonic()
-        # On a narrow terminal the numbers matter more than the time that has passed; the bar gives
-        # way by itself.
+        # On a narrow terminal the numbers matter more than the elapsed time; the bar shrinks.
         elapsed = (
             [TimeElapsedColumn(table_column=Column(no_wrap=True))]
             if self._console.width >= WIDE
@@ -90,15 +88,15 @@ class Progress:
 
     def update(self, record: Mapping[str, Any]) -> None:
         """Show the record of one more round."""
-        found = {key: float(record[key]) for key in SHOWN if record.get(key) is not None}
-        self._latest.update(found)
+        metrics = {key: float(record[key]) for key in SHOWN if record.get(key) is not None}
+        self._latest.update(metrics)
         self._uploaded += record.get("uplink_bytes") or 0
         self._refused += len(record.get("refused") or ())
         is_new = record["round"] > self._first
         self._done = max(self._done, record["round"])
-        if self._lines and found and is_new:
+        if self._lines and metrics and is_new:
             self._console.print(
-                self._line(record, found), markup=False, highlight=False, soft_wrap=True
+                self._line(record, metrics), markup=False, highlight=False, soft_wrap=True
             )
         self._display.update(
             self._task, completed=self._done, numbers=self._numbers(), left=self._time_left()
@@ -112,24 +110,24 @@ class Progress:
         return " · ".join(parts)
 
     def _time_left(self) -> str:
-        # Over the whole session rather than its last moments: rounds with an evaluation take longer
-        # than others.
+        # Averaged over all rounds so far, because rounds with an evaluation take longer.
         now_done = self._done - self._first
         left = self._total - self._done
         if now_done <= 0 or left <= 0:
             return ""
         return f"{human_seconds((monotonic() - self._started) / now_done * left)} left"
 
-    def _line(self, record: Mapping[str, Any], found: Mapping[str, float]) -> str:
+    def _line(self, record: Mapping[str, Any], metrics: Mapping[str, float]) -> str:
         values = [f"round={record['round']}", f"rounds={self._total}"]
-        values += [f"{key}={value:.4f}" for key, value in found.items()]
+        values += [f"{key}={value:.4f}" for key, value in metrics.items()]
         values += [f"uploaded_bytes={self._uploaded}", f"seconds={monotonic() - self._started:.1f}"]
         return " ".join(values)
 
 
 def track(items: Iterable[Item], title: str, console: Console | None = None) -> Iterator[Item]:
-    """Yield the items with a bar on a terminal: for long work that has no rounds. The bar goes when
-    it is done.
+    """Yield the items with a bar on a terminal that disappears at the end.
+
+    For long work that has no rounds.
     """
     console = console or Console(stderr=True)
     if console.is_terminal:
@@ -139,8 +137,9 @@ def track(items: Iterable[Item], title: str, console: Console | None = None) -> 
 
 
 def below(items: Sequence[Item], title: str) -> Iterator[Item]:
-    """Yield the items with a bar below that of the run, which goes when it is done: for long work
-    inside of a round.
+    """Yield the items with a bar below that of the run, which disappears at the end.
+
+    For long work inside a round.
     """
     display = _shown.get()
     if display is None:

@@ -1,4 +1,4 @@
-"""A record is what one round leaves behind; a summary is what a run leaves behind."""
+"""Records, which hold the numbers of one round, and summaries, which hold those of a run."""
 
 from __future__ import annotations
 
@@ -8,37 +8,35 @@ from typing import Any, TypeGuard
 
 Record = dict[str, Any]
 
-# What a run is judged by, best first: the model that a client uses, and where there is none, the
-# server's.
+# The metrics that rank runs, best first: that of the clients' models, otherwise the server's.
 MAIN_METRICS = ("personal_accuracy", "personal_score", "accuracy", "score")
 
 LAST = 10  # rounds whose mean is the result of a phase
-NEAR_PEAK = 0.95  # of its own peak: there a curve counts as having arrived
+NEAR_PEAK = 0.95  # of its own peak: from there on a curve counts as converged
 
-
+# Keys of version 0.1, and what they are called now.
 RENAMED = {"notes": "metadata", "unjudged": "unevaluated", "judged": "evaluated"}
 
 
 def current(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A record, or who has what, with the keys of this version: version 0.1 had other names."""
+    """A record or the table of clients with the keys of this version."""
     return {RENAMED.get(key, key): value for key, value in table.items()}
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value of a record is a finite number; what is none (a diverged model's score) is
-    null in files.
-    """
+    """Whether a value of a record is a finite number; a diverged model's score is null in files."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def evaluated_records(records: Sequence[Record], metric: str = "accuracy") -> list[Record]:
-    """The records of rounds after which models were judged."""
+    """The records of rounds with an evaluation."""
     return [record for record in records if metric in record or f"personal_{metric}" in record]
 
 
 def best_record(records: Sequence[Record], metric: str = "accuracy") -> Record | None:
-    """The evaluated round that was best on *validation* data (the first of equals); without any,
-    the last one.
+    """The evaluated round that is best on *validation* data; without such data, the last one.
+
+    Of equal rounds the first counts.
     """
     evaluated = evaluated_records(records, metric)
     validated = [record for record in evaluated if is_number(record.get(f"valid_{metric}"))]
@@ -50,7 +48,7 @@ def best_record(records: Sequence[Record], metric: str = "accuracy") -> Record |
 def summarise(
     records: Sequence[Record], facts: dict[str, Any], metric: str = "accuracy"
 ) -> dict[str, Any]:
-    """The figures of a run: final and at the round chosen on validation, never the best on test."""
+    """The results of a run: final, and at the best round on validation (never on test) data."""
     arrived = next((at for at, record in enumerate(records) if "arrival_bytes" in record), 0)
     evaluated = evaluated_records(records, metric)
     last, best = (evaluated[-1] if evaluated else {}), best_record(records[arrived:], metric) or {}
@@ -80,9 +78,7 @@ def summarise(
 def newcomers(
     before: Sequence[Record], after: Sequence[Record], metric: str = "accuracy"
 ) -> dict[str, Any]:
-    """The two phases apart: what the known clients reached, and how fast and how far the newcomers
-    came.
-    """
+    """The results of the known clients, and how fast and how well the newcomers learn."""
     key = f"personal_{metric}"
     validated = [
         (number, record[key])
@@ -103,8 +99,6 @@ def newcomers(
 
 
 def _last_mean(records: Sequence[Record], key: str) -> float | None:
-    """The mean over the last ten rounds, as far as they were evaluated; none where a model diverged
-    in one of them.
-    """
-    found = [record[key] for record in records[-LAST:] if key in record]
-    return sum(found) / len(found) if found and all(map(is_number, found)) else None
+    """The mean over the evaluated rounds of the last ten; None if a model diverged in one."""
+    values = [record[key] for record in records[-LAST:] if key in record]
+    return sum(values) / len(values) if values and all(map(is_number, values)) else None

@@ -1,6 +1,4 @@
-"""Writers for where people already look at their runs: TensorBoard and MLflow. They know records
-only.
-"""
+"""Writes records to TensorBoard and MLflow."""
 
 from __future__ import annotations
 
@@ -18,6 +16,7 @@ from fedhelix.core import toml
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.files import write_atomically
 from fedhelix.core.imports import from_extra
+from fedhelix.store.records import is_number
 
 
 class Tracker(Protocol):
@@ -32,16 +31,13 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """Scalars by round and the clients' metrics as histograms, in the folder `tensorboard` of the
-    run.
-    """
+    """Scalars and histograms of the clients' metrics, in the folder `tensorboard` of the run."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any], done: int) -> None:
         from_extra("tensorboard", "track")
         from torch.utils.tensorboard import SummaryWriter
 
-        # A resumed run plays the rounds after its checkpoint again; what was written of them counts
-        # no more.
+        # A resumed run repeats the rounds after its checkpoint: drop their old values.
         self.writer = SummaryWriter(
             str(folder / "tensorboard"), purge_step=done + 1 if done else None
         )
@@ -67,25 +63,24 @@ class TensorBoard:
 
 
 class MLflow:
-    """Parameters and metrics in MLflow's store: MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say
-    where.
+    """Parameters and metrics in MLflow's store.
+
+    MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME name the store and the experiment.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any], done: int) -> None:
         mlflow = from_extra("mlflow", "track")
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         self.entities, self.client = mlflow.entities, mlflow.MlflowClient()
-        note = (
-            folder / "mlflow.txt"
-        )  # the run's id there, so that a resumed run goes on in the same place
+        id_file = folder / "mlflow.txt"  # by which a resumed run continues the same MLflow run
         try:
-            if note.exists():
-                self.id = note.read_text().strip()
+            if id_file.exists():
+                self.id = id_file.read_text().strip()
                 self.client.update_run(self.id, status="RUNNING")
                 return
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedhelix")
-            there = self.client.get_experiment_by_name(name)
-            experiment = there.experiment_id if there else self.client.create_experiment(name)
+            known = self.client.get_experiment_by_name(name)
+            experiment = known.experiment_id if known else self.client.create_experiment(name)
             self.id = self.client.create_run(experiment, run_name=folder.name).info.run_id
             options = [
                 mlflow.entities.Param(key, str(value)[:500])
@@ -96,7 +91,7 @@ class MLflow:
             raise UserError(
                 f"MLflow does not take this run: {str(problem).splitlines()[0]}"
             ) from None
-        write_atomically(note, self.id.encode())
+        write_atomically(id_file, self.id.encode())
 
     def __enter__(self) -> MLflow:
         return self
@@ -107,11 +102,11 @@ class MLflow:
     def update(self, record: Mapping[str, Any]) -> None:
         """Write the record of one round."""
         now = int(time.time() * 1000)
-        found = [
+        metrics = [
             self.entities.Metric(key, value, now, record["round"])
             for key, value in numbers(record).items()
         ]
-        self.client.log_batch(self.id, metrics=found)
+        self.client.log_batch(self.id, metrics=metrics)
 
 
 TRACKERS: dict[str, Callable[[Path, Mapping[str, Any], int], Tracker]] = {
@@ -121,31 +116,22 @@ TRACKERS: dict[str, Callable[[Path, Mapping[str, Any], int], Tracker]] = {
 
 
 def check_tracker(kind: str) -> None:
-    """Refuse a tracker that does not exist or is not installed, before any work is lost."""
+    """Refuse a tracker that does not exist or is not installed, before a run starts."""
     if kind not in TRACKERS:
         raise unknown("tracker", kind, TRACKERS)
     from_extra(kind, "track")
 
 
 def tracker(kind: str, folder: Path, config: Mapping[str, Any], done: int) -> Tracker:
-    """A writer for a run that has so many rounds already."""
+    """The tracker of a run that has `done` rounds already."""
     check_tracker(kind)
     return TRACKERS[kind](folder, config, done)
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of a record, notes included."""
+    """The finite numbers of a record, including those of the method's metadata."""
     metadata = record.get("metadata")
-    noted = (
-        {f"metadata/{key}": value for key, value in metadata.items()}
-        if isinstance(metadata, Mapping)
-        else {}
-    )
-    return {
-        key: float(value)
-        for key, value in {**record, **noted}.items()
-        if isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and key != "round"
-        and math.isfinite(value)
-    }
+    values = {key: value for key, value in record.items() if key != "round"}
+    if isinstance(metadata, Mapping):
+        values |= {f"metadata/{key}": value for key, value in metadata.items()}
+    return {key: float(value) for key, value in values.items() if is_number(value)}

@@ -44,7 +44,7 @@ def test_steps_agree_with_diffusers(t):
     assert torch.allclose(ours, its, rtol=1e-4, atol=1e-5)
 
 
-def test_the_loss_is_zero_for_who_knows_the_noise_and_one_for_who_says_nothing():
+def test_the_loss_is_zero_for_the_true_noise_and_one_for_zeros():
     x, noise = (draws(seed)(torch.zeros(4000, 8)) for seed in (1, 2))
     t = torch.full((4000,), 300)
     bar = DIFFUSION.alpha_bar.float()[t]
@@ -59,14 +59,14 @@ def test_the_code_leads_back_exactly(start, error):
 
 
 def gain(result, x):
-    found = float((result * x).sum() / x.square().sum())
-    return found, float((result - found * x).square().mean().sqrt())
+    factor = float((result * x).sum() / x.square().sum())
+    return factor, float((result - factor * x).square().mean().sqrt())
 
 
 def test_inversion_shrinks_by_alpha_bar_with_the_exact_score():
     x = draws(1)(torch.zeros(400, 64))
-    found, rest = gain(DIFFUSION.invert(normal, x, 200, draws()), x)
-    assert found == pytest.approx(0.66, abs=0.02) and rest == pytest.approx(0.12, abs=0.02)
+    factor, rest = gain(DIFFUSION.invert(normal, x, 200, draws()), x)
+    assert factor == pytest.approx(0.66, abs=0.02) and rest == pytest.approx(0.12, abs=0.02)
 
 
 def test_from_the_last_step_on_inversion_forgets():
@@ -76,8 +76,8 @@ def test_from_the_last_step_on_inversion_forgets():
 
 def test_fresh_noise_leaves_more_of_a_residual_than_recorded_noise():
     x = draws(1)(torch.zeros(400, 64))
-    found, rest = gain(DIFFUSION.renew(normal, x, 200, draws()), x)
-    assert found == pytest.approx(0.66, abs=0.02) and rest == pytest.approx(0.74, abs=0.03)
+    factor, rest = gain(DIFFUSION.renew(normal, x, 200, draws()), x)
+    assert factor == pytest.approx(0.66, abs=0.02) and rest == pytest.approx(0.74, abs=0.03)
 
 
 def test_dpm_encoder_with_one_model_is_the_identity():
@@ -98,10 +98,9 @@ def test_dpm_encoder_moves_between_gaussians():
 
 def test_samples_follow_the_data():
     wide = DIFFUSION.gaussian(torch.tensor([2.0]), torch.tensor([0.25]))
-    found = DIFFUSION.sample(wide, draws(1)(torch.zeros(4000, 1)), 1000, draws())
-    assert float(found.mean()) == pytest.approx(2, abs=0.05) and float(
-        found.std()
-    ) == pytest.approx(0.5, abs=0.05)
+    samples = DIFFUSION.sample(wide, draws(1)(torch.zeros(4000, 1)), 1000, draws())
+    assert float(samples.mean()) == pytest.approx(2, abs=0.05)
+    assert float(samples.std()) == pytest.approx(0.5, abs=0.05)
 
 
 def test_guidance_goes_where_training_went():

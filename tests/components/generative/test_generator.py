@@ -1,4 +1,4 @@
-"""The generative model on toy vectors: groups of clients around centres of their own."""
+"""The generative model on toy vectors: groups of clients, each around its own centre."""
 
 import pytest
 import torch
@@ -136,9 +136,9 @@ def test_the_autoencoder_takes_any_length(values):
 def test_principal_components_are_those_of_the_svd():
     x = torch.randn(12, 40)
     x = x - x.mean(0)
-    found = Projection.fit(x, 5)
+    projection = Projection.fit(x, 5)
     wanted = torch.linalg.svd(x, full_matrices=False)[2][:5]
-    assert torch.allclose((found.basis @ wanted.T).abs(), torch.eye(5), atol=1e-4)
+    assert torch.allclose((projection.basis @ wanted.T).abs(), torch.eye(5), atol=1e-4)
     assert Projection.fit(x, 100).basis.shape == (11, 40)  # twelve centred vectors span no more
 
 

@@ -78,12 +78,12 @@ def test_a_model_of_another_architecture_is_refused():
 
 def test_residuals_are_centred_by_coordinate_and_scaled_by_tensor():
     vectors = torch.tensor([[1.0, 10.0, 7.0], [3.0, 14.0, 7.0]])
-    found = Normaliser.fit(vectors, [2, 1], "residual")
-    assert found.centre.tolist() == [2, 12, 7]
+    normaliser = Normaliser.fit(vectors, [2, 1], "residual")
+    assert normaliser.centre.tolist() == [2, 12, 7]
     # The squared residuals of the first tensor are 1, 1, 4, 4; the second has none and stays as it
     # is.
-    assert found.scale.tolist() == pytest.approx([2.5**0.5, 2.5**0.5, 1])
-    assert torch.allclose(found.undo(found.apply(vectors)), vectors)
+    assert normaliser.scale.tolist() == pytest.approx([2.5**0.5, 2.5**0.5, 1])
+    assert torch.allclose(normaliser.undo(normaliser.apply(vectors)), vectors)
     whole = Normaliser.fit(vectors, [2, 1], "tensor")
     assert whole.centre.tolist() == [7, 7, 7] and float(
         whole.apply(vectors)[:, :2].square().mean()

@@ -117,13 +117,13 @@ def test_momentum_decay_and_augmentation_agree_with_serial():
 
 
 def test_dropout_follows_from_the_seed_and_not_from_the_callers_generator():
-    network, found = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10)), []
+    network, states = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10)), []
     for number in (1, 2):
         torch.manual_seed(number)
         before = torch.get_rng_state()
-        found.append(build(FedAvg(), "batched", model=network).fit(1, quiet=True).state.server)
+        states.append(build(FedAvg(), "batched", model=network).fit(1, quiet=True).state.server)
         assert torch.equal(torch.get_rng_state(), before)
-    assert distance(*found) == 0
+    assert distance(*states) == 0
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_too_little_memory_costs_slots_and_not_results(monkeypatch):
 
     def hungry(self, *args):
         if self.width > 2:
-            raise torch.cuda.OutOfMemoryError("no room")
+            raise torch.cuda.OutOfMemoryError("out of memory")
         plain(self, *args)
 
     reference = build(FedAvg(), "serial").fit(1, quiet=True)
@@ -179,13 +179,13 @@ def test_too_little_memory_costs_slots_and_not_results(monkeypatch):
 def test_runs_that_share_a_stack_give_what_they_give_alone():
     settings = [{"seed": seed, "lr": lr} for seed in (0, 1) for lr in (0.05, 0.2)]
     alone = [build(FedAvg(), "serial", **chosen).fit(2, quiet=True) for chosen in settings]
-    found = run_together(
+    together = run_together(
         [
             lambda maker, chosen=chosen: build(FedAvg(), maker, **chosen).fit(2, quiet=True)
             for chosen in settings
         ]
     )
-    for one, other in zip(alone, found, strict=True):
+    for one, other in zip(alone, together, strict=True):
         assert distance(one.state.server, other.state.server) < 1e-5
         assert one.records[-1]["train_loss"] == pytest.approx(
             other.records[-1]["train_loss"], abs=1e-5
@@ -238,10 +238,10 @@ def test_runs_share_no_stack_where_a_class_of_its_own_looks_at_other_options():
         return build(method, engine).fit(1, quiet=True).state.client_states
 
     factors = (1.0, 0.0)
-    found = run_together([lambda maker, factor=factor: run(factor, maker) for factor in factors])
-    for factor, client_state in zip(factors, found, strict=True):
+    runs = [lambda maker, factor=factor: run(factor, maker) for factor in factors]
+    for factor, client_states in zip(factors, run_together(runs), strict=True):
         alone = run(factor, "serial")
-        assert all(distance(client_state[i], alone[i]) < 1e-5 for i in alone)
+        assert all(distance(client_states[i], alone[i]) < 1e-5 for i in alone)
     assert (
         GeneFL(clusters=1).capabilities.loss_key
         == GeneFL(clusters=2).capabilities.loss_key
@@ -286,7 +286,7 @@ def test_runs_of_different_length_do_not_wait_for_each_other():
     assert [len(run.records) for run in runs] == [1, 3]
 
 
-def test_a_failing_run_ends_the_meeting_with_its_error():
+def test_a_failing_run_ends_all_runs_with_its_error():
     def broken(maker):
         raise ValueError("this one fails")
 

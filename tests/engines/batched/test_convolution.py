@@ -60,7 +60,7 @@ def test_stacked_gradients_equal_those_of_single_clients(name):
             torch.testing.assert_close(grads[key][client], value, rtol=1e-3, atol=1e-4)
 
 
-def test_pictures_that_all_clients_share_need_no_copies():
+def test_images_that_all_clients_share_need_no_copies():
     net, x = nn.Conv2d(1, 2, 3), torch.randn(4, 1, 6, 6)
     weights = torch.randn(5, *net.weight.shape)
 
@@ -68,19 +68,19 @@ def test_pictures_that_all_clients_share_need_no_copies():
         return functional_call(net, {"weight": weight, "bias": net.bias}, (x,))
 
     with StackedConvolutions():
-        found = vmap(call)(weights)
-    torch.testing.assert_close(found[2], call(weights[2]), rtol=1e-4, atol=1e-4)
+        stacked = vmap(call)(weights)
+    torch.testing.assert_close(stacked[2], call(weights[2]), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels are for a GPU")
 @pytest.mark.parametrize("shape", [(3, 2, 4, 8, 6), (5, 7, 9), (1, 1, 2, 2)])
 def test_poolings_on_a_gpu_are_those_of_pytorch(shape):
     x = torch.randn(shape, device="cuda").relu()  # with ties, which go to the first
-    expected_from, found_from = x.clone().requires_grad_(), x.clone().requires_grad_()
+    expected_from, stacked_from = x.clone().requires_grad_(), x.clone().requires_grad_()
     expected = F.max_pool2d(expected_from.view(1, -1, *shape[-2:]), 2)
-    found = MaxPool.apply(found_from)
-    assert torch.equal(found, expected.view(found.shape))
-    back = torch.randn_like(found)
+    stacked = MaxPool.apply(stacked_from)
+    assert torch.equal(stacked, expected.view(stacked.shape))
+    back = torch.randn_like(stacked)
     expected.backward(back.view(expected.shape))
-    found.backward(back)
-    assert torch.equal(found_from.grad, expected_from.grad)
+    stacked.backward(back)
+    assert torch.equal(stacked_from.grad, expected_from.grad)

@@ -15,18 +15,18 @@ def test_whole_networks_agree_whatever_the_kernels(name):
     net = models.build(name, (1, 8, 8), 10)
     data = load("digits")
     x, y = data.prepare(data.x[:20]), data.y[:20]
-    found = {}
+    grads = {}
     for kernels in ("onednn", *KERNELS):
         with applied(kernels, net):
-            found[kernels] = torch.autograd.grad(F.cross_entropy(net(x), y), list(net.parameters()))
+            grads[kernels] = torch.autograd.grad(F.cross_entropy(net(x), y), list(net.parameters()))
     for kernels in KERNELS:
-        for one, other in zip(found[kernels], found["onednn"], strict=True):
+        for one, other in zip(grads[kernels], grads["onednn"], strict=True):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
-def test_lent_layers_stand_transforms_and_second_derivatives(kernels, activation):
+def test_replaced_layers_support_transforms_and_second_derivatives(kernels, activation):
     net = nn.Sequential(nn.Conv2d(1, 2, 3), activation(), nn.MaxPool2d(2), nn.Flatten(0))
     x = torch.randn(3, 1, 6, 6)
 

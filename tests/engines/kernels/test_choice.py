@@ -18,7 +18,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def pretend(monkeypatch, **seconds):
-    """Steps that take so long."""
+    """Replace the timing of steps by these seconds."""
     monkeypatch.setattr(kernels, "step_seconds", lambda setup, choice: seconds.get(choice, 9.0))
 
 
@@ -53,9 +53,8 @@ def test_a_choice_is_kept(cache, monkeypatch):
     assert choose(setup) == "native"
     pretend(monkeypatch, onednn=0.5, native=1.0)
     assert choose(setup) == "native"  # remembered
-    assert (
-        choose(small(model="digits-cnn", batch_size=8).engine.setup) == "onednn"
-    )  # another batch size, timed
+    other = small(model="digits-cnn", batch_size=8).engine.setup
+    assert choose(other) == "onednn"  # another batch size, timed
     assert len(json.loads(cache.read_text())) == 2
 
 
@@ -94,7 +93,7 @@ def test_timing_leaves_no_trace(cache):
 
 
 class Merging(nn.Module):
-    """Counts on pictures that lie one after the other."""
+    """Relies on images that are contiguous in memory."""
 
     def __init__(self):
         super().__init__()

@@ -8,7 +8,7 @@ from torch import nn
 
 from fedhelix import UserError
 from fedhelix.engines.kernels import applied, compiled
-from fedhelix.engines.kernels.compiled import Done, compile_to, library
+from fedhelix.engines.kernels.compiled import Absorbed, compile_to, library
 
 pytestmark = pytest.mark.skipif(not compiled.available(), reason="there is no C compiler")
 
@@ -22,10 +22,10 @@ def assert_equal_to_pytorchs(net: nn.Module, x: torch.Tensor) -> None:
     x = x.requires_grad_()
     expected = gradients(net, x)
     with applied("compiled", net):
-        found = gradients(net, x)
+        grads = gradients(net, x)
         with torch.no_grad():
             torch.testing.assert_close(net(x), expected[0], rtol=1e-4, atol=1e-4)
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(grads, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
@@ -83,13 +83,13 @@ def kinds(net: nn.Module) -> list[type]:
         return [type(layer) for layer in net]
 
 
-def test_a_block_takes_in_what_follows_only_where_nobody_else_needs_it():
-    relu, heard, free = nn.ReLU(), nn.ReLU(), nn.ReLU()
-    heard.register_forward_hook(lambda *_: None)
+def test_a_block_absorbs_only_layers_that_are_neither_shared_nor_hooked():
+    relu, hooked, free = nn.ReLU(), nn.ReLU(), nn.ReLU()
+    hooked.register_forward_hook(lambda *_: None)
     shared = nn.Sequential(nn.Conv2d(1, 2, 3), relu, nn.Flatten(), nn.LazyLinear(2), relu)
     assert kinds(shared)[1] is nn.ReLU
-    assert kinds(nn.Sequential(nn.Conv2d(1, 2, 3), heard))[1] is nn.ReLU
-    assert kinds(nn.Sequential(nn.Conv2d(1, 2, 3), free))[1] is Done
+    assert kinds(nn.Sequential(nn.Conv2d(1, 2, 3), hooked))[1] is nn.ReLU
+    assert kinds(nn.Sequential(nn.Conv2d(1, 2, 3), free))[1] is Absorbed
     assert kinds(nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2, stride=1)))[1] is nn.MaxPool2d
     assert kinds(nn.Sequential(nn.Conv2d(1, 2, 3, stride=2), nn.ReLU())) == [nn.Conv2d, nn.ReLU]
     assert type(free) is nn.ReLU

@@ -17,8 +17,8 @@ def assert_equal_to_pytorchs(layer: nn.Module, x: torch.Tensor) -> None:
     x = x.double().requires_grad_()
     expected = gradients(layer.double(), x)
     with applied("tuned", layer):
-        found = gradients(layer, x)
-    for one, other in zip(found, expected, strict=True):
+        grads = gradients(layer, x)
+    for one, other in zip(grads, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
@@ -75,7 +75,7 @@ def test_tuned_pooling_equals_pytorchs_even_among_equals(layer, shape):
     assert_equal_to_pytorchs(layer, torch.randint(0, 3, shape))
 
 
-def test_a_picture_without_a_batch_is_left_to_pytorch():
+def test_an_image_without_a_batch_is_left_to_pytorch():
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2))
     x = torch.randn(1, 6, 6)
     expected = net(x)

@@ -19,7 +19,7 @@ from fedhelix.data import from_arrays
 from fedhelix.engines import Parallel, Serial
 from fedhelix.engines.local import ClientTask
 from fedhelix.engines.parallel import pool
-from fedhelix.engines.parallel.pool import cores, opened
+from fedhelix.engines.parallel.pool import cores, unwrap
 from fedhelix.engines.parallel.shared import dumps, loads
 from fedhelix.engines.parallel.worker import WorkerLoop
 from helpers import same, small, timeless
@@ -40,7 +40,7 @@ def parallel(fed, workers=2):
     return fed
 
 
-def jobs_of(fed, clients=range(6)):
+def tasks_of(fed, clients=range(6)):
     server, _ = fed.method.server_init({}, fed.context(0, 1))
     return [
         ClientTask(client, 0, fed.method.download(server, client, fed.context(0, 1)), {})
@@ -52,7 +52,7 @@ def files_of(engine):
     return Path(engine._pool.folder.name)
 
 
-def equal_outcomes(left, right):
+def equal_results(left, right):
     return all(
         one.loss == other.loss
         and same(one.upload, other.upload)
@@ -81,29 +81,29 @@ CASES = [
 )
 def test_equal_to_serial_to_the_bit(method, model, more):
     serial, other = small(method, model, **more), parallel(small(method, model, **more))
-    expected, found = serial.fit(2, quiet=True), other.fit(2, quiet=True)
+    expected, actual = serial.fit(2, quiet=True), other.fit(2, quiet=True)
     assert other.engine._pool is not None and other.engine._pool.workers
-    assert timeless(found.records) == timeless(expected.records)
-    assert same(found.state.server, expected.state.server)
-    assert found.state.client_states.keys() == expected.state.client_states.keys()
+    assert timeless(actual.records) == timeless(expected.records)
+    assert same(actual.state.server, expected.state.server)
+    assert actual.state.client_states.keys() == expected.state.client_states.keys()
     assert all(
-        same(found.state.client_states[client], client_state)
+        same(actual.state.client_states[client], client_state)
         for client, client_state in expected.state.client_states.items()
     )
-    assert same(found.personal(3).state_dict(), expected.personal(3).state_dict())
+    assert same(actual.personal(3).state_dict(), expected.personal(3).state_dict())
     other.close()
 
 
 def test_the_number_of_workers_does_not_matter():
     fed = small(FedPer(), "mlp")
-    expected = fed.engine.run_clients(jobs_of(fed))
+    expected = fed.engine.run_clients(tasks_of(fed))
     for workers in (1, 3):
         engine = Parallel(fed.engine.setup, workers)
-        assert equal_outcomes(engine.run_clients(jobs_of(fed)), expected)
+        assert equal_results(engine.run_clients(tasks_of(fed)), expected)
         assert len(engine._pool.workers) == workers
         engine.close()
     engine = Parallel(fed.engine.setup, workers=3)
-    engine.run_clients(jobs_of(fed, [4]))
+    engine.run_clients(tasks_of(fed, [4]))
     assert len(engine._pool.workers) == 1  # never more than there are tasks
     engine.close()
 
@@ -120,22 +120,21 @@ def test_models_are_scored_in_parts_as_serial_does_it():
     assert engine.score(states, "test", torch.tensor([5, 3])) == serial.score(
         states, "test", torch.tensor([5, 3])
     )
-    assert engine.client_init(jobs_of(fed)) == serial.client_init(jobs_of(fed))
+    assert engine.client_init(tasks_of(fed)) == serial.client_init(tasks_of(fed))
     engine.close()
 
 
 def test_workers_and_files_are_given_back():
     fed = parallel(small())
-    fed.engine.run_clients(jobs_of(fed))
+    fed.engine.run_clients(tasks_of(fed))
     files, workers = files_of(fed.engine), list(fed.engine._pool.workers)
-    assert [file.name for file in files.iterdir()] == [
-        "0"
-    ]  # the data; payloads are gone when their round is
+    # Only the data are left; payloads go with their round.
+    assert [file.name for file in files.iterdir()] == ["0"]
     fed.close()
     fed.close()
     assert not files.exists() and set(workers) <= set(pool.IDLE)
     again = parallel(small(FedAvgFT()), workers=1)
-    again.engine.run_clients(jobs_of(again))
+    again.engine.run_clients(tasks_of(again))
     assert set(again.engine._pool.workers) <= set(workers)  # no new process was needed
     workers, files = list(again.engine._pool.workers), files_of(again.engine)
     del again  # somebody forgot to close
@@ -146,35 +145,35 @@ def test_workers_and_files_are_given_back():
 def test_a_dead_worker_is_replaced_and_the_second_death_names_the_client(tmp_path):
     fed = small(Deadly(folder=str(tmp_path)))
     engine = Parallel(fed.engine.setup, workers=1)
-    found = engine.run_clients(jobs_of(fed, [0, 1, 3]))
+    actual = engine.run_clients(tasks_of(fed, [0, 1, 3]))
     assert (tmp_path / "1").exists()
-    assert equal_outcomes(found, Serial(small().engine.setup).run_clients(jobs_of(fed, [0, 1, 3])))
+    assert equal_results(actual, Serial(small().engine.setup).run_clients(tasks_of(fed, [0, 1, 3])))
     files = files_of(engine)
     with pytest.raises(EngineFailure, match="died twice with client 2"):
-        engine.run_clients(jobs_of(fed, [2]))
+        engine.run_clients(tasks_of(fed, [2]))
     assert not files.exists()
 
 
 def test_an_idle_worker_that_died_is_replaced():
     fed = parallel(small(), workers=1)
-    expected = fed.engine.run_clients(jobs_of(fed))
+    expected = fed.engine.run_clients(tasks_of(fed))
     for worker in fed.engine._pool.workers:
         worker.process.kill()
         worker.process.wait()
-    assert equal_outcomes(fed.engine.run_clients(jobs_of(fed)), expected)
+    assert equal_results(fed.engine.run_clients(tasks_of(fed)), expected)
     fed.close()
 
 
 def test_after_an_interrupt_nothing_is_left_and_the_engine_works_again(monkeypatch):
     fed = parallel(small(), workers=1)
-    expected = fed.engine.run_clients(jobs_of(fed))
+    expected = fed.engine.run_clients(tasks_of(fed))
     workers, files = list(fed.engine._pool.workers), files_of(fed.engine)
     with monkeypatch.context() as patch:
         patch.setattr(pool, "wait", lambda pipes: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            fed.engine.run_clients(jobs_of(fed))
+            fed.engine.run_clients(tasks_of(fed))
     assert not files.exists() and not any(worker.alive for worker in workers)
-    assert equal_outcomes(fed.engine.run_clients(jobs_of(fed)), expected)
+    assert equal_results(fed.engine.run_clients(tasks_of(fed)), expected)
     fed.close()
 
 
@@ -185,10 +184,10 @@ def test_after_an_interrupt_nothing_is_left_and_the_engine_works_again(monkeypat
         (stumble, EngineFailure, "(?s)client 3.*KeyError: 'a bug'.*in stumble"),
     ],
 )
-def test_exceptions_come_home(function, kind, words):
+def test_a_worker_s_exception_is_raised_here(function, kind, words):
     answer = loads(WorkerLoop(pipe=None).answer(dumps((function, ()))))
     with pytest.raises(kind, match=words):
-        opened(answer, "client 3")
+        unwrap(answer, "client 3")
 
 
 def test_bad_settings_are_refused():
@@ -208,9 +207,9 @@ def test_what_cannot_be_sent_runs_in_this_process():
     with pytest.warns(
         UserWarning, match="one after the other, because the federation cannot be sent"
     ) as warned:
-        found = engine.run_clients(jobs_of(fed))
-        engine.evaluate(jobs_of(fed))
-    assert len(warned) == 1 and equal_outcomes(found, fed.engine.run_clients(jobs_of(fed)))
+        actual = engine.run_clients(tasks_of(fed))
+        engine.evaluate(tasks_of(fed))
+    assert len(warned) == 1 and equal_results(actual, fed.engine.run_clients(tasks_of(fed)))
 
 
 FILE = """
@@ -229,8 +228,8 @@ def test_a_method_from_a_file_reaches_the_workers(tmp_path):
     (tmp_path / "halved.py").write_text(FILE)
     method = make(str(tmp_path / "halved.py"))
     fed = parallel(small(method), workers=1)
-    assert equal_outcomes(
-        fed.engine.run_clients(jobs_of(fed)), small(method).engine.run_clients(jobs_of(fed))
+    assert equal_results(
+        fed.engine.run_clients(tasks_of(fed)), small(method).engine.run_clients(tasks_of(fed))
     )
     assert not fed.engine.alone
     fed.close()
@@ -257,8 +256,9 @@ fed, plain = fit(net, "parallel")
 alone, own_class = fit(Net(*net), "parallel")
 pool = fed.engine._pool
 print(json.dumps({
-    "plain": plain, "own_class": own_class, "serial": fit(net, "serial")[1], "alone": alone.engine.alone,
-    "workers": [worker.process.pid for worker in pool.workers], "folder": pool.folder.name,
+    "plain": plain, "own_class": own_class, "serial": fit(net, "serial")[1],
+    "alone": alone.engine.alone, "folder": pool.folder.name,
+    "workers": [worker.process.pid for worker in pool.workers],
 }), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -269,19 +269,19 @@ def test_a_script_without_a_main_guard_works_and_its_violent_end_leaves_nothing(
     done = subprocess.run(
         [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100
     )
-    said = json.loads(done.stdout)
-    assert said["plain"] == said["own_class"] == said["serial"]
-    assert len(said["workers"]) == 1 and said["alone"]
+    printed = json.loads(done.stdout)
+    assert printed["plain"] == printed["own_class"] == printed["serial"]
+    assert len(printed["workers"]) == 1 and printed["alone"]
     assert (
         done.stderr.count("'Net' is defined in the main script; put it into a module of its own")
         == 1
     )
     end = time.monotonic() + 10
     while time.monotonic() < end and (
-        Path(said["folder"]).exists() or any(map(is_running, said["workers"]))
+        Path(printed["folder"]).exists() or any(map(is_running, printed["workers"]))
     ):
         time.sleep(0.05)
-    assert not Path(said["folder"]).exists() and not any(map(is_running, said["workers"]))
+    assert not Path(printed["folder"]).exists() and not any(map(is_running, printed["workers"]))
 
 
 def is_running(process):

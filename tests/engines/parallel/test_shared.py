@@ -22,14 +22,17 @@ TENSORS = {
 @pytest.mark.parametrize("name", TENSORS)
 def test_tensors_arrive_as_they_were(name, placed, tmp_path):
     sent = TENSORS[name]
-    found = loads(dumps({"a": [sent]}, share([sent], tmp_path / "file") if placed else None))["a"][
-        0
-    ]
-    assert type(found) is type(sent) and found.dtype == sent.dtype and found.shape == sent.shape
-    assert found.requires_grad == sent.requires_grad
-    assert torch.equal(found.to_dense(), sent.to_dense())
+    places = share([sent], tmp_path / "file") if placed else None
+    received = loads(dumps({"a": [sent]}, places))["a"][0]
+    assert (
+        type(received) is type(sent)
+        and received.dtype == sent.dtype
+        and received.shape == sent.shape
+    )
+    assert received.requires_grad == sent.requires_grad
+    assert torch.equal(received.to_dense(), sent.to_dense())
     if sent.layout is torch.strided and name != "empty":
-        assert found.stride() == sent.stride() and found.data_ptr() % 64 == 0
+        assert received.stride() == sent.stride() and received.data_ptr() % 64 == 0
 
 
 def test_a_shared_tensor_is_written_once_and_nobody_can_spoil_it(tmp_path):
@@ -39,9 +42,9 @@ def test_a_shared_tensor_is_written_once_and_nobody_can_spoil_it(tmp_path):
     assert path.stat().st_size == 64 + 4000
     message = dumps([one, two], places)
     assert len(message) < 1000
-    found = loads(message)
-    assert torch.equal(found[0], one) and torch.equal(found[1], two)
-    found[0].zero_()
+    received = loads(message)
+    assert torch.equal(received[0], one) and torch.equal(received[1], two)
+    received[0].zero_()
     shared.open_map.cache_clear()
     assert torch.equal(mapped(*places[id(one)]), one)
 
@@ -55,7 +58,7 @@ def test_things_of_the_main_script_are_refused(monkeypatch):
         dumps({"loss": loss})
 
 
-def test_shared_files_lie_where_there_is_room():
+def test_shared_files_lie_in_memory_only_if_they_fit():
     for size in (0, 10**18):
         with shared.folder_for(size) as folder:
             assert size == 0 or not folder.startswith("/dev/shm")

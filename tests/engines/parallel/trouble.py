@@ -1,4 +1,4 @@
-"""What makes trouble in the process that runs it; worker processes import it from here."""
+"""Functions and a method that fail in the process that runs them; workers import them from here."""
 
 import os
 import signal
@@ -12,14 +12,14 @@ from fedhelix.core.options import option
 
 @dataclass(frozen=True)
 class Deadly(FedAvg):
-    """FedAvg whose clients kill their process: client 1 at its first try, client 2 at every try."""
+    """FedAvg whose clients kill their process: client 1 once, client 2 at every attempt."""
 
-    folder: str = option("", "where a client notes its tries")
+    folder: str = option("", "where a client marks its attempts")
 
     def upload(self, local):
-        note = Path(self.folder) / str(local.client.id)
-        if local.client.id == 2 or (local.client.id == 1 and not note.exists()):
-            note.touch()
+        marker = Path(self.folder) / str(local.client.id)
+        if local.client.id == 2 or (local.client.id == 1 and not marker.exists()):
+            marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().upload(local)
 

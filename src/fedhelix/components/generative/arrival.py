@@ -1,5 +1,6 @@
-"""The server's side of the talk with an unseen client, which trains between the turns (Algorithm 1,
-lines 7 to 15).
+"""How the server onboards an unseen client, which trains between the turns.
+
+This is Algorithm 1 of pFedGPA, lines 7 to 15.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from fedhelix.components.generative.vectors import Layout
 from fedhelix.core.errors import UserError
 from fedhelix.core.tree import State, Tree, drop, take
 
+PENDING = "guest"  # the key in checkpoints, which keeps its name
+
 
 def receive_newcomer(
     recipe: Recipe,
@@ -25,12 +28,12 @@ def receive_newcomer(
     seed: int,
     watch: Watch = unwatched,
 ) -> tuple[Tree, Tree, bool]:
-    """One turn: the server's next state, what the newcomer receives, and whether that was all.
+    """One turn: the server's next state, the newcomer's payload, and whether it was the last turn.
 
-    Between the turns the server remembers as `guest` what it sent last, and how often.
+    Between the turns the server's state holds the last payload and the number of turns.
     """
-    guest, average = server.get("guest"), server["model"]
-    if guest is None:
+    pending, average = server.get(PENDING), server["model"]
+    if pending is None:
         random = recipe.newcomer == "random" or (
             recipe.newcomer in ("guide", "alone") and recipe.guide_from == "random"
         )
@@ -39,43 +42,50 @@ def receive_newcomer(
     else:
         if "model" not in message:
             raise UserError("a newcomer that was sent a model must answer with what it trained.")
-        buffer, turn = Buffer(**server["buffer"]), guest["turn"]
+        buffer, turn = Buffer(**server["buffer"]), pending["turn"]
         if layout.accepts(message["model"], "the newcomer's model"):
-            if recipe.newcomer == "guide" and "generator" not in server:
-                known, _ = recipe.material(buffer)
-                if len(known.vectors) >= FEWEST:  # otherwise the most similar client has to do
-                    server = {
-                        **server,
-                        "generator": recipe.fit(known, layout.sizes, seed, watch=watch).tree(),
-                    }
-            moved = layout.flatten([guest["sent"], message["model"]])
-            advised = advice(recipe, buffer, server.get("generator"), moved, seed + turn)
-            model = {**average, **layout.unflatten(advised)}
+            server = with_generator(recipe, server, buffer, layout, seed, watch)
+            moved = layout.flatten([pending["sent"], message["model"]])
+            vector = advice(recipe, buffer, server.get("generator"), moved, seed + turn)
+            model = {**average, **layout.unflatten(vector)}
             done = recipe.newcomer == "nearest" or turn == recipe.guide_turns
-        else:  # its training diverged: there is nothing to learn from, and it keeps what it was sent
-            model, done = {**average, **guest["sent"]}, True
+        else:  # its training diverged: there is nothing to learn from, and it keeps what it has
+            model, done = {**average, **pending["sent"]}, True
     if done:
         personal = {**server.get("personal", {}), str(client): {} if model is average else model}
-        return {**drop(server, ["guest"]), "personal": personal}, {"model": model}, True
+        return {**drop(server, [PENDING]), "personal": personal}, {"model": model}, True
     sent = {"sent": take(model, layout.shapes), "turn": turn + 1}
-    return {**server, "guest": sent}, {"model": model, "turn": turn + 1}, False
+    return {**server, PENDING: sent}, {"model": model, "turn": turn + 1}, False
+
+
+def with_generator(
+    recipe: Recipe, server: Tree, buffer: Buffer, layout: Layout, seed: int, watch: Watch
+) -> Tree:
+    """The server's state with a generator, if guidance needs one and the uploads suffice.
+
+    Otherwise the most similar client's upload has to do.
+    """
+    if recipe.newcomer != "guide" or "generator" in server:
+        return server
+    known, _ = recipe.material(buffer)
+    if len(known.vectors) < FEWEST:
+        return server
+    return {**server, "generator": recipe.fit(known, layout.sizes, seed, watch=watch).tree()}
 
 
 def advice(recipe: Recipe, buffer: Buffer, tree: Tree | None, moved: Tensor, seed: int) -> Tensor:
-    """For a vector before and after local training: where guidance leads, or the most similar
-    client's upload.
+    """The next vector of a newcomer, from its vectors before and after local training.
+
+    Guidance generates it; without a generator it is the most similar client's upload.
     """
     if recipe.newcomer == "alone":
         return moved[1]
     known, base = recipe.material(buffer)
     before, after = moved - base
     if recipe.newcomer == "nearest" or tree is None:
-        client_state = known.latest()
-        return base + client_state[int(distances(after[None], client_state).argmin())]
-    generator = Generator.of(tree)
-    return (
-        base
-        + generator.guide(
-            before[None], after[None], recipe.guide_steps, recipe.guide_strength, seed
-        )[0]
+        uploads = known.latest()
+        return base + uploads[int(distances(after[None], uploads).argmin())]
+    guided = Generator.of(tree).guide(
+        before[None], after[None], recipe.guide_steps, recipe.guide_strength, seed
     )
+    return base + guided[0]

@@ -1,6 +1,4 @@
-"""What clients uploaded in the last rounds, as vectors, and what can be had from it without
-learning.
-"""
+"""The uploads of the last rounds as vectors, and simple statistics of them."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ from fedhelix.core.tree import Tree
 
 
 class Buffer(NamedTuple):
-    """One row per upload, the oldest first, and one for the model that each of their rounds began
-    with.
-    """
+    """One row per upload, the oldest first, and one for the model that each round began with."""
 
     vectors: Tensor
     clients: Tensor
@@ -41,7 +37,7 @@ class Buffer(NamedTuple):
         round: int,
         keep: int,
     ) -> Buffer:
-        """With the uploads of a round, and without those that are `keep` rounds old."""
+        """The buffer with the uploads of a round, without those that are `keep` rounds old."""
         return Buffer(
             torch.cat([self.vectors, vectors]),
             torch.cat([self.clients.cpu(), torch.tensor(list(clients), dtype=torch.int64)]),
@@ -62,17 +58,17 @@ class Buffer(NamedTuple):
         )
 
     def trusted(self) -> Tensor:
-        """The vectors of uploads that counted: what a selection left out is nothing to learn from."""
+        """The vectors of uploads with a positive weight: a selection has rejected the others."""
         return self.vectors[(self.weights > 0).to(self.vectors.device)]
 
     def updates(self) -> Buffer:
-        """How uploads differ from the average that their round began with."""
+        """The differences of the uploads from the average that their round began with."""
         places = self.rounds.unique(return_inverse=True)[1].to(self.vectors.device)
         return self._replace(vectors=self.vectors - self.starts[places])
 
     @property
     def owners(self) -> list[int]:
-        """Who has an upload in it."""
+        """The clients with an upload in the buffer."""
         return sorted(set(self.clients.tolist()))
 
     def latest(self) -> Tensor:
@@ -87,18 +83,18 @@ class Buffer(NamedTuple):
 
 
 def distances(left: Tensor, right: Tensor) -> Tensor:
-    """Between all rows, without the shortcut that cancels digits of near ones."""
+    """Distances between all rows, without the fast formula, which loses digits of close rows."""
     return torch.cdist(left, right, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def neighbourhoods(vectors: Tensor, count: int) -> Tensor:
-    """For every row the mean of the `count` nearest ones, itself among them."""
+    """For every row, the mean of the `count` nearest rows, itself included."""
     nearest = distances(vectors, vectors).topk(min(count, len(vectors)), largest=False).indices
     return vectors[nearest].mean(1)
 
 
 def shaken(vectors: Tensor, amount: float, seed: int) -> Tensor:
-    """Every row with noise, whose size is a share of the distance to the mean of all rows."""
+    """Every row with noise proportional to its distance from the mean of all rows."""
     noise = torch.randn(vectors.shape, generator=torch.Generator().manual_seed(seed)).to(vectors)
     size = (vectors - vectors.mean(0)).norm(dim=1, keepdim=True)
     return vectors + amount * size * noise / noise.norm(dim=1, keepdim=True)

@@ -32,7 +32,7 @@ SizeName = Literal["auto", "fast", "linear", "default", "paper"]
 
 
 class Course(NamedTuple):
-    """How one network trains."""
+    """The training of one network."""
 
     steps: int
     batch: int
@@ -41,15 +41,13 @@ class Course(NamedTuple):
 
 @dataclass(frozen=True)
 class Size:
-    """How large the networks are, and how they train."""
+    """The size of the networks, and their training."""
 
     latent: int
-    channels: tuple[
-        int, ...
-    ]  # of the autoencoder; none: principal components, which need no training
-    widths: tuple[
-        int, ...
-    ]  # of the denoiser: one is that of its linear layers, several are those of convolutions
+    # Of the autoencoder; if there are none, principal components, which need no training.
+    channels: tuple[int, ...]
+    # Of the denoiser; one is the width of linear layers, several are those of convolutions.
+    widths: tuple[int, ...]
     autoencoder: Course
     denoiser: Course
     blocks: int = 4  # of a denoiser with linear layers
@@ -59,12 +57,12 @@ class Size:
     code_noise: float = 0.1  # on their codes
 
     def shortened(self, steps: int | None) -> Size:
-        """The same with at most so many steps of each network."""
+        """The same size with at most that many training steps of each network."""
         if steps is None:
             return self
         autoencoder = self.autoencoder._replace(steps=min(steps, self.autoencoder.steps))
         denoiser = self.denoiser._replace(steps=min(steps, self.denoiser.steps))
-        # The average must not remember the random weights of the start.
+        # The average must forget the random initial weights.
         return replace(
             self,
             autoencoder=autoencoder,
@@ -93,9 +91,7 @@ SIZES = {
 
 
 def size_for(name: SizeName, device: torch.device) -> Size:
-    """A size by name. `auto` takes principal components: an autoencoder costs much more, on a CPU
-    far too much.
-    """
+    """A size by name; `auto` avoids the autoencoder, which is slow, on a CPU far too slow."""
     return SIZES[("linear" if device.type == "cuda" else "fast") if name == "auto" else name]
 
 
@@ -119,9 +115,6 @@ class Generator:
         self.size = size
         self.diffusion, self.denoiser = Diffusion(), denoiser
 
-    # Fitting
-    # ---------------------------------------------------------------------------------------------------
-
     @classmethod
     def fit(
         cls,
@@ -132,10 +125,11 @@ class Generator:
         seed: int = 0,
         watch: Watch = unwatched,
     ) -> Generator:
-        """Learn what vectors (rows) look like whose tensors have these sizes."""
+        """A generator fitted to vectors (rows) whose tensors have these sizes."""
         if len(vectors) < FEWEST:
             raise UserError(
-                f"a generator cannot be fitted to {len(vectors)} uploads; it needs at least {FEWEST}."
+                f"a generator cannot be fitted to {len(vectors)} uploads; "
+                f"it needs at least {FEWEST}."
             )
         if not bool(vectors.isfinite().all()):
             raise UserError(
@@ -151,30 +145,27 @@ class Generator:
         denoiser = fit_denoiser(z, size, key(seed, "denoiser"), watch)
         return cls(normaliser, codec, codes, z.var(0), denoiser, size)
 
-    # Use
-    # -------------------------------------------------------------------------------------------------------
-
     @torch.no_grad()
     def encode(self, vectors: Tensor) -> Tensor:
-        """Vectors as the diffusion model sees them."""
+        """The codes of vectors, as the diffusion model sees them."""
         return self.codes.apply(self.codec.encode(self.normaliser.apply(vectors)))
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """The way back."""
+        """The vectors of codes."""
         return self.normaliser.undo(self.codec.decode(self.codes.undo(codes)))
 
     def eps(self, x: Tensor, t: int) -> Tensor:
-        """The noise in x, as the denoiser sees it."""
+        """The denoiser's prediction of the noise in x."""
         return self.denoiser(x, torch.full((len(x),), t, device=x.device))
 
     def reconstruct(self, vectors: Tensor) -> Tensor:
-        """Through the autoencoder alone: what is lost here nothing later can repair."""
+        """Vectors after encoding and decoding: a loss here cannot be repaired later."""
         return self.decode(self.encode(vectors))
 
     @torch.no_grad()
     def direct(self, count: int, seed: int) -> Tensor:
-        """New vectors out of pure noise, which know no client."""
+        """New vectors from pure noise, independent of any client."""
         draw = self.drawing(seed, "direct")
         x = draw(self.variance.expand(count, -1))
         return self.decode(self.diffusion.sample(self.eps, x, self.diffusion.steps, draw))
@@ -183,9 +174,7 @@ class Generator:
     def invert(
         self, vectors: Tensor, start: int, seed: int, mode: Inversion = "eq15", samples: int = 1
     ) -> Tensor:
-        """Every client's own vector, sent through the diffusion and regenerated; the mean of so
-        many tries.
-        """
+        """Every client's vector, diffused and regenerated; the mean of several samples."""
         draw, x = self.drawing(seed, "invert"), self.encode(vectors).repeat(samples, 1)
         if mode == "eq15":
             x = self.diffusion.invert(self.eps, x, start, draw)
@@ -199,11 +188,10 @@ class Generator:
     def guide(
         self, before: Tensor, after: Tensor, steps: int, strength: float, seed: int
     ) -> Tensor:
-        """Vectors that local training has moved, denoised for some steps towards known ones and on
-        along its way.
+        """Vectors after local training, denoised towards known ones along the training's direction.
 
-        What codes cannot express stays as it is: a newcomer with classes that nobody else has would
-        lose them there.
+        What codes cannot express is kept: otherwise a newcomer would lose classes that nobody else
+        has.
         """
         z = self.encode(after)
         eps = self.diffusion.guided(self.eps, z - self.encode(before), strength)
@@ -212,19 +200,16 @@ class Generator:
         return made + after - self.reconstruct(after)
 
     def drawing(self, seed: int, purpose: str) -> Draw:
-        """Noise that follows from the seed, drawn where the generator is."""
+        """Noise that follows from the seed, drawn on the generator's device."""
         return partial(noise, draws=generator_on(self.variance.device, key(seed, purpose)))
 
     @property
     def source(self) -> Predictor:
-        """DPM-Encoder's source model: independent Gaussian values with the variances of the codes."""
+        """DPM-Encoder's source model: independent Gaussians with the variances of the codes."""
         return self.diffusion.gaussian(torch.zeros_like(self.variance), self.variance)
 
-    # At rest
-    # ---------------------------------------------------------------------------------------------------
-
     def tree(self) -> Tree:
-        """Everything as named tensors and numbers, so that it can be made again anywhere."""
+        """The generator as named tensors and numbers, to be sent or saved."""
         shape = {
             key: torch.tensor(getattr(self.size, key), dtype=torch.int64)
             for key in ("channels", "widths")
@@ -240,7 +225,7 @@ class Generator:
 
     @classmethod
     def of(cls, tree: Tree) -> Generator:
-        """A generator from what `tree` made of it; it is not trained any further."""
+        """The inverse of `tree`; the generator cannot be trained further."""
         normaliser, codes = Normaliser(**tree["normaliser"]), Normaliser(**tree["codes"])
         values, latent = len(normaliser.centre), len(codes.centre)
         channels, widths = (tuple(tree["size"][key].tolist()) for key in ("channels", "widths"))
@@ -248,7 +233,7 @@ class Generator:
         size = Size(
             latent, channels, widths, idle, idle, tree["size"]["blocks"], tree["size"]["informed"]
         )
-        with LENT, seeded(0, CPU):  # the first weights do not matter, but they are drawn
+        with LENT, seeded(0, CPU):  # constructors draw initial weights, which are replaced below
             codec = (
                 Autoencoder(values, latent, size.channels)
                 if size.channels
@@ -266,7 +251,7 @@ def generator_on(device: torch.device, number: int) -> torch.Generator:
 
 
 def fit_codec(x: Tensor, size: Size, seed: int, watch: Watch) -> Projection | Autoencoder:
-    """Principal components, or an autoencoder that learns under noise on its input and its codes."""
+    """Principal components, or an autoencoder trained with noise on its inputs and codes."""
     if not size.channels:
         return Projection.fit(x, size.latent)
     with LENT, seeded(seed, CPU):
@@ -283,17 +268,17 @@ def fit_codec(x: Tensor, size: Size, seed: int, watch: Watch) -> Projection | Au
 
 
 def spread_of(codes: Tensor, each: bool) -> Tensor:
-    """What codes are divided by, to suit the noise: the spread of each value, or one for all.
+    """The scale of codes: the spread of each value, or one for all.
 
-    Principal components keep their different sizes: what hardly differs between clients shall drown
-    first.
+    Principal components keep their different sizes, so that the noise hides first what hardly
+    differs between clients.
     """
     apart = codes.std(0).clamp(min=1e-8)
     return apart if each else apart.square().mean().sqrt().expand_as(apart).clone()
 
 
 def make_denoiser(variance: Tensor, size: Size) -> nn.Module:
-    """A predictor of noise for codes whose values vary like this."""
+    """A noise predictor for codes with these variances."""
     latent = len(variance)
     network = (
         Convolutions(latent, size.widths)
@@ -309,7 +294,7 @@ def make_denoiser(variance: Tensor, size: Size) -> nn.Module:
 
 
 def fit_denoiser(codes: Tensor, size: Size, seed: int, watch: Watch) -> nn.Module:
-    """A predictor of noise that has seen the codes at all steps of the diffusion."""
+    """A noise predictor trained on the codes at all steps of the diffusion."""
     diffusion, course, device = Diffusion(), size.denoiser, codes.device
     with LENT, seeded(seed, CPU):
         denoiser = make_denoiser(codes.var(0), size)

@@ -37,8 +37,9 @@ class Hypernetwork(nn.Module):
 
 @dataclass(frozen=True)
 class Hyper(Checked):
-    """A hypernetwork's options, and what can be done with its state: weights, embeddings and
-    velocities by name.
+    """A hypernetwork's options, and functions of its state.
+
+    The state holds weights, embeddings and velocities by name.
     """
 
     embedding: int | None = option(None, "length of an embedding (auto: 1 + clients / 4)", low=1)
@@ -65,13 +66,13 @@ class Hyper(Checked):
         return {"weights": weights, "velocity": zeros(weights)}
 
     def model_of(self, weights: State, client: int, layout: Layout) -> Tensor:
-        """A client's model as a vector; one without an embedding gets that of the mean embedding."""
+        """A client's model as a vector; a client without an embedding uses the mean embedding."""
         table = weights[EMBEDDINGS]
-        mine = table[client] if client < len(table) else table.mean(0)
-        with torch.device("meta"):  # only its structure is needed: the weights come from the state
+        embedding = table[client] if client < len(table) else table.mean(0)
+        with torch.device("meta"):  # only the structure is needed: the weights are in the state
             network = self.network(table.shape[1], layout)
         return functional_call(
-            network, {name: weights[name] for name in weights if name != EMBEDDINGS}, (mine,)
+            network, {name: weights[name] for name in weights if name != EMBEDDINGS}, (embedding,)
         )
 
     def step(
@@ -83,13 +84,12 @@ class Hyper(Checked):
         share: float = 1.0,
         frozen: bool = False,
     ) -> Tree:
-        """One step of SGD that makes the client's model more like what its training made of it.
+        """One step of SGD that moves the client's generated model towards its trained one.
 
         `moved` is sent minus received: the gradient of the model, which the chain rule carries to
-        hypernetwork and embeddings, or, if all else is frozen, to this client's embedding alone.
-        The embedding is the client's own, the hypernetwork takes only this `share` of the step:
-        clients that trained at the same time mostly want the same of it, and to do that as often as
-        there are clients would be far too much.
+        the hypernetwork and the embeddings, or, if `frozen`, to this client's embedding alone. The
+        hypernetwork takes only this `share` of the step: clients that trained at the same time
+        mostly want the same of it, and one full step for each of them would be far too much.
         """
         names = [EMBEDDINGS] if frozen else list(state["weights"])
         leaves = {
@@ -109,14 +109,14 @@ class Hyper(Checked):
                 + (1.0 if name == EMBEDDINGS else share) * pull
             )
             weights[name] = weights[name] - self.server_lr * velocity[name]
-        if frozen:
+        if frozen:  # the other clients' embeddings stay as they are
             for part, old in ((weights, state["weights"]), (velocity, state["velocity"])):
-                mine, part[EMBEDDINGS] = part[EMBEDDINGS][client], old[EMBEDDINGS].clone()
-                part[EMBEDDINGS][client] = mine
+                row, part[EMBEDDINGS] = part[EMBEDDINGS][client], old[EMBEDDINGS].clone()
+                part[EMBEDDINGS][client] = row
         return {"weights": weights, "velocity": velocity}
 
     def join(self, state: Tree, clients: int) -> Tree:
-        """With embeddings for so many clients: new ones are the mean of all, at rest."""
+        """The state with that many embeddings: new ones are the mean of all, with zero velocity."""
         table, speed = state["weights"][EMBEDDINGS], state["velocity"][EMBEDDINGS]
         mean = table.mean(0, keepdim=True).expand(clients - len(table), -1)
         return {

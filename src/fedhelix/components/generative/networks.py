@@ -15,7 +15,7 @@ PERIODS = 10_000.0  # the longest period of the time embedding, in steps
 
 
 class Projection(nn.Module):
-    """The best linear autoencoder: principal components, found without training."""
+    """The best linear autoencoder: principal components, which need no training."""
 
     def __init__(self, values: int, latent: int):
         super().__init__()
@@ -25,12 +25,12 @@ class Projection(nn.Module):
     @classmethod
     def fit(cls, x: Tensor, latent: int) -> Projection:
         """The directions in which centred vectors differ most, at most `latent` of them."""
-        # n vectors span n dimensions at most, so the small Gram matrix knows them all.
+        # n vectors span at most n dimensions, so the small Gram matrix suffices.
         power, mix = torch.linalg.eigh((x @ x.T).double())
         power, mix = power.flip(0)[:latent], mix.flip(1)[:, :latent]
         kept = max(1, int((power > 1e-6 * power[0]).sum()))
         basis = (x.T.double() @ mix[:, :kept] / power[:kept].clamp(min=1e-30).sqrt()).T
-        # The sign of a direction is free; its largest entry decides.
+        # The sign of a direction is arbitrary: its largest entry is made positive.
         largest = basis.gather(1, basis.abs().argmax(1, keepdim=True))
         made = cls(x.shape[1], kept).to(x.device)
         made.basis.copy_(basis * torch.where(largest < 0, -1.0, 1.0))
@@ -46,9 +46,7 @@ class Projection(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """Strided 1-D convolutions down to a short code, and their mirror image back up (p-diff, late
-    2024).
-    """
+    """Strided 1-D convolutions down to a short code, and the mirror image back (p-diff, 2024)."""
 
     def __init__(self, values: int, latent: int, channels: Sequence[int]):
         super().__init__()
@@ -114,7 +112,7 @@ class Perceptron(nn.Module):
             for _ in range(blocks)
         )
         self.last, self.outward = nn.LayerNorm(width), nn.Linear(width, latent)
-        nn.init.zeros_(self.outward.weight)  # it begins by saying nothing
+        nn.init.zeros_(self.outward.weight)  # so that it starts without an effect
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         """The noise in every row of x, which is at its step of t."""
@@ -125,18 +123,16 @@ class Perceptron(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """p-diff's denoiser: 1-D convolutions that widen and narrow again, with a skip between equal
-    widths.
-    """
+    """p-diff's denoiser: 1-D convolutions that widen and narrow, with skips at equal widths."""
 
     def __init__(self, latent: int, widths: Sequence[int]):
         super().__init__()
         self.waist = len(widths) - 1
-        plan = list(itertools.pairwise([1, *widths, *reversed(widths[:-1])]))
-        self.times = nn.ModuleList(Time(latent) for _ in plan)
+        channels = list(itertools.pairwise([1, *widths, *reversed(widths[:-1])]))
+        self.times = nn.ModuleList(Time(latent) for _ in channels)
         self.stages = nn.ModuleList(
             nn.Sequential(nn.Conv1d(a, b, KERNEL, 1, KERNEL // 2), nn.BatchNorm1d(b), nn.ELU())
-            for a, b in plan
+            for a, b in channels
         )
         self.outward = nn.Conv1d(widths[0], 1, KERNEL, 1, KERNEL // 2)
 
@@ -153,11 +149,9 @@ class Convolutions(nn.Module):
 
 
 class Informed(nn.Module):
-    """A network that has to learn only how codes differ from independent Gaussian values of known
-    variances.
+    """A network that learns only how codes differ from independent Gaussians of known variances.
 
-    For those the best prediction is known, so generation is sensible from the first training step
-    on.
+    For these the best prediction is known, so generation is sensible from the first training step.
     """
 
     def __init__(self, network: nn.Module, variance: Tensor, bars: Tensor):

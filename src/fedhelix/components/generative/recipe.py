@@ -1,6 +1,4 @@
-"""How the server makes every client's vector out of the uploads: by generation, or by something
-cheaper.
-"""
+"""How the server makes every client's vector from the uploads: by generation, or more cheaply."""
 
 from __future__ import annotations
 
@@ -25,12 +23,12 @@ How = Literal["invert", "direct", "reconstruct", "own", "own_mean", "neighbours"
 
 @dataclass(frozen=True)
 class Recipe(Checked):
-    """The options of generation. The ways after `reconstruct` learn nothing: a generator has to
-    beat them.
+    """The options of generation.
+
+    The ways after `reconstruct` learn nothing; they are baselines that a generator has to beat.
     """
 
-    # What is generated is good already: with steps as large as in training, clients would lose some
-    # of it again.
+    # Generated models are good already; steps as large as in training would undo some of that.
     ft_rate: float = option(
         0.1, "factor on the learning rate while fine-tuning (1: as the paper does it)", above=0
     )
@@ -43,15 +41,17 @@ class Recipe(Checked):
     )
 
     generate: How = option(
-        "invert", "what clients get: invert, direct, reconstruct, or a rival that learns nothing"
+        "invert",
+        "what clients get: invert, direct, reconstruct, or a baseline that learns nothing",
     )
     learn: Literal["update", "upload"] = option(
         "update",
-        "what vectors are: uploads, or how they differ from the average that their round began with",
+        "what vectors are: uploads, or their difference from the model that the round began with",
     )
     inverted: Literal["last", "mean", "near"] = option(
         "last",
-        "what is inverted: a client's last upload, the mean of its uploads, or that of the nearest clients' last",
+        "what is inverted: a client's last upload, the mean of its uploads, "
+        "or that of the nearest clients' last",
     )
     inversion_mode: Inversion = option(
         "eq15", "noise of the way back: recorded, fresh, or by DPM-Encoder"
@@ -65,7 +65,8 @@ class Recipe(Checked):
     )
     size: SizeName = option(
         "auto",
-        "networks: fast and linear (no autoencoder), default, paper; auto: fast on a CPU, otherwise linear",
+        "networks: fast and linear (no autoencoder), default, paper; "
+        "auto: fast on a CPU, otherwise linear",
     )
     fit_steps: int | None = option(
         None, "most training steps of each network (auto: by size)", low=1
@@ -77,8 +78,8 @@ class Recipe(Checked):
 
     newcomer: Literal["guide", "alone", "nearest", "model", "random"] = option(
         "guide",
-        "what newcomers start from: guided generation, local training as long as guidance takes but without it, "
-        "the nearest upload, the average, or the initial model",
+        "what newcomers start from: guided generation, local training as long as guidance takes "
+        "but without it, the nearest upload, the average, or the initial model",
     )
     guide_from: Literal["model", "random"] = option(
         "model", "where guidance begins: the average, or the initial model"
@@ -91,44 +92,41 @@ class Recipe(Checked):
 
     @property
     def learns(self) -> bool:
-        """Whether there is anything to fit."""
+        """Whether a generator has to be fitted."""
         return self.generate in ("invert", "direct", "reconstruct")
 
     def check_enough(self, uploads: int) -> None:
-        """Refuse before the first round what could not be learnt after the last one."""
+        """Refuse, before the first round, a run with too few uploads for the generator."""
         if self.learns and uploads < FEWEST:
             raise UserError(
-                f"the generator would be fitted to {uploads} uploads, but it needs at least {FEWEST}; "
+                f"the generator would be fitted to {uploads} uploads, "
+                f"but it needs at least {FEWEST}; "
                 "use more rounds, a larger cohort or a larger buffer_rounds."
             )
 
     def serve(
         self, buffer: Buffer, layout: Layout, seed: int, steps: int | None, watch: Watch = unwatched
     ) -> tuple[Tree, dict[str, Any]]:
-        """Every owner's own part of the model, with the generator that made it, and what is worth
-        noting.
-        """
+        """Every client's part of the model, with the generator that made it, and metadata."""
         known, base = self.material(buffer)
-        # Refused uploads may leave too few to learn from; then clients get back what is their own.
+        # If too few uploads are left to learn from, clients get back their own.
         enough = self.learns and len(known.trusted()) >= FEWEST
         generator = self.fit(known, layout.sizes, seed, steps, watch) if enough else None
         made = self.vectors(known, generator, seed)
         rows = zip(buffer.owners, base + made, strict=True)
-        personal = {"personal": {str(owner): layout.unflatten(row) for owner, row in rows}}
-        return personal | ({"generator": generator.tree()} if generator else {}), findings(
-            known, made, generator
-        )
+        state: Tree = {"personal": {str(owner): layout.unflatten(row) for owner, row in rows}}
+        if generator is not None:
+            state["generator"] = generator.tree()
+        return state, novelty(known, made, generator)
 
     def material(self, buffer: Buffer) -> tuple[Buffer, Tensor]:
-        """The buffer to learn from, and what has to be added to its vectors to make them models of
-        today.
-        """
+        """The buffer to learn from, and the base to add to its vectors to get models."""
         if self.learn == "upload":
             return buffer, torch.zeros_like(buffer.starts[-1])
         return buffer.updates(), buffer.starts[-1]
 
     def sized(self, device: torch.device) -> Size:
-        """How large the networks are."""
+        """The size of the networks."""
         return size_for(self.size, device).shortened(self.fit_steps)
 
     def fit(
@@ -139,22 +137,22 @@ class Recipe(Checked):
         steps: int | None = None,
         watch: Watch = unwatched,
     ) -> Generator:
-        """A generator of vectors like those that are known, whose tensors have these sizes."""
+        """A generator of vectors like the known ones, whose tensors have these sizes."""
         size = self.sized(known.vectors.device).shortened(steps)
         return Generator.fit(known.trusted(), sizes, size, self.normalise, seed, watch)
 
     def vectors(self, known: Buffer, generator: Generator | None, seed: int) -> Tensor:
-        """A vector for every owner."""
-        client_state = known.latest()
+        """A vector for every client with an upload."""
+        uploads = known.latest()
         if generator is not None:
             if self.generate == "direct":
-                return generator.direct(len(client_state), seed)
+                return generator.direct(len(uploads), seed)
             if self.generate == "reconstruct":
-                return generator.reconstruct(client_state)
+                return generator.reconstruct(uploads)
             inverted = {
-                "last": client_state,
+                "last": uploads,
                 "mean": known.means(),
-                "near": neighbourhoods(client_state, self.near),
+                "near": neighbourhoods(uploads, self.near),
             }[self.inverted]
             return generator.invert(
                 inverted, self.inversion_start, seed, self.inversion_mode, self.inversion_samples
@@ -162,22 +160,22 @@ class Recipe(Checked):
         if self.generate == "own_mean":
             return known.means()
         if self.generate == "noise":
-            return shaken(client_state, self.amount, seed)
+            return shaken(uploads, self.amount, seed)
         share = {"neighbours": 1.0, "shrink": self.amount}.get(self.generate, 0.0)
-        return client_state + share * (neighbourhoods(client_state, self.near) - client_state)
+        return uploads + share * (neighbourhoods(uploads, self.near) - uploads)
 
 
-def findings(known: Buffer, made: Tensor, generator: Generator | None) -> dict[str, Any]:
-    """Whether vectors are new or a replay: distances to the nearest known one, beside those among
-    the known ones.
+def novelty(known: Buffer, made: Tensor, generator: Generator | None) -> dict[str, Any]:
+    """Metadata that tells whether vectors are new or replay known ones.
+
+    Distances to the nearest known vector, and, for comparison, those among the known vectors.
     """
-    client_state, everything = known.latest(), known.vectors
-    to_mean = (client_state - everything.mean(0)).norm(dim=1)
-    among = distances(client_state, everything)
-    among = among.masked_fill(
-        among < 1e-5 * to_mean.max(), torch.inf
-    )  # a vector is not its own neighbour
-    found: dict[str, Any] = {
+    uploads, everything = known.latest(), known.vectors
+    to_mean = (uploads - everything.mean(0)).norm(dim=1)
+    among = distances(uploads, everything)
+    # A vector is not its own neighbour.
+    among = among.masked_fill(among < 1e-5 * to_mean.max(), torch.inf)
+    metadata: dict[str, Any] = {
         "distances": {
             "generated_to_nearest": distances(made, everything).amin(1).tolist(),
             "uploads_spread": to_mean.tolist(),
@@ -185,8 +183,7 @@ def findings(known: Buffer, made: Tensor, generator: Generator | None) -> dict[s
         }
     }
     if generator is not None:
-        lost = (
-            generator.reconstruct(client_state) - client_state
-        ).square().sum() / to_mean.square().sum()
-        found = {"reconstruction": 1 - float(lost), **found}
-    return found
+        error = (generator.reconstruct(uploads) - uploads).square().sum()
+        lost = error / to_mean.square().sum()
+        metadata = {"reconstruction": 1 - float(lost), **metadata}
+    return metadata

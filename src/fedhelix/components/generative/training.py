@@ -1,6 +1,4 @@
-"""Training the networks of a generative model: AdamW along a cosine, and a moving average of the
-weights.
-"""
+"""Trains the networks of a generative model: AdamW along a cosine, with averaged weights."""
 
 from __future__ import annotations
 
@@ -12,10 +10,10 @@ from torch import Tensor, nn
 
 from fedhelix.core.cuda import recording
 
-Watch = Callable[[range, str], Iterable[int]]  # shows progress while it hands the steps on
+Watch = Callable[[range, str], Iterable[int]]  # yields the steps and shows progress
 
 WEIGHT_DECAY = 2e-6
-WARM_UP = 3  # steps before the recording of a graph: they choose kernels and make workspaces
+WARM_UP = 3  # steps before a graph is recorded: they choose kernels and allocate workspaces
 
 
 def unwatched(steps: range, title: str) -> Iterable[int]:
@@ -33,12 +31,10 @@ def train(
     watch: Watch = unwatched,
     title: str = "training",
 ) -> None:
-    """Minimise a loss that draws its own batches; at the end the module holds the moving average of
-    its weights.
+    """Minimise a loss that draws its own batches; the module ends with averaged weights.
 
-    `draws` is where the loss takes its random numbers from.
-
-    A step never waits for the device. On a GPU it is recorded once and then costs no Python.
+    `draws` is the generator that the loss draws from. A step never waits for the device. On a GPU
+    it is recorded once as a CUDA graph, which costs no Python.
     """
     parameters = list(module.parameters())
     device = parameters[0].device
@@ -71,7 +67,7 @@ def train(
 
 
 def recorded(step: Callable[[], None], draws: torch.Generator) -> Callable[[], None]:
-    """A step as a CUDA graph; recording does not take it."""
+    """A step as a CUDA graph; recording does not execute it."""
     graph = torch.cuda.CUDAGraph()
     graph.register_generator_state(draws)
     with recording(graph, stream=torch.cuda.Stream()):
@@ -85,5 +81,5 @@ def noise(like: Tensor, draws: torch.Generator) -> Tensor:
 
 
 def rows(table: Tensor, count: int, draws: torch.Generator) -> Tensor:
-    """Some rows, drawn with replacement."""
+    """Random rows, drawn with replacement."""
     return table[torch.randint(len(table), (count,), generator=draws, device=table.device)]

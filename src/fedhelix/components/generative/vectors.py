@@ -1,4 +1,4 @@
-"""Slices of models as flat vectors, and what makes vectors of very different tensors alike."""
+"""Slices of models as flat vectors, and the normalisation of their coordinates."""
 
 from __future__ import annotations
 
@@ -20,29 +20,26 @@ Normalise = Literal["residual", "tensor"]
 
 
 def slice_of(layers: Layers, text: str) -> list[str]:
-    """The trainable entries that a slice means: all, last:K for those of the last K layers, or
-    layers by name.
-    """
+    """The trainable entries of a slice: `all`, `last:K` for the last K layers, or layer names."""
     if text == "all":
         return list(layers.parameters)
     if text.startswith(LAST):
         chosen = set(layers.tail(convert("slice", text.removeprefix(LAST), int)))
     else:
-        wanted, known = (
-            [name.strip() for name in text.split(",")],
-            [layer.name for layer in layers.all],
-        )
-        if strange := [name for name in wanted if name not in known]:
+        names = [name.strip() for name in text.split(",")]
+        known = [layer.name for layer in layers.all]
+        if strange := [name for name in names if name not in known]:
             raise UserError(
-                f"slice names no layer '{strange[0]}'; the model has {', '.join(known)} (or use all, last:2)."
+                f"slice names no layer '{strange[0]}'; "
+                f"the model has {', '.join(known)} (or use all, last:2)."
             )
-        chosen = {entry for layer in layers.all if layer.name in wanted for entry in layer.entries}
+        chosen = {entry for layer in layers.all if layer.name in names for entry in layer.entries}
     return [name for name in layers.parameters if name in chosen]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each tensor of a slice lies in the vector."""
+    """The order and shapes of a slice's tensors in the vector."""
 
     shapes: dict[str, torch.Size]
 
@@ -53,16 +50,17 @@ class Layout:
 
     @property
     def sizes(self) -> list[int]:
-        """How many values each tensor has."""
+        """The number of values of each tensor."""
         return [shape.numel() for shape in self.shapes.values()]
 
     def accepts(self, state: Mapping[str, Tensor], whose: str) -> bool:
-        """Whether a slice is finite; one that belongs to another model is refused."""
+        """Whether a slice is finite; raises an error if it belongs to another model."""
         for name, shape in self.shapes.items():
             if name not in state or state[name].shape != shape:
-                its = tuple(state[name].shape) if name in state else "nothing"
+                actual = tuple(state[name].shape) if name in state else "nothing"
                 raise UserError(
-                    f"{whose} has {its} for '{name}' instead of {tuple(shape)}; it must be of the same architecture."
+                    f"{whose} has {actual} for '{name}' instead of {tuple(shape)}; "
+                    "it must be of the same architecture."
                 )
         return all(bool(state[name].isfinite().all()) for name in self.shapes)
 
@@ -73,7 +71,7 @@ class Layout:
         )
 
     def unflatten(self, vector: Tensor) -> State:
-        """The slice that a row stands for."""
+        """The slice of a row."""
         parts = vector.split(self.sizes)
         return {
             name: part.view(shape)
@@ -82,12 +80,12 @@ class Layout:
 
 
 class Normaliser(NamedTuple):
-    """Coordinates to about unit size, and back.
+    """Scales coordinates to about unit size, and back.
 
-    `residual` subtracts every coordinate's mean over the training vectors: what is left is what
-    makes clients differ, and that is all that a generator can learn. `tensor` subtracts one mean
-    per tensor; then nearly all variance lies between coordinates, where all clients agree, and an
-    autoencoder spends itself on that.
+    `residual` subtracts every coordinate's mean over the training vectors: what is left is how
+    clients differ, which is all that a generator can learn. `tensor` subtracts one mean per tensor;
+    then nearly all variance lies between coordinates, where all clients agree, and the autoencoder
+    wastes its capacity on that.
     """
 
     centre: Tensor
@@ -112,9 +110,9 @@ class Normaliser(NamedTuple):
         return cls(torch.cat(means), torch.cat(scales))
 
     def apply(self, vectors: Tensor) -> Tensor:
-        """Vectors without centre and scale."""
+        """Normalised vectors."""
         return (vectors - self.centre) / self.scale
 
     def undo(self, vectors: Tensor) -> Tensor:
-        """Vectors with them again."""
+        """The inverse of `apply`."""
         return vectors * self.scale + self.centre

@@ -1,9 +1,8 @@
-"""Convolutions (and poolings) of many clients at once, each with its own weights.
+"""Convolution and pooling of many clients at once, each with its own weights.
 
-Stacked over clients a convolution becomes a grouped one, for which GPUs have only slow kernels.
-Here it is a few primitives on whole stacks (pictures: clients x batch x channels x height x width),
-written as matrix products with all patches, and on a GPU as Triton kernels that never lay the
-patches out in memory.
+Stacked over clients, a convolution becomes a grouped one, for which GPUs have only slow kernels.
+Here it is a few primitives on whole stacks (images: clients x batch x channels x height x width):
+matrix products with all patches, or, on a GPU, Triton kernels that never store the patches.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ except ImportError:  # a machine without Triton
 def patches(x: Tensor, kernel: Pair, padding: Pair) -> Tensor:
     """All windows as columns: clients x (channels * kernel) x (batch * places)."""
     x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
-    windows = x.unfold(3, kernel[0], 1).unfold(
-        4, kernel[1], 1
-    )  # a view: clients, batch, channels, places, kernel
+    # A view: clients, batch, channels, places, kernel.
+    windows = x.unfold(3, kernel[0], 1).unfold(4, kernel[1], 1)
     columns = windows.permute(0, 2, 5, 6, 1, 3, 4)
     return columns.reshape(len(x), x.shape[2] * kernel[0] * kernel[1], -1)
 
@@ -56,21 +54,19 @@ def to_weight(x: Tensor, gradient: Tensor, kernel: Pair, padding: Pair) -> Tenso
 
 
 def to_input(gradient: Tensor, weight: Tensor, padding: Pair) -> Tensor:
-    """The gradient of the pictures: a convolution with the flipped kernel."""
+    """The gradient of the images: a convolution with the flipped kernel."""
     flipped = weight.flip(3, 4).transpose(1, 2).contiguous()
     around = (weight.shape[3] - 1 - padding[0], weight.shape[4] - 1 - padding[1])
     return forward(gradient, flipped, None, around)
 
 
 def _whole(value: Tensor, axis: int | None, clients: int) -> Tensor:
-    """With the axis of clients in front; what all clients have in common is repeated without a
-    copy.
-    """
+    """A value with a leading axis of clients; one that is common to all is expanded, not copied."""
     return value.expand(clients, *value.shape) if axis is None else value.movedim(axis, 0)
 
 
 class Convolve(torch.autograd.Function):
-    """A convolution of stride 1 for one client that knows how to be one for many under `vmap`."""
+    """A convolution of stride 1 for one client; under `vmap`, for many."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair) -> Tensor:
@@ -81,7 +77,7 @@ class Convolve(torch.autograd.Function):
     def setup_context(
         ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Pair], output: Tensor
     ) -> None:
-        """Keep what the gradients need."""
+        """Save the inputs for the gradients."""
         x, weight, _, ctx.padding = inputs
         ctx.save_for_backward(x, weight)
 
@@ -103,7 +99,7 @@ class Convolve(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None]:
-        """The gradients are convolutions too, but for the bias's."""
+        """The gradients of images and weights, which are convolutions too, and of the bias."""
         x, weight = ctx.saved_tensors
         back = (
             ConvolveToInput.apply(gradient, weight, ctx.padding)
@@ -116,11 +112,11 @@ class Convolve(torch.autograd.Function):
 
 
 class _GradientOnly(torch.autograd.Function):
-    """A step of the backward pass; second derivatives are not needed here."""
+    """A step of the backward pass, without a derivative of its own."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Nothing to keep."""
+        """Save nothing."""
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -129,7 +125,7 @@ class _GradientOnly(torch.autograd.Function):
 
 
 class ConvolveToInput(_GradientOnly):
-    """The gradient of the pictures."""
+    """The gradient of the images."""
 
     @staticmethod
     def forward(gradient: Tensor, weight: Tensor, padding: Pair) -> Tensor:
@@ -172,7 +168,7 @@ class ConvolveToWeight(_GradientOnly):
 
 
 class MaxPool(torch.autograd.Function):
-    """The maximum of each 2x2 square, on a GPU; pictures of many clients are just more pictures."""
+    """The maximum of each 2x2 square, on a GPU; many clients are just more images."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -181,7 +177,7 @@ class MaxPool(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Keep the pictures: finding the maximum again is cheaper than remembering where it was."""
+        """Save the images: computing the maximum again is cheaper than storing its place."""
         ctx.save_for_backward(*inputs)
 
     @staticmethod
@@ -191,12 +187,12 @@ class MaxPool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """To the maximum alone."""
+        """The gradient goes to the maximum of each square."""
         return PoolToInput.apply(*ctx.saved_tensors, gradient)
 
 
 class PoolToInput(_GradientOnly):
-    """The gradient of the pictures that were pooled."""
+    """The gradient of the pooled images."""
 
     @staticmethod
     def forward(x: Tensor, gradient: Tensor) -> Tensor:
@@ -215,9 +211,7 @@ class PoolToInput(_GradientOnly):
 
 
 class StackedConvolutions(TorchFunctionMode):
-    """While this is in force, plain 2-d convolutions and poolings are computed as above; all others
-    as ever.
-    """
+    """A mode in which plain 2-D convolutions and poolings use the functions of this module."""
 
     def __torch_function__(
         self,
@@ -226,7 +220,7 @@ class StackedConvolutions(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Catch conv2d and max_pool2d."""
+        """Intercept conv2d and max_pool2d."""
         kwargs = kwargs or {}
         if function is torch.conv2d:
             plain = plain_convolution(*args, **kwargs)

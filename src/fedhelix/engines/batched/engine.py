@@ -1,6 +1,4 @@
-"""Many clients as one program: the engine for GPUs, where one small network at a time would leave
-them idle.
-"""
+"""Many clients as one program: the engine for GPUs, which one small network would leave idle."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
@@ -23,6 +22,7 @@ from fedhelix.engines.batched.convolution import StackedConvolutions
 from fedhelix.engines.batched.scheduler import WIDTHS, Scheduler
 from fedhelix.engines.batched.table import PhaseTask
 from fedhelix.engines.local import (
+    PERSONALIZE,
     ClientResult,
     ClientTask,
     Scores,
@@ -36,8 +36,8 @@ from fedhelix.engines.local import (
 from fedhelix.engines.probe import is_whole
 
 CPU_SLOTS = 16
-SAMPLES_AT_ONCE = 20_000  # of a stacked evaluation
-FEW = 1000
+SAMPLES_AT_ONCE = 20_000  # in a stacked evaluation
+FEW = 1000  # samples at once on a CPU, or when memory is short
 
 
 class Batched(Engine):
@@ -47,42 +47,42 @@ class Batched(Engine):
 
     def __init__(self, setup: Setup, slots: int | None = None, scheduler: Scheduler | None = None):
         super().__init__(setup)
-        wanted = slots or (WIDTHS[-1] if setup.device.type == "cuda" else CPU_SLOTS)
-        # Engines of several runs can share their stacks, and what was chosen for them by timing.
-        self.scheduler = scheduler or Scheduler(wanted, self.choices)
+        slots = slots or (WIDTHS[-1] if setup.device.type == "cuda" else CPU_SLOTS)
+        # The engines of several runs can share stacks, and the choices made for them by timing.
+        self.scheduler = scheduler or Scheduler(slots, self.choices)
         self.choices = self.scheduler.choices
 
     def run_clients(self, tasks: Sequence[ClientTask]) -> list[ClientResult]:
-        """The outcomes of the jobs, in their order."""
+        """The results of the tasks, in order."""
         return self.run_many([(self.setup, task) for task in tasks])
 
     def run_many(self, tasks: Sequence[tuple[Setup, ClientTask]]) -> list[ClientResult]:
-        """Jobs of one run or of several: those that train alike share the slots."""
+        """Tasks of one run or of several; those of one kind share the slots."""
         rounds = [start_round(setup, task) for setup, task in tasks]
-        opened = zip(tasks, rounds, strict=True)
-        phases = [phases_of(setup, local) for (setup, _), local in opened]
-        phase_tasks = self._train(tasks, rounds, phases, "batches")
+        phases = [phases_of(setup, local) for (setup, _), local in zip(tasks, rounds, strict=True)]
+        trained = self._train(tasks, rounds, phases, "batches")
         results, losses = [], []
-        for (setup, task), local, mine in zip(tasks, rounds, phase_tasks, strict=True):
-            steps = sum(phase_task.steps for phase_task in mine)
+        for (setup, task), local, phase_tasks in zip(tasks, rounds, trained, strict=True):
+            steps = sum(phase_task.steps for phase_task in phase_tasks)
             upload, client_state = setup.hooks.upload(replace(local, steps=steps))
             total = sum(
-                (phase_task.loss for phase_task in mine if phase_task.loss is not None),
+                (phase_task.loss for phase_task in phase_tasks if phase_task.loss is not None),
                 torch.zeros(()).to(setup.device),
             )
             losses.append(total / max(steps, 1))
             results.append(
                 ClientResult(task.client, local.client.samples, upload, client_state, 0.0)
             )
-        figures = torch.stack(losses).tolist() if losses else []  # the only wait for the device
-        return [result._replace(loss=loss) for result, loss in zip(results, figures, strict=True)]
+        # Copied to the host in one go: this is the only wait for the device.
+        values = torch.stack(losses).tolist() if losses else []
+        return [result._replace(loss=loss) for result, loss in zip(results, values, strict=True)]
 
     def personal(self, tasks: Sequence[ClientTask]) -> list[State]:
-        """The models that the clients would use now."""
-        opened = [start_personal(self.setup, task) for task in tasks]
-        rounds, phases = [local for local, _, _ in opened], [phases for _, _, phases in opened]
-        self._train([(self.setup, task) for task in tasks], rounds, phases, "tune")
-        return [local.models[used] for local, used, _ in opened]
+        """The clients' personal models as of now."""
+        started = [start_personal(self.setup, task) for task in tasks]
+        rounds, phases = [local for local, _, _ in started], [phases for _, _, phases in started]
+        self._train([(self.setup, task) for task in tasks], rounds, phases, PERSONALIZE)
+        return [local.models[used] for local, used, _ in started]
 
     def _train(
         self,
@@ -91,102 +91,102 @@ class Batched(Engine):
         phases: Sequence[Sequence[Phase]],
         purpose: str,
     ) -> list[list[PhaseTask]]:
-        """All clients through their first phase, then all through their second, and so on."""
+        """Train the first phase of all clients, then the second, and so on."""
         trained: list[list[PhaseTask]] = [[] for _ in tasks]
-        for index in range(max((len(mine) for mine in phases), default=0)):
-            for (setup, task), local, mine, done in zip(
+        for index in range(max((len(own_phases) for own_phases in phases), default=0)):
+            for (setup, task), local, own_phases, done in zip(
                 tasks, rounds, phases, trained, strict=True
             ):
-                if index < len(mine):
-                    done.append(PhaseTask.of(setup, task, local, mine[index], index, purpose))
+                if index < len(own_phases):
+                    done.append(PhaseTask.of(setup, task, local, own_phases[index], index, purpose))
             self.scheduler.train(done[index] for done in trained if index < len(done))
         return trained
 
-    def outputs(self, state: State, pool: Subset, indices: Tensor) -> Tensor:
-        """What one model says to some samples of a pool; short of memory, to a few at a time."""
+    def outputs(self, state: State, subset: Subset, indices: Tensor) -> Tensor:
+        """One model's outputs for some samples of a subset; in small parts if memory is short."""
         try:
-            return super().outputs(state, pool, indices)
+            return super().outputs(state, subset, indices)
         except torch.cuda.OutOfMemoryError:
-            self._make_room()
+            self._free_memory()
         return torch.cat(
-            [super(Batched, self).outputs(state, pool, part) for part in indices.split(FEW)]
+            [super(Batched, self).outputs(state, subset, part) for part in indices.split(FEW)]
         )
 
-    def _make_room(self) -> None:
-        """Stacks can be built again; what is to be judged now cannot wait."""
-        warnings.warn("out of GPU memory: the training makes room for the evaluation", stacklevel=3)
+    def _free_memory(self) -> None:
+        """Drop the stacks, which can be built again, so that the evaluation can go on."""
+        warnings.warn(
+            "out of GPU memory: the training frees memory for the evaluation", stacklevel=3
+        )
         self.scheduler.drop_stacks()
 
     def score(
         self, states: Sequence[State], pool: Subset, indices: Tensor | None = None
     ) -> list[tuple[float, float]]:
-        """Metric and loss of models on common samples, many whole models at once."""
+        """Metric and loss of several models on the same samples; whole models are stacked."""
         if not all(is_whole(self.setup, state) for state in states):
             return super().score(states, pool, indices)
         targets = samples_of(self.setup, pool)[1]
-        wanted = torch.arange(len(targets)) if indices is None else indices
-        outputs = self._outputs(states, pool, [wanted] * len(states))
-        return evaluate_all(
-            self.setup.objective, outputs, [targets[wanted.to(targets.device)]] * len(states)
-        )
+        indices = torch.arange(len(targets)) if indices is None else indices
+        outputs = self._outputs(states, pool, [indices] * len(states))
+        targets = targets[indices.to(targets.device)]
+        return evaluate_all(self.setup.objective, outputs, [targets] * len(states))
 
     def evaluate_each(self, tasks: Sequence[ClientTask]) -> list[Scores]:
-        """Clients that each use a model of their own, many at once."""
-        states, phase_task = self.personal(tasks), self.setup.objective
-        parts = [self.setup.splits[task.client] for task in tasks]
-        tests, valids = (
-            [torch.as_tensor(part.test) for part in parts],
-            [torch.as_tensor(part.valid) for part in parts],
-        )
-        on_test, on_valid = (
-            self._outputs(states, "test", tests),
-            self._outputs(states, "train", valids),
-        )
-        y_test, y = self.setup.data.y_test, self.setup.data.y
-        evaluated = evaluate_all(phase_task, on_test, [y_test[test.to(y.device)] for test in tests])
-        checked = evaluate_all(phase_task, on_valid, [y[valid.to(y.device)] for valid in valids])
-        return [Scores(*test, valid[0]) for test, valid in zip(evaluated, checked, strict=True)]
+        """Scores of clients that each use a different model, many at once."""
+        states, splits = self.personal(tasks), [self.setup.splits[task.client] for task in tasks]
+        test = self._evaluate_parts(states, "test", [split.test for split in splits])
+        valid = self._evaluate_parts(states, "train", [split.valid for split in splits])
+        return [Scores(*on_test, metric) for on_test, (metric, _) in zip(test, valid, strict=True)]
+
+    def _evaluate_parts(
+        self, states: Sequence[State], subset: Subset, parts: Sequence[np.ndarray]
+    ) -> list[tuple[float, float]]:
+        """Metric and loss of each model on its own part of a subset."""
+        indices, y = [torch.as_tensor(part) for part in parts], samples_of(self.setup, subset)[1]
+        outputs = self._outputs(states, subset, indices)
+        targets = [y[part.to(y.device)] for part in indices]
+        return evaluate_all(self.setup.objective, outputs, targets)
 
     def _outputs(
-        self, states: Sequence[State], pool: Subset, indices: Sequence[Tensor]
+        self, states: Sequence[State], subset: Subset, indices: Sequence[Tensor]
     ) -> list[Tensor]:
-        """What each model says to its own samples; short of memory, a few at a time."""
+        """Each model's outputs for its own samples; in small parts if memory is short."""
         try:
-            return self._stacked_outputs(states, pool, indices, SAMPLES_AT_ONCE)
+            return self._stacked_outputs(states, subset, indices, SAMPLES_AT_ONCE)
         except torch.cuda.OutOfMemoryError:
-            self._make_room()
-        return self._stacked_outputs(states, pool, indices, FEW)
+            self._free_memory()
+        return self._stacked_outputs(states, subset, indices, FEW)
 
     @torch.no_grad()
     def _stacked_outputs(
-        self, states: Sequence[State], pool: Subset, indices: Sequence[Tensor], at_once: int
+        self, states: Sequence[State], subset: Subset, indices: Sequence[Tensor], at_once: int
     ) -> list[Tensor]:
-        """What each model says to its own samples: several models in one program."""
+        """Each model's outputs for its own samples, several models in one program."""
         setup, device = self.setup, self.setup.device
         setup.module.eval()
-        x = samples_of(setup, pool)[0]
+        x = samples_of(setup, subset)[0]
         longest = max((len(part) for part in indices), default=0)
         if not longest:
             return [x.new_zeros(0) for _ in indices]
-        together = max(1, at_once // longest)
-        most = max(1, (at_once if device.type == "cuda" else FEW) // min(together, len(states)))
-        found: list[Tensor] = []
-        for at in range(0, len(states), together):
-            some, wanted = states[at : at + together], indices[at : at + together]
-            rows = torch.nn.utils.rnn.pad_sequence(list(wanted), batch_first=True).to(device)
+        models = max(1, at_once // longest)  # in one stack
+        columns = max(1, (at_once if device.type == "cuda" else FEW) // min(models, len(states)))
+        call = vmap(lambda state, batch: functional_call(setup.module, state, (batch,)))
+        outputs: list[Tensor] = []
+        for at in range(0, len(states), models):
+            some, parts = states[at : at + models], indices[at : at + models]
+            rows = torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True).to(device)
             stacked = {
                 name: torch.stack([state[name] for state in some]) for name in setup.layers.names
             }
-            call = vmap(lambda state, batch: functional_call(setup.module, state, (batch,)))
             with StackedConvolutions() if device.type == "cuda" else nullcontext():
                 pieces = [
                     call(stacked, setup.data.prepare(rows_of(x, piece)))
-                    for piece in rows.split(most, dim=1)
+                    for piece in rows.split(columns, dim=1)
                 ]
-            outputs = torch.cat(pieces, dim=1)
-            found += [output[: len(part)] for output, part in zip(outputs, wanted, strict=True)]
-        return found
+            padded = torch.cat(pieces, dim=1)
+            outputs += [row[: len(part)] for row, part in zip(padded, parts, strict=True)]
+        return outputs
 
     def close(self) -> None:
-        """Give the device's memory back."""
+        """Release the device's memory."""
         self.scheduler.caches.clear()

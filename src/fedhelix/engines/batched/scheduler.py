@@ -1,4 +1,4 @@
-"""Which client is trained in which slot of which stack."""
+"""Decides which client trains in which slot of which stack."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import torch
 
 from fedhelix.core.errors import EngineFailure
 from fedhelix.core.seeds import seeded
-from fedhelix.engines.batched.stack import Mode, Stack
+from fedhelix.engines.batched.gradients import Mode
+from fedhelix.engines.batched.stack import Stack
 from fedhelix.engines.batched.table import BatchTable, PhaseTask
 
+# Few widths, so that few CUDA graphs have to be recorded.
 WIDTHS = (
     *(1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128),
     *(160, 192, 256, 320, 384, 512),
@@ -24,27 +26,27 @@ WIDTHS = (
 
 @dataclass(eq=False)
 class StackCache:
-    """Stacks of one kind of task, kept from round to round with what was learnt about them."""
+    """The stacks for one kind of task, kept from round to round."""
 
     batches: BatchTable
     mode: Mode | None = None
-    slots: int = WIDTHS[-1]
+    slots: int = WIDTHS[-1]  # at most
     width: int = 1  # of the stack in use
-    stacks: dict[int, Stack] = field(default_factory=dict)
+    stacks: dict[int, Stack] = field(default_factory=dict)  # by width
 
 
 class Scheduler:
-    """Trains tasks in stacks of slots. Engines of several runs can share one."""
+    """Trains tasks in stacks of slots. The engines of several runs can share one."""
 
     def __init__(self, slots: int, choices: dict[str, str]):
         self.slots, self.choices = slots, choices
-        self.caches: dict[Any, StackCache] = {}
+        self.caches: dict[Any, StackCache] = {}  # by kind of task
         self.lock = threading.RLock()  # one engine trains at a time
         self.steps_taken = 0  # by slots, idle ones included
-        self.steps_needed = 0
+        self.steps_needed = 0  # by tasks
 
     def train(self, phase_tasks: Iterable[PhaseTask]) -> None:
-        """All of them, those of one kind together."""
+        """Train all tasks, those of one kind together."""
         kinds: dict[Any, list[PhaseTask]] = {}
         for phase_task in phase_tasks:
             if phase_task.steps:
@@ -54,7 +56,7 @@ class Scheduler:
                 self._train_alike(kind, alike)
 
     def _train_alike(self, kind: Any, phase_tasks: list[PhaseTask]) -> None:
-        """Tasks of one kind; with too little memory, again with half of the slots."""
+        """Train tasks of one kind; if memory is short, retry the rest with half of the slots."""
         cache = self._cache(kind, phase_tasks)
         while not self._fits(cache, phase_tasks):
             phase_tasks = [phase_task for phase_task in phase_tasks if phase_task.loss is None]
@@ -65,9 +67,9 @@ class Scheduler:
             )
 
     def _fits(self, cache: StackCache, phase_tasks: list[PhaseTask]) -> bool:
-        """Train the tasks; False when that needs more memory than there is."""
+        """Train the tasks; False if that needs more memory than there is."""
         try:
-            self._schedule(cache, phase_tasks)
+            self._train_all(cache, phase_tasks)
         except torch.cuda.OutOfMemoryError:
             if cache.width == 1:
                 raise
@@ -78,8 +80,8 @@ class Scheduler:
         rows = sum(phase_task.steps for phase_task in phase_tasks)
         cache = self.caches.get(kind)
         if cache is None or len(cache.batches.samples) < rows:
-            # Graphs hold addresses, so a table that has become too small takes its stacks with it:
-            # leave some room.
+            # CUDA graphs hold the addresses of the table, so replacing it discards all stacks.
+            # Spare rows make that rare.
             batches = BatchTable.empty(rows + rows // 2, phase_tasks[0].setup)
             cache = StackCache(
                 batches, cache.mode if cache else None, cache.slots if cache else self.slots
@@ -87,55 +89,53 @@ class Scheduler:
             self.caches[kind] = cache
         return cache
 
-    def _schedule(self, cache: StackCache, phase_tasks: list[PhaseTask]) -> None:
-        """Longest tasks first; a slot that is done takes the next; the last few move to a narrower
-        stack.
-        """
+    def _train_all(self, cache: StackCache, phase_tasks: list[PhaseTask]) -> None:
+        """Fill the table of batches, and train until no task is left; the longest start first."""
         starts = dict(zip(map(id, phase_tasks), cache.batches.fill(phase_tasks), strict=True))
         waiting = sorted(phase_tasks, key=lambda phase_task: phase_task.steps)
         # More slots than this would only wait for the longest task.
         enough = -(-sum(phase_task.steps for phase_task in phase_tasks) // waiting[-1].steps)
         stack = self._stack(cache, phase_tasks[0], enough)
-        with seeded(
-            phase_tasks[0].noise, phase_tasks[0].setup.device
-        ):  # after a choice by timing, whose steps draw too
-            self._play(cache, stack, waiting, starts)
+        # Seeded only now: choosing a mode by timing takes steps that draw numbers as well.
+        with seeded(phase_tasks[0].noise, phase_tasks[0].setup.device):
+            while busy := self._refill(stack, waiting, starts):
+                stack, busy = self._narrow(cache, stack, busy)
+                self._advance(stack, busy)
+        stack.start_rows.clear()
 
-    def _play(
-        self, cache: StackCache, stack: Stack, waiting: list[PhaseTask], starts: Mapping[int, int]
-    ) -> None:
-        """Until nobody waits and all slots are empty."""
-        while True:
-            for place, slot in enumerate(stack.slots):
-                if slot is not None and not slot.left:
-                    stack.unload(place)
-                if stack.slots[place] is None and waiting:
-                    phase_task = waiting.pop()
-                    stack.load(place, phase_task, starts[id(phase_task)])
-            busy = [place for place, slot in enumerate(stack.slots) if slot is not None]
-            if not busy:
-                stack.seen.clear()
-                return
-            if len(busy) < stack.width:
-                narrow = self._stack(cache, stack.example, len(busy))
-                if narrow.width < stack.width:
-                    for there, place in enumerate(busy):
-                        stack.move(place, narrow, there)
-                    stack.seen.clear()
-                    stack, busy = narrow, list(range(len(busy)))
-            self._advance(stack, busy)
+    def _refill(
+        self, stack: Stack, waiting: list[PhaseTask], starts: Mapping[int, int]
+    ) -> list[int]:
+        """Replace finished tasks by waiting ones; returns the places of all busy slots."""
+        for place, slot in enumerate(stack.slots):
+            if slot is not None and not slot.left:
+                stack.unload(place)
+            if stack.slots[place] is None and waiting:
+                phase_task = waiting.pop()
+                stack.load(place, phase_task, starts[id(phase_task)])
+        return [place for place, slot in enumerate(stack.slots) if slot is not None]
+
+    def _narrow(self, cache: StackCache, stack: Stack, busy: list[int]) -> tuple[Stack, list[int]]:
+        """Move the last few tasks to a narrower stack, if there is one."""
+        if len(busy) == stack.width:
+            return stack, busy
+        narrow = self._stack(cache, stack.example, len(busy))
+        if narrow.width >= stack.width:
+            return stack, busy
+        for there, place in enumerate(busy):
+            stack.move(place, narrow, there)
+        stack.start_rows.clear()
+        return narrow, list(range(len(busy)))
 
     def _advance(self, stack: Stack, busy: list[int]) -> None:
-        """As many steps as all busy slots can take alike, or one for each size of batch that is
-        due.
-        """
+        """Steps until the first task is done, or one step where batches cannot be padded."""
         slots = {place: slot for place in busy if (slot := stack.slots[place]) is not None}
         full = stack.batches.samples.shape[1]
-        if stack.fills_up:
+        if stack.pads:
             steps = min(slot.left for slot in slots.values())
             stack.run(steps, full)
         else:
-            # Only batches of one size go together.
+            # Only batches of equal size can share a step.
             sizes: dict[int, list[int]] = {}
             for place, slot in slots.items():
                 sizes.setdefault(slot.size, []).append(place)
@@ -149,9 +149,7 @@ class Scheduler:
         self.steps_needed += steps * len(busy)
 
     def _stack(self, cache: StackCache, example: PhaseTask, wanted: int) -> Stack:
-        """A stack of at least the wanted width, as far as memory allows; few widths, so that few
-        graphs serve all.
-        """
+        """A stack of at least the wanted width, as far as memory allows."""
         width = min(
             next(width for width in WIDTHS if width >= min(wanted, WIDTHS[-1])), cache.slots
         )
@@ -165,22 +163,22 @@ class Scheduler:
                     else self._choose_mode(cache, example, width)
                 )
                 self.choices[example.description] = cache.mode
-            cache.stacks[width] = Stack(example, width, cache.batches, cache.mode, self._pool)
+            cache.stacks[width] = Stack(
+                example, width, cache.batches, cache.mode, self._memory_pool
+            )
         return cache.stacks[width]
 
-    def _pool(self) -> Any:
-        """The memory of any graph that is alive."""
+    def _memory_pool(self) -> Any:
+        """The memory pool of any recorded CUDA graph; None if there is none."""
         stacks = [stack for cache in self.caches.values() for stack in cache.stacks.values()]
         return next((graph.pool() for stack in stacks for graph in stack.graphs.values()), None)
 
     def _choose_mode(self, cache: StackCache, example: PhaseTask, width: int) -> Mode:
-        """Time a few steps of each way and keep the fastest; one that fails with this network is
-        out.
-        """
+        """The fastest mode in a few timed steps, of those that work with this network."""
         if example.setup.device.type != "cuda":
             return "grouped"
         if example.setup.training.precision != "float32":
-            return "apart"  # the stacked programs know no mixed precision
+            return "apart"  # the stacked programs do not support mixed precision
         seconds: dict[Mode, float] = {}
         for mode in ("products", "grouped", "apart"):
             try:
@@ -200,12 +198,13 @@ class Scheduler:
         return min(seconds, key=lambda mode: seconds[mode])
 
     def drop_stacks(self) -> None:
-        """Give memory back; stacks can be built again."""
+        """Free the memory of all stacks; they are built again when needed."""
         drop_stacks(self.caches.values())
 
 
-def drop_stacks(shops: Iterable[StackCache]) -> None:
-    for cache in shops:
+def drop_stacks(caches: Iterable[StackCache]) -> None:
+    """Free the memory of the stacks in some caches."""
+    for cache in caches:
         cache.stacks.clear()
     gc.collect()  # steps that were not recorded leave their activations in reference cycles
     torch.cuda.empty_cache()

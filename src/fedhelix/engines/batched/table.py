@@ -1,4 +1,4 @@
-"""What a stack works on: phases of clients' training, and the table with all their batches."""
+"""The input of a stack: phases of the clients' training, and the table of all their batches."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class PhaseTask:
     local: LocalRound
     phase: Phase
     schedule: BatchSchedule
-    noise: int  # the seed of what layers such as dropout draw
-    loss: Tensor | None = None  # summed over the steps, once the task is done
+    noise: int  # seed of layers such as dropout
+    loss: Tensor | None = None  # summed over the steps; set when the task is done
 
     @classmethod
     def of(
@@ -39,18 +39,12 @@ class PhaseTask:
         purpose: str,
     ) -> PhaseTask:
         """The task with its batches drawn."""
-        return cls(
-            setup,
-            task,
-            local,
-            phase,
-            batch_schedule(setup, task, phase, purpose, index),
-            noise(setup, task, purpose, index),
-        )
+        schedule = batch_schedule(setup, task, phase, purpose, index)
+        return cls(setup, task, local, phase, schedule, noise(setup, task, purpose, index))
 
     @property
     def steps(self) -> int:
-        """How many steps it takes."""
+        """The number of training steps."""
         return len(self.schedule.sizes)
 
     @property
@@ -61,21 +55,20 @@ class PhaseTask:
 
     @property
     def description(self) -> str:
-        """What decides how fast its kind of step is, in words that mean the same in another
-        process.
-        """
+        """What the speed of a step depends on, in words that are the same in every process."""
         training = self.setup.training
         network = hashlib.sha256(self.setup.architecture.encode()).hexdigest()[:12]
         return f"{network} {self.phase.part} batch {training.batch_size} {training.precision}"
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Tasks of one kind can share a stack: same network, same objective, same names and shapes."""
+        """Tasks of equal kind can share a stack: same network, objective, names and shapes."""
         training, loss_key = self.setup.training, self.setup.method.capabilities.loss_key
+        model = self.local.models[self.phase.model]
         context = tuple((name, value.shape) for name, value in flatten(self.local.context).items())
         return (
             loss_key,
-            None if loss_key is None else self.phase,  # a loss may look at all of it
+            None if loss_key is None else self.phase,  # the loss may use all of its fields
             self.setup.objective,
             self.phase.part,
             self.phase.model,
@@ -87,53 +80,46 @@ class PhaseTask:
             self.setup.architecture,
             id(self.setup.data.x),
             context,
-            tuple(
-                (name, value.dtype) for name, value in self.local.models[self.phase.model].items()
-            ),
+            tuple((name, value.dtype) for name, value in model.items()),
         )
 
 
 @dataclass(eq=False)
 class BatchTable:
-    """The plans of all tasks as one table on the device; a slot is at one of its rows."""
+    """The batch schedules of all tasks as one table on the device; each slot points to a row."""
 
     samples: Tensor  # rows x batch size
-    mask: Tensor
+    mask: Tensor  # 0 for padding
     crops: Tensor | None
-    settings: (
-        Tensor  # rows x (learning rate, momentum, weight decay); a task's stand in its first row
-    )
+    # rows x (learning rate, momentum, weight decay); only the first row of a task is filled
+    settings: Tensor
 
     @classmethod
     def empty(cls, rows: int, setup: Setup) -> BatchTable:
-        """A table for some rows."""
+        """A table of that many rows."""
         size, device = setup.training.batch_size, setup.device
+        crops = None
+        if setup.training.augment:
+            crops = torch.zeros(rows, size, 3, dtype=torch.int64, device=device)
         return cls(
             torch.zeros(rows, size, dtype=torch.int64, device=device),
             torch.zeros(rows, size, device=device),
-            torch.zeros(rows, size, 3, dtype=torch.int64, device=device)
-            if setup.training.augment
-            else None,
+            crops,
             torch.zeros(rows, 3, dtype=torch.float64, device=device),
         )
 
     def fill(self, phase_tasks: Sequence[PhaseTask]) -> list[int]:
-        """Write the tasks' plans one below the other; returns the row at which each begins."""
-        samples = torch.cat([phase_task.schedule.samples for phase_task in phase_tasks])
-        sizes = torch.tensor(
-            [size for phase_task in phase_tasks for size in phase_task.schedule.sizes]
-        )
+        """Write the tasks' schedules one below the other; returns the first row of each."""
+        schedules = [phase_task.schedule for phase_task in phase_tasks]
+        samples = torch.cat([schedule.samples for schedule in schedules])
+        sizes = torch.tensor([size for schedule in schedules for size in schedule.sizes])
         self.samples[: len(samples)] = samples.to(self.samples.device)
         self.mask[: len(samples)] = (torch.arange(samples.shape[1]) < sizes[:, None]).to(self.mask)
         if self.crops is not None:
-            self.crops[: len(samples)] = torch.cat(
-                [_crops(phase_task.schedule) for phase_task in phase_tasks]
-            ).to(self.crops.device)
-        *starts, _ = itertools.accumulate(
-            (phase_task.steps for phase_task in phase_tasks), initial=0
-        )
-        # All of them at once: a copy for every task would make the device wait for the host each
-        # time.
+            crops = torch.cat([_crops(schedule) for schedule in schedules])
+            self.crops[: len(samples)] = crops.to(self.crops.device)
+        *starts, _ = itertools.accumulate((len(s.sizes) for s in schedules), initial=0)
+        # One copy for all tasks: with one per task, the device would wait for the host each time.
         settings = self.settings.new_tensor([phase_task.settings for phase_task in phase_tasks])
         self.settings[torch.tensor(starts, device=self.settings.device)] = settings
         return starts
@@ -146,17 +132,17 @@ def _crops(schedule: BatchSchedule) -> Tensor:
 
 @dataclass(eq=False)
 class Slot:
-    """Which task a slot works on and how far it is."""
+    """The task in a slot, and its progress."""
 
     phase_task: PhaseTask
     done: int = 0
 
     @property
     def left(self) -> int:
-        """Steps to go."""
+        """The steps that are left."""
         return self.phase_task.steps - self.done
 
     @property
     def size(self) -> int:
-        """Samples in its next batch."""
+        """The number of samples in the next batch."""
         return self.phase_task.schedule.sizes[self.done]

@@ -1,6 +1,6 @@
 """The primitives of `convolution` as Triton kernels.
 
-Convolutions are matrix products whose patches exist only in registers; poolings read every value
+Convolutions are matrix products whose patches exist only in registers; pooling reads every value
 once.
 """
 
@@ -13,17 +13,20 @@ from torch import Tensor
 
 Pair = tuple[int, int]
 
-ROWS = 128  # places (picture, row, column) that one program handles at a time
+ROWS = 128  # places (image, row, column) that one program handles at a time
 PROGRAMS = 528  # enough to fill a large GPU
+
+# A kernel can take only numbers and pointers, so every size and stride is an argument of its own:
+# hence the long lists of arguments. B, C, H, W: batch, channels, height and width of the images;
+# F, Y, X: channels, height and width of the outputs; KH, KW: kernel; PH, PW: padding; M, N, K: the
+# block of the matrix product.
 
 
 @triton.jit
-def _patches(  # type: ignore[no-untyped-def]
+def _patches(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
     x, place, column, places, columns, C, H, W, X, Y, KH: tl.constexpr, KW: tl.constexpr, PH, PW
 ):
-    """A block of patches: for each place (row) the value under each kernel position of each channel
-    (column).
-    """
+    """A block of patches: each place (row) has the value under each cell of the kernel (column)."""
     image, inside = place // (Y * X), place % (Y * X)
     channel, offset = column // (KH * KW), column % (KH * KW)
     row = (inside // X)[:, None] + (offset // KW)[None, :] - PH
@@ -41,9 +44,10 @@ def _patches(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _forward(  # type: ignore[no-untyped-def]
-    x, weight, bias, out, B, C, H, W, F, Y, X, x_stride, weight_stride, bias_stride, PH, PW, BIAS: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
+def _forward(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
+    x, weight, bias, out, B, C, H, W, F, Y, X, x_stride, weight_stride, bias_stride, PH, PW,
+    BIAS: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(1).to(tl.int64)
     place, output = tl.program_id(0) * M + tl.arange(0, M), tl.program_id(2) * N + tl.arange(0, N)
@@ -75,9 +79,10 @@ def _forward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _to_weight(  # type: ignore[no-untyped-def]
+def _to_weight(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
     x, gradient, out, B, C, H, W, F, Y, X, x_stride, gradient_stride, PH, PW, share,
-    KH: tl.constexpr, KW: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     client, part = tl.program_id(1).to(tl.int64), tl.program_id(2)
     places, columns = B * Y * X, C * KH * KW
@@ -104,12 +109,12 @@ def _to_weight(  # type: ignore[no-untyped-def]
 
 
 def _precision() -> str:
-    """As PyTorch's own convolutions: TF32 unless the user has switched it off."""
+    """That of PyTorch's own convolutions: TF32 unless the user has switched it off."""
     return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
 
 
 def _dense(value: Tensor) -> Tensor:
-    """Contiguous within each client; a stack that only repeats one client stays as it is."""
+    """Contiguous within each client; a stack that repeats one client is not copied."""
     return value if value[0].is_contiguous() else value.contiguous()
 
 
@@ -125,18 +130,19 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair) -> Te
     rows, columns = height + 2 * padding[0] - kernel[0] + 1, width + 2 * padding[1] - kernel[1] + 1
     out = torch.empty(clients, batch, outputs, rows, columns, device=x.device, dtype=x.dtype)
     n, k = _block(outputs, 64), _block(channels * kernel[0] * kernel[1], 64)
-    m = ROWS if k < 64 else 2 * ROWS  # measured: wide patches want large blocks and no pipelining
+    m = ROWS if k < 64 else 2 * ROWS  # measured: wide patches need large blocks, no pipelining
     grid = (triton.cdiv(batch * rows * columns, m), clients, triton.cdiv(outputs, n))
     _forward[grid](
-        x, weight, bias, out, batch, channels, height, width, outputs, rows, columns, x.stride(0), weight.stride(0),
-        0 if bias is None else bias.stride(0), *padding, BIAS=bias is not None,
-        KH=kernel[0], KW=kernel[1], M=m, N=n, K=k, PRECISION=_precision(), num_stages=3 if k < 64 else 1,
+        x, weight, bias, out, batch, channels, height, width, outputs, rows, columns,
+        x.stride(0), weight.stride(0), 0 if bias is None else bias.stride(0), *padding,
+        BIAS=bias is not None, KH=kernel[0], KW=kernel[1], M=m, N=n, K=k,
+        PRECISION=_precision(), num_stages=3 if k < 64 else 1,
     )  # fmt: skip
     return out
 
 
 def to_weight(x: Tensor, gradient: Tensor, kernel: Pair, padding: Pair) -> Tensor:
-    """The gradient of the weights, summed in a fixed order so that two runs agree to the bit."""
+    """The gradient of the weights, summed in a fixed order so that two runs are identical."""
     x, gradient = _dense(x), _dense(gradient)
     clients, batch, channels, height, width = x.shape
     outputs, rows, columns = gradient.shape[2:]
@@ -147,15 +153,16 @@ def to_weight(x: Tensor, gradient: Tensor, kernel: Pair, padding: Pair) -> Tenso
     share = triton.cdiv(triton.cdiv(places, parts), ROWS) * ROWS
     out = torch.empty(parts, clients, outputs, channels, *kernel, device=x.device, dtype=x.dtype)
     _to_weight[(blocks, clients, parts)](
-        x, gradient, out, batch, channels, height, width, outputs, rows, columns, x.stride(0), gradient.stride(0),
-        *padding, share, KH=kernel[0], KW=kernel[1], M=ROWS, N=n, K=k, PRECISION=_precision(),
+        x, gradient, out, batch, channels, height, width, outputs, rows, columns,
+        x.stride(0), gradient.stride(0), *padding, share,
+        KH=kernel[0], KW=kernel[1], M=ROWS, N=n, K=k, PRECISION=_precision(),
     )  # fmt: skip
     return out.sum(0) if parts > 1 else out[0]
 
 
 @triton.jit
 def _squares(x, at, inside, H, W, Y, X):  # type: ignore[no-untyped-def]
-    """Where the 2x2 squares lie, and their four values."""
+    """The corners of the 2x2 squares, and their four values."""
     place = at % (Y * X)
     corner = at // (Y * X) * (H * W) + place // X * (2 * W) + place % X * 2
     a, b = tl.load(x + corner, mask=inside), tl.load(x + corner + 1, mask=inside)
@@ -165,7 +172,7 @@ def _squares(x, at, inside, H, W, Y, X):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _largest(a, b, c, d):  # type: ignore[no-untyped-def]
-    every: tl.constexpr = tl.PropagateNan.ALL  # a client that has diverged must not look sound
+    every: tl.constexpr = tl.PropagateNan.ALL  # a diverged client must stay visible
     return tl.maximum(
         tl.maximum(a, b, propagate_nan=every),
         tl.maximum(c, d, propagate_nan=every),
@@ -187,7 +194,7 @@ def _pool_to_input(x, gradient, out, total, H, W, Y, X, SIZE: tl.constexpr):  # 
     inside = at < total
     corner, a, b, c, d = _squares(x, at, inside, H, W, Y, X)
     back, best = tl.load(gradient + at, mask=inside), _largest(a, b, c, d)
-    # The first of equals gets it all, as in PyTorch.
+    # The first of equal values gets the whole gradient, as in PyTorch.
     to_a, to_b, to_c = a == best, b == best, c == best
     tl.store(out + corner, tl.where(to_a, back, 0.0), mask=inside)
     tl.store(out + corner + 1, tl.where(to_b & ~to_a, back, 0.0), mask=inside)
@@ -195,11 +202,11 @@ def _pool_to_input(x, gradient, out, total, H, W, Y, X, SIZE: tl.constexpr):  # 
     tl.store(out + corner + W + 1, tl.where(to_a | to_b | to_c, 0.0, back), mask=inside)
 
 
-SQUARES = 512  # that one program handles
+SQUARES = 512  # handled by one program
 
 
 def pool(x: Tensor) -> Tensor:
-    """The maximum of each 2x2 square of any number of pictures."""
+    """The maximum of each 2x2 square of any number of images."""
     x, (height, width) = x.contiguous(), x.shape[-2:]
     out = torch.empty(*x.shape[:-2], height // 2, width // 2, device=x.device, dtype=x.dtype)
     grid = (triton.cdiv(out.numel(), SQUARES),)
@@ -208,10 +215,10 @@ def pool(x: Tensor) -> Tensor:
 
 
 def pool_to_input(x: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient of the pictures."""
+    """The gradient of the images."""
     x, gradient, (height, width) = x.contiguous(), gradient.contiguous(), x.shape[-2:]
-    left_over = height % 2 or width % 2  # what no square covers
-    out = torch.zeros_like(x) if left_over else torch.empty_like(x)
+    uncovered = height % 2 or width % 2  # a last row or column that no square covers
+    out = torch.zeros_like(x) if uncovered else torch.empty_like(x)
     grid = (triton.cdiv(gradient.numel(), SQUARES),)
     _pool_to_input[grid](
         x, gradient, out, gradient.numel(), height, width, height // 2, width // 2, SIZE=SQUARES

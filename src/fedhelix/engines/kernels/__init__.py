@@ -1,9 +1,8 @@
-"""Kernels for the CPU, that is ways to compute a network's layers; all compute the same function.
+"""CPU kernels: several ways to compute a network's layers, equal up to the last bits.
 
 `onednn` and `native` are PyTorch's own. On some processors oneDNN takes twice as long as the native
-ones for small convolutions. `tuned` helps the native ones out where they are slow, and `compiled`
-is a block of convolution, ReLU and pooling in C, for machines with a C compiler. Results differ in
-the last bits.
+kernels for small convolutions. `tuned` replaces the native kernels where they are slow, and
+`compiled` is a block of convolution, ReLU and pooling in C, for machines with a C compiler.
 """
 
 from __future__ import annotations
@@ -24,31 +23,30 @@ Kernels = Literal["onednn", "native", "tuned", "compiled"]
 def applied(kernels: Kernels, module: nn.Module) -> Iterator[None]:
     """Let a network compute with these kernels, in one thread.
 
-    More threads gain next to nothing on small networks, and would make results depend on their
-    number.
+    More threads gain little on small networks, and results would depend on their number.
     """
     before, threads = torch.backends.mkldnn.enabled, torch.get_num_threads()
-    lent = lent_layers(kernels, module)
-    own = {layer: type(layer) for layer in lent}
+    replaced = replaced_layers(kernels, module)
+    original = {layer: type(layer) for layer in replaced}
     torch.backends.mkldnn.enabled = kernels == "onednn"  # type: ignore[assignment]
     torch.set_num_threads(1)
     try:
-        change(lent)
+        change_types(replaced)
         yield
     finally:
-        change(own)
+        change_types(original)
         torch.set_num_threads(threads)
         torch.backends.mkldnn.enabled = before
 
 
-def lent_layers(kernels: Kernels, module: nn.Module) -> dict[nn.Module, type[nn.Module]]:
-    """The layers that compute in another way with these kernels."""
+def replaced_layers(kernels: Kernels, module: nn.Module) -> dict[nn.Module, type[nn.Module]]:
+    """The layers that these kernels replace, with their new types."""
     if kernels == "compiled":
         return compiled.layers_for(module)
     return tuned.layers_for(module) if kernels == "tuned" else {}
 
 
-def change(kinds: dict[nn.Module, type[nn.Module]]) -> None:
-    """Make layers compute as others do, with the weights that they have."""
+def change_types(kinds: dict[nn.Module, type[nn.Module]]) -> None:
+    """Give layers another type; they keep their weights."""
     for layer, kind in kinds.items():
         layer.__class__ = kind

@@ -1,6 +1,4 @@
-"""Which calls of PyTorch's convolutions and poolings are the plain ones that engines have faster
-ways for.
-"""
+"""Recognises the plain convolutions and poolings for which engines have faster kernels."""
 
 from __future__ import annotations
 
@@ -20,22 +18,13 @@ def plain_convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor | None, Pair] | None:
-    """The arguments of a 2-d convolution of stride 1 without groups or dilation; None for any
-    other.
-    """
-    if (
-        pair(stride) != (1, 1)
-        or pair(dilation) != (1, 1)
-        or groups != 1
-        or isinstance(padding, str)
-    ):
+    """The arguments of a 2-D convolution of stride 1 without groups or dilation; otherwise None."""
+    strides = pair(stride) == pair(dilation) == (1, 1)
+    if not strides or groups != 1 or isinstance(padding, str):
         return None
     around = pair(padding)
-    if input.dim() != 4 or any(
-        pad >= size for pad, size in zip(around, weight.shape[2:], strict=True)
-    ):
-        return None
-    return input, weight, bias, around
+    narrow = all(pad < size for pad, size in zip(around, weight.shape[2:], strict=True))
+    return (input, weight, bias, around) if input.dim() == 4 and narrow else None
 
 
 def is_plain_pooling(
@@ -47,21 +36,14 @@ def is_plain_pooling(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> bool:
-    """Whether a pooling takes 2x2 squares side by side."""
+    """Whether a pooling covers the image with 2x2 squares side by side."""
     squares = pair(kernel_size) == pair(stride if stride is not None else kernel_size) == (2, 2)
-    plain = (
-        pair(padding) == (0, 0)
-        and pair(dilation) == (1, 1)
-        and not ceil_mode
-        and not return_indices
-    )
-    return squares and plain and input.dim() == 4
+    plain = pair(padding) == (0, 0) and pair(dilation) == (1, 1)
+    return squares and plain and not ceil_mode and not return_indices and input.dim() == 4
 
 
 def pair(value: Any) -> Pair:
-    """A size that may be given once for both directions."""
-    return (
-        (value, value)
-        if isinstance(value, int)
-        else (value[0], value[1] if len(value) > 1 else value[0])
-    )
+    """A size for both directions; PyTorch accepts one number, or one or two in a sequence."""
+    if isinstance(value, int):
+        return value, value
+    return value[0], value[1] if len(value) > 1 else value[0]

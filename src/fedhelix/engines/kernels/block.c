@@ -1,4 +1,4 @@
-/* A block of a small convolutional network: convolution of stride 1, then if wanted ReLU and max-pooling, and back.
+/* A block of a small convolutional network: convolution of stride 1, then optionally ReLU and max-pooling, with gradients.
  *
  * Eight samples at a time are laid side by side (channel, row, column, sample), so that one vector operation serves
  * many samples, everything stays in the caches, and no patches are ever copied. Outside of this file all arrays are as
@@ -27,18 +27,18 @@ typedef float vector __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t mask __attribute__((vector_size(4 * WIDTH)));
 
 typedef struct {
-  int64_t samples, channels, height, width; /* of the pictures */
+  int64_t samples, channels, height, width; /* of the images */
   int64_t outputs, rows, columns;           /* of the kernel */
-  int64_t down, right;                      /* zeros around the pictures */
+  int64_t down, right;                      /* zeros around the images */
   int64_t relu, pool;                       /* what follows: relu 0 or 1; pool 1 for none */
 } Shape;
 
 enum { NOBODY = 255 }; /* where ReLU lets no gradient through; otherwise the place of the maximum in its square */
 
 INLINE vector load(const float *from) {
-  vector found;
-  memcpy(&found, from, sizeof found);
-  return found;
+  vector value;
+  memcpy(&value, from, sizeof value);
+  return value;
 }
 
 INLINE void store(float *to, vector value) { memcpy(to, &value, sizeof value); }
@@ -46,7 +46,7 @@ INLINE void store(float *to, vector value) { memcpy(to, &value, sizeof value); }
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* Lay samples side by side, with zeros around the pictures and in the place of samples that are not there. */
+/* Lay samples side by side, with zeros around the images and in the place of samples that are not there. */
 static void gather(const float *from, float *to, int64_t present, int64_t channels, int64_t height, int64_t width,
                    int64_t down, int64_t right) {
   int64_t size = channels * height * width, broad = width + 2 * right;
@@ -82,14 +82,14 @@ static void pack(const float *weight, float *packed, const Shape *s, int back) {
   }
 }
 
-/* `count` outputs at one place; taps that fall outside of the picture are left out. */
+/* `count` outputs at one place; taps that fall outside of the image are left out. */
 INLINE void place(const int count, const float *x, const float *packed, const float *bias, int64_t channels,
                   int64_t height, int64_t width, int64_t rows, int64_t columns, int64_t top, int64_t left,
-                  vector found[MOST][VECTORS]) {
+                  vector sums[MOST][VECTORS]) {
   int64_t first_row = most(0, -top), last_row = least(rows, height - top);
   int64_t first = most(0, -left), last = least(columns, width - left);
   UNROLL for (int o = 0; o < count; o++) UNROLL for (int v = 0; v < VECTORS; v++)
-      found[o][v] = (vector){0} + (bias ? bias[o] : 0);
+      sums[o][v] = (vector){0} + (bias ? bias[o] : 0);
   for (int64_t c = 0; c < channels; c++)
     for (int64_t i = first_row; i < last_row; i++) {
       const float *seen = x + ((c * height + top + i) * width + left + first) * LANES;
@@ -97,7 +97,7 @@ INLINE void place(const int count, const float *x, const float *packed, const fl
       for (int64_t j = first; j < last; j++, seen += LANES, taps += count)
         UNROLL for (int v = 0; v < VECTORS; v++) {
           vector pixel = load(seen + v * WIDTH);
-          UNROLL for (int o = 0; o < count; o++) found[o][v] += pixel * taps[o];
+          UNROLL for (int o = 0; o < count; o++) sums[o][v] += pixel * taps[o];
         }
     }
 }
@@ -109,13 +109,13 @@ INLINE void outputs_of(const int count, const float *x, const float *packed, con
   int64_t tall = (height + 2 * down - s->rows + 1) / pool, broad = (width + 2 * right - s->columns + 1) / pool;
   for (int64_t y = 0; y < tall; y++)
     for (int64_t z = 0; z < broad; z++) {
-      vector found[MOST][VECTORS], best[MOST][VECTORS] = {0};
+      vector sums[MOST][VECTORS], best[MOST][VECTORS] = {0};
       mask at[MOST][VECTORS] = {0};
       for (int64_t k = 0; k < pool * pool; k++) {
         place(count, x, packed, bias, channels, height, width, s->rows, s->columns, y * pool + k / pool - down,
-              z * pool + k % pool - right, found);
+              z * pool + k % pool - right, sums);
         UNROLL for (int o = 0; o < count; o++) UNROLL for (int v = 0; v < VECTORS; v++) {
-          vector new = found[o][v];
+          vector new = sums[o][v];
           mask wins = k ? (new > best[o][v]) | (new != new) : (mask){0} - 1; /* the first of equals; NaN stays */
           best[o][v] = (vector)(((mask)new & wins) | ((mask)best[o][v] & ~wins));
           at[o][v] = (((mask){0} + (int32_t)k) & wins) | (at[o][v] & ~wins);
@@ -209,31 +209,31 @@ static void unpool(const float *given, const uint8_t *where, float *to, int64_t 
       }
 }
 
-static float *room(int64_t count) { return aligned_alloc(64, ((sizeof(float) * count + 63) / 64) * 64); }
+static float *allocate(int64_t count) { return aligned_alloc(64, ((sizeof(float) * count + 63) / 64) * 64); }
 
-/* Returns 0, or 1 if there is no memory. `where` may be NULL if no gradients will be wanted. */
+/* Returns 0, or 1 if there is no memory. `where` may be NULL if no gradients will be computed. */
 int forward(const Shape *s, const float *x, const float *weight, const float *bias, float *out, uint8_t *where) {
   int64_t tall = (s->height + 2 * s->down - s->rows + 1) / s->pool;
   int64_t broad = (s->width + 2 * s->right - s->columns + 1) / s->pool;
   int64_t in = s->channels * s->height * s->width, made = s->outputs * tall * broad;
-  float *packed = room(s->outputs * s->channels * s->rows * s->columns), *seen = room(in * LANES);
-  float *found = room(made * LANES);
-  int failed = !packed || !seen || !found;
+  float *packed = allocate(s->outputs * s->channels * s->rows * s->columns), *seen = allocate(in * LANES);
+  float *computed = allocate(made * LANES);
+  int failed = !packed || !seen || !computed;
   if (!failed) {
     pack(weight, packed, s, 0);
     for (int64_t n = 0; n < s->samples; n += LANES) {
       int64_t present = least(LANES, s->samples - n);
       gather(x + n * in, seen, present, s->channels, s->height, s->width, 0, 0);
-      convolve(seen, packed, bias, found, where ? where + n * made : NULL, s->channels, s->height, s->width, s->outputs,
+      convolve(seen, packed, bias, computed, where ? where + n * made : NULL, s->channels, s->height, s->width, s->outputs,
                s, s->down, s->right, s->pool, s->relu);
-      scatter(found, out + n * made, present, made);
+      scatter(computed, out + n * made, present, made);
     }
   }
-  free(packed), free(seen), free(found);
+  free(packed), free(seen), free(computed);
   return failed;
 }
 
-/* Each of the three gradients may be NULL if it is not wanted; `where` if there was neither ReLU nor pooling. */
+/* Each of the three gradients may be NULL if it is not needed; `where` if there was neither ReLU nor pooling. */
 int backward(const Shape *s, const float *x, const float *weight, const uint8_t *where, const float *gradient,
              float *to_x, float *to_w, float *to_b) {
   int64_t tall = s->height + 2 * s->down - s->rows + 1, broad = s->width + 2 * s->right - s->columns + 1;
@@ -241,7 +241,7 @@ int backward(const Shape *s, const float *x, const float *weight, const uint8_t 
   int64_t pooled = s->outputs * (tall / s->pool) * (broad / s->pool);
   int64_t weights = s->outputs * s->channels * s->rows * s->columns;
   int64_t padded = s->channels * (s->height + 2 * s->down) * (s->width + 2 * s->right);
-  float *packed = room(weights), *seen = room(padded * LANES), *given = room(made * LANES);
+  float *packed = allocate(weights), *seen = allocate(padded * LANES), *given = allocate(made * LANES);
   int failed = !packed || !seen || !given;
   if (!failed) {
     if (to_x) pack(weight, packed, s, 1);

@@ -1,8 +1,7 @@
-"""Which kernels are the fastest on the CPU depends on the processor and the network: time them
-once.
+"""Chooses the fastest CPU kernels for a processor and a network, by timing them once.
 
-Their results differ in the last bits. So that two runs with one seed are equal, a choice that was
-timed once is kept in the user's cache.
+Their results differ in the last bits. The choice is therefore kept in the user's cache, so that two
+runs with the same seed are equal.
 """
 
 from __future__ import annotations
@@ -23,36 +22,29 @@ from fedhelix.engines.kernels import Kernels, applied
 from fedhelix.engines.kernels.compiled import available, processor
 from fedhelix.engines.local import Setup, base_loss, gather
 
-CLEARLY = 0.9  # kernels that are to replace others must take less than this share of their time
-PATIENCE = 1.0  # seconds for all repetitions; a warm-up and the first one always happen
+CLEARLY = 0.9  # faster kernels must take less than this share of the others' time
+PATIENCE = 1.0  # seconds for all repetitions; a warm-up and one repetition always happen
 REPETITIONS = 15
-EDITION = (
-    3  # of the tuned and compiled kernels: choices that were timed with another one do not count
-)
+EDITION = 3  # of the tuned and compiled kernels: choices timed with another edition do not count
 
 
 def choose(setup: Setup) -> Kernels:
-    """The faster kernels for this network on this processor; timed at the first time, remembered
-    afterwards.
-    """
+    """The fastest kernels for this network on this processor, timed once and then remembered."""
     convolves = any(layer.kind == "conv" for layer in setup.layers.all)
     if not convolves or setup.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return "onednn"
     path, key = cache_folder() / "kernels.json", signature(setup)
     known = read_choices(path)
     if key not in known:
-        found = fastest(setup)
-        known = {
-            key: found,
-            **read_choices(path),
-        }  # of two runs that started together, both go by the first one
-        with suppress(OSError):  # a cache that cannot be written only costs time in the next run
+        # Read the file again: of two runs that start together, both use the choice of the first.
+        known = {key: fastest(setup)} | read_choices(path)
+        with suppress(OSError):  # without a cache the next run times them again
             write_atomically(path, json.dumps(known, indent=1).encode())
     return known[key]
 
 
 def read_choices(path: Path) -> dict[str, Kernels]:
-    """What was chosen before; an unreadable file counts as empty."""
+    """Earlier choices; an unreadable file counts as empty."""
     try:
         known = json.loads(path.read_bytes())
         return {key: choice for key, choice in known.items() if choice in typing.get_args(Kernels)}
@@ -61,7 +53,7 @@ def read_choices(path: Path) -> dict[str, Kernels]:
 
 
 def signature(setup: Setup) -> str:
-    """All that the speed depends on: processor, kernels, network, sample and batch size."""
+    """Everything that the speed depends on: processor, kernels, network, sample and batch size."""
     entries = [
         (name, tuple(value.shape), str(value.dtype)) for name, value in setup.initial.items()
     ]
@@ -72,34 +64,12 @@ def signature(setup: Setup) -> str:
 
 
 def fastest(setup: Setup) -> Kernels:
-    """Time one training step in each way, by turns, so that other work on the machine slows down
-    all alike.
-    """
-    candidates = [
-        kernels for kernels in typing.get_args(Kernels) if kernels != "compiled" or available()
-    ]
-    times: dict[Kernels, list[float]] = {kernels: [] for kernels in candidates}
+    """The kernels with the smallest median time of a training step."""
     threads, mode = torch.get_num_threads(), setup.module.training
-    with torch.random.fork_rng(
-        devices=[]
-    ):  # a network with dropout draws from the global generator
+    with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
         try:
             torch.set_num_threads(1)  # as in worker processes
-            for kernels in candidates:
-                try:
-                    step_seconds(setup, kernels)
-                except (
-                    RuntimeError
-                ):  # a network may count on an order in memory that others do not keep
-                    if kernels in ("onednn", "native"):
-                        raise
-                    del times[kernels]
-            end = time.perf_counter() + PATIENCE
-            while not times["onednn"] or (
-                time.perf_counter() < end and len(times["onednn"]) < REPETITIONS
-            ):
-                for kernels, found in times.items():
-                    found.append(step_seconds(setup, kernels))
+            times = time_steps(setup, working_kernels(setup))
         finally:
             torch.set_num_threads(threads)
             setup.module.train(mode)
@@ -110,8 +80,36 @@ def fastest(setup: Setup) -> Kernels:
     return chosen
 
 
+def working_kernels(setup: Setup) -> list[Kernels]:
+    """The kernels that can compute this network; one step warms each of them up."""
+    working: list[Kernels] = []
+    for kernels in typing.get_args(Kernels):
+        if kernels == "compiled" and not available():
+            continue
+        try:
+            step_seconds(setup, kernels)
+        except RuntimeError:  # a network may rely on a memory layout that other kernels change
+            if kernels in ("onednn", "native"):
+                raise
+            continue
+        working.append(kernels)
+    return working
+
+
+def time_steps(setup: Setup, candidates: list[Kernels]) -> dict[Kernels, list[float]]:
+    """Times of training steps, in turn, so that other work on the machine slows all down alike."""
+    times: dict[Kernels, list[float]] = {kernels: [] for kernels in candidates}
+    end = time.perf_counter() + PATIENCE
+    for repetition in range(REPETITIONS):
+        if repetition and time.perf_counter() >= end:
+            break
+        for kernels in candidates:
+            times[kernels].append(step_seconds(setup, kernels))
+    return times
+
+
 def step_seconds(setup: Setup, kernels: Kernels) -> float:
-    """How long the gradient of one minibatch takes."""
+    """The time of one minibatch's gradient."""
     size = min(max(setup.training.batch_size, 2), len(setup.data.x))  # BatchNorm needs two samples
     batch, state = gather(setup, torch.arange(size), None), clone(setup.initial)
     leaves = [state[name].requires_grad_() for name in setup.layers.parameters]

@@ -1,4 +1,4 @@
-"""A client's local work: what it depends on, its batches, its training and its evaluation."""
+"""A client's local work: setup, batches, training and evaluation."""
 
 from fedhelix.engines.local.batches import BatchSchedule, batch_schedule, gather, samples_of
 from fedhelix.engines.local.evaluation import evaluate, evaluate_clients
@@ -21,6 +21,7 @@ from fedhelix.engines.local.setup import (
     Training,
 )
 from fedhelix.engines.local.training import (
+    PERSONALIZE,
     make_client,
     noise,
     personal_model,
@@ -35,6 +36,7 @@ from fedhelix.engines.local.training import (
 
 __all__ = [
     "EVALUATED_AT_ONCE",
+    "PERSONALIZE",
     "BatchSchedule",
     "ClientResult",
     "ClientTask",

@@ -1,4 +1,4 @@
-"""Which samples each training step sees."""
+"""The minibatches of a client's training."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from fedhelix.engines.local.setup import ClientTask, Setup, Subset
 
 
 class BatchSchedule(NamedTuple):
-    """Which samples each training step sees, and how they are cropped and flipped; short rows are
-    filled with zeros.
+    """The samples of each training step, and how they are cropped and flipped.
+
+    Rows of short batches are padded with zeros.
     """
 
     samples: Tensor  # steps x batch size
     crops: Tensor | None
-    sizes: list[int]  # how many samples of each row count
+    sizes: list[int]  # of each row without the padding
 
     def steps(self) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """The batches one by one, without the filling."""
+        """The batches one by one, without the padding."""
         for row, size in enumerate(self.sizes):
             yield self.samples[row, :size], None if self.crops is None else self.crops[row, :size]
 
@@ -39,7 +40,7 @@ def batch_schedule(
     generator = draw(setup.seed, f"{purpose}-{index}", task.round, task.client)
     sizes = [min(size, count - at) for at in range(0, count, size)]
     if setup.layers.norm and sizes[-1] == 1:
-        # one sample has no variance to normalise by; another epoch's order will bring it back
+        # BatchNorm cannot normalise a single sample; another epoch's order will include it.
         sizes.pop()
     rows = len(sizes)
     samples = torch.zeros(epochs, rows * size, dtype=torch.int64)
@@ -59,7 +60,7 @@ def batch_schedule(
 
 
 def gather(setup: Setup, samples: Tensor, crops: Tensor | None) -> Batch:
-    """Samples as the model gets them; both arguments may carry a leading axis of clients."""
+    """Samples as the model receives them; both arguments may have a leading axis of clients."""
     samples = samples.to(setup.device)
     x = rows_of(setup.data.x, samples)
     if crops is not None:
@@ -74,8 +75,5 @@ def unscaled(x: Tensor) -> Tensor:
 
 def samples_of(setup: Setup, subset: Subset) -> tuple[Tensor, Tensor]:
     """The raw samples and targets of a subset."""
-    return (
-        (setup.data.x, setup.data.y)
-        if subset == "train"
-        else (setup.data.x_test, setup.data.y_test)
-    )
+    data = setup.data
+    return (data.x, data.y) if subset == "train" else (data.x_test, data.y_test)

@@ -1,4 +1,4 @@
-"""Models on the clients' own samples."""
+"""Evaluates models on the clients' own samples."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from fedhelix.engines.local.training import personal_model
 
 
 def evaluate_clients(setup: Setup, clients: Sequence[int], outputs: Outputs) -> dict[int, Scores]:
-    """One model on the own test and validation parts of the clients that use it; every sample is
-    computed once.
-    """
+    """Scores of clients that use the same model; each sample is computed once."""
     parts = [setup.splits[client] for client in clients]
     test = _evaluate_parts(setup, "test", [part.test for part in parts], outputs)
     valid = _evaluate_parts(setup, "train", [part.valid for part in parts], outputs)
@@ -32,17 +30,17 @@ def evaluate_clients(setup: Setup, clients: Sequence[int], outputs: Outputs) -> 
 def _evaluate_parts(
     setup: Setup, subset: Subset, parts: Sequence[np.ndarray], outputs: Outputs
 ) -> list[tuple[float, float]]:
-    wanted = np.unique(np.concatenate(parts))
-    if not len(wanted):
+    samples = np.unique(np.concatenate(parts))
+    if not len(samples):
         return [(math.nan, math.nan) for _ in parts]
-    samples = torch.from_numpy(wanted)
-    predicted, targets = outputs(subset, samples), samples_of(setup, subset)[1]
-    targets = targets[samples.to(targets.device)]
-    places = [np.searchsorted(wanted, part) for part in parts]
+    indices = torch.from_numpy(samples)
+    predicted, targets = outputs(subset, indices), samples_of(setup, subset)[1]
+    targets = targets[indices.to(targets.device)]
+    places = [np.searchsorted(samples, part) for part in parts]
     if setup.objective.by_sample is None:
         at = [torch.from_numpy(place).to(predicted.device) for place in places]
         return [evaluate_outputs(setup.objective, predicted[place], targets[place]) for place in at]
-    # One copy from the device for all clients instead of several waits for each.
+    # One copy from the device for all clients, instead of several waits for each of them.
     values = (
         torch.as_tensor(rule(predicted, targets))
         for rule in (setup.objective.by_sample, setup.objective.loss)

@@ -1,4 +1,4 @@
-"""A network as a function of its state: outputs, features below the head, and the loss."""
+"""A network as a function of its state: outputs, features before the head, and the loss."""
 
 from __future__ import annotations
 
@@ -18,37 +18,35 @@ from fedhelix.engines.kernels import applied
 from fedhelix.engines.local.batches import samples_of
 from fedhelix.engines.local.setup import Setup, Subset
 
-EVALUATED_AT_ONCE = (1000, 10_000)  # samples: on a CPU they should fit its caches, a GPU wants many
+# Samples on a CPU, whose caches they should fit, and on a GPU, which needs many to be busy.
+EVALUATED_AT_ONCE = (1000, 10_000)
 
 
 def base_loss(setup: Setup, params: Mapping[str, Tensor], batch: Batch) -> Tensor:
-    """The mean loss of a model on a batch. BatchNorm statistics in `params` are brought up to date
-    in place.
-    """
+    """The mean loss of a model on a batch; updates BatchNorm statistics in `params` in place."""
     return setup.objective.mean_loss(forward(setup, params, batch.x), batch.y, batch.mask)
 
 
 def forward(setup: Setup, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """A model's outputs for prepared samples, in the precision of the training."""
+    """A model's outputs for prepared samples, in training precision."""
     half = setup.training.precision == "bfloat16"
     with torch.autocast(setup.device.type, torch.bfloat16) if half else nullcontext():
         outputs = call(setup, params, x)
-    if not isinstance(outputs, Tensor):  # in evaluation mode it did
-        raise UserError(
-            f"the model must return one tensor when it is trained, too, not {type(outputs).__name__}."
-        )
+    if not isinstance(outputs, Tensor):  # evaluation mode was checked at set-up
+        kind = type(outputs).__name__
+        raise UserError(f"the model must return one tensor when it is trained, too, not {kind}.")
     return outputs.float()
 
 
 def call(setup: Setup, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """A model's outputs. To search the module for tied tensors every time would take as long as a
-    small layer.
+    """A model's outputs; PyTorch's search for tied weights, as slow as a small layer, is skipped
+    where there are none.
     """
     return functional_call(setup.module, dict(params), (x,), tie_weights=setup.layers.tied)
 
 
 def features(setup: Setup, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """What the head gets for prepared samples, one row each."""
+    """The inputs of the head for prepared samples, one row each."""
     seen: list[Tensor] = []
     head = module_of(setup, setup.layers.weighted[-1])
     handle = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(1)))
@@ -88,7 +86,7 @@ def predict(setup: Setup, state: State, subset: Subset, indices: Tensor) -> Tens
 
 @torch.no_grad()
 def training_features(setup: Setup, state: State, indices: Tensor) -> Tensor:
-    """What the head of a model gets for some training samples, in evaluation mode."""
+    """The inputs of a model's head for some training samples, in evaluation mode."""
     setup.module.eval()
     at_once = EVALUATED_AT_ONCE[setup.device.type == "cuda"]
     with applied(setup.kernels, setup.module):

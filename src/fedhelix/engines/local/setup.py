@@ -1,4 +1,4 @@
-"""What a client's work depends on, what it is asked for and what comes of it."""
+"""The inputs and results of a client's work."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Training(Checked):
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """Everything that a client's work depends on besides what it receives and keeps."""
+    """Everything that a client's work depends on, except its payload and its state."""
 
     method: Method
     module: nn.Module
@@ -90,7 +90,7 @@ class ClientTask(NamedTuple):
 
 
 class ClientResult(NamedTuple):
-    """What comes of it; the loss is the mean over the round's steps."""
+    """The result of a task; the loss is the mean over the round's steps."""
 
     client: int
     samples: int

@@ -1,6 +1,6 @@
-"""A client's work, written once for one client; engines decide how many run at once.
+"""One client's training; engines decide how many clients run at once.
 
-Everything here is a function of (setup, task) alone: no process, device or other client is assumed.
+Everything here is a function of (setup, task) alone, whatever the process, device or other clients.
 """
 
 from __future__ import annotations
@@ -32,9 +32,13 @@ from fedhelix.engines.local.network import (
 )
 from fedhelix.engines.local.setup import ClientResult, ClientTask, Setup
 
+# The purpose of the random draws while a personal model trains. It decides the draws, so another
+# text would change results.
+PERSONALIZE = "tune"
+
 
 def make_client(setup: Setup, task: ClientTask) -> Client:
-    """The client as its hooks see it."""
+    """The client as a method's hooks see it."""
     indices = torch.from_numpy(setup.splits[task.client].train)
 
     def gradients(state: State) -> Iterator[State]:
@@ -58,14 +62,11 @@ def make_client(setup: Setup, task: ClientTask) -> Client:
         return setup.objective.mean_loss(functional_call(setup.module, state, (x[None],)), y[None])
 
     def valid(state: State) -> float:
-        wanted = torch.from_numpy(setup.splits[task.client].valid)
-        if not len(wanted):
+        indices = torch.from_numpy(setup.splits[task.client].valid)
+        if not len(indices):
             return math.nan
-        return evaluate_outputs(
-            setup.objective,
-            predict(setup, state, "train", wanted),
-            setup.data.y[wanted.to(setup.device)],
-        )[0]
+        outputs = predict(setup, state, "train", indices)
+        return evaluate_outputs(setup.objective, outputs, setup.data.y[indices.to(setup.device)])[0]
 
     def train_alone(state: State, turn: int) -> State:
         plain = replace(setup, method=Method())
@@ -96,16 +97,14 @@ def make_client(setup: Setup, task: ClientTask) -> Client:
 
 
 def noise(setup: Setup, task: ClientTask, purpose: str, index: int) -> int:
-    """The seed of what layers such as dropout draw in a phase."""
+    """The seed of layers such as dropout in a phase."""
     return key(setup.seed, f"noise-{purpose}-{index}", task.round, task.client)
 
 
 def train(
     setup: Setup, task: ClientTask, local: LocalRound, index: int, purpose: str
 ) -> tuple[int, Tensor]:
-    """Run one phase; the model in `local.models` is replaced by the trained one. Returns steps and
-    summed loss.
-    """
+    """Run one phase and replace the model in `local.models`; returns steps and summed loss."""
     setup.module.train()
     model = {
         name: value.detach().clone() for name, value in local.models[local.phase.model].items()
@@ -153,9 +152,7 @@ def run_client(setup: Setup, task: ClientTask) -> ClientResult:
 
 
 def start_round(setup: Setup, task: ClientTask, with_context: bool = True) -> LocalRound:
-    """A client that has received its payload and is about to train; where it will not, it needs no
-    context.
-    """
+    """A client about to train on its payload; without training it needs no loss context."""
     client = make_client(setup, task)
     return LocalRound(
         context=make_context(setup, task, client) if with_context else {},
@@ -173,29 +170,28 @@ def start_round(setup: Setup, task: ClientTask, with_context: bool = True) -> Lo
 
 
 def personal_model(setup: Setup, task: ClientTask) -> State:
-    """The model that a client would use now: what it starts from, after `personalize`."""
+    """The model that a client would use now: its starting point after `personalize`."""
     local, used, phases = start_personal(setup, task)
     for index, phase in enumerate(phases):
-        train(setup, task, replace(local, phase=phase), index, "tune")
+        train(setup, task, replace(local, phase=phase), index, PERSONALIZE)
     return local.models[used]
 
 
 def make_context(setup: Setup, task: ClientTask, client: Client) -> Tree:
-    """What the client's loss looks at, as tensors of its own: BatchNorm brings a teacher's
-    statistics up to date.
-    """
+    """The context of the client's loss, copied where BatchNorm would update its statistics."""
     context = setup.hooks.loss_context(task.payload, task.client_state, client)
     return unflatten(clone(flatten(context))) if setup.layers.buffers else context
 
 
 def start_personal(setup: Setup, task: ClientTask) -> tuple[LocalRound, str, list[Phase]]:
-    """A client that is about to use a model, its name, and the training before; newcomers train it
-    as in a round.
+    """A client, the name of its personal model, and the phases that train this model first.
+
+    A newcomer trains it as in a round.
     """
     client = make_client(setup, task)
-    tuning: Sequence[Phase] = [] if task.arriving else setup.hooks.personalize(client)
-    local = start_round(setup, task, with_context=task.arriving or bool(tuning))
-    phases = phases_of(setup, local) if task.arriving else tuning
+    phases: Sequence[Phase] = [] if task.arriving else setup.hooks.personalize(client)
+    local = start_round(setup, task, with_context=task.arriving or bool(phases))
+    phases = phases_of(setup, local) if task.arriving else phases
     used = setup.hooks.personal(local.models)
     if task.arriving and len(phases) > 1:
         phases = [phase for phase in phases if phase.model == used]
@@ -203,16 +199,14 @@ def start_personal(setup: Setup, task: ClientTask) -> tuple[LocalRound, str, lis
 
 
 def unpersonalized_model(setup: Setup, task: ClientTask) -> State | None:
-    """The personal model where it needs no training, sharing its tensors with what was received;
-    otherwise None.
-    """
+    """The personal model if it needs no training (it may share the payload's tensors); or None."""
     if task.arriving or setup.hooks.personalize(make_client(setup, task)):
         return None
     return received_model(setup, task)
 
 
 def received_model(setup: Setup, task: ClientTask) -> State:
-    """The personal model before any preparation."""
+    """The personal model before any training."""
     models = setup.hooks.start(task.payload, task.client_state, make_client(setup, task))
     return models[setup.hooks.personal(models)]
 

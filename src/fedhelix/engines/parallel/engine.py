@@ -31,15 +31,14 @@ from fedhelix.engines.parallel.pool import NoWorkers, WorkerPool, WorkItem, core
 from fedhelix.engines.parallel.worker import client_init, for_client
 from fedhelix.engines.probe import is_whole, probe
 
-CHUNK = EVALUATED_AT_ONCE[
-    0
-]  # as `predict` does: cut elsewhere, outputs would differ in their last bits
+# As in `predict`: batches of another size would change the last bits of the outputs.
+CHUNK = EVALUATED_AT_ONCE[0]
 
 
 class Parallel(Engine):
-    """Results are those of `serial` with one thread, whatever the number of workers.
+    """Gives the results of `serial` with one thread, whatever the number of workers.
 
-    Workers start when they are first needed. Where they cannot be had, clients run one after the
+    Workers start when they are first needed. Where they cannot start, clients run one after the
     other.
     """
 
@@ -48,53 +47,50 @@ class Parallel(Engine):
     def __init__(self, setup: Setup, workers: int | None = None):
         if setup.device.type != "cpu":
             raise UserError(
-                f"the parallel engine works on the CPU, not on {setup.device}; use auto or serial there."
+                f"the parallel engine works on the CPU, not on {setup.device}; "
+                "use auto or serial there."
             )
         if workers is not None and workers < 1:
             raise UserError(f"workers must be at least 1, not {workers}.")
         super().__init__(setup)
         self.workers = workers or cores()
-        self.alone = False
+        self.alone = False  # no workers could start: everything runs in this process
         self._pool: WorkerPool | None = None
 
     def run_clients(self, tasks: Sequence[ClientTask]) -> list[ClientResult]:
-        """The outcomes of the jobs, in their order."""
+        """The results of the tasks, in order."""
         return self._each(run_client, tasks)
 
     def client_init(self, tasks: Sequence[ClientTask]) -> dict[int, Tree]:
-        """What the clients tell before round 0."""
-        return {
-            task.client: said
-            for task, said in zip(tasks, self._each(client_init, tasks), strict=True)
-        }
+        """What the clients send before round 0."""
+        clients = [task.client for task in tasks]
+        return dict(zip(clients, self._each(client_init, tasks), strict=True))
 
     def personal(self, tasks: Sequence[ClientTask]) -> list[State]:
-        """The models that the clients would use now."""
+        """The clients' personal models as of now."""
         return self._each(personal_model, tasks)
 
     def evaluate_each(self, tasks: Sequence[ClientTask]) -> list[Scores]:
-        """Clients that each use a model of their own."""
+        """Scores of clients that each use a different model."""
         return self._each(evaluate, tasks)
 
-    def outputs(self, state: State, pool: Subset, indices: Tensor) -> Tensor:
-        """What one model says to some samples of a pool."""
-        return self._predict([state], pool, indices)[0]
+    def outputs(self, state: State, subset: Subset, indices: Tensor) -> Tensor:
+        """One model's outputs for some samples of a subset."""
+        return self._predict([state], subset, indices)[0]
 
     def score(
         self, states: Sequence[State], pool: Subset, indices: Tensor | None = None
     ) -> list[tuple[float, float]]:
-        """Metric and loss of models on common samples; models and samples are spread over the
-        workers.
-        """
+        """Metric and loss of several models on the same samples, spread over the workers."""
         targets = samples_of(self.setup, pool)[1]
-        wanted = torch.arange(len(targets)) if indices is None else indices
+        indices = torch.arange(len(targets)) if indices is None else indices
         return [
-            evaluate_outputs(self.setup.objective, found, targets[wanted])
-            for found in self._predict(states, pool, wanted)
+            evaluate_outputs(self.setup.objective, outputs, targets[indices])
+            for outputs in self._predict(states, pool, indices)
         ]
 
     def close(self) -> None:
-        """Let the workers go; the engine takes on others if it is used again."""
+        """Release the workers; the engine takes others if it is used again."""
         if self._pool is not None:
             self._pool.release()
             self._pool = None
@@ -102,33 +98,36 @@ class Parallel(Engine):
     def _each(
         self, function: Callable[[Setup, ClientTask], Any], tasks: Sequence[ClientTask]
     ) -> list[Any]:
-        """A function of every client."""
-        splits = {task.client: self.setup.splits[task.client] for task in tasks}
-        items = [
-            WorkItem(for_client, (function, task, split), len(split.train), f"client {task.client}")
-            for task, split in ((task, splits[task.client]) for task in tasks)
-        ]
+        """Call a function once per task, in the workers."""
+        items = []
+        for task in tasks:
+            split = self.setup.splits[task.client]
+            arguments = (function, task, split)
+            items.append(WorkItem(for_client, arguments, len(split.train), f"client {task.client}"))
         return self._run(items, (tensor for task in tasks for tensor in tensors(task.payload)))
 
-    def _predict(self, states: Sequence[State], pool: Subset, indices: Tensor) -> list[Tensor]:
-        """What every model says to the samples."""
+    def _predict(self, states: Sequence[State], subset: Subset, indices: Tensor) -> list[Tensor]:
+        """The outputs of every model, computed chunk by chunk.
+
+        A partial model is fitted to all samples, so its work cannot be split.
+        """
         work = [
-            (predict, indices.split(CHUNK)) if is_whole(self.setup, s) else (probe, (indices,))
-            for s in states
+            (predict, indices.split(CHUNK)) if is_whole(self.setup, state) else (probe, (indices,))
+            for state in states
         ]
         items = [
-            WorkItem(function, (state, pool, part), len(part), "the evaluation")
+            WorkItem(function, (state, subset, part), len(part), "the evaluation")
             for state, (function, parts) in zip(states, work, strict=True)
             for part in parts
         ]
-        found = iter(self._run(items, (tensor for state in states for tensor in state.values())))
-        return [torch.cat([next(found) for _ in parts]) for _, parts in work]
+        chunks = iter(self._run(items, (tensor for state in states for tensor in state.values())))
+        return [torch.cat([next(chunks) for _ in parts]) for _, parts in work]
 
     def _run(self, items: Sequence[WorkItem], shared: Iterable[Tensor]) -> list[Any]:
-        """The results of the tasks, in their order."""
+        """The results of the work items, in order."""
         if not self.alone:
             try:
-                return self._pool_here().run(items, shared, self.workers)
+                return self._open_pool().run(items, shared, self.workers)
             except NoWorkers as problem:
                 self._abandon()
                 self.alone = True
@@ -138,14 +137,14 @@ class Parallel(Engine):
                 raise
         return [item.function(self.setup, *item.arguments) for item in items]
 
-    def _pool_here(self) -> WorkerPool:
+    def _open_pool(self) -> WorkerPool:
         if self._pool is None:
             self._pool = WorkerPool(self.setup)
             self.setup = replace(self.setup, data=self._pool.data)  # one copy of the data in all
         return self._pool
 
     def _abandon(self) -> None:
-        """After a mishap no worker goes on with something that nobody waits for."""
+        """Kill all workers, so that none goes on with work whose result nobody awaits."""
         if self._pool is not None:
             self._pool.end()
             self._pool = None

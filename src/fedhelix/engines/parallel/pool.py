@@ -1,4 +1,4 @@
-"""A crew of worker processes: they share the data, take tasks, and are replaced when they die."""
+"""A pool of worker processes that share the data; a worker that dies is replaced."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from fedhelix.data import Dataset
 from fedhelix.data.datasets import POOLS
 from fedhelix.engines.local import Setup
 from fedhelix.engines.parallel.shared import (
+    Places,
     Unsendable,
     dumps,
     folder_for,
@@ -35,13 +36,13 @@ from fedhelix.engines.parallel.shared import (
     open_map,
     share,
 )
-from fedhelix.engines.parallel.worker import RELEASE, Failure, Opening
+from fedhelix.engines.parallel.worker import RELEASE, Configure, Failure
 
 START = "import sys; from fedhelix.engines.parallel.worker import main; main(sys.argv[1])"
 
 
 class NoWorkers(Exception):
-    """Worker processes cannot be had; the message says why."""
+    """Worker processes cannot start; the message gives the reason."""
 
 
 class WorkItem(NamedTuple):
@@ -49,12 +50,12 @@ class WorkItem(NamedTuple):
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
-    size: int  # a measure of its duration
-    whose: str  # for messages
+    size: int  # proportional to its duration
+    label: str  # for error messages
 
 
 def cores() -> int:
-    """How many processors this process may use."""
+    """The number of processors that this process may use."""
     count = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
@@ -66,12 +67,11 @@ def cores() -> int:
 
 
 class Worker:
-    """One worker process, seen from here."""
+    """The handle of one worker process."""
 
     def __init__(self) -> None:
         self.pipe, theirs = Pipe()
-        # A program of our own and not one of `multiprocessing`, which would run the user's script
-        # in every worker.
+        # Not through `multiprocessing`, which would run the user's script again in every worker.
         command = [sys.executable, "-P", "-c", START, str(theirs.fileno())]
         settings = _inheriting(theirs.fileno())
         self.process = subprocess.Popen(
@@ -81,11 +81,11 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether the process is still there."""
+        """Whether the process is still running."""
         return self.process.poll() is None
 
     def send(self, message: Any) -> None:
-        """Pass a message on; if the worker has died, `receive` will tell."""
+        """Send a message; if the worker has died, `receive` will raise."""
         with suppress(OSError):
             self.pipe.send_bytes(message)
 
@@ -94,8 +94,9 @@ class Worker:
         return loads(self.pipe.recv_bytes())
 
     def end(self) -> None:
-        """Leave no process behind. The pipe closes last, or the worker would take us for dead and
-        tidy up.
+        """Kill the process.
+
+        The pipe closes last: a worker that sees it closed removes the shared files.
         """
         self.process.kill()
         self.process.wait()
@@ -103,7 +104,7 @@ class Worker:
 
 
 def _inheriting(handle: int) -> dict[str, Any]:
-    """How `Popen` lets a child have one end of a pipe, and nothing of Ctrl-C in the terminal."""
+    """Arguments of `Popen`: the child inherits one end of a pipe, and Ctrl-C does not reach it."""
     if sys.platform == "win32":
         os.set_handle_inheritable(handle, True)
         info = subprocess.STARTUPINFO(lpAttributeList={"handle_list": [handle]})
@@ -112,10 +113,10 @@ def _inheriting(handle: int) -> dict[str, Any]:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with the same import path, and one thread for every library that would start more."""
+    """Our environment with the same import path, and one thread for each numerical library."""
     single = dict.fromkeys(["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"], "1")
-    # Where PyTorch allocates with mimalloc, memory goes back to the system after 10 ms: every step
-    # would fetch it anew.
+    # mimalloc, which some builds of PyTorch use, returns memory after 10 ms: every step would have
+    # to allocate it again.
     keeping = {"MIMALLOC_PURGE_DELAY": "1000"}
     return {**keeping, **os.environ, **single, "PYTHONPATH": os.pathsep.join(_import_path())}
 
@@ -125,18 +126,18 @@ def _import_path() -> list[str]:
 
 
 IDLE: list[Worker] = []
-"""Workers of finished crews, for a start takes seconds; they end with the program."""
+"""Released workers, kept until the program ends because starting one takes seconds."""
 
 
 @atexit.register
 def shut_down() -> None:
-    """End the workers that wait for a crew."""
+    """Kill the idle workers."""
     while IDLE:
         IDLE.pop().end()
 
 
 class WorkerPool:
-    """Workers that know a setup. The data lie in one file that all processes map."""
+    """Workers that have received a setup. The data lie in one file that all processes map."""
 
     def __init__(self, setup: Setup):
         tensors = {name: getattr(setup.data, name) for name in POOLS}
@@ -144,19 +145,19 @@ class WorkerPool:
         model = sum(tensor.nbytes for tensor in setup.initial.values())
         self.folder = folder_for(size + 100 * model)
         self.workers: list[Worker] = []
-        self.end = weakref.finalize(
-            self, release, self.workers, self.folder
-        )  # also at the program's end
+        # Also called when the pool is garbage collected, and at the end of the program.
+        self.end = weakref.finalize(self, end_workers, self.workers, self.folder)
         self.count = itertools.count()
         places = share(tensors.values(), self._new_file())
-        self.data = changed(
+        self.data = with_fields(
             setup.data, **{name: mapped(*places[id(tensors[name])]) for name in POOLS}
         )
-        open_map.cache_clear()  # the memory shall be free when the last of these tensors is
-        lean = replace(setup, data=changed(setup.data, owners=None, owners_test=None), splits=())
+        open_map.cache_clear()  # the last of these tensors shall free the memory
+        data = with_fields(setup.data, owners=None, owners_test=None)
+        lean = replace(setup, data=data, splits=())
         try:
-            self.opening = dumps(
-                Opening(_import_path(), self.folder.name, bytes(dumps(lean, places)))
+            self.message = dumps(
+                Configure(_import_path(), self.folder.name, bytes(dumps(lean, places)))
             )
         except Unsendable as problem:
             raise NoWorkers(
@@ -168,49 +169,50 @@ class WorkerPool:
             ) from None
 
     def run(self, items: Sequence[WorkItem], shared: Iterable[Tensor], limit: int) -> list[Any]:
-        """The results of the tasks, in their order, from at most `limit` workers; longest tasks
-        begin first.
+        """The results of the items, in order, from at most `limit` workers.
 
-        Tensors in `shared` are laid into a file once, in whichever tasks they occur.
+        Each tensor in `shared` is written to a file once, however many items refer to it.
         """
-        results: list[Any] = [None] * len(items)
-        waiting = sorted(
-            range(len(items)), key=lambda index: items[index].size
-        )  # taken from the end
-        deaths: Counter[int] = Counter()
         idle = self._ensure(min(limit, len(items)))
-        busy: dict[Any, tuple[Worker, int]] = {}
         path = self._new_file()
         try:
-            places = share(shared, path)
-            while waiting or busy:
-                while waiting and idle:
-                    worker, index = idle.pop(), waiting.pop()
-                    worker.send(dumps((items[index].function, items[index].arguments), places))
-                    busy[worker.pipe] = worker, index
-                for pipe in wait(list(busy)):
-                    worker, index = busy.pop(pipe)
-                    try:
-                        results[index] = opened(worker.receive(), items[index].whose)
-                    except (EOFError, OSError):
-                        deaths[index] += 1
-                        if deaths[index] > 1:
-                            raise EngineFailure(
-                                f"the worker process died twice with {items[index].whose}; perhaps the memory is "
-                                "too small for so many workers."
-                            ) from None
-                        waiting.append(index)
-                        self._remove(worker)
-                        [worker] = self._spawn(1)
-                    idle.append(worker)
+            return self._run(items, share(shared, path), idle)
         finally:
-            with suppress(OSError):  # Windows keeps files that are mapped until the crew ends
+            with suppress(OSError):  # Windows keeps a mapped file until the workers end
                 path.unlink()
+
+    def _run(self, items: Sequence[WorkItem], places: Places, idle: list[Worker]) -> list[Any]:
+        """Give the longest items to the idle workers first; retry once if a worker dies."""
+        results: list[Any] = [None] * len(items)
+        waiting = sorted(range(len(items)), key=lambda index: items[index].size)  # longest last
+        deaths: Counter[int] = Counter()
+        busy: dict[Any, tuple[Worker, int]] = {}
+        while waiting or busy:
+            while waiting and idle:
+                worker, index = idle.pop(), waiting.pop()
+                worker.send(dumps((items[index].function, items[index].arguments), places))
+                busy[worker.pipe] = worker, index
+            for pipe in wait(list(busy)):
+                worker, index = busy.pop(pipe)
+                try:
+                    results[index] = unwrap(worker.receive(), items[index].label)
+                except (EOFError, OSError):
+                    deaths[index] += 1
+                    if deaths[index] > 1:
+                        raise EngineFailure(
+                            f"the worker process died twice with {items[index].label}; "
+                            "perhaps the memory is too small for so many workers."
+                        ) from None
+                    waiting.append(index)
+                    self._remove(worker)
+                    [worker] = self._spawn(1)
+                idle.append(worker)
         return results
 
     def release(self) -> None:
-        """End in peace, all tasks being done: workers that imported nothing of the user's are kept
-        for others.
+        """End the pool after its last item.
+
+        Workers that have imported no module of the user's become idle; the others end.
         """
         for worker in self.workers:
             worker.send(dumps(RELEASE))
@@ -222,21 +224,21 @@ class WorkerPool:
         self.end()
 
     def _ensure(self, count: int) -> list[Worker]:
-        """As many workers as wanted, all alive."""
+        """That many workers, all alive."""
         for worker in [worker for worker in self.workers if not worker.alive]:
             self._remove(worker)
         self._spawn(count - len(self.workers))
         return self.workers[:count]
 
     def _spawn(self, count: int) -> list[Worker]:
-        """Take on workers; new ones start all at once."""
+        """Add workers, idle ones first; new ones start side by side."""
         fresh = [
             worker for worker in (IDLE.pop() for _ in range(min(count, len(IDLE)))) if worker.alive
         ]
         fresh += [Worker() for _ in range(count - len(fresh))]
         self.workers += fresh
         for worker in fresh:
-            worker.send(self.opening)
+            worker.send(self.message)
         for worker in fresh:
             try:
                 failure = worker.receive()
@@ -256,25 +258,25 @@ class WorkerPool:
         return Path(self.folder.name) / str(next(self.count))
 
 
-def release(workers: list[Worker], folder: TemporaryDirectory[str]) -> None:
-    """End all workers, whatever they are doing, and remove the shared files."""
+def end_workers(workers: list[Worker], folder: TemporaryDirectory[str]) -> None:
+    """Kill all workers, whatever they are doing, and remove the shared files."""
     for worker in workers:
         worker.end()
     workers.clear()
     folder.cleanup()
 
 
-def opened(answer: Any, whose: str) -> Any:
-    """A worker's answer, or its exception as one of ours."""
+def unwrap(answer: Any, label: str) -> Any:
+    """A worker's answer; if it is a failure, raise the exception here."""
     if not isinstance(answer, Failure):
         return answer
     if not answer.trace:
         raise UserError(answer.sentence)
-    raise EngineFailure(f"{whose} failed in a worker process: {answer.sentence}\n{answer.trace}")
+    raise EngineFailure(f"{label} failed in a worker process: {answer.sentence}\n{answer.trace}")
 
 
-def changed(data: Dataset, **fields: Any) -> Dataset:
-    """The data set with other fields; `dataclasses.replace` would check every sample again."""
+def with_fields(data: Dataset, **fields: Any) -> Dataset:
+    """The data set with other fields; `dataclasses.replace` would validate every sample again."""
     other = copy.copy(data)
     for name, value in fields.items():
         object.__setattr__(other, name, value)

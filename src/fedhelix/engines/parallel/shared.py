@@ -1,7 +1,6 @@
-"""How values travel between the processes of one machine: large tensors in mapped files, the rest
-as bytes.
+"""Sends values between processes of one machine: large tensors in mapped files, the rest as bytes.
 
-Pickle is used between processes of one program only, never on disk or on a network.
+Pickle is used only between processes of one program, never on disk or over a network.
 """
 
 from __future__ import annotations
@@ -22,17 +21,16 @@ from torch import Tensor
 
 from fedhelix.core.imports import IMPORTED, find_in_file
 
-ALIGNMENT = (
-    64  # what PyTorch's own allocator gives: some kernels round differently on other addresses
-)
+# As PyTorch's allocator aligns: some kernels round differently on other addresses.
+ALIGNMENT = 64
 
 
 class Unsendable(Exception):
-    """Something that another process could not find again; the message names it."""
+    """A value that another process could not import; the message names it."""
 
 
 class Place(NamedTuple):
-    """Where a tensor lies in a file."""
+    """The position of a tensor in a file."""
 
     path: str
     offset: int
@@ -40,27 +38,24 @@ class Place(NamedTuple):
     dtype: torch.dtype
 
 
-Places = Mapping[int, Place]  # by the id of the tensor, which must be kept alive meanwhile
+Places = Mapping[int, Place]  # by the id of the tensor, which must stay alive
 
 
 def folder_for(size: int) -> tempfile.TemporaryDirectory[str]:
-    """A folder for shared files: in memory where there is room for `size` bytes and more, otherwise
-    on disk.
-    """
+    """A folder for shared files: in memory if it can hold twice `size` bytes, otherwise on disk."""
     memory = Path("/dev/shm")
-    roomy = (
-        memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2 * size
-    )
+    usable = memory.is_dir() and os.access(memory, os.W_OK)
+    fits = usable and shutil.disk_usage(memory).free > 2 * size
     return tempfile.TemporaryDirectory(
-        prefix="fedhelix-", dir=memory if roomy else None, ignore_cleanup_errors=True
+        prefix="fedhelix-", dir=memory if fits else None, ignore_cleanup_errors=True
     )
 
 
 def share(tensors: Iterable[Tensor], path: Path) -> dict[int, Place]:
-    """Write tensors into a new file, each one once, however often it occurs."""
+    """Write tensors to a new file, each of them once."""
     places: dict[int, Place] = {}
-    # Not through a mapping: where memory is full, writing gives an error, but touching a mapped
-    # page kills.
+    # Not through a mapping: with full memory a write raises an error, but touching a mapped page
+    # kills the process.
     with path.open("xb") as file:
         for tensor in tensors:
             if id(tensor) in places or not is_plain(tensor):
@@ -72,7 +67,7 @@ def share(tensors: Iterable[Tensor], path: Path) -> dict[int, Place]:
 
 
 def mapped(path: str, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor in a shared file, without a copy; who writes into it gets a page of his own."""
+    """A tensor in a shared file, without a copy; writing to it copies the page (copy on write)."""
     size = shape_bytes(shape, dtype)
     return (
         open_map(path)[offset : offset + size].view(dtype).view(shape)
@@ -88,9 +83,7 @@ def open_map(path: str) -> Tensor:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is no more than its values in a row; PyTorch itself knows how to pickle the
-    others.
-    """
+    """Whether a tensor is just a dense array of values; PyTorch itself pickles the others."""
     plain = (
         type(tensor) is Tensor and tensor.layout is torch.strided and tensor.device.type == "cpu"
     )
@@ -103,12 +96,12 @@ def view_bytes(tensor: Tensor) -> memoryview:
 
 
 def shape_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    """How many bytes such a tensor takes."""
+    """The number of bytes of such a tensor."""
     return torch.Size(shape).numel() * dtype.itemsize
 
 
 def rebuild(values: bytearray, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """The inverse of `view_bytes`; the copy is aligned as PyTorch's kernels like it."""
+    """The inverse of `view_bytes`; the copy has PyTorch's alignment."""
     return (
         torch.frombuffer(values, dtype=dtype).view(shape).clone()
         if values
@@ -117,8 +110,9 @@ def rebuild(values: bytearray, shape: tuple[int, ...], dtype: torch.dtype) -> Te
 
 
 class Pickler(pickle.Pickler):
-    """Tensors as bare bytes, or as the place where they lie; nothing that only the main script
-    knows.
+    """Pickles tensors as bytes or as their place in a file.
+
+    Refuses what is defined in the main script, which a worker does not run.
     """
 
     def __init__(self, file: io.BytesIO, places: Places):
@@ -126,7 +120,7 @@ class Pickler(pickle.Pickler):
         self.places = places
 
     def reducer_override(self, value: Any) -> Any:
-        """What pickle asks for every object."""
+        """How to pickle one object; pickle calls this for each of them."""
         if isinstance(value, type | FunctionType):
             if value.__module__ == "__main__":
                 raise Unsendable(f"'{value.__qualname__}' is defined in the main script")
@@ -142,7 +136,7 @@ class Pickler(pickle.Pickler):
 
 
 def dumps(value: Any, places: Places | None = None) -> memoryview:
-    """A value as bytes; tensors that have a place are only referred to."""
+    """A value as bytes; a tensor that has a place is stored as a reference to it."""
     file = io.BytesIO()
     Pickler(file, places or {}).dump(value)
     return file.getbuffer()

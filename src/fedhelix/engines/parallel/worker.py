@@ -1,4 +1,4 @@
-"""A worker process of the parallel engine: it gets a setup once, and then one task after the other."""
+"""The worker process of the parallel engine: it receives a setup once, then one call at a time."""
 
 from __future__ import annotations
 
@@ -27,48 +27,49 @@ else:
     from multiprocessing.connection import Connection
 
 
-class Opening(NamedTuple):
-    """The first message of a crew to its workers."""
+class Configure(NamedTuple):
+    """The first message from a pool."""
 
-    path: list[str]  # where to import from
-    folder: str  # where the shared files lie
-    setup: bytes  # pickled on its own, for it can be read only when the path is set
+    path: list[str]  # the import path
+    folder: str  # of the shared files
+    setup: bytes  # pickled on its own, because it can be loaded only once the path is set
 
 
 class Failure(NamedTuple):
-    """An exception, as it travels home."""
+    """An exception, as it is sent back."""
 
     sentence: str
-    trace: str  # empty: a mistake of the user's, whom the sentence alone helps
+    trace: str  # empty for a user's error, where the sentence is enough
 
 
-# the last message of a crew; the answer says whether the next crew can take the worker over
-RELEASE = "retire"
+# The last message from a pool. The answer is True if another pool can reuse the worker.
+RELEASE = "release"
 
 
 def client_init(setup: Setup, task: ClientTask) -> Tree:
-    """What a client tells before round 0."""
+    """What a client sends before round 0."""
     return setup.hooks.client_init(make_client(setup, task))
 
 
 def for_client(
     setup: Setup, function: Callable[[Setup, ClientTask], Any], task: ClientTask, split: Split
 ) -> Any:
-    """A function of one client. Its split comes with the task, for those of all clients may be
-    many.
+    """Call a function for one client.
+
+    Its split comes with the task: the splits of all clients would make the setup large.
     """
     return function(replace(setup, splits={task.client: split}), task)  # type: ignore[arg-type]
 
 
 class WorkerLoop:
-    """Does tasks for the process at the other end of a pipe."""
+    """Answers the messages of the process at the other end of a pipe."""
 
     def __init__(self, pipe: Connection):
         self.pipe = pipe
         self.inbox: SimpleQueue[bytes] = SimpleQueue()
         self.folder = ""
         self.setup: Setup | None = None
-        self.known = packages()
+        self.imported = packages()
 
     def serve(self) -> None:
         """Answer one message after the other."""
@@ -77,9 +78,7 @@ class WorkerLoop:
             self.pipe.send_bytes(self.answer(self.inbox.get()))
 
     def listen(self) -> None:
-        """Take in messages. When the other end vanishes, tidy up for it and end at once, even amid
-        a long task.
-        """
+        """Queue messages. When the other end dies, remove its files and exit, even in mid-task."""
         try:
             while True:
                 self.inbox.put(self.pipe.recv_bytes())
@@ -89,36 +88,34 @@ class WorkerLoop:
             os._exit(0)
 
     def answer(self, message: bytes) -> memoryview:
-        """What comes of a message, or how it failed."""
+        """The result of a message, or a `Failure`."""
         try:
-            return dumps(self.obey(loads(message)))
+            return dumps(self.handle(loads(message)))
         except UserError as problem:
             return dumps(Failure(str(problem), ""))
         except Exception as problem:
             return dumps(Failure(described(problem), traceback.format_exc()))
 
-    def obey(self, message: Any) -> Any:
-        """Get ready, retire, or do a task: a function and its arguments."""
-        if isinstance(message, Opening):
+    def handle(self, message: Any) -> Any:
+        """Configure, release, or call a function with its arguments."""
+        if isinstance(message, Configure):
             sys.path[:], self.folder = message.path, message.folder
             self.setup = loads(message.setup)
             return None
         if message == RELEASE:
             self.folder, self.setup = "", None
             open_map.cache_clear()
-            return packages() == self.known
+            return packages() == self.imported
         function, arguments = message
         return function(self.setup, *arguments)
 
 
 def packages() -> set[str]:
-    """The packages that were imported here: those of the user's may change on disk until the next
-    crew.
-    """
+    """The third-party packages imported so far; a user's own may change before the next pool."""
     return {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names
 
 
 def main(handle: str) -> None:
-    """Serve over the pipe whose end was handed down to this process."""
+    """Serve over the pipe whose end this process has inherited."""
     torch.set_num_threads(1)
     WorkerLoop(Connection(int(handle))).serve()

@@ -1,0 +1,117 @@
+"""The gradients of one training step in many slots."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad_and_value, vmap
+
+from fedhelix.core.method import Batch, Local
+from fedhelix.core.seeds import seeded
+from fedhelix.core.tree import State, unflatten
+from fedhelix.engines.batched.convolution import StackedConvolutions
+from fedhelix.engines.batched.streams import STREAMS, fork_streams, join_streams, on_stream
+from fedhelix.engines.batched.table import PhaseTask
+from fedhelix.engines.local import Setup, base_loss, features, forward, gather
+
+# For small networks all slots are one program, with convolutions as matrix products or as grouped
+# convolutions. For large networks each slot is computed apart, on parallel streams.
+Mode = Literal["products", "grouped", "apart"]
+
+
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """Computes the method's loss and its gradients in every slot.
+
+    All arguments have a leading axis of slots; the gradients are written to `out`.
+    """
+
+    example: PhaseTask
+    mode: Mode
+
+    def __call__(
+        self, params: State, fixed: State, context: State, batch: Batch, out: State
+    ) -> Tensor:
+        """The losses of the slots."""
+        compute = self._apart if self.mode == "apart" else self._stacked
+        return compute(params, fixed, context, batch, out)
+
+    def _loss(
+        self, params: State, fixed: State, context: State, x: Tensor, y: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """The loss of one slot, as the method defines it."""
+        setup = self.example.setup
+        local = Local(
+            unflatten(context),
+            self.example.phase,
+            setup.layers,
+            partial(base_loss, setup),
+            partial(forward, setup),
+            partial(features, setup),
+        )
+        return setup.hooks.loss({**params, **fixed}, Batch(x, y, mask), local)
+
+    def _stacked(
+        self, params: State, fixed: State, context: State, batch: Batch, out: State
+    ) -> Tensor:
+        """All slots in one program."""
+        axes = (0, 0, 0, 0, 0, None if batch.mask is None else 0)
+        with StackedConvolutions() if self.mode == "products" else nullcontext():
+            grads, loss = vmap(grad_and_value(self._loss), axes, randomness="different")(
+                params, fixed, context, *batch
+            )
+        torch._foreach_copy_(list(out.values()), [grads[name] for name in out])
+        return loss
+
+    def _apart(
+        self, params: State, fixed: State, context: State, batch: Batch, out: State
+    ) -> Tensor:
+        """Slot by slot, on parallel streams where there are any."""
+        losses: list[Tensor] = []
+        streams = fork_streams(batch.x.device, min(STREAMS, len(batch.y)))
+        for slot in range(len(batch.y)):
+            with on_stream(streams, slot):
+                leaves = {
+                    name: value[slot].detach().requires_grad_() for name, value in params.items()
+                }
+                mask = None if batch.mask is None else batch.mask[slot]
+                x, y = _channels_last(batch.x[slot]), batch.y[slot]
+                loss = self._loss(leaves, _select(fixed, slot), _select(context, slot), x, y, mask)
+                grads = torch.autograd.grad(
+                    loss, list(leaves.values()), allow_unused=True, materialize_grads=True
+                )
+                torch._foreach_copy_([value[slot] for value in out.values()], list(grads))
+                losses.append(loss.detach())
+        join_streams(streams)
+        return torch.stack(losses)
+
+
+def _select(values: State, slot: int) -> State:
+    return {name: value[slot] for name, value in values.items()}
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """On a GPU, large convolutions are fastest with the channels of a pixel side by side."""
+    return x.contiguous(memory_format=torch.channels_last) if x.is_cuda and x.dim() == 4 else x
+
+
+@torch.no_grad()
+def allows_padding(setup: Setup) -> bool:
+    """Whether short batches may be padded with samples that a mask leaves out of the loss.
+
+    Padding would change batch statistics, and a loss that is one number for the whole batch cannot
+    be masked.
+    """
+    norm = nn.modules.batchnorm._NormBase
+    if setup.layers.norm or any(
+        isinstance(module, norm) and module.track_running_stats for module in setup.module.modules()
+    ):
+        return False
+    with seeded(0, setup.device):
+        x, y, _ = gather(setup, torch.arange(min(2, len(setup.data.y)), device=setup.device), None)
+        return setup.objective.loss(forward(setup, setup.initial, x), y).dim() > 0
