@@ -25,7 +25,8 @@ from fedhelix.store import RunFolder
 from helpers import checkpoint, on_disk, same
 
 SMALL = (
-    "--clients", 6, "--cohort", 3, "--rounds", 2, "--epochs", 1, "--batch-size", 64, "--model", "mlp",
+    "--clients", 6, "--cohort", 3, "--rounds", 2, "--epochs", 1, "--batch-size", 64,
+    "--model", "mlp",
     "--engine", "serial",
 )  # fmt: skip
 
@@ -47,12 +48,14 @@ def test_a_run_leaves_a_folder_and_prints_one_line(cli, tmp_path):
     assert config["versions"]["fedhelix"] == __version__
     for record in RunFolder.open(folder).records():
         assert {
-            "round", "accuracy", "personal_accuracy", "personal", "personal_p10", "loss", "uplink_bytes",
+            "round", "accuracy", "personal_accuracy", "personal", "personal_p10", "loss",
+            "uplink_bytes",
             "downlink_bytes", "other_bytes", "seconds",
         } <= record.keys()  # fmt: skip
     summary = json.loads((folder / "summary.json").read_text())
     assert {
-        "method", "parameters", "rounds", "final_accuracy", "best_round", "personal_accuracy", "uplink_bytes",
+        "method", "parameters", "rounds", "final_accuracy", "best_round", "personal_accuracy",
+        "uplink_bytes",
         "downlink_bytes", "other_bytes", "seconds", "seed",
     } <= summary.keys()  # fmt: skip
     assert summary["parameters"] == 64 * 128 + 128 + 128 * 64 + 64 + 64 * 10 + 10
@@ -224,7 +227,8 @@ def files(folder: Path) -> set[Path]:
         ),
         (
             "run fedbn",
-            "fedbn needs a model with BatchNorm and this one has none; try resnet18 or digits-bn-cnn.",
+            "fedbn needs a model with BatchNorm and this one has none; try resnet18 or "
+            "digits-bn-cnn.",
         ),
         (
             "run fedrep --model linear",

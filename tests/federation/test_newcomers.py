@@ -1,4 +1,6 @@
-"""Newcomers: unseen clients with classes that nobody has seen arrive, are welcomed, and take over."""
+"""Newcomers: unseen clients with classes that nobody has seen arrive, are
+welcomed, and take over.
+"""
 
 import dataclasses
 

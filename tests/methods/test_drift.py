@@ -58,7 +58,9 @@ def test_a_short_leash_keeps_clients_near_the_received_model():
 
 
 def quadratics(method, **more):
-    """Two clients with 2 and 3 equal samples x = 1 and y = 1 or 3, and the model w · x with w = 0."""
+    """Two clients with 2 and 3 equal samples x = 1 and y = 1 or 3, and the model w
+    · x with w = 0.
+    """
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
     x, y = torch.ones(5, 1), torch.tensor([1.0, 1, 3, 3, 3])

@@ -152,7 +152,9 @@ def test_fedavg_agrees_with_flower(flower):
 
 
 def agree_round_by_round(fed, theirs, first: int = 1) -> None:
-    """The same uploads to our method and to Flower's strategy, which may count rounds from 0 or 1."""
+    """The same uploads to our method and to Flower's strategy, which may count
+    rounds from 0 or 1.
+    """
     method = fed.method
     server, _ = method.server_init({}, fed.context(0, 3))
     for t, samples in enumerate(SAMPLES):

@@ -293,7 +293,9 @@ def test_fedlp_that_keeps_everything_is_fedavg_and_that_keeps_nothing_stands_sti
 
 
 class Still(nn.Module):
-    """The first convolution gets no gradient, the second one half of one, the third one a full one."""
+    """The first convolution gets no gradient, the second one half of one, the
+    third one a full one.
+    """
 
     def __init__(self):
         super().__init__()

@@ -93,8 +93,8 @@ def test_without_fine_tuning_both_accuracies_are_one():
 )
 def test_every_way_makes_finite_models(way):
     state = build(PFedGPA(**QUICK, generate=way)).fit(2, quiet=True).state
-    for state in state.server["personal"].values():
-        assert all(bool(value.isfinite().all()) for value in state.values())
+    for model in state.server["personal"].values():
+        assert all(bool(value.isfinite().all()) for value in model.values())
 
 
 def test_the_online_mode_generates_in_every_round_after_the_warm_up():
@@ -137,7 +137,7 @@ def test_a_slice_without_layers_is_refused():
 
 
 # Newcomers
-# ------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------
 
 LATE = {"newcomers": 2, "newcomers_after": 2, "newcomers_classes": 0.0}
 

@@ -1,4 +1,6 @@
-"""pFedHN: one step of SGD on the server for every upload, checked against PyTorch's own optimiser."""
+"""pFedHN: one step of SGD on the server for every upload, checked against
+PyTorch's own optimiser.
+"""
 
 import pytest
 import torch

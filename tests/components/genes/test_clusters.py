@@ -1,4 +1,6 @@
-"""Singular vectors against scipy; clusters that do not depend on the order of samples; newcomers."""
+"""Singular vectors against scipy; clusters that do not depend on the order of
+samples; newcomers.
+"""
 
 import numpy as np
 import pytest

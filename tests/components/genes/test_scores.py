@@ -81,7 +81,8 @@ def resnet():
     state = {name: value for name, value in module.state_dict().items() if name in units.names}
     # Every tensor turned by the same angle: what remains is the size.
     before, after = (
-        {name: torch.cat([torch.tensor(start), torch.zeros(value.numel())])[: value.numel()].view_as(value)
+        {name: torch.cat([torch.tensor(start), torch.zeros(value.numel())])[: value.numel()]
+               .view_as(value)
          for name, value in state.items()}
         for start in ([1.0, 0.0], [3.0, 4.0])
     )  # fmt: skip
