@@ -32,7 +32,7 @@ MATRIX = {
     "test_every_method_agrees_with_serial": (*FEW, "gene-fl", "ditto", "moon"),
     "test_every_method_computes_what_it_did_in_version_0_1": (*FEW, "gene-fl", "pfedgpa"),
     "test_every_method_takes_newcomers_in_and_resumes_across_their_arrival": ("gene-fl",),
-    "test_genfed_around_methods_that_keep_a_part_at_home": ("fedrep",),
+    "test_genfed_around_methods_whose_clients_keep_a_part": ("fedrep",),
     "test_only_what_is_declared_travels_and_every_byte_is_counted": (*FEW, "gene-fl", "fedlps"),
     "test_resuming_gives_the_straight_run_to_the_bit": (*FEW, "gene-fl", "pfedgpa"),
     "test_sites_and_simulation_agree": ("fedavg", "scaffold"),
