@@ -20,8 +20,8 @@ class FedDyn(FedAvg):
     """Each client minimises F(w) - <dual, w> + alpha/2 |w - received|², where the dual is the
     gradient of F at the model that it trained last.
 
-    The server keeps the mean of all duals, with the opposite sign, as `h` and corrects the mean of
-    the models by it. Nothing but models travels.
+    The server keeps the mean of all duals as `h` and corrects the mean of the models by it. Nothing
+    but models travels.
     """
 
     alpha: float = option(0.1, "strength of the dynamic regulariser", above=0)
