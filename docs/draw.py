@@ -47,6 +47,19 @@ SKETCHES = {
     "ditto": Sketch(
         "ttttt", "mean of the models", "train both; the second\non a leash to the first", "sssss"
     ),
+    "feddyn": Sketch(
+        "ttttt", "mean of the models,\ncorrected by h", "train, corrected by\nits dual", "sssss"
+    ),
+    "moon": Sketch(
+        "ttttt",
+        "mean of the models",
+        "features: near the received\nmodel, far from the last",
+        "sssss",
+    ),
+    "apfl": Sketch("ttttt", "mean of the models", "train both;\nuse their mixture", "sssss"),
+    "fedproto": Sketch(
+        "sssss", "mean features\nof every class", "train near the prototypes;\nsend mean features"
+    ),
     "local": Sketch("sssss", "nothing to do", "train alone", arrows="none"),
     "fedbn": Sketch("tstst", "mean of all but\nBatchNorm", "train; BatchNorm\nis its own"),
     "fedper": Sketch("tttts", "mean of the bodies", "train; the last\nlayer is its own"),
