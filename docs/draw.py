@@ -58,7 +58,7 @@ SKETCHES = {
     ),
     "apfl": Sketch("ttttt", "mean of the models", "train both;\nuse their mixture", "sssss"),
     "fedproto": Sketch(
-        "sssss", "mean features\nof every class", "train near the prototypes;\nsend mean features"
+        "sssss", "mean features\nof every class", "train near these;\nsend its own"
     ),
     "local": Sketch("sssss", "nothing to do", "train alone", arrows="none"),
     "fedbn": Sketch("tstst", "mean of all but\nBatchNorm", "train; BatchNorm\nis its own"),

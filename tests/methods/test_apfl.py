@@ -25,16 +25,16 @@ def test_a_round_by_hand():
     # v: two steps along alpha · 2 (mixture - y) where the mixture is v / 2 + 0 / 2.
     # Client 1: 0 → 0.1 → 0.1 + 0.1 · 0.95; client 2: 0 → 0.3 → 0.3 + 0.1 · 2.85.
     assert weights(state.client_states, "local", "weight") == pytest.approx([0.195, 0.585])
-    # Alpha steps along (v - w) · 2 (mixture - y) with mixtures 0.2775 and 0.8325:
-    # 0.5 - 0.1 · (-0.165 · -1.445) and 0.5 - 0.1 · (-0.495 · -4.335).
-    assert weights(state.client_states, "alpha") == pytest.approx([0.4761575, 0.2854175])
+    # Alpha steps along (v - 0) · 2 (mixture - y) with mixtures 0.0975 and 0.2925:
+    # 0.5 - 0.1 · (0.195 · -1.805) and 0.5 - 0.1 · (0.585 · -5.415).
+    assert weights(state.client_states, "alpha") == pytest.approx([0.5351975, 0.8167775])
 
 
 def test_a_client_uses_the_mixture_with_the_new_global_model():
     run = two_quadratics(APFL(alpha=0.5)).fit(1, quiet=True)
-    # 0.4761575 · 0.195 + 0.5238425 · 0.72 and 0.2854175 · 0.585 + 0.7145825 · 0.72.
+    # 0.5351975 · 0.195 + 0.4648025 · 0.72 and 0.8167775 · 0.585 + 0.1832225 · 0.72.
     used = [run.personal(client).weight.item() for client in (0, 1)]
-    assert used == pytest.approx([0.4700173, 0.6814686])
+    assert used == pytest.approx([0.4390213, 0.6097350])
 
 
 def test_with_one_step_a_round_it_is_the_papers_algorithm():
@@ -48,10 +48,10 @@ def test_with_one_step_a_round_it_is_the_papers_algorithm():
 
 
 def test_alpha_stays_between_0_and_1():
-    # Alpha 0.1: w ends at 1.08, v at 0.06 + 0.1 · 0.2 · (3 - 0.006) ≈ 0.12, the mixture ≈ 0.98.
-    # The slope is about -0.96 · -4.03 = 3.9, so alpha would become -0.29.
-    ((_, state),) = two_quadratics(APFL(alpha=0.1)).run_rounds(1)
-    assert weights(state.client_states, "alpha")[1] == 0
+    # Client 2 with alpha 0.9: v goes to 0.54 and 0.99252, the mixture is 0.893268, and the slope
+    # 0.99252 · 2 (0.893268 - 3) = -4.18, so alpha would become 1.32.
+    ((_, state),) = two_quadratics(APFL(alpha=0.9)).run_rounds(1)
+    assert weights(state.client_states, "alpha")[1] == 1
 
 
 def test_alpha_0_is_fedavg():

@@ -52,10 +52,9 @@ class APFL(FedAvg):
 
     def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
         """Client: the global model leaves; the local one stays, with the next alpha."""
-        v, w = local.models["local"], take(local.models["model"], local.layers.parameters)
-        alpha = local.context["alpha"]
+        v, w, alpha = local.models["local"], local.context["w"], local.context["alpha"]
         if self.adaptive:
-            # The gradient of one batch, as in the paper.
+            # The gradient of one batch, at the mixture in which v was trained.
             gradient = next(local.client.gradients(self._mix(v, w, alpha)))
             slope = torch.stack([((v[name] - w[name]) * gradient[name]).sum() for name in w]).sum()
             alpha = (alpha - local.client.lr * slope).clamp(0, 1)

@@ -24,7 +24,7 @@ class FedDyn(FedAvg):
     but models travels.
     """
 
-    alpha: float = option(0.1, "strength of the dynamic regulariser", above=0)
+    alpha: float = option(0.03, "strength of the dynamic regulariser", above=0)
 
     def server_init(
         self, client_inits: Mapping[int, Tree], ctx: Context
