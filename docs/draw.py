@@ -57,9 +57,7 @@ SKETCHES = {
         "sssss",
     ),
     "apfl": Sketch("ttttt", "mean of the models", "train both;\nuse their mixture", "sssss"),
-    "fedproto": Sketch(
-        "sssss", "mean features\nof every class", "train near these;\nsend its own"
-    ),
+    "fedproto": Sketch("sssss", "mean features\nof every class", "train near these;\nsend its own"),
     "local": Sketch("sssss", "nothing to do", "train alone", arrows="none"),
     "fedbn": Sketch("tstst", "mean of all but\nBatchNorm", "train; BatchNorm\nis its own"),
     "fedper": Sketch("tttts", "mean of the bodies", "train; the last\nlayer is its own"),
