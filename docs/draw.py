@@ -46,6 +46,17 @@ SKETCHES = {
     "ditto": Sketch(
         "ttttt", "mean of the models", "train both; the second\nstays close to the first", "sssss"
     ),
+    "feddyn": Sketch(
+        "ttttt", "mean of the models,\ncorrected by h", "train, corrected by\nits dual", "sssss"
+    ),
+    "moon": Sketch(
+        "ttttt",
+        "mean of the models",
+        "features: near the received\nmodel, far from the last",
+        "sssss",
+    ),
+    "apfl": Sketch("ttttt", "mean of the models", "train both;\nuse their mixture", "sssss"),
+    "fedproto": Sketch("sssss", "mean features\nof every class", "train near these;\nsend its own"),
     "local": Sketch("sssss", "not involved", "train alone", arrows="none"),
     "fedbn": Sketch("tstst", "mean of all but\nBatchNorm", "train; BatchNorm\nis personal"),
     "fedper": Sketch("tttts", "mean of the bodies", "train; the last\nlayer is personal"),

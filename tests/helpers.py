@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from fedhelix import METHODS, Federation, Method
+from fedhelix import METHODS, Federation, Method, partition
 from fedhelix.core.tree import flatten, load
+from fedhelix.data import Dataset
 
 # Options that make a method cheap, for tests that hold for every method. Newcomers get what all
 # have learnt together.
@@ -35,6 +37,22 @@ def small(method: str | Method | None = None, model: Any = "linear", **more: Any
     return Federation(
         settings.pop("data"), settings.pop("partition"), model=model, method=method, **settings
     )
+
+
+def two_quadratics(
+    method: Method, slopes: tuple[float, float] = (1.0, 1.0), **more: Any
+) -> Federation:
+    """Two clients with the losses a² (w - 1)² and b² (w - 3)²; w starts at 0. A client has two
+    equal samples x = slope, so that every epoch is one step of 0.1 along its whole gradient.
+    """
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    x = torch.tensor(slopes).repeat_interleave(2)
+    y = x * torch.tensor([1.0, 1, 3, 3])
+    owners = torch.tensor([0, 0, 1, 1]).numpy()
+    data = Dataset("quadratics", x[:, None], y, x[:, None], y, classes=None, owners=owners)
+    usual = {"cohort": 2, "epochs": 2, "batch_size": 10, "lr": 0.1, "momentum": 0}
+    return small(method, model, data=data, partition=partition.natural(valid=0), **usual | more)
 
 
 def timeless(records: list[dict]) -> list[dict]:

@@ -21,6 +21,7 @@ from fedhelix.data import Dataset, from_arrays, from_clients, load
 from fedhelix.data import partitions as partition
 from fedhelix.federation import Federation, FederationSettings, FederationState, Run
 from fedhelix.methods import (
+    APFL,
     Clustered,
     Ditto,
     FedAU,
@@ -29,12 +30,14 @@ from fedhelix.methods import (
     FedAvgM,
     FedBABU,
     FedBN,
+    FedDyn,
     FedFina,
     FedLG,
     FedLP,
     FedLPS,
     FedOpt,
     FedPer,
+    FedProto,
     FedProx,
     FedRep,
     FedUmf,
@@ -42,6 +45,7 @@ from fedhelix.methods import (
     GenFed,
     LGFedAvg,
     LocalOnly,
+    Moon,
     PartialFed,
     PFedGPA,
     PFedHN,
@@ -58,6 +62,7 @@ from fedhelix.robust.defences import (
 )
 
 __all__ = [
+    "APFL",
     "METHODS",
     "BadInput",
     "Batch",
@@ -74,12 +79,14 @@ __all__ = [
     "FedAvgM",
     "FedBABU",
     "FedBN",
+    "FedDyn",
     "FedFina",
     "FedLG",
     "FedLP",
     "FedLPS",
     "FedOpt",
     "FedPer",
+    "FedProto",
     "FedProx",
     "FedRep",
     "FedUmf",
@@ -96,6 +103,7 @@ __all__ = [
     "LocalRound",
     "Median",
     "Method",
+    "Moon",
     "MultiKrum",
     "NormBound",
     "OptimizerRule",

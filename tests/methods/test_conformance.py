@@ -18,6 +18,7 @@ DIGITS = load("digits").subsample(300, 100)
 NETWORKS = {"fedbn": "digits-bn-cnn"}
 # Options that change what travels or what is kept.
 VARIANTS = {
+    "apfl": [{"adaptive": False}],
     "clustered": [{"clusters": 2, "vectors": 2, "inner": METHODS["fedper"]()}],
     "fedlps": [{"prune_ratio": 0.3}],
     "gene-fl": [
@@ -134,7 +135,7 @@ def test_only_what_is_declared_travels_and_every_byte_is_counted(method, model, 
     )
     seen = [result for result in seen if result.upload]
     for result in seen:
-        sent = result.upload["model"]
+        sent = result.upload.get("model", {})
         assert set(sent) <= shared
         if method.name not in ("fedlp", "fedlg", "fedlps", "gene-fl"):
             assert set(sent) == shared
@@ -164,13 +165,18 @@ def test_only_what_is_declared_travels_and_every_byte_is_counted(method, model, 
         ) // len(seen)
     elif method.name == "gene-fl":
         extra = 2  # density of the mask and accuracy on validation samples
-    values = (
-        sum(sizes[name] for result in seen for name in result.upload["model"]) + len(seen) * extra
+    elif method.name == "fedproto":
+        extra = 10  # the shares of the classes
+    values = sum(sizes[name] for result in seen for name in result.upload.get("model", {})) + sum(
+        value.numel() for result in seen for value in result.upload.get("prototypes", {}).values()
     )
+    values += len(seen) * extra
     assert record["uplink_bytes"] == 4 * values
     assert record["refused"] == {}
     assert 0 <= record["personal_accuracy"] <= 1
-    models = [part["model"] for part in state.server.get("parts", {"": state.server}).values()]
+    models = [
+        part.get("model", {}) for part in state.server.get("parts", {"": state.server}).values()
+    ]
     assert all(bool(value.isfinite().all()) for model in models for value in model.values())
 
 
@@ -204,7 +210,7 @@ def test_an_unseen_client_can_start(method):
     used = models[method.personal(models)]
     assert list(used) == list(fed.layers.names)
     # It gets what the others learned together, and draws the rest.
-    inherited = run.state.client_states.get(number, payload)["model"]
+    inherited = run.state.client_states.get(number, payload).get("model", {})
     for name, value in used.items():
         assert torch.equal(value, inherited.get(name, fed.initial[name]))
     (record, _), *_ = fed.run_rounds(2, run.state)

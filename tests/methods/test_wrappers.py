@@ -81,7 +81,8 @@ def test_a_wrapper_counts_in_every_method_or_refuses_it(around, name):
         assert all_differ(learnt(inner), wrapped)
 
 
-@pytest.mark.parametrize("name", INNER)
+# Attacks forge models, and FedProto uploads none.
+@pytest.mark.parametrize("name", [name for name in INNER if name != "fedproto"])
 def test_an_attack_counts_in_every_method_or_is_refused(name):
     inner = make(name, FEW.get(name, {}))
     try:

@@ -179,6 +179,6 @@ def test_bad_input(settings, sentence):
 
 def test_attacks_without_effect_give_a_warning():
     with pytest.warns(
-        UserWarning, match="attack = ipm has nothing to forge: local uploads nothing"
+        UserWarning, match="attack = ipm has nothing to forge: local uploads no model"
     ):
         small(METHODS["local"](), attack="ipm")

@@ -26,6 +26,11 @@ class Batch(NamedTuple):
     y: Tensor
     mask: Tensor | None = None
 
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of one value per sample; samples that only fill the batch up do not count."""
+        mask = torch.ones_like(values) if self.mask is None else self.mask
+        return (values * mask).sum() / mask.sum().clamp_min(1)
+
 
 class Upload(NamedTuple):
     """What the server received from one client."""

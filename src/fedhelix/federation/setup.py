@@ -181,7 +181,7 @@ class FederationSetup:
             )
         if not shared:
             warnings.warn(
-                f"attack = {attack} has nothing to forge: {self.method.label} uploads nothing.",
+                f"attack = {attack} has nothing to forge: {self.method.label} uploads no model.",
                 stacklevel=5,
             )
 

@@ -1,5 +1,6 @@
 """The methods, one file each. Importing this package registers them all."""
 
+from fedhelix.methods.apfl import APFL
 from fedhelix.methods.clustered import Clustered
 from fedhelix.methods.ditto import Ditto
 from fedhelix.methods.fedau import FedAU
@@ -8,12 +9,14 @@ from fedhelix.methods.fedavg_ft import FedAvgFT
 from fedhelix.methods.fedavgm import FedAvgM
 from fedhelix.methods.fedbabu import FedBABU
 from fedhelix.methods.fedbn import FedBN
+from fedhelix.methods.feddyn import FedDyn
 from fedhelix.methods.fedfina import FedFina
 from fedhelix.methods.fedlg import FedLG
 from fedhelix.methods.fedlp import FedLP
 from fedhelix.methods.fedlps import FedLPS
 from fedhelix.methods.fedopt import FedOpt
 from fedhelix.methods.fedper import FedPer
+from fedhelix.methods.fedproto import FedProto
 from fedhelix.methods.fedprox import FedProx
 from fedhelix.methods.fedrep import FedRep
 from fedhelix.methods.fedumf import FedUmf
@@ -21,12 +24,14 @@ from fedhelix.methods.gene_fl import GeneFL
 from fedhelix.methods.genfed import GenFed
 from fedhelix.methods.lg_fedavg import LGFedAvg
 from fedhelix.methods.local import LocalOnly
+from fedhelix.methods.moon import Moon
 from fedhelix.methods.partialfed import PartialFed
 from fedhelix.methods.pfedgpa import PFedGPA
 from fedhelix.methods.pfedhn import PFedHN
 from fedhelix.methods.scaffold import Scaffold
 
 __all__ = [
+    "APFL",
     "Clustered",
     "Ditto",
     "FedAU",
@@ -35,12 +40,14 @@ __all__ = [
     "FedAvgM",
     "FedBABU",
     "FedBN",
+    "FedDyn",
     "FedFina",
     "FedLG",
     "FedLP",
     "FedLPS",
     "FedOpt",
     "FedPer",
+    "FedProto",
     "FedProx",
     "FedRep",
     "FedUmf",
@@ -48,6 +55,7 @@ __all__ = [
     "GeneFL",
     "LGFedAvg",
     "LocalOnly",
+    "Moon",
     "PFedGPA",
     "PFedHN",
     "PartialFed",

@@ -54,7 +54,7 @@ def features(setup: Setup, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         forward(setup, params, x)
     finally:
         handle.remove()
-    return seen[-1]
+    return seen[-1].float()
 
 
 def module_of(setup: Setup, layer: Layer) -> nn.Module:
