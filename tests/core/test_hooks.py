@@ -138,6 +138,13 @@ def run(hook: str, answer, **more):
             lambda found: {**found, "n": {1, 2}},
             "mine.aggregate has a set as 'n'; only tensors",
         ),
+        ("model", lambda _: 3, "mine.model must return a dict of tensors .*, or None, not a int"),
+        (
+            "model",
+            lambda found: {"fc.weight": found["fc.weight"]},
+            "mine.model must return a whole model; it lacks 'fc.bias'",
+        ),
+        ("check", lambda _: True, "mine.check must return nothing, not a bool"),
         ("personal", lambda _: "mine", "unknown model in mine.personal 'mine'; there are: model"),
         ("personalize", lambda _: Phase(), "mine.personalize must return a tuple of phases"),
     ],

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import time
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +49,15 @@ class Browser:
             lambda: json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/json", timeout=5))
         )
         address = next(tab["webSocketDebuggerUrl"] for tab in tabs if tab["type"] == "page")
-        self.socket = connect(address, max_size=None)
+        self.connection = ExitStack()
+        self.socket = self.connection.enter_context(connect(address, max_size=None))
         self.numbers = itertools.count(1)
         self.complaints: list[str] = []
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
     def close(self) -> None:
-        self.socket.close()
+        self.connection.close()
         self.process.terminate()
         self.process.wait(10)
 

@@ -1,8 +1,8 @@
 """Layers and their roles (head, body, norm, convolutions), read from a module's structure and not
 from its names.
 
-Methods choose by them what travels: `units.body`, `units.norm`, `units.convs[-4:]`,
-`units.split("module")`. An *entry* is one tensor of the module's state dict, named as there.
+Methods choose by them what travels: `layers.body`, `layers.norm`, `layers.convs[-4:]`,
+`layers.split("module")`. An *entry* is one tensor of the module's state dict, named as there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Layers:
-    """What a network consists of; make one with `Units.of(module, example)`."""
+    """What a network consists of; make one with `Layers.of(module, example)`."""
 
     names: tuple[
         str, ...
@@ -130,7 +130,7 @@ class Layers:
         return tuple(entry for layer in self.weighted[-count:] for entry in layer.entries)
 
     def split(self, granularity: Granularity) -> dict[str, tuple[str, ...]]:
-        """Units by name, each with its entries.
+        """Parts by name, each with its entries.
 
         `conv`: each convolution and each linear layer, nothing else; `module`: each convolution
         with the BatchNorm that follows it, and every other layer; `tensor`: every entry alone. The

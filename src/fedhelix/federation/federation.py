@@ -202,7 +202,7 @@ class Federation(FederationSetup):
     def _first_state(self, run: Run, rounds: int, resume: bool) -> FederationState:
         try:
             return self.initialize(rounds)
-        except UserError:  # clients or method refuse what they are asked for
+        except UserError:  # clients or the method refuse the settings
             if run.folder is not None and not resume:
                 run.folder.withdraw()
             raise

@@ -11,7 +11,7 @@ from fedhelix.core.method import Upload
 from fedhelix.core.tree import State, Tree, payload_bytes, tensors
 from fedhelix.engines.local import ClientResult
 
-LARGEST = 10  # an upload may weigh at most this many models
+LARGEST = 10  # the size of an upload, in models
 
 
 def refusal(tree: Tree, initial: State, needed: Collection[str] = ()) -> str | None:

@@ -91,7 +91,7 @@ class Clusters(Method):
     def aggregate(
         self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context
     ) -> Tree:
-        """Server: merge within each cluster; one that nobody took part in stays as it is."""
+        """Server: aggregate within each cluster; one that nobody took part in stays as it is."""
         weight_of = {upload.client: weight for upload, weight in zip(uploads, weights, strict=True)}
         parts = dict(server["parts"])
         for k, mine in self._groups(server, uploads).items():

@@ -1,4 +1,4 @@
-"""Ditto: beside the global model every client trains its own, on a leash to the global one."""
+"""Ditto: beside the global model every client trains a personal one that stays near it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Ditto(FedProx):
         return Phase(), Phase(epochs=self.personal_epochs, model="personal")
 
     def loss(self, params: Mapping[str, Tensor], batch: Batch, local: Local) -> Tensor:
-        """Client: only the personal model is on a leash."""
+        """Client: only the personal model is pulled towards the global one."""
         if local.phase.model == "personal":
             return super().loss(params, batch, local)
         return local.base_loss(params, batch)

@@ -61,21 +61,21 @@ class FedAU(FedAvg):
         """Server: one step along the weighted sum, which need not be a mean; buffers are averaged
         plainly.
         """
-        merged = super().aggregate(server, uploads, weights, ctx)
+        state = super().aggregate(server, uploads, weights, ctx)
         for name in ctx.layers.parameters:
             old = server["model"][name]
             moved = sum(
                 w * (upload.tree["model"][name] - old)
                 for w, upload in zip(weights, uploads, strict=True)
             )
-            merged["model"][name] = old + self.global_lr * moved
+            state["model"][name] = old + self.global_lr * moved
         kept = [self.count == "sampled" or weight > 0 for weight in weights]
         here = torch.zeros(len(server["missed"]), dtype=torch.bool)
         here[[upload.client for upload, keep in zip(uploads, kept, strict=True) if keep]] = True
         gap = server["missed"].cpu() + 1
         full = here if self.cutoff is None else here | (gap >= self.cutoff)
         return {
-            **merged,
+            **state,
             "missed": torch.where(full, 0, gap),
             "intervals": server["intervals"].cpu() + full,
             "total": server["total"].cpu() + torch.where(full, gap, 0),

@@ -36,11 +36,11 @@ class FedAvgM(FedAvg):
         """Server: the mean update and a share of the last step; BatchNorm statistics are plainly
         averaged.
         """
-        merged = super().aggregate(server, uploads, weights, ctx)
-        update = subtract(take(merged["model"], server["step"]), server["model"])
+        state = super().aggregate(server, uploads, weights, ctx)
+        update = subtract(take(state["model"], server["step"]), server["model"])
         step = add(update, server["step"], self.server_momentum)
         return {
-            **merged,
-            "model": {**merged["model"], **add(take(server["model"], step), step)},
+            **state,
+            "model": {**state["model"], **add(take(server["model"], step), step)},
             "step": step,
         }

@@ -86,9 +86,9 @@ class FedLG(FedAvg):
         self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context
     ) -> Tree:
         """Server: average the layers, and with the gradient rule the shares as well."""
-        merged = super().aggregate(server, uploads, weights, ctx)
+        state = super().aggregate(server, uploads, weights, ctx)
         if self.select == "gradient":
-            merged |= masked_mean(
+            state |= masked_mean(
                 [upload.tree for upload in uploads], weights, take(server, ["moving"])
             )
-        return merged
+        return state

@@ -47,8 +47,8 @@ class FedOpt(FedAvg):
         """Server: one adaptive step along the mean update; BatchNorm statistics are plainly
         averaged.
         """
-        merged = super().aggregate(server, uploads, weights, ctx)
-        update = subtract(take(merged["model"], ctx.layers.parameters), server["model"])
+        state = super().aggregate(server, uploads, weights, ctx)
+        update = subtract(take(state["model"], ctx.layers.parameters), server["model"])
         lr, t = self.server_lr, ctx.round + 1
         if self.bias_correction and self.server_optimizer != "adagrad":
             lr *= (1 - self.beta2**t) ** 0.5 / (1 - self.beta1**t)
@@ -62,5 +62,5 @@ class FedOpt(FedAvg):
                 "adagrad": old + square,
             }[self.server_optimizer]
             step = first[name] / (second[name].sqrt() + self.tau)
-            merged["model"][name] = server["model"][name] + lr * step
-        return {**merged, "first": first, "second": second}
+            state["model"][name] = server["model"][name] + lr * step
+        return {**state, "first": first, "second": second}

@@ -1,4 +1,4 @@
-"""FedProx: local training is held near the global model by a quadratic leash."""
+"""FedProx: local training stays near the global model by a quadratic penalty."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ class FedProx(FedAvg):
         return take(payload["model"], client.layers.parameters)
 
     def loss(self, params: Mapping[str, Tensor], batch: Batch, local: Local) -> Tensor:
-        """Client: risk plus leash."""
+        """Client: the base loss plus the penalty."""
         drift = sum((params[name] - value).square().sum() for name, value in local.context.items())
         return local.base_loss(params, batch) + self.mu / 2 * drift

@@ -29,11 +29,9 @@ from fedhelix.methods.fedavg import FedAvg
 @register("genfed", paper="GenFed, Expert Systems with Applications 281, 127636, 2025")
 @dataclass(frozen=True)
 class GenFed(Wrapper):
-    """Scores every returned model on the server's validation set and lets a method merge only the
-    best of them.
-    """
+    """Scores every returned model on the server's validation set; only the best are aggregated."""
 
-    inner: Method = option(FedAvg(), "the method that merges the chosen models")
+    inner: Method = option(FedAvg(), "the method that aggregates the chosen models")
     schedule: Schedule = option("linear", "how the number of chosen models changes over the rounds")
     rho_max: int = option(5, "the largest number of chosen models", low=1)
     b: float | None = option(

@@ -52,11 +52,11 @@ class LGFedAvg(FedAvg):
         self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context
     ) -> Tree:
         """Server: after the warm-up a client that took part has its own body."""
-        merged = super().aggregate(server, uploads, weights, ctx)
+        state = super().aggregate(server, uploads, weights, ctx)
         if "warmed" in server and ctx.round >= self.warm_start:
-            merged["warmed"] = server["warmed"].clone()
-            merged["warmed"][[upload.client for upload in uploads]] = True
-        return merged
+            state["warmed"] = server["warmed"].clone()
+            state["warmed"][[upload.client for upload in uploads]] = True
+        return state
 
     def onboard_server(self, server: Tree, message: Tree, ctx: Context) -> tuple[Tree, Tree, bool]:
         """Server: a newcomer is still to be warmed."""

@@ -78,14 +78,14 @@ class PFedGPA(Recipe, FedAvgFT):
         self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context
     ) -> Tree:
         """Server: average, keep the uploads, and generate when it is time."""
-        merged, layout = super().aggregate(server, uploads, weights, ctx), self._layout(ctx)
+        state, layout = super().aggregate(server, uploads, weights, ctx), self._layout(ctx)
         senders = [upload.client for upload in uploads]
         vectors = layout.flatten([server["model"], *(upload.tree["model"] for upload in uploads)])
         buffer = Buffer.of(server.get("buffer"), vectors.shape[1], ctx.device)
         buffer = buffer.add(
             vectors[1:], senders, weights, vectors[0], ctx.round, self.buffer_rounds
         )
-        merged |= {
+        state |= {
             "buffer": buffer._asdict(),
             "personal": drop(server.get("personal", {}), map(str, senders)),
         }
@@ -94,8 +94,8 @@ class PFedGPA(Recipe, FedAvgFT):
             seed, steps = key(ctx.seed, "pfedgpa", ctx.round), None if last else self.online_steps
             made, statistics = self.serve(buffer, layout, seed, steps, below)
             ctx.metadata.update(statistics)
-            merged |= {**made, "personal": merged["personal"] | made["personal"]}
-        return merged
+            state |= {**made, "personal": state["personal"] | made["personal"]}
+        return state
 
     def onboard_client(self, payload: Tree, client: Client) -> Tree:
         """Newcomer: nothing at first, then what local training makes of the model that it got."""

@@ -56,14 +56,14 @@ class PFedHN(Hyper, FedAvg):
         """Server: one step for each client that counts, in their order, against what it had been
         sent.
         """
-        merged, layout = super().aggregate(server, uploads, weights, ctx), self._layout(ctx)
+        state, layout = super().aggregate(server, uploads, weights, ctx), self._layout(ctx)
         hyper = take(server, HYPER)
         chosen = [upload for upload, weight in zip(uploads, weights, strict=True) if weight > 0]
         for upload in chosen:
             sent = self.model_of(server["weights"], upload.client, layout)
             moved = sent - layout.flatten([upload.tree["model"]])[0]
             hyper = self.step(hyper, upload.client, moved, layout, share=1 / len(chosen))
-        return {**merged, **hyper}
+        return {**state, **hyper}
 
     def model(self, server: Tree, ctx: Context) -> State | None:
         """Server: there is no model for all."""

@@ -86,10 +86,10 @@ class Scaffold(FedAvg):
         """Server: step along the mean model update, and move the control by the share of clients
         that took part.
         """
-        merged = super().aggregate(server, uploads, weights, ctx)
+        state = super().aggregate(server, uploads, weights, ctx)
         old, names = server["model"], ctx.layers.parameters
-        step = subtract(take(merged["model"], names), old)
-        merged["model"] |= add(take(old, names), step, self.server_lr)
+        step = subtract(take(state["model"], names), old)
+        state["model"] |= add(take(old, names), step, self.server_lr)
         # Whatever a client's model weighs, it has moved its own control, and the server's is the
         # mean of them all.
         alike = [1 / len(uploads)] * len(uploads)
@@ -97,6 +97,6 @@ class Scaffold(FedAvg):
             [upload.tree["control"] for upload in uploads], alike, server["control"]
         )
         return {
-            **merged,
+            **state,
             "control": add(server["control"], change, len(uploads) / len(ctx.present)),
         }
