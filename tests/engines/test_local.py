@@ -297,7 +297,7 @@ def test_gradients_are_those_of_the_loss():
 def test_personalization_is_training_for_use_only():
     fed = small(FedAvgFT(ft_epochs=2), "digits-cnn")
     task = task_for(fed, client=4)
-    personal = personal_model(fed.engine.setup, task)
+    personal = personal_model(fed.engine.setup, task).state
     assert close(personal, by_hand(fed, task, [("all", 2)], PERSONALIZE))
     assert not same(personal, fed.initial)
 
@@ -307,7 +307,7 @@ def test_personalization_is_training_for_use_only():
 def test_personalization_may_take_smaller_steps(kind, engine):
     fed = small(kind(ft_epochs=1, ft_rate=0.25), "digits-cnn", engine=engine)
     task = task_for(fed, client=4)
-    (personal,) = fed.engine.personal([task])
+    personal = fed.engine.personal([task])[0].state
     assert close(personal, by_hand(fed, task, [("all", 1)], PERSONALIZE, rate=0.25), 1e-5)
     assert not close(personal, by_hand(fed, task, [("all", 1)], PERSONALIZE), 1e-4)
 

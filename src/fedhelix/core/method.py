@@ -52,6 +52,7 @@ class Capabilities:
     client_init: bool = False  # clients send something before round 0
     server_validation: bool = False  # it needs the server's validation set
     complete_uploads: bool = True  # an upload without some shared entry is refused
+    classification: bool = False  # it needs classes
     packed_uploads: bool = False  # weights travel in a form that nobody else can score or change
     central_model: bool = True  # the server has a model of which uploads are updates
     single_uploads: bool = False  # it makes something of every single upload, besides their mean
@@ -203,6 +204,11 @@ class Method(Checked):
         """The one global model, if there is one."""
         return server["model"] if len(server["model"]) == len(ctx.layers.names) else None
 
+    @hook("server", returns.tree)
+    def deliver(self, server: Tree, client: int, ctx: Context) -> Tree:
+        """What one client receives to use, not to train; a newcomer starts from it, too."""
+        return self.download(server, client, ctx)
+
     @hook("client", returns.model_name)
     def personal(self, models: dict[str, State]) -> str:
         """Which of its models it uses."""
@@ -213,6 +219,11 @@ class Method(Checked):
         """Training before the personal model is used; its result is neither uploaded nor kept."""
         return ()
 
+    @hook("client", returns.model_name)
+    def choose(self, models: dict[str, State], client: Client) -> str:
+        """Which of its models it uses once `personalize` has trained them."""
+        return self.personal(models)
+
     # When an unseen client arrives --------------------------------------------------------------
 
     @hook("server", returns.onboarding)
@@ -220,7 +231,7 @@ class Method(Checked):
         """One turn of a dialogue with a newcomer: next state, what it receives, whether that was
         all.
         """
-        return server, self.download(server, ctx.clients, ctx), True
+        return server, self.deliver(server, ctx.clients, ctx), True
 
     @hook("client", returns.tree)
     def onboard_client(self, payload: Tree, client: Client) -> Tree:

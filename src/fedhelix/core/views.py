@@ -47,6 +47,8 @@ class Client(HasRenamed):
     id: int
     samples: int  # how many it trains on
     round: int  # 0 in the first round
+    final: bool  # the rounds are over: what it makes of its model now, it keeps
+    classes: int | None  # None: not a classification
     lr: float  # this round's learning rate
     momentum: float
     optimizer: str
@@ -61,6 +63,8 @@ class Client(HasRenamed):
     sample_loss: Callable[[State, Tensor, Tensor], Tensor]
     # The metric of a model on its validation samples; not-a-number without any.
     valid: Callable[[State], float]
+    # The loss of a model on each of its validation samples, of which there may be none.
+    valid_losses: Callable[[State], Tensor]
     # The gradient of the loss on each of its batches, at a model.
     gradients: Callable[[State], Iterator[State]]
     # What its training samples are below the head of a model, in evaluation mode.

@@ -9,7 +9,7 @@ from typing import Any
 from fedhelix.core.errors import UserError
 from fedhelix.core.layers import Layers
 from fedhelix.core.method import HOOKS, Capabilities, Client, Context, Method
-from fedhelix.core.tree import Tree
+from fedhelix.core.tree import State, Tree
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,18 @@ class Wrapper(Method):
                 f"{self.name} cannot be put around {inner}, which keeps a model for each cluster."
             )
         self.inner.check(layers)
+
+    def deliver(self, server: Tree, client: int, ctx: Context) -> Tree:
+        """As the inner method; where that is a mere download, it is the wrapper's."""
+        if not self.overrides("deliver"):
+            return self.download(server, client, ctx)
+        return self.inner.deliver(server, client, ctx)
+
+    def choose(self, models: dict[str, State], client: Client) -> str:
+        """As the inner method; where that takes its personal model, it is the wrapper's."""
+        if not self.overrides("choose"):
+            return self.personal(models)
+        return self.inner.choose(models, client)
 
     def onboard_server(self, server: Tree, message: Tree, ctx: Context) -> tuple[Tree, Tree, bool]:
         """As the inner method; where that is a mere download, it is the wrapper's."""

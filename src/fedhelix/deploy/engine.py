@@ -14,8 +14,11 @@ from fedhelix.deploy.messages import Message
 from fedhelix.deploy.registry import SiteRegistry
 from fedhelix.deploy.transport import Request, Transport
 from fedhelix.engines.base import Engine, Evaluation
-from fedhelix.engines.local import ClientResult, ClientTask, Scores, Setup
+from fedhelix.engines.local import ClientResult, ClientTask, PersonalModel, Scores, Setup
 from fedhelix.federation.uploads import finite
+
+
+SCORED = ("test", "test_loss", "valid")  # the numbers in a site's scores
 
 
 class RemoteEngine(Engine):
@@ -84,6 +87,7 @@ class RemoteEngine(Engine):
             "round": task.round,
             "client": task.client,
             "arriving": task.arriving,
+            "final": task.final,
             **self.common_header,
         }
         body = {"payload": task.payload, "client_state": task.client_state}
@@ -160,7 +164,7 @@ class RemoteEngine(Engine):
             raise _stopped(next(iter(self.missing.values())))
         return {task.client: trees[task.client] for task in tasks}
 
-    def personal(self, tasks: Sequence[ClientTask]) -> list[State]:
+    def personal(self, tasks: Sequence[ClientTask]) -> list[PersonalModel]:
         """Raise UserError: personal models never leave their sites."""
         raise UserError("the personal models of a deployment are at its sites.")
 
@@ -182,8 +186,8 @@ class RemoteEngine(Engine):
         scores: dict[int, Scores] = {}
         for client, answer in self._request(kind, tasks).items():
             try:
-                values = [messages.number(answer.header, key) for key in Scores._fields]
-                scores[client] = Scores(*values)
+                values = [messages.number(answer.header, key) for key in SCORED]
+                scores[client] = Scores(*values, messages.name(answer.header, "used"))
             except UserError as problem:
                 self._refuse(client, problem)
         return [scores.get(task.client, nothing) for task in tasks]

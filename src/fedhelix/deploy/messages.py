@@ -82,6 +82,14 @@ def expect(header: Mapping[str, Any], **wanted: Any) -> None:
             raise UserError(f"is about {key} {header.get(key)!r} instead of {value!r}.")
 
 
+def name(header: Mapping[str, Any], key: str) -> str:
+    """A short text from a header."""
+    value = header.get(key)
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise UserError(f"has {value!r} for {key}, which must be a name.")
+    return value
+
+
 def number(header: Mapping[str, Any], key: str, low: float = float("-inf")) -> float:
     """A number from a header; NaN is allowed."""
     value = header.get(key)

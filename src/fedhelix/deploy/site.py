@@ -17,6 +17,7 @@ import torch
 from fedhelix.core.errors import UserError
 from fedhelix.core.objective import objective_for
 from fedhelix.core.registry import is_known
+from fedhelix.core.shift import without_shift
 from fedhelix.core.tree import Tree, load, save, to_device
 from fedhelix.data import Dataset, Split
 from fedhelix.data.datasets import canonical
@@ -140,8 +141,9 @@ class Site:
     def evaluate_received(self, message: Message) -> Answer:
         """The scores of the model as received, before any training by the client."""
         setup, task, _ = self._open(message)
-        outputs = partial(predict, setup, received_model(setup, task))
-        return evaluate_clients(setup, [task.client], outputs)[task.client]._asdict(), {}
+        used = received_model(setup, task)
+        outputs = partial(predict, setup, without_shift(used.state))
+        return evaluate_clients(setup, {task.client: used}, outputs)[task.client]._asdict(), {}
 
     def _open(self, message: Message) -> tuple[Setup, ClientTask, SiteState]:
         """Everything that the client's work depends on."""
@@ -159,7 +161,8 @@ class Site:
         # The server knows a client's state only before its first round: its reply to client_init.
         client_state = to_device(kept.read(round) or body.get("client_state", {}), setup.device)
         payload = to_device(body.get("payload", {}), setup.device)
-        task = ClientTask(client, round, payload, client_state, header.get("arriving") is True)
+        flags = (header.get("arriving") is True, header.get("final") is True)
+        task = ClientTask(client, round, payload, client_state, *flags)
         return setup, task, kept
 
     def _setup_for(self, header: Mapping[str, Any], client: int, kept: SiteState) -> Setup:

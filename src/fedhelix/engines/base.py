@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from fedhelix.core.objective import evaluate_outputs
+from fedhelix.core.shift import without_shift
 from fedhelix.core.tree import State, Tree
 from fedhelix.engines.local import (
     ClientResult,
     ClientTask,
+    PersonalModel,
     Scores,
     Setup,
     Subset,
@@ -71,7 +73,7 @@ class Engine(ABC):
         """The state that a newcomer keeps from the last payload."""
         return self.setup.hooks.onboard_state(task.payload, make_client(self.setup, task))
 
-    def personal(self, tasks: Sequence[ClientTask]) -> list[State]:
+    def personal(self, tasks: Sequence[ClientTask]) -> list[PersonalModel]:
         """The clients' personal models as of now."""
         return [personal_model(self.setup, task) for task in tasks]
 
@@ -106,23 +108,23 @@ class Engine(ABC):
         """
         objective, y_test = self.setup.objective, self.setup.data.y_test
         on_test = None if model is None else self.outputs(model, "test", torch.arange(len(y_test)))
-        groups: dict[object, list[ClientTask]] = {}
-        models: dict[object, State | None] = {}
-        for task in tasks:
-            state = unpersonalized_model(self.setup, task)
-            identity = object() if state is None else _identity(state)
-            groups.setdefault(identity, []).append(task)
-            models[identity] = state
-        scores: dict[int, Scores] = {}
+        groups: dict[object, list[tuple[ClientTask, PersonalModel]]] = {}
         alone: list[ClientTask] = []
+        for task in tasks:
+            used = unpersonalized_model(self.setup, task)
+            if used is None:
+                alone.append(task)
+            else:
+                groups.setdefault(_identity(used.state), []).append((task, used))
+        scores: dict[int, Scores] = {}
         for identity, group in groups.items():
-            state = models[identity]
-            if state is None or len(group) == 1:
-                alone += group
+            if len(group) == 1:
+                alone.append(group[0][0])
                 continue
             known = on_test if model is not None and identity == _identity(model) else None
-            outputs = partial(self._outputs_or_known, state, known)
-            scores |= evaluate_clients(self.setup, [task.client for task in group], outputs)
+            outputs = partial(self._outputs_or_known, without_shift(group[0][1].state), known)
+            users = {task.client: used for task, used in group}
+            scores |= evaluate_clients(self.setup, users, outputs)
         clients = [task.client for task in alone]
         scores |= dict(zip(clients, self.evaluate_each(alone), strict=True))
         evaluation = None if on_test is None else evaluate_outputs(objective, on_test, y_test)
@@ -142,16 +144,17 @@ class Engine(ABC):
 
     def evaluate_received(self, tasks: Sequence[ClientTask]) -> list[Scores]:
         """Each client's personal model on its own samples, before `personalize`."""
-        models = [(task.client, received_model(self.setup, task)) for task in tasks]
-        return [
-            evaluate_clients(self.setup, [i], partial(self.outputs, state))[i]
-            for i, state in models
-        ]
+        scores = []
+        for task in tasks:
+            used = received_model(self.setup, task)
+            outputs = partial(self.outputs, without_shift(used.state))
+            scores.append(evaluate_clients(self.setup, {task.client: used}, outputs)[task.client])
+        return scores
 
     def close(self) -> None:  # noqa: B027 - most engines hold nothing
         """Release processes or memory, if the engine holds any."""
 
 
 def _identity(state: State) -> tuple[int, ...]:
-    """Equal for states that consist of the very same tensors."""
-    return tuple(id(value) for value in state.values())
+    """Equal for states that consist of the very same tensors, but for their shifts."""
+    return tuple(id(value) for value in without_shift(state).values())

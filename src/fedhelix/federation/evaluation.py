@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -51,7 +52,9 @@ def _personal(
 ) -> Record:
     """The figures of the personal models."""
     record, name = Record(), fed.objective.name
-    tests, losses, valids = (np.array(column) for column in zip(*scores, strict=True))
+    tests, losses, valids = (
+        np.array(column) for column in zip(*(score[:3] for score in scores), strict=True)
+    )
     # Clients that are missing or lack test or validation samples do not count, nor do those whose
     # samples have no metric, such as R² of a single one; a client whose model has diverged does.
     splits = [fed.splits[task.client] for task in tasks]
@@ -72,6 +75,8 @@ def _personal(
             received = np.array([score.test for score in fed.engine.evaluate_received(tasks)])
             record["untuned"] = received.tolist()
             record[f"untuned_{name}"] = float(received[tested].mean())
+    if tasks[0].final and fed.method.overrides("choose"):
+        record["used"] = dict(Counter(score.used for score in scores))
     if validated.any():
         record[f"valid_{name}"] = float(valids[validated].mean())
     return record

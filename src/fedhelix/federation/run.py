@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from torch import nn
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.hooks import checked
+from fedhelix.core.shift import load_shifted
 from fedhelix.core.tree import State, to_device
 from fedhelix.federation import description, newcomers
 from fedhelix.federation.setup import FederationSetup
@@ -81,9 +81,10 @@ class Run:
                 f"there is no client {client}; clients are numbered from 0 to {fed.clients - 1}."
             )
         ctx = fed.context(self.state.round, self.state.round)
-        return self._module(fed.engine.personal(fed.tasks(self.state, [client], ctx))[0])
+        return self._module(fed.engine.personal(fed.tasks(self.state, [client], ctx))[0].state)
 
     def _module(self, state: State) -> nn.Module:
-        module = copy.deepcopy(self.federation.engine.setup.module)
-        module.load_state_dict(to_device(state, self.federation.device), strict=False)
-        return module.eval()
+        fed = self.federation
+        example = fed.data.prepare(fed.data.x[:8])
+        module = fed.engine.setup.module
+        return load_shifted(module, to_device(state, fed.device), fed.layers, example)

@@ -225,11 +225,15 @@ class FederationSetup:
     def tasks(
         self, state: FederationState, clients: Sequence[int], ctx: Context
     ) -> list[ClientTask]:
-        """What the given clients would receive now."""
-        download = checked(self.method).download
+        """What the given clients would receive now, to use it."""
+        deliver = checked(self.method).deliver
         return [
             ClientTask(
-                i, state.round, download(state.server, i, ctx), state.client_states.get(i, {})
+                i,
+                state.round,
+                deliver(state.server, i, ctx),
+                state.client_states.get(i, {}),
+                final=state.round >= ctx.rounds,
             )
             for i in clients
         ]

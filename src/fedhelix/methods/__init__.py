@@ -1,7 +1,10 @@
 """The methods, one file each. Importing this package registers them all."""
 
+from fedhelix.methods.ancestors import Ancestors
 from fedhelix.methods.apfl import APFL
+from fedhelix.methods.calibrated import Calibrated
 from fedhelix.methods.clustered import Clustered
+from fedhelix.methods.cull import Cull
 from fedhelix.methods.ditto import Ditto
 from fedhelix.methods.fedau import FedAU
 from fedhelix.methods.fedavg import FedAvg
@@ -20,8 +23,10 @@ from fedhelix.methods.fedproto import FedProto
 from fedhelix.methods.fedprox import FedProx
 from fedhelix.methods.fedrep import FedRep
 from fedhelix.methods.fedumf import FedUmf
+from fedhelix.methods.finish import Finish
 from fedhelix.methods.gene_fl import GeneFL
 from fedhelix.methods.genfed import GenFed
+from fedhelix.methods.helix import Helix
 from fedhelix.methods.lg_fedavg import LGFedAvg
 from fedhelix.methods.local import LocalOnly
 from fedhelix.methods.moon import Moon
@@ -32,7 +37,10 @@ from fedhelix.methods.scaffold import Scaffold
 
 __all__ = [
     "APFL",
+    "Ancestors",
+    "Calibrated",
     "Clustered",
+    "Cull",
     "Ditto",
     "FedAU",
     "FedAvg",
@@ -51,8 +59,10 @@ __all__ = [
     "FedProx",
     "FedRep",
     "FedUmf",
+    "Finish",
     "GenFed",
     "GeneFL",
+    "Helix",
     "LGFedAvg",
     "LocalOnly",
     "Moon",

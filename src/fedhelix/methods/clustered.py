@@ -162,3 +162,7 @@ class Clustered(Clusters, Wrapper):
     """Puts any method into one-shot clusters: each cluster is a federation of its own."""
 
     inner: Method = option(FedAvg(), "the method of every cluster")
+
+    def deliver(self, server: Tree, client: int, ctx: Context) -> Tree:
+        """Server: what the client's cluster has for it to use."""
+        return self.inner.deliver(server["parts"][self._place(server, client)], client, ctx)

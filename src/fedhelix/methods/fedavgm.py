@@ -22,6 +22,7 @@ class FedAvgM(FedAvg):
     server_momentum: float = option(
         0.5, "how much of its last step the server goes on with", low=0, below=1
     )
+    anneal: bool = option(False, "let the momentum fall to zero towards the last round")
 
     def server_init(
         self, client_inits: Mapping[int, Tree], ctx: Context
@@ -38,7 +39,8 @@ class FedAvgM(FedAvg):
         """
         state = super().aggregate(server, uploads, weights, ctx)
         update = subtract(take(state["model"], server["step"]), server["model"])
-        step = add(update, server["step"], self.server_momentum)
+        left = 1 - ctx.round / ctx.rounds if self.anneal else 1.0
+        step = add(update, server["step"], left * self.server_momentum)
         return {
             **state,
             "model": {**state["model"], **add(take(server["model"], step), step)},

@@ -6,15 +6,17 @@ import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from fedhelix.core.method import LocalRound, Phase
 from fedhelix.core.objective import evaluate_all
+from fedhelix.core.shift import SHIFT, all_shifted
 from fedhelix.core.tree import State
 from fedhelix.data import rows_of
 from fedhelix.engines.base import Engine
@@ -25,9 +27,12 @@ from fedhelix.engines.local import (
     PERSONALIZE,
     ClientResult,
     ClientTask,
+    PersonalModel,
     Scores,
     Setup,
     Subset,
+    call,
+    chosen_model,
     phases_of,
     samples_of,
     start_personal,
@@ -77,12 +82,12 @@ class Batched(Engine):
         values = torch.stack(losses).tolist() if losses else []
         return [result._replace(loss=loss) for result, loss in zip(results, values, strict=True)]
 
-    def personal(self, tasks: Sequence[ClientTask]) -> list[State]:
+    def personal(self, tasks: Sequence[ClientTask]) -> list[PersonalModel]:
         """The clients' personal models as of now."""
         started = [start_personal(self.setup, task) for task in tasks]
-        rounds, phases = [local for local, _, _ in started], [phases for _, _, phases in started]
+        rounds, phases = [local for local, _ in started], [phases for _, phases in started]
         self._train([(self.setup, task) for task in tasks], rounds, phases, PERSONALIZE)
-        return [local.models[used] for local, used, _ in started]
+        return [chosen_model(self.setup, local) for local in rounds]
 
     def _train(
         self,
@@ -133,10 +138,14 @@ class Batched(Engine):
 
     def evaluate_each(self, tasks: Sequence[ClientTask]) -> list[Scores]:
         """Scores of clients that each use a different model, many at once."""
-        states, splits = self.personal(tasks), [self.setup.splits[task.client] for task in tasks]
+        models, splits = self.personal(tasks), [self.setup.splits[task.client] for task in tasks]
+        states = [model.state for model in models]
         test = self._evaluate_parts(states, "test", [split.test for split in splits])
         valid = self._evaluate_parts(states, "train", [split.valid for split in splits])
-        return [Scores(*on_test, metric) for on_test, (metric, _) in zip(test, valid, strict=True)]
+        return [
+            Scores(*on_test, metric, model.name)
+            for on_test, (metric, _), model in zip(test, valid, models, strict=True)
+        ]
 
     def _evaluate_parts(
         self, states: Sequence[State], subset: Subset, parts: Sequence[np.ndarray]
@@ -170,17 +179,17 @@ class Batched(Engine):
             return [x.new_zeros(0) for _ in indices]
         models = max(1, at_once // longest)  # in one stack
         columns = max(1, (at_once if device.type == "cuda" else FEW) // min(models, len(states)))
-        call = vmap(lambda state, batch: functional_call(setup.module, state, (batch,)))
+        run = vmap(partial(call, setup))
+        states = all_shifted(states)
+        names = [name for name in (*setup.layers.names, SHIFT) if name in states[0]]
         outputs: list[Tensor] = []
         for at in range(0, len(states), models):
             some, parts = states[at : at + models], indices[at : at + models]
             rows = torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True).to(device)
-            stacked = {
-                name: torch.stack([state[name] for state in some]) for name in setup.layers.names
-            }
+            stacked = {name: torch.stack([state[name] for state in some]) for name in names}
             with StackedConvolutions() if device.type == "cuda" else nullcontext():
                 pieces = [
-                    call(stacked, setup.data.prepare(rows_of(x, piece)))
+                    run(stacked, setup.data.prepare(rows_of(x, piece)))
                     for piece in rows.split(columns, dim=1)
                 ]
             padded = torch.cat(pieces, dim=1)

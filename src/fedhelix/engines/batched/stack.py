@@ -133,9 +133,8 @@ class Stack:
         model = self.views(self.flat[place].clone())
         model |= {name: value[place].clone() for name, value in self.fixed.items()}
         task = slot.phase_task
-        task.local.models[task.phase.model] = {
-            name: model[name] for name in task.setup.layers.names
-        }
+        started = task.local.models[task.phase.model]
+        task.local.models[task.phase.model] = {name: model[name] for name in started}
         task.loss = self.loss[place].clone()
         self._empty(place)
 

@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedhelix.core.objective import evaluate_outputs
+from fedhelix.core.shift import SHIFT, without_shift
 from fedhelix.engines.local.batches import samples_of
 from fedhelix.engines.local.network import predict
-from fedhelix.engines.local.setup import ClientTask, Outputs, Scores, Setup, Subset
+from fedhelix.engines.local.setup import ClientTask, Outputs, PersonalModel, Scores, Setup, Subset
 from fedhelix.engines.local.training import personal_model
 
 
-def evaluate_clients(setup: Setup, clients: Sequence[int], outputs: Outputs) -> dict[int, Scores]:
-    """Scores of clients that use the same model; each sample is computed once."""
-    parts = [setup.splits[client] for client in clients]
-    test = _evaluate_parts(setup, "test", [part.test for part in parts], outputs)
-    valid = _evaluate_parts(setup, "train", [part.valid for part in parts], outputs)
+def evaluate_clients(
+    setup: Setup, users: Mapping[int, PersonalModel], outputs: Outputs
+) -> dict[int, Scores]:
+    """Scores of clients whose models differ in their shifts alone; each sample is computed once.
+
+    `outputs` are those of the model without any shift.
+    """
+    splits = [setup.splits[client] for client in users]
+    shifts = [used.state.get(SHIFT) for used in users.values()]
+    test = _evaluate_parts(setup, "test", [split.test for split in splits], shifts, outputs)
+    valid = _evaluate_parts(setup, "train", [split.valid for split in splits], shifts, outputs)
     return {
-        client: Scores(*on_test, on_valid[0])
-        for client, on_test, on_valid in zip(clients, test, valid, strict=True)
+        client: Scores(*on_test, on_valid[0], used.name)
+        for (client, used), on_test, on_valid in zip(users.items(), test, valid, strict=True)
     }
 
 
 def _evaluate_parts(
-    setup: Setup, subset: Subset, parts: Sequence[np.ndarray], outputs: Outputs
+    setup: Setup,
+    subset: Subset,
+    parts: Sequence[np.ndarray],
+    shifts: Sequence[Tensor | None],
+    outputs: Outputs,
 ) -> list[tuple[float, float]]:
     samples = np.unique(np.concatenate(parts))
     if not len(samples):
@@ -37,6 +49,8 @@ def _evaluate_parts(
     predicted, targets = outputs(subset, indices), samples_of(setup, subset)[1]
     targets = targets[indices.to(targets.device)]
     places = [np.searchsorted(samples, part) for part in parts]
+    if any(shift is not None for shift in shifts):
+        predicted, targets, places = _shifted_apart(predicted, targets, places, shifts)
     if setup.objective.by_sample is None:
         at = [torch.from_numpy(place).to(predicted.device) for place in places]
         return [evaluate_outputs(setup.objective, predicted[place], targets[place]) for place in at]
@@ -50,7 +64,25 @@ def _evaluate_parts(
     return [(float(metric), float(loss)) for metric, loss in means]
 
 
+def _shifted_apart(
+    predicted: Tensor,
+    targets: Tensor,
+    places: Sequence[np.ndarray],
+    shifts: Sequence[Tensor | None],
+) -> tuple[Tensor, Tensor, list[np.ndarray]]:
+    """The shifted outputs of one client after the other, their targets, and the new places."""
+    none = torch.zeros_like(predicted[0])
+    table = torch.stack([none if shift is None else shift for shift in shifts])
+    owner = np.repeat(np.arange(len(places)), [len(place) for place in places])
+    rows = torch.from_numpy(np.concatenate(places)).to(predicted.device)
+    ends = np.cumsum([len(place) for place in places])
+    new = [np.arange(end - len(place), end) for end, place in zip(ends, places, strict=True)]
+    shift = table[torch.from_numpy(owner).to(table.device)]
+    return predicted[rows] + shift, targets[rows], new
+
+
 def evaluate(setup: Setup, task: ClientTask) -> Scores:
     """A client's personal model on its own samples."""
-    state = personal_model(setup, task)
-    return evaluate_clients(setup, [task.client], partial(predict, setup, state))[task.client]
+    used = personal_model(setup, task)
+    outputs = partial(predict, setup, without_shift(used.state))
+    return evaluate_clients(setup, {task.client: used}, outputs)[task.client]

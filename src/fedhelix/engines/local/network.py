@@ -12,6 +12,7 @@ from torch.func import functional_call
 from fedhelix.core.errors import UserError
 from fedhelix.core.layers import WHOLE, Layer, Layers
 from fedhelix.core.method import Batch
+from fedhelix.core.shift import shifted, without_shift
 from fedhelix.core.tree import State
 from fedhelix.data import rows_of
 from fedhelix.engines.kernels import applied
@@ -42,7 +43,9 @@ def call(setup: Setup, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """A model's outputs; PyTorch's search for tied weights, as slow as a small layer, is skipped
     where there are none.
     """
-    return functional_call(setup.module, dict(params), (x,), tie_weights=setup.layers.tied)
+    entries = without_shift(params)
+    outputs = functional_call(setup.module, entries, (x,), tie_weights=setup.layers.tied)
+    return shifted(params, outputs)
 
 
 def features(setup: Setup, params: Mapping[str, Tensor], x: Tensor) -> Tensor:

@@ -87,6 +87,7 @@ class ClientTask(NamedTuple):
     payload: Tree
     client_state: Tree
     arriving: bool = False  # a newcomer, which is evaluated after the local training of one round
+    final: bool = False  # the rounds are over: what the client makes of its model now, it keeps
 
 
 class ClientResult(NamedTuple):
@@ -99,9 +100,17 @@ class ClientResult(NamedTuple):
     loss: float
 
 
+class PersonalModel(NamedTuple):
+    """The model that a client uses, and its name among the client's models."""
+
+    state: State
+    name: str
+
+
 class Scores(NamedTuple):
     """A personal model on the client's own test and validation parts."""
 
     test: float
     test_loss: float
     valid: float
+    used: str = "model"  # the name of the personal model

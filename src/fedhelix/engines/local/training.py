@@ -12,7 +12,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from fedhelix.core.method import Client, Local, LocalRound, Method, Phase
 from fedhelix.core.objective import evaluate_outputs
@@ -24,13 +23,14 @@ from fedhelix.engines.kernels import applied
 from fedhelix.engines.local.batches import batch_schedule, gather, unscaled
 from fedhelix.engines.local.network import (
     base_loss,
+    call,
     features,
     forward,
     part_of,
     predict,
     training_features,
 )
-from fedhelix.engines.local.setup import ClientResult, ClientTask, Setup
+from fedhelix.engines.local.setup import ClientResult, ClientTask, PersonalModel, Setup
 
 # The purpose of the random draws while a personal model trains. It decides the draws, so another
 # text would change results.
@@ -59,14 +59,21 @@ def make_client(setup: Setup, task: ClientTask) -> Client:
 
     def sample_loss(state: State, x: Tensor, y: Tensor) -> Tensor:
         setup.module.eval()
-        return setup.objective.mean_loss(functional_call(setup.module, state, (x[None],)), y[None])
+        return setup.objective.mean_loss(call(setup, state, x[None]), y[None])
+
+    kept = torch.from_numpy(setup.splits[task.client].valid)
 
     def valid(state: State) -> float:
-        indices = torch.from_numpy(setup.splits[task.client].valid)
-        if not len(indices):
+        if not len(kept):
             return math.nan
-        outputs = predict(setup, state, "train", indices)
-        return evaluate_outputs(setup.objective, outputs, setup.data.y[indices.to(setup.device)])[0]
+        outputs = predict(setup, state, "train", kept)
+        return evaluate_outputs(setup.objective, outputs, setup.data.y[kept.to(setup.device)])[0]
+
+    def valid_losses(state: State) -> Tensor:
+        if not len(kept):
+            return torch.zeros(0, device=setup.device)
+        outputs = predict(setup, state, "train", kept)
+        return setup.objective.loss(outputs, setup.data.y[kept.to(setup.device)]).reshape(-1)
 
     def train_alone(state: State, turn: int) -> State:
         plain = replace(setup, method=Method())
@@ -78,6 +85,8 @@ def make_client(setup: Setup, task: ClientTask) -> Client:
         id=task.client,
         samples=len(indices),
         round=task.round,
+        final=task.final,
+        classes=setup.data.classes,
         lr=setup.training.rate(task.round, Phase()),
         momentum=setup.training.momentum,
         optimizer=setup.training.rule.label,
@@ -90,6 +99,7 @@ def make_client(setup: Setup, task: ClientTask) -> Client:
         raw_inputs=lambda: unscaled(setup.data.x[indices.to(setup.device)]),
         sample_loss=sample_loss,
         valid=valid,
+        valid_losses=valid_losses,
         gradients=gradients,
         features=lambda state: training_features(setup, state, indices),
         train=train_alone,
@@ -169,12 +179,21 @@ def start_round(setup: Setup, task: ClientTask, with_context: bool = True) -> Lo
     )
 
 
-def personal_model(setup: Setup, task: ClientTask) -> State:
+def personal_model(setup: Setup, task: ClientTask) -> PersonalModel:
     """The model that a client would use now: its starting point after `personalize`."""
-    local, used, phases = start_personal(setup, task)
+    local, phases = start_personal(setup, task)
     for index, phase in enumerate(phases):
         train(setup, task, replace(local, phase=phase), index, PERSONALIZE)
-    return local.models[used]
+    return chosen_model(setup, local)
+
+
+def chosen_model(setup: Setup, local: LocalRound) -> PersonalModel:
+    """The model that the method chooses among the client's trained ones."""
+    if setup.method.overrides("choose"):
+        name = setup.hooks.choose(local.models, local.client)
+    else:
+        name = setup.hooks.personal(local.models)
+    return PersonalModel(local.models[name], name)
 
 
 def make_context(setup: Setup, task: ClientTask, client: Client) -> Tree:
@@ -183,10 +202,10 @@ def make_context(setup: Setup, task: ClientTask, client: Client) -> Tree:
     return unflatten(clone(flatten(context))) if setup.layers.buffers else context
 
 
-def start_personal(setup: Setup, task: ClientTask) -> tuple[LocalRound, str, list[Phase]]:
-    """A client, the name of its personal model, and the phases that train this model first.
+def start_personal(setup: Setup, task: ClientTask) -> tuple[LocalRound, list[Phase]]:
+    """A client, and the phases that train its models before it chooses one.
 
-    A newcomer trains it as in a round.
+    Those that name no other model train its personal one. A newcomer trains it as in a round.
     """
     client = make_client(setup, task)
     phases: Sequence[Phase] = [] if task.arriving else setup.hooks.personalize(client)
@@ -195,20 +214,26 @@ def start_personal(setup: Setup, task: ClientTask) -> tuple[LocalRound, str, lis
     used = setup.hooks.personal(local.models)
     if task.arriving and len(phases) > 1:
         phases = [phase for phase in phases if phase.model == used]
-    return local, used, [replace(phase, model=used) for phase in phases]
+    usual = Phase().model
+    named = [
+        replace(phase, model=used) if task.arriving or phase.model == usual else phase
+        for phase in phases
+    ]
+    return local, named
 
 
-def unpersonalized_model(setup: Setup, task: ClientTask) -> State | None:
+def unpersonalized_model(setup: Setup, task: ClientTask) -> PersonalModel | None:
     """The personal model if it needs no training (it may share the payload's tensors); or None."""
     if task.arriving or setup.hooks.personalize(make_client(setup, task)):
         return None
-    return received_model(setup, task)
+    return chosen_model(setup, start_round(setup, task, with_context=False))
 
 
-def received_model(setup: Setup, task: ClientTask) -> State:
+def received_model(setup: Setup, task: ClientTask) -> PersonalModel:
     """The personal model before any training."""
     models = setup.hooks.start(task.payload, task.client_state, make_client(setup, task))
-    return models[setup.hooks.personal(models)]
+    name = setup.hooks.personal(models)
+    return PersonalModel(models[name], name)
 
 
 def phases_of(setup: Setup, local: LocalRound) -> Sequence[Phase]:

@@ -18,6 +18,7 @@ from fedhelix.engines.local import (
     EVALUATED_AT_ONCE,
     ClientResult,
     ClientTask,
+    PersonalModel,
     Scores,
     Setup,
     Subset,
@@ -66,7 +67,7 @@ class Parallel(Engine):
         clients = [task.client for task in tasks]
         return dict(zip(clients, self._each(client_init, tasks), strict=True))
 
-    def personal(self, tasks: Sequence[ClientTask]) -> list[State]:
+    def personal(self, tasks: Sequence[ClientTask]) -> list[PersonalModel]:
         """The clients' personal models as of now."""
         return self._each(personal_model, tasks)
 

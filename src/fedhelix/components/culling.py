@@ -1,0 +1,69 @@
+"""Which returned models to drop: those whose removal improves the mean of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+COPY_WITHIN = 1e-3  # of an update's length; honest clients are never that near to each other
+LONGEST = 10.0  # times the median length of an update, where nothing else is known
+
+Losses = Callable[[Sequence[Sequence[int]]], list[float]]  # of the means of some groups of models
+
+
+def distinct(updates: Tensor) -> list[int]:
+    """The first of each group of equal updates."""
+    near = torch.cdist(updates.double(), updates.double()) <= COPY_WITHIN * updates.norm(dim=1)
+    first = near.float().argmax(1).tolist()  # the first update that each one is a copy of
+    return [i for i, original in enumerate(first) if original == i]
+
+
+def agreement(updates: Tensor, among: Sequence[int]) -> Tensor:
+    """The cosine of each update with the sum of the others' directions."""
+    directions = F.normalize(updates[list(among)])
+    others = directions.sum(0) - directions
+    return F.cosine_similarity(directions, others)
+
+
+def agreeing(updates: Tensor, among: Sequence[int], least: int) -> list[int]:
+    """The updates that point where the others point and are not far too long; at least some."""
+    lengths = updates[list(among)].norm(dim=1)
+    score = agreement(updates, among)
+    score[lengths > LONGEST * lengths.median()] = -torch.inf
+    order = score.argsort(descending=True).tolist()
+    count = max(least, int((score >= 0).sum()))
+    return sorted(among[i] for i in order[:count])
+
+
+def culled(
+    among: Sequence[int], updates: Tensor, losses: Losses, margin: float, least: int
+) -> list[int]:
+    """Greedy: drop one model, or several suspects at once, as long as that lowers the loss.
+
+    Suspects are the longest updates and those that agree least with the others. Dropping k of n
+    models must lower the loss by more than margin * k / n of it.
+    """
+    kept = list(among)
+    (loss,) = losses([kept])
+    while len(kept) > least:
+        groups = smaller_groups(kept, updates, least)
+        found = losses(groups)
+        best = min(range(len(groups)), key=lambda i: found[i])
+        share = (len(kept) - len(groups[best])) / len(kept)
+        if not found[best] < loss * (1 - margin * share):
+            break
+        kept, loss = groups[best], found[best]
+    return kept
+
+
+def smaller_groups(kept: Sequence[int], updates: Tensor, least: int) -> list[list[int]]:
+    """What is left without each single model, and without the first few suspects."""
+    by_length = updates[list(kept)].norm(dim=1).argsort(descending=True).tolist()
+    by_agreement = agreement(updates, kept).argsort().tolist()
+    dropped = [{i} for i in range(len(kept))]
+    for order in (by_length, by_agreement):
+        dropped += [set(order[:count]) for count in range(2, len(kept) - least + 1)]
+    return [[place for i, place in enumerate(kept) if i not in group] for group in dropped]

@@ -1,0 +1,74 @@
+"""A model may carry a shift: one value per output, added to what the network returns.
+
+A client that knows how common each class is among its samples expresses that as a shift, whatever
+the network looks like: it needs no head with a bias. In a state it is one more entry.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedhelix.core.layers import Layers
+from fedhelix.core.tree import State
+
+SHIFT = "(shift)"  # the name of the entry; no module can have one of this name
+
+
+def without_shift(state: Mapping[str, Tensor]) -> State:
+    """The entries of the network alone."""
+    return {name: value for name, value in state.items() if name != SHIFT}
+
+
+def shifted(state: Mapping[str, Tensor], outputs: Tensor) -> Tensor:
+    """The outputs of a network with this state, after its shift."""
+    return outputs + state[SHIFT] if SHIFT in state else outputs
+
+
+def all_shifted(states: Sequence[State]) -> Sequence[State]:
+    """The states, all with a shift if any of them has one: zeros where there was none."""
+    shift = next((state[SHIFT] for state in states if SHIFT in state), None)
+    if shift is None:
+        return states
+    return [{SHIFT: torch.zeros_like(shift), **state} for state in states]
+
+
+class Shifted(nn.Module):
+    """A network whose outputs are shifted."""
+
+    shift: Tensor
+
+    def __init__(self, network: nn.Module, shift: Tensor):
+        super().__init__()
+        self.network = network
+        self.register_buffer("shift", shift)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The shifted outputs."""
+        outputs: Tensor = self.network(x) + self.shift
+        return outputs
+
+
+@torch.no_grad()
+def load_shifted(network: nn.Module, state: State, layers: Layers, example: Tensor) -> nn.Module:
+    """A copy of the network with this state, in evaluation mode.
+
+    A shift goes into the bias of the head, where that gives the same outputs for an example;
+    otherwise the network is wrapped.
+    """
+    module = copy.deepcopy(network).eval()
+    module.load_state_dict(without_shift(state), strict=False)
+    if SHIFT not in state:
+        return module
+    shift = state[SHIFT]
+    expected = module(example) + shift
+    biases = [name for name in layers.head if state[name].shape == shift.shape]
+    if biases:
+        folded = copy.deepcopy(module)
+        folded.load_state_dict({biases[-1]: state[biases[-1]] + shift}, strict=False)
+        if torch.allclose(folded(example), expected, rtol=1e-4, atol=1e-4):
+            return folded
+    return Shifted(module, shift).eval()

@@ -1,0 +1,56 @@
+"""Calibrated training: a client tells its model how common each class is, so that the model does
+not have to learn it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedhelix.core.method import Capabilities, Client, LocalRound, Method
+from fedhelix.core.options import option
+from fedhelix.core.registry import register
+from fedhelix.core.shift import SHIFT, without_shift
+from fedhelix.core.tree import State, Tree
+from fedhelix.core.wrapper import Wrapper
+from fedhelix.methods.fedavg import FedAvg
+
+
+def log_shares(targets: Tensor, classes: int, smooth: float) -> Tensor:
+    """The logarithms of the class shares, with `smooth` added to the count of every class."""
+    ones = torch.ones(len(targets), device=targets.device)
+    counts = torch.zeros(classes, device=targets.device).index_add(0, targets, ones)
+    return ((counts + smooth) / (len(targets) + smooth * classes)).log()
+
+
+@register("calibrated", paper="fedhelix; after balanced softmax, Ren et al., NeurIPS 2020")
+@dataclass(frozen=True)
+class Calibrated(Wrapper):
+    """Clients train on outputs plus the logarithms of their class shares, which never leave them.
+
+    What is shared then answers for balanced classes. A client's personal model has its own shares
+    added to the outputs again: Bayes' rule for its own mix of classes.
+    """
+
+    inner: Method = option(FedAvg(), "the method whose clients are calibrated")
+    tau: float = option(1.0, "how strongly the shares count; 0: not at all", low=0)
+    smooth: float = option(1.0, "added to the count of every class", above=0)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Shares are those of classes."""
+        return replace(super().capabilities, classification=True)
+
+    def start(self, payload: Tree, client_state: Tree, client: Client) -> dict[str, State]:
+        """Client: every model carries the client's shares, to train with and to use."""
+        assert client.classes is not None
+        shift = self.tau * log_shares(client.targets(), client.classes, self.smooth)
+        models = super().start(payload, client_state, client)
+        return {name: {**model, SHIFT: shift} for name, model in models.items()}
+
+    def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
+        """Client: the shares are removed before anything leaves or is kept."""
+        models = {name: without_shift(model) for name, model in local.models.items()}
+        return super().upload(replace(local, models=models))

@@ -1,0 +1,75 @@
+"""Cull: start from all returned models, and drop those whose removal improves their mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from fedhelix.components.culling import agreeing, culled, distinct
+from fedhelix.core.errors import UserError
+from fedhelix.core.layers import Layers
+from fedhelix.core.method import Context, Method, Scorer, Upload
+from fedhelix.core.options import option
+from fedhelix.core.registry import register
+from fedhelix.core.tree import State, Tree, masked_mean, take, updates_of
+from fedhelix.core.wrapper import Wrapper
+from fedhelix.methods.fedavg import FedAvg
+
+
+def losses_of(
+    score: Scorer,
+    models: Sequence[State],
+    weights: Sequence[float],
+    groups: Sequence[Sequence[int]],
+) -> list[float]:
+    """The validation losses of the means of some groups of models."""
+    children = [
+        masked_mean([models[i] for i in group], [weights[i] for i in group], models[0])
+        for group in groups
+    ]
+    return [loss if math.isfinite(loss) else math.inf for _, loss in score(children)]
+
+
+@register("cull", paper="fedhelix")
+@dataclass(frozen=True)
+class Cull(Wrapper):
+    """Drops models whose removal lowers the loss of the mean on the server's validation set.
+
+    Without such a set it goes by agreement alone.
+    """
+
+    inner: Method = option(FedAvg(), "the method that aggregates the remaining models")
+    margin: float = option(
+        0.02, "a model is dropped if that lowers the loss by more than this share", low=0, below=1
+    )
+    rho_min: int = option(3, "models that stay in any case", low=1)
+
+    def check(self, layers: Layers) -> None:
+        """Whole models are compared: the server must have one, and uploads must show it."""
+        super().check(layers)
+        inner = self.inner.capabilities
+        whole = set(self.inner.shared_params(layers)) >= set(layers.parameters)
+        if inner.packed_uploads or not inner.central_model or not whole:
+            raise UserError(f"cull needs whole models, which {self.inner.label} does not upload.")
+
+    def weights(self, server: Tree, uploads: Sequence[Upload], ctx: Context) -> list[float]:
+        """Server: the inner method's weights, but zero for the dropped, scaled to a sum of one."""
+        weights = self.inner.weights(server, uploads, ctx)
+        origin = take(server["model"], ctx.layers.parameters)
+        models = [{**server["model"], **upload.tree["model"]} for upload in uploads]
+        updates = updates_of(models, origin)
+        kept = distinct(updates)
+        least = min(self.rho_min, len(kept))
+        if ctx.score is None:
+            kept = agreeing(updates, kept, least)
+        else:
+            losses = partial(losses_of, ctx.score, models, weights)
+            kept = culled(kept, updates, losses, self.margin, least)
+        dropped = [uploads[i].client for i in range(len(uploads)) if i not in kept]
+        ctx.metadata.setdefault("dropped", []).extend(dropped)
+        total = sum(weights[i] for i in kept)
+        if not dropped or not total:
+            return weights
+        return [weight / total if i in kept else 0.0 for i, weight in enumerate(weights)]
