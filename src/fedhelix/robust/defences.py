@@ -236,7 +236,7 @@ class Bucketing(Defence):
         self, updates: Tensor, weights: list[float], server: Tree, ctx: Context
     ) -> tuple[Tensor, list[float], Tree]:
         """The first upload of each bucket stands for all of it, with their weights; the others get
-        none.
+        none. Entries that it did not send stay out.
         """
         order = torch.randperm(len(updates), generator=ctx.draw("buckets"))
         means = rules.bucket_means(updates, order.to(updates.device), self.bucket_size)

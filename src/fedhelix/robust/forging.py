@@ -92,7 +92,7 @@ def min_max(at: Position) -> State:
     """
     rows = torch.stack(
         [
-            torch.cat([update.get(name, at.mean(name)).flatten() for name in at.names])
+            torch.cat([(update[n] if n in update else at.mean(n)).flatten() for n in at.names])
             for update in at.benign.values()
         ]
     )
