@@ -52,11 +52,13 @@ from fedhelix.methods import (
     Scaffold,
 )
 from fedhelix.robust.defences import (
+    Bucketing,
     CentredClipping,
     GeometricMedian,
     Krum,
     Median,
     MultiKrum,
+    NearestNeighbourMixing,
     NormBound,
     TrimmedMean,
 )
@@ -66,6 +68,7 @@ __all__ = [
     "METHODS",
     "BadInput",
     "Batch",
+    "Bucketing",
     "Capabilities",
     "CentredClipping",
     "Client",
@@ -105,6 +108,7 @@ __all__ = [
     "Method",
     "Moon",
     "MultiKrum",
+    "NearestNeighbourMixing",
     "NormBound",
     "OptimizerRule",
     "PFedGPA",

@@ -11,6 +11,7 @@ from fedhelix.components.selection import (
     effective,
     fitness_of,
     fittest,
+    not_diverged,
     parents,
     whole,
     without_copies,
@@ -59,6 +60,14 @@ def test_ties_go_to_the_smaller_loss_and_then_to_the_smaller_id():
     assert fittest(
         [fitness_of(0.1, nan, 0), fitness_of(nan, nan, 1), fitness_of(0.1, 5.0, 2)], 1
     ) == [2]
+
+
+@pytest.mark.parametrize(("metric", "loss"), [(0.9, math.nan), (0.9, math.inf), (math.nan, 1.0)])
+def test_a_model_that_has_diverged_is_the_least_fit(metric, loss):
+    fitness = [fitness_of(metric, loss, 0), fitness_of(0.0, 1e30, 1), fitness_of(0.1, 1.0, 2)]
+    assert fittest(fitness, 2) == [1, 2]
+    assert not_diverged(fitness, [0, 1, 2]) == [1, 2]
+    assert not_diverged(fitness, [0]) == [0]  # somebody has to be chosen
 
 
 def test_effective_numbers():

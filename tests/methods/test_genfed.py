@@ -3,6 +3,7 @@ wraps.
 """
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -232,3 +233,25 @@ def test_a_wrapped_run_resumes(cli, tmp_path):
     (folder / "summary.json").unlink()
     assert cli("resume", "stopped", "-q").code == 0
     assert on_disk(folder) == on_disk(tmp_path / "straight")
+
+
+@pytest.mark.parametrize("options", [{}, {"twins": True}, {"diversity": 0.5}], ids=str)
+def test_a_model_that_has_diverged_is_never_chosen_while_there_is_another(options):
+    """Weights of 1e25 are finite, but the outputs are not numbers: argmax says class 0."""
+    fed = small(
+        GenFed(schedule="constant", rho_max=4, **options),
+        "digits-cnn",
+        clients=6,
+        cohort=6,
+        partition="iid",
+        validation_size=50,
+        seed=1,
+        attack="sign-flip",
+        attack_scale=1e25,
+        attack_share=0.5,
+    )
+    for record in fed.fit(2, quiet=True).records:
+        # There are four places, but only three models.
+        chosen, fitness = record["metadata"]["selected"], record["metadata"]["fitness"]
+        assert set(chosen) == set(range(6)) - fed.attackers.ids and record["refused"] == {}
+        assert all(fitness[str(client)] == -math.inf for client in fed.attackers.ids)

@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from fedhelix import METHODS, FedAvg, FedLP, FedPer, FedUmf, GenFed, Scaffold, load
+from fedhelix import (
+    METHODS,
+    FedAvg,
+    FedLP,
+    FedPer,
+    FedUmf,
+    GenFed,
+    Scaffold,
+    from_arrays,
+    load,
+)
 from fedhelix.core.errors import UserError
 from fedhelix.core.tree import add, masked_mean, subtract
 from fedhelix.engines.local import ClientTask
@@ -103,12 +113,25 @@ def test_the_adaptive_go_as_far_as_their_fitness_allows():
     assert close(forged[min(fed.attackers.ids)], add(fed.initial, mean), tolerance=1e-5)
 
 
+@pytest.mark.parametrize(("attack", "expected"), [("adaptive", -6.5), ("adaptive-top", -0.5)])
+def test_the_adaptive_reach_the_median_or_the_best_benign_client(attack, expected):
+    # Eight benign clients score 0.1 ... 0.8. Step k of 20 scores 0.91 - 0.03 k: at least the median
+    # 0.45 until k = 15, that is 7.5 beyond the mean, and at least 0.8 until k = 3.
+    scores = [(0.1 * k, 0.0) for k in range(1, 9)] + [(0.91 - 0.03 * k, 0.0) for k in range(21)]
+    fed, _, minus = round_of("ipm", attack_scale=1)
+    mean = subtract(fed.initial, minus[min(fed.attackers.ids)])
+    fed, _, forged = round_of(attack, score=lambda models: scores)
+    for client in fed.attackers.ids:
+        assert close(forged[client], add(fed.initial, mean, expected), tolerance=1e-5)
+
+
 def test_the_adaptive_study_other_samples_than_the_server_scores_on():
     fed = small(GenFed(), validation_size=100, attack="adaptive")
     assert len(fed.studied) == 100 and not set(fed.studied) & set(fed.reserve.all)
     assert set(fed.data.y[fed.studied].bincount().tolist()) == {10}
     assert len(small(attack="ipm").studied) == 0
     assert len(small(attack="adaptive").studied) == 1000
+    assert len(small(attack="adaptive-top").studied) == 1000
 
 
 def test_flipping_twice_is_the_identity():
@@ -130,7 +153,51 @@ def test_flippers_train_on_flipped_labels_and_are_evaluated_on_true_ones():
     assert len(fed.attackers.ids) == 2
 
 
-@pytest.mark.parametrize("attack", ["label-flip", "mimic", "ipm", "sign-flip", "noise", "adaptive"])
+def test_a_trigger_is_a_bright_corner():
+    data, size, tests = DIGITS.with_trigger(), len(DIGITS.y), len(DIGITS.y_test)
+    assert len(data.y) == 2 * size + tests and not data.y[size:].any()
+    assert torch.equal(data.x[:size], DIGITS.x) and torch.equal(data.y[:size], DIGITS.y)
+    marked = torch.cat([DIGITS.x, DIGITS.x_test])  # a view would change the data themselves
+    marked[:, :, 6:, 6:] = 255
+    assert torch.equal(data.x[size:], marked) and torch.equal(data.x_test, DIGITS.x_test)
+    assert DIGITS.with_trigger() is data
+
+
+def test_half_of_an_attackers_samples_have_a_trigger():
+    plain, fed = small(), small(attack="backdoor", attack_share=0.4)
+    size = len(DIGITS.y)
+    for client, (one, other) in enumerate(zip(plain.splits, fed.splits, strict=True)):
+        assert np.array_equal(one.test, other.test)
+        moved = other.train - one.train
+        malicious = client in fed.attackers.ids
+        assert set(moved[::2]) == {size * malicious} and set(moved[1::2]) == {0}
+    # Success is measured on test samples of the other classes.
+    assert torch.equal(fed.data.y[fed.triggered], torch.zeros(len(fed.triggered)).long())
+    assert len(fed.triggered) == int((DIGITS.y_test > 0).sum())
+    assert not len(plain.triggered)
+
+
+def test_a_backdoor_opens_and_leaves_the_accuracy_alone():
+    more = {"partition": "iid", "clients": 10, "cohort": 10, "lr": 0.1, "attack_share": 0.3}
+    hit = small(model="mlp", attack="backdoor", **more).fit(10, quiet=True).records[-1]
+    plain = small(model="mlp", **more).fit(10, quiet=True).records[-1]
+    assert hit["attack_success"] > 0.8 and hit["accuracy"] > plain["accuracy"] - 0.1
+    assert "attack_success" not in plain
+
+
+def test_model_replacement_multiplies_the_update():
+    fed, honest, forged = round_of("backdoor", attack_scale=5)
+    for client in fed.attackers.ids:
+        assert close(forged[client], add(fed.initial, subtract(honest[client], fed.initial), 5))
+    fed, honest, forged = round_of("backdoor", attack_scale=1)
+    assert all(one is other for one, other in zip(honest, forged, strict=True))
+    assert small(METHODS["local"](), attack="backdoor").attackers.ids  # trains on a trigger
+
+
+ON_UPLOADS = ["mimic", "ipm", "alie", "min-max", "sign-flip", "noise", "adaptive", "adaptive-top"]
+
+
+@pytest.mark.parametrize("attack", ["label-flip", "backdoor", *ON_UPLOADS])
 def test_attacks_on_any_engine(attack):
     runs = [
         small(attack=attack, attack_share=0.5, engine=engine).fit(1, quiet=True)
@@ -139,7 +206,7 @@ def test_attacks_on_any_engine(attack):
     assert close(*(run.state.server["model"] for run in runs), tolerance=1e-4)
 
 
-@pytest.mark.parametrize("attack", ["mimic", "ipm", "sign-flip", "noise", "adaptive"])
+@pytest.mark.parametrize("attack", ON_UPLOADS)
 @pytest.mark.parametrize(
     "method", [Scaffold(), FedLP(), FedUmf(), GenFed(), FedPer()], ids=lambda method: method.name
 )
@@ -175,6 +242,16 @@ def test_nobody_attacks_by_default():
 def test_bad_input(settings, sentence):
     with pytest.raises(UserError, match=sentence):
         small(**settings)
+
+
+def test_samples_that_cannot_be_poisoned():
+    table = from_arrays(np.eye(40, dtype=np.float32), np.arange(40) % 2, name="table")
+    with pytest.raises(UserError, match="a trigger is a patch in the corner of an image, and 'tab"):
+        small(data=table, partition="iid", clients=2, cohort=2, attack="backdoor")
+    curve = from_arrays(np.eye(40, dtype=np.float32), np.linspace(0, 1, 40), name="curve")
+    for attack, word in (("label-flip", "flipped"), ("backdoor", "forged")):
+        with pytest.raises(UserError, match=f"can be {word} in a classification only, and 'curve'"):
+            small(data=curve, partition="iid", clients=2, cohort=2, attack=attack)
 
 
 def test_attacks_without_effect_give_a_warning():

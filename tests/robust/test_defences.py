@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from fedhelix import (
+    Bucketing,
+    CentredClipping,
     FedAU,
     FedAvg,
     FedLP,
@@ -11,6 +13,8 @@ from fedhelix import (
     Krum,
     LocalOnly,
     Median,
+    MultiKrum,
+    NearestNeighbourMixing,
     NormBound,
     PFedGPA,
     TrimmedMean,
@@ -29,6 +33,8 @@ DEFENCES = [
     "geometric-median",
     "centred-clipping",
     "norm-bound",
+    "nnm+krum",
+    "bucketing+median",
 ]
 ROWS = torch.tensor([[1.0, 0.0], [2.0, 1.0], [3.0, 1.0], [100.0, -50.0]])
 
@@ -72,6 +78,42 @@ def test_clipping():
     assert rules.centred_clipping(line, 1.0, 2).tolist() == pytest.approx([1 / 3 + 2 / 9])
 
 
+def test_centred_clipping_goes_on_from_where_it_was():
+    # From 2: (-1 + 1 - 1) / 3 = -1/3.
+    line = torch.tensor([[1.0], [40.0], [-30.0]])
+    assert rules.centred_clipping(line, 1.0, 1, torch.tensor([2.0])).tolist() == pytest.approx(
+        [5 / 3]
+    )
+    # CenteredClipping(L=3, tau=2) of byzfl 0.0.11, called with the rows and then with the rows + 1;
+    # it keeps its centre too.
+    rows = torch.tensor([[1.0, 0.0], [2.0, 1.0], [3.0, 1.0], [100.0, -50.0], [2.0, 3.0]])
+    first = rules.centred_clipping(rows, 2.0, 3)
+    assert first.tolist() == pytest.approx([2.4071, 0.9310], abs=1e-4)
+    second = rules.centred_clipping(rows + 1, 2.0, 3, first)
+    assert second.tolist() == pytest.approx([3.4419, 1.9479], abs=1e-4)
+
+
+def test_nearest_neighbour_mixing():
+    # The two nearest of each: the first two, the last two (1 is a tie: the first counts), and the
+    # outlier takes one good neighbour.
+    line = torch.tensor([[0.0], [1.0], [2.0], [100.0]])
+    assert rules.nearest_mixed(line, 2).tolist() == [[0.5], [0.5], [1.5], [51.0]]
+    assert rules.nearest_mixed(line, 0).tolist() == [[25.75]] * 4
+    assert torch.equal(rules.nearest_mixed(line, 9), line)
+    # NNM(f=2) of byzfl 0.0.11.
+    rows = torch.tensor([[1.0, 0.0], [2.0, 1.0], [3.0, 1.0], [100.0, -50.0], [2.0, 3.0]])
+    expected = [[2, 0.6667]] * 3 + [[35, -16], [2.3333, 1.6667]]
+    assert torch.allclose(rules.nearest_mixed(rows, 2), torch.tensor(expected), atol=1e-4)
+
+
+def test_buckets():
+    line = torch.tensor([[0.0], [1.0], [2.0], [100.0], [7.0]])
+    order = torch.tensor([3, 0, 2, 1, 4])
+    assert rules.bucket_means(line, order, 2).tolist() == [[50.0], [1.5], [7.0]]
+    assert torch.equal(rules.bucket_means(line, order, 1), line[order])
+    assert rules.bucket_means(line, order, 9).tolist() == [[22.0]]
+
+
 def uploads_of(fed, values):
     models = [{name: old + value for name, old in fed.initial.items()} for value in values]
     return [Upload(client, 1 + client, {"model": model}) for client, model in enumerate(models)]
@@ -97,6 +139,54 @@ def test_as_wrappers_they_replace_the_updates():
     assert moved(small(NormBound()), values) == (1 + 2 * 14) / 15
     # Who has no weight has no say.
     assert moved(small(Median()), values, [1, 0, 0, 0, 0]) == 1
+
+
+def test_one_defence_around_another():
+    values = [1.0, 2.0, 3.0, 1000.0, 2.0]
+    # The four nearest of the outlier have the mean 1007 / 4, of all others 2.
+    mixed = NearestNeighbourMixing(MultiKrum())
+    assert moved(small(mixed), values) == 2
+    # Weights 1/15 .. 5/15; the outlier has the fourth.
+    assert moved(small(NearestNeighbourMixing()), values) == (2 * 11 + 4 * 1007 / 4) / 15
+    # Buckets of one change nothing, one bucket of all is the mean, whatever the weights.
+    assert moved(small(Bucketing(Median(), bucket_size=1)), values) == 2
+    assert moved(small(Bucketing(bucket_size=5)), values) == 1008 / 5
+    # Three buckets, one of them with the outlier.
+    assert 1 <= moved(small(Bucketing(Median())), values).expected <= 3
+    # Who has no weight has no say.
+    assert moved(small(Bucketing(Median())), values, [1, 0, 0, 0, 0]) == 1
+    assert moved(small(mixed), values, [1, 0, 0, 0, 0]) == 1
+
+
+def test_mixing_leaves_out_what_the_defence_inside_withstands():
+    line = torch.tensor([[0.0], [1.0], [2.0], [100.0]])
+    inside = make("nnm+bucketing+krum", {"withstand": 0.49})
+    assert torch.equal(inside.rule(line), rules.nearest_mixed(line, 2))
+    assert torch.equal(make("nnm").rule(line), rules.nearest_mixed(line, 1))
+    outside = make("nnm+krum", {"withstand": 0.49, "leave_out": 0.2})
+    assert torch.equal(outside.rule(line), rules.nearest_mixed(line, 1))
+    assert outside.label == "nnm+krum" and outside.inner == Krum(withstand=0.49)
+
+
+def test_buckets_are_drawn_anew_in_every_round():
+    updates, fed = torch.arange(8.0)[:, None], small(Bucketing())
+    drawn = []
+    for t in (0, 0, 1):
+        rows, weights, kept = fed.method.change(updates, [0.125] * 8, {}, fed.context(t, 2))
+        assert kept == {} and sum(weights) == 1 and weights.count(0.25) == 4
+        assert float((rows[:, 0] * torch.tensor(weights)).sum()) == 3.5  # the mean of all
+        drawn.append((rows[:, 0] * torch.tensor(weights)).tolist())
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_the_centre_is_in_the_servers_state():
+    fed = small(CentredClipping(radius=0.001, iterations=1), cohort=6)
+    rounds = fed.run_rounds(2, fed.initialize(2))
+    centres = [state.server["centre"] for _, state in rounds]
+    # Clients move much farther than 0.001, so a centre that is carried moves on in every round.
+    assert float(centres[0].norm()) <= 0.001 < float(centres[1].norm())
+    old = small(CentredClipping(radius=0.001, iterations=1, carry=False), cohort=6)
+    assert old.fit(1, quiet=True).state.server.keys() == {"model"}
 
 
 @pytest.mark.parametrize("name", DEFENCES)
@@ -157,6 +247,8 @@ def test_a_client_that_sends_less_has_less_influence():
         (Median(LocalOnly()), "median sees no updates of a common model around local"),
         (Krum(PFedGPA()), "krum makes one of all uploads, but pfedgpa needs every single one"),
         (Krum(NormBound(PFedGPA())), "needs every single one"),
+        (NearestNeighbourMixing(PFedGPA()), "nnm mixes uploads, but pfedgpa needs every single"),
+        (Bucketing(PFedGPA()), "bucketing mixes uploads, but pfedgpa needs every single one"),
     ],
 )
 def test_around_what_they_would_spoil(method, sentence):

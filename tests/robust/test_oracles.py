@@ -50,6 +50,28 @@ def test_krum_by_plain_loops(shape, attackers):
     assert np.allclose(rules.multi_krum(torch.from_numpy(x), attackers, 3), x[best[:3]].mean(0))
 
 
+@given(shapes, st.integers(0, 4))
+@settings(max_examples=30, deadline=None)
+def test_mixing_by_plain_loops(shape, attackers):
+    x = rows(shape).numpy()
+    mixed = []
+    for mine in x:
+        near = sorted(range(len(x)), key=lambda j: float(((mine - x[j]) ** 2).sum()))
+        mixed.append(x[near[: len(x) - attackers]].mean(0))
+    assert np.allclose(rules.nearest_mixed(torch.from_numpy(x), attackers), mixed)
+
+
+@given(shapes, st.integers(1, 13))
+@settings(max_examples=30, deadline=None)
+def test_buckets_keep_the_mean_and_draw_the_rows_together(shape, size):
+    x = rows(shape)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(size))
+    means = rules.bucket_means(x, order, size)
+    counts = torch.tensor([len(bucket) for bucket in order.split(size)])
+    assert torch.allclose((counts[:, None] * means).sum(0), x.sum(0))
+    assert (means.amax(0) <= x.amax(0) + 1e-9).all() and (means.amin(0) >= x.amin(0) - 1e-9).all()
+
+
 @given(shapes)
 @settings(max_examples=15, deadline=None)
 def test_no_point_is_nearer_to_all_rows_than_the_geometric_median(shape):
@@ -77,10 +99,10 @@ def byzfl():
     before = set(sys.modules)
     sys.modules["byzfl"] = package
     try:
-        from byzfl.aggregators import aggregators
+        from byzfl.aggregators import aggregators, preaggregators
         from byzfl.attacks import attacks
 
-        yield types.SimpleNamespace(**vars(aggregators) | vars(attacks))
+        yield types.SimpleNamespace(**vars(aggregators) | vars(preaggregators) | vars(attacks))
     finally:
         for name in {name for name in sys.modules if name.partition(".")[0] == "byzfl"} - before:
             del sys.modules[name]
@@ -105,3 +127,8 @@ def test_rules_agree_with_byzfl(byzfl):
         )
         bounded = torch.stack([row * min(1, 2 / row.norm()) for row in x])
         assert torch.allclose(rules.clipped(x, 2.0), bounded)
+        assert torch.allclose(rules.nearest_mixed(x, 2), byzfl.NNM(2)(x))
+        carried = byzfl.CenteredClipping(L=3, tau=2.0)
+        centre = rules.centred_clipping(x, 2.0, 3)
+        assert torch.allclose(carried(x), centre)
+        assert torch.allclose(carried(x + 1), rules.centred_clipping(x + 1, 2.0, 3, centre))

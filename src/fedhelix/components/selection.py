@@ -54,12 +54,18 @@ def effective(fitness: Sequence[float]) -> float:
 
 
 def fitness_of(metric: float, loss: float, client: int) -> Fitness:
-    """Better metrics first, then smaller losses, then smaller ids; diverged models come last."""
-    return (
-        -math.inf if math.isnan(metric) else metric,
-        -math.inf if math.isnan(loss) else -loss,
-        -client,
-    )
+    """Better metrics first, then smaller losses, then smaller ids; diverged models come last.
+
+    A model has diverged when its metric or its loss is not finite: outputs that are no numbers may
+    still hit some labels.
+    """
+    finite = math.isfinite(metric) and math.isfinite(loss)
+    return (metric, -loss, -client) if finite else (-math.inf, -math.inf, -client)
+
+
+def not_diverged(fitness: Sequence[Fitness], positions: Sequence[int]) -> list[int]:
+    """Those of the positions whose models have not diverged; all of them if all have."""
+    return [i for i in positions if math.isfinite(fitness[i][0])] or list(positions)
 
 
 def without_copies(fitness: Sequence[Fitness], originals: Sequence[int]) -> list[int]:

@@ -132,6 +132,27 @@ class Dataset:
                 self._copies["flipped"] = dataclasses.replace(self, x=x, y=y, owners=owners)
             return self._copies["flipped"]
 
+    def with_trigger(self) -> Dataset:
+        """The training pool, the same with a trigger, and the test pool with it: all of class 0.
+
+        The trigger is a bright square in the last corner of an image, an eighth of its height and
+        at least two pixels wide. The copy is cached, as that of `with_flipped`.
+        """
+        if self.x.dim() != 4:
+            raise UserError(
+                f"a trigger is a patch in the corner of an image, and '{self.name}' has "
+                f"{describe(self.x)}."
+            )
+        with COPYING:
+            if "trigger" not in self._copies:
+                marked = torch.cat([self.x, self.x_test])
+                size = max(2, self.x.shape[2] // 8)
+                marked[:, :, -size:, -size:] = self.x.max()
+                x = torch.cat([self.x, marked])
+                y = torch.cat([self.y, self.y.new_zeros(len(marked))])
+                self._copies["trigger"] = dataclasses.replace(self, x=x, y=y, owners=None)
+            return self._copies["trigger"]
+
     def joined(self, other: Dataset) -> Dataset:
         """Both data sets as one, the other's samples last and without owners."""
         if self.shape != other.shape or self.x.dtype != other.x.dtype:

@@ -42,10 +42,10 @@ def create(spec: RunSpec, out: Path, policy: Sequence[str] = ()) -> RunFolder:
         raise UserError(
             "sites run registered methods only; a method in a file must be installed at every site."
         )
-    if spec.config.data == OWN and spec.config.attack == "label-flip":
+    if spec.config.data == OWN and spec.config.attack in ("label-flip", "backdoor"):
         raise UserError(
-            "label-flip changes samples, and here they are the sites' own; choose an attack on "
-            "uploads."
+            f"{spec.config.attack} changes samples, and here they are the sites' own; choose an "
+            "attack on uploads."
         )
     _check_effects(spec.config)
     values = dict(text.partition("=")[::2] for text in policy)

@@ -25,6 +25,9 @@ def evaluate(fed: FederationSetup, state: FederationState, ctx: Context) -> Reco
     scores, evaluation = fed.engine.evaluate(tasks, model)
     if evaluation is not None:
         record[name], record["loss"] = evaluation
+    backdoor = fed.scorer(fed.triggered)
+    if model is not None and backdoor is not None:
+        record["attack_success"] = backdoor([model])[0][0]
     on_server = _on_server_data(fed, model, clients, ctx)
     if on_server is not None:
         record[f"valid_{name}"] = on_server

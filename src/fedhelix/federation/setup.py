@@ -43,8 +43,6 @@ from fedhelix.federation.state import FederationState
 from fedhelix.methods import FedAvg
 from fedhelix.robust.attacks import Attack, Attackers
 
-DATA_ATTACKS = ("none", "label-flip")  # they forge no uploads
-
 Model = str | nn.Module | Callable[[], nn.Module]
 
 
@@ -96,6 +94,7 @@ class FederationSetup:
         self._check_attack()
         self.attackers = Attackers(self.settings, self.clients, self.layers.parameters, self.seed)
         self.studied = self.attackers.studied(pool, self.splits, len(self.reserve.scoring))
+        self.triggered = self.attackers.triggered(pool)
         pool, self.splits = self.attackers.poison(pool, self.splits)
         self.objective = objective_for(pool.classes, loss, metric)
         setup = client_setup(
@@ -172,7 +171,7 @@ class FederationSetup:
         complete = self.method.capabilities.complete_uploads
         self.needed = shared if complete else ()  # what every upload must hold
         attack = self.settings.attack
-        if attack in DATA_ATTACKS:
+        if not self.settings.forges:
             return
         if self.method.capabilities.packed_uploads:
             raise UserError(

@@ -12,6 +12,7 @@ from fedhelix.components.selection import (
     effective,
     fitness_of,
     fittest,
+    not_diverged,
     parents,
     whole,
     without_copies,
@@ -91,6 +92,7 @@ class GenFed(Wrapper):
             if self.twins
             else without_copies(fitness, copies_of(models, origin))
         )
+        known = not_diverged(fitness, known)
         fitness = [fitness[i] for i in known]
         timed = parents(self.schedule, ctx.round, ctx.rounds, self.rho_max, self.b, self.c)
         wanted = (

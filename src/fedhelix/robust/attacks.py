@@ -1,32 +1,41 @@
 """Attacks by malicious clients, which work with any method and engine.
 
-A label flipper trains honestly on wrong labels. All others train, see what the benign clients of
-the round are about to send (the strongest position an attacker can have), and forge their own
-uploads before the server computes weights. An adaptive attacker also has samples like those of the
-server's validation set: it goes as far against the benign mean as it can without scoring below the
-median benign client.
+Who flips labels or plants a backdoor trains honestly on wrong samples. All others train, see what
+the benign clients of the round are about to send (the strongest position an attacker can have), and
+forge their own uploads before the server computes weights. An adaptive attacker also has samples
+like those of the server's validation set: it goes as far against the benign mean as it can without
+scoring below the median benign client, or (`adaptive-top`) below the best one.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
-import torch
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.method import Scorer
 from fedhelix.core.options import Checked, option
-from fedhelix.core.seeds import draw, numpy_draw
-from fedhelix.core.tree import State, add, subtract, take
+from fedhelix.core.seeds import numpy_draw
+from fedhelix.core.tree import State, subtract, take
 from fedhelix.data import Dataset, Split, even_sample
 from fedhelix.engines.local import ClientResult, ClientTask
+from fedhelix.robust.forging import FORGERIES, Position
 
-USUAL_SCALE = {"ipm": 1.0, "sign-flip": 4.0, "noise": 1.0, "adaptive": 10.0}
+AttackName = Literal[
+    "none", "label-flip", "backdoor", "mimic", "ipm", "alie", "min-max", "sign-flip", "noise",
+    "adaptive", "adaptive-top",
+]  # fmt: skip
+# How fit an adaptive attacker wants to be, by the metrics of the benign clients.
+LEVELS: dict[str, Callable[[Sequence[float]], float]] = {
+    "adaptive": lambda metrics: float(np.median(metrics)),
+    "adaptive-top": lambda metrics: float(np.max(metrics)),
+}
+FARTHEST = 10.0  # times the benign mean that an adaptive attacker usually tries to go
 USUALLY_STUDIED = 1000  # samples, if the server has no validation set
 STEPS = 20  # between the benign mean and the farthest point that an adaptive attacker tries
 
@@ -35,19 +44,25 @@ STEPS = 20  # between the benign mean and the farthest point that an adaptive at
 class Attack(Checked):
     """Which attack, by how many, and how hard."""
 
-    attack: Literal["none", "label-flip", "mimic", "ipm", "sign-flip", "noise", "adaptive"] = (
-        option(
-            "none",
-            "what malicious clients do: none, label-flip, mimic, ipm, sign-flip, noise or adaptive",
-        )
+    attack: AttackName = option(
+        "none",
+        "what malicious clients do: none, label-flip, backdoor, mimic, ipm, alie, min-max, "
+        "sign-flip, noise, adaptive or adaptive-top",
     )
     attack_share: float = option(0.2, "share of the clients that are malicious", above=0, below=1)
     attack_scale: float | None = option(
         None,
-        "ipm: times the benign mean (auto: 1); sign-flip: factor (4); noise: deviation (1); "
-        "adaptive: farthest (10)",
+        "ipm: times the benign mean (auto: 1); alie: deviations (by the paper's formula); "
+        "sign-flip: factor (4); backdoor: factor (1); noise: deviation (1); adaptive: farthest "
+        "(10)",
         above=0,
     )
+
+    @property
+    def forges(self) -> bool:
+        """Whether uploads are forged, and not only samples."""
+        boosted = self.attack_scale not in (None, 1)
+        return self.attack in FORGERIES and (self.attack != "backdoor" or boosted)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +71,7 @@ class Attackers:
 
     settings: Attack
     clients: int
-    # The entries that ipm, sign-flip and noise forge; BatchNorm's statistics stay honest.
-    parameters: Sequence[str]
+    parameters: Sequence[str]  # the entries that most attacks forge
     seed: int
 
     @cached_property
@@ -82,26 +96,35 @@ class Attackers:
         return int(numpy_draw(self.seed, "mimic").choice(benign))
 
     def poison(self, data: Dataset, splits: Sequence[Split]) -> tuple[Dataset, list[Split]]:
-        """For label flips, data with a second copy of the training set, whose labels are flipped.
+        """For attacks on samples, data with a second copy of the training set, which is poisoned.
 
-        The attackers train on this copy.
+        Who flips labels trains on this copy. Who plants a backdoor takes every second of its
+        samples from there.
         """
         attackers = self.ids  # computed here, so that a wrong share raises an error at set-up
-        if self.settings.attack != "label-flip":
+        if self.settings.attack not in ("label-flip", "backdoor"):
             return data, list(splits)
+        flip = self.settings.attack == "label-flip"
         if data.classes is None:
             raise UserError(
-                f"labels can be flipped in a classification only, and '{data.name}' is none."
+                f"labels can be {'flipped' if flip else 'forged'} in a classification only, and "
+                f"'{data.name}' is none."
             )
-        size, flipped = len(data.y), data.with_flipped()
-        return flipped, [
-            dataclasses.replace(split, train=split.train + size) if client in attackers else split
+        size, poisoned = len(data.y), data.with_flipped() if flip else data.with_trigger()
+        return poisoned, [
+            _moved(split, size, 1 if flip else 2) if client in attackers else split
             for client, split in enumerate(splits)
         ]
 
+    def triggered(self, data: Dataset) -> np.ndarray:
+        """Where data with a trigger hold the test samples that it should turn into class 0."""
+        if self.settings.attack != "backdoor":
+            return np.zeros(0, dtype=np.int64)
+        return 2 * len(data.y) + np.flatnonzero(data.y_test.cpu().numpy())
+
     def studied(self, data: Dataset, splits: Sequence[Split], count: int) -> np.ndarray:
         """Training samples, balanced over classes, on which adaptive attackers score models."""
-        if self.settings.attack != "adaptive":
+        if self.settings.attack not in LEVELS:
             return np.zeros(0, dtype=np.int64)
         owned = np.unique(np.concatenate([split.train for split in splits]))
         return even_sample(
@@ -118,7 +141,7 @@ class Attackers:
 
         `score` evaluates models on the `studied` samples.
         """
-        if self.settings.attack in ("none", "label-flip"):
+        if not self.settings.forges:
             return list(results)
         received = {task.client: task.payload.get("model", {}) for task in tasks}
         sent = {
@@ -131,79 +154,67 @@ class Attackers:
             for client, model in sent.items()
             if client not in self.ids
         }
-        malicious = [client for client in sent if client in self.ids]
-        scale = self.settings.attack_scale or USUAL_SCALE.get(self.settings.attack, 1.0)
-        if self.settings.attack == "adaptive" and benign and malicious:
+        known = {
+            task.client: self._position(task, sent, received, benign)
+            for task in tasks
+            if task.client in sent and task.client in self.ids
+        }
+        scale = self.settings.attack_scale
+        if self.settings.attack in LEVELS and benign and known:
             assert score is not None
-            scale = self._reach(sent, received, benign, malicious[0], scale, score)
+            models = [{**received[client], **sent[client]} for client in benign]
+            at = next(iter(known.values()))
+            scale = self._reach(at, received[at.client], models, score)
         forged = []
-        for result, task in zip(results, tasks, strict=True):
-            if result.client in malicious:
-                entries = self._forged(
-                    result.upload["model"], task, received[result.client], benign, scale
-                )
-                model = {**result.upload["model"], **entries}
+        for result in results:
+            if result.client in known:
+                at = dataclasses.replace(known[result.client], scale=scale)
+                model = {**at.honest, **self._forged(at)}
                 result = result._replace(upload={**result.upload, "model": model})
             forged.append(result)
         return forged
 
-    def _forged(
+    def _position(
         self,
-        honest: State,
         task: ClientTask,
-        received: State,
-        benign: Mapping[int, State],
-        scale: float,
-    ) -> State:
-        """The entries that an attacker replaces; with no benign client, those that it received."""
-        origin = take({**honest, **received}, honest)
-        if not benign:
-            return origin
-        names = [name for name in self.parameters if name in honest]
-        if self.settings.attack == "mimic":
-            random = numpy_draw(self.seed, "mimic", task.round).choice(sorted(benign))
-            update = benign[self.target if self.target in benign else int(random)]
-            moving = [
-                name for name in update if name in origin and origin[name].is_floating_point()
-            ]
-            return add(take(origin, moving), take(update, moving))
-        if self.settings.attack == "ipm":
-            return {name: origin[name] - scale * _mean(name, benign, origin) for name in names}
-        if self.settings.attack == "adaptive":
-            return {
-                name: origin[name] + (1 - scale) * _mean(name, benign, origin) for name in names
-            }
-        if self.settings.attack == "sign-flip":
-            return {name: origin[name] - scale * (honest[name] - origin[name]) for name in names}
-        generator = draw(self.seed, "attack-noise", task.round, task.client)
-        return {
-            name: honest[name]
-            + scale * torch.randn(honest[name].shape, generator=generator).to(honest[name].device)
-            for name in names
-        }
-
-    def _reach(
-        self,
         sent: Mapping[int, State],
         received: Mapping[int, State],
         benign: Mapping[int, State],
-        client: int,
-        farthest: float,
-        score: Scorer,
+    ) -> Position:
+        """What one attacker knows."""
+        honest = sent[task.client]
+        return Position(
+            honest=honest,
+            origin=take({**honest, **received[task.client]}, honest),
+            names=[name for name in self.parameters if name in honest],
+            benign=benign,
+            malicious=len(sent) - len(benign),
+            scale=self.settings.attack_scale,
+            target=self.target,
+            seed=self.seed,
+            round=task.round,
+            client=task.client,
+        )
+
+    def _forged(self, at: Position) -> State:
+        """The entries that an attacker replaces; with no benign client, those that it received."""
+        return FORGERIES[self.settings.attack](at) if at.benign else at.origin
+
+    def _reach(
+        self, at: Position, received: State, models: Sequence[State], score: Scorer
     ) -> float:
-        """The longest way from the benign mean to its opposite that keeps the median fitness."""
-        distances = [farthest * step / STEPS for step in range(STEPS + 1)]
-        honest, task = sent[client], ClientTask(client, 0, {}, {})
-        models = [{**received[other], **sent[other]} for other in benign]
-        forged = [self._forged(honest, task, received[client], benign, d) for d in distances]
-        tried = [{**received[client], **honest, **entries} for entries in forged]
+        """The longest way from the benign mean to its opposite that is as fit as it has to be."""
+        distances = [at.scaled(FARTHEST) * step / STEPS for step in range(STEPS + 1)]
+        forged = [self._forged(dataclasses.replace(at, scale=distance)) for distance in distances]
+        tried = [{**received, **at.honest, **entries} for entries in forged]
         metrics = [metric for metric, _ in score([*models, *tried])]
-        level = float(np.median(metrics[: len(models)]))
+        level = LEVELS[self.settings.attack](metrics[: len(models)])
         scored = zip(distances, metrics[len(models) :], strict=True)
         return max((distance for distance, metric in scored if metric >= level), default=0.0)
 
 
-def _mean(name: str, updates: Mapping[int, State], like: State) -> torch.Tensor:
-    """The mean update of one entry; zero if nobody sent it."""
-    values = [update[name] for update in updates.values() if name in update]
-    return torch.stack(values).mean(0) if values else torch.zeros_like(like[name])
+def _moved(split: Split, by: int, every: int) -> Split:
+    """A client with some of its training samples replaced by those that lie `by` later."""
+    train = split.train.copy()
+    train[::every] += by
+    return dataclasses.replace(split, train=train)

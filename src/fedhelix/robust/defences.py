@@ -29,7 +29,8 @@ class Defence(Wrapper):
     """
 
     inner: Method = option(FedAvg(), "the method that aggregates what the rule leaves")
-    one_for_all: ClassVar[bool] = True  # whether the rule makes one row of all updates
+    # What it does to single updates; empty if every client's update stays its own.
+    mixing: ClassVar[str] = "makes one of all uploads"
 
     def check(self, layers: Layers) -> None:
         """Refuse a method without updates of a common model."""
@@ -39,15 +40,20 @@ class Defence(Wrapper):
             raise UserError(
                 f"{self.name} sees no updates of a common model around {self.inner.label}."
             )
-        if self.one_for_all and inner.single_uploads:
+        if self.mixing and inner.single_uploads:
             raise UserError(
-                f"{self.name} makes one of all uploads, "
-                f"but {self.inner.label} needs every single one."
+                f"{self.name} {self.mixing}, but {self.inner.label} needs every single one."
             )
 
     def rule(self, updates: Tensor) -> Tensor:
         """The changed updates: one row for all, or one row each."""
         raise NotImplementedError
+
+    def change(
+        self, updates: Tensor, weights: list[float], server: Tree, ctx: Context
+    ) -> tuple[Tensor, list[float], Tree]:
+        """The changed updates, their weights, and what the server keeps for its next round."""
+        return self.rule(updates), weights, {}
 
     def aggregate(
         self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context
@@ -65,8 +71,9 @@ class Defence(Wrapper):
         sent = [uploads[i].tree["model"] for i in kept]
         start = _flat(origin, origin)
         updates = torch.stack([_flat(whole, origin) - start for whole in filled(sent, origin)])
-        changed = list(uploads)
-        for i, row in zip(kept, self.rule(updates).expand_as(updates), strict=True):
+        rows, shares, memory = self.change(updates, [weights[i] for i in kept], server, ctx)
+        changed, weighted = list(uploads), list(weights)
+        for i, row, share in zip(kept, rows.expand_as(updates), shares, strict=True):
             parts = (start + row).split([value.numel() for value in origin.values()])
             model = {
                 n: part.view_as(old) for (n, old), part in zip(origin.items(), parts, strict=True)
@@ -75,7 +82,8 @@ class Defence(Wrapper):
             changed[i] = uploads[i]._replace(
                 tree={**uploads[i].tree, "model": {**sent_model, **take(model, sent_model)}}
             )
-        return super().aggregate(server, changed, weights, ctx)
+            weighted[i] = share
+        return {**super().aggregate(server, changed, weighted, ctx), **memory}
 
 
 def filled(sent: Sequence[State], origin: State) -> list[State]:
@@ -164,10 +172,17 @@ class CentredClipping(Defence):
         None, "longest distance from the centre (auto: the median of the round)", above=0
     )
     iterations: int = option(3, "how often the centre moves", low=1)
+    carry: bool = option(
+        True, "start at the last round's centre, as in the paper, and not at no update"
+    )
 
-    def rule(self, updates: Tensor) -> Tensor:
-        """One row for all."""
-        return rules.centred_clipping(updates, self.radius, self.iterations)
+    def change(
+        self, updates: Tensor, weights: list[float], server: Tree, ctx: Context
+    ) -> tuple[Tensor, list[float], Tree]:
+        """One row for all, which the server keeps as the next round's centre."""
+        start = server.get("centre") if self.carry else None
+        centre = rules.centred_clipping(updates, self.radius, self.iterations, start)
+        return centre, weights, {"centre": centre} if self.carry else {}
 
 
 @register("norm-bound", paper="Sun et al., 2019, arXiv:1911.07963")
@@ -175,9 +190,58 @@ class CentredClipping(Defence):
 class NormBound(Defence):
     """No update is longer than a bound; weights and aggregation are those of the inner method."""
 
-    one_for_all: ClassVar[bool] = False
+    mixing: ClassVar[str] = ""
     bound: float | None = option(None, "longest update (auto: the median of the round)", above=0)
 
     def rule(self, updates: Tensor) -> Tensor:
         """One row each."""
         return rules.clipped(updates, self.bound)
+
+
+@register("nnm", paper="Allouah et al., AISTATS 2023, arXiv:2302.01772")
+@dataclass(frozen=True)
+class NearestNeighbourMixing(Defence):
+    """Every update becomes the mean of those nearest to it; another defence goes inside."""
+
+    mixing: ClassVar[str] = "mixes uploads"
+    leave_out: float | None = option(
+        None,
+        "share of the updates, the farthest, that are left out of each mean (auto: what the "
+        "defence inside withstands, or 0.2)",
+        low=0,
+        below=0.5,
+    )
+
+    def rule(self, updates: Tensor) -> Tensor:
+        """One row each."""
+        share = self.leave_out
+        if share is None:
+            share = self.inner.options().get("withstand", 0.2)
+        return rules.nearest_mixed(updates, round(share * len(updates)))
+
+
+@register("bucketing", paper="Karimireddy et al., ICLR 2022, arXiv:2006.09365")
+@dataclass(frozen=True)
+class Bucketing(Defence):
+    """Random buckets of updates are averaged; another defence, inside, then sees the means.
+
+    A bucket with a single malicious update counts as malicious, so what is inside has to withstand
+    up to `bucket_size` times as large a share.
+    """
+
+    mixing: ClassVar[str] = "mixes uploads"
+    bucket_size: int = option(2, "how many updates are averaged", low=1)
+
+    def change(
+        self, updates: Tensor, weights: list[float], server: Tree, ctx: Context
+    ) -> tuple[Tensor, list[float], Tree]:
+        """The first upload of each bucket stands for all of it, with their weights; the others get
+        none. Entries that it did not send stay out.
+        """
+        order = torch.randperm(len(updates), generator=ctx.draw("buckets"))
+        means = rules.bucket_means(updates, order.to(updates.device), self.bucket_size)
+        rows, shares = updates.clone(), [0.0] * len(weights)
+        for bucket, mean in zip(order.split(self.bucket_size), means, strict=True):
+            rows[bucket[0]] = mean
+            shares[int(bucket[0])] = sum(weights[i] for i in bucket.tolist())
+        return rows, shares, {}

@@ -57,12 +57,31 @@ def clipped(updates: Tensor, radius: float | None) -> Tensor:
     return updates * (limit / lengths.clamp(min=1e-12)).clamp(max=1)[:, None]
 
 
-def centred_clipping(updates: Tensor, radius: float | None, steps: int) -> Tensor:
-    """Move `steps` times, starting at zero, to the mean of the rows.
+def centred_clipping(
+    updates: Tensor, radius: float | None, steps: int, centre: Tensor | None = None
+) -> Tensor:
+    """Move `steps` times, starting at a centre (None: zero), to the mean of the rows.
 
     Each row is clipped to the radius around the current centre.
     """
-    centre = torch.zeros_like(updates[0])
+    centre = torch.zeros_like(updates[0]) if centre is None else centre
     for _ in range(steps):
         centre = centre + clipped(updates - centre, radius).mean(0)
     return centre
+
+
+def nearest_mixed(updates: Tensor, attackers: int) -> Tensor:
+    """For every row, the mean of the n - attackers rows that are nearest to it.
+
+    It is one of them itself, and always counts.
+    """
+    distances = torch.cdist(updates, updates, compute_mode="donot_use_mm_for_euclid_dist")
+    nearest = distances.argsort(dim=1, stable=True)[:, : max(1, len(updates) - attackers)]
+    return torch.stack([updates[rows].mean(0) for rows in nearest])
+
+
+def bucket_means(updates: Tensor, order: Tensor, size: int) -> Tensor:
+    """The means of the rows in buckets of `size`, filled in the given order; the last may hold
+    fewer.
+    """
+    return torch.stack([updates[bucket].mean(0) for bucket in order.split(size)])
