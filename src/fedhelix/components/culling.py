@@ -43,27 +43,31 @@ def culled(
 ) -> list[int]:
     """Greedy: drop one model, or several suspects at once, as long as that lowers the loss.
 
-    Suspects are the longest updates and those that agree least with the others. Dropping k of n
-    models must lower the loss by more than margin * k / n of it.
+    Suspects are the longest updates and those that agree least with the others. Dropping a model
+    must lower the loss by more than margin / n of it, unless its update opposes the others.
     """
     kept = list(among)
     (loss,) = losses([kept])
     while len(kept) > least:
-        groups = smaller_groups(kept, updates, least)
-        found = losses(groups)
-        best = min(range(len(groups)), key=lambda i: found[i])
-        share = (len(kept) - len(groups[best])) / len(kept)
-        if not found[best] < loss * (1 - margin * share):
+        agrees = agreement(updates, kept).tolist()
+        lengths = updates[kept].norm(dim=1).tolist()
+        groups = suspects(lengths, agrees, least)
+        left = [[place for i, place in enumerate(kept) if i not in group] for group in groups]
+        found = losses(left)
+        margins = [margin * sum(agrees[i] >= 0 for i in group) / len(kept) for group in groups]
+        prices = [after / (1 - more) for after, more in zip(found, margins, strict=True)]
+        best = min(range(len(groups)), key=lambda i: prices[i])
+        if not prices[best] < loss:
             break
-        kept, loss = groups[best], found[best]
+        kept, loss = left[best], found[best]
     return kept
 
 
-def smaller_groups(kept: Sequence[int], updates: Tensor, least: int) -> list[list[int]]:
-    """What is left without each single model, and without the first few suspects."""
-    by_length = updates[list(kept)].norm(dim=1).argsort(descending=True).tolist()
-    by_agreement = agreement(updates, kept).argsort().tolist()
-    dropped = [{i} for i in range(len(kept))]
-    for order in (by_length, by_agreement):
-        dropped += [set(order[:count]) for count in range(2, len(kept) - least + 1)]
-    return [[place for i, place in enumerate(kept) if i not in group] for group in dropped]
+def suspects(lengths: Sequence[float], agrees: Sequence[float], least: int) -> list[set[int]]:
+    """Every model alone, the few longest updates, and the few that agree least with the others."""
+    models = range(len(lengths))
+    longest = sorted(models, key=lambda i: -lengths[i])
+    opposed = sorted(models, key=lambda i: agrees[i])
+    counts = range(2, len(lengths) - least + 1)
+    several = [set(order[:count]) for order in (longest, opposed) for count in counts]
+    return [*({i} for i in models), *several]

@@ -13,6 +13,10 @@ from fedhelix.core.wrapper import Wrapper
 from fedhelix.methods.fedavg import FedAvg
 
 
+# As in polynomial-decay averaging, with weights that grow with the (EARLY - 1)-th power of the round.
+EARLY = 9
+
+
 @register("ancestors", paper="after Polyak and Juditsky, 1992")
 @dataclass(frozen=True)
 class Ancestors(Wrapper):
@@ -31,9 +35,9 @@ class Ancestors(Wrapper):
     def aggregate(
         self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context
     ) -> Tree:
-        """Server: the new model joins the mean; at first all models count alike."""
+        """Server: the new model joins the mean, which grows longer from round to round."""
         state = super().aggregate(server, uploads, weights, ctx)
-        kept = min(self.kept, ctx.round / (ctx.round + 1))
+        kept = min(self.kept, ctx.round / (ctx.round + EARLY))
         models = [server["ancestors"], state["model"]]
         return {**state, "ancestors": masked_mean(models, [kept, 1 - kept], state["model"])}
 

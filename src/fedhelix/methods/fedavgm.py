@@ -22,7 +22,9 @@ class FedAvgM(FedAvg):
     server_momentum: float = option(
         0.5, "how much of its last step the server goes on with", low=0, below=1
     )
-    anneal: bool = option(False, "let the momentum fall to zero towards the last round")
+    for_absent: bool = option(
+        False, "times the share of clients that are absent: none if all of them take part"
+    )
 
     def server_init(
         self, client_inits: Mapping[int, Tree], ctx: Context
@@ -39,8 +41,8 @@ class FedAvgM(FedAvg):
         """
         state = super().aggregate(server, uploads, weights, ctx)
         update = subtract(take(state["model"], server["step"]), server["model"])
-        left = 1 - ctx.round / ctx.rounds if self.anneal else 1.0
-        step = add(update, server["step"], left * self.server_momentum)
+        absent = 1 - len(uploads) / len(ctx.present) if self.for_absent else 1.0
+        step = add(update, server["step"], absent * self.server_momentum)
         return {
             **state,
             "model": {**state["model"], **add(take(server["model"], step), step)},

@@ -24,17 +24,16 @@ class Helix(Wrapper):
     tau: float = option(1.0, "how strongly a client's class shares count; 0: not at all", low=0)
     smooth: float = option(1.0, "added to the count of every class", above=0)
     server_momentum: float = option(0.8, "how much of its last step the server goes on with", low=0, below=1)
-    anneal: bool = option(True, "let the momentum fall to zero towards the last round")
-    kept: float = option(0.0, "how much of the mean of ancestors stays after a round", low=0, below=1)
+    kept: float = option(0.9, "how much of the mean of ancestors stays after a round", low=0, below=1)
     cull: bool = option(True, "drop models whose removal improves their mean")
-    margin: float = option(0.1, "of the loss", low=0, below=1)
+    margin: float = option(0.3, "of the loss", low=0, below=1)
     rho_min: int = option(3, "models that stay in any case", low=1)
     finish: bool = option(True, "fine-tune personal models in the end")
     ft_rate: float = option(0.1, "", above=0)
     archive: float = option(0.0, "", low=0, below=1)
 
     def __post_init__(self) -> None:
-        chain: Method = FedAvgM(self.server_momentum, self.anneal)
+        chain: Method = FedAvgM(self.server_momentum, for_absent=True)
         if self.kept:
             chain = Ancestors(chain, self.kept)
         if self.tau:
