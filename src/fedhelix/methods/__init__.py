@@ -2,6 +2,7 @@
 
 from fedhelix.methods.apfl import APFL
 from fedhelix.methods.clustered import Clustered
+from fedhelix.methods.compact import Compact
 from fedhelix.methods.ditto import Ditto
 from fedhelix.methods.fedau import FedAU
 from fedhelix.methods.fedavg import FedAvg
@@ -33,6 +34,7 @@ from fedhelix.methods.scaffold import Scaffold
 __all__ = [
     "APFL",
     "Clustered",
+    "Compact",
     "Ditto",
     "FedAU",
     "FedAvg",
