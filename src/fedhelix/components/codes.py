@@ -29,7 +29,7 @@ LARGEST_SCALE = 1e6  # no honest update moves a weight further
 
 
 @dataclass(frozen=True)
-class Layout:
+class FlatLayout:
     """Where entries lie in one vector."""
 
     names: tuple[str, ...]
@@ -66,7 +66,7 @@ class Layout:
 
 
 @lru_cache(maxsize=16)  # a copy to a GPU waits for it
-def _row_lengths(layout: Layout, device: torch.device) -> Tensor:
+def _row_lengths(layout: FlatLayout, device: torch.device) -> Tensor:
     rows = torch.tensor([shape[0] for shape in layout.shapes])
     return (torch.tensor(layout.sizes) // rows).repeat_interleave(rows).to(device)
 
@@ -80,17 +80,17 @@ def packable(layers: Layers, initial: State) -> list[str]:
     ]
 
 
-def layout_of(names: Sequence[str], initial: State) -> Layout:
+def layout_of(names: Sequence[str], initial: State) -> FlatLayout:
     """The layout of some entries of a network."""
     values = [initial[name] for name in names]
     shapes, types = (tuple(value.shape) for value in values), (value.dtype for value in values)
     return _known(tuple(names), tuple(shapes), tuple(types))
 
 
-_known = lru_cache(maxsize=16)(Layout)  # a layout remembers what was computed of it
+_known = lru_cache(maxsize=16)(FlatLayout)  # a layout remembers what was computed of it
 
 
-def present(model: State, packable: Sequence[str], initial: State) -> tuple[Layout, Parts]:
+def present(model: State, packable: Sequence[str], initial: State) -> tuple[FlatLayout, Parts]:
     """The layout of the entries that a model has, and a mask of them unless it has all."""
     there = [name in model for name in packable]
     layout = layout_of([name for name in packable if name in model], initial)
@@ -100,7 +100,7 @@ def present(model: State, packable: Sequence[str], initial: State) -> tuple[Layo
 
 def announced(
     packed: Any, packable: Sequence[str], initial: State
-) -> tuple[Layout, dict[str, Any]]:
+) -> tuple[FlatLayout, dict[str, Any]]:
     """The inverse of `present`: the layout of the entries that were packed, and their code."""
     if not isinstance(packed, Mapping):
         raise UserError("has no packed weights instead of some.")
@@ -134,19 +134,19 @@ def _shifts(bits: int, device: torch.device) -> Tensor:
     return torch.arange(0, 8, bits, dtype=torch.uint8, device=device)
 
 
-def _by_row(values: Tensor, layout: Layout, reduce: str) -> Tensor:
+def _by_row(values: Tensor, layout: FlatLayout, reduce: str) -> Tensor:
     """Sum, mean or maximum of every row; without a check, which would wait for a GPU."""
     lengths = layout.row_lengths(values.device)
     return torch.segment_reduce(values, reduce, lengths=lengths, unsafe=True)
 
 
-def _spread(scales: Tensor, layout: Layout) -> Tensor:
+def _spread(scales: Tensor, layout: FlatLayout) -> Tensor:
     """The scale of every value's row."""
     lengths = layout.row_lengths(scales.device)
     return scales.float().repeat_interleave(lengths, output_size=layout.count)
 
 
-def encode_bits(vector: Tensor, layout: Layout, bits: int) -> Parts:
+def encode_bits(vector: Tensor, layout: FlatLayout, bits: int) -> Parts:
     """Levels and one scale per row: signs (1 bit), signs and zeros (2), or a uniform grid."""
     size = vector.abs()
     if bits == 1:
@@ -165,14 +165,14 @@ def encode_bits(vector: Tensor, layout: Layout, bits: int) -> Parts:
     return {"values": pack((levels + top).to(torch.uint8), bits), "scales": scales}
 
 
-def decode_bits(parts: Mapping[str, Tensor], layout: Layout, bits: int) -> Tensor:
+def decode_bits(parts: Mapping[str, Tensor], layout: FlatLayout, bits: int) -> Tensor:
     """What the code says; the one level that no encoder writes counts as the largest."""
     codes = unpack(parts["values"], bits, layout.count).float()
     levels = 2 * codes - 1 if bits == 1 else (codes - TOP[bits]).clamp_max(TOP[bits])
     return levels * _spread(parts["scales"], layout)
 
 
-def check_bits(parts: Mapping[str, Any], layout: Layout, bits: int) -> None:
+def check_bits(parts: Mapping[str, Any], layout: FlatLayout, bits: int) -> None:
     """Raise UserError for what no encoder writes."""
     length = math.ceil(bits * layout.count / 8)
     check_parts(parts, {"values": (torch.uint8, length), "scales": (torch.bfloat16, layout.rows)})
@@ -199,23 +199,23 @@ class Same(tuple[Tensor, ...]):
 # clients who use it can be evaluated together.
 
 
-def packed_model(model: State, layout: Layout, bits: int) -> Parts:
+def packed_model(model: State, layout: FlatLayout, bits: int) -> Parts:
     """The weights of a model on a uniform grid."""
     return _packed_model(Same(model[name] for name in layout.names), layout, bits)
 
 
-def unpacked_model(parts: Mapping[str, Tensor], layout: Layout, bits: int) -> State:
+def unpacked_model(parts: Mapping[str, Tensor], layout: FlatLayout, bits: int) -> State:
     """The inverse of `packed_model`, but for rounding."""
     return _unpacked_model(Same((parts["values"], parts["scales"])), layout, bits)
 
 
 @lru_cache(maxsize=4)
-def _packed_model(values: Same, layout: Layout, bits: int) -> Parts:
+def _packed_model(values: Same, layout: FlatLayout, bits: int) -> Parts:
     return encode_bits(layout.flat(dict(zip(layout.names, values, strict=True))), layout, bits)
 
 
 @lru_cache(maxsize=4)
-def _unpacked_model(parts: Same, layout: Layout, bits: int) -> State:
+def _unpacked_model(parts: Same, layout: FlatLayout, bits: int) -> State:
     values, scales = parts
     return layout.state(decode_bits({"values": values, "scales": scales}, layout, bits))
 
@@ -223,24 +223,24 @@ def _unpacked_model(parts: Same, layout: Layout, bits: int) -> State:
 # The largest values alone -------------------------------------------------------------------------
 
 
-def how_many(layout: Layout, keep: float) -> int:
+def how_many(layout: FlatLayout, keep: float) -> int:
     """The number of values that are kept."""
     return max(1, math.ceil(keep * layout.count))
 
 
-def encode_top(vector: Tensor, layout: Layout, keep: float) -> Parts:
+def encode_top(vector: Tensor, layout: FlatLayout, keep: float) -> Parts:
     """The values of largest magnitude, and their places in rising order."""
     places = vector.abs().topk(how_many(layout, keep), sorted=False).indices.sort().values
     return {"indices": places.int(), "values": vector[places].bfloat16()}
 
 
-def decode_top(parts: Mapping[str, Tensor], layout: Layout) -> Tensor:
+def decode_top(parts: Mapping[str, Tensor], layout: FlatLayout) -> Tensor:
     """What the code says: zero wherever nothing was sent."""
     values = parts["values"].float()
     return values.new_zeros(layout.count).scatter(0, parts["indices"].long(), values)
 
 
-def check_top(parts: Mapping[str, Any], layout: Layout, keep: float) -> None:
+def check_top(parts: Mapping[str, Any], layout: FlatLayout, keep: float) -> None:
     """Raise UserError for what no encoder writes."""
     count = how_many(layout, keep)
     check_parts(parts, {"indices": (torch.int32, count), "values": (torch.bfloat16, count)})
@@ -256,7 +256,7 @@ def check_top(parts: Mapping[str, Any], layout: Layout, keep: float) -> None:
 # Whole layers -------------------------------------------------------------------------------------
 
 
-def encode_units(vector: Tensor, origin: Tensor, layout: Layout, keep: float) -> Parts:
+def encode_units(vector: Tensor, origin: Tensor, layout: FlatLayout, keep: float) -> Parts:
     """The layers that moved furthest, relative to their length and per value, until they are the
     share `keep` of all values; which ones, and their values. Waits for a GPU, because the choice
     says how long the code is.
@@ -281,7 +281,7 @@ def encode_units(vector: Tensor, origin: Tensor, layout: Layout, keep: float) ->
     }
 
 
-def decode_units(parts: Mapping[str, Tensor], layout: Layout) -> Tensor:
+def decode_units(parts: Mapping[str, Tensor], layout: FlatLayout) -> Tensor:
     """What the code says: zero in every layer that was not sent."""
     values, mask = parts["values"].float(), parts["layers"].tolist()
     sent = iter(values.split([n for n, yes in zip(layout.sizes, mask, strict=True) if yes]))
@@ -293,7 +293,7 @@ def decode_units(parts: Mapping[str, Tensor], layout: Layout) -> Tensor:
     )
 
 
-def check_units(parts: Mapping[str, Any], layout: Layout) -> None:
+def check_units(parts: Mapping[str, Any], layout: FlatLayout) -> None:
     """Raise UserError for what no encoder writes."""
     known = {"layers": (torch.uint8, len(layout.sizes)), "values": (torch.bfloat16, None)}
     check_parts(parts, known)

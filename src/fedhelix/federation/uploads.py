@@ -53,8 +53,7 @@ def _largest(values: Sequence[Tensor]) -> list[Tensor]:
     by_type: dict[torch.dtype, list[Tensor]] = {}  # of one type they are measured together
     for value in values:
         by_type.setdefault(value.dtype, []).append(value)
-    norms = [norm for group in by_type.values() for norm in torch._foreach_norm(group, math.inf)]
-    return [norm.float() for norm in norms]
+    return [norm for group in by_type.values() for norm in torch._foreach_norm(group, math.inf)]
 
 
 def keep_states(results: Sequence[ClientResult], before: Mapping[int, Tree]) -> dict[int, Tree]:

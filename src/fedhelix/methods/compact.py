@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedhelix.components import codes
-from fedhelix.components.codes import Bits, Layout, Parts
+from fedhelix.components.codes import Bits, FlatLayout, Parts
 from fedhelix.core.errors import UserError
 from fedhelix.core.layers import Layers
 from fedhelix.core.method import Capabilities, Client, Context, LocalRound, Method
@@ -143,20 +143,20 @@ class Compact(Wrapper):
         model = {**upload.get("model", {}), **weights}
         return {**drop(upload, ["packed"]), "model": model}
 
-    def _encode(self, update: Tensor, origin: Tensor, layout: Layout) -> Parts:
+    def _encode(self, update: Tensor, origin: Tensor, layout: FlatLayout) -> Parts:
         if self.code == "bits":
             return codes.encode_bits(update, layout, self.bits)
         if self.code == "top-k":
             return codes.encode_top(update, layout, self.keep)
         return codes.encode_units(update, origin, layout, self.keep)
 
-    def _decode(self, parts: Mapping[str, Tensor], layout: Layout) -> Tensor:
+    def _decode(self, parts: Mapping[str, Tensor], layout: FlatLayout) -> Tensor:
         if self.code == "bits":
             return codes.decode_bits(parts, layout, self.bits)
         decode = codes.decode_top if self.code == "top-k" else codes.decode_units
         return decode(parts, layout)
 
-    def _check(self, parts: Mapping[str, Any], layout: Layout) -> None:
+    def _check(self, parts: Mapping[str, Any], layout: FlatLayout) -> None:
         """Raise UserError for what no client sends."""
         if not layout.count:
             codes.check_parts(parts, {})
@@ -168,7 +168,7 @@ class Compact(Wrapper):
             codes.check_units(parts, layout)
 
 
-def _announced(tree: Tree, view: Client | Context) -> tuple[Layout, dict[str, Any]]:
+def _announced(tree: Tree, view: Client | Context) -> tuple[FlatLayout, dict[str, Any]]:
     """What is packed in a tree, and its code."""
     weights = codes.packable(view.layers, view.initial)
     return codes.announced(tree.get("packed"), weights, view.initial)
