@@ -172,10 +172,7 @@ def test_only_what_is_declared_travels_and_every_byte_is_counted(method, model, 
     size = sum(bytes_of(fed.initial[name]) for tree in trees for name in tree.get("model", {}))
     size += sum(bytes_of(value) for tree in trees for value in tree.get("prototypes", {}).values())
     size += 4 * len(seen) * extra
-    if method.name == "compact":  # instead of 4 bytes per weight, few bits and a scale per row
-        weights = [value for value in fed.initial.values() if value.dim() >= 2]
-        count, rows = sum(map(torch.numel, weights)), sum(map(len, weights))
-        size -= len(seen) * (4 * count - math.ceil(method.bits * count / 8) - 2 * rows)
+    size -= len(seen) * saved(method, fed.initial)
     assert record["uplink_bytes"] == size
     assert record["refused"] == {}
     assert 0 <= record["personal_accuracy"] <= 1
@@ -183,6 +180,15 @@ def test_only_what_is_declared_travels_and_every_byte_is_counted(method, model, 
         part.get("model", {}) for part in state.server.get("parts", {"": state.server}).values()
     ]
     assert all(bool(value.isfinite().all()) for model in models for value in model.values())
+
+
+def saved(method, initial):
+    """What packing saves: few bits and a scale per row instead of 4 bytes per weight."""
+    weights = [value for value in initial.values() if value.dim() >= 2]
+    count, rows = sum(map(torch.numel, weights)), sum(map(len, weights))
+    if method.name != "compact":
+        return 0
+    return 4 * count - math.ceil(method.bits * count / 8) - 2 * rows
 
 
 def bytes_of(value):

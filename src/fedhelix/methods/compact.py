@@ -128,7 +128,7 @@ class Compact(Wrapper):
                 }
                 update = layout.flat(model) - origin + layout.flat({**before, **residual})
                 packed |= (parts := self._encode(update, origin, layout))
-                residual |= layout.state(update - self._decode(parts, layout))
+                residual |= layout.state(codes.bounded(update - self._decode(parts, layout)))
             tree = {**tree, "model": drop(model, layout.names), "packed": packed}
         return tree, {**kept, "residual": residual} if residual else kept
 
