@@ -40,7 +40,13 @@ EVERY_CODE = [
     {"code": "units", "keep": 0.3},
     {"bits": 8, "download_bits": 4},
 ]
-every_code = pytest.mark.parametrize("options", EVERY_CODE, ids=str)
+
+
+def words(options):
+    return " ".join(f"{key}={value}" for key, value in options.items())
+
+
+every_code = pytest.mark.parametrize("options", EVERY_CODE, ids=words)
 
 
 def build(method, **more):
@@ -128,7 +134,7 @@ def test_a_code_without_loss_is_the_inner_method():
     assert close(*(run.state.server["model"] for run in runs), 2e-3)
 
 
-@pytest.mark.parametrize("options", EVERY_CODE[:5], ids=str)
+@pytest.mark.parametrize("options", EVERY_CODE[:5], ids=words)
 def test_it_learns_like_fedavg(options):
     more = {"data": "digits", "partition": "iid", "batch_size": 16, "epochs": 2}
     scores = [
@@ -418,7 +424,7 @@ def test_attackers_see_and_forge_plain_models(attack):
         build(Compact(download_bits=8), **more)
 
 
-def test_engines_agree():
+def test_engines_send_the_same():
     """Few bits magnify rounding: a sign may change where an update is nearly zero. What is sent and
     what stays make up the update, which is the same.
     """
@@ -440,7 +446,7 @@ def test_engines_agree():
         each.close()
 
 
-def test_engines_agree_over_rounds():
+def test_engines_end_alike():
     runs = [
         build(Compact(bits=4, download_bits=8), engine=engine).fit(2, quiet=True)
         for engine in ("serial", "parallel")
