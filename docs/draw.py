@@ -75,6 +75,12 @@ SKETCHES = {
         "train; send only the\nstrongest channels",
     ),
     "clustered": Sketch("ttttt", "one model for each\ncluster of clients", "train"),
+    "compact": Sketch(
+        "ttttt",
+        "unpack the updates;\nmean of the models",
+        "train; send few bits,\nkeep what they lose",
+        "sssss",
+    ),
     "gene-fl": Sketch(
         "ssmms", "per cluster: mean of\nthe genes", "train near the cluster;\nsend a small gene"
     ),

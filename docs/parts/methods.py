@@ -30,7 +30,7 @@ def options(name: str) -> str:
 
 def _option(field: dataclasses.Field[Any], hint: Any) -> list[str]:
     literal = typing.get_origin(hint) is typing.Literal
-    choices = f" (`{'`, `'.join(typing.get_args(hint))}`)" if literal else ""
+    choices = f" (`{'`, `'.join(map(str, typing.get_args(hint)))}`)" if literal else ""
     default = "auto" if field.default is None else field.default
     return [f"`{field.name}`", f"`{default}`", field.metadata.get("meaning", "") + choices]
 

@@ -17,6 +17,7 @@ class Example(Checked):
     rate: float = option(0.5, "a rate", above=0, below=2)
     loud: bool = option(False, "a flag")
     kind: Literal["red", "blue"] = option("red", "a choice")
+    bits: Literal[1, 8] = option(1, "a choice of numbers")
     limit: int | None = option(None, "a number or nothing", low=1)
     word: str = option("x", "text")
     folder: str | None = option(None, "text or nothing")
@@ -38,6 +39,8 @@ class Example(Checked):
         ("loud", "YES", True),
         ("loud", "off", False),
         ("kind", "blue", "blue"),
+        ("bits", 8, 8),
+        ("bits", "8", 8),
         ("limit", "3", 3),
         ("limit", "auto", None),
         ("limit", "None", None),
@@ -82,6 +85,8 @@ def test_values_are_read_as_their_types(key, given, kept):
         ("loud", "maybe", "loud must be true or false, not 'maybe'."),
         ("loud", 1, "loud must be true or false, not '1'."),
         ("kind", "green", "kind must be one of red, blue, not 'green'."),
+        ("bits", "2", "bits must be one of 1, 8, not '2'."),
+        ("bits", True, "bits must be one of 1, 8, not 'True'."),
         ("kind", None, "kind must be one of red, blue, not 'None'."),
         ("limit", 0, "limit must be at least 1, not 0."),
         ("limit", "few", "limit must be a whole number, not 'few'."),

@@ -115,13 +115,15 @@ def test_copies_are_told_by_their_updates():
         assert tree.copies_of([{"w": model}, {"w": rounded}], origin) == [0, 0]
 
 
-def test_every_value_weighs_four_bytes_whatever_its_type():
+def test_every_value_weighs_what_its_type_does_and_four_bytes_in_papers():
     nested = {
         "model": {"w": torch.zeros(3, 5), "n": torch.tensor(1)},
         "flags": torch.zeros(7, dtype=torch.bool),
+        "scales": torch.zeros(2, dtype=torch.bfloat16),
     }
-    assert tree.payload_bytes({**nested, "round": 3}) == 4 * (15 + 1 + 7)
-    assert tree.payload_bytes({"model": {}}) == 0
+    assert tree.payload_bytes({**nested, "round": 3}) == 4 * 15 + 8 + 7 + 2 * 2
+    assert tree.paper_bytes({**nested, "round": 3}) == 4 * (15 + 1 + 7 + 2)
+    assert tree.payload_bytes({"model": {}}) == tree.paper_bytes({"model": {}}) == 0
 
 
 # On the wire and on disk

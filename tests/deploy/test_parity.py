@@ -2,10 +2,12 @@
 client's work are one.
 """
 
+import numpy as np
 import pytest
 
 from fedhelix import METHODS
 from fedhelix.core.errors import UserError
+from fedhelix.deploy import messages
 from fedhelix.runs.spec import make_spec
 from helpers import CHEAP as QUICK
 from helpers import same
@@ -110,3 +112,43 @@ def test_personal_models_stay_at_their_sites(tmp_path):
         sorted(path.parent.name for path in tmp_path.rglob("own-*.safetensors"))
         == ["site-0"] * 2 + ["site-1"] * 2
     )
+
+
+@pytest.mark.parametrize("code", [{}, {"method.bits": 4, "method.download_bits": 8}], ids=str)
+def test_packed_updates_are_packed_on_the_wire(code, tmp_path):
+    # A million and a half weights, so that headers do not count.
+    y = np.arange(90) % 3
+    x = np.random.default_rng(0).normal(y[:, None], 1, (90, 12_000)).astype(np.float32)
+    source = str(tmp_path / "wide.npz")
+    np.savez(source, x=x, y=y)
+    spec = spec_for("compact", data=source, model="mlp", partition="iid", lr=0.001, **code)
+    across = InProcessDeployment(tmp_path, 3, source, common=True).fit(spec)
+    here = in_simulation(spec)
+    assert across.summary["final_accuracy"] == here.summary["final_accuracy"]
+    assert same(across.state.server, here.state.server)
+    record, counted = across.records[0], here.records[0]  # a round without evaluation
+    assert record["refused"] == {} and record["uplink_bytes"] == counted["uplink_bytes"]
+    # An answer is what was counted and little else: its header names the entries.
+    size, header = counted["uplink_bytes"], 3 * 2048
+    assert size < record["wire"]["received"] < 1.05 * size + header
+    assert size < 1.1 * 3 * spec.method.bits / 8 * sum(here.federation.layers.sizes.values())
+    if spec.method.download_bits < 32:
+        assert record["wire"]["sent"] < 1.05 * counted["downlink_bytes"] + header
+
+
+@pytest.mark.parametrize("code", ["bits", "top-k", "units"])
+def test_a_site_that_forges_a_code_is_refused(code, tmp_path):
+    deployment = InProcessDeployment(tmp_path, 3)
+    node, answer = next(iter(deployment.grid.answers.items()))
+
+    def forged(content):
+        reply = messages.read(answer(content))
+        if reply.header["kind"] == "train":
+            reply.body["packed"]["values"] = reply.body["packed"]["values"][:-1]
+        return messages.write(reply.header, reply.body)
+
+    deployment.grid.answers[node] = forged
+    run = deployment.fit(spec_for("compact", rounds=1, **{"method.code": code}))
+    ((_, why),) = run.records[0]["refused"].items()
+    assert "for 'values' instead of" in why
+    assert run.records[0]["missing"] == {}

@@ -30,7 +30,7 @@ def whole(value: float = 1.0) -> dict:
         ({"model": {"w": torch.zeros(2, 3)}}, r"has shape \(2, 3\) for 'w' instead of \(3, 2\)"),
         ({"model": {"w": torch.zeros(3, 1)}}, r"has shape \(3, 1\)"),
         ({"model": {"spy": torch.zeros(1)}}, "has an unknown entry 'spy'"),
-        ({**whole(), "junk": torch.zeros(7 * LARGEST)}, f"weighs more than {LARGEST} models"),
+        ({**whole(), "junk": torch.zeros(8 * LARGEST)}, f"weighs more than {LARGEST} models"),
     ],
 )
 def test_a_bad_upload_is_refused_with_its_reason(upload, reason):

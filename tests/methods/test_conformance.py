@@ -19,6 +19,7 @@ NETWORKS = {"fedbn": "digits-bn-cnn"}
 # Options that change what travels or what is kept.
 VARIANTS = {
     "apfl": [{"adaptive": False}],
+    "compact": [{"bits": 4}, {"bits": 8, "download_bits": 8}],
     "clustered": [{"clusters": 2, "vectors": 2, "inner": METHODS["fedper"]()}],
     "fedlps": [{"prune_ratio": 0.3}],
     "gene-fl": [
@@ -161,23 +162,38 @@ def test_only_what_is_declared_travels_and_every_byte_is_counted(method, model, 
         assert all(result.upload["values"][pruned].numel() == left for result in seen)
         trees = [(result.upload["values"], *result.upload["channels"].values()) for result in seen]
         extra = sum(
-            value.numel() for tree in trees for part in tree for value in part.values()
-        ) // len(seen)
+            bytes_of(value) for tree in trees for part in tree for value in part.values()
+        ) / (4 * len(seen))
     elif method.name == "gene-fl":
         extra = 2  # density of the mask and accuracy on validation samples
     elif method.name == "fedproto":
         extra = 10  # the shares of the classes
-    values = sum(sizes[name] for result in seen for name in result.upload.get("model", {})) + sum(
-        value.numel() for result in seen for value in result.upload.get("prototypes", {}).values()
-    )
-    values += len(seen) * extra
-    assert record["uplink_bytes"] == 4 * values
+    trees = [result.upload for result in seen]
+    size = sum(bytes_of(fed.initial[name]) for tree in trees for name in tree.get("model", {}))
+    size += sum(bytes_of(value) for tree in trees for value in tree.get("prototypes", {}).values())
+    size += 4 * len(seen) * extra
+    size -= len(seen) * saved(method, fed.initial)
+    assert record["uplink_bytes"] == size
     assert record["refused"] == {}
     assert 0 <= record["personal_accuracy"] <= 1
     models = [
         part.get("model", {}) for part in state.server.get("parts", {"": state.server}).values()
     ]
     assert all(bool(value.isfinite().all()) for model in models for value in model.values())
+
+
+def saved(method, initial):
+    """What packing saves: few bits and a scale per row instead of 4 bytes per weight."""
+    weights = [value for value in initial.values() if value.dim() >= 2]
+    count, rows = sum(map(torch.numel, weights)), sum(map(len, weights))
+    if method.name != "compact":
+        return 0
+    return 4 * count - math.ceil(method.bits * count / 8) - 2 * rows
+
+
+def bytes_of(value):
+    """The bytes of a tensor."""
+    return value.numel() * value.element_size()
 
 
 @every_method
@@ -188,13 +204,8 @@ def test_downloads_are_counted_and_hold_nothing_personal(method):
         payloads = [
             method.download(state.server, i, fed.context(round, 2)) for i in record["participants"]
         ]
-        values = sum(
-            value.numel()
-            for payload in payloads
-            for part in payload.values()
-            for value in part.values()
-        )
-        assert record["downlink_bytes"] == 4 * values
+        parts = [part for payload in payloads for part in payload.values()]
+        assert record["downlink_bytes"] == sum(bytes_of(v) for part in parts for v in part.values())
         state = after
 
 
@@ -210,12 +221,14 @@ def test_an_unseen_client_can_start(method):
     used = models[method.personal(models)]
     assert list(used) == list(fed.layers.names)
     # It gets what the others learned together, and draws the rest.
+    payload = method._opened(payload, newcomer) if method.name == "compact" else payload
     inherited = run.state.client_states.get(number, payload).get("model", {})
     for name, value in used.items():
         assert torch.equal(value, inherited.get(name, fed.initial[name]))
     (record, _), *_ = fed.run_rounds(2, run.state)
     assert len(record["personal"]) == 5
-    assert record["other_bytes"] >= 4 * sum(map(torch.numel, inherited.values()))
+    if method.name != "compact":  # which may pack it
+        assert record["other_bytes"] >= 4 * sum(map(torch.numel, inherited.values()))
 
 
 @every_method

@@ -8,7 +8,7 @@ from fedhelix.core.registry import make
 from fedhelix.models import build
 from fedhelix.papers import STUDIES
 from fedhelix.papers.cells import Cell
-from fedhelix.papers.gene_fl.measures import after_rounds
+from fedhelix.papers.gene_fl.measures import OF_KNOWN, after_rounds
 from fedhelix.papers.gene_fl.settings import METHODS, TABLES
 from fedhelix.papers.measures import Finished
 
@@ -37,6 +37,17 @@ def test_the_papers_uploads_come_out_exactly(name, classes, column):
     values = sum(layers.sizes[layer] for layer in method.shared_params(layers))
     uploads = TABLES["table1"].numbers["uploads in GiB"][name, column]
     assert round(100 * 10 * 4 * values / 2**30, 2) == uploads
+
+
+def test_uploads_are_counted_as_the_paper_does():
+    measure, gib = OF_KNOWN["uploads in GiB"], 2**30
+    for summary, size in (
+        ({"known_uplink_bytes": 9 * gib, "known_uplink_values": gib}, 4),
+        ({"known_uplink_bytes": 9 * gib, "known_uplink_values": None}, 9),
+        ({"known_uplink_bytes": 9 * gib}, 9),
+        ({}, None),
+    ):
+        assert measure(Finished(Cell("", "", ""), [], summary)) == size
 
 
 def test_accuracy_some_rounds_after_the_arrival():

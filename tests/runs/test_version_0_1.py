@@ -35,7 +35,8 @@ def test_a_stopped_run_resumes_to_the_straight_run(name, tmp_path):
                 assert mine[entry] == value
     one, other = (RunFolder.open(path) for path in (tmp_path / "run", OLD / name / "straight"))
     for mine, its in zip(one.records(), other.records(), strict=True):
-        assert mine.keys() == its.keys() and mine["participants"] == its["participants"]
+        assert mine.keys() - {"uplink_values"} == its.keys()
+        assert mine["participants"] == its["participants"]
         assert mine["metadata"].keys() == its["metadata"].keys()
     assert one.summary["personal_accuracy"] == pytest.approx(
         other.summary["personal_accuracy"], abs=0.02

@@ -56,7 +56,7 @@ def _describe(kind: type) -> dict[str, Any]:
             else ()
         )
         meaning = field.metadata.get("meaning", "") + (
-            f" ({' | '.join(choices)})" if choices else ""
+            f" ({' | '.join(map(str, choices))})" if choices else ""
         )
         options[field.name] = {
             "default": "auto" if field.default is None else field.default,

@@ -44,7 +44,7 @@ def culled(
     """Greedy: drop one model, or several suspects at once, as long as that lowers the loss.
 
     Suspects are the longest updates and those that agree least with the others. Dropping a model
-    must lower the loss by more than margin / n of it, unless its update opposes the others.
+    must lower the loss by more than `margin` of it, unless its update opposes the others.
     """
     kept = list(among)
     (loss,) = losses([kept])
@@ -54,8 +54,11 @@ def culled(
         groups = suspects(lengths, agrees, least)
         left = [[place for i, place in enumerate(kept) if i not in group] for group in groups]
         found = losses(left)
-        margins = [margin * sum(agrees[i] >= 0 for i in group) / len(kept) for group in groups]
-        prices = [after / (1 - more) for after, more in zip(found, margins, strict=True)]
+        opposing = [all(agrees[i] < 0 for i in group) for group in groups]
+        prices = [
+            after if opposes else after / (1 - margin)
+            for after, opposes in zip(found, opposing, strict=True)
+        ]
         best = min(range(len(groups)), key=lambda i: prices[i])
         if not prices[best] < loss:
             break

@@ -54,6 +54,7 @@ class Capabilities:
     complete_uploads: bool = True  # an upload without some shared entry is refused
     classification: bool = False  # it needs classes
     packed_uploads: bool = False  # weights travel in a form that nobody else can score or change
+    packed_downloads: bool = False  # so does the model that a client receives
     central_model: bool = True  # the server has a model of which uploads are updates
     single_uploads: bool = False  # it makes something of every single upload, besides their mean
     several_models: bool = False  # the server keeps several models; wrappers must stand inside
@@ -182,6 +183,11 @@ class Method(Checked):
         personal = drop(model, shared)
         kept = {**local.client_state, "model": personal} if personal else local.client_state
         return {"model": take(model, shared)}, kept
+
+    @hook("server", returns.tree)
+    def decode(self, upload: Tree, payload: Tree, ctx: Context) -> Tree:
+        """What an upload says once it is unpacked; UserError refuses it."""
+        return upload
 
     @hook("server", returns.weights)
     def weights(self, server: Tree, uploads: Sequence[Upload], ctx: Context) -> list[float]:

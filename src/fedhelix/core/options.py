@@ -125,7 +125,8 @@ def read(value: Any, kind: Any) -> Any:
     """The value as a type that has words; ValueError where it does not fit."""
     origin, choices = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
-        return choices[choices.index(value)]
+        fitting = [choice for choice in choices if value in (choice, str(choice))]
+        return fitting[0] if fitting and not isinstance(value, bool) else refuse()
     if origin in UNIONS:
         return read_any(value, choices)
     if origin is tuple:

@@ -145,7 +145,14 @@ def tensors(tree: Mapping[str, Any]) -> list[Tensor]:
 
 
 def payload_bytes(tree: Mapping[str, Any]) -> int:
-    """What a tree weighs on the wire: 4 bytes for every value, buffers and counters included."""
+    """What a tree weighs on the wire: every value in its own type, buffers and counters
+    included.
+    """
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors(tree))
+
+
+def paper_bytes(tree: Mapping[str, Any]) -> int:
+    """What papers count: 4 bytes for every value, whatever its type."""
     return 4 * sum(tensor.numel() for tensor in tensors(tree))
 
 

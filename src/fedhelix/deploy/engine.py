@@ -215,8 +215,8 @@ def _stopped(why: str) -> EngineFailure:
 def inconsistent_uploads(results: Mapping[int, ClientResult]) -> dict[int, str]:
     """Uploads that lack a group which all others have, or differ in shape where all others agree.
 
-    The model's entries are checked against the network elsewhere. For the rest of a method's
-    upload the other clients are the only reference.
+    The model's entries, packed or not, are checked against the network elsewhere. For the rest of
+    a method's upload the other clients are the only reference.
     """
     uploads = {
         client: flatten(result.upload) for client, result in results.items() if result.upload
@@ -237,7 +237,7 @@ def _inconsistency(upload: Mapping[str, Any], others: Sequence[Mapping[str, Any]
         return f"lacks '{min(lacking)}', which all others have."
     problem = None
     for path, value in upload.items():
-        if path.startswith("model/"):
+        if path.startswith(("model/", "packed/")):
             continue
         shapes = {getattr(other[path], "shape", None) for other in others if path in other}
         if len(shapes) == 1 and getattr(value, "shape", None) not in shapes:

@@ -15,7 +15,7 @@ from fedhelix.federation.evaluation import evaluate
 from fedhelix.federation.newcomers import onboard_all
 from fedhelix.federation.setup import FederationSetup
 from fedhelix.federation.state import FederationState
-from fedhelix.federation.uploads import keep_states, traffic, validate_uploads
+from fedhelix.federation.uploads import decode_uploads, keep_states, traffic, validate_uploads
 from fedhelix.store.records import Record
 
 
@@ -45,9 +45,11 @@ def run_rounds(
         tasks = [ClientTask(i, t, payloads[i], state.client_states.get(i, {})) for i in clients]
         results = fed.engine.run_clients(tasks)
         missing = {str(client): why for client, why in fed.engine.missing.items()}
-        answered = [task for task in tasks if str(task.client) not in missing]
-        results = fed.attackers.forge(results, answered, fed.scorer(fed.studied))
-        uploads, refused = validate_uploads(results, fed.initial, fed.needed)
+        plain, refused = decode_uploads(fed.method, results, payloads, ctx)
+        known = {result.client for result in plain}
+        answered = [task for task in tasks if task.client in known]
+        plain = fed.attackers.forge(plain, answered, fed.scorer(fed.studied))
+        uploads, invalid = validate_uploads(plain, fed.initial, fed.needed)
         server, setup_bytes = state.server, state.setup_bytes
         if uploads:
             weights = method.weights(server, uploads, ctx)
@@ -64,7 +66,7 @@ def run_rounds(
             "train_loss": float(np.mean(losses)) if losses else math.nan,
             **traffic(payloads, results, setup_bytes + other_bytes(fed.method, ctx)),
             "participants": clients,
-            "refused": refused,
+            "refused": refused | invalid,
             "missing": missing,
             **arrival,
         }

@@ -178,6 +178,11 @@ class FederationSetup:
                 f"attack = {attack} cannot change what {self.method.label} uploads, which is "
                 "packed."
             )
+        if self.method.capabilities.packed_downloads:
+            raise UserError(
+                f"attack = {attack} cannot read what clients of {self.method.label} receive, "
+                "which is packed."
+            )
         if not shared:
             warnings.warn(
                 f"attack = {attack} has nothing to forge: {self.method.label} uploads no model.",

@@ -6,9 +6,11 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
-from fedhelix.core.method import Upload
-from fedhelix.core.tree import State, Tree, payload_bytes, tensors
+from fedhelix.core.errors import UserError
+from fedhelix.core.method import HOOKS, Context, Method, Upload
+from fedhelix.core.tree import State, Tree, paper_bytes, payload_bytes, tensors
 from fedhelix.engines.local import ClientResult
 
 LARGEST = 10  # the size of an upload, in models
@@ -38,15 +40,20 @@ def finite(trees: Sequence[Tree]) -> list[bool]:
         [value for value in tensors(tree) if value.is_floating_point() and value.numel()]
         for tree in trees
     ]
-    # The largest magnitude of every tensor, which is not finite if any value is not.
-    largest = [
-        torch._foreach_norm(values, math.inf) if values else [torch.zeros(())] for values in floats
-    ]
+    largest = [_largest(values) if values else [torch.zeros(())] for values in floats]
     devices = [norm.device for norms in largest for norm in norms]
     # Numbers move to a GPU without waiting for it, but not the other way.
     device = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
     sound = [torch.stack([norm.to(device) for norm in norms]).isfinite().all() for norms in largest]
     return torch.stack(sound).tolist() if sound else []
+
+
+def _largest(values: Sequence[Tensor]) -> list[Tensor]:
+    """The largest magnitude of every tensor, which is not finite if any value is not."""
+    by_type: dict[torch.dtype, list[Tensor]] = {}  # of one type they are measured together
+    for value in values:
+        by_type.setdefault(value.dtype, []).append(value)
+    return [norm for group in by_type.values() for norm in torch._foreach_norm(group, math.inf)]
 
 
 def keep_states(results: Sequence[ClientResult], before: Mapping[int, Tree]) -> dict[int, Tree]:
@@ -58,6 +65,25 @@ def keep_states(results: Sequence[ClientResult], before: Mapping[int, Tree]) -> 
         result.client: result.client_state if fine else before.get(result.client, {})
         for result, fine in zip(results, sound, strict=True)
     }
+
+
+def decode_uploads(
+    method: Method, results: Sequence[ClientResult], payloads: Mapping[int, Tree], ctx: Context
+) -> tuple[list[ClientResult], dict[str, str]]:
+    """The results with their uploads unpacked, and why some could not be; an empty one is
+    silence.
+    """
+    decoded, refused = [], {}
+    for result in results:
+        args = result.upload, payloads[result.client], ctx
+        try:
+            upload = method.decode(*args) if result.upload else {}
+        except UserError as problem:
+            refused[str(result.client)] = str(problem).rstrip(".")
+            continue
+        upload = HOOKS["decode"].check(f"{method.label}.decode", upload, args)
+        decoded.append(result._replace(upload=upload))
+    return decoded, refused
 
 
 def validate_uploads(
@@ -90,6 +116,7 @@ def traffic(
     silent = {result.client for result in results if not result.upload}
     return {
         "uplink_bytes": sum(payload_bytes(result.upload) for result in results),
+        "uplink_values": sum(paper_bytes(result.upload) for result in results) // 4,
         "downlink_bytes": sum(
             payload_bytes(payload) for client, payload in payloads.items() if client not in silent
         ),

@@ -4,6 +4,7 @@ from fedhelix.methods.ancestors import Ancestors
 from fedhelix.methods.apfl import APFL
 from fedhelix.methods.calibrated import Calibrated
 from fedhelix.methods.clustered import Clustered
+from fedhelix.methods.compact import Compact
 from fedhelix.methods.cull import Cull
 from fedhelix.methods.ditto import Ditto
 from fedhelix.methods.fedau import FedAU
@@ -40,6 +41,7 @@ __all__ = [
     "Ancestors",
     "Calibrated",
     "Clustered",
+    "Compact",
     "Cull",
     "Ditto",
     "FedAU",

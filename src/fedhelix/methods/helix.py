@@ -1,8 +1,9 @@
-"""Helix: calibrated clients, few bits, a cull, momentum, ancestors and a personal finish."""
+"""Helix: calibrated clients, compact updates, a cull, momentum, ancestors and a personal finish."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from fedhelix.core.method import Method
 from fedhelix.core.options import option
@@ -10,6 +11,7 @@ from fedhelix.core.registry import register
 from fedhelix.core.wrapper import Wrapper
 from fedhelix.methods.ancestors import Ancestors
 from fedhelix.methods.calibrated import Calibrated
+from fedhelix.methods.compact import Compact
 from fedhelix.methods.cull import Cull
 from fedhelix.methods.fedavgm import FedAvgM
 from fedhelix.methods.finish import Finish
@@ -18,34 +20,51 @@ from fedhelix.methods.finish import Finish
 @register("helix", paper="fedhelix")
 @dataclass(frozen=True)
 class Helix(Wrapper):
-    """All parts that proved worth it, each of which can be switched off."""
+    """One method out of parts, each of which can be switched off and used around other methods."""
 
-    inner: Method = field(init=False)
-    tau: float = option(1.0, "how strongly a client's class shares count; 0: not at all", low=0)
-    smooth: float = option(1.0, "added to the count of every class", above=0)
-    server_momentum: float = option(0.8, "how much of its last step the server goes on with", low=0, below=1)
-    kept: float = option(0.9, "how much of the mean of ancestors stays after a round", low=0, below=1)
-    cull: bool = option(True, "drop models whose removal improves their mean")
-    margin: float = option(0.3, "of the loss", low=0, below=1)
-    rho_min: int = option(3, "models that stay in any case", low=1)
-    finish: bool = option(True, "fine-tune personal models in the end")
-    ft_rate: float = option(0.1, "", above=0)
-    archive: float = option(0.0, "", low=0, below=1)
+    inner: Method = field(init=False)  # the parts, put together
+    tau: float = option(
+        1.0, "calibrated: how strongly class shares count; 0 switches it off", low=0
+    )
+    smooth: float = option(1.0, "calibrated: added to the count of every class", above=0)
+    bits: Literal[1, 2, 4, 8, 32] = option(
+        1, "compact: bits per value of an update; 32 switches it off"
+    )
+    cull: bool = option(True, "drop models whose removal improves the mean")
+    margin: float = option(
+        0.02, "cull: the loss must fall by more than this share of it", low=0, below=1
+    )
+    rho_min: int = option(1, "cull: models that stay in any case", low=1)
+    server_momentum: float = option(
+        0.8, "momentum of the server, times the share of absent clients", low=0, below=1
+    )
+    ancestors: float = option(
+        0.9, "how much of the mean of ancestors stays after a round; 0 switches it off",
+        low=0, below=1,
+    )  # fmt: skip
+    finish: bool = option(True, "fine-tune personal models in the end, where that helps")
+    ft_rate: float = option(0.1, "finish: factor on the learning rate", above=0)
 
     def __post_init__(self) -> None:
-        chain: Method = FedAvgM(self.server_momentum, for_absent=True)
-        if self.kept:
-            chain = Ancestors(chain, self.kept)
+        method: Method = FedAvgM(self.server_momentum, for_absent=True)
+        if self.ancestors:
+            method = Ancestors(method, self.ancestors)
         if self.tau:
-            chain = Calibrated(chain, self.tau, self.smooth)
+            method = Calibrated(method, self.tau, self.smooth)
         if self.finish:
-            chain = Finish(chain, ft_rate=self.ft_rate, archive=self.archive)
+            method = Finish(method, self.ft_rate)
         if self.cull:
-            chain = Cull(chain, self.margin, self.rho_min)
-        object.__setattr__(self, "inner", chain)
+            method = Cull(method, self.margin, self.rho_min)
+        if self.bits != 32:
+            method = Compact(method, bits=self.bits)
+        object.__setattr__(self, "inner", method)
         super().__post_init__()
 
     @property
     def label(self) -> str:
         """What run folders, tables and progress call it."""
         return self.name
+
+    def options(self) -> dict[str, Any]:
+        """Its own hyperparameters, which decide those of its parts."""
+        return {name: value for name, value in vars(self).items() if name != "inner"}

@@ -36,12 +36,11 @@ class Victim:
         if federation.data.classes is None or len(federation.data.shape) != 3:
             raise UserError(f"'{spec}' does not classify images; an audit rebuilds images.")
         client, setup = federation.cohort(state.round)[0], federation.engine.setup
-        payload = federation.method.download(
-            state.server, client, federation.context(state.round, state.round + 1)
-        )
+        ctx = federation.context(state.round, state.round + 1)
+        payload = federation.method.download(state.server, client, ctx)
         task = ClientTask(client, state.round, payload, state.client_states.get(client, {}))
         model = clone(start_round(setup, task, with_context=False).models["model"])
-        upload = run_client(setup, task).upload
+        upload = federation.method.decode(run_client(setup, task).upload, payload, ctx)
         seen = {*upload.get("model", {}), *upload.get("values", {})}
         sent = [entry for entry in federation.layers.parameters if entry in seen]
         if not sent:

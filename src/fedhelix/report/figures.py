@@ -116,7 +116,7 @@ def _side_by_side(groups: Groups) -> Iterator[ReportFigure]:
                 "dark dots are the worst tenth.",
                 plots.single(plots.draw_clients, drawn),
             )
-    caption = "Values count four bytes each; refused uploads count too."
+    caption = "Every value counts in its own type; refused uploads count too."
     yield ReportFigure("traffic", "Traffic", caption, plots.bytes_plot(groups))
 
 

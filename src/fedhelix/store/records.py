@@ -87,9 +87,11 @@ def newcomers(
     ]
     peak = max((value for _, value in validated), default=None)
     near = [number for number, value in validated if peak is not None and value >= NEAR_PEAK * peak]
+    values = [record.get("uplink_values") for record in before]  # unknown in runs of version 0.1
     return {
         f"known_{metric}": _last_mean(before, key),
         "known_uplink_bytes": sum(record["uplink_bytes"] for record in before),
+        "known_uplink_values": sum(values) if all(map(is_number, values)) else None,
         f"arrival_{metric}": after[0].get(f"arrival_{metric}"),
         "arrival_bytes": after[0]["arrival_bytes"],
         f"newcomer_{metric}": _last_mean(after, key),

@@ -61,6 +61,8 @@ def distance(left: dict, right: dict) -> float:
 def test_every_method_agrees_with_serial(name, norm):
     if name == "fedbn" and not norm:
         pytest.skip("fedbn needs BatchNorm")
+    if name == "compact":
+        pytest.skip("few bits magnify rounding; test_compact.py compares the engines")
     # Training a generator would magnify rounding; without it everything else of the method is the
     # same.
     method = cheap(name, **({"generate": "own_mean"} if name == "pfedgpa" else {}))

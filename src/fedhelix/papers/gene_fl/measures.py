@@ -25,10 +25,22 @@ def after_rounds(count: int) -> Measure:
     return measure
 
 
+def known_uploads(unit: int) -> Measure:
+    """What the known clients upload, counted as the paper does: 4 bytes for every value."""
+
+    def measure(run: Finished) -> float | None:
+        values = run.summary.get("known_uplink_values")
+        # Version 0.1 counted bytes like that, and no values.
+        size = run.summary.get("known_uplink_bytes") if values is None else 4 * values
+        return None if size is None else size / unit
+
+    return measure
+
+
 OF_KNOWN: dict[str, Measure] = {
     "accuracy of the known": percent("known_accuracy"),
-    "uploads in GiB": in_units("known_uplink_bytes", GIB),
-    "MiB of all uploads": in_units("known_uplink_bytes", MIB),
+    "uploads in GiB": known_uploads(GIB),
+    "MiB of all uploads": known_uploads(MIB),
 }
 OF_NEWCOMERS: dict[str, Measure] = {
     "accuracy of newcomers": percent("newcomer_accuracy"),
