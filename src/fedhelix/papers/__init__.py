@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from fedhelix.papers import gene_fl, genfed, pfedgpa
+from fedhelix.papers import gene_fl, genfed, helix, pfedgpa
 from fedhelix.papers.cells import Cell, Scale
 from fedhelix.papers.study import Study
 
 STUDIES: dict[str, Study] = {
-    study.name: study for study in [*genfed.STUDIES, *gene_fl.STUDIES, *pfedgpa.STUDIES]
+    study.name: study
+    for study in [*helix.STUDIES, *genfed.STUDIES, *gene_fl.STUDIES, *pfedgpa.STUDIES]
 }
 
 __all__ = ["STUDIES", "Cell", "Scale", "Study"]
