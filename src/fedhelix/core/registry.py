@@ -78,7 +78,7 @@ def resolve(spec: str) -> list[type[Method]]:
     taken: set[str] = set()
     for place, (name, kind) in enumerate(zip(names, kinds, strict=True), start=1):
         rest = "+".join(names[place:])
-        if rest and not issubclass(kind, Wrapper):
+        if rest and not is_wrapper(kind):
             raise UserError(
                 f"{name} cannot be put around {rest}; of '{spec}' only the last may be an "
                 "ordinary method."
@@ -89,6 +89,13 @@ def resolve(spec: str) -> list[type[Method]]:
             )
         taken.update(option_names(kind))
     return kinds
+
+
+def is_wrapper(kind: type[Method]) -> bool:
+    """Whether it can be put around a method of the user's choice."""
+    return issubclass(kind, Wrapper) and any(
+        field.name == "inner" and field.init for field in fields(kind)
+    )
 
 
 def parts(spec: str) -> list[str]:

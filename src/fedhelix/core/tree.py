@@ -50,7 +50,9 @@ def zeros(state: Mapping[str, Tensor]) -> State:
     return {name: torch.zeros_like(value) for name, value in state.items()}
 
 
-def add(left: Mapping[str, Tensor], right: Mapping[str, Tensor], scale: float = 1.0) -> State:
+def add(
+    left: Mapping[str, Tensor], right: Mapping[str, Tensor], scale: float | Tensor = 1.0
+) -> State:
     """`left + scale * right`, entry by entry."""
     return {name: value + scale * right[name] for name, value in left.items()}
 

@@ -90,6 +90,11 @@ class FederationSetup:
         self.settings: FederationSettings = settings.resolved(scores)
         self._own_samples(pool, read_partition(partition, pool, clients))
         self._choose_clients(cohort, eval_clients)
+        if self.method.capabilities.classification and pool.classes is None:
+            raise UserError(
+                f"{self.method.label} needs classes, and '{pool.name}' is no classification; "
+                "use tau = 0 or another method."
+            )
         module, self.layers = network(model, pool, self.method, self.seed)
         self._check_attack()
         self.attackers = Attackers(self.settings, self.clients, self.layers.parameters, self.seed)

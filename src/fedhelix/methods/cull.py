@@ -42,9 +42,9 @@ class Cull(Wrapper):
 
     inner: Method = option(FedAvg(), "the method that aggregates the remaining models")
     margin: float = option(
-        0.02, "a model is dropped if that lowers the loss by more than this share", low=0, below=1
+        0.05, "dropping must lower the loss by more than this share of it", low=0, below=1
     )
-    rho_min: int = option(3, "models that stay in any case", low=1)
+    rho_min: int = option(1, "models that stay in any case", low=1)
 
     def check(self, layers: Layers) -> None:
         """Whole models are compared: the server must have one, and uploads must show it."""

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
 from fedhelix.core.method import Context, Upload
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
-from fedhelix.core.tree import Tree, add, subtract, take, zeros
+from fedhelix.core.tree import State, Tree, add, subtract, take, zeros
 from fedhelix.methods.fedavg import FedAvg
 
 
@@ -22,8 +26,8 @@ class FedAvgM(FedAvg):
     server_momentum: float = option(
         0.5, "how much of its last step the server goes on with", low=0, below=1
     )
-    for_absent: bool = option(
-        False, "times the share of clients that are absent: none if all of them take part"
+    adaptive: bool = option(
+        False, "times the share of absent clients, or the cosine between steps if that is larger"
     )
 
     def server_init(
@@ -41,10 +45,26 @@ class FedAvgM(FedAvg):
         """
         state = super().aggregate(server, uploads, weights, ctx)
         update = subtract(take(state["model"], server["step"]), server["model"])
-        absent = 1 - len(uploads) / len(ctx.present) if self.for_absent else 1.0
-        step = add(update, server["step"], absent * self.server_momentum)
+        step = add(update, server["step"], self._momentum(update, server["step"], uploads, ctx))
         return {
             **state,
             "model": {**state["model"], **add(take(server["model"], step), step)},
             "step": step,
         }
+
+    def _momentum(
+        self, update: State, step: State, uploads: Sequence[Upload], ctx: Context
+    ) -> float | Tensor:
+        """Server: its momentum in this round.
+
+        The last steps stand in for clients that are absent. Where all take part, they are worth
+        following only as far as the new update points the same way.
+        """
+        if not self.adaptive:
+            return self.server_momentum
+        absent = 1 - len(uploads) / max(len(uploads), len(ctx.present))
+        new, last = (
+            torch.cat([tree[name].flatten() for name in update]) for tree in (update, step)
+        )
+        cosine = F.cosine_similarity(new, last, dim=0)
+        return self.server_momentum * cosine.clamp(absent, 1.0)

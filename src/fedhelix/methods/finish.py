@@ -32,7 +32,10 @@ class Finish(Wrapper):
         None, "epochs of fine-tuning; auto: as many as in a round", low=0
     )
     archive: float = option(
-        0.0, "how much of a client's archive of updates a round keeps; 0: no archive", low=0, below=1
+        0.0,
+        "how much of a client's archive of updates a round keeps; 0: no archive",
+        low=0,
+        below=1,
     )
 
     def start(self, payload: Tree, client_state: Tree, client: Client) -> dict[str, State]:

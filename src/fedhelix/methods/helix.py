@@ -32,21 +32,21 @@ class Helix(Wrapper):
     )
     cull: bool = option(True, "drop models whose removal improves the mean")
     margin: float = option(
-        0.02, "cull: the loss must fall by more than this share of it", low=0, below=1
+        0.05, "cull: the loss must fall by more than this share of it", low=0, below=1
     )
     rho_min: int = option(1, "cull: models that stay in any case", low=1)
     server_momentum: float = option(
-        0.8, "momentum of the server, times the share of absent clients", low=0, below=1
+        0.9, "momentum of the server at most; it adapts to who is absent", low=0, below=1
     )
     ancestors: float = option(
         0.9, "how much of the mean of ancestors stays after a round; 0 switches it off",
         low=0, below=1,
     )  # fmt: skip
     finish: bool = option(True, "fine-tune personal models in the end, where that helps")
-    ft_rate: float = option(0.1, "finish: factor on the learning rate", above=0)
+    ft_rate: float = option(0.15, "finish: factor on the learning rate", above=0)
 
     def __post_init__(self) -> None:
-        method: Method = FedAvgM(self.server_momentum, for_absent=True)
+        method: Method = FedAvgM(self.server_momentum, adaptive=True)
         if self.ancestors:
             method = Ancestors(method, self.ancestors)
         if self.tau:
