@@ -17,7 +17,6 @@ from fedhelix.engines.base import Engine, Evaluation
 from fedhelix.engines.local import ClientResult, ClientTask, PersonalModel, Scores, Setup
 from fedhelix.federation.uploads import finite
 
-
 SCORED = ("test", "test_loss", "valid")  # the numbers in a site's scores
 
 
@@ -186,8 +185,9 @@ class RemoteEngine(Engine):
         scores: dict[int, Scores] = {}
         for client, answer in self._request(kind, tasks).items():
             try:
-                values = [messages.number(answer.header, key) for key in SCORED]
-                scores[client] = Scores(*values, messages.name(answer.header, "used"))
+                test, loss, valid = (messages.number(answer.header, key) for key in SCORED)
+                used = messages.name(answer.header, "used")
+                scores[client] = Scores(test, loss, valid, used)
             except UserError as problem:
                 self._refuse(client, problem)
         return [scores.get(task.client, nothing) for task in tasks]
