@@ -146,11 +146,19 @@ def _spread(scales: Tensor, layout: FlatLayout) -> Tensor:
     return scales.float().repeat_interleave(lengths, output_size=layout.count)
 
 
+TINY = torch.finfo(torch.float32).tiny
+STRETCH = 1.5  # times the mean size: the largest scale of a sign
+
+
 def encode_bits(vector: Tensor, layout: FlatLayout, bits: int) -> Parts:
     """Levels and one scale per row: signs (1 bit), signs and zeros (2), or a uniform grid."""
     size = vector.abs()
     if bits == 1:
-        scales = _by_row(size, layout, "mean").bfloat16()
+        # Signs times the mean size would be shorter than the vector. This scale keeps its length
+        # along itself, but for a bound without which error feedback might grow.
+        mean = _by_row(size, layout, "mean")
+        even = _by_row(size.square(), layout, "mean") / mean.clamp_min(TINY)
+        scales = torch.minimum(even, STRETCH * mean).bfloat16()
         return {"values": pack((vector >= 0).to(torch.uint8), 1), "scales": scales}
     top = TOP[bits]
     if bits == 2:
@@ -160,7 +168,7 @@ def encode_bits(vector: Tensor, layout: FlatLayout, bits: int) -> Parts:
         levels = vector.sign() * large
     else:
         scales = (_by_row(size, layout, "max") / top).bfloat16()
-        steps = _spread(scales, layout).clamp_min(torch.finfo(torch.float32).tiny)
+        steps = _spread(scales, layout).clamp_min(TINY)
         levels = (vector / steps).round().clamp(-top, top)
     return {"values": pack((levels + top).to(torch.uint8), bits), "scales": scales}
 

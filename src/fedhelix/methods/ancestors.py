@@ -12,7 +12,7 @@ from fedhelix.core.tree import State, Tree, masked_mean
 from fedhelix.core.wrapper import Wrapper
 from fedhelix.methods.fedavg import FedAvg
 
-# As in polynomial-decay averaging, with weights that grow with the (EARLY - 1)-th power of the round.
+# Polynomial-decay averaging: weights grow with the (EARLY - 1)-th power of the round.
 EARLY = 9
 
 
