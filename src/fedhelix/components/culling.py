@@ -39,12 +39,18 @@ def agreeing(updates: Tensor, among: Sequence[int], least: int) -> list[int]:
 
 
 def culled(
-    among: Sequence[int], updates: Tensor, losses: Losses, margin: float, least: int
+    among: Sequence[int],
+    updates: Tensor,
+    losses: Losses,
+    before: float,
+    margin: float,
+    least: int,
 ) -> list[int]:
     """Greedy: drop one model, or several suspects at once, as long as that lowers the loss.
 
-    Suspects are the longest updates and those that agree least with the others. Dropping a model
-    must lower the loss by more than `margin` of it, unless its update opposes the others.
+    Suspects are the longest updates and those that agree least with the others. A drop must lower
+    the loss by more than `margin` of it, unless the updates oppose the others, or the mean is worse
+    than the model `before` the round.
     """
     kept = list(among)
     (loss,) = losses([kept])
@@ -56,7 +62,7 @@ def culled(
         found = losses(left)
         opposing = [all(agrees[i] < 0 for i in group) for group in groups]
         prices = [
-            after if opposes else after / (1 - margin)
+            after if opposes or loss > before else after / (1 - margin)
             for after, opposes in zip(found, opposing, strict=True)
         ]
         best = min(range(len(groups)), key=lambda i: prices[i])

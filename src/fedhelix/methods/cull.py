@@ -66,7 +66,8 @@ class Cull(Wrapper):
             kept = agreeing(updates, kept, least)
         else:
             losses = partial(losses_of, ctx.score, models, weights)
-            kept = culled(kept, updates, losses, self.margin, least)
+            before = ctx.score([server["model"]])[0][1]
+            kept = culled(kept, updates, losses, before, self.margin, least)
         dropped = [uploads[i].client for i in range(len(uploads)) if i not in kept]
         ctx.metadata.setdefault("dropped", []).extend(dropped)
         total = sum(weights[i] for i in kept)
