@@ -21,6 +21,7 @@ from fedhelix import (
     Method,
     Scaffold,
     UserError,
+    Wrapper,
     load,
 )
 from fedhelix.components import codes
@@ -277,6 +278,25 @@ def test_the_arrival_of_a_newcomer_is_packed_too():
         run = build(method, newcomers=2, newcomers_after=1).fit(2, quiet=True)
         sizes.append(run.records[1]["arrival_bytes"])
     assert sizes[1] < 0.35 * sizes[0] and sizes[0] == sizes[2]
+
+
+@dataclass(frozen=True)
+class Greeting(Wrapper):
+    """Newcomers say a number, and everybody receives one."""
+
+    def client_init(self, client):
+        return {"told": torch.tensor(client.id)}
+
+    def download(self, server, client, ctx):
+        return {**self.inner.download(server, client, ctx), "from": torch.tensor(client)}
+
+
+def test_a_wrapper_around_it_is_heard_by_newcomers():
+    fed = build(Greeting(Compact(download_bits=8)))
+    server, ctx = fed.initialize(1).server, fed.context(0, 1)
+    assert int(fed.engine.onboard_client(ClientTask(2, 0, {}, {}))["told"]) == 2
+    _, payload, done = fed.method.onboard_server(server, {}, ctx)
+    assert int(payload["from"]) == 4 and "packed" in payload and done
 
 
 # Uploads that no client sends
