@@ -11,6 +11,8 @@ from torch import Tensor
 COPY_WITHIN = 1e-3  # of an update's length; honest clients are never that near to each other
 LONGEST = 10.0  # times the median length of an update, where nothing else is known
 
+FEW = (2, 3, 4, 5, 6, 7, 8, 10, 13, 17, 22, 29, 38, 50, 66, 87)  # suspects dropped at once
+
 Losses = Callable[[Sequence[Sequence[int]]], list[float]]  # of the means of some groups of models
 
 
@@ -77,6 +79,7 @@ def suspects(lengths: Sequence[float], agrees: Sequence[float], least: int) -> l
     models = range(len(lengths))
     longest = sorted(models, key=lambda i: -lengths[i])
     opposed = sorted(models, key=lambda i: agrees[i])
-    counts = range(2, len(lengths) - least + 1)
+    most = len(lengths) - least
+    counts = [count for count in FEW if count <= most] + ([most] if most > FEW[-1] else [])
     several = [set(order[:count]) for order in (longest, opposed) for count in counts]
     return [*({i} for i in models), *several]

@@ -62,11 +62,11 @@ class Cull(Wrapper):
         updates = updates_of(models, origin)
         kept = distinct(updates)
         least = min(self.rho_min, len(kept))
-        if ctx.score is None:
+        if ctx.quick_score is None:
             kept = agreeing(updates, kept, least)
         else:
-            losses = partial(losses_of, ctx.score, models, weights)
-            before = ctx.score([server["model"]])[0][1]
+            losses = partial(losses_of, ctx.quick_score, models, weights)
+            before = ctx.quick_score([server["model"]])[0][1]
             kept = culled(kept, updates, losses, before, self.margin, least)
         dropped = [uploads[i].client for i in range(len(uploads)) if i not in kept]
         ctx.metadata.setdefault("dropped", []).extend(dropped)
