@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from functools import cache
@@ -13,6 +14,8 @@ import torch
 from fedhelix.core.version import __version__
 from fedhelix.federation.setup import device_of
 
+COMMIT_VARIABLE = "FEDHELIX_COMMIT"  # for a copy of the source tree without its history
+
 
 def versions() -> dict[str, str]:
     """What produced a run: package versions, and the commit when this is a source checkout."""
@@ -23,12 +26,16 @@ def versions() -> dict[str, str]:
         "numpy": np.__version__,
         "machine": f"{platform.system()} {platform.machine()}",
     }
-    commit = _git("rev-parse", "HEAD")
-    if commit:
-        named["commit"] = commit + (
-            "+changes" if _git("status", "--porcelain", "--", "src") else ""
-        )
+    if commit := os.environ.get(COMMIT_VARIABLE) or _checked_out():
+        named["commit"] = commit
     return named
+
+
+def _checked_out() -> str:
+    """The commit of a source checkout, and whether it was changed since."""
+    commit = _git("rev-parse", "HEAD")
+    changed = commit and _git("status", "--porcelain", "--", "src")
+    return f"{commit}+changes" if changed else commit
 
 
 def device_name(device: str) -> str:
