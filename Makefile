@@ -7,7 +7,7 @@ DEMO ?= runs/demo
 .PHONY: help demo demo-deploy test test-all lint docs hooks clean
 
 help:
-	@echo "make demo   install into $(VENV) and compare four methods on the embedded data (about a minute)"
+	@echo "make demo   install into $(VENV) and compare five methods on the embedded data (about a minute)"
 	@echo "make demo-deploy  install Flower too; a server and three sites on this machine, compared with the simulation"
 	@echo "make test   install into $(VENV) and run the fast tests (under three minutes on two cores)"
 	@echo "make test-all  all tests, with their coverage"
@@ -33,7 +33,7 @@ $(VENV)/.development: $(VENV)/.runtime
 
 demo: $(VENV)/.runtime
 	@rm -rf $(DEMO)
-	$(BIN)/fedhelix compare fedavg genfed gene-fl pfedgpa --out $(DEMO)
+	$(BIN)/fedhelix compare helix fedavg genfed gene-fl pfedgpa --out $(DEMO)
 	@echo "The figure is $(DEMO)/comparison.png; each run's config, metrics and checkpoint lie beside it."
 
 demo-deploy: $(VENV)/.deployment

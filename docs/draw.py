@@ -11,7 +11,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
-from fedhelix.report.style import COLOURS, GREY, PALE, save, sheet
+from fedhelix.report.style import ALARM, COLOURS, GREY, PALE, save, sheet
 
 FIGURES = Path(__file__).parent / "figures" / "methods"
 LOOKS = {
@@ -79,6 +79,20 @@ SKETCHES = {
         "ttttt",
         "unpack the updates;\nmean of the models",
         "train; send few bits,\nkeep what they lose",
+        "sssss",
+    ),
+    "calibrated": Sketch(
+        "ttttt",
+        "mean of the models,\nfor balanced classes",
+        "train and use with\nits class shares added",
+    ),
+    "ancestors": Sketch(
+        "ttttt", "last model to train,\nmean over rounds to use", "train one,\nuse the other"
+    ),
+    "finish": Sketch(
+        "ttttt",
+        "mean of the models",
+        "in the end: fine-tune;\nvalidation decides",
         "sssss",
     ),
     "gene-fl": Sketch(
@@ -197,7 +211,90 @@ def selection(path: Path) -> None:
     save(figure, path)
 
 
+def culling(path: Path) -> None:
+    """Cull: the loss of the mean without each model, beside that of the mean of all."""
+    figure = sheet(5.2, 3.6)
+    axes = figure.subplots()
+    without, everyone = (0.74, 0.8, 0.35, 0.76, 0.72), 0.65
+    for place, loss in enumerate(without):
+        kept, x = loss > everyone, 0.9 + 1.1 * place
+        colour = COLOURS[0] if kept else PALE
+        for number in range(5):
+            width = 0.8 - 0.1 * number
+            corner = (x - width / 2, 0.25 + 0.18 * number)
+            axes.add_patch(Rectangle(corner, width, 0.13, facecolor=colour))
+        axes.text(x, 0.0, f"client {place + 1}", ha="center", fontsize=8.5, color=GREY)
+        axes.add_patch(Rectangle((x - 0.28, 1.5), 0.56, 1.4 * loss, facecolor=colour))
+        axes.text(x, 1.55 + 1.4 * loss, f"{loss:.2f}", ha="center", fontsize=8.5)
+        if kept:
+            arrow(axes, (x, 2.85), (3.1 + 0.15 * (place - 2), 3.3), both=False)
+        else:
+            axes.text(x, 2.55, "dropped", ha="center", fontsize=8.5, color=GREY)
+    level = 1.5 + 1.4 * everyone
+    axes.plot([0.4, 5.7], [level, level], color=ALARM, linewidth=1, linestyle="--")
+    axes.text(5.78, level, "mean\nof all", fontsize=8.5, color=ALARM, va="center")
+    words = "validation loss\nof the mean without it"
+    axes.text(0.2, 2.1, words, fontsize=8, color=GREY, rotation=90, va="center", ha="center")
+    box(axes, 2.1, 3.4, 2.0, 0.4)
+    axes.text(3.1, 3.6, "mean of the others", ha="center", va="center", fontsize=9)
+    axes.set(xlim=(-0.2, 6.4), ylim=(-0.15, 3.95))
+    axes.axis("off")
+    save(figure, path)
+
+
+STAGE = (3.3, 0.76)  # width and height of a stage
+CLIENT, SERVER = 2.0, 7.6  # where the stages of either side are
+
+
+def stage(axes: Axes, x: float, y: float, title: str, text: str) -> None:
+    """One part of a method: its name, and what it does."""
+    width, height = STAGE
+    box(axes, x - width / 2, y - height / 2, width, height)
+    axes.text(x, y + 0.19, title, ha="center", va="center", fontsize=9, fontweight="bold")
+    axes.text(x, y - 0.17, text, ha="center", va="center", fontsize=8.5)
+
+
+def helix(path: Path) -> None:
+    """A round of Helix, clockwise from the client's training, and what is used in the end."""
+    figure = sheet(7.4, 4.6)
+    axes = figure.subplots()
+    edge = STAGE[0] / 2 + 0.08
+    for x, name in ((CLIENT, "client"), (SERVER, "server")):
+        axes.add_patch(
+            FancyBboxPatch(
+                (x - 1.85, -0.5), 3.7, 6.2, boxstyle="round,pad=0.04", facecolor="#f4f4f4",
+                edgecolor="none",
+            )
+        )  # fmt: skip
+        axes.text(x - 1.85, 5.85, name, fontsize=9, color=GREY)
+    stage(axes, CLIENT, 5.0, "compact", "one bit per weight, error feedback")
+    stage(axes, CLIENT, 2.9, "calibrated", "train with log class shares")
+    stage(axes, CLIENT, 1.3, "personal model", "add its own log class shares")
+    stage(axes, CLIENT, 0.1, "finish", "fine-tune, unless validation objects")
+    stage(axes, SERVER, 5.0, "decode", "received model + update")
+    stage(axes, SERVER, 3.95, "cull", "drop models that harm the mean")
+    stage(axes, SERVER, 2.9, "momentum", "mean update + last step")
+    stage(axes, SERVER, 1.3, "ancestors", "mean of the models so far")
+    for x, top, bottom in ((SERVER, 5.0, 3.95), (SERVER, 3.95, 2.9), (SERVER, 2.9, 1.3)):
+        arrow(axes, (x, top - 0.38), (x, bottom + 0.38), both=False)
+    arrow(axes, (CLIENT, 3.28), (CLIENT, 4.62), both=False)
+    arrow(axes, (CLIENT, 0.92), (CLIENT, 0.48), both=False)
+    exchanged = (
+        (5.0, "packed update", CLIENT, edge),
+        (2.9, "model to train", SERVER, -edge),
+        (1.3, "model to use", SERVER, -edge),
+    )
+    for y, words, start, out in exchanged:
+        arrow(axes, (start + out, y), (CLIENT + SERVER - start - out, y), both=False)
+        axes.text((CLIENT + SERVER) / 2, y + 0.13, words, ha="center", fontsize=8.5, color=GREY)
+    axes.set(xlim=(0, 9.6), ylim=(-0.65, 6.15))
+    axes.axis("off")
+    save(figure, path)
+
+
 if __name__ == "__main__":
     for name, sketch in SKETCHES.items():
         exchange(sketch, FIGURES / f"{name}.svg")
     selection(FIGURES / "genfed.svg")
+    culling(FIGURES / "cull.svg")
+    helix(FIGURES / "helix.svg")
