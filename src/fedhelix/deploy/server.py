@@ -129,7 +129,7 @@ def _connect_data(federation: Federation, registry: SiteRegistry, config: Config
 
 def _public(spec: RunSpec) -> dict[str, Any]:
     """What sites must know of a run spec, without what concerns the server's machine only."""
-    private = ("versions", "data_dir", "device", "engine", "workers")
+    private = ("versions", "data_dir", "device", "engine", "workers", "address")
     return {key: value for key, value in spec.as_dict().items() if key not in private}
 
 

@@ -29,7 +29,7 @@ FOLDER_SECONDS, STATUS_SECONDS = 0.2, 2.0  # between looks at the folder and at 
 COMPLETED = "completed"
 APP_FAILED = "ServerApp failed with exception: "
 ATTEMPTS = 5  # submissions without a single new round
-SIMULATION_SETTINGS = ("engine", "workers", "checkpoint_every", "client_state")
+SIMULATION_SETTINGS = ("engine", "workers", "address", "checkpoint_every", "client_state")
 COMMON_DATA_SETTINGS = ("data_dir", "train_samples", "test_samples", "newcomers_classes")
 
 

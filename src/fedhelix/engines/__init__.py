@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from fedhelix.core.errors import unknown
+from fedhelix.core.errors import UserError, unknown
 from fedhelix.engines.base import Engine
 from fedhelix.engines.batched.engine import Batched
 from fedhelix.engines.kernels.choice import step_seconds
 from fedhelix.engines.local import Setup
 from fedhelix.engines.parallel.engine import Parallel
+from fedhelix.engines.ray.engine import RayEngine
 from fedhelix.engines.serial import Serial
 
 LONG_ROUND = 0.5  # seconds
 
-ENGINES: dict[str, type[Engine]] = {"serial": Serial, "parallel": Parallel, "batched": Batched}
+ENGINES: dict[str, type[Engine]] = {
+    "serial": Serial,
+    "parallel": Parallel,
+    "batched": Batched,
+    "ray": RayEngine,
+}
 
-__all__ = ["ENGINES", "Engine", "Parallel", "Serial", "engine_for"]
+__all__ = ["ENGINES", "Engine", "Parallel", "RayEngine", "Serial", "engine_for"]
 
 
 def suited(setup: Setup, cohort: int) -> tuple[str, str]:
@@ -30,17 +36,31 @@ def suited(setup: Setup, cohort: int) -> tuple[str, str]:
     return "serial", f"a round of about {seconds:.2f} s is too short to start processes for"
 
 
-def engine_for(name: str, setup: Setup, workers: int | None = None, cohort: int = 10) -> Engine:
+def engine_for(
+    name: str,
+    setup: Setup,
+    workers: int | None = None,
+    cohort: int = 10,
+    address: str | None = None,
+    gpus: bool = True,
+) -> Engine:
     """The engine of that name.
 
     `auto` takes `batched` on a GPU. On a CPU it takes `parallel` where a round is long and `serial`
-    where it is short; these two give bitwise identical results.
+    where it is short; these two give bitwise identical results. `ray` runs on a cluster: the one
+    at `address`, with its GPUs or without.
     """
     why = "as configured"
     if name == "auto":
         name, why = suited(setup, cohort)
     if name not in ENGINES:
         raise unknown("engine", name, [*ENGINES, "auto"])
-    engine = Parallel(setup, workers) if name == "parallel" else ENGINES[name](setup)
+    if address is not None and name != "ray":
+        raise UserError(f"address is for the ray engine, not for {name}; leave it out.")
+    engine: Engine
+    if name == "ray":
+        engine = RayEngine(setup, workers, address, gpus)
+    else:
+        engine = Parallel(setup, workers) if name == "parallel" else ENGINES[name](setup)
     engine.why = why
     return engine

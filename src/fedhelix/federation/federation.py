@@ -63,6 +63,7 @@ class Federation(FederationSetup):
         engine: str | Callable[[Setup], Engine] = "auto",
         device: str = "auto",
         workers: int | None = None,
+        address: str | None = None,
         kernels: Literal["auto"] | Kernels = "auto",
         settings: FederationSettings | None = None,
         **options: Any,
@@ -72,7 +73,8 @@ class Federation(FederationSetup):
         super().__init__(
             data, partition, model=model, method=method, clients=clients, cohort=cohort,
             eval_clients=eval_clients, seed=seed, loss=loss, metric=metric, engine=engine,
-            device=device, workers=workers, kernels=kernels, settings=settings, options=options,
+            device=device, workers=workers, address=address, kernels=kernels, settings=settings,
+            options=options,
         )  # fmt: skip
 
     def run_rounds(

@@ -78,6 +78,7 @@ class FederationSetup:
         engine: str | Callable[[Setup], Engine],
         device: str,
         workers: int | None,
+        address: str | None,
         kernels: Literal["auto"] | Kernels,
         settings: FederationSettings | None,
         options: dict[str, Any],
@@ -86,6 +87,7 @@ class FederationSetup:
         self.method = read_method(method)
         self.seed, self.device = convert("seed", seed, int), device_of(device)
         workers = convert("workers", workers, int | None)
+        address = convert("address", address, str | None)
         kernels = convert("kernels", kernels, Literal["auto", Kernels])
         if settings is None:
             settings = build(FederationSettings, options, "a federation", grouped=False)
@@ -114,7 +116,7 @@ class FederationSetup:
         )  # fmt: skip
         self.initial: State = setup.initial
         self.engine: Engine = (
-            engine_for(engine, setup, workers, self.cohort_size)
+            engine_for(engine, setup, workers, self.cohort_size, address, gpus=device != "cpu")
             if isinstance(engine, str)
             else engine(setup)
         )

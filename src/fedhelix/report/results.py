@@ -16,7 +16,7 @@ from fedhelix.store.records import MAIN_METRICS, Record, is_number
 # Entries of a config that do not make runs different experiments.
 NOT_COMPARED = (
     "format", "versions", "library", "method", "seed", "data_dir", "engine", "device", "workers",
-    "kernels", "eval_every", "checkpoint_every", "client_state", "deployment",
+    "address", "kernels", "eval_every", "checkpoint_every", "client_state", "deployment",
 )  # fmt: skip
 
 # Settings that a reader expects to be the same for all methods of a comparison.

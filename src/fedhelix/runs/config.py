@@ -26,7 +26,10 @@ from fedhelix.store import FORMAT
 # Entries of a run's config.toml that describe where it came from; they are written, not obeyed.
 PROVENANCE = ("format", "versions", "deployment")
 # Where and how a run is computed; none of it changes what is run.
-PLACES = ("device", "data_dir", "engine", "workers", "kernels", "checkpoint_every", "client_state")
+PLACES = (
+    "device", "data_dir", "engine", "workers", "address", "kernels", "checkpoint_every",
+    "client_state",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -71,10 +74,15 @@ class Config(FederationSettings):
         "memory", "where clients' state is kept (memory, disk)"
     )
     seed: int = option(0, "every random draw follows from it", low=0)
-    engine: str = option("auto", "how many clients run at once: auto, serial, parallel or batched")
+    engine: str = option(
+        "auto", "how many clients run at once: auto, serial, parallel, batched or ray"
+    )
     device: str = option("auto", "cpu, cuda or auto")
     workers: int | None = option(
-        None, "processes of the parallel engine (auto: as many as there are cores)", low=1
+        None, "processes of the parallel or ray engine (auto: as many as there are cores)", low=1
+    )
+    address: str | None = option(
+        None, "Ray cluster of the ray engine: HOST:PORT, or auto (none: Ray starts on this machine)"
     )
     kernels: Literal["auto", "onednn", "native", "tuned", "compiled"] = option(
         "auto", "CPU kernels (auto: the fastest)"
@@ -101,7 +109,16 @@ class Config(FederationSettings):
         """The federation that these settings describe, but for what is given: engine, data,
         arguments of its own.
         """
-        same = ("model", "cohort", "eval_clients", "seed", "device", "workers", "kernels")
+        same = (
+            "model",
+            "cohort",
+            "eval_clients",
+            "seed",
+            "device",
+            "workers",
+            "address",
+            "kernels",
+        )
         arguments = {name: getattr(self, name) for name in same}
         pool = data if data is not None else self.load()
         if "partition" not in instead:

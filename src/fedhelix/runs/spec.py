@@ -18,7 +18,7 @@ from fedhelix.runs.config import Config, flat
 from fedhelix.runs.provenance import device_name, versions
 
 # Settings that must not, or need not, differ between the methods of a comparison.
-FOR_ALL = ("seed", "kernels", "workers", "data_dir", "checkpoint_every")
+FOR_ALL = ("seed", "kernels", "workers", "address", "data_dir", "checkpoint_every")
 LONGEST = 200  # bytes of a folder's name; file systems take 255
 
 

@@ -1,0 +1,265 @@
+"""The actors of a run: one per GPU or CPU of the cluster, on the nodes that are there now."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedhelix.core.errors import EngineFailure, UserError
+from fedhelix.core.imports import IMPORTED
+from fedhelix.data.datasets import POOLS
+from fedhelix.engines.local import Setup
+from fedhelix.engines.parallel.pool import unwrap, with_fields
+from fedhelix.engines.ray.actor import ClientActor, Placed
+from fedhelix.engines.ray.connection import alive_nodes, first_line, on_node, unlike
+from fedhelix.engines.ray.parcel import PackedSplits, as_array
+from fedhelix.engines.ray.spread import TaskQueue
+
+START_SECONDS = 60.0  # after so long we go on with the actors that have started
+REFRESH_SECONDS = 1.0  # between looks at which nodes there are
+AHEAD = 2  # calls that an actor has at once: the next one begins without a wait
+
+
+class Member(NamedTuple):
+    """An actor and where it is."""
+
+    actor: Any
+    node: str
+    gpu: bool
+
+
+class Call(NamedTuple):
+    """A call of an actor, and the tasks in it."""
+
+    member: Member
+    taken: list[int]
+
+
+class Cluster:
+    """Actors that have received a setup; those that are lost are replaced where that is possible.
+
+    `known` nodes run our versions. `limit` is the largest number of actors.
+    """
+
+    def __init__(
+        self,
+        ray: Any,
+        setup: Setup,
+        choices: dict[str, str],
+        known: Iterable[str],
+        limit: int | None,
+        gpus: bool,
+    ):
+        self.ray, self.choices, self.limit, self.gpus = ray, choices, limit, gpus
+        self.placed = place(ray, setup)
+        self.known = dict.fromkeys(known, True)  # nodes, and whether they run our versions
+        self.starting: dict[Any, Member] = {}  # by the answer to `configure`
+        self.members: list[Member] = []
+        self.looked = -float("inf")
+
+    def nodes(self) -> dict[str, Mapping[str, Any]]:
+        """The nodes that are there now and run our versions."""
+        try:
+            nodes = alive_nodes(self.ray)
+        except Exception as problem:
+            raise nobody_left(first_line(problem)) from None
+        new = [node for name, node in nodes.items() if name not in self.known]
+        others = unlike(self.ray, new) if new else {}
+        self.known |= {node["NodeID"]: node["NodeID"] not in others for node in new}
+        for sentence in others.values():
+            warnings.warn(f"a node is left out: {sentence}", stacklevel=2)
+        return {name: node for name, node in nodes.items() if self.known[name]}
+
+    def refresh(self) -> None:
+        """Follow nodes that have joined or left, and start the actors that are missing."""
+        nodes = self.nodes()
+        for member in [*self.members, *self.starting.values()]:
+            if member.node not in nodes:
+                self.remove(member)
+        for name, node in nodes.items():
+            self._fill(name, node["Resources"])
+        self.looked = time.monotonic()
+
+    def _fill(self, name: str, resources: Mapping[str, float]) -> None:
+        """Start the missing actors of a node."""
+        count, gpu = capacity(resources, self.gpus)
+        everybody = [*self.members, *self.starting.values()]
+        missing = count - sum(member.node == name for member in everybody)
+        if self.limit is not None:
+            missing = min(missing, self.limit - len(everybody))
+        needs = {"num_cpus": 0, "num_gpus": 1} if gpu else {"num_cpus": 1}
+        for _ in range(missing):
+            kind = self.ray.remote(ClientActor).options(
+                **needs, scheduling_strategy=on_node(self.ray, name), max_restarts=0
+            )
+            actor = kind.remote(gpu)
+            answer = actor.configure.remote(list(self.placed), dict(self.choices))
+            self.starting[answer] = Member(actor, name, gpu)
+
+    def gather(self, wait: bool) -> None:
+        """Take the actors that have started; where there is none yet, wait for them."""
+        end = time.monotonic() + START_SECONDS
+        while self.starting:
+            left = end - time.monotonic() if wait and not self.members else 0.0
+            left = max(left, 0.0)
+            count = len(self.starting) if wait else 1
+            ready, _ = self.ray.wait(list(self.starting), num_returns=count, timeout=left)
+            for answer in ready:
+                self._join(answer, self.starting.pop(answer))
+            if not ready:
+                return
+
+    def _join(self, answer: Any, member: Member) -> None:
+        try:
+            failure = self.ray.get(answer)
+        except self.ray.exceptions.RayError:
+            self.remove(member)  # its node has left, or it died
+            return
+        if failure is not None and "ModuleNotFoundError" in failure.sentence:
+            raise UserError(
+                f"a node of the Ray cluster cannot load the federation ({failure.sentence}); "
+                "install the same packages there, or define it in the script itself."
+            )
+        unwrap(failure, "the federation")
+        self.members.append(member)
+
+    def remove(self, member: Member) -> None:
+        """Forget an actor, and end it where it still is."""
+        self.members = [one for one in self.members if one is not member]
+        self.starting = {key: one for key, one in self.starting.items() if one is not member}
+        with suppress(Exception):  # it is gone already
+            self.ray.kill(member.actor)
+
+    def ready(self) -> list[Member]:
+        """The actors to work with, at least one."""
+        if time.monotonic() - self.looked > REFRESH_SECONDS:
+            first = not self.members
+            self.refresh()
+            self.gather(wait=first)
+        if not self.members:
+            self.refresh()
+            self.gather(wait=True)
+        if not self.members:
+            raise nobody_left("it has no free GPU or CPU for an actor")
+        return self.members
+
+    def end(self) -> None:
+        """End all actors, whatever they are doing."""
+        for member in [*self.members, *self.starting.values()]:
+            self.remove(member)
+
+    def run(self, work: Work) -> list[Any]:
+        """The answers to all tasks, in order; those of a lost actor are given to the others."""
+        queue, results = TaskQueue(work.sizes), [None] * len(work.sizes)
+        busy: dict[Any, Call] = {}
+        while queue or busy:
+            members = self.ready()
+            self._hand_out(queue, members, work, busy)
+            done, _ = self.ray.wait(list(busy), num_returns=1, timeout=REFRESH_SECONDS)
+            for answer in done:
+                if answer in busy:
+                    self._receive(answer, work, queue, busy, results)
+        return results
+
+    def _hand_out(
+        self, queue: TaskQueue, members: Sequence[Member], work: Work, busy: dict[Any, Call]
+    ) -> None:
+        """Calls for all actors that have too few, in turn."""
+        for depth in range(1, AHEAD + 1):
+            for member in members:
+                waiting = sum(call.member is member for call in busy.values())
+                if queue and waiting < depth:
+                    taken = queue.take(len(members), whole=member.gpu)
+                    answer = member.actor.work.remote(*work.message(taken))
+                    busy[answer] = Call(member, taken)
+
+    def _receive(
+        self, answer: Any, work: Work, queue: TaskQueue, busy: dict[Any, Call], results: list[Any]
+    ) -> None:
+        call = busy.pop(answer)
+        try:
+            received = unwrap(self.ray.get(answer), work.label(call.taken[0]))
+        except self.ray.exceptions.RayError:
+            self._lost(call, work, queue, busy)
+            return
+        for index, result in zip(call.taken, work.opened(received), strict=True):
+            results[index] = result
+
+    def _lost(self, call: Call, work: Work, queue: TaskQueue, busy: dict[Any, Call]) -> None:
+        """An actor died: its tasks wait again, also those that it had not begun."""
+        self.remove(call.member)
+        self.looked = -float("inf")
+        culprit = queue.give_back(call.taken)
+        for answer, other in list(busy.items()):
+            if other.member is call.member:
+                queue.give_back(busy.pop(answer).taken, died=False)
+        if culprit is not None:
+            raise EngineFailure(
+                f"the actors died again and again with {work.label(culprit)}; perhaps the memory "
+                "of the nodes is too small for so many of them."
+            )
+
+
+class Work:
+    """Tasks of one kind, and how they are sent and received; the engine says how."""
+
+    sizes: Sequence[int]
+
+    def message(self, taken: Sequence[int]) -> tuple[Any, ...]:
+        """The arguments of an actor's `work` for some of the tasks."""
+        raise NotImplementedError
+
+    def opened(self, received: Any) -> Sequence[Any]:
+        """The results in an answer."""
+        raise NotImplementedError
+
+    def label(self, index: int) -> str:
+        """A task in error messages."""
+        raise NotImplementedError
+
+
+def capacity(resources: Mapping[str, float], gpus: bool) -> tuple[int, bool]:
+    """How many actors a node can have, and whether they have a GPU each."""
+    if gpus and resources.get("GPU", 0) >= 1:
+        return int(resources["GPU"]), True
+    return int(resources.get("CPU", 0)), False
+
+
+def place(ray: Any, setup: Setup) -> Placed:
+    """Put the setup into the object store, from which every node gets it once."""
+    for name in IMPORTED:  # files that the nodes do not have: their code travels
+        if name in sys.modules:
+            ray.cloudpickle.register_pickle_by_value(sys.modules[name])
+    samples = [as_array(getattr(setup.data, name)) for name in POOLS]
+    splits = PackedSplits.of(setup.splits)
+    data = with_fields(setup.data, **dict.fromkeys([*POOLS, "owners", "owners_test"]))
+    data.__dict__.pop("_copies", None)
+    module = setup.module.cpu() if setup.device.type != "cpu" else setup.module
+    initial = {name: value.cpu() for name, value in setup.initial.items()}
+    lean = replace(setup, data=data, splits=(), module=module, initial=initial)
+    try:
+        return Placed(
+            ray.put(lean), ray.put(samples), ray.put([np.asarray(splits.samples), splits.ends])
+        )
+    except (TypeError, AttributeError) as problem:
+        raise UserError(
+            f"the federation cannot be sent to other machines ({first_line(problem)})"
+        ) from None
+    finally:
+        if setup.device.type != "cpu":
+            setup.module.to(setup.device)
+
+
+def nobody_left(why: str) -> EngineFailure:
+    """No actor can work; the rounds so far are kept."""
+    return EngineFailure(
+        f"nobody in the Ray cluster can go on with the round: {why.rstrip('.')}; the run can be "
+        "resumed when the cluster is back."
+    )
