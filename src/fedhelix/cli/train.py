@@ -10,6 +10,7 @@ import typer
 
 from fedhelix.cli.common import Json, Minutes, Out, Quiet, Track, resumable
 from fedhelix.cli.flags import settings
+from fedhelix.core.errors import UserError
 from fedhelix.report.terminal import show_comparison, show_run
 from fedhelix.runs import comparison, jobs
 from fedhelix.runs.jobs import Session
@@ -52,6 +53,9 @@ def resume(
     folder: Annotated[
         Path, typer.Argument(help="A run folder, or a folder made by `fedhelix compare`.")
     ],
+    address: Annotated[
+        str | None, typer.Option(help="The Ray cluster to go on with, for a run on the ray engine.")
+    ] = None,
     track: Track = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -62,6 +66,8 @@ def resume(
     """
     with resumable(folder):
         if comparison.is_comparison(folder):
+            if address is not None:
+                raise UserError("--address is for a single run; give the folder of one of them.")
             folders = comparison.resume_comparison(folder, Session(quiet or None, track))
             show_comparison(folder, folders, as_json)
             return
@@ -70,7 +76,7 @@ def resume(
                 "fedhelix: there is no checkpoint; the run starts again from its first round.",
                 file=sys.stderr,
             )
-        done = jobs.resume(folder, quiet=quiet or None, track=track)
+        done = jobs.resume(folder, quiet=quiet or None, track=track, address=address)
     show_run(folder, done.summary, as_json)
 
 

@@ -35,9 +35,11 @@ def start(spec: RunSpec, out: Path, quiet: bool | None = None, track: str | None
     return Session(quiet=quiet, track=track).start(spec, out)
 
 
-def resume(path: Path, quiet: bool | None = None, track: str | None = None) -> Run:
-    """Continue a run that was stopped at any moment, where it began."""
-    return Session(quiet=quiet, track=track).resume(path)
+def resume(
+    path: Path, quiet: bool | None = None, track: str | None = None, address: str | None = None
+) -> Run:
+    """Continue a run that was stopped at any moment, where it began or on another Ray cluster."""
+    return Session(quiet=quiet, track=track).resume(path, address=address)
 
 
 class TimeIsUp(KeyboardInterrupt):
@@ -90,7 +92,9 @@ class Session:
         """Run a spec into a new folder."""
         return self._fit(spec, out, resume=False, **more)
 
-    def resume(self, path: Path, place: Config | None = None, **more: Any) -> Run:
+    def resume(
+        self, path: Path, place: Config | None = None, address: str | None = None, **more: Any
+    ) -> Run:
         """Continue a run that was stopped at any moment, where it began or where `place` says."""
         config = RunFolder.open(path).config
         if "deployment" in config:
@@ -104,6 +108,8 @@ class Session:
             # Kernels were chosen by timing: on the same device the run computes as it began.
             new = {key: getattr(place, key) for key in PLACES if key != "kernels" or moved}
             spec = replace(spec, config=replace(spec.config, **new))
+        if address is not None:
+            spec = replace(spec, config=replace(spec.config, address=address))
         return self._fit(spec, path, resume=True, **more)
 
     def start_or_resume(self, spec: RunSpec, path: Path, **more: Any) -> None:

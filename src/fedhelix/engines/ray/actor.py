@@ -56,6 +56,10 @@ class ClientActor:
         self.engine = local_engine(setup, samples, PackedSplits(*splits), self.device)
         self.engine.choices.update(choices)
 
+    def release(self) -> None:
+        """Forget the setup until the next one comes."""
+        self.engine = None
+
     def work(self, name: str, shared: np.ndarray | None, parcel: Parcel) -> Parcel | Failure:
         """Call a method of the engine with lists of arguments, one entry per task.
 

@@ -35,6 +35,10 @@ class Member(NamedTuple):
     gpu: bool
 
 
+IDLE: list[Member] = []
+"""Released actors; Ray ends them with the program."""
+
+
 class Call(NamedTuple):
     """A call of an actor, and the tasks in it."""
 
@@ -99,7 +103,7 @@ class Cluster:
             kind = self.ray.remote(ClientActor).options(
                 **needs, scheduling_strategy=on_node(self.ray, name), max_restarts=0
             )
-            actor = kind.remote(gpu)
+            actor = idle_actor(name, gpu) or kind.remote(gpu)
             answer = actor.configure.remote(list(self.placed), dict(self.choices))
             self.starting[answer] = Member(actor, name, gpu)
 
@@ -149,6 +153,14 @@ class Cluster:
         if not self.members:
             raise nobody_left("it has no free GPU or CPU for an actor")
         return self.members
+
+    def release(self) -> None:
+        """Keep the actors for the next engine of this program; starting one takes seconds."""
+        for member in self.members:
+            member.actor.release.remote()
+        IDLE.extend(self.members)
+        self.members = []
+        self.end()
 
     def end(self) -> None:
         """End all actors, whatever they are doing."""
@@ -223,6 +235,15 @@ class Work:
     def label(self, index: int) -> str:
         """A task in error messages."""
         raise NotImplementedError
+
+
+def idle_actor(node: str, gpu: bool) -> Any | None:
+    """A released actor of that kind, if there is one."""
+    for member in IDLE:
+        if (member.node, member.gpu) == (node, gpu):
+            IDLE.remove(member)
+            return member.actor
+    return None
 
 
 def capacity(resources: Mapping[str, float], gpus: bool) -> tuple[int, bool]:

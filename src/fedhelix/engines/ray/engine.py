@@ -98,9 +98,9 @@ class RayEngine(Engine):
         return self._run(work)
 
     def close(self) -> None:
-        """End the actors; the engine starts others if it is used again."""
+        """Release the actors; the engine takes others if it is used again."""
         if self._cluster is not None:
-            self._cluster.end()
+            self._cluster.release()
             self._cluster = None
 
     def _each(self, name: str, tasks: Sequence[ClientTask]) -> list[Any]:
@@ -118,8 +118,14 @@ class RayEngine(Engine):
         try:
             return self._open().run(work)
         except BaseException:
-            self.close()  # so that no actor goes on with work whose result nobody awaits
+            self._abandon()
             raise
+
+    def _abandon(self) -> None:
+        """End all actors, so that none goes on with work whose result nobody awaits."""
+        if self._cluster is not None:
+            self._cluster.end()
+            self._cluster = None
 
     def _open(self) -> Cluster:
         if self._cluster is None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 PART = 0.5  # of an equal share, so that actors that are done early find something left to do
+LEAST = 1 / 6  # of an equal share of everything: a call costs about a millisecond
 ATTEMPTS = 3  # at a task whose actors die
 
 
@@ -19,7 +20,7 @@ class TaskQueue:
         self.sizes = [max(1, size) for size in sizes]  # proportional to the duration
         order = sorted(range(len(sizes)), key=lambda index: (self.sizes[index], -index))
         self.waiting = order  # longest last
-        self.left = sum(self.sizes)
+        self.left = self.total = sum(self.sizes)
         self.deaths: Counter[int] = Counter()
 
     def __bool__(self) -> bool:
@@ -32,7 +33,9 @@ class TaskQueue:
         clients at once (`whole`). A task whose actor died comes alone, so that the next death
         tells which one is to blame.
         """
-        share = self.left / max(actors, 1) * (1 if whole else PART)
+        actors = max(actors, 1)
+        share = self.left / actors * (1 if whole else PART)
+        share = max(share, self.total / actors * LEAST)
         taken: list[int] = []
         size = 0
         while self.waiting:
