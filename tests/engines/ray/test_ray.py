@@ -14,7 +14,6 @@ import pytest
 from fedhelix import FedAvg
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.core.options import option
-from fedhelix.engines.ray import cluster as actors_of
 from fedhelix.engines.ray import connection
 from helpers import small, timeless
 
@@ -32,7 +31,7 @@ def _no_leftovers():
 def disconnect():
     for holder in list(connection.HOLDERS):
         holder.close()
-    actors_of.IDLE.clear()
+    connection.IDLE.clear()
     ray.shutdown()
     connection._ours.clear()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,7 +19,7 @@ from fedhelix.data.datasets import POOLS
 from fedhelix.engines.local import Setup
 from fedhelix.engines.parallel.pool import unwrap, with_fields
 from fedhelix.engines.ray.actor import ClientActor, Placed
-from fedhelix.engines.ray.connection import alive_nodes, first_line, on_node, unlike
+from fedhelix.engines.ray.connection import IDLE, alive_nodes, first_line, on_node, unlike
 from fedhelix.engines.ray.parcel import PackedSplits, as_array
 from fedhelix.engines.ray.spread import TaskQueue
 
@@ -33,10 +34,6 @@ class Member(NamedTuple):
     actor: Any
     node: str
     gpu: bool
-
-
-IDLE: list[Member] = []
-"""Released actors; Ray ends them with the program."""
 
 
 class Call(NamedTuple):
@@ -66,6 +63,8 @@ class Cluster:
         self.known = dict.fromkeys(known, True)  # nodes, and whether they run our versions
         self.starting: dict[Any, Member] = {}  # by the answer to `configure`
         self.members: list[Member] = []
+        # An engine that nobody uses any more leaves its actors to the next one.
+        weakref.finalize(self, IDLE.extend, self.members).atexit = False
         self.looked = -float("inf")
 
     def nodes(self) -> dict[str, Mapping[str, Any]]:
@@ -136,7 +135,7 @@ class Cluster:
 
     def remove(self, member: Member) -> None:
         """Forget an actor, and end it where it still is."""
-        self.members = [one for one in self.members if one is not member]
+        self.members[:] = [one for one in self.members if one is not member]
         self.starting = {key: one for key, one in self.starting.items() if one is not member}
         with suppress(Exception):  # it is gone already
             self.ray.kill(member.actor)
@@ -159,7 +158,7 @@ class Cluster:
         for member in self.members:
             member.actor.release.remote()
         IDLE.extend(self.members)
-        self.members = []
+        self.members.clear()
         self.end()
 
     def end(self) -> None:

@@ -27,6 +27,9 @@ SETTINGS_FRAME = 4
 HOLDERS: weakref.WeakSet[Any] = weakref.WeakSet()
 """The engines of this program that may hold actors."""
 
+IDLE: list[Any] = []
+"""Actors of engines that are closed or gone, for the next engine of this program."""
+
 _ours: list[tuple[str | None, int]] = []
 """Address and size of the cluster that this module has connected to, if it has."""
 
@@ -37,20 +40,21 @@ def connect(address: str | None, workers: int | None) -> Any:
     A script that has called `ray.init` keeps its connection.
     """
     ray = from_extra("ray", "ray")
-    if ray.is_initialized() and (not _ours or _ours == [(address, wanted(address, workers))]):
+    size = wanted(address, workers)
+    if ray.is_initialized() and all(place == address and size <= had for place, had in _ours):
         return ray
     if address is not None:
         check_answers(address)
     if ray.is_initialized():
         for holder in list(HOLDERS):
             holder.close()
+        IDLE.clear()
         ray.shutdown()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")  # see the parallel engine
     more: dict[str, Any] = {"address": address}
     if address is None:
-        cpus = wanted(address, workers)
-        more = {"address": "local", "num_cpus": cpus, "include_dashboard": False}
+        more = {"address": "local", "num_cpus": size, "include_dashboard": False}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -58,7 +62,7 @@ def connect(address: str | None, workers: int | None) -> Any:
     except (ConnectionError, RuntimeError, ValueError, OSError) as problem:
         where = f"at '{address}'" if address else "on this machine"
         raise UserError(f"Ray {where} cannot be used: {first_line(problem)}") from None
-    _ours[:] = [(address, wanted(address, workers))]
+    _ours[:] = [(address, size)]
     return ray
 
 
