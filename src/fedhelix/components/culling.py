@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +16,12 @@ FEW = (2, 3, 4, 5, 6, 7, 8, 10, 13, 17, 22, 29, 38, 50, 66, 87)  # suspects drop
 Losses = Callable[[Sequence[Sequence[int]]], list[float]]  # of the means of some groups of models
 
 
-def distinct(updates: Tensor) -> list[int]:
-    """The first of each group of equal updates."""
+def distinct(updates: Tensor) -> tuple[list[int], set[int]]:
+    """The first of each group of equal updates, and which of these have copies."""
     near = torch.cdist(updates.double(), updates.double()) <= COPY_WITHIN * updates.norm(dim=1)
     first = near.float().argmax(1).tolist()  # the first update that each one is a copy of
-    return [i for i, original in enumerate(first) if original == i]
+    firsts = [i for i, original in enumerate(first) if original == i]
+    return firsts, {i for i in firsts if first.count(i) > 1}
 
 
 def agreement(updates: Tensor, among: Sequence[int]) -> Tensor:
@@ -47,12 +48,13 @@ def culled(
     before: float,
     margin: float,
     least: int,
+    copied: Set[int] = frozenset(),
 ) -> list[int]:
     """Greedy: drop one model, or several suspects at once, as long as that lowers the loss.
 
     Suspects are the longest updates and those that agree least with the others. A drop must lower
-    the loss by more than `margin` of it, unless the updates oppose the others, or the mean is worse
-    than the model `before` the round.
+    the loss by more than `margin` of it, unless the updates oppose the others or were copied, or
+    the mean is worse than the model `before` the round.
     """
     kept = list(among)
     (loss,) = losses([kept])
@@ -62,10 +64,10 @@ def culled(
         groups = suspects(lengths, agrees, least)
         left = [[place for i, place in enumerate(kept) if i not in group] for group in groups]
         found = losses(left)
-        opposing = [all(agrees[i] < 0 for i in group) for group in groups]
+        doubtful = [all(agrees[i] < 0 or kept[i] in copied for i in group) for group in groups]
         prices = [
-            after if opposes or loss > before else after / (1 - margin)
-            for after, opposes in zip(found, opposing, strict=True)
+            after if doubts or loss > before else after / (1 - margin)
+            for after, doubts in zip(found, doubtful, strict=True)
         ]
         best = min(range(len(groups)), key=lambda i: prices[i])
         if not prices[best] < loss:

@@ -60,14 +60,14 @@ class Cull(Wrapper):
         origin = take(server["model"], ctx.layers.parameters)
         models = [{**server["model"], **upload.tree["model"]} for upload in uploads]
         updates = updates_of(models, origin)
-        kept = distinct(updates)
+        kept, copied = distinct(updates)
         least = min(self.rho_min, len(kept))
         if ctx.quick_score is None:
             kept = agreeing(updates, kept, least)
         else:
             losses = partial(losses_of, ctx.quick_score, models, weights)
             before = ctx.quick_score([server["model"]])[0][1]
-            kept = culled(kept, updates, losses, before, self.margin, least)
+            kept = culled(kept, updates, losses, before, self.margin, least, copied)
         dropped = [uploads[i].client for i in range(len(uploads)) if i not in kept]
         ctx.metadata.setdefault("dropped", []).extend(dropped)
         total = sum(weights[i] for i in kept)
