@@ -16,7 +16,8 @@ Losses = Callable[[Sequence[Sequence[int]]], list[float]]  # of the means of som
 
 def distinct(updates: Tensor) -> list[int]:
     """The first of each group of equal updates."""
-    near = torch.cdist(updates.double(), updates.double()) <= COPY_WITHIN * updates.norm(dim=1)
+    updates = updates.double()  # squares of finite floats stay finite
+    near = torch.cdist(updates, updates) <= COPY_WITHIN * updates.norm(dim=1)
     first = near.float().argmax(1).tolist()  # the first update that each one is a copy of
     return [i for i, original in enumerate(first) if original == i]
 
@@ -56,7 +57,7 @@ def culled(
         found = losses(left)
         opposing = [all(agrees[i] < 0 for i in group) for group in groups]
         prices = [
-            after if opposes else after / (1 - margin)
+            after if opposes else after + abs(after) * margin / (1 - margin)
             for after, opposes in zip(found, opposing, strict=True)
         ]
         best = min(range(len(groups)), key=lambda i: prices[i])
