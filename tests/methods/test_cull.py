@@ -131,9 +131,9 @@ def test_packed_updates_are_unpacked_before():
 )
 def test_it_withstands_four_attackers_of_ten(attack, options):
     accuracies = [
-        small(method, attack=attack, **ATTACKED, **options).fit(6, quiet=True).summary[
-            "final_accuracy"
-        ]
+        small(method, attack=attack, **ATTACKED, **options)
+        .fit(6, quiet=True)
+        .summary["final_accuracy"]
         for method in (FedAvg(), Cull())
     ]
     assert accuracies[1] > max(0.8, accuracies[0] + 0.1), accuracies
