@@ -19,9 +19,13 @@ NETWORKS = {"fedbn": "digits-bn-cnn"}
 # Options that change what travels or what is kept.
 VARIANTS = {
     "apfl": [{"adaptive": False}],
+    "ancestors": [{"inner": FedPer()}],
+    "calibrated": [{"inner": FedPer()}, {"inner": METHODS["scaffold"]()}],
     "compact": [{"bits": 4}, {"bits": 8, "download_bits": 8}],
     "clustered": [{"clusters": 2, "vectors": 2, "inner": METHODS["fedper"]()}],
     "fedlps": [{"prune_ratio": 0.3}],
+    "finish": [{"archive": 0.5}],
+    "helix": [{"bits": 32, "finish": False}],
     "gene-fl": [
         {
             "clusters": 2,
@@ -37,6 +41,7 @@ VARIANTS = {
             "fisher_mode": "batch",
         },
     ],
+    "fedavgm": [{"adaptive": True}],
     "fedbn": [{"bn_filter": "name"}],
     "fedlg": [{"select": "gradient", "layers": 1}],
     "fedlp": [{"redraw": "run"}],
@@ -234,9 +239,9 @@ def test_an_unseen_client_can_start(method):
 @every_method
 def test_a_method_is_described_by_its_options(method):
     assert dataclasses.is_dataclass(method) and type(method).__dataclass_params__.frozen
-    for field in dataclasses.fields(method):
-        assert field.metadata["meaning"]
-    assert type(method)(**vars(method)) == method
+    options = [field for field in dataclasses.fields(method) if field.init]
+    assert all(field.metadata["meaning"] for field in options)
+    assert type(method)(**{field.name: getattr(method, field.name) for field in options}) == method
 
 
 def test_methods_that_share_everything_and_never_tune_begin_alike():
