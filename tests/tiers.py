@@ -6,6 +6,7 @@ cases whose id contains one of the given words.
 
 SLOW = {
     "test_a_dead_worker_is_replaced_and_the_second_death_names_the_client",
+    "test_a_defence_takes_what_it_is_told",
     "test_a_guided_newcomer_talks_as_often_as_asked",
     "test_a_kill_at_any_moment_leaves_a_run_that_goes_on",
     "test_a_killed_server_goes_on_as_if_nothing_had_happened",
@@ -18,14 +19,15 @@ SLOW = {
     "test_an_idle_worker_that_died_is_replaced",
     "test_at_the_optimum_the_duals_are_the_clients_gradients",
     "test_attacks_are_simulated_on_the_server",
+    "test_better_than_fedavg_for_each_with_a_tenth_of_the_bytes",
     "test_commands_run",
     "test_ctrl_c_ends_with_130_and_the_run_goes_on_as_if_nothing_had_happened",
     "test_direct_generation_knows_no_client_but_looks_like_one",
+    "test_engines_end_alike",
     "test_every_study_can_be_set_up_at_every_scale",
     "test_from_a_comparison_to_its_report",
     "test_inversion_stays_in_the_group_and_tells_less_of_the_client",
     "test_it_ends_at_the_optimum_of_the_mean_where_fedavg_does_not",
-    "test_engines_end_alike",
     "test_it_learns",
     "test_killed_five_times_and_resumed_equals_the_straight_run",
     "test_large_sizes_take_a_step",
@@ -64,7 +66,9 @@ MATRIX = {
     "test_every_method_agrees_with_serial": (*FEW, "gene-fl", "ditto", "moon"),
     "test_every_method_computes_what_it_did_in_version_0_1": (*FEW, "gene-fl", "pfedgpa"),
     "test_every_method_takes_newcomers_in_and_resumes_across_their_arrival": ("gene-fl",),
+    "test_every_study_of_helix_can_be_set_up": ("quick-helix-genfed", "gpu-helix-gene-fl"),
     "test_genfed_around_methods_whose_clients_keep_a_part": ("fedrep",),
+    "test_helix_is_equal_on_every_engine": ("batched",),
     "test_it_learns_like_fedavg": ("bits=1",),
     "test_it_withstands_four_attackers_of_ten": ("ipm",),
     "test_newcomers_are_onboarded_alike": ("gene-fl",),
@@ -74,7 +78,7 @@ MATRIX = {
     "test_only_the_fittest_are_merged": ("serial",),
     "test_only_what_is_declared_travels_and_every_byte_is_counted": (*FEW, "gene-fl", "fedlps"),
     "test_resuming_gives_the_straight_run_to_the_bit": (*FEW, "gene-fl", "pfedgpa"),
-    "test_sites_and_simulation_agree": ("fedavg", "scaffold"),
+    "test_sites_and_simulation_agree": ("fedavg", "scaffold", "helix"),
     "test_two_runs_are_equal_to_the_bit": (*FEW, "gene-fl", "pfedgpa"),
 }
 
