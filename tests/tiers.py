@@ -19,7 +19,7 @@ SLOW = {
     "test_an_idle_worker_that_died_is_replaced",
     "test_at_the_optimum_the_duals_are_the_clients_gradients",
     "test_attacks_are_simulated_on_the_server",
-    "test_better_than_fedavg_for_each_with_a_tenth_of_the_bytes",
+    "test_clients_are_better_off_than_with_fedavg_for_a_tenth_of_the_bytes",
     "test_commands_run",
     "test_ctrl_c_ends_with_130_and_the_run_goes_on_as_if_nothing_had_happened",
     "test_direct_generation_knows_no_client_but_looks_like_one",

@@ -7,8 +7,17 @@ import pytest
 import torch
 
 from fedhelix import (
-    Clustered, Compact, Cull, FedAvg, FedAvgM, FedPer, FedProto, Scaffold, Upload, UserError,
-)  # fmt: skip
+    Clustered,
+    Compact,
+    Cull,
+    FedAvg,
+    FedAvgM,
+    FedPer,
+    FedProto,
+    Scaffold,
+    Upload,
+    UserError,
+)
 from helpers import same, small
 
 SERVED = {"validation_size": 0.2, "cohort": 6}
