@@ -58,6 +58,12 @@ def test_each_part_can_be_switched_off(options, missing):
     assert chain(Helix(**options)) == [name for name in WHOLE if name != missing]
 
 
+def test_options_in_words_mean_the_same():
+    """As they come from a command line."""
+    off = {"tau": "0", "bits": "32", "cull": "false", "ancestors": "0", "finish": "false"}
+    assert chain(make("helix", off)) == chain(Helix(**off)) == ["fedavgm"]
+
+
 def test_its_options_are_those_of_its_parts():
     method = Helix(
         tau=0.5, smooth=2.0, bits=4, margin=0.1, rho_min=3, server_momentum=0.3, ancestors=0.7,

@@ -13,6 +13,7 @@ from fedhelix.methods.ancestors import Ancestors
 from fedhelix.methods.calibrated import Calibrated
 from fedhelix.methods.compact import Compact
 from fedhelix.methods.cull import Cull
+from fedhelix.methods.fedavg import FedAvg
 from fedhelix.methods.fedavgm import FedAvgM
 from fedhelix.methods.finish import Finish
 
@@ -46,6 +47,12 @@ class Helix(Wrapper):
     ft_rate: float = option(0.15, "finish: factor on the learning rate", above=0)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "inner", FedAvg())
+        super().__post_init__()  # options are read as they are meant before parts are made of them
+        object.__setattr__(self, "inner", self._parts())
+
+    def _parts(self) -> Method:
+        """The parts, put together."""
         method: Method = FedAvgM(self.server_momentum, adaptive=True)
         if self.ancestors:
             method = Ancestors(method, self.ancestors)
@@ -55,10 +62,7 @@ class Helix(Wrapper):
             method = Finish(method, self.ft_rate)
         if self.cull:
             method = Cull(method, self.margin, self.rho_min)
-        if self.bits != 32:
-            method = Compact(method, bits=self.bits)
-        object.__setattr__(self, "inner", method)
-        super().__post_init__()
+        return method if self.bits == 32 else Compact(method, bits=self.bits)
 
     @property
     def label(self) -> str:
