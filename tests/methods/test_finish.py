@@ -209,3 +209,17 @@ def test_around_methods_with_models_of_their_own(inner):
     models = fed.method.start(task.payload, task.client_state, client_of(fed, round=2))
     assert models["received"] is models[inner.personal(models)]
     assert personal_model(fed.engine.setup, task).name in NAMES
+
+
+def test_a_client_knows_its_classes_its_end_and_its_losses_one_by_one():
+    fed = small(FedAvg())
+    client = client_of(fed)
+    kept = torch.from_numpy(fed.splits[0].valid)
+    x, y = fed.data.prepare(fed.data.x[kept]), fed.data.y[kept]
+    outputs = x.flatten(1) @ client.initial["fc.weight"].T + client.initial["fc.bias"]
+    expected = torch.nn.functional.cross_entropy(outputs, y, reduction="none")
+    torch.testing.assert_close(client.valid_losses(client.initial), expected)
+    assert client.classes == 10 and client.final and not client_of(fed, final=False).final
+    # A regression has no classes, and here no validation samples either.
+    other = client_of(two_quadratics(FedAvg()))
+    assert other.classes is None and other.valid_losses(other.initial).shape == (0,)
