@@ -18,7 +18,8 @@ Losses = Callable[[Sequence[Sequence[int]]], list[float]]  # of the means of som
 
 def distinct(updates: Tensor) -> tuple[list[int], set[int]]:
     """The first of each group of equal updates, and which of these have copies."""
-    near = torch.cdist(updates.double(), updates.double()) <= COPY_WITHIN * updates.norm(dim=1)
+    updates = updates.double()  # squares of finite floats stay finite
+    near = torch.cdist(updates, updates) <= COPY_WITHIN * updates.norm(dim=1)
     first = near.float().argmax(1).tolist()  # the first update that each one is a copy of
     firsts = [i for i, original in enumerate(first) if original == i]
     return firsts, {i for i in firsts if first.count(i) > 1}
@@ -66,7 +67,7 @@ def culled(
         found = losses(left)
         doubtful = [all(agrees[i] < 0 or kept[i] in copied for i in group) for group in groups]
         prices = [
-            after if doubts or loss > before else after / (1 - margin)
+            after if doubts or loss > before else after + abs(after) * margin / (1 - margin)
             for after, doubts in zip(found, doubtful, strict=True)
         ]
         best = min(range(len(groups)), key=lambda i: prices[i])
