@@ -28,14 +28,17 @@ def losses_by(harm, log=None):
 def test_copies_count_once():
     near = 5 * (1 - 5e-4)  # within a thousandth of its length
     far = 5 * (1 - 2e-3)
-    assert distinct(vectors((0, 5), (3, 4), (0, near), (0, 5), (0, far))) == [0, 1, 4]
-    assert distinct(vectors((0, 0), (0, 0), (0, 1))) == [0, 2]
-    assert distinct(vectors((1, 0), (-1, 0))) == [0, 1]
+    assert distinct(vectors((0, 5), (3, 4), (0, near), (0, 5), (0, far))) == (
+        [0, 1, 4],
+        {0},
+    )
+    assert distinct(vectors((0, 0), (0, 0), (0, 1))) == ([0, 2], {0})
+    assert distinct(vectors((1, 0), (-1, 0))) == ([0, 1], set())
 
 
 def test_nobody_is_a_copy_of_an_absurdly_long_update():
     """Its square is beyond float32, but not beyond what an upload may hold."""
-    assert distinct(vectors((1e30, 1e30), (1, 0), (0, 1))) == [0, 1, 2]
+    assert distinct(vectors((1e30, 1e30), (1, 0), (0, 1))) == ([0, 1, 2], set())
 
 
 def test_agreement_by_hand():
@@ -84,23 +87,45 @@ FOUR = vectors((1, 0), (1, 0.1), (1, -0.1), (1, 0.2))
 
 
 def test_who_does_no_harm_stays():
-    assert culled(range(4), FOUR, losses_by([0, 0, 0, 0]), 0.05, 1) == [0, 1, 2, 3]
+    assert culled(range(4), FOUR, losses_by([0, 0, 0, 0]), math.inf, 0.05, 1) == [0, 1, 2, 3]
 
 
 def test_a_drop_must_lower_the_loss_by_more_than_the_margin():
     # With all four the loss is 1 + h / 4, without the last it is 1: (1 + h / 4)(1 - 0.05) > 1
     # needs h / 4 > 0.0526.
-    assert culled(range(4), FOUR, losses_by([0, 0, 0, 4 * 0.052]), 0.05, 1) == [0, 1, 2, 3]
-    assert culled(range(4), FOUR, losses_by([0, 0, 0, 4 * 0.053]), 0.05, 1) == [0, 1, 2]
-    assert culled(range(4), FOUR, losses_by([0, 0, 0, 4 * 0.001]), 0.0, 1) == [0, 1, 2]
+    assert culled(range(4), FOUR, losses_by([0, 0, 0, 4 * 0.052]), math.inf, 0.05, 1) == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    assert culled(range(4), FOUR, losses_by([0, 0, 0, 4 * 0.053]), math.inf, 0.05, 1) == [0, 1, 2]
+    assert culled(range(4), FOUR, losses_by([0, 0, 0, 4 * 0.001]), math.inf, 0.0, 1) == [0, 1, 2]
 
 
 def test_who_opposes_the_others_has_no_margin():
     updates = FOUR.clone()
     updates[3] = torch.tensor([-1.0, 0])
-    assert culled(range(4), updates, losses_by([0, 0, 0, 4 * 0.001]), 0.05, 1) == [0, 1, 2]
+    assert culled(range(4), updates, losses_by([0, 0, 0, 4 * 0.001]), math.inf, 0.05, 1) == [
+        0,
+        1,
+        2,
+    ]
     # But harmless as it is, it stays.
-    assert culled(range(4), updates, losses_by([0, 0, 0, 0]), 0.05, 1) == [0, 1, 2, 3]
+    assert culled(range(4), updates, losses_by([0, 0, 0, 0]), math.inf, 0.05, 1) == [0, 1, 2, 3]
+
+
+def test_what_was_copied_has_no_margin():
+    harm = losses_by([0, 0, 0, 4 * 0.001])
+    assert culled(range(4), FOUR, harm, math.inf, 0.05, 1, {3}) == [0, 1, 2]
+    assert culled(range(4), FOUR, harm, math.inf, 0.05, 1, {2}) == [0, 1, 2, 3]
+
+
+def test_a_round_that_would_harm_has_no_margin():
+    # The loss of all is 1.001, of the first three 1.
+    harm = losses_by([0, 0, 0, 4 * 0.001])
+    assert culled(range(4), FOUR, harm, 1.0005, 0.05, 1) == [0, 1, 2]
+    assert culled(range(4), FOUR, harm, 1.0015, 0.05, 1) == [0, 1, 2, 3]
 
 
 def test_several_are_dropped_at_once_where_no_single_one_would_help():
@@ -110,20 +135,20 @@ def test_several_are_dropped_at_once_where_no_single_one_would_help():
     def losses(groups):
         return [5.0 if {3, 4} & set(group) else 1.0 for group in groups]
 
-    assert culled(range(5), updates, losses, 0.05, 1) == [0, 1, 2]
+    assert culled(range(5), updates, losses, math.inf, 0.05, 1) == [0, 1, 2]
 
 
 def test_models_that_stay_in_any_case():
     harm = [0, 5, 10, 20]
-    assert culled(range(4), FOUR, losses_by(harm), 0.05, 1) == [0]
-    assert culled(range(4), FOUR, losses_by(harm), 0.05, 2) == [0, 1]
+    assert culled(range(4), FOUR, losses_by(harm), math.inf, 0.05, 1) == [0]
+    assert culled(range(4), FOUR, losses_by(harm), math.inf, 0.05, 2) == [0, 1]
     log = []
-    assert culled(range(4), FOUR, losses_by(harm, log), 0.05, 4) == [0, 1, 2, 3]
+    assert culled(range(4), FOUR, losses_by(harm, log), math.inf, 0.05, 4) == [0, 1, 2, 3]
     assert log == [(0, 1, 2, 3)]  # nothing else was tried
 
 
 def test_only_those_among_whom_to_choose():
-    assert culled([0, 2, 3], FOUR, losses_by([0, 0, 0, 9]), 0.05, 1) == [0, 2]
+    assert culled([0, 2, 3], FOUR, losses_by([0, 0, 0, 9]), math.inf, 0.05, 1) == [0, 2]
 
 
 def test_losses_beyond_all_numbers():
@@ -132,9 +157,9 @@ def test_losses_beyond_all_numbers():
     def losses(groups):
         return [math.inf if {3, 4} & set(group) else 1.0 for group in groups]
 
-    assert culled(range(5), updates, losses, 0.05, 1) == [0, 1, 2]
+    assert culled(range(5), updates, losses, math.inf, 0.05, 1) == [0, 1, 2]
     # Where nothing helps, nobody is dropped.
-    nothing = culled(range(5), updates, lambda groups: [math.inf] * len(groups), 0.05, 1)
+    nothing = culled(range(5), updates, lambda groups: [math.inf] * len(groups), math.inf, 0.05, 1)
     assert nothing == [0, 1, 2, 3, 4]
 
 
@@ -144,7 +169,7 @@ def test_losses_below_zero():
     def losses(groups):
         return [-1.0 if 3 in group else -0.97 for group in groups]
 
-    assert culled(range(4), FOUR, losses, 0.05, 1) == [0, 1, 2, 3]
+    assert culled(range(4), FOUR, losses, math.inf, 0.05, 1) == [0, 1, 2, 3]
 
 
 @settings(max_examples=80, deadline=None)
@@ -164,7 +189,7 @@ def test_what_is_kept_is_never_worse_than_all(count, seed, margin, least, offset
         ]
 
     least = min(least, count)
-    kept = culled(range(count), updates, losses, margin, least)
+    kept = culled(range(count), updates, losses, math.inf, margin, least)
     assert len(kept) >= least and kept == sorted(set(kept))
     before, after = losses([range(count), kept])
     assert after <= before
@@ -179,6 +204,7 @@ def test_what_is_kept_is_never_worse_than_all(count, seed, margin, least, offset
 def test_honest_updates_are_distinct_and_copies_are_found(count, seed, size):
     draw = torch.Generator().manual_seed(seed)
     updates = torch.randn(count, size + 8, generator=draw)
-    assert distinct(updates) == list(range(count))
+    assert distinct(updates) == (list(range(count)), set())
     places = torch.randperm(count, generator=draw)
-    assert distinct(torch.cat([updates, updates[places] * (1 + 1e-5)])) == list(range(count))
+    copied = torch.cat([updates, updates[places] * (1 + 1e-5)])
+    assert distinct(copied) == (list(range(count)), set(range(count)))

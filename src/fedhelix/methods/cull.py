@@ -42,7 +42,7 @@ class Cull(Wrapper):
 
     inner: Method = option(FedAvg(), "the method that aggregates the remaining models")
     margin: float = option(
-        0.05, "dropping must lower the loss by more than this share of it", low=0, below=1
+        0.02, "dropping must lower the loss by more than this share of it", low=0, below=1
     )
     rho_min: int = option(1, "models that stay in any case", low=1)
 
