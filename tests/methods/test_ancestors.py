@@ -1,9 +1,11 @@
 """Ancestors: what is used is a moving mean of the server's models, worked out by hand."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
-from fedhelix import Ancestors, Clustered, Compact, FedAvg, FedPer, Upload
+from fedhelix import Ancestors, Clustered, Compact, FedAvg, FedPer, Method, Upload, Wrapper
 from helpers import close, same, small, two_quadratics
 
 
@@ -122,3 +124,20 @@ def test_around_a_method_whose_clients_keep_their_heads():
     body = run.state.server["ancestors"]
     assert set(body) == set(fed.layers.body) and run.model() is None
     assert same(fed.method.deliver(run.state.server, 0, fed.context(3, 3))["model"], body)
+
+
+@dataclass(frozen=True)
+class Marked(Wrapper):
+    """A wrapper that adds something to what clients receive."""
+
+    inner: Method
+
+    def download(self, server, client, ctx):
+        return {**self.inner.download(server, client, ctx), "mark": torch.ones(1)}
+
+
+def test_what_a_wrapper_inside_adds_to_a_download_is_delivered_too():
+    method = Ancestors(Marked(FedAvg()))
+    fed = small(method)
+    state = fed.initialize(1)
+    assert "mark" in method.deliver(state.server, 0, fed.context(0, 1))

@@ -1,12 +1,12 @@
 """A personal finish: what a client ends up with, by validation losses worked out by hand."""
 
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
-from fedhelix import Calibrated, Ditto, FedAvg, FedAvgFT, Finish, LocalOnly
+from fedhelix import Calibrated, Ditto, FedAvg, FedAvgFT, Finish, LocalOnly, Method, Wrapper
 from fedhelix.engines.local import ClientTask, make_client, personal_model
 from helpers import checkpoint, close, on_disk, same, small, two_quadratics
 
@@ -223,3 +223,21 @@ def test_a_client_knows_its_classes_its_end_and_its_losses_one_by_one():
     # A regression has no classes, and here no validation samples either.
     other = client_of(two_quadratics(FedAvg()))
     assert other.classes is None and other.valid_losses(other.initial).shape == (0,)
+
+
+@dataclass(frozen=True)
+class Own(Wrapper):
+    """A wrapper that says which model is used, but nothing about what is chosen in the end."""
+
+    inner: Method
+
+    def personal(self, models):
+        return "mine"
+
+
+def test_before_the_end_the_model_of_a_wrapper_inside_is_used():
+    fed = small(FedAvg())
+    models = {"model": {}, "mine": {}}
+    client = client_of(fed, final=False)
+    assert Finish(Own(FedAvg())).choose(models, client) == "mine"
+    assert Own(FedAvg()).choose(models, client) == "mine"
