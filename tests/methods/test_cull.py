@@ -51,7 +51,7 @@ def scored_by(fed, loss):
 
 def weights(fed, uploads, loss=None):
     score = None if loss is None else scored_by(fed, loss)
-    ctx = replace(fed.context(0, 1), score=score)
+    ctx = replace(fed.context(0, 1), score=score, quick_score=score)
     return fed.method.weights({"model": fed.initial}, uploads, ctx), ctx.metadata
 
 

@@ -119,11 +119,11 @@ def test_clients_are_better_off_than_with_fedavg_for_a_tenth_of_the_bytes():
     found = [
         [
             build(method, seed=seed, **more).fit(10, eval_every=10, quiet=True).summary
-            for seed in range(3)
+            for seed in range(2)
         ]
         for method in (FedAvg(), Helix())
     ]
-    plain, mine = (sum(summary["final_accuracy"] for summary in runs) / 3 for runs in found)
+    plain, mine = (sum(summary["final_accuracy"] for summary in runs) / 2 for runs in found)
     assert mine > plain - 0.03
     for its, my in zip(*found, strict=True):
         assert my["personal_accuracy"] > its["personal_accuracy"] + 0.05

@@ -67,11 +67,11 @@ def culled(
         found = losses(left)
         doubtful = [all(agrees[i] < 0 or kept[i] in copied for i in group) for group in groups]
         prices = [
-            after if doubts or loss > before else after + abs(after) * margin / (1 - margin)
+            after if doubts else after + abs(after) * margin / (1 - margin)
             for after, doubts in zip(found, doubtful, strict=True)
         ]
         best = min(range(len(groups)), key=lambda i: prices[i])
-        if not prices[best] < loss:
+        if not (found[best] if loss > before else prices[best]) < loss:
             break
         kept, loss = left[best], found[best]
     return kept
