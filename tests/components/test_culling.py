@@ -17,7 +17,7 @@ def vectors(*rows):
 def losses_by(harm, log=None):
     """The loss of a group is one plus the mean harm of its members."""
 
-    def losses(groups):
+    def losses(groups, count):
         if log is not None:
             log.extend(map(tuple, groups))
         return [1 + sum(harm[i] for i in group) / len(group) for group in groups]
@@ -132,7 +132,7 @@ def test_several_are_dropped_at_once_where_no_single_one_would_help():
     """Two long updates: as long as one of them is left, the loss is high."""
     updates = vectors((1, 0), (1, 0.1), (1, -0.1), (9, 0), (9, 0.1))
 
-    def losses(groups):
+    def losses(groups, count=0):
         return [5.0 if {3, 4} & set(group) else 1.0 for group in groups]
 
     assert culled(range(5), updates, losses, math.inf, 0.05, 1) == [0, 1, 2]
@@ -154,19 +154,21 @@ def test_only_those_among_whom_to_choose():
 def test_losses_beyond_all_numbers():
     updates = vectors((1, 0), (1, 0.1), (1, -0.1), (9, 0), (9, 0.1))
 
-    def losses(groups):
+    def losses(groups, count=0):
         return [math.inf if {3, 4} & set(group) else 1.0 for group in groups]
 
     assert culled(range(5), updates, losses, math.inf, 0.05, 1) == [0, 1, 2]
     # Where nothing helps, nobody is dropped.
-    nothing = culled(range(5), updates, lambda groups: [math.inf] * len(groups), math.inf, 0.05, 1)
+    nothing = culled(
+        range(5), updates, lambda groups, count: [math.inf] * len(groups), math.inf, 0.05, 1
+    )
     assert nothing == [0, 1, 2, 3, 4]
 
 
 def test_losses_below_zero():
     """Dropping the last raises the loss from -1 to -0.97: less than the margin is no gain."""
 
-    def losses(groups):
+    def losses(groups, count=0):
         return [-1.0 if 3 in group else -0.97 for group in groups]
 
     assert culled(range(4), FOUR, losses, math.inf, 0.05, 1) == [0, 1, 2, 3]
@@ -182,7 +184,7 @@ def test_what_is_kept_is_never_worse_than_all(count, seed, margin, least, offset
     updates = torch.randn(count, 3, generator=draw)
     target = torch.randn(3, generator=draw)
 
-    def losses(groups):
+    def losses(groups, count=0):
         return [
             float((updates[list(group)].mean(0) - target).square().sum()) + offset
             for group in groups

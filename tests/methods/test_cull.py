@@ -42,7 +42,7 @@ def scored_by(fed, loss):
     """A scorer that sees how far a model has moved in its first two values."""
     name = fed.layers.parameters[0]
 
-    def score(models):
+    def score(models, count):
         at = [(model[name] - fed.initial[name]).flatten()[:2] for model in models]
         return [(0.0, loss(*place.tolist())) for place in at]
 
@@ -51,7 +51,7 @@ def scored_by(fed, loss):
 
 def weights(fed, uploads, loss=None):
     score = None if loss is None else scored_by(fed, loss)
-    ctx = replace(fed.context(0, 1), score=score, quick_score=score)
+    ctx = replace(fed.context(0, 1), score_on=score)
     return fed.method.weights({"model": fed.initial}, uploads, ctx), ctx.metadata
 
 

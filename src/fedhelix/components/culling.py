@@ -13,7 +13,12 @@ LONGEST = 10.0  # times the median length of an update, where nothing else is kn
 
 FEW = (2, 3, 4, 5, 6, 7, 8, 10, 13, 17, 22, 29, 38, 50, 66, 87)  # suspects dropped at once
 
-Losses = Callable[[Sequence[Sequence[int]]], list[float]]  # of the means of some groups of models
+# Validation samples on which every candidate is tried, and on which the best ones are checked.
+TRIED_ON, CHECKED_ON = 100, 1000
+BEST = 2  # candidates that are checked
+
+# Losses of the means of some groups of models, on about so many samples.
+Losses = Callable[[Sequence[Sequence[int]], int], list[float]]
 
 
 def distinct(updates: Tensor) -> tuple[list[int], set[int]]:
@@ -55,26 +60,37 @@ def culled(
 
     Suspects are the longest updates and those that agree least with the others. A drop must lower
     the loss by more than `margin` of it, unless the updates oppose the others or were copied, or
-    the mean is worse than the model `before` the round.
+    the mean is worse than the model `before` the round. Candidates are tried on few samples, and
+    the best are checked on more.
     """
     kept = list(among)
-    (loss,) = losses([kept])
+    (loss,) = losses([kept], CHECKED_ON)
     while len(kept) > least:
         agrees = agreement(updates, kept).tolist()
         lengths = updates[kept].norm(dim=1).tolist()
         groups = suspects(lengths, agrees, least)
         left = [[place for i, place in enumerate(kept) if i not in group] for group in groups]
-        found = losses(left)
-        doubtful = [all(agrees[i] < 0 or kept[i] in copied for i in group) for group in groups]
-        prices = [
-            after if doubts else after + abs(after) * margin / (1 - margin)
-            for after, doubts in zip(found, doubtful, strict=True)
+        margins = [
+            0.0 if all(agrees[i] < 0 or kept[i] in copied for i in group) else margin
+            for group in groups
         ]
-        best = min(range(len(groups)), key=lambda i: prices[i])
-        if not (found[best] if loss > before else prices[best]) < loss:
+        tried = prices(losses(left, TRIED_ON), margins)
+        best = sorted(range(len(groups)), key=lambda i: tried[i])[:BEST]
+        found = losses([left[i] for i in best], CHECKED_ON)
+        checked = prices(found, [margins[i] for i in best])
+        at = min(range(len(best)), key=lambda i: checked[i])
+        if not (found[at] if loss > before else checked[at]) < loss:
             break
-        kept, loss = left[best], found[best]
+        kept, loss = left[best[at]], found[at]
     return kept
+
+
+def prices(losses: Sequence[float], margins: Sequence[float]) -> list[float]:
+    """What the loss must be above, so that each of these losses is lower by more than a margin."""
+    return [
+        loss + abs(loss) * margin / (1 - margin)
+        for loss, margin in zip(losses, margins, strict=True)
+    ]
 
 
 def suspects(lengths: Sequence[float], agrees: Sequence[float], least: int) -> list[set[int]]:
