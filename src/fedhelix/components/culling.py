@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-COPY_WITHIN = 1e-3  # of an update's length; honest clients are never that near to each other
+from fedhelix.core.tree import State, copies_of
+
 LONGEST = 10.0  # times the median length of an update, where nothing else is known
 
 FEW = (2, 3, 4, 5, 6, 7, 8, 10, 13, 17, 22, 29, 38, 50, 66, 87)  # suspects dropped at once
@@ -21,13 +22,11 @@ BEST = 2  # candidates that are checked
 Losses = Callable[[Sequence[Sequence[int]], int], list[float]]
 
 
-def distinct(updates: Tensor) -> tuple[list[int], set[int]]:
-    """The first of each group of equal updates, and which of these have copies."""
-    updates = updates.double()  # squares of finite floats stay finite
-    near = torch.cdist(updates, updates) <= COPY_WITHIN * updates.norm(dim=1)
-    first = near.float().argmax(1).tolist()  # the first update that each one is a copy of
-    firsts = [i for i, original in enumerate(first) if original == i]
-    return firsts, {i for i in firsts if first.count(i) > 1}
+def distinct(models: Sequence[State], origin: State) -> tuple[list[int], set[int]]:
+    """The first of each group of equal models, and which of these have copies."""
+    originals = copies_of(models, origin)
+    firsts = [i for i, original in enumerate(originals) if original == i]
+    return firsts, {i for i in firsts if originals.count(i) > 1}
 
 
 def agreement(updates: Tensor, among: Sequence[int]) -> Tensor:
