@@ -49,7 +49,8 @@ def results(name: str) -> str:
     page = f"../results/{name}.md"
     links = _appearances(name)
     if (ROOT / "docs" / "methods" / page).exists():
-        links = f"[Our results beside the paper's]({page}).\n"
+        words = "What we measured" if name == "helix" else "Our results beside the paper's"
+        links = f"[{words}]({page}).\n"
     headers = ["personal accuracy after the last round", "ours", "paper"]
     return "\n".join(filter(None, [links, table(headers, rows) if rows else ""])) or (
         "No results of its own yet.\n"

@@ -19,11 +19,10 @@ def study(name: str, scale: str) -> str:
         return f"Not run at scale `{scale}` yet.\n"
     measured = result(f"{name}-{scale}")
     everything = measured["cells"]
-    run = {cell["column"] for cell in everything if cell["runs"]}
-    missing = list(
-        dict.fromkeys(cell["column"] for cell in everything if cell["column"] not in run)
-    )
-    measured["cells"] = [cell for cell in everything if cell["column"] in run]
+    run = {cell[key] for cell in everything if cell["runs"] for key in ("row", "column")}
+    named = [cell[key] for key in ("column", "row") for cell in everything]
+    missing = list(dict.fromkeys(name for name in named if name not in run))
+    measured["cells"] = [cell for cell in everything if {cell["row"], cell["column"]} <= run]
     link = f"[`{name}-{scale}.json`](../../benchmarks/results/{name}-{scale}.json)"
     head = f"{_circumstances(measured, missing)} → {link}\n"
     grids = {measure: grid(measured, measure) for measure in measured["measures"]}

@@ -39,13 +39,20 @@ def test_numbers_lie_in_bytes_the_first_one_lowest():
     assert codes.unpack(torch.tensor([137, 1], dtype=torch.uint8), 2, 5).tolist() == [1, 2, 0, 2, 1]
 
 
-def test_one_bit_is_the_sign_times_the_rows_mean_magnitude():
-    # Means of magnitudes: (1+1+3+3)/4 = 2, 8/4 = 2, 1/2. A zero counts as positive.
+def test_one_bit_is_the_sign_times_a_scale_that_keeps_the_rows_length():
+    # Means of squares over means of magnitudes: (1+1+9+9)/4 = 5 over 2, 64/4 = 16 over 2, 1/4 over
+    # 1/2; but at most 1.5 times the mean of magnitudes: 2.5 < 3, 8 > 3, 0.5 < 0.75.
+    # A zero counts as positive.
     parts, decoded = encoded(1)
-    assert parts["scales"].tolist() == [2, 2, 0.5]
+    assert parts["scales"].tolist() == [2.5, 3, 0.5]
     # Signs + - + - + + + + are 1 + 4 + 16 + 32 + 64 + 128 = 245, and - + is 2.
     assert parts["values"].tolist() == [245, 2]
-    assert decoded.tolist() == [2, -2, 2, -2, 2, 2, 2, 2, -0.5, 0.5]
+    assert decoded.tolist() == [2.5, -2.5, 2.5, -2.5, 3, 3, 3, 3, -0.5, 0.5]
+
+
+def test_one_bit_of_nothing_is_nothing():
+    parts, decoded = encoded(1, torch.zeros(10))
+    assert parts["scales"].tolist() == [0, 0, 0] and decoded.unique().tolist() == [0]
 
 
 def test_two_bits_are_signs_and_zeros():
@@ -148,6 +155,19 @@ def test_what_a_code_says_is_near_and_as_short_as_it_should_be(draw, bits):
 
 
 @settings(max_examples=60, deadline=None)
+@given(drawn)
+def test_a_sign_keeps_the_length_of_its_row_along_itself_unless_that_stretches_it(draw):
+    """With s = Σv²/Σ|v| the product of a row with its code is Σ|v|·s = Σv²."""
+    layout, vector = example(draw)
+    decoded = codes.decode_bits(codes.encode_bits(vector, layout, 1), layout, 1)
+    lengths = layout.row_lengths(vector.device).tolist()
+    for row, code in zip(vector.split(lengths), decoded.split(lengths), strict=True):
+        mean, along = float(row.abs().mean()), float(row @ code)
+        stretched = 1.5 * mean * float(row.abs().sum())
+        assert along == pytest.approx(min(float(row @ row), stretched), rel=1e-2, abs=1e-20)
+
+
+@settings(max_examples=60, deadline=None)
 @given(drawn, st.floats(0.01, 1.0))
 def test_sparse_codes_pass_their_own_checks(draw, keep):
     layout, vector = example(draw)
@@ -179,10 +199,10 @@ UNITS = codes.encode_units(VECTOR, VECTOR, LAYOUT, 0.2)
         ({"values": BITS["values"][None]}, r"has shape \(1, 2\) for 'values' instead of \(2,\)"),
         ({"scales": BITS["scales"].float()}, "has torch.float32 for 'scales'"),
         ({"scales": BITS["scales"][:2]}, r"has shape \(2,\) for 'scales' instead of \(3,\)"),
-        ({"scales": -BITS["scales"]}, "has scales from -2 to -0.5 instead of some between 0 and"),
+        ({"scales": -BITS["scales"]}, "has scales from -3 to -0.5 instead of some between 0 and"),
         ({"scales": BITS["scales"] * math.nan}, "has scales from nan to nan"),
         ({"scales": BITS["scales"] * math.inf}, "has scales from inf to inf"),
-        ({"scales": BITS["scales"] * 1e7}, r"has scales from 5.*e\+06 to 2.*e\+07 instead of"),
+        ({"scales": BITS["scales"] * 1e7}, r"has scales from 5.*e\+06 to 3.*e\+07 instead of"),
     ],
 )
 def test_bits_that_no_client_sends_are_refused(more, sentence):

@@ -107,3 +107,12 @@ def test_numbers_and_expectations():
     for key, low in (("flag", 0), ("nothing", 0), ("samples", 11)):
         with pytest.raises(UserError, match=f"for {key}, which must be a number"):
             messages.number(header, key, low)
+
+
+def test_names():
+    assert messages.name({"used": "archive-tuned"}, "used") == "archive-tuned"
+    for bad in (None, 3, True, "", "two words", "../up", "-x", "x" * 64, ["tuned"]):
+        with pytest.raises(UserError, match="for used, which must be a name"):
+            messages.name({"used": bad}, "used")
+    with pytest.raises(UserError, match="has None for used"):
+        messages.name({}, "used")

@@ -4,6 +4,7 @@ client's work are one.
 
 import numpy as np
 import pytest
+import torch
 
 from fedhelix import METHODS
 from fedhelix.core.errors import UserError
@@ -134,6 +135,48 @@ def test_packed_updates_are_packed_on_the_wire(code, tmp_path):
     assert size < 1.1 * 3 * spec.method.bits / 8 * sum(here.federation.layers.sizes.values())
     if spec.method.download_bits < 32:
         assert record["wire"]["sent"] < 1.05 * counted["downlink_bytes"] + header
+
+
+@pytest.mark.parametrize("spec", ["calibrated", "helix"])
+def test_class_shares_stay_at_their_sites(spec, tmp_path):
+    """Nothing on the wire or on a disk is called a shift, and nothing has its values."""
+    deployment = InProcessDeployment(tmp_path, 3)
+    wire = []
+    for node, answer in list(deployment.grid.answers.items()):
+
+        def heard(content, answer=answer):
+            wire.extend([content, answer(content)])
+            return wire[-1]
+
+        deployment.grid.answers[node] = heard
+    run = deployment.fit(spec_for(spec))
+    kept = [path.read_bytes() for path in tmp_path.rglob("*.safetensors")]
+    assert wire and bool(kept) == (spec == "helix")  # whose clients keep what a code lost
+    shares = []
+    here = in_simulation(spec_for(spec)).federation
+    for split in here.splits:
+        counts = torch.bincount(here.data.y[split.train], minlength=10) + 1.0
+        shares += [(counts / counts.sum()).log().numpy().tobytes(), counts.numpy().tobytes()]
+    for content in (*wire, *kept):
+        assert b"(shift)" not in content and not any(share in content for share in shares)
+    assert run.records[-1]["personal_accuracy"] > 0
+
+
+def test_what_sites_use_is_recorded_and_nonsense_is_refused(tmp_path):
+    deployment = InProcessDeployment(tmp_path, 3)
+    node, answer = next(iter(deployment.grid.answers.items()))
+
+    def forged(content):
+        reply = messages.read(answer(content))
+        more = {"used": "no name"} if reply.header["kind"] == "evaluate" else {}
+        return messages.write({**reply.header, **more}, reply.body)
+
+    deployment.grid.answers[node] = forged
+    record = deployment.fit(spec_for("finish", rounds=1, eval_every=1)).records[-1]
+    ((_, why),) = record["unevaluated"].items()
+    assert "'no name' for used, which must be a name" in why
+    # Whom nobody heard of uses nothing.
+    assert set(record["used"]) <= {"tuned", "received"} and sum(record["used"].values()) == 2
 
 
 @pytest.mark.parametrize("code", ["bits", "top-k", "units"])

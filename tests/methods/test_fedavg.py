@@ -55,6 +55,52 @@ def test_fedavgm_by_hand():
     assert rounds_of(FedAvgM(server_momentum=0), [1.0, 0.5]) == pytest.approx([1.0, 1.5])  # FedAvg
 
 
+def adaptive_step(update, last, present=10, there=10):
+    """The first two values of the server's step after its last one, with momentum 0.5 at most."""
+    method = FedAvgM(server_momentum=0.5, adaptive=True)
+    fed = small(method, clients=present, cohort=there, partition="iid")
+    ctx = fed.context(1, 3)
+    name = fed.layers.parameters[0]
+
+    def two(values):
+        state = {key: torch.zeros_like(value) for key, value in fed.initial.items()}
+        state[name].view(-1)[:2] = torch.tensor(values)
+        return state
+
+    some = uploads(fed, *[two(update)] * there, samples=[5] * there)
+    server = {"model": two([0.0, 0.0]), "step": two(last)}
+    after = aggregate(method, server, some, ctx)
+    for part in ("model", "step"):
+        assert torch.equal(after["step"][name], after[part][name])  # it started from zero
+    return after["step"][name].flatten()[:2].tolist()
+
+
+def test_adaptive_momentum_by_hand():
+    # All are there, and the update points back: nothing of the last step stays.
+    assert adaptive_step([-1.0, 0], [2.0, 0]) == pytest.approx([-1, 0])
+    # Straight on: half of the last step stays, as without adaptation.
+    assert adaptive_step([1.0, 0], [2.0, 0]) == pytest.approx([2, 0])
+    # At 60°, whose cosine is 0.5, a quarter of it.
+    assert adaptive_step([0.5, 0.75**0.5], [2.0, 0]) == pytest.approx([1, 0.75**0.5])
+    # At a right angle nothing.
+    assert adaptive_step([0.0, 1], [2.0, 0]) == pytest.approx([0, 1], abs=1e-6)
+
+
+def test_the_last_step_stands_in_for_absent_clients():
+    # 2 of 10 are there: 0.8 · 0.5 of the last step stay wherever the update points,
+    assert adaptive_step([-1.0, 0], [2.0, 0], there=2) == pytest.approx([-0.2, 0])
+    assert adaptive_step([0.0, 1], [2.0, 0], there=2) == pytest.approx([0.8, 1])
+    # but for straight on, where it is all of 0.5.
+    assert adaptive_step([1.0, 0], [2.0, 0], there=2) == pytest.approx([2, 0])
+    # Of 5 present 4 are there: 0.2 absent are less than a cosine of 0.5.
+    sixty = [0.5, 0.75**0.5]
+    assert adaptive_step(sixty, [2.0, 0], present=5, there=4) == pytest.approx([1, 0.75**0.5])
+
+
+def test_from_a_standstill_the_update_is_the_step():
+    assert adaptive_step([1.0, 0], [0.0, 0], there=2) == pytest.approx([1, 0])
+
+
 @pytest.mark.parametrize(
     ("optimizer", "second_moments"),
     [

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-COPY_WITHIN = 1e-3  # of an update's length; honest clients are never that near to each other
+from fedhelix.core.tree import State, copies_of
+
 LONGEST = 10.0  # times the median length of an update, where nothing else is known
 
 FEW = (2, 3, 4, 5, 6, 7, 8, 10, 13, 17, 22, 29, 38, 50, 66, 87)  # suspects dropped at once
 
-Losses = Callable[[Sequence[Sequence[int]]], list[float]]  # of the means of some groups of models
+# Validation samples on which every candidate is tried, and on which the best ones are checked.
+TRIED_ON, CHECKED_ON = 100, 1000
+BEST = 2  # candidates that are checked
+
+# Losses of the means of some groups of models, on about so many samples.
+Losses = Callable[[Sequence[Sequence[int]], int], list[float]]
 
 
-def distinct(updates: Tensor) -> list[int]:
-    """The first of each group of equal updates."""
-    near = torch.cdist(updates.double(), updates.double()) <= COPY_WITHIN * updates.norm(dim=1)
-    first = near.float().argmax(1).tolist()  # the first update that each one is a copy of
-    return [i for i, original in enumerate(first) if original == i]
+def distinct(models: Sequence[State], origin: State) -> tuple[list[int], set[int]]:
+    """The first of each group of equal models, and which of these have copies."""
+    originals = copies_of(models, origin)
+    firsts = [i for i, original in enumerate(originals) if original == i]
+    return firsts, {i for i in firsts if originals.count(i) > 1}
 
 
 def agreement(updates: Tensor, among: Sequence[int]) -> Tensor:
@@ -47,31 +53,43 @@ def culled(
     before: float,
     margin: float,
     least: int,
+    copied: Set[int] = frozenset(),
 ) -> list[int]:
     """Greedy: drop one model, or several suspects at once, as long as that lowers the loss.
 
     Suspects are the longest updates and those that agree least with the others. A drop must lower
-    the loss by more than `margin` of it, unless the updates oppose the others, or the mean is worse
-    than the model `before` the round.
+    the loss by more than `margin` of it, unless the updates oppose the others or were copied, or
+    the mean is worse than the model `before` the round. Candidates are tried on few samples, and
+    the best are checked on more.
     """
     kept = list(among)
-    (loss,) = losses([kept])
+    (loss,) = losses([kept], CHECKED_ON)
     while len(kept) > least:
         agrees = agreement(updates, kept).tolist()
         lengths = updates[kept].norm(dim=1).tolist()
         groups = suspects(lengths, agrees, least)
         left = [[place for i, place in enumerate(kept) if i not in group] for group in groups]
-        found = losses(left)
-        opposing = [all(agrees[i] < 0 for i in group) for group in groups]
-        prices = [
-            after if opposes or loss > before else after / (1 - margin)
-            for after, opposes in zip(found, opposing, strict=True)
+        margins = [
+            0.0 if all(agrees[i] < 0 or kept[i] in copied for i in group) else margin
+            for group in groups
         ]
-        best = min(range(len(groups)), key=lambda i: prices[i])
-        if not prices[best] < loss:
+        tried = prices(losses(left, TRIED_ON), margins)
+        best = sorted(range(len(groups)), key=lambda i: tried[i])[:BEST]
+        found = losses([left[i] for i in best], CHECKED_ON)
+        checked = prices(found, [margins[i] for i in best])
+        at = min(range(len(best)), key=lambda i: checked[i])
+        if not (found[at] if loss > before else checked[at]) < loss:
             break
-        kept, loss = left[best], found[best]
+        kept, loss = left[best[at]], found[at]
     return kept
+
+
+def prices(losses: Sequence[float], margins: Sequence[float]) -> list[float]:
+    """What the loss must be above, so that each of these losses is lower by more than a margin."""
+    return [
+        loss + abs(loss) * margin / (1 - margin)
+        for loss, margin in zip(losses, margins, strict=True)
+    ]
 
 
 def suspects(lengths: Sequence[float], agrees: Sequence[float], least: int) -> list[set[int]]:

@@ -87,10 +87,10 @@ def copies_of(models: Sequence[State], origin: State) -> list[int]:
     Who copies an update adds it to the origin anew, so that the last digits of the weights may
     differ.
     """
-    updates = updates_of(models, origin)
+    updates = updates_of(models, origin).double()  # squares of finite floats stay finite
     rounding = (
         2
-        * torch.finfo(updates.dtype).eps
+        * torch.finfo(torch.float32).eps
         * torch.cat([old.flatten().float() for old in origin.values()]).norm()
     )
     near = COPY_WITHIN * updates.norm(dim=1) + rounding

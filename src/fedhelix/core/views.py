@@ -138,8 +138,8 @@ class Context(HasRenamed):
     # Metric and loss of models on the server's validation data; None without any. Entries that a
     # model lacks are fitted to these data first.
     score: Scorer | None = None
-    # The same on so few of these samples that every upload can be scored several times.
-    quick_score: Scorer | None = None
+    # The same on about so many of these samples.
+    score_on: Callable[[Sequence[State], int], list[tuple[float, float]]] | None = None
     metadata: dict[str, Any] = field(default_factory=dict)  # what the method wants recorded
 
     renamed: ClassVar = {"units": "layers", "notes": "metadata"}

@@ -79,7 +79,8 @@ def _personal(
             record["untuned"] = received.tolist()
             record[f"untuned_{name}"] = float(received[tested].mean())
     if tasks[0].final and fed.method.overrides("choose"):
-        record["used"] = dict(Counter(score.used for score in scores))
+        used = (score.used for score, there in zip(scores, present, strict=True) if there)
+        record["used"] = dict(Counter(used))
     if validated.any():
         record[f"valid_{name}"] = float(valids[validated].mean())
     return record

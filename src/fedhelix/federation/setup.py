@@ -43,9 +43,6 @@ from fedhelix.federation.state import FederationState
 from fedhelix.methods import FedAvg
 from fedhelix.robust.attacks import Attack, Attackers
 
-# Samples of a quick score: at least so many, and so many for the uploads of a round together.
-LEAST_SCORED, MOST_SCORED = 200, 10_000
-
 Model = str | nn.Module | Callable[[], nn.Module]
 
 
@@ -228,13 +225,15 @@ class FederationSetup:
             cohort=self.cohort,
             present=self.samplers[arrived].members,
             score=self.scorer(self.reserve.scoring),
-            quick_score=self.scorer(self._few_of(self.reserve.scoring)),
+            score_on=self._score_on if len(self.reserve.scoring) else None,
         )
 
-    def _few_of(self, samples: np.ndarray) -> np.ndarray:
-        """Some samples, evenly spread: the fewer, the more clients there are in a round."""
-        count = max(LEAST_SCORED, MOST_SCORED // self.cohort_size)
-        return samples[:: max(1, len(samples) // count)]
+    def _score_on(self, states: Sequence[State], count: int) -> list[tuple[float, float]]:
+        """Metric and loss of models on about so many of the server's samples, evenly spread."""
+        samples = self.reserve.scoring
+        score = self.scorer(samples[:: max(1, len(samples) // count)])
+        assert score is not None
+        return score(states)
 
     def scorer(self, samples: np.ndarray) -> Scorer | None:
         """Metric and loss of models on some training samples; None where there are none."""

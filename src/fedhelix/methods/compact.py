@@ -22,8 +22,8 @@ from fedhelix.core.tree import State, Tree, drop
 from fedhelix.core.wrapper import Wrapper
 from fedhelix.methods.fedavg import FedAvg
 
-# Packing alone makes no other dialogue with a newcomer than the inner method's.
-DIALOGUE = ("onboard_client", "onboard_server")
+# Packing alone delivers nothing else, and makes no other dialogue with a newcomer.
+DIALOGUE = ("deliver", "onboard_client", "onboard_server")
 
 
 @register("compact", paper="error feedback of Karimireddy et al., ICML 2019, arXiv:1901.09847")

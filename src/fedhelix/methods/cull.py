@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from fedhelix.components.culling import agreeing, culled, distinct
+from fedhelix.components.culling import CHECKED_ON, agreeing, culled, distinct
 from fedhelix.core.errors import UserError
 from fedhelix.core.layers import Layers
-from fedhelix.core.method import Context, Method, Scorer, Upload
+from fedhelix.core.method import Context, Method, Upload
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
 from fedhelix.core.tree import State, Tree, masked_mean, take, updates_of
@@ -19,17 +19,18 @@ from fedhelix.methods.fedavg import FedAvg
 
 
 def losses_of(
-    score: Scorer,
+    score: Callable[[Sequence[State], int], list[tuple[float, float]]],
     models: Sequence[State],
     weights: Sequence[float],
     groups: Sequence[Sequence[int]],
+    count: int,
 ) -> list[float]:
-    """The validation losses of the means of some groups of models."""
+    """The losses of the means of some groups of models on about so many validation samples."""
     children = [
         masked_mean([models[i] for i in group], [weights[i] for i in group], models[0])
         for group in groups
     ]
-    return [loss if math.isfinite(loss) else math.inf for _, loss in score(children)]
+    return [loss if math.isfinite(loss) else math.inf for _, loss in score(children, count)]
 
 
 @register("cull", paper="fedhelix")
@@ -42,7 +43,7 @@ class Cull(Wrapper):
 
     inner: Method = option(FedAvg(), "the method that aggregates the remaining models")
     margin: float = option(
-        0.05, "dropping must lower the loss by more than this share of it", low=0, below=1
+        0.02, "dropping must lower the loss by more than this share of it", low=0, below=1
     )
     rho_min: int = option(1, "models that stay in any case", low=1)
 
@@ -60,14 +61,14 @@ class Cull(Wrapper):
         origin = take(server["model"], ctx.layers.parameters)
         models = [{**server["model"], **upload.tree["model"]} for upload in uploads]
         updates = updates_of(models, origin)
-        kept = distinct(updates)
+        kept, copied = distinct(models, origin)
         least = min(self.rho_min, len(kept))
-        if ctx.quick_score is None:
+        if ctx.score_on is None:
             kept = agreeing(updates, kept, least)
         else:
-            losses = partial(losses_of, ctx.quick_score, models, weights)
-            before = ctx.quick_score([server["model"]])[0][1]
-            kept = culled(kept, updates, losses, before, self.margin, least)
+            losses = partial(losses_of, ctx.score_on, models, weights)
+            before = ctx.score_on([server["model"]], CHECKED_ON)[0][1]
+            kept = culled(kept, updates, losses, before, self.margin, least, copied)
         dropped = [uploads[i].client for i in range(len(uploads)) if i not in kept]
         ctx.metadata.setdefault("dropped", []).extend(dropped)
         total = sum(weights[i] for i in kept)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from fedhelix.core.method import Client, LocalRound, Method, Phase
 from fedhelix.core.options import option
@@ -67,11 +69,11 @@ class Finish(Wrapper):
         usual = client.valid_losses(models[USUAL])
         if len(usual) < 2:
             return USUAL
-        gains = {}
-        for name in RIVALS:
-            if name in models:
-                gain = usual - client.valid_losses(models[name])
-                gains[name] = float(gain.mean() - gain.std() / len(gain) ** 0.5)
+        gains = {
+            name: _gain(usual, client.valid_losses(models[name]))
+            for name in RIVALS
+            if name in models
+        }
         best = max(gains, key=lambda name: gains[name])
         return best if gains[best] > 0 else USUAL
 
@@ -90,3 +92,13 @@ class Finish(Wrapper):
             for name, value in take(update, names).items()
         }
         return sent, {**kept, "archive": mean}
+
+
+def _gain(usual: Tensor, losses: Tensor) -> float:
+    """By how much some losses are lower for certain: the mean difference less its error."""
+    if not losses.isfinite().all():
+        return -math.inf
+    if not usual.isfinite().all():
+        return math.inf
+    gain = usual - losses
+    return float(gain.mean() - gain.std() / len(gain) ** 0.5)

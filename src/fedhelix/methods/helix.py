@@ -33,7 +33,7 @@ class Helix(Wrapper):
     )
     cull: bool = option(True, "drop models whose removal improves the mean")
     margin: float = option(
-        0.05, "cull: the loss must fall by more than this share of it", low=0, below=1
+        0.02, "cull: the loss must fall by more than this share of it", low=0, below=1
     )
     rho_min: int = option(1, "cull: models that stay in any case", low=1)
     server_momentum: float = option(
