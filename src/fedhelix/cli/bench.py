@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedhelix.cli.common import Json, Minutes, Quiet
+from fedhelix.cli.common import Address, EngineName, Json, Minutes, Quiet, Workers, places
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.files import writable, write_atomically
 from fedhelix.runs.comparison import check_seeds
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from fedhelix.papers import Scale
 
 
-def bench(
+def bench(  # noqa: PLR0913 - one for every flag
+    *,
     names: Annotated[
         list[str] | None,
         typer.Argument(metavar="[NAME]...", help="Studies; without any, a list."),
@@ -48,6 +49,9 @@ def bench(
     ] = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder with the data sets.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    engine: EngineName = None,
+    address: Address = None,
+    workers: Workers = None,
     commit: Annotated[
         str, typer.Option(help="The commit to record where git is not installed.")
     ] = "",
@@ -73,11 +77,18 @@ def bench(
             raise unknown("study", name, STUDIES)
     _check_arguments(seeds, commit, out)
     writable(save or out)
-    more = {"device": device} | ({"data_dir": data_dir} if data_dir else {})
+    where = places(data_dir=data_dir, engine=engine, address=address, workers=workers)
     studies = [STUDIES[name] for name in dict.fromkeys(names)]
     try:
         reports, done = run_studies(
-            studies, chosen, out, more, seeds, minutes, only or [], quiet or None
+            studies,
+            chosen,
+            out,
+            {"device": device} | where,
+            seeds,
+            minutes,
+            only or [],
+            quiet or None,
         )
     except KeyboardInterrupt:
         print("stopped; the same command goes on where it was.", file=sys.stderr)

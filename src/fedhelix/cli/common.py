@@ -20,6 +20,15 @@ Track = Annotated[
 Minutes = Annotated[
     float | None, typer.Option(help="Stop after this time; the same command goes on later.")
 ]
+EngineName = Annotated[
+    str | None, typer.Option("--engine", help="How many clients, or on ray runs, go at once.")
+]
+Address = Annotated[
+    str | None, typer.Option(help="Ray cluster of the ray engine: HOST:PORT, or auto.")
+]
+Workers = Annotated[
+    str | None, typer.Option(metavar="N", help="Processes of the parallel or ray engine.")
+]
 Out = Annotated[
     Path | None,
     typer.Option("--out", "-o", help="The run folder itself (default: a new one in runs/)."),
@@ -51,3 +60,8 @@ class resumable:
             )
             print(f"stopped; {how}", file=sys.stderr)
             raise SystemExit(130)
+
+
+def places(**given: str | None) -> dict[str, str]:
+    """The settings that were given, of those that say where a run is computed."""
+    return {key: value for key, value in given.items() if value is not None}

@@ -8,9 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
-from fedhelix.cli.common import Json, Minutes, Out, Quiet, Track, resumable
+from fedhelix.cli.common import (
+    Address,
+    EngineName,
+    Json,
+    Minutes,
+    Out,
+    Quiet,
+    Track,
+    Workers,
+    places,
+    resumable,
+)
 from fedhelix.cli.flags import settings
-from fedhelix.core.errors import UserError
 from fedhelix.report.terminal import show_comparison, show_run
 from fedhelix.runs import comparison, jobs
 from fedhelix.runs.jobs import Session
@@ -53,9 +63,7 @@ def resume(
     folder: Annotated[
         Path, typer.Argument(help="A run folder, or a folder made by `fedhelix compare`.")
     ],
-    address: Annotated[
-        str | None, typer.Option(help="The Ray cluster to go on with, for a run on the ray engine.")
-    ] = None,
+    address: Address = None,
     track: Track = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -66,9 +74,8 @@ def resume(
     """
     with resumable(folder):
         if comparison.is_comparison(folder):
-            if address is not None:
-                raise UserError("--address is for a single run; give the folder of one of them.")
-            folders = comparison.resume_comparison(folder, Session(quiet or None, track))
+            session = Session(quiet or None, track)
+            folders = comparison.resume_comparison(folder, session, places(address=address))
             show_comparison(folder, folders, as_json)
             return
         if RunFolder.open(folder).rounds_saved == 0:
@@ -112,6 +119,9 @@ def sweep(
         Path, typer.Argument(help="A TOML file with methods, seeds, [settings] and [grid].")
     ],
     minutes: Minutes = None,
+    engine: EngineName = None,
+    address: Address = None,
+    workers: Workers = None,
     out: Out = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -133,7 +143,8 @@ def sweep(
     grid, folder = read_sweep(file), out or RUNS / f"sweep-{file.stem}"
     with resumable(folder):
         session = Session.limited(minutes, quiet or None)
-        folders = comparison.compare(grid.methods, grid.settings, grid.seeds, folder, session)
+        values = grid.settings | places(engine=engine, address=address, workers=workers)
+        folders = comparison.compare(grid.methods, values, grid.seeds, folder, session)
     if len([one for one in folders if one.summary]) < len(grid.methods) * grid.seeds:
         print(
             "fedhelix: the time is up; the same command goes on where it stopped.", file=sys.stderr

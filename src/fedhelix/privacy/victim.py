@@ -9,6 +9,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.registry import make
 from fedhelix.core.tree import State, clone
 from fedhelix.data import Dataset, available, load
+from fedhelix.engines import Serial
 from fedhelix.engines.local import ClientTask, run_client, start_round
 from fedhelix.federation.federation import Federation, FederationState
 from fedhelix.privacy.settings import Audit
@@ -54,7 +55,8 @@ def from_run(path: str) -> tuple[Federation, str, FederationState]:
     """The federation of a run folder, its network, and its state at the last checkpoint."""
     folder = RunFolder.open(path)
     run = read_spec(folder.config, path)
-    federation = run.config.federation(run.method)
+    here = Serial if run.config.engine == "ray" else None  # its cluster may be gone
+    federation = run.config.federation(run.method, here)
     restored = folder.state(str(federation.device))
     if restored is None:
         return federation, run.config.model, federation.initialize(run.config.rounds)

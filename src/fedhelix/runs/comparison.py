@@ -11,6 +11,7 @@ from typing import Any
 from fedhelix.core import toml
 from fedhelix.core.errors import UserError
 from fedhelix.core.files import write_atomically
+from fedhelix.runs.config import PLACES
 from fedhelix.runs.jobs import Session
 from fedhelix.runs.spec import RunSpec, absolute, located, make_specs
 from fedhelix.store import COMPARISON, RunFolder
@@ -79,13 +80,16 @@ def _uses_server_data(spec: RunSpec) -> bool:
     return needs or bool(spec.config.supplement_size)
 
 
-def resume_comparison(path: Path, session: Session | None = None) -> list[RunFolder]:
-    """Continue a comparison that was stopped."""
+def resume_comparison(
+    path: Path, session: Session | None = None, places: Mapping[str, Any] | None = None
+) -> list[RunFolder]:
+    """Continue a comparison that was stopped, where it began or in other `places`."""
     note = toml.read(path / COMPARISON)
     for key, kind in (("methods", list), ("settings", dict), ("seeds", int)):
         if not isinstance(note.get(key), kind):
             raise UserError(f"'{path / COMPARISON}' is damaged: it lacks its {key}.")
-    return compare(note["methods"], note["settings"], note["seeds"], path, session)
+    settings = note["settings"] | dict(places or {})
+    return compare(note["methods"], settings, note["seeds"], path, session)
 
 
 def is_comparison(path: Path) -> bool:
@@ -96,13 +100,21 @@ def is_comparison(path: Path) -> bool:
         raise UserError(f"'{path}' cannot be read: {problem.strerror}.") from None
 
 
+def _compared(note: Mapping[str, Any]) -> list[Any]:
+    """What makes comparisons equal; where their runs are computed does not count."""
+    settings = note.get("settings")
+    if isinstance(settings, Mapping):
+        settings = {key: value for key, value in settings.items() if key not in PLACES}
+    return [note.get("methods"), note.get("seeds"), settings]
+
+
 def _write_note(out: Path, note: dict[str, Any]) -> None:
     """What makes a folder a comparison, and lets it be resumed."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         if is_comparison(out):
             there = toml.read(out / COMPARISON)
-            if any(there.get(key) != note[key] for key in ("methods", "seeds", "settings")):
+            if _compared(there) != _compared(note):
                 raise UserError(f"'{out}' holds another comparison; choose another folder.")
         elif any(out.iterdir()):
             raise UserError(

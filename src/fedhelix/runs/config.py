@@ -104,21 +104,15 @@ class Config(FederationSettings):
         method: Method,
         engine: str | Callable[[Setup], Engine] | None = None,
         data: Dataset | None = None,
+        kind: Callable[..., Federation] = Federation,
         **instead: Any,
     ) -> Federation:
-        """The federation that these settings describe, but for what is given: engine, data,
-        arguments of its own.
+        """The federation that these settings describe, but for what is given: engine, data, kind
+        of federation, arguments of its own.
         """
         same = (
-            "model",
-            "cohort",
-            "eval_clients",
-            "seed",
-            "device",
-            "workers",
-            "address",
-            "kernels",
-        )
+            "model", "cohort", "eval_clients", "seed", "device", "workers", "address", "kernels",
+        )  # fmt: skip
         arguments = {name: getattr(self, name) for name in same}
         pool = data if data is not None else self.load()
         if "partition" not in instead:
@@ -128,7 +122,7 @@ class Config(FederationSettings):
         if "validation_size" in instead:
             settings = dataclasses.replace(self, validation_size=instead.pop("validation_size"))
         arguments |= {"method": method, "engine": engine or self.engine, "settings": settings}
-        return Federation(pool, **arguments | instead)
+        return kind(pool, **arguments | instead)
 
     def settled(self, federation: Federation) -> dict[str, Any]:
         """What was left open, as it was chosen: a run's folder says exactly what made it."""

@@ -16,10 +16,11 @@ from fedhelix.data import Dataset
 from fedhelix.engines import Engine
 from fedhelix.engines.batched.multirun import run_together
 from fedhelix.engines.local import Setup
-from fedhelix.federation import Run
+from fedhelix.federation import Federation, Run
 from fedhelix.federation.setup import device_of
 from fedhelix.runs.config import PLACES, Config
 from fedhelix.runs.provenance import device_name
+from fedhelix.runs.remote import run_on_actors
 from fedhelix.runs.spec import RunSpec, read_spec
 from fedhelix.store import RUNS, RunFolder
 from fedhelix.store.progress import Progress
@@ -122,13 +123,16 @@ class Session:
     def run_all(self, specs: Mapping[Path, RunSpec]) -> bool:
         """Run every spec into its folder; what is there already is continued or left as it is.
 
-        On a GPU the runs go together as one program. When the time is up they stop where they are
-        and False is returned; the next call goes on from there.
+        On a GPU the runs go together as one program, on a Ray cluster each goes to an actor. When
+        the time is up they stop where they are and False is returned; the next call goes on from
+        there.
         """
         left = [path for path in specs if not is_finished(path)]
         stacked = [path for path in left if _can_share(specs[path].config)]
         groups = [stacked[at : at + TOGETHER] for at in range(0, len(stacked), TOGETHER)]
-        groups += [[path] for path in left if path not in stacked]
+        groups += _spread_groups({path: specs[path].config for path in left})
+        grouped = {path for group in groups for path in group}
+        groups += [[path] for path in left if path not in grouped]
         try:
             for group in groups:
                 self.check_time()
@@ -149,7 +153,7 @@ class Session:
         self.start_or_resume(spec, path, title=title, watch=lambda record: self.check_time())
 
     def _run_together(self, specs: Mapping[Path, RunSpec], title: str) -> None:
-        """Runs as one program, with one display for all."""
+        """Runs as one program, or each on an actor of a cluster, with one display for all."""
         lock, done = threading.Lock(), sum(map(rounds_of, specs))
         total = sum(spec.config.rounds for spec in specs.values())
         silent = replace(self, quiet=True)
@@ -162,11 +166,16 @@ class Session:
                     progress.update({"round": done, "uplink_bytes": record["uplink_bytes"]})
                 self.check_time()
 
-            def attend(spec: RunSpec, path: Path, engine: EngineMaker) -> None:
-                silent.start_or_resume(spec, path, watch=watch, engine=engine)
-
-            runs = [partial(attend, spec, path) for path, spec in specs.items()]
-            run_together(runs, on_interrupt=self.interrupted.set)
+            runs = [
+                partial(silent.start_or_resume, spec, path, watch=watch)
+                for path, spec in specs.items()
+            ]
+            config = next(iter(specs.values())).config
+            if config.engine == "ray":
+                run_on_actors(runs, config, on_interrupt=self.interrupted.set)
+            else:
+                stacked = [_with_engine(run) for run in runs]
+                run_together(stacked, on_interrupt=self.interrupted.set)
 
     def _fit(
         self,
@@ -176,9 +185,10 @@ class Session:
         title: str | None = None,
         watch: Callable[[Record], None] | None = None,
         engine: EngineMaker | None = None,
+        kind: Callable[..., Federation] = Federation,
     ) -> Run:
         config = spec.config
-        federation = config.federation(spec.method, engine, self.cache.load(config))
+        federation = config.federation(spec.method, engine, self.cache.load(config), kind)
         try:
             return federation.fit(
                 config.rounds,
@@ -202,6 +212,19 @@ def _can_share(config: Config) -> bool:
     if config.engine == "auto":
         return device_of(config.device).type == "cuda"
     return config.engine == "batched"
+
+
+def _spread_groups(configs: Mapping[Path, Config]) -> list[list[Path]]:
+    """The runs on each Ray cluster; a single one has the whole cluster for its clients."""
+    groups: dict[Any, list[Path]] = {}
+    for path, config in configs.items():
+        if config.engine == "ray":
+            groups.setdefault((config.address, config.workers, config.device), []).append(path)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _with_engine(run: Callable[..., None]) -> Callable[[EngineMaker], None]:
+    return lambda engine: run(engine=engine)
 
 
 def is_begun(path: Path) -> bool:

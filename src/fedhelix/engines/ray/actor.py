@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,14 +25,6 @@ from fedhelix.engines.ray.parcel import PackedSplits, Parcel, Unpacker, as_view,
 from fedhelix.engines.serial import Serial
 
 
-class Placed(NamedTuple):
-    """What the object store holds once per node, as references."""
-
-    setup: Any  # without samples and splits
-    samples: Any  # a list of arrays, in the order of POOLS
-    splits: Any  # the arrays of PackedSplits
-
-
 class ClientActor:
     """Works on clients, several in one call, on one GPU or with one thread of a CPU."""
 
@@ -41,24 +33,43 @@ class ClientActor:
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         self.device = torch.device("cuda" if gpu else "cpu")
         self.engine: Engine | None = None
+        self.program: Iterator[Any] = iter(())
 
     def configure(self, placed: Sequence[Any], choices: dict[str, str]) -> Failure | None:
         """Take a setup; a failure says why it cannot be used here.
 
         The references come in a list, so that what they hold is loaded, or not, in this method.
         """
-        return self._answer(lambda: self._configure(Placed(*placed), choices))
+        return self._answer(lambda: self._configure(placed, choices))
 
-    def _configure(self, placed: Placed, choices: dict[str, str]) -> None:
+    def _configure(self, placed: Sequence[Any], choices: dict[str, str]) -> None:
         import ray
 
         setup, samples, splits = ray.get(list(placed))
         self.engine = local_engine(setup, samples, PackedSplits(*splits), self.device)
         self.engine.choices.update(choices)
 
+    def begin(self, program: Sequence[Any]) -> Failure | None:
+        """Take a program for the setup: a function that makes an iterator of the engine."""
+        return self._answer(lambda: self._begin(*program))
+
+    def _begin(self, program: Any) -> None:
+        import ray
+
+        self.program = ray.get(program)(self.engine)
+
+    def advance(self) -> Parcel | Failure:
+        """What the program yields next, or None at its end; and the choices made by timing."""
+        return self._answer(self._advance)
+
+    def _advance(self) -> Parcel:
+        assert self.engine is not None
+        item = next(self.program, None)
+        return pack((item, dict(self.engine.choices)))[0]
+
     def release(self) -> None:
         """Forget the setup until the next one comes."""
-        self.engine = None
+        self.engine, self.program = None, iter(())
 
     def work(self, name: str, shared: np.ndarray | None, parcel: Parcel) -> Parcel | Failure:
         """Call a method of the engine with lists of arguments, one entry per task.

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from fedhelix.core.errors import EngineFailure, UserError
-from fedhelix.core.imports import IMPORTED
-from fedhelix.data.datasets import POOLS
-from fedhelix.engines.local import Setup
-from fedhelix.engines.parallel.pool import unwrap, with_fields
-from fedhelix.engines.ray.actor import ClientActor, Placed
+from fedhelix.engines.parallel.pool import unwrap
+from fedhelix.engines.ray.actor import ClientActor
 from fedhelix.engines.ray.connection import IDLE, alive_nodes, first_line, on_node, unlike
-from fedhelix.engines.ray.parcel import PackedSplits, as_array
 from fedhelix.engines.ray.spread import TaskQueue
 
 START_SECONDS = 60.0  # after so long we go on with the actors that have started
@@ -44,24 +36,23 @@ class Call(NamedTuple):
 
 
 class Cluster:
-    """Actors that have received a setup; those that are lost are replaced where that is possible.
+    """Actors on all nodes; those that are lost are replaced where that is possible.
 
-    `known` nodes run our versions. `limit` is the largest number of actors.
+    `prepare` makes the first call of an actor. `known` nodes run our versions. `limit` is the
+    largest number of actors.
     """
 
     def __init__(
         self,
         ray: Any,
-        setup: Setup,
-        choices: dict[str, str],
+        prepare: Callable[[Any], Any],
         known: Iterable[str],
         limit: int | None,
         gpus: bool,
     ):
-        self.ray, self.choices, self.limit, self.gpus = ray, choices, limit, gpus
-        self.placed = place(ray, setup)
+        self.ray, self.prepare, self.limit, self.gpus = ray, prepare, limit, gpus
         self.known = dict.fromkeys(known, True)  # nodes, and whether they run our versions
-        self.starting: dict[Any, Member] = {}  # by the answer to `configure`
+        self.starting: dict[Any, Member] = {}  # by the answer to the first call
         self.members: list[Member] = []
         # An engine that nobody uses any more leaves its actors to the next one.
         weakref.finalize(self, IDLE.extend, self.members).atexit = False
@@ -103,8 +94,7 @@ class Cluster:
                 **needs, scheduling_strategy=on_node(self.ray, name), max_restarts=0
             )
             actor = idle_actor(name, gpu) or kind.remote(gpu)
-            answer = actor.configure.remote(list(self.placed), dict(self.choices))
-            self.starting[answer] = Member(actor, name, gpu)
+            self.starting[self.prepare(actor)] = Member(actor, name, gpu)
 
     def gather(self, wait: bool) -> None:
         """Take the actors that have started; where there is none yet, wait for them."""
@@ -250,31 +240,6 @@ def capacity(resources: Mapping[str, float], gpus: bool) -> tuple[int, bool]:
     if gpus and resources.get("GPU", 0) >= 1:
         return int(resources["GPU"]), True
     return int(resources.get("CPU", 0)), False
-
-
-def place(ray: Any, setup: Setup) -> Placed:
-    """Put the setup into the object store, from which every node gets it once."""
-    for name in IMPORTED:  # files that the nodes do not have: their code travels
-        if name in sys.modules:
-            ray.cloudpickle.register_pickle_by_value(sys.modules[name])
-    samples = [as_array(getattr(setup.data, name)) for name in POOLS]
-    splits = PackedSplits.of(setup.splits)
-    data = with_fields(setup.data, **dict.fromkeys([*POOLS, "owners", "owners_test"]))
-    data.__dict__.pop("_copies", None)
-    module = setup.module.cpu() if setup.device.type != "cpu" else setup.module
-    initial = {name: value.cpu() for name, value in setup.initial.items()}
-    lean = replace(setup, data=data, splits=(), module=module, initial=initial)
-    try:
-        return Placed(
-            ray.put(lean), ray.put(samples), ray.put([np.asarray(splits.samples), splits.ends])
-        )
-    except (TypeError, AttributeError) as problem:
-        raise UserError(
-            f"the federation cannot be sent to other machines ({first_line(problem)})"
-        ) from None
-    finally:
-        if setup.device.type != "cpu":
-            setup.module.to(setup.device)
 
 
 def nobody_left(why: str) -> EngineFailure:

@@ -127,6 +127,14 @@ def alive_nodes(ray: Any) -> dict[str, Mapping[str, Any]]:
     return {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
 
 
+def equal_nodes(ray: Any) -> list[str]:
+    """The nodes that are there now; UserError if one of them has other versions than we."""
+    nodes = alive_nodes(ray)
+    for sentence in unlike(ray, list(nodes.values())).values():
+        raise UserError(sentence)
+    return list(nodes)
+
+
 def unlike(ray: Any, nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The nodes with other versions of what computes, each with a sentence."""
 

@@ -24,8 +24,9 @@ from fedhelix.engines.local import (
     samples_of,
 )
 from fedhelix.engines.ray.cluster import Cluster, Work
-from fedhelix.engines.ray.connection import HOLDERS, alive_nodes, connect, unlike
+from fedhelix.engines.ray.connection import HOLDERS, connect, equal_nodes
 from fedhelix.engines.ray.parcel import Parcel, Slices, Unpacker, pack, pack_shared
+from fedhelix.engines.ray.placing import place
 
 CHUNK = EVALUATED_AT_ONCE[0]  # as in `predict`
 
@@ -51,10 +52,7 @@ class RayEngine(Engine):
         super().__init__(setup)
         self.workers, self.address, self.gpus = workers, address, gpus
         self._cluster: Cluster | None = None
-        ray = connect(address, workers)
-        self._nodes = alive_nodes(ray)
-        for sentence in unlike(ray, list(self._nodes.values())).values():
-            raise UserError(sentence)
+        self._nodes = equal_nodes(connect(address, workers))
 
     def run_clients(self, tasks: Sequence[ClientTask]) -> list[ClientResult]:
         """The results of the tasks, in order."""
@@ -133,8 +131,13 @@ class RayEngine(Engine):
                 other.close()
             HOLDERS.add(self)
             ray = connect(self.address, self.workers)
+            placed, choices = list(place(ray, self.setup)), self.choices
             self._cluster = Cluster(
-                ray, self.setup, self.choices, self._nodes, self.workers, self.gpus
+                ray,
+                lambda actor: actor.configure.remote(placed, dict(choices)),
+                self._nodes,
+                self.workers,
+                self.gpus,
             )
         return self._cluster
 
