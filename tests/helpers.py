@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -58,6 +59,21 @@ def two_quadratics(
 def timeless(records: list[dict]) -> list[dict]:
     """Records without the one thing that may differ between equal runs."""
     return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+
+
+def agree(left: list[dict], right: list[dict]) -> bool:
+    """Whether the records of two runs are equal, their numbers up to rounding."""
+
+    def alike(one: Any, other: Any) -> bool:
+        if isinstance(one, list) and isinstance(other, list):
+            return len(one) == len(other) and all(map(alike, one, other))
+        if isinstance(one, dict) and isinstance(other, dict):
+            return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+        if isinstance(one, float) and isinstance(other, float):
+            return bool(np.isclose(one, other, rtol=1e-5, atol=1e-5, equal_nan=True))
+        return one == other
+
+    return alike(timeless(left), timeless(right))
 
 
 def on_disk(run: Path) -> list[dict]:
