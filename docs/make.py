@@ -20,6 +20,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "audit": measurements.audit,
     "choosing": measurements.choosing,
     "claims": lambda paper: claims.claims(paper, RESULTS),
+    "cluster": measurements.cluster,
     "cpu": measurements.cpu,
     "dashboard": measurements.dashboard,
     "deployment": measurements.deployment,

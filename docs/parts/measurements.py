@@ -20,6 +20,10 @@ CPU = {
     "pfl-default": "pfl, default settings",
     "flower-default": "Flower's simulation, default settings",
 }
+CLUSTER = {
+    "short": "digits, 20 of 100 clients per round, 5 epochs",
+    "long": "the same, 25 epochs",
+}
 SITES = {
     "warm": "`fedhelix site`: a long-lived worker process",
     "flower": "Flower's SuperNode: a process per message",
@@ -72,6 +76,17 @@ def cpu() -> str:
         for what in ("s per round", "relative to ours", "MiB")
     ]
     return table(["simulator", *heads], rows)
+
+
+def cluster() -> str:
+    """The ray engine against the parallel engine on one machine."""
+    measured = result("cluster")
+    rows = []
+    for key, words in CLUSTER.items():
+        races = [one["ratio"] for one in measured[key]["repetitions"]]
+        low, high = min(one["p10"] for one in races), max(one["p90"] for one in races)
+        rows.append([words, f"{measured[key]['ratio']:.2f}", f"{low:.2f} to {high:.2f}"])
+    return table(["workload", "speed of `ray` relative to `parallel`", "range"], rows)
 
 
 def dashboard() -> str:

@@ -25,7 +25,7 @@ MOST_THREADS = 256  # runs at once: each has its federation in this process
 SETTING_UP = threading.Lock()  # kernels are timed then, and switched for the whole process
 
 
-class Progress(NamedTuple):
+class RoundResult(NamedTuple):
     """A record and what has changed in the state since the last one."""
 
     record: Record
@@ -35,7 +35,7 @@ class Progress(NamedTuple):
     setup_bytes: int
 
     @classmethod
-    def of(cls, record: Record, state: FederationState) -> Progress:
+    def of(cls, record: Record, state: FederationState) -> RoundResult:
         """What has changed; from now on it counts as known."""
         changed = {client: state.client_states[client] for client in sorted(state.changed)}
         state.changed.clear()
@@ -61,13 +61,13 @@ class RemoteRounds:
     eval_every: int
     state: FederationState | None
 
-    def __call__(self, engine: Engine) -> Iterator[Progress]:
+    def __call__(self, engine: Engine) -> Iterator[RoundResult]:
         """The rounds, with the engine of the actor."""
         fed, setup = self.federation, engine.setup
         fed.engine, fed.device, fed.initial = engine, setup.device, setup.initial
         fed.splits = setup.splits  # type: ignore[assignment]
         if self.state is None:
-            yield Progress.of({}, fed.initialize(self.rounds))
+            yield RoundResult.of({}, fed.initialize(self.rounds))
             return
         here = {
             client: to_device(kept, fed.device) for client, kept in self.state.client_states.items()
@@ -75,7 +75,7 @@ class RemoteRounds:
         server = to_device(self.state.server, fed.device)
         state = replace(self.state, server=server, client_states=here)
         for record, new in fed.run_rounds(self.rounds, state, self.eval_every):
-            yield Progress.of(record, new)
+            yield RoundResult.of(record, new)
 
 
 class RemoteFederation(Federation):

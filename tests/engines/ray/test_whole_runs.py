@@ -11,7 +11,7 @@ from fedhelix.federation.state import FederationState
 from fedhelix.runs.comparison import compare
 from fedhelix.runs.config import Config
 from fedhelix.runs.jobs import Session, _spread_groups
-from fedhelix.runs.remote import Progress
+from fedhelix.runs.remote import RoundResult
 from helpers import agree, on_disk
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -92,7 +92,7 @@ def test_only_several_runs_on_one_cluster_are_spread():
 
 def test_progress_is_what_has_changed():
     there = FederationState(2, {"w": 2}, {0: {"a": 1}, 1: {"a": 2}}, {1}, 5)
-    progress = Progress.of({"round": 2}, there)
+    progress = RoundResult.of({"round": 2}, there)
     assert progress.client_states == {1: {"a": 2}} and not there.changed
     here = progress.after(FederationState(1, {"w": 1}, {0: {"a": 1}, 1: {"a": 0}}, {0}))
     assert (here.round, here.server, here.setup_bytes) == (2, {"w": 2}, 5)
