@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import statistics
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,15 +65,11 @@ def race(settings: dict[str, Any], count: int, warm_up: int) -> dict[str, Any]:
     return {"seconds": timed, "ratio": spread(ratios)}
 
 
-def many(clients: int, count: int) -> dict[str, Any]:
-    """Time to begin, rounds and memory with very many clients."""
-    began, settings = time.perf_counter(), crowd(clients)
-    with peak_memory(os.getpid()) as peak:
-        running = rounds(settings, "ray", count)
-        first = next(running)
-        ready = time.perf_counter() - began
-        later = list(running)
-    return {"clients": clients, "ready": ready, "first": first, "seconds": later, "MiB": peak}
+def memory_of(settings: dict[str, Any]) -> dict[str, float]:
+    """The peak memory of two rounds on Ray."""
+    with peak_memory(os.getpid(), every=0.5) as peak:
+        list(rounds(settings, "ray", 2))
+    return peak
 
 
 def main() -> None:
@@ -96,7 +91,9 @@ def main() -> None:
         middle = statistics.median(one["ratio"]["median"] for one in races)
         result[name] = {"settings": settings, "ratio": middle, "repetitions": races}
         print(name, middle, [one["ratio"] for one in races], flush=True)
-    result["many"] = many(args.clients, 4)
+    many = crowd(args.clients)
+    result["many"] = {"clients": args.clients, "ratio": race(many, 3, 1)["ratio"]["median"]}
+    result["many"] |= {"peak_memory_MiB": memory_of(many)}
     print("many", result["many"], flush=True)
     args.out.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.engines.parallel.pool import unwrap
+from fedhelix.engines.parallel.worker import Failure
 from fedhelix.engines.ray.actor import ClientActor
 from fedhelix.engines.ray.connection import IDLE, alive_nodes, first_line, on_node, unlike
 from fedhelix.engines.ray.spread import TaskQueue
@@ -115,12 +116,7 @@ class Cluster:
         except self.ray.exceptions.RayError:
             self.remove(member)  # its node has left, or it died
             return
-        if failure is not None and "ModuleNotFoundError" in failure.sentence:
-            raise UserError(
-                f"a node of the Ray cluster cannot load the federation ({failure.sentence}); "
-                "install the same packages there, or define it in the script itself."
-            )
-        unwrap(failure, "the federation")
+        check_loaded(failure)
         self.members.append(member)
 
     def remove(self, member: Member) -> None:
@@ -240,6 +236,16 @@ def capacity(resources: Mapping[str, float], gpus: bool) -> tuple[int, bool]:
     if gpus and resources.get("GPU", 0) >= 1:
         return int(resources["GPU"]), True
     return int(resources.get("CPU", 0)), False
+
+
+def check_loaded(answer: Failure | None) -> None:
+    """Raise if an actor could not load what was sent to it."""
+    if answer is not None and "ModuleNotFoundError" in answer.sentence:
+        raise UserError(
+            f"a node of the Ray cluster cannot load the federation ({answer.sentence}); "
+            "install the same packages there, or define it in the script itself."
+        )
+    unwrap(answer, "the federation")
 
 
 def nobody_left(why: str) -> EngineFailure:

@@ -15,7 +15,7 @@ from fedhelix.data import Dataset
 from fedhelix.engines.base import Engine
 from fedhelix.engines.local import Setup
 from fedhelix.engines.parallel.pool import unwrap
-from fedhelix.engines.ray.cluster import AHEAD, REFRESH_SECONDS, Cluster, Member
+from fedhelix.engines.ray.cluster import AHEAD, REFRESH_SECONDS, Cluster, Member, check_loaded
 from fedhelix.engines.ray.connection import HOLDERS, connect, equal_nodes
 from fedhelix.engines.ray.parcel import Unpacker
 from fedhelix.engines.ray.placing import Placed, place, place_samples, place_value
@@ -133,7 +133,7 @@ class Seat:
                 actor.begin.remote([place_value(ray, program)]),
             ]
             for answer in begun:
-                unwrap(ray.get(answer), "the federation")
+                check_loaded(ray.get(answer))
             coming = deque(actor.advance.remote() for _ in range(AHEAD))
             while True:
                 received = unwrap(ray.get(coming.popleft()), "the run")

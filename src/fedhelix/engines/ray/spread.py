@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 PART = 0.5  # of an equal share, so that actors that are done early find something left to do
-LEAST = 1 / 6  # of an equal share of everything: a call costs about a millisecond
+LEAST = 1 / 20  # of an equal share of everything: a call costs about a millisecond
 ATTEMPTS = 3  # at a task whose actors die
 
 
