@@ -2,6 +2,7 @@
 
 The table was made with the code of version 0.1 (commit 00faed1). Bits depend on the processor and
 on PyTorch; on another machine the figures of the table are compared instead, with a tolerance.
+SCAFFOLD's recorded losses are those of 0.2: before, they included the correction of its gradients.
 """
 
 import hashlib

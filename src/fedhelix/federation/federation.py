@@ -18,7 +18,14 @@ from fedhelix.engines.local import Setup
 from fedhelix.federation import description, evaluation, loop, newcomers
 from fedhelix.federation.run import Run
 from fedhelix.federation.setup import FederationSettings, FederationSetup, Model
-from fedhelix.federation.sinks import FolderSink, ProgressSink, Sink, TrackerSink, WatchSink
+from fedhelix.federation.sinks import (
+    DivergenceSink,
+    FolderSink,
+    ProgressSink,
+    Sink,
+    TrackerSink,
+    WatchSink,
+)
 from fedhelix.federation.state import FederationState
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import Progress
@@ -148,6 +155,7 @@ class Federation(FederationSetup):
                 sinks.append(TrackerSink(writer))
             progress = Progress(rounds, title or self.method.label, run.state.round, quiet)
             sinks.append(ProgressSink(progress, list(run.records)))
+            sinks.append(DivergenceSink(list(run.records)))
             if watch is not None:
                 sinks.append(WatchSink(watch))
             # The folder is entered last, so that after a failure it is the first to be closed.
