@@ -21,7 +21,7 @@ NETWORKS = {"fedbn": "digits-bn-cnn"}
 VARIANTS = {
     "apfl": [{"adaptive": False}],
     "ancestors": [{"inner": FedPer()}],
-    "calibrated": [{"inner": FedPer()}, {"inner": METHODS["scaffold"]()}],
+    "calibrated": [{"inner": FedPer()}, {"inner": METHODS["scaffold"]()}, {"trained": False}],
     "compact": [{"bits": 4}, {"bits": 8, "download_bits": 8}],
     "clustered": [{"clusters": 2, "vectors": 2, "inner": METHODS["fedper"]()}],
     "fedlps": [{"prune_ratio": 0.3}],

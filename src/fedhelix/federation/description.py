@@ -14,7 +14,7 @@ from fedhelix.core.options import options_of
 from fedhelix.data import ServerData
 from fedhelix.engines.local import Training
 from fedhelix.federation.sampling import Newcomers, Participation
-from fedhelix.federation.setup import FederationSetup
+from fedhelix.federation.setup import FederationSettings, FederationSetup
 from fedhelix.robust.attacks import Attack
 from fedhelix.store import RunFolder
 
@@ -76,7 +76,7 @@ def check_same(fed: FederationSetup, folder: RunFolder) -> None:
     """A run from Python objects is resumed only by a federation with the same description."""
     mine, its = toml.loads(toml.dumps(config(fed, 1))), folder.config
     for key in mine if its.get("library") else ():
-        if key != "rounds" and not _agree(mine[key], its.get(key)):
+        if key != "rounds" and not _agree(key, mine[key], its.get(key)):
             raise UserError(
                 f"'{folder.path}' was run with {key} = {its.get(key)}, not {mine[key]}."
             )
@@ -87,10 +87,9 @@ def check_same(fed: FederationSetup, folder: RunFolder) -> None:
         )
 
 
-def _agree(mine: Any, its: Any) -> bool:
-    """Whether two entries are equal; a run of version 0.1 does not say that its
-    optimiser is SGD.
-    """
-    if isinstance(its, dict) and isinstance(mine, dict) and mine.get("optimizer") == "sgd":
-        its = {"optimizer": "sgd", **its}
+def _agree(key: str, mine: Any, its: Any) -> bool:
+    """Whether two entries are equal; an older run lacks options that were not there yet."""
+    if key in GROUPS and isinstance(its, dict):
+        usual = toml.loads(toml.dumps(options_of(GROUPS[key], FederationSettings())))
+        its = {**usual, **its}
     return bool(mine == its)

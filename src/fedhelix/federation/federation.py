@@ -47,8 +47,10 @@ class Federation(FederationSetup):
 
     - training: epochs, batch_size, lr, lr_decay, momentum, weight_decay, optimizer, augment,
       precision;
-    - the server's data: validation_size, validation_shared, supplement_size, supplement_below;
-    - clients: participation, participation_alpha, newcomers, newcomers_after, newcomers_classes;
+    - the server's data: validation_size, validation_shared, supplement_size, supplement_below,
+      server_only;
+    - clients: participation, participation_alpha, client_weights, newcomers, newcomers_after,
+      newcomers_classes;
     - attacks: attack, attack_share, attack_scale.
 
     They can also be given at once, as `settings=FederationSettings(...)`.

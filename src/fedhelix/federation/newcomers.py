@@ -13,6 +13,7 @@ from fedhelix.core.method import Context
 from fedhelix.core.tree import Tree, payload_bytes
 from fedhelix.data import Split, from_clients
 from fedhelix.engines.local import ClientTask
+from fedhelix.federation.sampling import class_shares
 from fedhelix.federation.setup import FederationSetup
 from fedhelix.federation.state import FederationState
 from fedhelix.store.records import Record
@@ -79,7 +80,15 @@ def onboard(fed: FederationSetup, data: Any, state: FederationState) -> tuple[in
         raise
     fed.splits, fed.clients = splits, number + 1
     fed.evaluated = [*fed.evaluated, number]
+    members = [(*sampler.members, number) for sampler in fed.samplers]
     fed.samplers = [
-        replace(sampler, members=(*sampler.members, number)) for sampler in fed.samplers
+        replace(
+            sampler,
+            members=group,
+            class_shares=None
+            if sampler.class_shares is None
+            else class_shares(pool, splits, group),
+        )
+        for sampler, group in zip(fed.samplers, members, strict=True)
     ]
     return number, state

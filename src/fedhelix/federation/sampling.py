@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -11,22 +12,28 @@ import numpy as np
 from fedhelix.core.errors import UserError
 from fedhelix.core.options import Checked, option
 from fedhelix.core.seeds import numpy_draw
+from fedhelix.data import Dataset, Split
 
 LEAST_RATE = 0.02  # everybody comes now and then
 
 
 @dataclass(frozen=True)
 class Participation(Checked):
-    """Equal chances for all, or rates that differ from client to client."""
+    """Equal chances for all, or rates that differ from client to client; and what each counts."""
 
-    participation: Literal["uniform", "bernoulli"] = option(
-        "uniform", "who takes part: a cohort drawn from all alike, or each client by its own rate"
+    participation: Literal["uniform", "bernoulli", "classes"] = option(
+        "uniform",
+        "who takes part: a cohort drawn from all alike, each client by its own rate, or by a rate "
+        "that follows from its classes",
     )
     participation_alpha: float = option(
         0.3,
         "concentration of the Dirichlet distribution of the rates; small: very unequal",
         above=0,
         high=1e6,
+    )
+    client_weights: Literal["samples", "equal"] = option(
+        "samples", "what a client counts in a mean: its number of samples, or as much as any other"
     )
 
 
@@ -66,18 +73,24 @@ class Sampler:
     members: tuple[int, ...]
     size: int  # of a cohort; with rates: on average
     seed: int
+    class_shares: np.ndarray | None = None  # of each member, for rates that follow from classes
 
     @cached_property
     def rates(self) -> np.ndarray:
         """How likely each client takes part in a round; their sum is the size, but
         for the limits.
+
+        Rates that follow from classes are those of FedAU's experiments: every class has a rate, and
+        a client the mean of its samples' rates.
         """
         if self.participation.participation == "uniform":
             return np.full(len(self.members), self.size / len(self.members))
-        alpha = np.full(len(self.members), self.participation.participation_alpha)
-        return np.clip(
-            self.size * numpy_draw(self.seed, "participation").dirichlet(alpha), LEAST_RATE, 1
-        )
+        kinds = len(self.members) if self.class_shares is None else self.class_shares.shape[1]
+        alpha = np.full(kinds, self.participation.participation_alpha)
+        rates = self.size * numpy_draw(self.seed, "participation").dirichlet(alpha)
+        if self.class_shares is not None:
+            rates = self.class_shares @ rates * kinds / len(self.members)
+        return np.clip(rates, LEAST_RATE, 1)
 
     def cohort(self, t: int) -> list[int]:
         """The clients of round t, never none."""
@@ -89,3 +102,12 @@ class Sampler:
             if not len(chosen):
                 chosen = draw.choice(len(self.members), 1, p=self.rates / self.rates.sum())
         return sorted(self.members[place] for place in chosen)
+
+
+def class_shares(data: Dataset, splits: Sequence[Split], clients: Sequence[int]) -> np.ndarray:
+    """The class shares of clients' training samples, one row each."""
+    if data.classes is None:
+        raise UserError(f"participation = classes needs classes, and '{data.name}' has none.")
+    labels = data.codes(data.y)
+    counts = [np.bincount(labels[splits[i].train], minlength=data.classes) for i in clients]
+    return np.array([count / count.sum() for count in counts])

@@ -38,7 +38,7 @@ from fedhelix.engines import Engine, engine_for
 from fedhelix.engines.kernels import Kernels
 from fedhelix.engines.kernels.choice import choose
 from fedhelix.engines.local import ClientTask, Setup, Training
-from fedhelix.federation.sampling import Newcomers, Participation, Sampler
+from fedhelix.federation.sampling import Newcomers, Participation, Sampler, class_shares
 from fedhelix.federation.state import FederationState
 from fedhelix.methods import FedAvg
 from fedhelix.robust.attacks import Attack, Attackers
@@ -89,7 +89,7 @@ class FederationSetup:
         scores = self.method.capabilities.server_validation
         self.settings: FederationSettings = settings.resolved(scores)
         self._own_samples(pool, read_partition(partition, pool, clients))
-        self._choose_clients(cohort, eval_clients)
+        self._choose_clients(pool, cohort, eval_clients)
         if self.method.capabilities.classification and pool.classes is None:
             raise UserError(
                 f"{self.method.label} needs classes, and '{pool.name}' is no classification; "
@@ -120,6 +120,11 @@ class FederationSetup:
         """Who owns which samples, and what the server keeps for itself."""
         settings = self.settings
         self.data_is_here = partition.here  # whether the clients' samples are on this machine
+        if not partition.here and (settings.server_only or settings.participation == "classes"):
+            raise UserError(
+                "server_only and participation = classes need all samples in one place, "
+                "but sites keep theirs."
+            )
         parts = partition.divided(pool, settings.newcomers, settings.newcomers_classes, self.seed)
         self.reserve = Reserve.of(pool, parts[0], settings, self.seed)
         if self.method.capabilities.server_validation and not len(self.reserve.scoring):
@@ -132,6 +137,8 @@ class FederationSetup:
             for part in parts
             for split in part.split(pool, self.seed, exclude=self.reserve.all)
         ]
+        if settings.server_only:
+            splits = self.reserve.replacing(splits)
         self.splits, self.supplements = self.reserve.supplement(pool, splits, settings, self.seed)
         self.clients = len(self.splits)
         self.known = self.clients - settings.newcomers  # newcomers have the last numbers
@@ -141,11 +148,12 @@ class FederationSetup:
                 "lower newcomers."
             )
 
-    def _choose_clients(self, cohort: int | None, eval_clients: int | None) -> None:
+    def _choose_clients(self, pool: Dataset, cohort: int | None, eval_clients: int | None) -> None:
         """Who can be sampled, and whose personal models are evaluated."""
         cohort = convert("cohort", cohort, int | None)
         eval_clients = convert("eval_clients", eval_clients, int | None)
-        self.cohort_size = min(10, self.known) if cohort is None else cohort
+        usual = 1 if self.settings.server_only else min(10, self.known)
+        self.cohort_size = usual if cohort is None else cohort
         if not 1 <= self.cohort_size <= self.known:
             raise UserError(
                 f"cohort must lie between 1 and the number of clients ({self.known}), not {cohort}."
@@ -155,9 +163,17 @@ class FederationSetup:
         groups = [range(self.known)]
         if self.settings.newcomers:
             groups.append(range(self.known, self.clients))
+        sizes = [min(self.cohort_size, len(group)) for group in groups]
+        by_class = self.settings.participation == "classes"
         self.samplers = [
-            Sampler(self.settings, tuple(group), min(self.cohort_size, len(group)), self.seed)
-            for group in groups
+            Sampler(
+                self.settings,
+                tuple(group),
+                size,
+                self.seed,
+                class_shares(pool, self.splits, group) if by_class else None,
+            )
+            for group, size in zip(groups, sizes, strict=True)
         ]
         self.evaluated = [
             client for group in groups for client in self._some_of(group, eval_clients)

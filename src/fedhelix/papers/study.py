@@ -23,6 +23,9 @@ from fedhelix.runs.spec import RunSpec, make_spec
 from fedhelix.store import RunFolder
 from fedhelix.store.records import evaluated_records, is_number
 
+# Keys that version 0.1 did not have, and what it did: its runs keep their names.
+ADDED = {"optimizer": "sgd", "client_weights": "samples", "server_only": False}
+
 CellRuns = list[tuple[Cell, dict[Path, RunSpec]]]  # the runs of every cell by folder
 
 
@@ -34,7 +37,7 @@ class Study:
     title: str
     cells: Callable[[Scale], Sequence[Cell]]
     measures: Mapping[str, Measure]
-    seeds: Mapping[Scale, int] = field(default_factory=lambda: {"quick": 1, "gpu": 2, "paper": 5})
+    seeds: Mapping[Scale, int] = field(default_factory=lambda: {"quick": 1, "gpu": 5, "paper": 5})
     curves: Sequence[str] = ("accuracy",)  # recorded round by round, for the figure
     vectors: Sequence[str] = ()  # recorded client by client, of the last round
     drawn: Sequence[str] = ()  # rows of the figure, where all of them would hide each other
@@ -147,8 +150,7 @@ def origin(folders: Sequence[RunFolder]) -> dict[str, Any]:
 def folder_name(spec: RunSpec) -> str:
     """A readable name that differs for runs that differ in anything but where they run."""
     left_out = {*PLACES, "versions"}
-    if spec.config.optimizer == "sgd":
-        left_out.add("optimizer")  # version 0.1 had no other; its runs keep their names
+    left_out |= {name for name, value in ADDED.items() if getattr(spec.config, name) == value}
     settings = {key: value for key, value in spec.as_dict().items() if key not in left_out}
     text = json.dumps(settings, sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode()).hexdigest()[:10]
