@@ -32,6 +32,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "results": methods.results,
     "study": studies.study,
     "table1": measurements.table1,
+    "verdicts": lambda paper: claims.verdicts(paper, RESULTS),
 }
 
 
