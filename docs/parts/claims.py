@@ -40,6 +40,14 @@ class Checked:
         )
 
     @property
+    def short(self) -> str:
+        """The setting, and the difference with its interval."""
+        gaps = [ours - other for ours, other in zip(self.ours, self.other, strict=True)]
+        bounds = interval(gaps)
+        reach = f" [{_signed(bounds[0])}, {_signed(bounds[1])}]" if bounds else ""
+        return f"{self.claim.where}: {_signed(statistics.fmean(gaps))}{reach}, n = {len(gaps)}"
+
+    @property
     def numbers(self) -> str:
         """The difference with its interval, and the two means."""
         gaps = [ours - other for ours, other in zip(self.ours, self.other, strict=True)]
@@ -51,40 +59,62 @@ class Checked:
 
 
 def verdicts(paper: str, folder: Path) -> str:
-    """A paper's main claims: verdict, our numbers, the paper's, and where the rest is."""
-    rows = [row for headline in HEADLINES[paper] if (row := _row(headline, folder)) is not None]
-    return table(["claim", "verdict ", "ours minus the other ", "paper ", "more "], rows)
+    """A paper's main claims: verdict, numbers of the first setting, and where the rest is."""
+    rows = [
+        [
+            headline.words,
+            f"**{together(one.decided for one in checked)}**",
+            checked[0].short + _others(len(checked) - 1),
+            _printed(headline, checked[0].claim, folder),
+            f"[{headline.more}](#{headline.anchor})",
+        ]
+        for headline, checked in _checked(paper, folder)
+    ]
+    return table(["claim", "verdict ", "ours ", "paper ", "more "], rows)
 
 
-def _row(headline: Headline, folder: Path) -> list[str] | None:
-    checked = [one for claim in headline.claims if (one := check(claim, folder)) is not None]
-    if not checked:
-        return None
-    ours = [f"{one.claim.where}: {one.numbers}" for one in checked]
-    printed = headline.printed or [
-        words for one in checked if (words := _printed(headline, one.claim, folder))
+def settings(paper: str, folder: Path) -> str:
+    """The same claims setting by setting."""
+    rows = [
+        [
+            headline.words,
+            one.claim.where,
+            one.decided,
+            one.numbers,
+            _printed(headline, one.claim, folder),
+        ]
+        for headline, checked in _checked(paper, folder)
+        for one in checked
     ]
-    return [
-        headline.words,
-        f"**{together(one.decided for one in checked)}**",
-        "<br>".join(ours),
-        "<br>".join(printed),
-        f"[{headline.more}](#{headline.anchor})",
-    ]
+    return table(["claim", "setting ", "verdict ", "ours ", "paper "], rows)
+
+
+def _checked(paper: str, folder: Path) -> Iterator[tuple[Headline, list[Checked]]]:
+    """A paper's main claims with the settings that have been measured."""
+    for headline in HEADLINES[paper]:
+        found = [check(claim, folder) for claim in headline.claims]
+        if checked := [one for one in found if one is not None]:
+            yield headline, checked
+
+
+def _signed(value: float) -> str:
+    """Two digits, or all that stand before the point."""
+    places = 0 if abs(value) >= 10 else 1 if abs(value) >= 1 else 2
+    return f"{value:+.{places}f}"
+
+
+def _others(count: int) -> str:
+    return f" and {count} more" if count else ""
 
 
 def _printed(headline: Headline, claim: Claim, folder: Path) -> str:
     """The paper's numbers of both sides, as far as it prints them."""
-    cells = _cells(claim, folder)
+    cells, measure = _cells(claim, folder), headline.measure or claim.ours[2]
     rows = claim.ours[0], headline.rival or claim.other[0]
-    values = [
-        cells.get((row, claim.ours[1]), {}).get(headline.measure or claim.ours[2], {}).get("paper")
-        for row in rows
-    ]
-    if None in values:
-        return ""
-    return f"{claim.where}: " + " against ".join(
-        f"{value:.2f}".rstrip("0").rstrip(".") for value in values
+    cell_values = [cells.get((row, claim.ours[1]), {}).get(measure, {}) for row in rows]
+    values = [value.get("paper") for value in cell_values]
+    return (
+        headline.printed if None in values else " against ".join(f"{value:.4g}" for value in values)
     )
 
 
