@@ -15,7 +15,7 @@ LONGEST = 10.0  # times the median length of an update, where nothing else is kn
 FEW = (2, 3, 4, 5, 6, 7, 8, 10, 13, 17, 22, 29, 38, 50, 66, 87)  # suspects dropped at once
 
 # Validation samples on which every candidate is tried, and on which the best ones are checked.
-TRIED_ON, CHECKED_ON = 100, 1000
+TRIED_ON, CHECKED_ON = 64, 500
 BEST = 2  # candidates that are checked
 
 # Losses of the means of some groups of models, on about so many samples.
