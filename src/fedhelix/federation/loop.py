@@ -49,8 +49,9 @@ def run_rounds(
         known = {result.client for result in plain}
         answered = [task for task in tasks if task.client in known]
         plain = fed.attackers.forge(plain, answered, fed.scorer(fed.studied))
-        alike = fed.settings.client_weights == "equal"
-        uploads, invalid = validate_uploads(plain, fed.initial, fed.needed, alike)
+        uploads, invalid = validate_uploads(plain, fed.initial, fed.needed)
+        if fed.settings.client_weights == "equal":
+            uploads = [upload._replace(samples=1) for upload in uploads]
         server, setup_bytes = state.server, state.setup_bytes
         if uploads:
             weights = method.weights(server, uploads, ctx)

@@ -87,13 +87,10 @@ def decode_uploads(
 
 
 def validate_uploads(
-    results: Sequence[ClientResult],
-    initial: State,
-    needed: Collection[str] = (),
-    alike: bool = False,
+    results: Sequence[ClientResult], initial: State, needed: Collection[str] = ()
 ) -> tuple[list[Upload], dict[str, str]]:
     """The uploads that arrived whole, ordered by client, and why the others were refused; an empty
-    one is silence. `alike` counts every client as one sample.
+    one is silence.
     """
     uploads, refused = [], {}
     ordered = sorted(
@@ -104,7 +101,7 @@ def validate_uploads(
             None if sound else "holds values that are not finite"
         )
         if reason is None:
-            uploads.append(Upload(result.client, 1 if alike else result.samples, result.upload))
+            uploads.append(Upload(result.client, result.samples, result.upload))
         else:
             refused[str(result.client)] = reason
     return uploads, refused
