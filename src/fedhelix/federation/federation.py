@@ -42,6 +42,8 @@ class Federation(FederationSetup):
       precision;
     - the server's data: validation_size, validation_shared, supplement_size, supplement_below;
     - clients: participation, participation_alpha, newcomers, newcomers_after, newcomers_classes;
+    - time: devices, device_speed, device_upload, device_download, availability, deadline, late,
+      over_select, target;
     - attacks: attack, attack_share, attack_scale.
 
     They can also be given at once, as `settings=FederationSettings(...)`.

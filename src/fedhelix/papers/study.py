@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from fedhelix.core.errors import unknown
+from fedhelix.federation.devices import Devices
 from fedhelix.papers.cells import Cell, Scale
 from fedhelix.papers.measures import Finished, Measure, spread
 from fedhelix.runs.config import PLACES
@@ -149,6 +150,8 @@ def folder_name(spec: RunSpec) -> str:
     left_out = {*PLACES, "versions"}
     if spec.config.optimizer == "sgd":
         left_out.add("optimizer")  # version 0.1 had no other; its runs keep their names
+    if spec.config.devices is None:
+        left_out |= {field.name for field in fields(Devices)}  # runs of before keep their names
     settings = {key: value for key, value in spec.as_dict().items() if key not in left_out}
     text = json.dumps(settings, sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode()).hexdigest()[:10]
