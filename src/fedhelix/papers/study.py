@@ -17,7 +17,7 @@ from typing import Any
 from fedhelix.core.errors import unknown
 from fedhelix.federation.devices import Devices
 from fedhelix.papers.cells import Cell, Scale
-from fedhelix.papers.measures import Finished, Measure, spread
+from fedhelix.papers.measures import HOUR, Finished, Measure, spread
 from fedhelix.runs.config import PLACES
 from fedhelix.runs.jobs import Session, is_finished
 from fedhelix.runs.spec import RunSpec, make_spec
@@ -182,10 +182,15 @@ def _curve(name: str, runs: Sequence[Finished]) -> dict[str, Any]:
     evaluated = [
         [record for record in evaluated_records(run.records) if name in record] for run in runs
     ]
-    return {
+    curve: dict[str, Any] = {
         "rounds": [record["round"] for record in evaluated[0]],
         "by_seed": [[_rounded(record[name]) for record in records] for records in evaluated],
     }
+    if all("clock" in record for records in evaluated for record in records):
+        curve["hours"] = [
+            [_rounded(record["clock"] / HOUR) for record in records] for records in evaluated
+        ]
+    return curve
 
 
 def _rounded(value: Any) -> float | None:
