@@ -29,18 +29,18 @@ SETTINGS: dict[str, Any] = {
 }
 # As many rounds as fit into some hours; one of FedBuff takes 5 uploads, one of FedAsync a single.
 WAITING: dict[str, Any] = {"rounds": 30}
-OVER: dict[str, Any] = {"rounds": 150, "eval_every": 3, "over_select": 1.3}
-BUFFERED: dict[str, Any] = {"rounds": 300, "eval_every": 5}
-SINGLE: dict[str, Any] = {"rounds": 1500, "eval_every": 25}
+OVER: dict[str, Any] = {"rounds": 75, "eval_every": 3, "over_select": 1.3}
+BUFFERED: dict[str, Any] = {"rounds": 150, "eval_every": 5}
+SINGLE: dict[str, Any] = {"rounds": 750, "eval_every": 15}
 ROWS = [
     Row("FedAvg", "fedavg", WAITING),
     Row("FedAvg, 1.3 times selected", "fedavg", OVER),
     Row("FedBuff", "fedbuff", BUFFERED),
     Row("FedAsync", "fedasync", SINGLE),
     Row("FedAsync, mixing 0.2", "fedasync", {**SINGLE, "fedasync.mixing": 0.2}),
-    Row("Helix", "helix", {"rounds": 40}),
+    Row("Helix", "helix", WAITING),
     Row("Helix, 1.3 times selected", "helix", OVER),
-    Row("FedBuff around Helix", "fedbuff+helix", {**BUFFERED, "rounds": 400}),
+    Row("FedBuff around Helix", "fedbuff+helix", {**BUFFERED, "rounds": 250}),
 ]
 
 
