@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedhelix.papers.cells import Cell, Column, Row, Scale, cross
-from fedhelix.papers.measures import HOUR, hours_to, in_units, percent
+from fedhelix.papers.measures import hours_to, in_units, percent
 from fedhelix.papers.study import Study
+from fedhelix.store.records import HOUR
 
 LEVEL = 80  # per cent
 SEEDS: Mapping[Scale, int] = {"quick": 3, "gpu": 3, "paper": 3}

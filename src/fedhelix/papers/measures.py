@@ -8,9 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedhelix.papers.cells import Cell
-from fedhelix.store.records import Record, evaluated_records, is_number
-
-HOUR = 3600  # seconds
+from fedhelix.store.records import HOUR, Record, evaluated_records, is_number
 
 
 class Finished(NamedTuple):

@@ -17,12 +17,12 @@ from typing import Any
 from fedhelix.core.errors import unknown
 from fedhelix.federation.devices import Devices
 from fedhelix.papers.cells import Cell, Scale
-from fedhelix.papers.measures import HOUR, Finished, Measure, spread
+from fedhelix.papers.measures import Finished, Measure, spread
 from fedhelix.runs.config import PLACES
 from fedhelix.runs.jobs import Session, is_finished
 from fedhelix.runs.spec import RunSpec, make_spec
 from fedhelix.store import RunFolder
-from fedhelix.store.records import evaluated_records, is_number
+from fedhelix.store.records import HOUR, evaluated_records, is_number
 
 CellRuns = list[tuple[Cell, dict[Path, RunSpec]]]  # the runs of every cell by folder
 

@@ -11,6 +11,7 @@ Record = dict[str, Any]
 # The metrics that rank runs, best first: that of the clients' models, otherwise the server's.
 MAIN_METRICS = ("personal_accuracy", "personal_score", "accuracy", "score")
 
+HOUR = 3600  # seconds
 LAST = 10  # rounds whose mean is the result of a phase
 NEAR_PEAK = 0.95  # of its own peak: from there on a curve counts as converged
 
