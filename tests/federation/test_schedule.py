@@ -81,6 +81,7 @@ def test_late_clients_are_dropped_at_the_deadline(trace):
         (pytest.approx(0.64 * 0.54 + 0.54), 10.0, [0, 1], [2]),
     ]
     (record, _), *_ = fed.run_rounds(1)
+    assert record["started"] == [0, 1, 2]
     # All three have received the model, and two uploads have arrived.
     assert (record["downlink_bytes"], record["uplink_bytes"]) == (12, 8)
 
@@ -180,7 +181,7 @@ def test_a_clock_alone_changes_nothing_but_the_record():
     one, other = (
         small(data=DIGITS, **more).fit(3, quiet=True) for more in ({}, {"devices": "lognormal:1"})
     )
-    new = {"clock", "staleness", "late"}
+    new = {"clock", "started", "staleness", "late"}
     kept = [{key: record[key] for key in record if key not in new} for record in other.records]
     assert timeless(kept) == timeless(one.records)
     assert all(new <= record.keys() for record in other.records)

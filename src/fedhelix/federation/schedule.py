@@ -62,7 +62,8 @@ class Turn:
         if self.clock is None:
             return {}
         staleness = [t - work.task.round for work in self.arrived]
-        return {"clock": self.clock, "staleness": staleness, "late": self.late}
+        times = {"clock": self.clock, "started": sorted(self.sent)}
+        return {**times, "staleness": staleness, "late": self.late}
 
 
 class Schedule:
