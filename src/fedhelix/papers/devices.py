@@ -32,6 +32,7 @@ SETTINGS: dict[str, Any] = {
 WAITING: dict[str, Any] = {"rounds": 30}
 OVER: dict[str, Any] = {"rounds": 75, "eval_every": 3, "over_select": 1.3}
 BUFFERED: dict[str, Any] = {"rounds": 150, "eval_every": 5}
+LONGER: dict[str, Any] = {**BUFFERED, "rounds": 250}
 SINGLE: dict[str, Any] = {"rounds": 750, "eval_every": 15}
 ROWS = [
     Row("FedAvg", "fedavg", WAITING),
@@ -41,7 +42,12 @@ ROWS = [
     Row("FedAsync, mixing 0.2", "fedasync", {**SINGLE, "fedasync.mixing": 0.2}),
     Row("Helix", "helix", WAITING),
     Row("Helix, 1.3 times selected", "helix", OVER),
-    Row("FedBuff around Helix", "fedbuff+helix", {**BUFFERED, "rounds": 250}),
+    Row("FedBuff around Helix", "fedbuff+helix", LONGER),
+    Row(
+        "FedBuff around Helix, no momentum",
+        "fedbuff+helix",
+        {**LONGER, "helix.server_momentum": 0.0},
+    ),
 ]
 
 
