@@ -13,6 +13,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.options import options_of
 from fedhelix.data import ServerData
 from fedhelix.engines.local import Training
+from fedhelix.federation.devices import RATES, Devices
 from fedhelix.federation.sampling import Newcomers, Participation
 from fedhelix.federation.setup import FederationSettings, FederationSetup
 from fedhelix.robust.attacks import Attack
@@ -23,6 +24,7 @@ GROUPS = {
     "server_data": ServerData,
     "participation": Participation,
     "newcomers": Newcomers,
+    "devices": Devices,
     "attack": Attack,
 }
 
@@ -32,6 +34,8 @@ def config(fed: FederationSetup, rounds: int) -> dict[str, Any]:
     settings = {name: options_of(kind, fed.settings) for name, kind in GROUPS.items()}
     optimizer = settings["training"]["optimizer"]
     settings["training"]["optimizer"] = str(optimizer)
+    if fed.devices is None:
+        del settings["devices"]
     return {
         "library": True,
         "rounds": rounds,
@@ -54,12 +58,15 @@ def facts(fed: FederationSetup) -> dict[str, Any]:
         "data": fed.data.name,
         "clients": fed.clients,
         "seed": fed.seed,
+        **({} if fed.settings.target is None else {"target": fed.settings.target}),
         "engine": f"{fed.engine.name} ({fed.engine.why})",
     }
 
 
 def census(fed: FederationSetup) -> dict[str, Any]:
-    """Training samples per client (and class), who is malicious, and who is evaluated."""
+    """Training samples per client (and class), who is malicious, who is evaluated, and how fast
+    devices are.
+    """
     table: dict[str, Any] = {
         "samples": [len(split.train) for split in fed.splits],
         "attackers": sorted(fed.attackers.ids),
@@ -69,6 +76,9 @@ def census(fed: FederationSetup) -> dict[str, Any]:
         labels = fed.data.y.cpu().numpy()
         counts = [np.bincount(labels[split.train], minlength=classes) for split in fed.splits]
         table["classes"] = [count.tolist() for count in counts]
+    if fed.devices is not None:
+        devices = [fed.devices.device(client) for client in range(fed.clients)]
+        table["devices"] = {name: [getattr(one, name) for one in devices] for name in RATES}
     return table
 
 

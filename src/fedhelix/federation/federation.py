@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,6 +51,8 @@ class Federation(FederationSetup):
       server_only;
     - clients: participation, participation_alpha, client_weights, newcomers, newcomers_after,
       newcomers_classes;
+    - time: devices, device_speed, device_upload, device_download, availability, deadline, late,
+      over_select, target;
     - attacks: attack, attack_share, attack_scale.
 
     They can also be given at once, as `settings=FederationSettings(...)`.
@@ -139,6 +141,7 @@ class Federation(FederationSetup):
         run = Run(self, [], FederationState(0, {}, {}))
         sinks: list[Sink] = []
         with ExitStack() as stack:
+            stack.enter_context(self._withdrawn_if_refused(run, resume))
             if out is not None:
                 described = config or description.config(self, rounds)
                 run.folder = RunFolder.open(out) if resume else RunFolder.create(out, described)
@@ -150,7 +153,7 @@ class Federation(FederationSetup):
                 self._prepare(run, folder_sink, resume)
                 sinks.append(folder_sink)
             if not run.state.round:
-                run.state = self._first_state(run, rounds, resume)
+                run.state = self.initialize(rounds)
             if track is not None and run.folder is not None:
                 done = run.state.round
                 writer = tracker(track, run.folder.path, run.folder.config, done)
@@ -209,11 +212,13 @@ class Federation(FederationSetup):
         sink.folder.write_clients(description.census(self))
         self.engine.choices.update(sink.folder.choices)
 
-    def _first_state(self, run: Run, rounds: int, resume: bool) -> FederationState:
+    @contextmanager
+    def _withdrawn_if_refused(self, run: Run, resume: bool) -> Iterator[None]:
+        """Remove a new run folder where clients, the method or the clock refuse the settings."""
         try:
-            return self.initialize(rounds)
-        except UserError:  # clients or the method refuse the settings
-            if run.folder is not None and not resume:
+            yield
+        except UserError:
+            if run.folder is not None and not run.records and not resume:
                 run.folder.withdraw()
             raise
 

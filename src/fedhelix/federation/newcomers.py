@@ -48,12 +48,12 @@ def onboard_one(
         sent, received = sent + payload_bytes(message), received + payload_bytes(payload)
     first = fed.engine.onboard_state(ClientTask(client, ctx.round, payload, {}))
     kept = {client: first} if first else {}
-    after = FederationState(
-        state.round,
-        server,
-        state.client_states | kept,
-        state.changed | set(kept),
-        state.setup_bytes + sent + received,
+    after = replace(
+        state,
+        server=server,
+        client_states=state.client_states | kept,
+        changed=state.changed | set(kept),
+        setup_bytes=state.setup_bytes + sent + received,
     )
     return after, received
 
@@ -72,6 +72,8 @@ def onboard(fed: FederationSetup, data: Any, state: FederationState) -> tuple[in
     if fed.layers.norm and len(train) < 2:
         raise UserError("the newcomer has only one training sample, but BatchNorm needs two.")
     splits = [*fed.splits, Split(train, train[:0], test)]
+    if fed.devices is not None:
+        fed.devices.device(number)  # a trace may not know it
     fed.change_setup(replace(setup, data=pool, splits=splits))
     try:
         state, _ = onboard_one(fed, state, number, fed.context(state.round, state.round))

@@ -92,16 +92,33 @@ class Sampler:
             rates = self.class_shares @ rates * kinds / len(self.members)
         return np.clip(rates, LEAST_RATE, 1)
 
-    def cohort(self, t: int) -> list[int]:
-        """The clients of round t, never none."""
-        draw = numpy_draw(self.seed, "cohort", t)
-        if self.participation.participation == "uniform":
-            chosen = draw.choice(len(self.members), self.size, replace=False)
-        else:
-            chosen = np.flatnonzero(draw.random(len(self.members)) < self.rates)
-            if not len(chosen):
-                chosen = draw.choice(len(self.members), 1, p=self.rates / self.rates.sum())
-        return sorted(self.members[place] for place in chosen)
+    def cohort(self, t: int, ready: Sequence[int] | None = None) -> list[int]:
+        """The clients of round t, of those who are ready if not all are: none if nobody is."""
+        among = self.members if ready is None else ready
+        if self.participation.participation == "uniform" or not among:
+            return sorted(self.some(t, self.size, among))
+        draw, there = numpy_draw(self.seed, "cohort", t), set(among)
+        takes_part = draw.random(len(self.members)) < self.rates
+        chosen = [self.members[place] for place in np.flatnonzero(takes_part)]
+        if present := [client for client in chosen if client in there]:
+            return present
+        return [among[place] for place in draw.choice(len(among), 1, p=self._chances(among))]
+
+    def some(self, t: int, count: int, among: Sequence[int], purpose: str = "cohort") -> list[int]:
+        """So many of some clients, or all if there are fewer, in the order of the draw."""
+        count = min(count, len(among))
+        if count < 1:
+            return []
+        uniform = self.participation.participation == "uniform"
+        chances = None if uniform else self._chances(among)
+        draw = numpy_draw(self.seed, purpose, t)
+        return [among[place] for place in draw.choice(len(among), count, replace=False, p=chances)]
+
+    def _chances(self, among: Sequence[int]) -> np.ndarray:
+        """The rates of some clients, scaled to a sum of one."""
+        rates = dict(zip(self.members, self.rates, strict=True))
+        chosen = np.array([rates[client] for client in among])
+        return chosen / chosen.sum()
 
 
 def class_shares(data: Dataset, splits: Sequence[Split], clients: Sequence[int]) -> np.ndarray:

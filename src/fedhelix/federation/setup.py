@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -37,17 +38,20 @@ from fedhelix.data import (
 from fedhelix.engines import Engine, engine_for
 from fedhelix.engines.kernels import Kernels
 from fedhelix.engines.kernels.choice import choose
-from fedhelix.engines.local import ClientTask, Setup, Training
+from fedhelix.engines.local import ClientTask, Setup, Training, samples_trained
+from fedhelix.federation.devices import Devices, devices_for
 from fedhelix.federation.sampling import Newcomers, Participation, Sampler, class_shares
+from fedhelix.federation.schedule import schedule_for
 from fedhelix.federation.state import FederationState
 from fedhelix.methods import FedAvg
 from fedhelix.robust.attacks import Attack, Attackers
 
 Model = str | nn.Module | Callable[[], nn.Module]
+NOTHING: Mapping[int, list[int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class FederationSettings(Attack, Newcomers, Participation, ServerData, Training):
+class FederationSettings(Attack, Devices, Newcomers, Participation, ServerData, Training):
     """The settings of a federation, the same for every method."""
 
 
@@ -95,6 +99,10 @@ class FederationSetup:
                 f"{self.method.label} needs classes, and '{pool.name}' is no classification; "
                 "use tau = 0 or another method."
             )
+        self.devices = devices_for(self.settings, self.method, self.clients, self.seed)
+        self.schedule = schedule_for(
+            self.settings, self.devices, self.method, self.cohort_size, self._samples_trained
+        )
         module, self.layers = network(model, pool, self.method, self.seed)
         self._check_attack()
         self.attackers = Attackers(self.settings, self.clients, self.layers.parameters, self.seed)
@@ -163,17 +171,17 @@ class FederationSetup:
         groups = [range(self.known)]
         if self.settings.newcomers:
             groups.append(range(self.known, self.clients))
-        sizes = [min(self.cohort_size, len(group)) for group in groups]
+        size = self.settings.places(self.cohort_size)
         by_class = self.settings.participation == "classes"
         self.samplers = [
             Sampler(
                 self.settings,
                 tuple(group),
-                size,
+                min(size, len(group)),
                 self.seed,
                 class_shares(pool, self.splits, group) if by_class else None,
             )
-            for group, size in zip(groups, sizes, strict=True)
+            for group in groups
         ]
         self.evaluated = [
             client for group in groups for client in self._some_of(group, eval_clients)
@@ -220,14 +228,19 @@ class FederationSetup:
         """The data, where the engine keeps them."""
         return self.engine.setup.data
 
-    def cohort(self, t: int) -> list[int]:
-        """The clients sampled in round t: the same for every method with this seed."""
-        return self.samplers[self.settings.arrived(t)].cohort(t)
+    def cohort(self, t: int, drawn: Mapping[int, list[int]] = NOTHING) -> list[int]:
+        """The clients sampled in round t, unless they are drawn already: the same for every method
+        with this seed, as long as no device is busy or unavailable.
+        """
+        return drawn[t] if t in drawn else self.sampler(t).cohort(t)
+
+    def sampler(self, t: int) -> Sampler:
+        """Draws from those who can be sampled in round t."""
+        return self.samplers[self.settings.arrived(t)]
 
     def context(self, t: int, rounds: int) -> Context:
         """What the server's hooks see in round t."""
-        arrived = self.settings.arrived(t)
-        everybody = arrived or not self.settings.newcomers
+        everybody = self.settings.arrived(t) or not self.settings.newcomers
         return Context(
             round=t,
             rounds=rounds,
@@ -237,7 +250,7 @@ class FederationSetup:
             device=self.device,
             seed=self.seed,
             cohort=self.cohort,
-            present=self.samplers[arrived].members,
+            present=self.sampler(t).members,
             score=self.scorer(self.reserve.scoring),
             score_on=self._score_on if len(self.reserve.scoring) else None,
         )
@@ -254,6 +267,9 @@ class FederationSetup:
         if not len(samples):
             return None
         return partial(self.engine.score, pool="train", indices=torch.from_numpy(samples))
+
+    def _samples_trained(self, task: ClientTask) -> int:
+        return samples_trained(self.engine.setup, task)
 
     def tasks(
         self, state: FederationState, clients: Sequence[int], ctx: Context

@@ -69,7 +69,9 @@ class FolderSink(Sink):
                 f"the metrics.jsonl of '{self.folder.path}' lacks rounds that its checkpoint has."
             )
         kept = _with_changes(states) if self.on_disk else dict(states)
-        return records, FederationState(round, server, kept)
+        state = FederationState(round, server, kept)
+        state.set_timing(self.folder.timing(self.device))
+        return records, state
 
     def update(self, record: Record, state: FederationState) -> None:
         """Append the record and, when it is due, write a checkpoint."""
@@ -94,7 +96,7 @@ class FolderSink(Sink):
     def _checkpoint(self, state: FederationState) -> None:
         changed = {client: state.client_states[client] for client in sorted(state.changed)}
         self.folder.write_choices(self.choices)
-        self.folder.checkpoint(state.round, state.server, changed)
+        self.folder.checkpoint(state.round, state.server, changed, state.timing())
         state.changed.clear()
 
 

@@ -11,6 +11,7 @@ Record = dict[str, Any]
 # The metrics that rank runs, best first: that of the clients' models, otherwise the server's.
 MAIN_METRICS = ("personal_accuracy", "personal_score", "accuracy", "score")
 
+HOUR = 3600  # seconds
 LAST = 10  # rounds whose mean is the result of a phase
 NEAR_PEAK = 0.95  # of its own peak: from there on a curve counts as converged
 
@@ -70,9 +71,32 @@ def summarise(
             for key in ("refused", "missing")
         },
         "seconds": sum(record["seconds"] for record in records),
+        **_timed(records, facts.get("target")),
         **(newcomers(records[:arrived], records[arrived:], metric) if arrived else {}),
         "complete": True,
     }
+
+
+def time_to(records: Sequence[Record], level: float) -> float | None:
+    """The simulated seconds until the main metric reaches a level; None if it never does."""
+    metric = next((name for name in MAIN_METRICS if any(name in one for one in records)), "")
+    reached = (
+        record["clock"]
+        for record in records
+        if is_number(record.get(metric)) and record[metric] >= level and "clock" in record
+    )
+    return next(reached, None)
+
+
+def _timed(records: Sequence[Record], target: float | None) -> dict[str, Any]:
+    """The simulated seconds of a run, if it has a clock."""
+    if not records or "clock" not in records[-1]:
+        return {}
+    timed: dict[str, Any] = {
+        "clock": records[-1]["clock"],
+        "late": sum(len(record["late"]) for record in records),
+    }
+    return timed if target is None else {**timed, "time_to_target": time_to(records, target)}
 
 
 def newcomers(

@@ -30,18 +30,29 @@ class BatchSchedule(NamedTuple):
             yield self.samples[row, :size], None if self.crops is None else self.crops[row, :size]
 
 
+def epochs_of(setup: Setup, phase: Phase) -> int:
+    """How often a phase visits every sample."""
+    return setup.training.epochs if phase.epochs is None else phase.epochs
+
+
+def batch_sizes(setup: Setup, client: int) -> list[int]:
+    """The samples in each minibatch of an epoch."""
+    count, size = len(setup.splits[client].train), setup.training.batch_size
+    sizes = [min(size, count - at) for at in range(0, count, size)]
+    if setup.layers.norm and sizes[-1] == 1:
+        # BatchNorm cannot normalise a single sample; another epoch's order will include it.
+        sizes.pop()
+    return sizes
+
+
 def batch_schedule(
     setup: Setup, task: ClientTask, phase: Phase, purpose: str, index: int = 0
 ) -> BatchSchedule:
     """The minibatches of a phase: every epoch visits every sample once, in a new order."""
     indices = torch.from_numpy(setup.splits[task.client].train)
-    epochs = setup.training.epochs if phase.epochs is None else phase.epochs
-    count, size = len(indices), setup.training.batch_size
+    epochs, count, size = epochs_of(setup, phase), len(indices), setup.training.batch_size
     generator = draw(setup.seed, f"{purpose}-{index}", task.round, task.client)
-    sizes = [min(size, count - at) for at in range(0, count, size)]
-    if setup.layers.norm and sizes[-1] == 1:
-        # BatchNorm cannot normalise a single sample; another epoch's order will include it.
-        sizes.pop()
+    sizes = batch_sizes(setup, task.client)
     rows = len(sizes)
     samples = torch.zeros(epochs, rows * size, dtype=torch.int64)
     crops = (

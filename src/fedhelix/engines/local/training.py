@@ -20,7 +20,13 @@ from fedhelix.core.returns import known_model
 from fedhelix.core.seeds import key, seeded
 from fedhelix.core.tree import State, Tree, clone, flatten, unflatten
 from fedhelix.engines.kernels import applied
-from fedhelix.engines.local.batches import batch_schedule, gather, unscaled
+from fedhelix.engines.local.batches import (
+    batch_schedule,
+    batch_sizes,
+    epochs_of,
+    gather,
+    unscaled,
+)
 from fedhelix.engines.local.network import (
     base_loss,
     call,
@@ -159,6 +165,12 @@ def run_client(setup: Setup, task: ClientTask) -> ClientResult:
     return ClientResult(
         task.client, local.client.samples, upload, client_state, float(total) / max(steps, 1)
     )
+
+
+def samples_trained(setup: Setup, task: ClientTask) -> int:
+    """How many samples a client's round visits in all phases, each as often as it does."""
+    phases = setup.hooks.phases(make_client(setup, task))
+    return sum(batch_sizes(setup, task.client)) * sum(epochs_of(setup, phase) for phase in phases)
 
 
 def start_round(setup: Setup, task: ClientTask, with_context: bool = True) -> LocalRound:
