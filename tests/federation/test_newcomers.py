@@ -12,7 +12,10 @@ from fedhelix import (
     METHODS,
     FedAU,
     FedAvg,
+    FedAvgFT,
     FedBN,
+    FedPer,
+    GeneFL,
     LGFedAvg,
     LocalOnly,
     Method,
@@ -21,6 +24,7 @@ from fedhelix import (
     from_arrays,
     load,
 )
+from fedhelix.engines.local import make_client, personal_model, received_model
 from fedhelix.federation.newcomers import onboard_all, onboard_one
 from fedhelix.store.records import newcomers
 from helpers import cheap, checkpoint, on_disk, same, small, timeless
@@ -45,6 +49,65 @@ def test_newcomers_hold_the_other_classes_and_are_alone_after_they_came():
         ids = range(5) if record["round"] <= 2 else range(5, 9)
         assert set(record["participants"]) <= set(ids) and len(record["personal"]) == len(ids)
     assert ["arrival_bytes" in record for record in records] == [False, False, True, False]
+
+
+def test_after_training_fedavg_is_fedavg_ft_and_the_training_leaves_no_trace():
+    plain, trained, tuned = (
+        build(method, eval_trained=yes).fit(4, quiet=True)
+        for method, yes in ((FedAvg(), False), (FedAvg(), True), (FedAvgFT(), True))
+    )
+    assert same(plain.state.server, trained.state.server)
+    for without, other, ft in zip(plain.records, trained.records, tuned.records, strict=True):
+        assert "trained_accuracy" not in without
+        assert other["personal"] == without["personal"]
+        # FedAvg-FT trains once and not twice.
+        assert other["trained_accuracy"] == ft["trained_accuracy"] == ft["personal_accuracy"]
+    summary = trained.summary
+    assert summary["newcomer_trained_accuracy"] == pytest.approx(
+        np.mean([record["trained_accuracy"] for record in trained.records[2:]])
+    )
+    assert summary["known_trained_accuracy"] == pytest.approx(
+        np.mean([record["trained_accuracy"] for record in trained.records[:2]])
+    )
+
+
+def test_newcomers_that_were_never_sampled_do_not_count_as_random_guesses():
+    """A client of its own classes is far above chance after one training, sampled or not."""
+    more = {"model": "digits-cnn", "epochs": 4, "batch_size": 16, "cohort": 1, "eval_trained": True}
+    run = build(FedPer(ft_epochs=0), **more).fit(3, quiet=True)
+    asleep = [client - 5 for client in range(5, 9) if client not in run.records[2]["participants"]]
+    assert np.mean([run.records[2]["personal"][client] for client in asleep]) < 0.3
+    assert run.records[2]["trained_accuracy"] > 0.5
+
+
+@pytest.mark.parametrize("name", ["apfl", "ditto", "fedlp", "fedlps", "fedumf", "gene-fl"])
+def test_methods_with_several_models_use_the_one_that_a_round_trains(name):
+    fed = build(cheap(name), model="digits-bn-cnn", cohort=5)
+    ctx, ((_, state),) = fed.context(1, 2), fed.run_rounds(1)
+    (task,) = fed.tasks(state, [0], ctx)
+    before = received_model(fed.engine.setup, task).state
+    after = personal_model(fed.engine.setup, task._replace(trained=True)).state
+    assert all(not torch.equal(after[entry], before[entry]) for entry in fed.layers.head)
+
+
+def test_a_client_of_gene_fl_trains_with_its_clusters_gene():
+    fed = build(GeneFL(clusters=1), model="digits-cnn", cohort=5, epochs=0)
+    ((_, state),) = build(GeneFL(clusters=1), model="digits-cnn", cohort=5).run_rounds(1)
+    (task,) = fed.tasks(state, [0], fed.context(1, 2))
+    client = make_client(fed.engine.setup, task)
+    start = fed.method.start(task.payload, task.client_state, client)
+    assert not same(start["model"], start["kept"])
+    assert same(personal_model(fed.engine.setup, task._replace(trained=True)).state, start["model"])
+
+
+def test_engines_agree_on_clients_after_training():
+    serial, batched = (
+        build(GeneFL(clusters=1), model="digits-cnn", engine=engine, eval_trained=True)
+        .fit(3, quiet=True)
+        .metrics["trained_accuracy"]
+        for engine in ("serial", "batched")
+    )
+    assert np.allclose(serial, batched, atol=0.02)
 
 
 def test_without_a_share_of_classes_newcomers_are_like_the_others():

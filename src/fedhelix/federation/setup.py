@@ -69,6 +69,7 @@ class FederationSetup:
         clients: int,
         cohort: int | None,
         eval_clients: int | None,
+        eval_trained: bool,
         seed: int,
         loss: Loss | None,
         metric: Metric | None,
@@ -82,6 +83,7 @@ class FederationSetup:
         pool = read_data(data)
         self.method = read_method(method)
         self.seed, self.device = convert("seed", seed, int), device_of(device)
+        self.eval_trained = convert("eval_trained", eval_trained, bool)
         workers = convert("workers", workers, int | None)
         kernels = convert("kernels", kernels, Literal["auto", Kernels])
         if settings is None:

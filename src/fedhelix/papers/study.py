@@ -149,6 +149,8 @@ def folder_name(spec: RunSpec) -> str:
     left_out = {*PLACES, "versions"}
     if spec.config.optimizer == "sgd":
         left_out.add("optimizer")  # version 0.1 had no other; its runs keep their names
+    if not spec.config.eval_trained:
+        left_out.add("eval_trained")  # nor this evaluation
     settings = {key: value for key, value in spec.as_dict().items() if key not in left_out}
     text = json.dumps(settings, sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode()).hexdigest()[:10]
