@@ -15,8 +15,9 @@ from fedhelix.components.pruning import (
     unpacked,
 )
 from fedhelix.core.layers import Layers
+from fedhelix.core.method import Upload
 from fedhelix.core.tree import payload_bytes
-from fedhelix.engines.local import ClientTask, gather, start_round
+from fedhelix.engines.local import ClientTask, gather, run_client, start_round
 from fedhelix.models import build as network
 from helpers import same, small
 
@@ -245,6 +246,40 @@ def test_fedlps_on_resnet18():
     assert {name.split(".")[0] for name in encoder(units)} == {"conv1", "bn1", "layer1"}
     with pytest.raises(UserError, match="fedlps prunes hidden layers"):
         build(FedLPS(), model="linear")
+
+
+def test_every_client_trains_the_encoder_once():
+    fed = build(FedLPS(), cohort=2)
+    entries, met, seen = encoder(fed.layers), set(), []
+    size = 4 * sum(fed.layers.sizes[name] for name in entries)
+    model = fed.initial
+    for record, state in fed.run_rounds(5):
+        fresh = set(record["participants"]) - met
+        moved = any(not torch.equal(state.server["model"][name], model[name]) for name in entries)
+        assert moved == bool(fresh)
+        seen.append((len(fresh), record["uplink_bytes"]))
+        met, model = met | fresh, state.server["model"]
+    assert len(met) > 2  # more than the clients of the first round
+    smallest = min(sent - fresh * size for fresh, sent in seen)
+    assert all(0 <= sent - fresh * size - smallest < size for fresh, sent in seen)
+
+
+def test_a_frozen_encoder_votes_for_the_one_that_is_there():
+    """One client of two trains the encoder: it moves by half of that client's step."""
+    fed = build(FedLPS(), cohort=6)
+    ctx, name = fed.context(1, 2), encoder(fed.layers)[0]
+    server, _ = fed.method.server_init({}, ctx)
+    uploads = []
+    for client, kept in (
+        (0, {}),
+        (1, {"channels": channels(fed.initial, prunable(fed.layers), 0)}),
+    ):
+        sent = run_client(fed.engine.setup, ClientTask(client, 1, server, kept)).upload
+        uploads.append(Upload(client, 10, sent))
+    assert name in uploads[0].tree["model"] and name not in uploads[1].tree["model"]
+    after = fed.method.aggregate(server, uploads, [0.5, 0.5], ctx)["model"][name]
+    halfway = (server["model"][name] + uploads[0].tree["model"][name]) / 2
+    assert torch.allclose(after, halfway, atol=1e-6)
 
 
 def test_not_even_weight_decay_moves_a_frozen_encoder():

@@ -43,7 +43,8 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The figures of the whole run."""
         facts, name = description.facts(self.federation), self.federation.objective.name
-        return summarise(self.records, facts, name)
+        agreement = description.cluster_agreement(self.federation, self.records)
+        return summarise(self.records, facts | agreement, name)
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """How fast it learned, what it sent, and how each client fares; with a path also as a file.
