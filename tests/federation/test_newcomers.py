@@ -286,14 +286,16 @@ def test_bad_newcomers_are_refused():
 
 
 def test_figures_of_the_two_phases():
-    record = {"uplink_bytes": 5, "uplink_values": 2}
+    record = {"uplink_bytes": 5, "uplink_values": 2, "downlink_bytes": 7, "other_bytes": 3}
     before = [{**record, "personal_accuracy": value} for value in (0.0, *[0.5] * 10)]
     after = [{**record, "personal_accuracy": value} for value in (0.1, 0.94, 0.96, 1.0)]
     after[0] |= {"arrival_accuracy": 0.05, "arrival_bytes": 8.0}
     found = newcomers(before, after)
     assert found["known_accuracy"] == 0.5 and found["known_uplink_bytes"] == 55
     assert found["known_uplink_values"] == 22
-    old = [{"uplink_bytes": 5}, record]  # of version 0.1, and resumed by this one
+    assert found["known_downlink_bytes"] == 77 and found["known_other_bytes"] == 33
+    assert found["known_trained_accuracy"] is None  # not evaluated after training
+    old = [{**record, "uplink_values": None}, record]  # of version 0.1, and resumed by this one
     assert newcomers(old, after)["known_uplink_values"] is None
     assert (
         found["newcomer_accuracy"] == pytest.approx(0.75) and found["newcomer_peak_accuracy"] == 1.0

@@ -94,6 +94,8 @@ def newcomers(
         f"known_{trained}": _last_mean(before, trained),
         "known_uplink_bytes": sum(record["uplink_bytes"] for record in before),
         "known_uplink_values": sum(values) if all(map(is_number, values)) else None,
+        "known_downlink_bytes": sum(record["downlink_bytes"] for record in before),
+        "known_other_bytes": sum(record["other_bytes"] for record in before),
         f"arrival_{metric}": after[0].get(f"arrival_{metric}"),
         "arrival_bytes": after[0]["arrival_bytes"],
         f"newcomer_{metric}": _last_mean(after, key),
