@@ -24,6 +24,7 @@ from fedhelix import (
     from_arrays,
     load,
 )
+from fedhelix.core.tree import take
 from fedhelix.engines.local import make_client, personal_model, received_model
 from fedhelix.federation.newcomers import onboard_all, onboard_one
 from fedhelix.store.records import newcomers
@@ -78,6 +79,23 @@ def test_newcomers_that_were_never_sampled_do_not_count_as_random_guesses():
     asleep = [client - 5 for client in range(5, 9) if client not in run.records[2]["participants"]]
     assert np.mean([run.records[2]["personal"][client] for client in asleep]) < 0.3
     assert run.records[2]["trained_accuracy"] > 0.5
+
+
+def test_of_fedavgs_model_only_the_head_is_a_bad_start_for_unseen_classes():
+    """At arrival, after one local training: the body helps, its head takes that away again."""
+    fed = small(
+        FedAvg(), "digits-cnn", data=load("digits").subsample(900, 300), partition="shard:4",
+        clients=8, cohort=4, newcomers=8, newcomers_after=5, epochs=3, batch_size=32, lr=0.05,
+        momentum=0.9, seed=1,
+    )  # fmt: skip
+    *_, (_, state) = fed.run_rounds(5)
+    reached = {}
+    for start, entries in (("all", fed.layers.names), ("body", fed.layers.body), ("none", ())):
+        model = {**fed.initial, **take(state.server["model"], entries)}
+        tasks = fed.tasks(state, range(8, 16), fed.context(5, 6))
+        tasks = [task._replace(trained=True, payload={"model": model}) for task in tasks]
+        reached[start] = np.mean([score.test for score in fed.engine.evaluate(tasks)[0]])
+    assert reached["body"] > reached["none"] + 0.1 and reached["body"] > reached["all"] + 0.1
 
 
 @pytest.mark.parametrize("name", ["apfl", "ditto", "fedlp", "fedlps", "fedumf", "gene-fl"])

@@ -1,6 +1,7 @@
 """Every method computes what it did in version 0.1, to the bit.
 
-The table was made with the code of version 0.1 (commit 00faed1). Bits depend on the processor and
+The table was made with the code of version 0.1 (commit 00faed1), the cases of gene-fl in 0.2, when
+its penalties no longer touched what was never learnt. Bits depend on the processor and
 on PyTorch; on another machine the figures of the table are compared instead, with a tolerance.
 """
 
