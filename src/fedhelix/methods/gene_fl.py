@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fedhelix.components.genes.book import (
-    GeneSize,
     entries_of,
     gene_metadata,
     gene_report,
@@ -21,8 +20,8 @@ from fedhelix.components.genes.book import (
 )
 from fedhelix.components.genes.drift import Norm, pull, scales
 from fedhelix.components.genes.fisher import Normalisation, client_fisher, elastic_mask, normalise
-from fedhelix.components.genes.scores import Measure, Per, Select
-from fedhelix.core.layers import Granularity, Layers
+from fedhelix.components.genes.options import GeneOptions
+from fedhelix.core.layers import Layers
 from fedhelix.core.method import Batch, Capabilities, Client, Context, Local, LocalRound, Upload
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
@@ -32,7 +31,7 @@ from fedhelix.methods.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
-class Genes(FedAvg):
+class Genes(GeneOptions, FedAvg):
     """GENE-FL within one cluster."""
 
     lambda_gen: float = option(0.5, "strength of the pull towards the cluster's model", low=0)
@@ -53,34 +52,6 @@ class Genes(FedAvg):
     fisher_mode: Literal["sample", "batch"] = option(
         "sample", "squared gradients of samples, or (biased) of batches"
     )
-    gene_score: Measure = option("similarity", "how a unit's change is measured")
-    gene_per: Per = option(
-        "value", "scores over the unit's size, as Eq. 9 has it (then size decides), or not"
-    )
-    gene_select: Select = option("highest", "which scores make the gene")
-    gene_granularity: Granularity = option("conv", "what a unit is")
-    gene_budget: float = option(
-        0.25, "share of the model that a gene may weigh; 0: count units instead", low=0, high=1
-    )
-    gene_gamma0: int | None = option(
-        None, "units of the first genes (auto: 4, or all that fit into the budget)", low=1
-    )
-    gene_gamma_min: int | None = option(
-        None, "units of the last genes (auto: 1; with nothing but a budget, no shrinking)", low=1
-    )
-    gene_shrink_every: int | None = option(
-        None, "rounds between two sizes (auto: a 33rd of all)", low=1
-    )
-    gene_shrink_tolerance: float = option(
-        0.005, "a greater loss of validation accuracy stops the shrinking", low=0
-    )
-    gene_rotate: bool = option(False, "send those units first that were not sent for longest")
-    gene_overwrite: bool = option(
-        True, "load the cluster's gene into the client's model each round"
-    )
-    gene_inherit: Literal["gene", "body"] = option(
-        "gene", "what newcomers get: the gene, or all that was learnt but for the head"
-    )
 
     @property
     def capabilities(self) -> Capabilities:
@@ -90,20 +61,6 @@ class Genes(FedAvg):
         # A class that inherits may look at more.
         key = ("gene-fl", *in_loss) if type(self) in (Genes, GeneFL) else self
         return replace(super().capabilities, loss_key=key)
-
-    @property
-    def _size(self) -> GeneSize:
-        return GeneSize(
-            self.gene_budget,
-            self.gene_gamma0,
-            self.gene_gamma_min,
-            self.gene_shrink_every,
-            self.gene_shrink_tolerance,
-            self.gene_rotate,
-        )
-
-    def _units(self, layers: Layers) -> dict[str, tuple[str, ...]]:
-        return gene_units(layers, self.gene_granularity)
 
     def check(self, layers: Layers) -> None:
         """There must be units to choose from, and layers whose drift can be measured."""
@@ -175,9 +132,8 @@ class Genes(FedAvg):
         """Client: the gene, its mask's density and its validation accuracy; the model stays."""
         before = self.start(local.payload, local.client_state, local.client)["model"]
         model = self._elastic(local.models["model"], local.context)
-        scored = (self.gene_score, self.gene_per, self.gene_select)
         units, due = self._units(local.layers), local.payload["gene"]
-        gene = self._size.gene(model, before, units, due, scored)
+        gene = self._size.gene(model, before, units, due, self._scored)
         report = gene_report(local.context, local.payload["model"], local.client.valid(model))
         return {"model": take(model, gene), "report": report}, {"model": model}
 

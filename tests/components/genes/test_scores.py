@@ -107,9 +107,8 @@ def resnet():
 
 def gene_size(method, resnet, gamma):
     units, after, before = resnet
-    scored = (method.gene_score, method.gene_per, method.gene_select)
     due = {"gamma": torch.tensor(float(gamma))}
-    gene = method._size.gene(after, before, method._units(units), due, scored)
+    gene = method._size.gene(after, before, method._units(units), due, method._scored)
     return 4 * sum(units.sizes[name] for name in gene) / MIB
 
 
