@@ -48,7 +48,7 @@ def run_rounds(
         plain, refused = decode_uploads(fed.method, results, payloads, ctx)
         known = {result.client for result in plain}
         answered = [task for task in tasks if task.client in known]
-        plain = fed.attackers.forge(plain, answered, fed.scorer(fed.studied))
+        plain = fed.attackers.forge(plain, answered, fed.scorer(fed.studied), fed.initial)
         uploads, invalid = validate_uploads(plain, fed.initial, fed.needed)
         server, setup_bytes = state.server, state.setup_bytes
         if uploads:
