@@ -102,6 +102,20 @@ CLAIMS: dict[str, list[Claim]] = {
         *(
             Claim(
                 study,
+                f"{who}, all methods after one round's training: GENE-FL is ahead of the others.",
+                ("GENE-FL", _SHARDS, measure),
+                (row, _SHARDS, measure),
+                where=row,
+            )
+            for study, who, measure in (
+                ("gene-fl-table1", "known clients", "the known after one training"),
+                ("gene-fl-table3", "newcomers", "newcomers after one training"),
+            )
+            for row in (*_OTHERS, "FedAvg-FT", "FedPer", "FedBABU", "alone, random start")
+        ),
+        *(
+            Claim(
+                study,
                 f"{who}: reading A is more accurate than reading B.",
                 ("GENE-FL, reading A", _SHARDS, measure),
                 ("GENE-FL, reading B", _SHARDS, measure),

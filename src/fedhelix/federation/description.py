@@ -4,6 +4,7 @@ summary of its runs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedhelix.federation.sampling import Newcomers, Participation
 from fedhelix.federation.setup import FederationSettings, FederationSetup
 from fedhelix.robust.attacks import Attack
 from fedhelix.store import RunFolder
+from fedhelix.store.records import Record
 
 GROUPS = {
     "training": Training,
@@ -61,6 +63,20 @@ def facts(fed: FederationSetup) -> dict[str, Any]:
         **({} if fed.settings.target is None else {"target": fed.settings.target}),
         "engine": f"{fed.engine.name} ({fed.engine.why})",
     }
+
+
+def cluster_agreement(fed: FederationSetup, records: Sequence[Record]) -> dict[str, float]:
+    """The adjusted Rand index of clusters and class sets: 1 where clients with the same classes,
+    and no others, are together; about 0 by chance. Empty without clusters or classes.
+    """
+    clusters = records[0].get("metadata", {}).get("clusters") if records else None
+    classes = census(fed).get("classes")
+    if not clusters or classes is None:
+        return {}
+    from sklearn.metrics import adjusted_rand_score  # slow to import, and few runs need it
+
+    held = [str(np.flatnonzero(classes[int(client)])) for client in clusters]
+    return {"cluster_agreement": float(adjusted_rand_score(held, list(clusters.values())))}
 
 
 def census(fed: FederationSetup) -> dict[str, Any]:

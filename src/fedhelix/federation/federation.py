@@ -16,8 +16,9 @@ from fedhelix.engines import Engine
 from fedhelix.engines.kernels import Kernels
 from fedhelix.engines.local import Setup
 from fedhelix.federation import description, evaluation, loop, newcomers
+from fedhelix.federation.inputs import Model
 from fedhelix.federation.run import Run
-from fedhelix.federation.setup import FederationSettings, FederationSetup, Model
+from fedhelix.federation.setup import FederationSettings, FederationSetup
 from fedhelix.federation.sinks import (
     DivergenceSink,
     FolderSink,
@@ -68,6 +69,7 @@ class Federation(FederationSetup):
         clients: int = 20,
         cohort: int | None = None,
         eval_clients: int | None = None,
+        eval_trained: bool = False,
         seed: int = 0,
         loss: Loss | None = None,
         metric: Metric | None = None,
@@ -82,8 +84,9 @@ class Federation(FederationSetup):
             raise UserError(f"give settings or {', '.join(options)}, not both.")
         super().__init__(
             data, partition, model=model, method=method, clients=clients, cohort=cohort,
-            eval_clients=eval_clients, seed=seed, loss=loss, metric=metric, engine=engine,
-            device=device, workers=workers, kernels=kernels, settings=settings, options=options,
+            eval_clients=eval_clients, eval_trained=eval_trained, seed=seed, loss=loss,
+            metric=metric, engine=engine, device=device, workers=workers, kernels=kernels,
+            settings=settings, options=options,
         )  # fmt: skip
 
     def run_rounds(

@@ -55,7 +55,7 @@ def run_rounds(
         plain, refused = decode_uploads(fed.method, turn.results, turn.payloads, ctx)
         known = {result.client for result in plain}
         answered = [work.task for work in turn.arrived if work.task.client in known]
-        plain = fed.attackers.forge(plain, answered, fed.scorer(fed.studied))
+        plain = fed.attackers.forge(plain, answered, fed.scorer(fed.studied), fed.initial)
         uploads, invalid = validate_uploads(plain, fed.initial, fed.needed)
         if fed.settings.client_weights == "equal":
             uploads = [upload._replace(samples=1) for upload in uploads]

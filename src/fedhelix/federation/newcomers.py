@@ -13,6 +13,7 @@ from fedhelix.core.method import Context
 from fedhelix.core.tree import Tree, payload_bytes
 from fedhelix.data import Split, from_clients
 from fedhelix.engines.local import ClientTask
+from fedhelix.federation.evaluation import after_training
 from fedhelix.federation.sampling import class_shares
 from fedhelix.federation.setup import FederationSetup
 from fedhelix.federation.state import FederationState
@@ -28,11 +29,10 @@ def onboard_all(
         state, size = onboard_one(fed, state, client, ctx)
         received.append(size)
     record = Record(arrival_bytes=float(np.mean(received)))
-    clients = [i for i in fed.evaluated if i in ctx.present and len(fed.splits[i].test)]
-    if clients:
-        tasks = [task._replace(arriving=True) for task in fed.tasks(state, clients, ctx)]
-        tests = [scores.test for scores in fed.engine.evaluate(tasks)[0]]
-        record[f"arrival_{fed.objective.name}"] = float(np.mean(tests))
+    clients = [client for client in fed.evaluated if client in ctx.present]
+    tests = after_training(fed, fed.tasks(state, clients, ctx))
+    if tests:
+        record[f"arrival_{fed.objective.name}"] = float(np.mean(list(tests.values())))
     return state, record
 
 

@@ -43,7 +43,8 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The figures of the whole run."""
         facts, name = description.facts(self.federation), self.federation.objective.name
-        return summarise(self.records, facts, name)
+        agreement = description.cluster_agreement(self.federation, self.records)
+        return summarise(self.records, facts | agreement, name)
 
     def time_to(self, level: float) -> float | None:
         """The simulated seconds until the accuracy (or score) reaches a level; None if it never

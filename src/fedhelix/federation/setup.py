@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import nn
 
-from fedhelix import models
 from fedhelix.core import seeds
 from fedhelix.core.errors import UserError
-from fedhelix.core.fit import check_fits
 from fedhelix.core.hooks import checked
-from fedhelix.core.layers import Layers
 from fedhelix.core.method import Context, Method, Scorer
 from fedhelix.core.objective import Loss, Metric, objective_for
 from fedhelix.core.options import build, convert
-from fedhelix.core.registry import make
 from fedhelix.core.tree import State
 from fedhelix.data import (
     Dataset,
@@ -31,22 +25,25 @@ from fedhelix.data import (
     Reserve,
     ServerData,
     Split,
-    from_clients,
-    load,
-    partitions,
 )
 from fedhelix.engines import Engine, engine_for
 from fedhelix.engines.kernels import Kernels
-from fedhelix.engines.kernels.choice import choose
 from fedhelix.engines.local import ClientTask, Setup, Training, samples_trained
 from fedhelix.federation.devices import Devices, devices_for
+from fedhelix.federation.inputs import (
+    Model,
+    client_setup,
+    device_of,
+    network,
+    read_data,
+    read_method,
+    read_partition,
+)
 from fedhelix.federation.sampling import Newcomers, Participation, Sampler, class_shares
 from fedhelix.federation.schedule import schedule_for
 from fedhelix.federation.state import FederationState
-from fedhelix.methods import FedAvg
 from fedhelix.robust.attacks import Attack, Attackers
 
-Model = str | nn.Module | Callable[[], nn.Module]
 NOTHING: Mapping[int, list[int]] = MappingProxyType({})
 
 
@@ -73,6 +70,7 @@ class FederationSetup:
         clients: int,
         cohort: int | None,
         eval_clients: int | None,
+        eval_trained: bool,
         seed: int,
         loss: Loss | None,
         metric: Metric | None,
@@ -86,6 +84,7 @@ class FederationSetup:
         pool = read_data(data)
         self.method = read_method(method)
         self.seed, self.device = convert("seed", seed, int), device_of(device)
+        self.eval_trained = convert("eval_trained", eval_trained, bool)
         workers = convert("workers", workers, int | None)
         kernels = convert("kernels", kernels, Literal["auto", Kernels])
         if settings is None:
@@ -291,71 +290,3 @@ class FederationSetup:
         """Let the engine go on with other clients."""
         self.engine.close()
         self.engine.setup = setup
-
-
-def read_data(data: str | Dataset | Sequence[Any]) -> Dataset:
-    """A data set by its name, as it is, or made of one part per client."""
-    if isinstance(data, str):
-        return load(data)
-    return data if isinstance(data, Dataset) else from_clients(data)
-
-
-def read_partition(partition: str | Partition | None, pool: Dataset, clients: int) -> Partition:
-    """A partition as it is or from text; None takes the usual one for these data."""
-    if partition is None:
-        partition = partitions.usual(pool)
-    if isinstance(partition, str):
-        partition = partitions.parse(partition, clients)
-    if not isinstance(partition, Partition):
-        raise UserError(
-            f"partition is text or a value such as partition.iid(10), not {partition!r}."
-        )
-    return partition
-
-
-def read_method(method: str | Method | None) -> Method:
-    """A method by its name or as it is; None is FedAvg."""
-    chosen = make(method) if isinstance(method, str) else FedAvg() if method is None else method
-    if not isinstance(chosen, Method):
-        raise UserError(f"method is a name or a value such as FedAvg(), not {method!r}.")
-    return chosen
-
-
-def network(model: Model, pool: Dataset, method: Method, seed: int) -> tuple[nn.Module, Layers]:
-    """The network for these data and its layers, if it fits them and the method can use it."""
-    outputs = pool.classes if pool.classes is not None else math.prod(pool.y.shape[1:])
-    module = models.build(model, pool.shape, outputs, data_name=pool.name, seed=seed)
-    example = pool.prepare(pool.x[:2]).cpu()  # where a new network is
-    check_fits(module, example, outputs)
-    layers = Layers.of(module, example)
-    checked(method).check(layers)
-    return module, layers
-
-
-def client_setup(setup: Setup, kernels: Kernels | Literal["auto"]) -> Setup:
-    """What clients' work depends on, on its device, with the initial state and with kernels."""
-    batch_size = setup.training.batch_size
-    if batch_size < 2 and any(isinstance(m, nn.BatchNorm1d) for m in setup.module.modules()):
-        raise UserError("BatchNorm needs two samples in a minibatch; set batch_size to 2 or more.")
-    if setup.layers.norm and any(len(split.train) == 1 for split in setup.splits):
-        raise UserError(
-            "a client has only one training sample, but BatchNorm needs two; use larger clients."
-        )
-    state = setup.module.to(setup.device).state_dict()
-    initial = {name: state[name].detach().clone() for name in setup.layers.names}
-    setup = replace(setup, initial=initial, data=setup.data.to(setup.device))
-    return replace(setup, kernels=choose(setup) if kernels == "auto" else kernels)
-
-
-def device_of(name: str) -> torch.device:
-    """The device of that name; `auto` takes what there is."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError):
-        raise UserError(
-            f"there is no device '{name}' here; use auto to take what there is."
-        ) from None
-    return device

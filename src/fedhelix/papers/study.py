@@ -25,7 +25,12 @@ from fedhelix.store import RunFolder
 from fedhelix.store.records import HOUR, evaluated_records, is_number
 
 # Keys that version 0.1 did not have, and what it did: its runs keep their names.
-ADDED = {"optimizer": "sgd", "client_weights": "samples", "server_only": False}
+ADDED = {
+    "optimizer": "sgd",
+    "client_weights": "samples",
+    "server_only": False,
+    "eval_trained": False,
+}
 
 CellRuns = list[tuple[Cell, dict[Path, RunSpec]]]  # the runs of every cell by folder
 

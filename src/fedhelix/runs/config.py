@@ -65,6 +65,9 @@ class Config(FederationSettings):
     eval_clients: int | None = option(
         None, "clients whose personal models are evaluated (auto: all; 0: none)", low=0
     )
+    eval_trained: bool = option(
+        False, "evaluate clients also after one round's local training, every method alike"
+    )
     checkpoint_every: int = option(1, "write a checkpoint after every so many rounds", low=1)
     client_state: Literal["memory", "disk"] = option(
         "memory", "where clients' state is kept (memory, disk)"
@@ -100,7 +103,8 @@ class Config(FederationSettings):
         """The federation that these settings describe, but for what is given: engine, data,
         arguments of its own.
         """
-        same = ("model", "cohort", "eval_clients", "seed", "device", "workers", "kernels")
+        evaluated = ("eval_clients", "eval_trained")
+        same = ("model", "cohort", *evaluated, "seed", "device", "workers", "kernels")
         arguments = {name: getattr(self, name) for name in same}
         pool = data if data is not None else self.load()
         if "partition" not in instead:

@@ -52,6 +52,21 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gene-fl.cifar10": {**_GENE_FL, "data": "cifar10", "partition": "shard:4"},
     "gene-fl.cifar100": {**_GENE_FL, "data": "cifar100", "partition": "shard:10"},
     "gene-fl.svhn": {**_GENE_FL, "data": "svhn", "partition": "shard:4"},
+    # The whole body of the five-layer network at first, then its three smallest layers.
+    "gene-fl.whole": {
+        **_GENE_FL,
+        "data": "cifar10",
+        "partition": "shard:4",
+        "model": "bn-cnn",
+        "gene-fl": {
+            "gene_budget": 0.0,
+            "gene_gamma0": 5,
+            "gene_gamma_min": 3,
+            "gene_shrink_every": 4,
+            "clusters": 1,
+            "lambda_elg": 0.0,
+        },
+    },
     "pfedgpa.fashion-mnist": {
         **_PFEDGPA,
         "data": "fashion-mnist",

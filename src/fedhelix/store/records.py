@@ -59,6 +59,7 @@ def summarise(
         f"final_{metric}": last.get(metric),
         f"personal_{metric}": last.get(f"personal_{metric}"),
         "personal_p10": last.get("personal_p10"),
+        f"trained_{metric}": last.get(f"trained_{metric}"),
         "best_round": best.get("round"),
         f"{metric}_at_best": best.get(metric),
         f"personal_{metric}_at_best": best.get(f"personal_{metric}"),
@@ -103,7 +104,7 @@ def newcomers(
     before: Sequence[Record], after: Sequence[Record], metric: str = "accuracy"
 ) -> dict[str, Any]:
     """The results of the known clients, and how fast and how well the newcomers learn."""
-    key = f"personal_{metric}"
+    key, trained = f"personal_{metric}", f"trained_{metric}"
     validated = [
         (number, record[key])
         for number, record in enumerate(after, start=1)
@@ -114,11 +115,15 @@ def newcomers(
     values = [record.get("uplink_values") for record in before]  # unknown in runs of version 0.1
     return {
         f"known_{metric}": _last_mean(before, key),
+        f"known_{trained}": _last_mean(before, trained),
         "known_uplink_bytes": sum(record["uplink_bytes"] for record in before),
         "known_uplink_values": sum(values) if all(map(is_number, values)) else None,
+        "known_downlink_bytes": sum(record["downlink_bytes"] for record in before),
+        "known_other_bytes": sum(record["other_bytes"] for record in before),
         f"arrival_{metric}": after[0].get(f"arrival_{metric}"),
         "arrival_bytes": after[0]["arrival_bytes"],
         f"newcomer_{metric}": _last_mean(after, key),
+        f"newcomer_{trained}": _last_mean(after, trained),
         f"newcomer_peak_{metric}": peak,
         "newcomer_rounds_to_peak": near[0] if near else None,
     }

@@ -46,7 +46,7 @@ def in_pfedgpa(scale: Scale) -> list[Cell]:
 
 def in_gene_fl(scale: Scale) -> list[Cell]:
     """GENE-FL's Tables I and III with Helix and its strongest rivals."""
-    return cross(GENE_FL, gene_fl_columns(scale))
+    return cross(GENE_FL, gene_fl_columns(scale, eval_trained=True))
 
 
 def ablation(scale: Scale) -> list[Cell]:

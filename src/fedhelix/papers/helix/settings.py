@@ -105,6 +105,7 @@ def pfedgpa_columns(scale: Scale) -> list[Column]:
     ]
 
 
-def gene_fl_columns(scale: Scale) -> list[Column]:
+def gene_fl_columns(scale: Scale, eval_trained: bool = False) -> list[Column]:
     """GENE-FL's Tables I and III, first columns."""
-    return [gene_fl.column(scale, name) for name in ("C10 s=4",)]
+    column = gene_fl.column(scale, "C10 s=4")
+    return [Column(column.name, {**column.settings, "eval_trained": eval_trained})]
