@@ -98,6 +98,12 @@ SKETCHES = {
     "gene-fl": Sketch(
         "ssmms", "per cluster: mean of\nthe genes", "train near the cluster;\nsend a small gene"
     ),
+    "fedbuff": Sketch(
+        "ttttt", "a step whenever some\nupdates are there", "train; nobody waits\nfor others"
+    ),
+    "fedasync": Sketch(
+        "ttttt", "mix in every model\nwhen it arrives", "train; nobody waits\nfor others"
+    ),
     "fedau": Sketch("ttttt", "weights: rounds between\nparticipations", "train"),
     "fedumf": Sketch(
         "ttttt", "mean of the models", "idle clients pre-train\nfor their next round", "sssss"

@@ -31,8 +31,11 @@ PARTS: dict[str, Callable[..., str]] = {
     "options": methods.options,
     "participation": measurements.participation,
     "results": methods.results,
+    "scaffold": measurements.scaffold,
     "study": studies.study,
+    "settings": lambda paper: claims.settings(paper, RESULTS),
     "table1": measurements.table1,
+    "verdicts": lambda paper: claims.verdicts(paper, RESULTS),
 }
 
 

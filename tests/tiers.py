@@ -88,6 +88,7 @@ MATRIX = {
     "test_calibrated_clients_are_equal_on_every_engine": ("batched-no-bias",),
     "test_code_runs": ("README.md", "docs/your-own-method.md"),
     "test_downloads_are_counted_and_hold_nothing_personal": (*FEW, "gene-fl"),
+    "test_engines_keep_the_same_time": ("batched",),
     "test_equal_to_serial_to_the_bit": ("fedavg", "scaffold"),
     "test_every_method_agrees_with_serial": (*FEW, "gene-fl", "ditto", "moon"),
     "test_every_method_computes_what_it_did_in_version_0_1": (*FEW, "gene-fl", "pfedgpa"),

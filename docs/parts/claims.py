@@ -1,92 +1,182 @@
-"""Which of a paper's claims reproduce, as a list for `python docs/make.py`."""
+"""Which of a paper's claims reproduce: a table and a list for `python docs/make.py`."""
 
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from parts.paper_claims import CLAIMS, Claim, Place, at_least, at_most
+from fedhelix.papers.verdicts import Verdict, interval, together, verdict
+from parts.files import table
+from parts.headlines import HEADLINES, Headline
+from parts.paper_claims import CLAIMS, Claim, Place
 
-Verdict = tuple[str, str]  # whether a claim holds, and by which numbers
+Cells = dict[tuple[str, str], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A claim, and the values of both sides for the seeds that both have."""
+
+    claim: Claim
+    ours: list[float]
+    other: list[float]
+    never: int = 0  # values of a target that was not reached; they count as the last round
+
+    @property
+    def verdict(self) -> str:
+        """Whether it holds, or why it does not apply."""
+        return self.claim.excuse(statistics.fmean(self.other)) or self.decided
+
+    @property
+    def decided(self) -> Verdict:
+        """Whether it holds."""
+        return verdict(
+            [self.claim.margin(*pair) for pair in zip(self.ours, self.other, strict=True)]
+        )
+
+    @property
+    def short(self) -> str:
+        """The setting, and the difference with its interval."""
+        gaps = [ours - other for ours, other in zip(self.ours, self.other, strict=True)]
+        bounds = interval(gaps)
+        reach = f" [{_signed(bounds[0])}, {_signed(bounds[1])}]" if bounds else ""
+        return f"{self.claim.where}: {_signed(statistics.fmean(gaps))}{reach}, n = {len(gaps)}"
+
+    @property
+    def numbers(self) -> str:
+        """The difference with its interval, and the two means."""
+        gaps = [ours - other for ours, other in zip(self.ours, self.other, strict=True)]
+        bounds = interval(gaps)
+        reach = f" [{bounds[0]:+.2f}, {bounds[1]:+.2f}]" if bounds else ""
+        means = f"{statistics.fmean(self.ours):.2f} against {statistics.fmean(self.other):.2f}"
+        never = f"; {self.never} times never" if self.never else ""
+        return f"{statistics.fmean(gaps):+.2f}{reach}, n = {len(gaps)} ({means}{never})"
+
+
+def verdicts(paper: str, folder: Path) -> str:
+    """A paper's main claims: verdict, numbers of the first setting, and where the rest is."""
+    rows = [
+        [
+            headline.words,
+            f"**{together(one.decided for one in checked)}**",
+            checked[0].short + _others(len(checked) - 1),
+            _printed(headline, checked[0].claim, folder),
+            f"[{headline.more}](#{headline.anchor})",
+        ]
+        for headline, checked in _checked(paper, folder)
+    ]
+    return table(["claim", "verdict ", "ours ", "paper ", "more "], rows)
+
+
+def settings(paper: str, folder: Path) -> str:
+    """The same claims setting by setting."""
+    rows = [
+        [
+            headline.words,
+            one.claim.where,
+            one.decided,
+            one.numbers,
+            _printed(headline, one.claim, folder),
+        ]
+        for headline, checked in _checked(paper, folder)
+        for one in checked
+    ]
+    return table(["claim", "setting ", "verdict ", "ours ", "paper "], rows)
+
+
+def _checked(paper: str, folder: Path) -> Iterator[tuple[Headline, list[Checked]]]:
+    """A paper's main claims with the settings that have been measured."""
+    for headline in HEADLINES[paper]:
+        found = [check(claim, folder) for claim in headline.claims]
+        if checked := [one for one in found if one is not None]:
+            yield headline, checked
+
+
+def _signed(value: float) -> str:
+    """Two digits, or all that stand before the point."""
+    places = 0 if abs(value) >= 10 else 1 if abs(value) >= 1 else 2
+    return f"{value:+.{places}f}"
+
+
+def _others(count: int) -> str:
+    return f" and {count} more" if count else ""
+
+
+def _printed(headline: Headline, claim: Claim, folder: Path) -> str:
+    """The paper's numbers of both sides, as far as it prints them."""
+    cells, measure = _cells(claim, folder), headline.measure or claim.ours[2]
+    rows = claim.ours[0], headline.rival or claim.other[0]
+    cell_values = [cells.get((row, claim.ours[1]), {}).get(measure, {}) for row in rows]
+    values = [value.get("paper") for value in cell_values]
+    return (
+        headline.printed if None in values else " against ".join(f"{value:.4g}" for value in values)
+    )
 
 
 def claims(paper: str, folder: Path) -> str:
-    """A paper's claims with our verdicts, as far as the results of a folder go."""
-    checked = [
-        (claim, verdict) for claim in CLAIMS[paper] if (verdict := check(claim, folder)) is not None
-    ]
+    """Further comparisons and targets of our own, as far as the results of a folder go."""
+    checked = [one for claim in CLAIMS[paper] if (one := check(claim, folder)) is not None]
     lines: list[str] = []
-    for words, group in groupby(checked, key=lambda one: one[0].words):
+    for words, group in groupby(checked, key=lambda one: one.claim.words):
         lines += _lines(words, list(group))
     return "".join(lines) or "Not measured yet.\n"
 
 
-def _lines(words: str, group: Sequence[tuple[Claim, Verdict]]) -> Iterator[str]:
+def _lines(words: str, group: Sequence[Checked]) -> Iterator[str]:
     """One line for a claim about one setting, or a list of settings by verdict."""
-    if not group[0][0].where:
-        for _, (verdict, numbers) in group:
-            yield f"* {verdict}: {words} {numbers}.\n"
+    if not group[0].claim.where:
+        for one in group:
+            yield f"* {one.verdict.capitalize()}: {words} {one.numbers}.\n"
         return
     yield f"* {words[0].upper()}{words[1:].removesuffix('.')}:\n"
-    for verdict in dict.fromkeys(verdict for _, (verdict, _) in group):
-        places = [
-            f"{claim.where} ({numbers})" for claim, (other, numbers) in group if other == verdict
-        ]
-        yield f"    * {verdict}: {'; '.join(places)}.\n"
+    for kind in dict.fromkeys(one.verdict for one in group):
+        places = [f"{one.claim.where}: {one.numbers}" for one in group if one.verdict == kind]
+        yield f"    * {kind.capitalize()}: {'; '.join(places)}.\n"
 
 
-def check(claim: Claim, folder: Path) -> Verdict | None:
-    """Whether a claim holds, over the seeds that both sides have. None if there are none."""
-    path = folder / f"{claim.study}-gpu.json"
-    if not path.exists():
-        return None
-    cells = {(cell["row"], cell["column"]): cell for cell in json.loads(path.read_text())["cells"]}
+def check(claim: Claim, folder: Path) -> Checked | None:
+    """A claim with both sides' values, over the seeds that both have. None if there are none."""
+    cells = _cells(claim, folder)
     ours, other = _by_seed(cells, claim.ours), _by_seed(cells, claim.other)
-    common = sorted(ours.keys() & other.keys())
+    common = [
+        seed
+        for seed in sorted(ours.keys() & other.keys())
+        if (ours[seed], other[seed]) != (None, None)  # neither ever reached the target
+    ]
     if not common:
         return None
-    pairs = [[values[seed] for seed in common] for values in (ours, other)]
-    one, two = map(statistics.fmean, pairs)
-    verdict = claim.excuse(two) or ("Yes" if claim.holds(one, two) else "No")
-    differences = [ours[seed] - other[seed] for seed in common]
-    if claim.holds in (at_least, at_most) and _is_noise(differences):
-        verdict += ", but within noise"
-    numbers = " against ".join(map(_number, pairs))
-    return verdict, f"{numbers}, {len(common)} seed{'s' if len(common) > 1 else ''}"
+    last = max(_rounds(cells, claim.ours), _rounds(cells, claim.other))
+    sides = [[side[seed] for seed in common] for side in (ours, other)]
+    known = [[last if value is None else value for value in side] for side in sides]
+    return Checked(claim, *known, never=sum(side.count(None) for side in sides))
 
 
-def _by_seed(cells: dict[tuple[str, str], dict[str, Any]], place: Place) -> dict[int, float]:
-    """The values of one place by seed; a target that is never reached takes infinitely long."""
+def _cells(claim: Claim, folder: Path) -> Cells:
+    path = folder / f"{claim.study}-gpu.json"
+    if not path.exists():
+        return {}
+    return {(cell["row"], cell["column"]): cell for cell in json.loads(path.read_text())["cells"]}
+
+
+def _by_seed(cells: Cells, place: Place) -> dict[int, float | None]:
+    """The values of one place by seed; None for a target that is never reached."""
     row, column, measure = place
     cell = cells.get((row, column), {})
     if measure not in cell:
         return {}
     return {
-        seed: math.inf if value is None else value
+        seed: value
         for seed, value in zip(cell["seeds"], cell[measure]["by_seed"], strict=True)
         if value is not None or measure.startswith("rounds")
     }
 
 
-def _number(values: list[float]) -> str:
-    known = [value for value in values if math.isfinite(value)]
-    if len(known) < len(values):
-        return f"{len(known)} of {len(values)} seeds" if known else "never"
-    return f"{statistics.fmean(values):.2f}"
-
-
-def _is_noise(differences: list[float]) -> bool:
-    """Whether two results differ, seed by seed, by at most two standard errors; with one seed, by
-    less than a point.
-    """
-    if len(differences) == 1:
-        return abs(differences[0]) < 1
-    if not all(map(math.isfinite, differences)):
-        return False
-    error = statistics.stdev(differences) / len(differences) ** 0.5
-    return abs(statistics.fmean(differences)) <= 2 * error
+def _rounds(cells: Cells, place: Place) -> int:
+    """How many rounds a place's runs have: a target that is never reached takes at least these."""
+    curve = cells[place[0], place[1]].get("accuracy_curve")
+    return int(curve["rounds"][-1]) if curve else 0

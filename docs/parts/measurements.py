@@ -146,6 +146,21 @@ def choosing() -> str:
     return table(["method", *heads], rows)
 
 
+def scaffold() -> str:
+    """SCAFFOLD with both kinds of control and two step sizes, against FedAvg."""
+    measured = {
+        tuple(name.split("; ")): one["table"][0]
+        for name, one in result("scaffold").items()
+        if isinstance(one, dict) and "table" in one
+    }
+    kinds = {"FedAvg": "FedAvg"} | {kind: f"`control = {kind}`" for kind in ("gradient", "steps")}
+    rows = [
+        [steps, *(percent(measured[steps, kind], "accuracy") for kind in kinds)]
+        for steps in dict.fromkeys(steps for steps, _ in measured)
+    ]
+    return table(["clients' steps", *kinds.values()], rows)
+
+
 def participation() -> str:
     """FedAU against FedAvg where clients take part at different rates."""
     rows = []

@@ -269,6 +269,15 @@ def files(folder: Path) -> set[Path]:
             "'full' is not empty; choose an empty or a new folder for the comparison.",
         ),
         ("compare fedavg fedbn", "fedbn needs a model with BatchNorm"),
+        (
+            "run fedavg --devices slow.csv --clients 2",
+            "gives client 1 the speed -3; it must be above 0.",
+        ),
+        (
+            "run fedavg --devices uniform --deadline 1e-9 --out mine",
+            "meets the deadline of 1e-09",
+        ),
+        ("run fedavg --deadline 5", "deadline needs simulated devices; set devices, such as"),
         ("resume none", "'none' is not a run: it holds no config.toml."),
         ("resume full", "'full' is not a run: it holds no config.toml."),
         (
@@ -281,6 +290,7 @@ def test_a_mistake_gets_one_sentence_and_exit_code_2(cli, tmp_path, words, sente
     (tmp_path / "newer.toml").write_text("format = 99\nrounds = 1\n")
     (tmp_path / "broken.toml").write_text("rounds =")
     (tmp_path / "wrong.toml").write_text("roundz = 3")
+    (tmp_path / "slow.csv").write_text("client,speed\n0,5\n1,-3\n")
     for name in ("full", "bad", "newer"):
         (tmp_path / name).mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("do not lose this")

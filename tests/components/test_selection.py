@@ -66,7 +66,8 @@ def test_ties_go_to_the_smaller_loss_and_then_to_the_smaller_id():
 def test_a_model_that_has_diverged_is_the_least_fit(metric, loss):
     fitness = [fitness_of(metric, loss, 0), fitness_of(0.0, 1e30, 1), fitness_of(0.1, 1.0, 2)]
     assert fittest(fitness, 2) == [1, 2]
-    assert not_diverged(fitness, [0, 1, 2]) == [1, 2]
+    assert not_diverged(fitness, [0, 1, 2]) == [2]  # a loss of 1e30 is that of absurd weights
+    assert not_diverged([fitness_of(0.1, 1e-9, 0), fitness_of(0.9, 50.0, 1)], [0, 1]) == [0, 1]
     assert not_diverged(fitness, [0]) == [0]  # somebody has to be chosen
 
 

@@ -11,6 +11,7 @@ from fedhelix.data import Dataset, class_split, from_arrays, from_clients, load
 from fedhelix.data.partitions import (
     dirichlet,
     dominant,
+    fedpac,
     iid,
     natural,
     parse,
@@ -23,6 +24,7 @@ quick = settings(max_examples=40, deadline=None)
 
 CIFAR_LIKE = labelled([5000] * 10, [1000] * 10, (3, 32, 32))
 ALL_RULES = ["iid", "shard:2", "dirichlet:0.1", "dominant:20"]
+EMNIST_LIKE = labelled([300] * 62, [100] * 62)
 
 
 @pytest.mark.parametrize("text", ALL_RULES)
@@ -149,6 +151,33 @@ class TestRules:
         counts = table(data, dominant(2, share=0, samples=30, groups=[[0, 1], [3]]).split(data, 0))
         assert counts.tolist() == [[15, 15, 0, 0], [0, 0, 0, 30]]
 
+    def test_golden_fedpac(self):
+        """FedPAC's code on EMNIST: 1,000 training and 600 test samples a client.
+
+        Training: 200 = 61 x 3 + 17 over all classes, 800 = 10 x 80 or 25 x 30 + 50 over the
+        dominant ones. Test: 120 = 61 x 1 + 59, and 480 = 10 x 48 or 25 x 18 + 30.
+        """
+        splits = parse("fedpac:20", 3).split(EMNIST_LIKE, 0)
+        digits = [83] * 10 + [3] * 51 + [17]
+        upper = [3] * 10 + [33] * 25 + [53] + [3] * 25 + [17]
+        lower = [3] * 36 + [33] * 25 + [67]
+        assert table(EMNIST_LIKE, splits).tolist() == [digits, upper, lower]
+        digits = [49] * 10 + [1] * 51 + [59]
+        upper = [1] * 10 + [19] * 25 + [31] + [1] * 25 + [59]
+        lower = [1] * 36 + [19] * 25 + [89]
+        assert in_tests(EMNIST_LIKE, splits).tolist() == [digits, upper, lower]
+
+    def test_fedpac_is_dominant_where_nothing_is_left_over(self):
+        ten = labelled([800] * 10)
+        exact = fedpac(5, samples=600).split(ten, 0)
+        usual = dominant(5, samples=600).split(ten, 0)
+        assert np.array_equal(table(ten, exact), table(ten, usual))
+        assert np.array_equal(in_tests(ten, exact), in_tests(ten, usual))
+
+    def test_fedpac_refuses_classes_that_are_too_small(self):
+        with pytest.raises(UserError, match="a class that has 20"):
+            fedpac(3).split(labelled([20] * 10), 0)
+
     def test_dominant_gives_fewer_where_a_class_is_small(self):
         counts = table(data := labelled([100] * 10), dominant(5).split(data, 0))
         assert (counts.max(1) <= 100).all()
@@ -261,6 +290,7 @@ def test_parse():
     assert parse("shard:4", 8) == shard(8, 4)
     assert parse("dirichlet:0.1", 8, valid=0.2) == dirichlet(8, 0.1, valid=0.2)
     assert parse("dominant:20", 8) == dominant(8, 0.2)
+    assert parse("fedpac:20", 8) == fedpac(8, 0.2)
     assert parse(" iid ", 8) == iid(8)
     assert parse("natural", 8) == natural()
     assert parse("natural", 8).name == "natural"

@@ -57,6 +57,43 @@ def test_small_clients_get_independent_supplements_and_their_bytes_are_counted()
     assert [record["other_bytes"] for record in without.fit(1, quiet=True).records] == [0]
 
 
+def share_supplied(clients, alpha, below):
+    """The share of clients that get a supplement from 50,000 samples of ten classes."""
+    y = np.arange(50_000) % 10
+    data = from_arrays(np.zeros((50_000, 1), np.float32), y, np.zeros((10, 1)), np.arange(10))
+    splits = partition.dirichlet(clients, alpha, valid=0.0).split(data, 0)
+    wanted = ServerData(validation_size=1000, supplement_size=50, supplement_below=below)
+    held = Reserve(np.arange(1000), np.arange(1000))
+    return len(held.supplement(data, splits, wanted, 0)[1]) / clients
+
+
+def test_a_threshold_in_samples_shows_what_one_in_means_cannot():
+    """The more clients and the smaller alpha, the more of them have fewer than 300 samples."""
+    by_clients = [share_supplied(clients, 0.1, 300) for clients in (20, 100, 180)]
+    assert by_clients[0] < 0.2 < by_clients[1] < 0.55 < by_clients[2]
+    by_alpha = [share_supplied(100, alpha, 300) for alpha in (0.05, 0.5, 5)]
+    assert by_alpha[0] > 0.45 and by_alpha[0] > by_alpha[1] > by_alpha[2] == 0
+    of_the_mean = [share_supplied(clients, 0.1, 1.0) for clients in (20, 100, 180)]
+    assert max(of_the_mean) - min(of_the_mean) < 0.2
+
+
+def test_training_on_the_servers_samples_alone():
+    fed = small(server_only=True, validation_size=100, partition="dirichlet:0.1", cohort=None)
+    assert fed.cohort_size == 1
+    assert all(np.array_equal(split.train, fed.reserve.all) for split in fed.splits)
+    plain = small(validation_size=100, partition="dirichlet:0.1")
+    for mine, theirs in zip(fed.splits, plain.splits, strict=True):
+        assert np.array_equal(mine.test, theirs.test)
+        assert np.array_equal(mine.valid, theirs.valid)
+    assert fed.fit(1, quiet=True).records[0]["other_bytes"] == 0
+
+
+def test_training_on_the_servers_samples_needs_some():
+    assert len(small(server_only=True).reserve.scoring) == 144
+    with pytest.raises(UserError, match="set validation_size above 0"):
+        small(server_only=True, validation_size=0)
+
+
 def test_up_to_one_counts_in_mean_clients():
     fed = small(
         validation_size=700, validation_shared=True, supplement_size=0.5, supplement_below=1

@@ -266,6 +266,7 @@ def test_data_that_would_be_pickled_are_refused(tmp_path):
     ("settings", "said"),
     [
         ({"engine": "serial"}, "engine = serial has no effect across sites"),
+        ({"devices": "uniform"}, "devices = uniform has no effect across sites"),
         ({"client_state": "disk"}, "client_state = disk has no effect across sites"),
         (
             {"data": "own", "train_samples": 9},
@@ -279,6 +280,12 @@ def test_settings_without_effect_are_refused(settings, said, tmp_path):
     create(make_spec("fedavg", {"train_samples": 90, "partition": "iid"}), tmp_path / "run")
     with pytest.warns(UserWarning, match="the partition iid has no effect"):
         create(make_spec("fedavg", {"data": "own", "partition": "iid"}), tmp_path / "other")
+
+
+def test_a_simulated_clock_is_no_match_for_sites(tmp_path):
+    with pytest.raises(UserError, match="fedbuff is asynchronous by a simulated clock, and sites"):
+        create(make_spec("fedbuff", {}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_mistakes_in_the_servers_own_data_show_at_once(tmp_path, monkeypatch):

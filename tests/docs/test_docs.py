@@ -23,11 +23,13 @@ WITH_CODE = [
     "docs/your-own-method.md",
     "docs/your-own-data.md",
     "docs/methods.md",
+    "docs/devices.md",
 ]
 WITH_COMMANDS = [
     "README.md",
     "docs/index.md",
     "docs/your-own-method.md",
+    "docs/devices.md",
     "docs/looking-at-runs.md",
     "docs/privacy.md",
     "docs/reproducing.md",

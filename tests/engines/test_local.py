@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from fedhelix import (
@@ -29,6 +31,7 @@ from fedhelix.engines.local import (
     personal_model,
     run_client,
 )
+from fedhelix.engines.local.batches import SMALLEST, batch_sizes
 from helpers import close, same, small
 
 
@@ -322,6 +325,48 @@ def test_personalization_never_changes_what_is_sent_or_kept(kind):
         for i in rounds[0].state.client_states
     )
     assert rounds[0].records[-1]["personal"] != rounds[1].records[-1]["personal"]
+
+
+def with_clients_of(*counts: int, engine: str = "serial"):
+    parts = [(torch.randn(count, 1, 8, 8), torch.arange(count) % 2) for count in counts]
+    data = from_clients(parts, test=(torch.randn(4, 1, 8, 8), torch.arange(4) % 2))
+    natural, kind = partition.natural(valid=0), "digits-bn-cnn"
+    return small(
+        model=kind, data=data, partition=natural, cohort=len(counts), batch_size=16, engine=engine
+    )
+
+
+def test_batches_under_eight_samples_do_not_spoil_batchnorm():
+    assert batch_sizes(450, 64, norm=True) == [64] * 7  # GENE-FL's clients: two are left over
+    assert batch_sizes(450, 64, norm=False) == [64] * 7 + [2]
+    assert batch_sizes(7 * 64 + 8, 64, norm=True) == [64] * 7 + [8]
+    assert batch_sizes(5, 64, norm=True) == [5]  # all that the client has
+    assert batch_sizes(9, 4, norm=True) == [4, 4]
+    torch.manual_seed(0)
+    fed = with_clients_of(5, 18)
+    sizes = [
+        [len(samples) for samples in batches(fed, task_for(fed, client), Phase(epochs=2))]
+        for client in (0, 1)
+    ]
+    assert sizes == [[5, 5], [16, 16]]
+
+
+@given(st.integers(2, 600), st.integers(2, 70))
+def test_an_epoch_leaves_out_seven_samples_at_most(count, size):
+    sizes = batch_sizes(count, size, norm=True)
+    assert 0 <= count - sum(sizes) < SMALLEST and max(sizes) <= size
+    assert all(one >= min(SMALLEST, size) for one in sizes) or sizes == [count]
+
+
+@pytest.mark.parametrize("engine", ["parallel", "batched"])
+def test_engines_leave_out_the_same_small_batches(engine):
+    models = []
+    for name in ("serial", engine):
+        torch.manual_seed(0)
+        fed = with_clients_of(5, 18, 33, engine=name)
+        models.append(fed.fit(2, quiet=True).state.server["model"])
+        fed.close()
+    assert close(*models, tolerance=1e-4)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,10 @@ from fedhelix import (
     METHODS,
     FedAU,
     FedAvg,
+    FedAvgFT,
     FedBN,
+    FedPer,
+    GeneFL,
     LGFedAvg,
     LocalOnly,
     Method,
@@ -21,6 +24,8 @@ from fedhelix import (
     from_arrays,
     load,
 )
+from fedhelix.core.tree import take
+from fedhelix.engines.local import make_client, personal_model, received_model
 from fedhelix.federation.newcomers import onboard_all, onboard_one
 from fedhelix.store.records import newcomers
 from helpers import cheap, checkpoint, on_disk, same, small, timeless
@@ -45,6 +50,82 @@ def test_newcomers_hold_the_other_classes_and_are_alone_after_they_came():
         ids = range(5) if record["round"] <= 2 else range(5, 9)
         assert set(record["participants"]) <= set(ids) and len(record["personal"]) == len(ids)
     assert ["arrival_bytes" in record for record in records] == [False, False, True, False]
+
+
+def test_after_training_fedavg_is_fedavg_ft_and_the_training_leaves_no_trace():
+    plain, trained, tuned = (
+        build(method, eval_trained=yes).fit(4, quiet=True)
+        for method, yes in ((FedAvg(), False), (FedAvg(), True), (FedAvgFT(), True))
+    )
+    assert same(plain.state.server, trained.state.server)
+    for without, other, ft in zip(plain.records, trained.records, tuned.records, strict=True):
+        assert "trained_accuracy" not in without
+        assert other["personal"] == without["personal"]
+        # FedAvg-FT trains once and not twice.
+        assert other["trained_accuracy"] == ft["trained_accuracy"] == ft["personal_accuracy"]
+    summary = trained.summary
+    assert summary["newcomer_trained_accuracy"] == pytest.approx(
+        np.mean([record["trained_accuracy"] for record in trained.records[2:]])
+    )
+    assert summary["known_trained_accuracy"] == pytest.approx(
+        np.mean([record["trained_accuracy"] for record in trained.records[:2]])
+    )
+
+
+def test_newcomers_that_were_never_sampled_do_not_count_as_random_guesses():
+    """A client of its own classes is far above chance after one training, sampled or not."""
+    more = {"model": "digits-cnn", "epochs": 4, "batch_size": 16, "cohort": 1, "eval_trained": True}
+    run = build(FedPer(ft_epochs=0), **more).fit(3, quiet=True)
+    asleep = [client - 5 for client in range(5, 9) if client not in run.records[2]["participants"]]
+    assert np.mean([run.records[2]["personal"][client] for client in asleep]) < 0.3
+    assert run.records[2]["trained_accuracy"] > 0.5
+
+
+def test_of_fedavgs_model_only_the_head_is_a_bad_start_for_unseen_classes():
+    """At arrival, after one local training: the body helps, its head takes that away again."""
+    fed = small(
+        FedAvg(), "digits-cnn", data=load("digits").subsample(900, 300), partition="shard:4",
+        clients=8, cohort=4, newcomers=8, newcomers_after=5, epochs=3, batch_size=32, lr=0.05,
+        momentum=0.9, seed=1,
+    )  # fmt: skip
+    *_, (_, state) = fed.run_rounds(5)
+    reached = {}
+    for start, entries in (("all", fed.layers.names), ("body", fed.layers.body), ("none", ())):
+        model = {**fed.initial, **take(state.server["model"], entries)}
+        tasks = fed.tasks(state, range(8, 16), fed.context(5, 6))
+        tasks = [task._replace(trained=True, payload={"model": model}) for task in tasks]
+        reached[start] = np.mean([score.test for score in fed.engine.evaluate(tasks)[0]])
+    assert reached["body"] > reached["none"] + 0.1 and reached["body"] > reached["all"] + 0.1
+
+
+@pytest.mark.parametrize("name", ["apfl", "ditto", "fedlp", "fedlps", "fedumf", "gene-fl"])
+def test_methods_with_several_models_use_the_one_that_a_round_trains(name):
+    fed = build(cheap(name), model="digits-bn-cnn", cohort=5)
+    ctx, ((_, state),) = fed.context(1, 2), fed.run_rounds(1)
+    (task,) = fed.tasks(state, [0], ctx)
+    before = received_model(fed.engine.setup, task).state
+    after = personal_model(fed.engine.setup, task._replace(trained=True)).state
+    assert all(not torch.equal(after[entry], before[entry]) for entry in fed.layers.head)
+
+
+def test_a_client_of_gene_fl_trains_with_its_clusters_gene():
+    fed = build(GeneFL(clusters=1), model="digits-cnn", cohort=5, epochs=0)
+    ((_, state),) = build(GeneFL(clusters=1), model="digits-cnn", cohort=5).run_rounds(1)
+    (task,) = fed.tasks(state, [0], fed.context(1, 2))
+    client = make_client(fed.engine.setup, task)
+    start = fed.method.start(task.payload, task.client_state, client)
+    assert not same(start["model"], start["kept"])
+    assert same(personal_model(fed.engine.setup, task._replace(trained=True)).state, start["model"])
+
+
+def test_engines_agree_on_clients_after_training():
+    serial, batched = (
+        build(GeneFL(clusters=1), model="digits-cnn", engine=engine, eval_trained=True)
+        .fit(3, quiet=True)
+        .metrics["trained_accuracy"]
+        for engine in ("serial", "batched")
+    )
+    assert np.allclose(serial, batched, atol=0.02)
 
 
 def test_without_a_share_of_classes_newcomers_are_like_the_others():
@@ -223,14 +304,16 @@ def test_bad_newcomers_are_refused():
 
 
 def test_figures_of_the_two_phases():
-    record = {"uplink_bytes": 5, "uplink_values": 2}
+    record = {"uplink_bytes": 5, "uplink_values": 2, "downlink_bytes": 7, "other_bytes": 3}
     before = [{**record, "personal_accuracy": value} for value in (0.0, *[0.5] * 10)]
     after = [{**record, "personal_accuracy": value} for value in (0.1, 0.94, 0.96, 1.0)]
     after[0] |= {"arrival_accuracy": 0.05, "arrival_bytes": 8.0}
     found = newcomers(before, after)
     assert found["known_accuracy"] == 0.5 and found["known_uplink_bytes"] == 55
     assert found["known_uplink_values"] == 22
-    old = [{"uplink_bytes": 5}, record]  # of version 0.1, and resumed by this one
+    assert found["known_downlink_bytes"] == 77 and found["known_other_bytes"] == 33
+    assert found["known_trained_accuracy"] is None  # not evaluated after training
+    old = [{**record, "uplink_values": None}, record]  # of version 0.1, and resumed by this one
     assert newcomers(old, after)["known_uplink_values"] is None
     assert (
         found["newcomer_accuracy"] == pytest.approx(0.75) and found["newcomer_peak_accuracy"] == 1.0

@@ -51,6 +51,19 @@ def three_classes(method, **more):
     return small(method, model, data=data, partition=partition.natural(valid=0), **usual | more)
 
 
+def test_shares_that_are_only_used_leave_training_alone():
+    plain, shifted = (build(method) for method in (FedAvg(), Calibrated(trained=False)))
+    ends = [fed.fit(2, quiet=True) for fed in (plain, shifted)]
+    assert same(ends[0].state.server, ends[1].state.server)
+    # Bayes' rule: outputs of the shared model plus the logarithms of the client's shares.
+    client = make_client(shifted.engine.setup, ClientTask(1, 2, {}, {}))
+    models = shifted.method.start({"model": ends[1].state.server["model"]}, {}, client)
+    used = models[shifted.method.personal(models)]
+    assert SHIFT not in models["model"]
+    assert torch.equal(used[SHIFT], log_shares(client.targets(), 10, 1.0))
+    assert ends[0].records[-1]["personal_accuracy"] < ends[1].records[-1]["personal_accuracy"]
+
+
 def test_log_shares_by_hand():
     # Counts 3, 1, 0 and one more each: 4, 2, 1 of 7.
     found = log_shares(torch.tensor([0, 0, 1, 0]), 3, 1.0)

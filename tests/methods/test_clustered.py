@@ -1,5 +1,7 @@
 """Clusters around methods: each is a federation of its own."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ from fedhelix import (
     Median,
     PFedHN,
     UserError,
+    from_clients,
     load,
 )
 from helpers import close, same, small
@@ -73,6 +76,38 @@ def test_what_clients_tell_is_counted_and_noted():
     )
     assert second["metadata"]["clusters"].keys() == {str(i) for i in second["participants"]}
     assert "positions" not in second["metadata"]
+
+
+def rand_index(one, other):
+    """Adjusted Rand index by counting pairs that are together in both groupings."""
+    pairs = list(itertools.combinations(range(len(one)), 2))
+    in_one, in_other = ([labels[i] == labels[j] for i, j in pairs] for labels in (one, other))
+    both = sum(a and b for a, b in zip(in_one, in_other, strict=True))
+    expected = sum(in_one) * sum(in_other) / len(pairs)
+    return (both - expected) / ((sum(in_one) + sum(in_other)) / 2 - expected)
+
+
+def test_a_run_says_how_well_its_clusters_fit_the_classes():
+    run = build(Clustered(FedAvg(), clusters=3)).fit(1, quiet=True)
+    labels, splits = run.federation.data.y, run.federation.splits
+    held = [frozenset(labels[split.train].tolist()) for split in splits]
+    member = run.state.server["member"].tolist()
+    assert run.summary["cluster_agreement"] == pytest.approx(rand_index(held, member))
+    assert "cluster_agreement" not in build(FedAvg()).fit(1, quiet=True).summary
+
+
+def test_clusters_of_clients_that_share_classes_agree_with_them():
+    generator = torch.Generator().manual_seed(0)
+    parts = []
+    for client in range(6):  # three clients have classes 0 and 1, three have 2 and 3
+        kind = client % 2
+        bright = torch.zeros(1, 8, 8)
+        bright[:, 4 * kind : 4 * kind + 4] = 1.0
+        noise = 0.1 * torch.rand(30, 1, 8, 8, generator=generator)
+        parts.append((bright + noise, torch.arange(30) % 2 + 2 * kind))
+    data = from_clients(parts, classes=4)
+    fed = small(Clustered(FedAvg(), clusters=2), data=data, partition="natural", cohort=6)
+    assert fed.fit(1, quiet=True).summary["cluster_agreement"] == 1
 
 
 def test_newcomers_join_a_cluster():

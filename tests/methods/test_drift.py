@@ -1,5 +1,6 @@
 """FedProx, SCAFFOLD and Ditto: methods that correct or exploit how clients drift apart."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -8,7 +9,7 @@ from fedhelix import Ditto, FedAvg, FedProx, Scaffold, Upload, partition
 from fedhelix.core.method import Local, Phase
 from fedhelix.core.tree import clone
 from fedhelix.data import Dataset
-from fedhelix.engines.local import ClientTask, run_client
+from fedhelix.engines.local import ClientTask, batch_schedule, run_client
 from helpers import close, same, small
 
 
@@ -138,6 +139,84 @@ def test_scaffold_finds_the_minimum_of_the_mean_whatever_the_clients_weigh():
         for method in (Scaffold(), Scaffold(control="steps"), FedAvg())
     ]
     assert ends == pytest.approx([2.0, 2.0, 2.2], abs=1e-3)
+
+
+def scaffold_in_numpy(fed, control, rounds):
+    """SCAFFOLD as Algorithm 1 of its paper has it, for softmax regression; only the order of the
+    batches is the federation's.
+    """
+    setup = fed.engine.setup
+    x = setup.data.prepare(setup.data.x).flatten(1).double().numpy()
+    y = np.eye(10)[setup.data.y.numpy()]
+    start = [fed.initial[name].double().numpy() for name in ("fc.weight", "fc.bias")]
+    model, server = start, [np.zeros_like(value) for value in start]
+    own = dict.fromkeys(range(fed.clients), server)
+
+    def loss_and_gradient(weights, rows):
+        outputs = x[rows] @ weights[0].T + weights[1]
+        outputs -= outputs.max(1, keepdims=True)
+        shares = np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True)
+        error = (shares - y[rows]) / len(rows)
+        loss = -np.log((shares * y[rows]).sum(1)).mean()
+        return loss, [error.T @ x[rows], error.sum(0)]
+
+    states, lr = [], setup.training.lr
+    for t in range(rounds):
+        moved, changed, losses = [], [], []
+        for client in fed.cohort(t):
+            task, local, trained = ClientTask(client, t, {}, {}), [], model
+            for rows, _ in batch_schedule(setup, task, Phase(), "batches").steps():
+                loss, gradient = loss_and_gradient(trained, rows.numpy())
+                local.append(loss)
+                trained = [
+                    w - lr * (g - ci + c)
+                    for w, g, ci, c in zip(trained, gradient, own[client], server, strict=True)
+                ]
+            losses.append(np.mean(local))
+            if control == "steps":
+                after = [
+                    ci - c + (old - new) / (len(local) * lr)
+                    for ci, c, old, new in zip(own[client], server, model, trained, strict=True)
+                ]
+            else:
+                at_start = batch_schedule(setup, task, Phase(epochs=1), "gradients").steps()
+                gradients = [loss_and_gradient(model, rows.numpy())[1] for rows, _ in at_start]
+                after = [np.mean(parts, axis=0) for parts in zip(*gradients, strict=True)]
+            moved.append([new - old for new, old in zip(trained, model, strict=True)])
+            changed.append([new - old for new, old in zip(after, own[client], strict=True)])
+            own[client] = after
+        model = [w + np.mean(parts, axis=0) for w, *parts in zip(model, *moved, strict=True)]
+        server = [
+            c + np.sum(parts, axis=0) / fed.clients
+            for c, *parts in zip(server, *changed, strict=True)
+        ]
+        states.append((model, server, np.mean(losses)))
+    return states
+
+
+@pytest.mark.parametrize("control", ["gradient", "steps"])
+def test_scaffold_step_by_step_against_a_plain_loop(control):
+    """The recorded loss is that on the samples: the correction is no part of it."""
+    settings = {"partition": "dirichlet:0.1", "clients": 10, "lr": 0.05, "momentum": 0, "epochs": 2}
+    fed = small(Scaffold(control=control), batch_size=16, **settings)
+    expected = scaffold_in_numpy(fed, control, 8)
+    for (record, state), (model, server, loss) in zip(fed.run_rounds(8), expected, strict=True):
+        for tree, values in ((state.server["model"], model), (state.server["control"], server)):
+            for name, value in zip(("fc.weight", "fc.bias"), values, strict=True):
+                assert np.allclose(tree[name].numpy(), value, rtol=1e-3, atol=1e-4)
+        assert record["train_loss"] == pytest.approx(loss, rel=1e-3)
+
+
+def test_a_loss_that_rises_is_reported_once():
+    fed = small(Scaffold(control="steps"), partition="dirichlet:0.1", lr=2.0, epochs=5)
+    with pytest.warns(UserWarning, match="training seems to diverge") as told:
+        fed.fit(8, quiet=True)
+    assert len([one for one in told if "diverge" in str(one.message)]) == 1
+
+
+def test_a_loss_that_falls_is_not_reported(recwarn):
+    small(partition="dirichlet:0.1").fit(8, quiet=True)
+    assert not [one for one in recwarn if "diverge" in str(one.message)]
 
 
 # Ditto

@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedhelix import Clustered, FedAU, FedAvg, FedUmf, GenFed, Upload
+from fedhelix import Clustered, FedAU, FedAvg, FedUmf, GenFed, Upload, from_arrays
+from fedhelix.core.errors import UserError
+from fedhelix.core.seeds import numpy_draw
 from fedhelix.core.tree import add, subtract, take
-from fedhelix.engines.local import ClientTask, make_client
+from fedhelix.deploy.remote_data import RemotePartition
+from fedhelix.engines.local import ClientTask, make_client, run_client
 from helpers import close, same, small
 
 
@@ -205,6 +208,64 @@ def test_genfed_around_them(inner):
 
 
 # Participation
+
+
+def test_rates_by_class_follow_fedaus_code():
+    """A client's rate: its class shares times rates of the classes, whose mean is cohort /
+    clients.
+    """
+    more = {"clients": 20, "cohort": 5, "partition": "dirichlet:0.1", "seed": 1}
+    fed = small(participation="classes", participation_alpha=0.1, **more)
+    census = np.array(fed.census()["classes"], dtype=float)
+    shares = census / census.sum(1, keepdims=True)
+    per_class = numpy_draw(1, "participation").dirichlet(np.full(10, 0.1))
+    expected = np.clip(shares @ per_class * 10 * 5 / 20, 0.02, 1)
+    assert np.allclose(fed.samplers[0].rates, expected)
+    there = np.zeros(20)
+    for t in range(400):
+        there[fed.cohort(t)] += 1 / 400
+    assert np.abs(there - expected).max() < 0.1
+
+
+def test_clients_of_one_kind_have_one_rate_and_newcomers_too():
+    fed = small(
+        participation="classes", participation_alpha=5, clients=10, cohort=5, partition="shard:1"
+    )
+    kinds = [int(np.argmax(row)) for row in fed.census()["classes"]]
+    rates = dict(zip(kinds, fed.samplers[0].rates, strict=True))
+    run = fed.fit(1, quiet=True)
+    data = fed.data
+    newcomer = torch.nonzero(data.y == 3).flatten()[:20]
+    number, _ = fed.onboard((data.x[newcomer], data.y[newcomer]), run.state)
+    assert fed.samplers[0].rates[number] == pytest.approx(rates[3] * 10 / 11)
+
+
+def test_rates_by_class_need_classes():
+    x = torch.rand(40, 3)
+    data = from_arrays(x, x.sum(1), x, x.sum(1))
+    with pytest.raises(UserError, match="participation = classes needs classes"):
+        small(data=data, partition="iid", participation="classes")
+    for wanted in ({"participation": "classes"}, {"server_only": True, "validation_size": 10}):
+        with pytest.raises(UserError, match="sites keep theirs"):
+            small(partition=RemotePartition([(10, 5)] * 3, 0.1), cohort=2, **wanted)
+
+
+def test_clients_may_count_alike():
+    """A mean of uploads, whatever the clients' numbers of samples."""
+    fed = small(client_weights="equal", partition="dirichlet:0.1")
+    ((record, state),) = fed.run_rounds(1)
+    setup, payload = fed.engine.setup, {"model": fed.initial}
+    models = [
+        run_client(setup, ClientTask(client, 0, payload, {})).upload["model"]
+        for client in record["participants"]
+    ]
+    for name, value in state.server["model"].items():
+        mean = torch.stack([model[name] for model in models]).mean(0)
+        assert torch.allclose(value, mean, atol=1e-6)
+    assert not close(
+        small(partition="dirichlet:0.1").fit(1, quiet=True).state.server["model"],
+        state.server["model"],
+    )
 
 
 def test_bernoulli_participation_follows_its_rates():

@@ -255,3 +255,21 @@ def test_a_model_that_has_diverged_is_never_chosen_while_there_is_another(option
         chosen, fitness = record["metadata"]["selected"], record["metadata"]["fitness"]
         assert set(chosen) == set(range(6)) - fed.attackers.ids and record["refused"] == {}
         assert all(fitness[str(client)] == -math.inf for client in fed.attackers.ids)
+
+
+def test_finite_but_absurd_weights_are_never_chosen_while_there_is_another():
+    """Weights of 1e6 give finite outputs and losses, and some labels by chance."""
+    fed = small(
+        GenFed(schedule="constant", rho_max=4),
+        "digits-cnn",
+        clients=6,
+        cohort=6,
+        partition="iid",
+        validation_size=50,
+        seed=1,
+        attack="sign-flip",
+        attack_scale=1e6,
+        attack_share=0.5,
+    )
+    for record in fed.fit(2, quiet=True).records:
+        assert set(record["metadata"]["selected"]) == set(range(6)) - fed.attackers.ids

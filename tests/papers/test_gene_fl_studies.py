@@ -8,9 +8,10 @@ from fedhelix.core.registry import make
 from fedhelix.models import build
 from fedhelix.papers import STUDIES
 from fedhelix.papers.cells import Cell
-from fedhelix.papers.gene_fl.measures import OF_KNOWN, after_rounds
+from fedhelix.papers.gene_fl.measures import OF_BOTH, OF_KNOWN, after_rounds
 from fedhelix.papers.gene_fl.settings import METHODS, TABLES
 from fedhelix.papers.measures import Finished
+from fedhelix.runs.config import layered
 
 GENE_FL = [name for name in STUDIES if name.startswith("gene-fl")]
 
@@ -25,6 +26,51 @@ def test_every_study_can_be_set_up_at_every_scale(name, tmp_path):
                 config = spec.config
                 assert config.rounds > config.newcomers_after > 0
                 assert config.newcomers == config.clients
+
+
+def test_rows_that_start_from_a_body_with_a_fresh_head():
+    for name in ("gene-fl-table1", "gene-fl-table3"):
+        for scale in ("quick", "gpu", "paper"):
+            rows = {cell.row: cell.method for cell in STUDIES[name].cells(scale)}
+            assert rows["FedPer"] == "clustered+fedper"
+            assert rows["FedBABU"] == "clustered+fedbabu"
+
+
+def test_every_method_is_evaluated_in_the_same_state_and_bytes_go_both_ways():
+    for name in GENE_FL:
+        for cell in STUDIES[name].cells("gpu"):
+            assert cell.settings["eval_trained"]
+    summary = {
+        "known_trained_accuracy": 0.5,
+        "newcomer_trained_accuracy": 0.25,
+        "known_downlink_bytes": 3 * 2**20,
+        "known_other_bytes": 2**19,
+        "cluster_agreement": 0.1,
+    }
+    run = Finished(Cell("", "", ""), [], summary)
+    assert OF_BOTH["the known after one training"](run) == 50
+    assert OF_BOTH["newcomers after one training"](run) == 25
+    assert OF_BOTH["MiB of all downloads"](run) == 3 and OF_BOTH["MiB of fingerprints"](run) == 0.5
+    assert OF_BOTH["adjusted Rand index of clusters"](run) == 0.1
+
+
+def test_the_preset_that_starts_whole_is_a_row():
+    (cell,) = (c for c in STUDIES["gene-fl-table3"].cells("gpu") if c.row.endswith("shrinking"))
+    preset = layered("gene-fl.whole")
+    wanted = {key: value for key, value in preset.items() if key.startswith("gene-fl.")}
+    assert wanted == {
+        "gene-fl.gene_budget": 0,
+        "gene-fl.gene_gamma0": 5,
+        "gene-fl.gene_gamma_min": 3,
+        "gene-fl.gene_shrink_every": 4,
+        "gene-fl.clusters": 1,
+        "gene-fl.lambda_elg": 0,
+    }
+    assert {key: cell.settings[key] for key in wanted} == wanted
+    method = make("gene-fl", {key.partition(".")[2]: value for key, value in wanted.items()})
+    layers = Layers.of(build(preset["model"], (3, 32, 32), 10), torch.zeros(2, 3, 32, 32))
+    units = method._units(layers)
+    assert method._size.most(units) == len(units) == 5 and method._size.least(units) == 3
 
 
 @pytest.mark.parametrize(("classes", "column"), [(10, "C10 s=4"), (100, "C100 s=10")])

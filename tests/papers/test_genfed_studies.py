@@ -3,9 +3,17 @@
 import pytest
 
 from fedhelix.papers.cells import Row
-from fedhelix.papers.genfed.cells import table_2, table_3, table_4
+from fedhelix.papers.genfed.cells import (
+    attacks,
+    participation,
+    table_2,
+    table_3,
+    table_4,
+    table_5,
+    table_6,
+)
 from fedhelix.papers.genfed.comparisons import LEVEL, relative_damage, relative_time
-from fedhelix.papers.genfed.settings import OURS, TABLES, paper_row
+from fedhelix.papers.genfed.settings import CONTROLS, KNOWING, OURS, TABLES, paper_row
 from fedhelix.papers.tables import grid
 
 
@@ -43,6 +51,45 @@ def test_tables_share_their_runs():
     assert runs(table_3("gpu")) <= runs(table_2("gpu"))
     assert runs(unattacked) <= runs(table_2("gpu"))
     assert len(table_2("gpu")) == 4 * (18 + len(OURS))
+
+
+def test_tables_4_to_6_have_controls():
+    names = {row.name for row in CONTROLS}
+    assert names == {"FedAvg, no supplement", "server's samples alone", "FedAvgM 0.8"}
+    for table in (table_4, table_5, table_6):
+        assert names <= {cell.row for cell in table("gpu")}
+    alone = [cell for cell in table_4("gpu") if cell.row == "server's samples alone"]
+    assert [cell.column for cell in alone] == ["no attack"]  # there is nobody to attack
+    assert alone[0].settings["server_only"] and alone[0].settings["cohort"] == 1
+
+
+def test_at_the_papers_scale_only_genfed_gives_supplements():
+    for cell in [*table_2("paper"), *table_5("paper")]:
+        given = cell.settings["supplement_size"] > 0
+        alone = cell.row in ("FedAvg, same supplement", "server's samples alone")
+        assert given == ("genfed" in cell.method and "no supplement" not in cell.row) or alone
+        assert cell.settings["momentum"] == 0 and cell.settings["lr"] == 0.001
+        assert cell.settings["supplement_below"] == 300 and cell.settings["validation_shared"]
+
+
+@pytest.mark.parametrize("scale", ["quick", "gpu"])
+def test_defences_are_told_the_true_share_and_in_other_rows_the_wrong_one(scale):
+    shares = set()
+    for cell in attacks(scale):
+        knowing = cell.method.rpartition("+")[2]
+        if knowing in KNOWING and cell.column != "no attack":
+            share = cell.settings["attack_share"]
+            told = cell.settings[f"{knowing}.withstand"]
+            assert (told == share) == (not cell.row.endswith("wrong share"))
+            shares.add((share, told))
+    assert shares == {(0.2, 0.2), (0.4, 0.4), (0.2, 0.4), (0.4, 0.2)}
+    assert all("carry" not in key for cell in attacks(scale) for key in cell.settings)
+
+
+def test_rates_by_class_are_those_of_fedaus_paper():
+    by_class = [cell for cell in participation("gpu") if cell.column.endswith("by class")]
+    assert {cell.method for cell in by_class} >= {"fedau", "fedumf", "genfed+fedau"}
+    assert all(cell.settings["participation"] == "classes" for cell in by_class)
 
 
 def test_rounds_are_counted_to_nine_tenths_of_fedavgs_best_of_the_same_seed():

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedhelix.papers import STUDIES
+from fedhelix.papers.genfed.settings import ATTACKS, DEFENCES, KNOWING
 from fedhelix.papers.helix.cells import ablation, in_bits, in_gene_fl, in_genfed, under_attack
-from fedhelix.papers.helix.settings import ATTACKS, DEFENCES, KNOWING
 from fedhelix.papers.verdicts import differences, interval
 
 HELIX = [name for name in STUDIES if name.startswith("helix")]

@@ -5,8 +5,21 @@ import pytest
 from fedhelix.papers import STUDIES
 from fedhelix.papers.cells import Cell
 from fedhelix.papers.measures import Finished, last_percent
-from fedhelix.papers.pfedgpa.measures import distance, failed, reconstruction
+from fedhelix.papers.pfedgpa.measures import (
+    distance,
+    failed,
+    last_ten,
+    peak,
+    reconstruction,
+    trainings_to_peak,
+)
 
+RIVALS_ASKED_FOR = (
+    "inversion, one training step",
+    "own head on the averaged body",
+    "average, shifted by own class shares",
+    "inversion",
+)
 NAMES = [name for name in STUDIES if name.startswith("pfedgpa")]
 
 
@@ -51,7 +64,55 @@ def test_tables_share_their_runs(tmp_path):
         {path for _, runs in STUDIES[name].specs("gpu", tmp_path, {}) for path in runs}
         for name in ("pfedgpa-table1", "pfedgpa-table2")
     )
-    assert len(one & other) == 9  # inversion, on three data sets with three seeds
+    assert len(one & other) == 15  # inversion, on three data sets with five seeds
+
+
+def test_emnist_as_fedpac_partitions_it_stands_beside_the_same_published_numbers():
+    usual = cell("pfedgpa-table1", "Local-only", "EMNIST 20")
+    fedpac = cell("pfedgpa-table1", "Local-only", "EMNIST 20, FedPAC's partition")
+    assert usual.paper == fedpac.paper == {"accuracy": 70.45}
+    assert dict(fedpac.settings) == {**usual.settings, "partition": "fedpac:20"}
+
+
+def test_rivals_meet_on_all_data_sets_and_the_slice_is_told():
+    cells = STUDIES["pfedgpa-rivals"].cells("gpu")
+    columns = dict.fromkeys(cell.column for cell in cells)
+    assert list(columns) == ["Fashion-MNIST", "EMNIST, slice last:2", "CIFAR-10, slice last:2"]
+    rows = {row: cell("pfedgpa-rivals", row, "CIFAR-10, slice last:2") for row in RIVALS_ASKED_FOR}
+    step, head, shifted, default = rows.values()
+    assert step.settings["pfedgpa.fit_steps"] == 1
+    assert head.settings["pfedgpa.generate"] == "own"
+    assert head.settings["pfedgpa.slice"] == "last:1"
+    assert shifted.method == "calibrated" and shifted.settings["calibrated.trained"] is False
+    assert not [key for key in default.settings if key in ("pfedgpa.inverted", "pfedgpa.fit_steps")]
+
+
+def arrival(method, settings, accuracies):
+    records = [{"personal_accuracy": 0.1}] + [
+        {"personal_accuracy": accuracy} for accuracy in accuracies
+    ]
+    records[1]["arrival_bytes"] = 1
+    return Finished(Cell("r", "c", method, settings), records, {})
+
+
+def test_newcomers_are_measured_on_one_kind_of_model():
+    """The last round's models are the newcomers' own uploads; the others are what they receive."""
+    run = arrival("pfedgpa", {"pfedgpa.newcomer": "model"}, [0.2, 0.5, 0.59, 0.6, 0.9])
+    assert peak(run) == pytest.approx(60)
+    assert last_ten(run) == pytest.approx((20 + 50 + 59 + 60) / 4)
+    assert trainings_to_peak(run) == 3  # 0.59 is more than 95 % of 0.6
+
+
+def test_trainings_before_the_first_round_count_too():
+    for settings, turns in (
+        ({}, 5),
+        ({"pfedgpa.newcomer": "alone", "pfedgpa.guide_turns": 2}, 2),
+        ({"pfedgpa.newcomer": "nearest"}, 1),
+        ({"pfedgpa.newcomer": "random"}, 0),
+    ):
+        assert trainings_to_peak(arrival("pfedgpa", settings, [0.6, 0.6, 0.9])) == turns + 1
+    hyper = arrival("pfedhn", {"pfedhn.newcomer_turns": 7}, [0.6, 0.6, 0.9])
+    assert trainings_to_peak(hyper) == 8
 
 
 def test_measures_read_the_last_record():

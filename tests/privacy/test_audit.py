@@ -1,10 +1,13 @@
 """Audits of methods and runs through the command line."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from fedhelix import load
 from fedhelix.data import Availability
 from fedhelix.privacy import audit, victim
 from fedhelix.privacy.settings import Audit
@@ -26,6 +29,25 @@ def test_what_is_attacked_is_what_is_uploaded():
     gene = Victim.of("gene-fl", settings)
     sizes = gene.federation.layers.sizes
     assert 0 < sum(sizes[name] for name in gene.sent) <= 0.25 * sum(sizes.values())
+
+
+def test_the_victims_images_are_normalised_as_in_training(monkeypatch):
+    digits = dataclasses.replace(load("digits"), mean=(0.3,), std=(0.4,))
+    monkeypatch.setattr(victim, "load_data", lambda settings: digits)
+    settings = Audit(data="digits", images=2, restarts=1, steps=300, noise=0.0)
+    client = Victim.of("fedavg", settings)
+    fed = client.federation
+    truth, labels = audit.chosen_images(client, settings)
+    seen = audit.observed(client, truth, labels)
+    module = fed.engine.setup.module
+    module.load_state_dict(client.model)
+    inputs = (truth[:1] - 0.3) / 0.4
+    loss = torch.nn.functional.cross_entropy(module(inputs), labels[:1])
+    gradients = torch.autograd.grad(loss, list(module.parameters()))
+    for (name, _), gradient in zip(module.named_parameters(), gradients, strict=True):
+        torch.testing.assert_close(seen[name][0], gradient)
+    (row,) = audit.audit(["fedavg"], settings)
+    assert row["psnr"] > 25  # pixels are compared with pixels
 
 
 def test_an_audit_writes_a_figure_and_its_numbers(cli, tmp_path):

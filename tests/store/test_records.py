@@ -75,6 +75,7 @@ def test_a_summary_by_hand():
         "final_accuracy": 0.5,
         "personal_accuracy": 0.6,
         "personal_p10": 0.3,
+        "trained_accuracy": None,
         "best_round": 3,
         "accuracy_at_best": 0.7 - 0.1,
         "personal_accuracy_at_best": 0.7,

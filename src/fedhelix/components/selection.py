@@ -10,6 +10,8 @@ from typing import Literal
 Schedule = Literal["constant", "power", "linear", "sine", "wave", "adaptive"]
 Fitness = tuple[float, float, int]  # metric, minus loss, minus id: the larger, the fitter
 
+ABSURD, LEAST_LOSS = 1e6, 1e-3  # so many times the least loss, or this if that is less
+
 
 def parents(
     schedule: Schedule,
@@ -64,8 +66,14 @@ def fitness_of(metric: float, loss: float, client: int) -> Fitness:
 
 
 def not_diverged(fitness: Sequence[Fitness], positions: Sequence[int]) -> list[int]:
-    """Those of the positions whose models have not diverged; all of them if all have."""
-    return [i for i in positions if math.isfinite(fitness[i][0])] or list(positions)
+    """Those of the positions whose models have not diverged; all of them if all have.
+
+    A loss that is finite but a million times another model's is that of absurd weights.
+    """
+    finite = [i for i in positions if math.isfinite(fitness[i][0])]
+    least = min((-fitness[i][1] for i in finite), default=0.0)
+    sane = [i for i in finite if -fitness[i][1] <= ABSURD * max(least, LEAST_LOSS)]
+    return sane or list(positions)
 
 
 def without_copies(fitness: Sequence[Fitness], originals: Sequence[int]) -> list[int]:

@@ -38,6 +38,8 @@ class Upload(NamedTuple):
     client: int
     samples: int
     tree: Tree
+    payload: Tree | None = None  # what the client had received before
+    staleness: int = 0  # how many rounds have ended since
 
 
 @dataclass(frozen=True, eq=False)

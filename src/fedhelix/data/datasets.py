@@ -108,6 +108,12 @@ class Dataset:
             return x
         return (x - self._shift.to(x.device)) / self._scale.to(x.device)
 
+    def pixels(self, x: Tensor) -> Tensor:
+        """Network inputs as what they were before `prepare` normalised them."""
+        if self._shift is None or self._scale is None:
+            return x
+        return x * self._scale.to(x.device) + self._shift.to(x.device)
+
     def to(self, device: torch.device | str) -> Dataset:
         """The same data on a device; the copy is cached."""
         device = torch.device(device)

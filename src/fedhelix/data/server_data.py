@@ -45,6 +45,9 @@ class ServerData(Checked):
         "clients with fewer samples ask for a supplement; up to 1: times the mean client",
         low=0,
     )
+    server_only: bool = option(
+        False, "train on the server's samples alone: what they are worth without any client"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,9 +62,8 @@ class ServerData(Checked):
         """With a size for `auto`: the usual one if needed or if supplements are given, else 0."""
         if self.validation_size is not None:
             return self
-        return dataclasses.replace(
-            self, validation_size=USUAL_SIZE if needed or self.supplement_size else 0.0
-        )
+        needed = needed or bool(self.supplement_size) or self.server_only
+        return dataclasses.replace(self, validation_size=USUAL_SIZE if needed else 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +106,14 @@ class Reserve:
             _warn_of_missing(data, partition, scoring)
         return cls(np.sort(scoring), np.sort(pool))
 
+    def replacing(self, splits: Sequence[Split]) -> list[Split]:
+        """The splits with these samples alone to train on: what they are worth by themselves."""
+        if not len(self.all):
+            raise UserError(
+                "server_only trains on the server's own samples; set validation_size above 0."
+            )
+        return [dataclasses.replace(split, train=self.all) for split in splits]
+
     def supplement(
         self, data: Dataset, splits: Sequence[Split], requested: ServerData, seed: int
     ) -> tuple[list[Split], dict[int, int]]:
@@ -117,7 +127,7 @@ class Reserve:
             for value in (requested.supplement_size, requested.supplement_below)
         )
         supplied, given = list(splits), dict[int, int]()
-        if not requested.supplement_size:
+        if not requested.supplement_size or requested.server_only:
             return supplied, given
         if round(size) < 1:
             warnings.warn(

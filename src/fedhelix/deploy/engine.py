@@ -85,7 +85,7 @@ class RemoteEngine(Engine):
             "kind": kind,
             "round": task.round,
             "client": task.client,
-            "arriving": task.arriving,
+            "trained": task.trained,
             "final": task.final,
             **self.common_header,
         }

@@ -34,7 +34,7 @@ from fedhelix.engines.local import (
     received_model,
     run_client,
 )
-from fedhelix.federation.setup import client_setup, device_of, network
+from fedhelix.federation.inputs import client_setup, device_of, network
 from fedhelix.federation.uploads import keep_states
 from fedhelix.runs.config import Config
 from fedhelix.runs.spec import RunSpec, located, read_spec
@@ -161,7 +161,7 @@ class Site:
         # The server knows a client's state only before its first round: its reply to client_init.
         client_state = to_device(kept.read(round) or body.get("client_state", {}), setup.device)
         payload = to_device(body.get("payload", {}), setup.device)
-        flags = (header.get("arriving") is True, header.get("final") is True)
+        flags = (header.get("trained") is True, header.get("final") is True)
         task = ClientTask(client, round, payload, client_state, *flags)
         return setup, task, kept
 

@@ -17,6 +17,7 @@ from fedhelix.core.registry import is_known
 from fedhelix.data import from_npz
 from fedhelix.deploy.policy import RoundPolicy, cohort_size
 from fedhelix.deploy.remote_data import OWN
+from fedhelix.federation.devices import Devices
 from fedhelix.runs.config import Config
 from fedhelix.runs.spec import RunSpec, read_spec
 from fedhelix.store import RunFolder
@@ -47,6 +48,11 @@ def create(spec: RunSpec, out: Path, policy: Sequence[str] = ()) -> RunFolder:
             f"{spec.config.attack} changes samples, and here they are the sites' own; choose an "
             "attack on uploads."
         )
+    if spec.method.capabilities.buffer is not None:
+        raise UserError(
+            f"{spec.method.label} is asynchronous by a simulated clock, and sites answer round by "
+            "round; choose another method."
+        )
     _check_effects(spec.config)
     values = dict(text.partition("=")[::2] for text in policy)
     checked = _checked(build(RoundPolicy, values, "the deployment's round policy"), spec.config)
@@ -56,7 +62,8 @@ def create(spec: RunSpec, out: Path, policy: Sequence[str] = ()) -> RunFolder:
 
 def _check_effects(config: Config) -> None:
     """Refuse settings that would have no effect."""
-    where = dict.fromkeys(SIMULATION_SETTINGS, "across sites")
+    clock = (field.name for field in dataclasses.fields(Devices))
+    where = dict.fromkeys((*SIMULATION_SETTINGS, *clock), "across sites")
     if config.data == OWN:
         apart = "where sites have their own samples"
         where |= dict.fromkeys(COMMON_DATA_SETTINGS, apart)

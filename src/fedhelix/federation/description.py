@@ -4,6 +4,7 @@ summary of its runs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,19 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.options import options_of
 from fedhelix.data import ServerData
 from fedhelix.engines.local import Training
+from fedhelix.federation.devices import RATES, Devices
 from fedhelix.federation.sampling import Newcomers, Participation
-from fedhelix.federation.setup import FederationSetup
+from fedhelix.federation.setup import FederationSettings, FederationSetup
 from fedhelix.robust.attacks import Attack
 from fedhelix.store import RunFolder
+from fedhelix.store.records import Record
 
 GROUPS = {
     "training": Training,
     "server_data": ServerData,
     "participation": Participation,
     "newcomers": Newcomers,
+    "devices": Devices,
     "attack": Attack,
 }
 
@@ -32,6 +36,8 @@ def config(fed: FederationSetup, rounds: int) -> dict[str, Any]:
     settings = {name: options_of(kind, fed.settings) for name, kind in GROUPS.items()}
     optimizer = settings["training"]["optimizer"]
     settings["training"]["optimizer"] = str(optimizer)
+    if fed.devices is None:
+        del settings["devices"]
     return {
         "library": True,
         "rounds": rounds,
@@ -54,12 +60,29 @@ def facts(fed: FederationSetup) -> dict[str, Any]:
         "data": fed.data.name,
         "clients": fed.clients,
         "seed": fed.seed,
+        **({} if fed.settings.target is None else {"target": fed.settings.target}),
         "engine": f"{fed.engine.name} ({fed.engine.why})",
     }
 
 
+def cluster_agreement(fed: FederationSetup, records: Sequence[Record]) -> dict[str, float]:
+    """The adjusted Rand index of clusters and class sets: 1 where clients with the same classes,
+    and no others, are together; about 0 by chance. Empty without clusters or classes.
+    """
+    clusters = records[0].get("metadata", {}).get("clusters") if records else None
+    classes = census(fed).get("classes")
+    if not clusters or classes is None:
+        return {}
+    from sklearn.metrics import adjusted_rand_score  # slow to import, and few runs need it
+
+    held = [str(np.flatnonzero(classes[int(client)])) for client in clusters]
+    return {"cluster_agreement": float(adjusted_rand_score(held, list(clusters.values())))}
+
+
 def census(fed: FederationSetup) -> dict[str, Any]:
-    """Training samples per client (and class), who is malicious, and who is evaluated."""
+    """Training samples per client (and class), who is malicious, who is evaluated, and how fast
+    devices are.
+    """
     table: dict[str, Any] = {
         "samples": [len(split.train) for split in fed.splits],
         "attackers": sorted(fed.attackers.ids),
@@ -69,6 +92,9 @@ def census(fed: FederationSetup) -> dict[str, Any]:
         labels = fed.data.y.cpu().numpy()
         counts = [np.bincount(labels[split.train], minlength=classes) for split in fed.splits]
         table["classes"] = [count.tolist() for count in counts]
+    if fed.devices is not None:
+        devices = [fed.devices.device(client) for client in range(fed.clients)]
+        table["devices"] = {name: [getattr(one, name) for one in devices] for name in RATES}
     return table
 
 
@@ -76,7 +102,7 @@ def check_same(fed: FederationSetup, folder: RunFolder) -> None:
     """A run from Python objects is resumed only by a federation with the same description."""
     mine, its = toml.loads(toml.dumps(config(fed, 1))), folder.config
     for key in mine if its.get("library") else ():
-        if key != "rounds" and not _agree(mine[key], its.get(key)):
+        if key != "rounds" and not _agree(key, mine[key], its.get(key)):
             raise UserError(
                 f"'{folder.path}' was run with {key} = {its.get(key)}, not {mine[key]}."
             )
@@ -87,10 +113,9 @@ def check_same(fed: FederationSetup, folder: RunFolder) -> None:
         )
 
 
-def _agree(mine: Any, its: Any) -> bool:
-    """Whether two entries are equal; a run of version 0.1 does not say that its
-    optimiser is SGD.
-    """
-    if isinstance(its, dict) and isinstance(mine, dict) and mine.get("optimizer") == "sgd":
-        its = {"optimizer": "sgd", **its}
+def _agree(key: str, mine: Any, its: Any) -> bool:
+    """Whether two entries are equal; an older run lacks options that were not there yet."""
+    if key in GROUPS and isinstance(its, dict):
+        usual = toml.loads(toml.dumps(options_of(GROUPS[key], FederationSettings())))
+        its = {**usual, **its}
     return bool(mine == its)

@@ -31,7 +31,27 @@ def evaluate(fed: FederationSetup, state: FederationState, ctx: Context) -> Reco
     on_server = _on_server_data(fed, model, clients, ctx)
     if on_server is not None:
         record[f"valid_{name}"] = on_server
-    return {**_personal(fed, tasks, scores, ctx), **record} if scores else record
+    if scores:
+        record = {**_personal(fed, tasks, scores, ctx), **record}
+    if fed.eval_trained and (trained := after_training(fed, tasks)):
+        record[f"trained_{name}"] = float(np.mean(list(trained.values())))
+    return record
+
+
+def after_training(fed: FederationSetup, tasks: Sequence[ClientTask]) -> dict[int, float]:
+    """The metric of every client's model after the local training of one round, which nobody keeps.
+
+    So all methods are compared in the same state. Clients that are missing or lack test samples,
+    or whose samples have no metric, do not count.
+    """
+    tasks = [task._replace(trained=True) for task in tasks if len(fed.splits[task.client].test)]
+    scores = fed.engine.evaluate(tasks)[0] if tasks else []
+    return {
+        task.client: score.test
+        for task, score in zip(tasks, scores, strict=True)
+        if task.client not in fed.engine.missing
+        and not (np.isnan(score.test) and np.isfinite(score.test_loss))
+    }
 
 
 def _on_server_data(

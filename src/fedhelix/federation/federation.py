@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,9 +16,17 @@ from fedhelix.engines import Engine
 from fedhelix.engines.kernels import Kernels
 from fedhelix.engines.local import Setup
 from fedhelix.federation import description, evaluation, loop, newcomers
+from fedhelix.federation.inputs import Model
 from fedhelix.federation.run import Run
-from fedhelix.federation.setup import FederationSettings, FederationSetup, Model
-from fedhelix.federation.sinks import FolderSink, ProgressSink, Sink, TrackerSink, WatchSink
+from fedhelix.federation.setup import FederationSettings, FederationSetup
+from fedhelix.federation.sinks import (
+    DivergenceSink,
+    FolderSink,
+    ProgressSink,
+    Sink,
+    TrackerSink,
+    WatchSink,
+)
 from fedhelix.federation.state import FederationState
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import Progress
@@ -40,8 +48,12 @@ class Federation(FederationSetup):
 
     - training: epochs, batch_size, lr, lr_decay, momentum, weight_decay, optimizer, augment,
       precision;
-    - the server's data: validation_size, validation_shared, supplement_size, supplement_below;
-    - clients: participation, participation_alpha, newcomers, newcomers_after, newcomers_classes;
+    - the server's data: validation_size, validation_shared, supplement_size, supplement_below,
+      server_only;
+    - clients: participation, participation_alpha, client_weights, newcomers, newcomers_after,
+      newcomers_classes;
+    - time: devices, device_speed, device_upload, device_download, availability, deadline, late,
+      over_select, target;
     - attacks: attack, attack_share, attack_scale.
 
     They can also be given at once, as `settings=FederationSettings(...)`.
@@ -57,6 +69,7 @@ class Federation(FederationSetup):
         clients: int = 20,
         cohort: int | None = None,
         eval_clients: int | None = None,
+        eval_trained: bool = False,
         seed: int = 0,
         loss: Loss | None = None,
         metric: Metric | None = None,
@@ -72,9 +85,9 @@ class Federation(FederationSetup):
             raise UserError(f"give settings or {', '.join(options)}, not both.")
         super().__init__(
             data, partition, model=model, method=method, clients=clients, cohort=cohort,
-            eval_clients=eval_clients, seed=seed, loss=loss, metric=metric, engine=engine,
-            device=device, workers=workers, address=address, kernels=kernels, settings=settings,
-            options=options,
+            eval_clients=eval_clients, eval_trained=eval_trained, seed=seed, loss=loss,
+            metric=metric, engine=engine, device=device, workers=workers, address=address,
+            kernels=kernels, settings=settings, options=options,
         )  # fmt: skip
 
     def run_rounds(
@@ -132,6 +145,7 @@ class Federation(FederationSetup):
         run = Run(self, [], FederationState(0, {}, {}))
         sinks: list[Sink] = []
         with ExitStack() as stack:
+            stack.enter_context(self._withdrawn_if_refused(run, resume))
             if out is not None:
                 described = config or description.config(self, rounds)
                 run.folder = RunFolder.open(out) if resume else RunFolder.create(out, described)
@@ -143,13 +157,14 @@ class Federation(FederationSetup):
                 self._prepare(run, folder_sink, resume)
                 sinks.append(folder_sink)
             if not run.state.round:
-                run.state = self._first_state(run, rounds, resume)
+                run.state = self.initialize(rounds)
             if track is not None and run.folder is not None:
                 done = run.state.round
                 writer = tracker(track, run.folder.path, run.folder.config, done)
                 sinks.append(TrackerSink(writer))
             progress = Progress(rounds, title or self.method.label, run.state.round, quiet)
             sinks.append(ProgressSink(progress, list(run.records)))
+            sinks.append(DivergenceSink(list(run.records)))
             if watch is not None:
                 sinks.append(WatchSink(watch))
             # The folder is entered last, so that after a failure it is the first to be closed.
@@ -201,11 +216,13 @@ class Federation(FederationSetup):
         sink.folder.write_clients(description.census(self))
         self.engine.choices.update(sink.folder.choices)
 
-    def _first_state(self, run: Run, rounds: int, resume: bool) -> FederationState:
+    @contextmanager
+    def _withdrawn_if_refused(self, run: Run, resume: bool) -> Iterator[None]:
+        """Remove a new run folder where clients, the method or the clock refuse the settings."""
         try:
-            return self.initialize(rounds)
-        except UserError:  # clients or the method refuse the settings
-            if run.folder is not None and not resume:
+            yield
+        except UserError:
+            if run.folder is not None and not run.records and not resume:
                 run.folder.withdraw()
             raise
 

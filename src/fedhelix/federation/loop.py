@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -37,41 +39,52 @@ def run_rounds(
     """Yields a record and the new state after every round."""
     method = checked(fed.method)
     for t in range(state.round, rounds):
-        clock, ctx, arrival = time.perf_counter(), fed.context(t, rounds), Record()
+        began, ctx, arrival = time.perf_counter(), fed.context(t, rounds), Record()
         if fed.settings.newcomers and t == fed.settings.newcomers_after:
             state, arrival = onboard_all(fed, state, ctx)
-        clients = method.select_clients(state.server, fed.cohort(t), ctx)
+        pending = [work for work in state.pending if work.task.client in ctx.present]
+        cohort = fed.schedule.cohort(fed.sampler(t), t, state.clock, pending)
+        ctx = replace(ctx, cohort=partial(fed.cohort, drawn={t: cohort}))
+        busy = {work.task.client for work in pending}
+        clients = [i for i in method.select_clients(state.server, cohort, ctx) if i not in busy]
         payloads = {i: method.download(state.server, i, ctx) for i in clients}
         tasks = [ClientTask(i, t, payloads[i], state.client_states.get(i, {})) for i in clients]
         results = fed.engine.run_clients(tasks)
         missing = {str(client): why for client, why in fed.engine.missing.items()}
-        plain, refused = decode_uploads(fed.method, results, payloads, ctx)
+        turn = fed.schedule.turn(t, state.clock, pending, tasks, results)
+        plain, refused = decode_uploads(fed.method, turn.results, turn.payloads, ctx)
         known = {result.client for result in plain}
-        answered = [task for task in tasks if task.client in known]
-        plain = fed.attackers.forge(plain, answered, fed.scorer(fed.studied))
+        answered = [work.task for work in turn.arrived if work.task.client in known]
+        plain = fed.attackers.forge(plain, answered, fed.scorer(fed.studied), fed.initial)
         uploads, invalid = validate_uploads(plain, fed.initial, fed.needed)
+        if fed.settings.client_weights == "equal":
+            uploads = [upload._replace(samples=1) for upload in uploads]
         server, setup_bytes = state.server, state.setup_bytes
         if uploads:
+            uploads = turn.dated(uploads, t)
             weights = method.weights(server, uploads, ctx)
             server = method.aggregate(server, uploads, weights, ctx)
         state = FederationState(
             t + 1,
             server,
-            state.client_states | keep_states(results, state.client_states),
-            state.changed | {result.client for result in results},
+            state.client_states | keep_states(turn.results, state.client_states),
+            state.changed | {result.client for result in turn.results},
+            clock=turn.clock or 0.0,
+            pending=turn.pending,
         )
-        losses = [result.loss for result in results]
+        losses = [result.loss for result in turn.results]
         record: Record = {
             "round": t + 1,
             "train_loss": float(np.mean(losses)) if losses else math.nan,
-            **traffic(payloads, results, setup_bytes + other_bytes(fed.method, ctx)),
-            "participants": clients,
+            **traffic(turn.sent, results, turn.results, setup_bytes + other_bytes(fed.method, ctx)),
+            "participants": turn.participants,
             "refused": refused | invalid,
             "missing": missing,
+            **turn.record(t),
             **arrival,
         }
         if (t + 1) % eval_every == 0 or t + 1 == rounds:
             record |= evaluate(fed, state, ctx)
         record |= fed.engine.report() | {"metadata": recorded(fed.method, ctx)}
-        record["seconds"] = time.perf_counter() - clock
+        record["seconds"] = time.perf_counter() - began
         yield record, state

@@ -13,6 +13,8 @@ from fedhelix.core.method import Context
 from fedhelix.core.tree import Tree, payload_bytes
 from fedhelix.data import Split, from_clients
 from fedhelix.engines.local import ClientTask
+from fedhelix.federation.evaluation import after_training
+from fedhelix.federation.sampling import class_shares
 from fedhelix.federation.setup import FederationSetup
 from fedhelix.federation.state import FederationState
 from fedhelix.store.records import Record
@@ -27,11 +29,10 @@ def onboard_all(
         state, size = onboard_one(fed, state, client, ctx)
         received.append(size)
     record = Record(arrival_bytes=float(np.mean(received)))
-    clients = [i for i in fed.evaluated if i in ctx.present and len(fed.splits[i].test)]
-    if clients:
-        tasks = [task._replace(arriving=True) for task in fed.tasks(state, clients, ctx)]
-        tests = [scores.test for scores in fed.engine.evaluate(tasks)[0]]
-        record[f"arrival_{fed.objective.name}"] = float(np.mean(tests))
+    clients = [client for client in fed.evaluated if client in ctx.present]
+    tests = after_training(fed, fed.tasks(state, clients, ctx))
+    if tests:
+        record[f"arrival_{fed.objective.name}"] = float(np.mean(list(tests.values())))
     return state, record
 
 
@@ -47,12 +48,12 @@ def onboard_one(
         sent, received = sent + payload_bytes(message), received + payload_bytes(payload)
     first = fed.engine.onboard_state(ClientTask(client, ctx.round, payload, {}))
     kept = {client: first} if first else {}
-    after = FederationState(
-        state.round,
-        server,
-        state.client_states | kept,
-        state.changed | set(kept),
-        state.setup_bytes + sent + received,
+    after = replace(
+        state,
+        server=server,
+        client_states=state.client_states | kept,
+        changed=state.changed | set(kept),
+        setup_bytes=state.setup_bytes + sent + received,
     )
     return after, received
 
@@ -71,6 +72,8 @@ def onboard(fed: FederationSetup, data: Any, state: FederationState) -> tuple[in
     if fed.layers.norm and len(train) < 2:
         raise UserError("the newcomer has only one training sample, but BatchNorm needs two.")
     splits = [*fed.splits, Split(train, train[:0], test)]
+    if fed.devices is not None:
+        fed.devices.device(number)  # a trace may not know it
     fed.change_setup(replace(setup, data=pool, splits=splits))
     try:
         state, _ = onboard_one(fed, state, number, fed.context(state.round, state.round))
@@ -79,7 +82,15 @@ def onboard(fed: FederationSetup, data: Any, state: FederationState) -> tuple[in
         raise
     fed.splits, fed.clients = splits, number + 1
     fed.evaluated = [*fed.evaluated, number]
+    members = [(*sampler.members, number) for sampler in fed.samplers]
     fed.samplers = [
-        replace(sampler, members=(*sampler.members, number)) for sampler in fed.samplers
+        replace(
+            sampler,
+            members=group,
+            class_shares=None
+            if sampler.class_shares is None
+            else class_shares(pool, splits, group),
+        )
+        for sampler, group in zip(fed.samplers, members, strict=True)
     ]
     return number, state

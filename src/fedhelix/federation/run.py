@@ -16,7 +16,7 @@ from fedhelix.federation import description, newcomers
 from fedhelix.federation.setup import FederationSetup
 from fedhelix.federation.state import FederationState
 from fedhelix.store import RunFolder
-from fedhelix.store.records import Record, summarise
+from fedhelix.store.records import Record, summarise, time_to
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +43,14 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The figures of the whole run."""
         facts, name = description.facts(self.federation), self.federation.objective.name
-        return summarise(self.records, facts, name)
+        agreement = description.cluster_agreement(self.federation, self.records)
+        return summarise(self.records, facts | agreement, name)
+
+    def time_to(self, level: float) -> float | None:
+        """The simulated seconds until the accuracy (or score) reaches a level; None if it never
+        does.
+        """
+        return time_to(self.records, level)
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """How fast it learned, what it sent, and how each client fares; with a path also as a file.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -11,22 +12,28 @@ import numpy as np
 from fedhelix.core.errors import UserError
 from fedhelix.core.options import Checked, option
 from fedhelix.core.seeds import numpy_draw
+from fedhelix.data import Dataset, Split
 
 LEAST_RATE = 0.02  # everybody comes now and then
 
 
 @dataclass(frozen=True)
 class Participation(Checked):
-    """Equal chances for all, or rates that differ from client to client."""
+    """Equal chances for all, or rates that differ from client to client; and what each counts."""
 
-    participation: Literal["uniform", "bernoulli"] = option(
-        "uniform", "who takes part: a cohort drawn from all alike, or each client by its own rate"
+    participation: Literal["uniform", "bernoulli", "classes"] = option(
+        "uniform",
+        "who takes part: a cohort drawn from all alike, each client by its own rate, or by a rate "
+        "that follows from its classes",
     )
     participation_alpha: float = option(
         0.3,
         "concentration of the Dirichlet distribution of the rates; small: very unequal",
         above=0,
         high=1e6,
+    )
+    client_weights: Literal["samples", "equal"] = option(
+        "samples", "what a client counts in a mean: its number of samples, or as much as any other"
     )
 
 
@@ -66,26 +73,58 @@ class Sampler:
     members: tuple[int, ...]
     size: int  # of a cohort; with rates: on average
     seed: int
+    class_shares: np.ndarray | None = None  # of each member, for rates that follow from classes
 
     @cached_property
     def rates(self) -> np.ndarray:
         """How likely each client takes part in a round; their sum is the size, but
         for the limits.
+
+        Rates that follow from classes are those of FedAU's experiments: every class has a rate, and
+        a client the mean of its samples' rates.
         """
         if self.participation.participation == "uniform":
             return np.full(len(self.members), self.size / len(self.members))
-        alpha = np.full(len(self.members), self.participation.participation_alpha)
-        return np.clip(
-            self.size * numpy_draw(self.seed, "participation").dirichlet(alpha), LEAST_RATE, 1
-        )
+        kinds = len(self.members) if self.class_shares is None else self.class_shares.shape[1]
+        alpha = np.full(kinds, self.participation.participation_alpha)
+        rates = self.size * numpy_draw(self.seed, "participation").dirichlet(alpha)
+        if self.class_shares is not None:
+            rates = self.class_shares @ rates * kinds / len(self.members)
+        return np.clip(rates, LEAST_RATE, 1)
 
-    def cohort(self, t: int) -> list[int]:
-        """The clients of round t, never none."""
-        draw = numpy_draw(self.seed, "cohort", t)
-        if self.participation.participation == "uniform":
-            chosen = draw.choice(len(self.members), self.size, replace=False)
-        else:
-            chosen = np.flatnonzero(draw.random(len(self.members)) < self.rates)
-            if not len(chosen):
-                chosen = draw.choice(len(self.members), 1, p=self.rates / self.rates.sum())
-        return sorted(self.members[place] for place in chosen)
+    def cohort(self, t: int, ready: Sequence[int] | None = None) -> list[int]:
+        """The clients of round t, of those who are ready if not all are: none if nobody is."""
+        among = self.members if ready is None else ready
+        if self.participation.participation == "uniform" or not among:
+            return sorted(self.some(t, self.size, among))
+        draw, there = numpy_draw(self.seed, "cohort", t), set(among)
+        takes_part = draw.random(len(self.members)) < self.rates
+        chosen = [self.members[place] for place in np.flatnonzero(takes_part)]
+        if present := [client for client in chosen if client in there]:
+            return present
+        return [among[place] for place in draw.choice(len(among), 1, p=self._chances(among))]
+
+    def some(self, t: int, count: int, among: Sequence[int], purpose: str = "cohort") -> list[int]:
+        """So many of some clients, or all if there are fewer, in the order of the draw."""
+        count = min(count, len(among))
+        if count < 1:
+            return []
+        uniform = self.participation.participation == "uniform"
+        chances = None if uniform else self._chances(among)
+        draw = numpy_draw(self.seed, purpose, t)
+        return [among[place] for place in draw.choice(len(among), count, replace=False, p=chances)]
+
+    def _chances(self, among: Sequence[int]) -> np.ndarray:
+        """The rates of some clients, scaled to a sum of one."""
+        rates = dict(zip(self.members, self.rates, strict=True))
+        chosen = np.array([rates[client] for client in among])
+        return chosen / chosen.sum()
+
+
+def class_shares(data: Dataset, splits: Sequence[Split], clients: Sequence[int]) -> np.ndarray:
+    """The class shares of clients' training samples, one row each."""
+    if data.classes is None:
+        raise UserError(f"participation = classes needs classes, and '{data.name}' has none.")
+    labels = data.codes(data.y)
+    counts = [np.bincount(labels[splits[i].train], minlength=data.classes) for i in clients]
+    return np.array([count / count.sum() for count in counts])

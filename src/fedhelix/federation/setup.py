@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import nn
 
-from fedhelix import models
 from fedhelix.core import seeds
 from fedhelix.core.errors import UserError
-from fedhelix.core.fit import check_fits
 from fedhelix.core.hooks import checked
-from fedhelix.core.layers import Layers
 from fedhelix.core.method import Context, Method, Scorer
 from fedhelix.core.objective import Loss, Metric, objective_for
 from fedhelix.core.options import build, convert
-from fedhelix.core.registry import make
 from fedhelix.core.tree import State
 from fedhelix.data import (
     Dataset,
@@ -30,24 +25,30 @@ from fedhelix.data import (
     Reserve,
     ServerData,
     Split,
-    from_clients,
-    load,
-    partitions,
 )
 from fedhelix.engines import Engine, engine_for
 from fedhelix.engines.kernels import Kernels
-from fedhelix.engines.kernels.choice import choose
-from fedhelix.engines.local import ClientTask, Setup, Training
-from fedhelix.federation.sampling import Newcomers, Participation, Sampler
+from fedhelix.engines.local import ClientTask, Setup, Training, samples_trained
+from fedhelix.federation.devices import Devices, devices_for
+from fedhelix.federation.inputs import (
+    Model,
+    client_setup,
+    device_of,
+    network,
+    read_data,
+    read_method,
+    read_partition,
+)
+from fedhelix.federation.sampling import Newcomers, Participation, Sampler, class_shares
+from fedhelix.federation.schedule import schedule_for
 from fedhelix.federation.state import FederationState
-from fedhelix.methods import FedAvg
 from fedhelix.robust.attacks import Attack, Attackers
 
-Model = str | nn.Module | Callable[[], nn.Module]
+NOTHING: Mapping[int, list[int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class FederationSettings(Attack, Newcomers, Participation, ServerData, Training):
+class FederationSettings(Attack, Devices, Newcomers, Participation, ServerData, Training):
     """The settings of a federation, the same for every method."""
 
 
@@ -69,6 +70,7 @@ class FederationSetup:
         clients: int,
         cohort: int | None,
         eval_clients: int | None,
+        eval_trained: bool,
         seed: int,
         loss: Loss | None,
         metric: Metric | None,
@@ -83,6 +85,7 @@ class FederationSetup:
         pool = read_data(data)
         self.method = read_method(method)
         self.seed, self.device = convert("seed", seed, int), device_of(device)
+        self.eval_trained = convert("eval_trained", eval_trained, bool)
         workers = convert("workers", workers, int | None)
         address = convert("address", address, str | None)
         kernels = convert("kernels", kernels, Literal["auto", Kernels])
@@ -91,12 +94,16 @@ class FederationSetup:
         scores = self.method.capabilities.server_validation
         self.settings: FederationSettings = settings.resolved(scores)
         self._own_samples(pool, read_partition(partition, pool, clients))
-        self._choose_clients(cohort, eval_clients)
+        self._choose_clients(pool, cohort, eval_clients)
         if self.method.capabilities.classification and pool.classes is None:
             raise UserError(
                 f"{self.method.label} needs classes, and '{pool.name}' is no classification; "
                 "use tau = 0 or another method."
             )
+        self.devices = devices_for(self.settings, self.method, self.clients, self.seed)
+        self.schedule = schedule_for(
+            self.settings, self.devices, self.method, self.cohort_size, self._samples_trained
+        )
         module, self.layers = network(model, pool, self.method, self.seed)
         self._check_attack()
         self.attackers = Attackers(self.settings, self.clients, self.layers.parameters, self.seed)
@@ -122,6 +129,11 @@ class FederationSetup:
         """Who owns which samples, and what the server keeps for itself."""
         settings = self.settings
         self.data_is_here = partition.here  # whether the clients' samples are on this machine
+        if not partition.here and (settings.server_only or settings.participation == "classes"):
+            raise UserError(
+                "server_only and participation = classes need all samples in one place, "
+                "but sites keep theirs."
+            )
         parts = partition.divided(pool, settings.newcomers, settings.newcomers_classes, self.seed)
         self.reserve = Reserve.of(pool, parts[0], settings, self.seed)
         if self.method.capabilities.server_validation and not len(self.reserve.scoring):
@@ -134,6 +146,8 @@ class FederationSetup:
             for part in parts
             for split in part.split(pool, self.seed, exclude=self.reserve.all)
         ]
+        if settings.server_only:
+            splits = self.reserve.replacing(splits)
         self.splits, self.supplements = self.reserve.supplement(pool, splits, settings, self.seed)
         self.clients = len(self.splits)
         self.known = self.clients - settings.newcomers  # newcomers have the last numbers
@@ -143,11 +157,12 @@ class FederationSetup:
                 "lower newcomers."
             )
 
-    def _choose_clients(self, cohort: int | None, eval_clients: int | None) -> None:
+    def _choose_clients(self, pool: Dataset, cohort: int | None, eval_clients: int | None) -> None:
         """Who can be sampled, and whose personal models are evaluated."""
         cohort = convert("cohort", cohort, int | None)
         eval_clients = convert("eval_clients", eval_clients, int | None)
-        self.cohort_size = min(10, self.known) if cohort is None else cohort
+        usual = 1 if self.settings.server_only else min(10, self.known)
+        self.cohort_size = usual if cohort is None else cohort
         if not 1 <= self.cohort_size <= self.known:
             raise UserError(
                 f"cohort must lie between 1 and the number of clients ({self.known}), not {cohort}."
@@ -157,8 +172,16 @@ class FederationSetup:
         groups = [range(self.known)]
         if self.settings.newcomers:
             groups.append(range(self.known, self.clients))
+        size = self.settings.places(self.cohort_size)
+        by_class = self.settings.participation == "classes"
         self.samplers = [
-            Sampler(self.settings, tuple(group), min(self.cohort_size, len(group)), self.seed)
+            Sampler(
+                self.settings,
+                tuple(group),
+                min(size, len(group)),
+                self.seed,
+                class_shares(pool, self.splits, group) if by_class else None,
+            )
             for group in groups
         ]
         self.evaluated = [
@@ -206,14 +229,19 @@ class FederationSetup:
         """The data, where the engine keeps them."""
         return self.engine.setup.data
 
-    def cohort(self, t: int) -> list[int]:
-        """The clients sampled in round t: the same for every method with this seed."""
-        return self.samplers[self.settings.arrived(t)].cohort(t)
+    def cohort(self, t: int, drawn: Mapping[int, list[int]] = NOTHING) -> list[int]:
+        """The clients sampled in round t, unless they are drawn already: the same for every method
+        with this seed, as long as no device is busy or unavailable.
+        """
+        return drawn[t] if t in drawn else self.sampler(t).cohort(t)
+
+    def sampler(self, t: int) -> Sampler:
+        """Draws from those who can be sampled in round t."""
+        return self.samplers[self.settings.arrived(t)]
 
     def context(self, t: int, rounds: int) -> Context:
         """What the server's hooks see in round t."""
-        arrived = self.settings.arrived(t)
-        everybody = arrived or not self.settings.newcomers
+        everybody = self.settings.arrived(t) or not self.settings.newcomers
         return Context(
             round=t,
             rounds=rounds,
@@ -223,7 +251,7 @@ class FederationSetup:
             device=self.device,
             seed=self.seed,
             cohort=self.cohort,
-            present=self.samplers[arrived].members,
+            present=self.sampler(t).members,
             score=self.scorer(self.reserve.scoring),
             score_on=self._score_on if len(self.reserve.scoring) else None,
         )
@@ -240,6 +268,9 @@ class FederationSetup:
         if not len(samples):
             return None
         return partial(self.engine.score, pool="train", indices=torch.from_numpy(samples))
+
+    def _samples_trained(self, task: ClientTask) -> int:
+        return samples_trained(self.engine.setup, task)
 
     def tasks(
         self, state: FederationState, clients: Sequence[int], ctx: Context
@@ -261,71 +292,3 @@ class FederationSetup:
         """Let the engine go on with other clients."""
         self.engine.close()
         self.engine.setup = setup
-
-
-def read_data(data: str | Dataset | Sequence[Any]) -> Dataset:
-    """A data set by its name, as it is, or made of one part per client."""
-    if isinstance(data, str):
-        return load(data)
-    return data if isinstance(data, Dataset) else from_clients(data)
-
-
-def read_partition(partition: str | Partition | None, pool: Dataset, clients: int) -> Partition:
-    """A partition as it is or from text; None takes the usual one for these data."""
-    if partition is None:
-        partition = partitions.usual(pool)
-    if isinstance(partition, str):
-        partition = partitions.parse(partition, clients)
-    if not isinstance(partition, Partition):
-        raise UserError(
-            f"partition is text or a value such as partition.iid(10), not {partition!r}."
-        )
-    return partition
-
-
-def read_method(method: str | Method | None) -> Method:
-    """A method by its name or as it is; None is FedAvg."""
-    chosen = make(method) if isinstance(method, str) else FedAvg() if method is None else method
-    if not isinstance(chosen, Method):
-        raise UserError(f"method is a name or a value such as FedAvg(), not {method!r}.")
-    return chosen
-
-
-def network(model: Model, pool: Dataset, method: Method, seed: int) -> tuple[nn.Module, Layers]:
-    """The network for these data and its layers, if it fits them and the method can use it."""
-    outputs = pool.classes if pool.classes is not None else math.prod(pool.y.shape[1:])
-    module = models.build(model, pool.shape, outputs, data_name=pool.name, seed=seed)
-    example = pool.prepare(pool.x[:2]).cpu()  # where a new network is
-    check_fits(module, example, outputs)
-    layers = Layers.of(module, example)
-    checked(method).check(layers)
-    return module, layers
-
-
-def client_setup(setup: Setup, kernels: Kernels | Literal["auto"]) -> Setup:
-    """What clients' work depends on, on its device, with the initial state and with kernels."""
-    batch_size = setup.training.batch_size
-    if batch_size < 2 and any(isinstance(m, nn.BatchNorm1d) for m in setup.module.modules()):
-        raise UserError("BatchNorm needs two samples in a minibatch; set batch_size to 2 or more.")
-    if setup.layers.norm and any(len(split.train) == 1 for split in setup.splits):
-        raise UserError(
-            "a client has only one training sample, but BatchNorm needs two; use larger clients."
-        )
-    state = setup.module.to(setup.device).state_dict()
-    initial = {name: state[name].detach().clone() for name in setup.layers.names}
-    setup = replace(setup, initial=initial, data=setup.data.to(setup.device))
-    return replace(setup, kernels=choose(setup) if kernels == "auto" else kernels)
-
-
-def device_of(name: str) -> torch.device:
-    """The device of that name; `auto` takes what there is."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError):
-        raise UserError(
-            f"there is no device '{name}' here; use auto to take what there is."
-        ) from None
-    return device

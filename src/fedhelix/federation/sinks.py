@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+import warnings
 from collections import ChainMap
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -13,6 +15,8 @@ from fedhelix.store import RunFolder
 from fedhelix.store.progress import Progress
 from fedhelix.store.records import Record
 from fedhelix.store.trackers import Tracker
+
+RISING, RISE = 3, 1.25  # so many rounds with so many times the first round's loss
 
 
 class Sink:
@@ -65,7 +69,9 @@ class FolderSink(Sink):
                 f"the metrics.jsonl of '{self.folder.path}' lacks rounds that its checkpoint has."
             )
         kept = _with_changes(states) if self.on_disk else dict(states)
-        return records, FederationState(round, server, kept)
+        state = FederationState(round, server, kept)
+        state.set_timing(self.folder.timing(self.device))
+        return records, state
 
     def update(self, record: Record, state: FederationState) -> None:
         """Append the record and, when it is due, write a checkpoint."""
@@ -90,7 +96,7 @@ class FolderSink(Sink):
     def _checkpoint(self, state: FederationState) -> None:
         changed = {client: state.client_states[client] for client in sorted(state.changed)}
         self.folder.write_choices(self.choices)
-        self.folder.checkpoint(state.round, state.server, changed)
+        self.folder.checkpoint(state.round, state.server, changed, state.timing())
         state.changed.clear()
 
 
@@ -140,6 +146,28 @@ class ProgressSink(Sink):
     def update(self, record: Record, state: FederationState) -> None:
         """Show the record."""
         self.progress.update(record)
+
+
+class DivergenceSink(Sink):
+    """Warns once when the clients' loss has risen above that of the first round."""
+
+    def __init__(self, earlier: list[Record]):
+        self.losses = [record["train_loss"] for record in earlier]
+        self.warned = False
+
+    def update(self, record: Record, state: FederationState) -> None:
+        """Compare the last rounds with the first one."""
+        self.losses.append(record["train_loss"])
+        first, last = self.losses[0], statistics.fmean(self.losses[-RISING:])
+        if self.warned or len(self.losses) <= RISING or last <= RISE * first:
+            return
+        self.warned = True
+        warnings.warn(
+            f"training seems to diverge: the clients' mean loss was {first:.3g} in the first round "
+            f"and is {last:.3g} in the {RISING} rounds up to round {record['round']}; "
+            "a smaller lr, less momentum or fewer epochs may help.",
+            stacklevel=3,
+        )
 
 
 class WatchSink(Sink):

@@ -108,17 +108,21 @@ def validate_uploads(
 
 
 def traffic(
-    payloads: Mapping[int, Tree], results: Sequence[ClientResult], more: int
+    payloads: Mapping[int, Tree],
+    results: Sequence[ClientResult],
+    arrived: Sequence[ClientResult],
+    more: int,
 ) -> dict[str, int]:
-    """What a round weighs; apart, what went to clients that send nothing back (they train in
-    advance), and `more`.
+    """What a round weighs: the payloads that were sent and the uploads that arrived; apart, what
+    went to clients that send nothing back (they train in advance), and `more`.
     """
     silent = {result.client for result in results if not result.upload}
     return {
-        "uplink_bytes": sum(payload_bytes(result.upload) for result in results),
-        "uplink_values": sum(paper_bytes(result.upload) for result in results) // 4,
+        "uplink_bytes": sum(payload_bytes(result.upload) for result in arrived),
+        "uplink_values": sum(paper_bytes(result.upload) for result in arrived) // 4,
         "downlink_bytes": sum(
             payload_bytes(payload) for client, payload in payloads.items() if client not in silent
         ),
-        "other_bytes": more + sum(payload_bytes(payloads[client]) for client in silent),
+        "other_bytes": more
+        + sum(payload_bytes(payload) for client, payload in payloads.items() if client in silent),
     }

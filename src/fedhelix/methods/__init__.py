@@ -7,12 +7,14 @@ from fedhelix.methods.clustered import Clustered
 from fedhelix.methods.compact import Compact
 from fedhelix.methods.cull import Cull
 from fedhelix.methods.ditto import Ditto
+from fedhelix.methods.fedasync import FedAsync
 from fedhelix.methods.fedau import FedAU
 from fedhelix.methods.fedavg import FedAvg
 from fedhelix.methods.fedavg_ft import FedAvgFT
 from fedhelix.methods.fedavgm import FedAvgM
 from fedhelix.methods.fedbabu import FedBABU
 from fedhelix.methods.fedbn import FedBN
+from fedhelix.methods.fedbuff import FedBuff
 from fedhelix.methods.feddyn import FedDyn
 from fedhelix.methods.fedfina import FedFina
 from fedhelix.methods.fedlg import FedLG
@@ -45,11 +47,13 @@ __all__ = [
     "Cull",
     "Ditto",
     "FedAU",
+    "FedAsync",
     "FedAvg",
     "FedAvgFT",
     "FedAvgM",
     "FedBABU",
     "FedBN",
+    "FedBuff",
     "FedDyn",
     "FedFina",
     "FedLG",

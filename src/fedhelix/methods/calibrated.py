@@ -17,6 +17,8 @@ from fedhelix.core.tree import State, Tree
 from fedhelix.core.wrapper import Wrapper
 from fedhelix.methods.fedavg import FedAvg
 
+USED = "shifted"  # the model that carries the shares where no other does
+
 
 def log_shares(targets: Tensor, classes: int, smooth: float) -> Tensor:
     """The logarithms of the class shares, with `smooth` added to the count of every class."""
@@ -37,6 +39,9 @@ class Calibrated(Wrapper):
     inner: Method = option(FedAvg(), "the method whose clients are calibrated")
     tau: float = option(1.0, "how strongly the shares count; 0: not at all", low=0)
     smooth: float = option(1.0, "added to the count of every class", above=0)
+    trained: bool = option(
+        True, "train with the shares too; otherwise a model gets them when it is used"
+    )
 
     @property
     def capabilities(self) -> Capabilities:
@@ -44,13 +49,24 @@ class Calibrated(Wrapper):
         return replace(super().capabilities, classification=True)
 
     def start(self, payload: Tree, client_state: Tree, client: Client) -> dict[str, State]:
-        """Client: every model carries the client's shares, to train with and to use."""
+        """Client: every model carries the client's shares, to train with and to use; or one more
+        does, which is only used.
+        """
         assert client.classes is not None
         shift = self.tau * log_shares(client.targets(), client.classes, self.smooth)
         models = super().start(payload, client_state, client)
+        if not self.trained:
+            used = models[self.inner.personal(models)]
+            return {**models, USED: {**used, SHIFT: shift}}
         return {name: {**model, SHIFT: shift} for name, model in models.items()}
+
+    def personal(self, models: dict[str, State]) -> str:
+        """Client: the model that carries the shares."""
+        return self.inner.personal(models) if self.trained else USED
 
     def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
         """Client: the shares are removed before anything leaves or is kept."""
-        models = {name: without_shift(model) for name, model in local.models.items()}
+        models = {
+            name: without_shift(model) for name, model in local.models.items() if name != USED
+        }
         return super().upload(replace(local, models=models))

@@ -40,27 +40,39 @@ class Clusters(Method):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Every client sends its singular vectors; every cluster has a model."""
-        return replace(super().capabilities, client_init=True, several_models=True)
+        """Every client sends its singular vectors, unless there is one cluster; every cluster has a
+        model.
+        """
+        usual = super().capabilities
+        sends = usual.client_init or self.clusters > 1
+        return replace(usual, client_init=sends, several_models=True)
 
     def client_init(self, client: Client) -> Tree:
         """Client: the directions of its data, besides what else there is to tell."""
-        return {**super().client_init(client), "print": self._fingerprint(client)}
+        return {**super().client_init(client), **self._fingerprint(client)}
 
-    def _fingerprint(self, client: Client) -> torch.Tensor:
-        """Client: its singular vectors in the space of features."""
+    def _fingerprint(self, client: Client) -> Tree:
+        """Client: its singular vectors in the space of features; for one cluster nobody needs
+        them.
+        """
+        if self.clusters == 1:
+            return {}
         if self.cluster_distance == "pacfl":
             classes = client.layers.weighted[-1].outputs
-            return class_vectors(client.raw_inputs(), client.targets(), classes).cpu()
-        return principal_vectors(client.raw_inputs(), self.vectors).cpu()
+            vectors = class_vectors(client.raw_inputs(), client.targets(), classes)
+        else:
+            vectors = principal_vectors(client.raw_inputs(), self.vectors)
+        return {"print": vectors.cpu()}
 
     def server_init(
         self, client_inits: Mapping[int, Tree], ctx: Context
     ) -> tuple[Tree, dict[int, Tree]]:
         """Server: group the clients, and begin once for every group."""
-        prints = torch.stack([client_init["print"] for client_init in client_inits.values()])
-        member = cluster(prints, self.clusters, self.cluster_distance, self.cluster_by, ctx.seed)
-        parts: Tree = {}
+        member, prints, parts = [0] * ctx.clients, torch.zeros(0), Tree()
+        if self.clusters > 1:
+            prints = torch.stack([client_init["print"] for client_init in client_inits.values()])
+            by = (self.cluster_distance, self.cluster_by)
+            member = cluster(prints, self.clusters, *by, ctx.seed)
         replies: dict[int, Tree] = {}
         for k in range(max(member) + 1):
             mine = {i: client_init for i, client_init in client_inits.items() if member[i] == k}
@@ -105,7 +117,7 @@ class Clusters(Method):
         ctx.metadata.setdefault("clusters", {}).update(
             {str(i): int(server["member"][i]) for i in shown}
         )
-        if ctx.round == 0:
+        if ctx.round == 0 and self.clusters > 1:
             points = layout(distances(server["prints"], server["prints"], self.cluster_distance))
             ctx.metadata["positions"] = {str(i): point for i, point in enumerate(points.tolist())}
         return {**server, "parts": parts}
@@ -117,25 +129,26 @@ class Clusters(Method):
     def onboard_client(self, payload: Tree, client: Client) -> Tree:
         """Client: a newcomer tells its singular vectors too."""
         said = super().onboard_client(payload, client)
-        return said if payload else {**said, "print": self._fingerprint(client)}
+        return said if payload else {**said, **self._fingerprint(client)}
 
     def onboard_server(self, server: Tree, message: Tree, ctx: Context) -> tuple[Tree, Tree, bool]:
         """Server: a newcomer joins the nearest cluster, whose mean moves by it."""
-        if "print" in message:
-            prints, member = server["prints"], server["member"]
-            cluster_of = nearest(
-                message["print"].to(prints.device), prints, member.tolist(), self.cluster_distance
-            )
-            ctx.metadata.setdefault("clusters", {})[str(ctx.clients)] = cluster_of
-            grown = torch.cat([prints, message["print"][None].to(prints.device)])
-            server = {
-                **server,
-                "member": torch.cat([member, member.new_tensor([cluster_of])]),
-                "prints": grown,
-            }
+        if ctx.clients == len(server["member"]):
+            server = self._joined(server, message, ctx)
         k = self._place(server, ctx.clients)
         part, payload, done = super().onboard_server(server["parts"][k], message, ctx)
         return {**server, "parts": {**server["parts"], k: part}}, payload, done
+
+    def _joined(self, server: Tree, message: Tree, ctx: Context) -> Tree:
+        """The server's state with a newcomer as a member of the nearest cluster."""
+        prints, member, cluster_of = server["prints"], server["member"], 0
+        if self.clusters > 1:
+            mine = message["print"].to(prints.device)
+            cluster_of = nearest(mine, prints, member.tolist(), self.cluster_distance)
+            prints = torch.cat([prints, mine[None]])
+        ctx.metadata.setdefault("clusters", {})[str(ctx.clients)] = cluster_of
+        grown = torch.cat([member, member.new_tensor([cluster_of])])
+        return {**server, "member": grown, "prints": prints}
 
     def _within(self, server: Tree, k: str, ctx: Context) -> Context:
         """The round as a cluster sees it: nobody else could have come. What is noted is noted for

@@ -63,13 +63,14 @@ class FedLPS(FedAvg):
 
     def loss_context(self, payload: Tree, client_state: Tree, client: Client) -> Tree:
         """Client: what stays of each weight, and whether the encoder learns, as it does in the
-        first round only.
+        client's first round only.
         """
         model, kept = (
             client.initial,
             client_state.get("channels") or channels(client.initial, prunable(client.layers), 0.0),
         )
-        learns = torch.tensor(float(client.round == 0), device=next(iter(model.values())).device)
+        first = float("channels" not in client_state)
+        learns = torch.tensor(first, device=next(iter(model.values())).device)
         return {
             "mask": {name: mask_of(stay, model[name]) for name, stay in kept.items()},
             "learns": learns,
@@ -92,7 +93,8 @@ class FedLPS(FedAvg):
         the encoder.
         """
         model, names, first = local.models["model"], prunable(local.layers), encoder(local.layers)
-        if local.client.round:  # frozen: not even weight decay moves it
+        frozen = "channels" in local.client_state
+        if frozen:  # not even weight decay moves it
             model = {
                 **model,
                 **take(local.payload["model"], set(first) & set(local.layers.parameters)),
@@ -100,7 +102,7 @@ class FedLPS(FedAvg):
         kept = local.client_state.get("channels") or channels(model, names, self.prune_ratio)
         masks = {name: mask_of(kept[name], model[name]) for name in names}
         model = {**model, **{name: model[name] * masks[name] for name in names}}
-        silent = [*names, *(first if local.client.round else ())]
+        silent = [*names, *(first if frozen else ())]
         values = {name: model[name][masks[name] > 0] for name in names}
         return {"model": drop(model, silent), "values": values, "channels": kept}, {
             "channels": kept,
@@ -114,8 +116,16 @@ class FedLPS(FedAvg):
     def aggregate(
         self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context
     ) -> Tree:
-        """Server: a mean of every coordinate over those who kept it."""
-        model = super().aggregate(server, uploads, weights, ctx)["model"]
+        """Server: a mean of every coordinate over those who kept it; who sends no encoder votes for
+        the one that is there.
+        """
+        sent = {name for upload in uploads for name in upload.tree["model"]}
+        there = take(server["model"], sent & set(encoder(ctx.layers)))
+        whole = [
+            upload._replace(tree={**upload.tree, "model": {**there, **upload.tree["model"]}})
+            for upload in uploads
+        ]
+        model = super().aggregate(server, whole, weights, ctx)["model"]
         for name in prunable(ctx.layers):
             masks = [mask_of(upload.tree["channels"][name], model[name]) for upload in uploads]
             values = [

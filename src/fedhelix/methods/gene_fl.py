@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from fedhelix.components.genes.book import (
-    GeneSize,
     entries_of,
     gene_metadata,
     gene_report,
     gene_units,
+    learnt_layers,
 )
 from fedhelix.components.genes.drift import Norm, pull, scales
 from fedhelix.components.genes.fisher import Normalisation, client_fisher, elastic_mask, normalise
-from fedhelix.components.genes.scores import Measure, Select
-from fedhelix.core.layers import Granularity, Layers
+from fedhelix.components.genes.options import GeneOptions
+from fedhelix.core.layers import Layers
 from fedhelix.core.method import Batch, Capabilities, Client, Context, Local, LocalRound, Upload
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
@@ -31,13 +31,17 @@ from fedhelix.methods.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
-class Genes(FedAvg):
+class Genes(GeneOptions, FedAvg):
     """GENE-FL within one cluster."""
 
     lambda_gen: float = option(0.5, "strength of the pull towards the cluster's model", low=0)
     lambda_elg: float = option(0.05, "strength of the pull of the elastic parameters", low=0)
     epsilon: float = option(0.5, "elastic up to this normalised Fisher value", low=0, high=1)
-    gen_norm: Norm = option("relative", "divide a layer's drift by its length, sqrt(size), nothing")
+    gen_norm: Norm = option(
+        "relative",
+        "divide a layer's drift by its length, sqrt(size), nothing; or one norm for all layers, "
+        "as Eq. 4 has it",
+    )
     gen_squared: bool = option(
         True, "square the drift of every layer, so that small steps are free"
     )
@@ -48,48 +52,19 @@ class Genes(FedAvg):
     fisher_mode: Literal["sample", "batch"] = option(
         "sample", "squared gradients of samples, or (biased) of batches"
     )
-    gene_score: Measure = option("similarity", "how a unit's change is measured, over its size")
-    gene_select: Select = option("highest", "which scores make the gene")
-    gene_granularity: Granularity = option("conv", "what a unit is")
-    gene_budget: float = option(
-        0.25, "share of the model that a gene may weigh; 0: count units instead", low=0, high=1
-    )
-    gene_gamma0: int = option(4, "units of the first genes", low=1)
-    gene_gamma_min: int = option(1, "units of the last genes", low=1)
-    gene_shrink_every: int | None = option(
-        None, "rounds between two sizes (auto: a 33rd of all)", low=1
-    )
-    gene_shrink_tolerance: float = option(
-        0.005, "a greater loss of validation accuracy stops the shrinking", low=0
-    )
-    gene_overwrite: bool = option(
-        True, "load the cluster's gene into the client's model each round"
-    )
 
     @property
     def capabilities(self) -> Capabilities:
         """Runs that differ in nothing that the loss looks at can be trained together."""
-        in_loss = (self.lambda_gen, self.lambda_elg, self.gen_squared, self.elg_hard)
+        whole = self.gen_norm == "whole"
+        in_loss = (self.lambda_gen, self.lambda_elg, self.gen_squared, whole, self.elg_hard)
         # A class that inherits may look at more.
         key = ("gene-fl", *in_loss) if type(self) in (Genes, GeneFL) else self
         return replace(super().capabilities, loss_key=key)
 
-    @property
-    def _size(self) -> GeneSize:
-        return GeneSize(
-            self.gene_budget,
-            self.gene_gamma0,
-            self.gene_gamma_min,
-            self.gene_shrink_every,
-            self.gene_shrink_tolerance,
-        )
-
-    def _units(self, layers: Layers) -> dict[str, tuple[str, ...]]:
-        return gene_units(layers, self.gene_granularity)
-
     def check(self, layers: Layers) -> None:
         """There must be units to choose from, and layers whose drift can be measured."""
-        self._size.check(self._units(layers), layers.split("conv"))
+        self._size.check(self._units(layers), gene_units(layers, "conv"))
 
     def shared_params(self, layers: Layers) -> Sequence[str]:
         """Whatever may become a gene."""
@@ -102,9 +77,13 @@ class Genes(FedAvg):
         return {"model": ctx.initial, "book": self._size.open_book(self._units(ctx.layers))}, {}
 
     def download(self, server: Tree, client: int, ctx: Context) -> Tree:
-        """Server: the model, which of its units are the gene, and how many units to send."""
-        gene = self._size.due(server["book"], self._units(ctx.layers), ctx)
-        return {"model": server["model"], "gene": gene}
+        """Server: what its model has learnt, which units are the gene, and how many to send.
+
+        All else is as everybody drew it from the seed.
+        """
+        units = self._units(ctx.layers)
+        gene = self._size.due(server["book"], units, ctx)
+        return {"model": take(server["model"], entries_of(units, gene["learnt"])), "gene": gene}
 
     def start(self, payload: Tree, client_state: Tree, client: Client) -> dict[str, State]:
         """Client: its own model, and the same with the cluster's gene in it, to train."""
@@ -115,17 +94,23 @@ class Genes(FedAvg):
         return {"model": {**kept, **take(payload["model"], gene)}, "kept": kept}
 
     def loss_context(self, payload: Tree, client_state: Tree, client: Client) -> Tree:
-        """Client: the cluster's layers, the scale of each layer's drift, and the elastic mask."""
-        layers = client.layers.split("conv")
+        """Client: the cluster's layers but for the head, which of them it has learnt, the scale of
+        each layer's drift, and the elastic mask.
+        """
+        layers = gene_units(client.layers, "conv")
         names = entries_of(layers)
-        centre = {name: payload["model"][name] for name in names}
+        centre = take({**client.initial, **payload["model"]}, names)
         scale = scales(centre, list(layers.values()), self.gen_norm)
-        context: Tree = {"centre": centre, "scale": scale}
+        learnt = learnt_layers(layers, payload["model"]).to(scale)
+        context: Tree = {"centre": centre, "learnt": learnt, "scale": scale}
         if self.lambda_elg or self.elg_hard:
             model = self.start(payload, client_state, client)["model"]
             fisher = client_fisher(client, model, names, self.fisher_mode, self.fisher_samples)
             fisher = normalise(fisher, self.fisher_norm)
-            context["mask"] = elastic_mask(fisher, self.epsilon, self.elg_mask)
+            mask = elastic_mask(fisher, self.epsilon, self.elg_mask)
+            # What the cluster has not learnt is free.
+            free = [name for name in names if name not in payload["model"]]
+            context["mask"] = {**mask, **{name: torch.ones_like(mask[name]) for name in free}}
         return context
 
     def _elastic(self, params: Mapping[str, Tensor], context: Tree) -> State:
@@ -138,19 +123,18 @@ class Genes(FedAvg):
 
     def loss(self, params: Mapping[str, Tensor], batch: Batch, local: Local) -> Tensor:
         """Client: the base loss, plus the drift of all layers and that of the elastic part."""
-        context, squared = local.context, self.gen_squared
-        params = self._elastic(params, context)
-        base = local.base_loss(params, batch)
-        entries = list(local.layers.split("conv").values())
-        return base + pull(params, context, entries, self.lambda_gen, self.lambda_elg, squared)
+        params = self._elastic(params, local.context)
+        entries = list(gene_units(local.layers, "conv").values())
+        how = (self.lambda_gen, self.lambda_elg, self.gen_squared, self.gen_norm == "whole")
+        return local.base_loss(params, batch) + pull(params, local.context, entries, *how)
 
     def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
         """Client: the gene, its mask's density and its validation accuracy; the model stays."""
         before = self.start(local.payload, local.client_state, local.client)["model"]
         model = self._elastic(local.models["model"], local.context)
-        units, gamma = self._units(local.layers), int(local.payload["gene"]["gamma"])
-        gene = self._size.gene(model, before, units, gamma, self.gene_score, self.gene_select)
-        report = gene_report(local.context, local.client.valid(model))
+        units, due = self._units(local.layers), local.payload["gene"]
+        gene = self._size.gene(model, before, units, due, self._scored)
+        report = gene_report(local.context, local.payload["model"], local.client.valid(model))
         return {"model": take(model, gene), "report": report}, {"model": model}
 
     def personal(self, models: dict[str, State]) -> str:
@@ -174,10 +158,11 @@ class Genes(FedAvg):
         return None
 
     def onboard_server(self, server: Tree, message: Tree, ctx: Context) -> tuple[Tree, Tree, bool]:
-        """Server: a newcomer inherits the gene alone."""
+        """Server: a newcomer inherits the gene alone, or all that was learnt; never the head."""
         units = self._units(ctx.layers)
-        gene = entries_of(units, self._size.due(server["book"], units, ctx)["units"])
-        return server, {"model": take(server["model"], gene)}, True
+        due = self._size.due(server["book"], units, ctx)
+        marked = due["units" if self.gene_inherit == "gene" else "learnt"]
+        return server, {"model": take(server["model"], entries_of(units, marked))}, True
 
     def onboard_state(self, payload: Tree, client: Client) -> Tree:
         """Client: its model begins with the gene; the rest is drawn."""

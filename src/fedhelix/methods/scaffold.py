@@ -22,10 +22,11 @@ class Scaffold(FedAvg):
     """Each local gradient is shifted by (server control - own control), the control being a
     client's mean gradient.
 
-    Read off the round's steps (option II of the paper) it costs nothing, but with large steps the
-    clients drive each other away: on digits it diverged at a learning rate of 0.1. At the received
-    model (option I) it costs one more pass over the data and did not. Either way it does best with
-    smaller steps than FedAvg's.
+    At the received model (option I of the paper) the control costs one more pass over the data;
+    read off the round's steps (option II) it costs nothing. A client that has fitted its own
+    samples has no gradient left and follows the correction alone. So the learning rate must shrink
+    with the number of local steps, as the paper's theorem demands, and with the number of classes
+    that a client has.
     """
 
     control: Literal["gradient", "steps"] = option(
@@ -50,9 +51,12 @@ class Scaffold(FedAvg):
         return subtract(control, client_state.get("control") or zeros(control))
 
     def loss(self, params: Mapping[str, Tensor], batch: Batch, local: Local) -> Tensor:
-        """Client: a linear term has the correction as its gradient."""
+        """Client: the loss on its samples; a term of value zero has the correction as its
+        gradient.
+        """
         return local.base_loss(params, batch) + sum(
-            (params[name] * value).sum() for name, value in local.context.items()
+            ((params[name] - params[name].detach()) * value).sum()
+            for name, value in local.context.items()
         )
 
     def upload(self, local: LocalRound) -> tuple[Tree, Tree]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from fedhelix.papers import gene_fl, genfed, helix, pfedgpa
+from fedhelix.papers import devices, gene_fl, genfed, helix, pfedgpa
 from fedhelix.papers.cells import Cell, Scale
 from fedhelix.papers.study import Study
 
 STUDIES: dict[str, Study] = {
     study.name: study
-    for study in [*helix.STUDIES, *genfed.STUDIES, *gene_fl.STUDIES, *pfedgpa.STUDIES]
+    for study in [
+        *helix.STUDIES,
+        *genfed.STUDIES,
+        *gene_fl.STUDIES,
+        *pfedgpa.STUDIES,
+        *devices.STUDIES,
+    ]
 }
 
 __all__ = ["STUDIES", "Cell", "Scale", "Study"]

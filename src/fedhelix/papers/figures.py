@@ -118,17 +118,18 @@ def _lines(curve: str) -> Panel:
 
     def draw(axes: Axes, cells: Cells, column: str) -> None:
         for index, cell in enumerate(cells):
-            rounds, values = cell[curve]["rounds"], np.array(cell[curve]["by_seed"], dtype=float)
+            values = np.array(cell[curve]["by_seed"], dtype=float)
+            hours = cell[curve].get("hours")  # of every seed; the figure has their mean
+            x = cell[curve]["rounds"] if hours is None else np.mean(hours, 0)
             colour, dash = COLOURS[index % len(COLOURS)], DASHES[index % len(DASHES)]
             label = literal(cell["row"])
-            axes.plot(
-                rounds, values.mean(0), label=label, linewidth=1.6, color=colour, linestyle=dash
-            )
+            axes.plot(x, values.mean(0), label=label, linewidth=1.6, color=colour, linestyle=dash)
             if len(cells) <= MOST_BANDS:
                 lowest, highest = values.min(0), values.max(0)
-                axes.fill_between(rounds, lowest, highest, color=colour, alpha=0.15, linewidth=0)
+                axes.fill_between(x, lowest, highest, color=colour, alpha=0.15, linewidth=0)
         tidy(axes, literal(column))
-        axes.set(xlabel="round", ylabel=LABELS.get(name, name))
+        by_time = any("hours" in cell[curve] for cell in cells)
+        axes.set(xlabel="simulated hours" if by_time else "round", ylabel=LABELS.get(name, name))
         if name.endswith("accuracy"):
             axes.yaxis.set_major_formatter(percent)
         else:

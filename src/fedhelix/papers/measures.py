@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedhelix.papers.cells import Cell
-from fedhelix.store.records import Record, evaluated_records, is_number
+from fedhelix.store.records import HOUR, Record, evaluated_records, is_number
 
 
 class Finished(NamedTuple):
@@ -71,6 +71,17 @@ def rounds_to(
         return next(
             (record["round"] for record, yes in zip(records, reached, strict=True) if yes), None
         )
+
+    return measure
+
+
+def hours_to(target: float) -> Measure:
+    """The simulated hours until the first evaluation that reaches a test accuracy in percent."""
+
+    def measure(run: Finished) -> float | None:
+        reached = (record for record in run.records if _reaches(record.get("accuracy"), target))
+        first = next(reached, None)
+        return None if first is None else first["clock"] / HOUR
 
     return measure
 

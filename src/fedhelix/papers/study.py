@@ -9,19 +9,28 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from fedhelix.core.errors import unknown
+from fedhelix.federation.devices import Devices
 from fedhelix.papers.cells import Cell, Scale
 from fedhelix.papers.measures import Finished, Measure, spread
 from fedhelix.runs.config import PLACES
 from fedhelix.runs.jobs import Session, is_finished
 from fedhelix.runs.spec import RunSpec, make_spec
 from fedhelix.store import RunFolder
-from fedhelix.store.records import evaluated_records, is_number
+from fedhelix.store.records import HOUR, evaluated_records, is_number
+
+# Keys that version 0.1 did not have, and what it did: its runs keep their names.
+ADDED = {
+    "optimizer": "sgd",
+    "client_weights": "samples",
+    "server_only": False,
+    "eval_trained": False,
+}
 
 CellRuns = list[tuple[Cell, dict[Path, RunSpec]]]  # the runs of every cell by folder
 
@@ -34,7 +43,7 @@ class Study:
     title: str
     cells: Callable[[Scale], Sequence[Cell]]
     measures: Mapping[str, Measure]
-    seeds: Mapping[Scale, int] = field(default_factory=lambda: {"quick": 1, "gpu": 2, "paper": 5})
+    seeds: Mapping[Scale, int] = field(default_factory=lambda: {"quick": 1, "gpu": 5, "paper": 5})
     curves: Sequence[str] = ("accuracy",)  # recorded round by round, for the figure
     vectors: Sequence[str] = ()  # recorded client by client, of the last round
     drawn: Sequence[str] = ()  # rows of the figure, where all of them would hide each other
@@ -147,8 +156,9 @@ def origin(folders: Sequence[RunFolder]) -> dict[str, Any]:
 def folder_name(spec: RunSpec) -> str:
     """A readable name that differs for runs that differ in anything but where they run."""
     left_out = {*PLACES, "versions"}
-    if spec.config.optimizer == "sgd":
-        left_out.add("optimizer")  # version 0.1 had no other; its runs keep their names
+    left_out |= {name for name, value in ADDED.items() if getattr(spec.config, name) == value}
+    if spec.config.devices is None:
+        left_out |= {field.name for field in fields(Devices)}  # runs of before keep their names
     settings = {key: value for key, value in spec.as_dict().items() if key not in left_out}
     text = json.dumps(settings, sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode()).hexdigest()[:10]
@@ -179,10 +189,15 @@ def _curve(name: str, runs: Sequence[Finished]) -> dict[str, Any]:
     evaluated = [
         [record for record in evaluated_records(run.records) if name in record] for run in runs
     ]
-    return {
+    curve: dict[str, Any] = {
         "rounds": [record["round"] for record in evaluated[0]],
         "by_seed": [[_rounded(record[name]) for record in records] for records in evaluated],
     }
+    if all("clock" in record for records in evaluated for record in records):
+        curve["hours"] = [
+            [_rounded(record["clock"] / HOUR) for record in records] for records in evaluated
+        ]
+    return curve
 
 
 def _rounded(value: Any) -> float | None:

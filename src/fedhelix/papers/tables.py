@@ -40,7 +40,7 @@ def _incomplete(by_seed: Sequence[float | None], measure: str, runs: int) -> str
     known = sum(value is not None for value in by_seed)
     if known:
         return f"{known} of {runs} seeds"
-    return "never" if by_seed and measure.startswith("rounds") else ""
+    return "never" if by_seed and measure.startswith(("rounds", "hours")) else ""
 
 
 def _number(value: float) -> str:

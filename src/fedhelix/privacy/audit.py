@@ -54,10 +54,7 @@ def attack(victim: Victim, settings: Audit, noise: float, insider: bool) -> dict
     module, classes = fed.engine.setup.module.double().eval(), int(fed.data.classes or 0)
     truth, labels = chosen_images(victim, settings)
     model = doubled(victim.model)
-    seen = vmap(Attacker(module, model, victim.sent).gradients)(
-        truth, F.one_hot(labels, classes).double()
-    )
-    seen = noisy(seen, noise, settings.seed)
+    seen = noisy(observed(victim, truth, labels), noise, settings.seed)
     if not insider:
         model = outsiders_model(victim, model, settings.seed + 1)
     inferred = inferred_labels(victim, seen)
@@ -73,6 +70,7 @@ def attack(victim: Victim, settings: Audit, noise: float, insider: bool) -> dict
         optimiser=settings.optimiser,
         generator=draw(settings.seed, "audit-start"),
     )
+    attempts = fed.data.pixels(attempts)
     quality = torch.stack([psnr(attempts[:, at], truth) for at in range(attempts.shape[1])], 1)
     best = attempts[torch.arange(len(attempts)), quality.argmax(1)].clamp(0, 1)
     sizes = fed.layers.sizes
@@ -97,6 +95,14 @@ def chosen_images(victim: Victim, settings: Audit) -> tuple[Tensor, Tensor]:
     order = numpy_draw(settings.seed, "audit").permutation(len(fed.data.y))
     indices = torch.from_numpy(order[: settings.images]).to(fed.device)
     return unscaled(fed.data.x[indices]).double(), fed.data.y[indices]
+
+
+def observed(victim: Victim, truth: Tensor, labels: Tensor) -> State:
+    """The gradients that the victim would send for each image, normalised as in its training."""
+    fed, classes = victim.federation, int(victim.federation.data.classes or 0)
+    attacker = Attacker(fed.engine.setup.module.double().eval(), doubled(victim.model), victim.sent)
+    inputs, probabilities = fed.data.prepare(truth), F.one_hot(labels, classes).double()
+    return vmap(attacker.gradients)(inputs, probabilities)
 
 
 def noisy(gradients: State, variance: float, seed: int) -> State:

@@ -105,6 +105,13 @@ def _side_by_side(groups: Groups) -> Iterator[ReportFigure]:
     drawn = [curve for curve in plots.curves(groups) if len(curve.mean)]
     if drawn:
         metric = plots.metric_name(drawn)
+        if any(len(curve.hours) for curve in drawn):
+            yield ReportFigure(
+                f"{metric}-hours",
+                f"{metric.capitalize()} by simulated time",
+                "What the devices of the simulation need, whatever machine simulates them.",
+                plots.single(plots.draw_hours, drawn),
+            )
         for name, draw, by, caption in BY_COST:
             title = f"{metric.capitalize()} {by}"
             yield ReportFigure(f"{metric}-{name}", title, caption, plots.single(draw, drawn))

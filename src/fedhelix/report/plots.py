@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from fedhelix.report.results import Result, grouped
 from fedhelix.report.style import COLOURS, DASHES, GREY, MIB, literal, percent, save, sheet, tidy
 from fedhelix.store import RunFolder
+from fedhelix.store.records import HOUR
 
 Groups = dict[str, list[Result]]
 
@@ -32,6 +33,7 @@ class Curve:
     high: pd.Series
     uploaded: pd.Series
     seconds: pd.Series
+    hours: pd.Series  # simulated; empty without a clock
     clients: np.ndarray
     malicious: np.ndarray
     is_share: bool
@@ -62,13 +64,16 @@ def comparison_plot(folders: Sequence[RunFolder | Result], path: Path | str) -> 
 
 
 def overview(groups: Groups) -> Figure:
-    """Three panels: how fast, at which cost, and who is left behind."""
+    """Three panels: how fast (by the clock, if all have one), at which cost, and who is left
+    behind.
+    """
     all_curves = curves(groups)
     figure = sheet(10, 4.2 + 0.17 * max(0, len(all_curves) - 8))
     by_round, by_upload, by_client = figure.subplots(1, 3, width_ratios=(1, 1, 1.15))
     by_upload.sharey(by_round)
     drawn = [curve for curve in all_curves if len(curve.mean)]
-    draw_rounds(by_round, drawn)
+    timed = bool(drawn) and all(len(curve.hours) for curve in drawn)
+    (draw_hours if timed else draw_rounds)(by_round, drawn)
     draw_uploads(by_upload, drawn)
     by_upload.set_ylabel("")
     by_upload.tick_params(labelleft=False)
@@ -103,6 +108,8 @@ def _curve(label: str, results: Sequence[Result], place: int) -> Curve:
         sums = pd.DataFrame({result.seed: result.series(cost).cumsum() for result in results})
         return sums.mean(axis="columns").reindex(values.index).ffill().fillna(0)
 
+    clocks = pd.DataFrame({result.seed: result.series("clock") for result in results})
+    hours = clocks.mean(axis="columns").reindex(values.index) / HOUR
     finals = sorted(
         (value, client in result.attackers)
         for result in results
@@ -117,6 +124,7 @@ def _curve(label: str, results: Sequence[Result], place: int) -> Curve:
         high=values.max(axis="columns"),
         uploaded=spent("uplink_bytes") / MIB,
         seconds=spent("seconds"),
+        hours=hours if hours.notna().all() else hours[:0],
         clients=np.array([value for value, _ in finals]),
         malicious=np.array([malicious for _, malicious in finals], dtype=bool),
         is_share=column.endswith("accuracy"),
@@ -174,6 +182,15 @@ def draw_seconds(axes: Axes, drawn: Sequence[Curve]) -> None:
         "seconds of the run, evaluation included\n(on the machine that ran it)",
         drawn,
     )
+
+
+def draw_hours(axes: Axes, drawn: Sequence[Curve]) -> None:
+    """Metric against the time that the simulated devices took."""
+    timed = [curve for curve in drawn if len(curve.hours)]
+    for curve in timed:
+        axes.plot(curve.hours, curve.mean, label=curve.label, **curve.style)
+        _band(axes, curve.hours, curve)
+    _metric_axes(axes, "How soon?", "simulated hours\n(devices, not this machine)", timed)
 
 
 def draw_clients(axes: Axes, drawn: Sequence[Curve]) -> None:

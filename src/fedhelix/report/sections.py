@@ -13,6 +13,7 @@ from fedhelix.report.results import Result
 from fedhelix.report.style import MIB
 from fedhelix.report.wording import MEASURES, percent, plain
 from fedhelix.store.progress import human_bytes, human_seconds
+from fedhelix.store.records import HOUR
 
 MOST_CLIENTS = 500  # of more, the worst ones are listed
 TRAFFIC = ("uplink_bytes", "downlink_bytes", "other_bytes")
@@ -20,6 +21,7 @@ AXES = [
     {"key": "round", "label": "round"},
     {"key": "mib", "label": "MiB uploaded"},
     {"key": "seconds", "label": "seconds"},
+    {"key": "hours", "label": "simulated hours"},
 ]
 
 
@@ -112,7 +114,8 @@ def measures(results: Sequence[Result]) -> list[dict[str, Any]]:
 def series(groups: Groups) -> list[dict[str, Any]]:
     """The lines of the interactive chart: mean, lowest and highest over seeds.
 
-    Each has the rounds, the bytes and the seconds as its horizontal axes.
+    Each has the rounds, the bytes, the seconds and, with a clock, the simulated hours as its
+    horizontal axes.
     """
     return [_line(label, results, place) for place, (label, results) in enumerate(groups.items())]
 
@@ -125,6 +128,9 @@ def _line(label: str, results: Sequence[Result], place: int) -> dict[str, Any]:
         sums = {result.seed: result.series(column).cumsum() for result in results}
         spent = pd.DataFrame(sums).reindex(rounds).ffill()
         x[key] = _numbers(spent.mean(axis="columns") / unit)
+    if any(result.has("clock") for result in results):
+        clocks = pd.DataFrame({result.seed: result.series("clock") for result in results})
+        x["hours"] = _numbers(clocks.reindex(rounds).mean(axis="columns") / HOUR)
     y = {}
     for key in MEASURES:
         by_seed = pd.DataFrame({result.seed: result.series(key) for result in results})

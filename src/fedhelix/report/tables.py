@@ -25,9 +25,10 @@ def comparison(folders: Sequence[RunFolder | Result]) -> pd.DataFrame:
 
     Metrics are those of the last evaluated round (`personal_accuracy_at_best`: of the round that
     the validation set chose, if there is one). A mean over seeds is missing when one of them has
-    diverged. `*_se` is the standard error over seeds, and missing for a single seed. `difference`
-    is the mean difference to the first row over the seeds that both have, because paired
-    differences vary less than differences of means.
+    diverged. `clock` is the simulated seconds of a run, and `time_to_target` those until it reached
+    its target, missing when a seed never did. `*_se` is the standard error over seeds, and missing
+    for a single seed. `difference` is the mean difference to the first row over the seeds that both
+    have, because paired differences vary less than differences of means.
     """
     groups = grouped(folders)
     first = next(iter(groups.values()))
@@ -49,6 +50,10 @@ def comparison(folders: Sequence[RunFolder | Result]) -> pd.DataFrame:
         for column in AT_BEST:
             _add(row, column, [result.chosen(column) for result in results if result.summary])
         row["uplink_bytes"] = _mean([result.total("uplink_bytes") for result in results])
+        if _has(results, "clock"):
+            row["clock"] = _mean([result.final("clock") for result in results])
+            times = [result.summary.get("time_to_target") for result in results]
+            _add(row, "time_to_target", [math.nan if time is None else time for time in times])
         row["seconds"] = _mean([result.total("seconds") for result in results])
         if main_metric and results is not first:
             pairs = _paired_differences(results, first, main_metric)
@@ -156,6 +161,8 @@ def _columns(table: pd.DataFrame) -> list[tuple[str, str, Callable[[float], str]
         ("personal_score_at_best", "chosen on validation", _plain),
         ("difference", f"vs {table.index[0]}", metric),
         ("uplink_bytes", "uploaded", human_bytes),
+        ("time_to_target", "time to target", human_seconds),
+        ("clock", "simulated time", human_seconds),
         ("seconds", "time", human_seconds),
     ]
     return [column for column in columns if column[0] in table]

@@ -54,6 +54,10 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
         "uploaded / downloaded",
         f"{human_bytes(summary['uplink_bytes'])} / {human_bytes(summary['downlink_bytes'])}",
     )
+    if "clock" in summary:
+        table.add_row("simulated time", human_seconds(summary["clock"]))
+    if summary.get("time_to_target") is not None:
+        table.add_row("time to target", human_seconds(summary["time_to_target"]))
     table.add_row("time", human_seconds(summary["seconds"]))
     table.add_row("engine", summary["engine"])
     table.add_row("folder", escape(str(folder)))

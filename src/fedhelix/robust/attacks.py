@@ -136,18 +136,26 @@ class Attackers:
         results: Sequence[ClientResult],
         tasks: Sequence[ClientTask],
         score: Scorer | None = None,
+        initial: State | None = None,
     ) -> list[ClientResult]:
         """The results of a round with the attackers' uploads replaced.
 
-        `score` evaluates models on the `studied` samples.
+        `score` evaluates models on the `studied` samples. What a client sends without having
+        received it began as in the `initial` model.
         """
         if not self.settings.forges:
             return list(results)
-        received = {task.client: task.payload.get("model", {}) for task in tasks}
         sent = {
             result.client: result.upload["model"]
             for result in results
             if result.upload.get("model")
+        }
+        received = {
+            task.client: {
+                **take(initial or {}, sent.get(task.client, {})),
+                **task.payload.get("model", {}),
+            }
+            for task in tasks
         }
         benign = {
             client: subtract(model, {**model, **received[client]})

@@ -57,9 +57,8 @@ class Config(FederationSettings):
     )
     partition: str | None = option(
         None,
-        "who owns what: iid, shard:S, dirichlet:A, dominant:S or natural (auto: natural where "
-        "the data name owners, "
-        "else dirichlet:0.3)",
+        "who owns what: iid, shard:S, dirichlet:A, dominant:S, fedpac:S or natural (auto: "
+        "natural where the data name owners, else dirichlet:0.3)",
     )
     valid: float = option(
         0.1, "share of a client's samples kept for choosing rounds and settings", low=0, high=0.9
@@ -68,6 +67,9 @@ class Config(FederationSettings):
     eval_every: int = option(1, "evaluate after every so many rounds, and after the last", low=1)
     eval_clients: int | None = option(
         None, "clients whose personal models are evaluated (auto: all; 0: none)", low=0
+    )
+    eval_trained: bool = option(
+        False, "evaluate clients also after one round's local training, every method alike"
     )
     checkpoint_every: int = option(1, "write a checkpoint after every so many rounds", low=1)
     client_state: Literal["memory", "disk"] = option(
@@ -110,9 +112,9 @@ class Config(FederationSettings):
         """The federation that these settings describe, but for what is given: engine, data, kind
         of federation, arguments of its own.
         """
-        same = (
-            "model", "cohort", "eval_clients", "seed", "device", "workers", "address", "kernels",
-        )  # fmt: skip
+        evaluated = ("eval_clients", "eval_trained")
+        places = ("device", "workers", "address", "kernels")
+        same = ("model", "cohort", *evaluated, "seed", *places)
         arguments = {name: getattr(self, name) for name in same}
         pool = data if data is not None else self.load()
         if "partition" not in instead:

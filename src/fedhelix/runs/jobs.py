@@ -17,7 +17,7 @@ from fedhelix.engines import Engine
 from fedhelix.engines.batched.multirun import run_together
 from fedhelix.engines.local import Setup
 from fedhelix.federation import Federation, Run
-from fedhelix.federation.setup import device_of
+from fedhelix.federation.inputs import device_of
 from fedhelix.runs.config import PLACES, Config
 from fedhelix.runs.provenance import device_name
 from fedhelix.runs.remote import run_on_actors

@@ -52,6 +52,21 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gene-fl.cifar10": {**_GENE_FL, "data": "cifar10", "partition": "shard:4"},
     "gene-fl.cifar100": {**_GENE_FL, "data": "cifar100", "partition": "shard:10"},
     "gene-fl.svhn": {**_GENE_FL, "data": "svhn", "partition": "shard:4"},
+    # The whole body of the five-layer network at first, then its three smallest layers.
+    "gene-fl.whole": {
+        **_GENE_FL,
+        "data": "cifar10",
+        "partition": "shard:4",
+        "model": "bn-cnn",
+        "gene-fl": {
+            "gene_budget": 0.0,
+            "gene_gamma0": 5,
+            "gene_gamma_min": 3,
+            "gene_shrink_every": 4,
+            "clusters": 1,
+            "lambda_elg": 0.0,
+        },
+    },
     "pfedgpa.fashion-mnist": {
         **_PFEDGPA,
         "data": "fashion-mnist",
@@ -86,16 +101,19 @@ PRESETS: dict[str, dict[str, Any]] = {
         "lr": 0.02,
         "pfedgpa": {"size": "fast"},
     },
-    # What the paper says, and our reading of what it leaves open.
+    # What the paper says, and our reading of what it leaves open. Supplements come from all of the
+    # validation set; clients ask for one by their number of samples, whatever the others have. The
+    # paper's FedAvg gets none: run it with --supplement-size 0.
     "genfed.literal": {
         **_GENFED,
+        "validation_shared": True,
+        "supplement_below": 300.0,
         "rounds": 2000,
         "eval_every": 10,
         "genfed": {"rho_max": 5, "twins": True},
     },
     # What worked best when we tried: a generous supplement and few parents. Run fedavg with it too,
-    # to see what
-    # the data do alone, and fedavg with --supplement-size 0.
+    # to see what the data do alone, fedavg with --supplement-size 0, and fedavg with --server-only.
     "genfed.strong": {
         **_GENFED,
         "momentum": 0.9,

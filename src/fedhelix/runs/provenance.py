@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedhelix.core.version import __version__
-from fedhelix.federation.setup import device_of
+from fedhelix.federation.inputs import device_of
 
 COMMIT_VARIABLE = "FEDHELIX_COMMIT"  # for a copy of the source tree without its history
 

@@ -33,30 +33,34 @@ class RoundResult(NamedTuple):
     server: Tree
     client_states: Mapping[int, Tree]  # of those that changed
     setup_bytes: int
+    timing: Tree
 
     @classmethod
     def of(cls, record: Record, state: FederationState) -> RoundResult:
         """What has changed; from now on it counts as known."""
         changed = {client: state.client_states[client] for client in sorted(state.changed)}
         state.changed.clear()
-        return cls(record, state.round, state.server, changed, state.setup_bytes)
+        timing = state.timing()
+        return cls(record, state.round, state.server, changed, state.setup_bytes, timing)
 
     def after(self, state: FederationState) -> FederationState:
         """The new state, where the old one is known."""
-        return FederationState(
+        new = FederationState(
             self.round,
             self.server,
             state.client_states | dict(self.client_states),
             state.changed | set(self.client_states),
             self.setup_bytes,
         )
+        new.set_timing(self.timing)
+        return new
 
 
 @dataclass
 class RemoteRounds:
     """The rounds of a federation as a program for an actor: before them, its first state."""
 
-    federation: Federation  # without its engine and its data
+    federation: RemoteFederation
     rounds: int
     eval_every: int
     state: FederationState | None
@@ -67,14 +71,15 @@ class RemoteRounds:
         fed.engine, fed.device, fed.initial = engine, setup.device, setup.initial
         fed.splits = setup.splits  # type: ignore[assignment]
         if self.state is None:
-            yield RoundResult.of({}, fed.initialize(self.rounds))
+            yield RoundResult.of({}, Federation.initialize(fed, self.rounds))
             return
         here = {
             client: to_device(kept, fed.device) for client, kept in self.state.client_states.items()
         }
         server = to_device(self.state.server, fed.device)
         state = replace(self.state, server=server, client_states=here)
-        for record, new in fed.run_rounds(self.rounds, state, self.eval_every):
+        state.set_timing(to_device(self.state.timing(), fed.device))
+        for record, new in Federation.run_rounds(fed, self.rounds, state, self.eval_every):
             yield RoundResult.of(record, new)
 
 
@@ -109,7 +114,7 @@ class RemoteFederation(Federation):
         losses, complete = 0, False
         while not complete:
             begin = first if first is None else state
-            program = RemoteRounds(self._lean(), rounds, eval_every, _sent(begin))
+            program = RemoteRounds(self, rounds, eval_every, _sent(begin))
             try:
                 for progress in self.seat.stream(self._placed, self.engine.choices, program):
                     state, losses = progress.after(state), 0
@@ -127,12 +132,10 @@ class RemoteFederation(Federation):
     def _placed(self) -> Placed:
         return self.seat.seats.place(self.engine.setup)
 
-    def _lean(self) -> Federation:
+    def __getstate__(self) -> dict[str, Any]:
         """This federation as it travels: the actor has its data already, and an engine."""
-        lean = Federation.__new__(Federation)
         left_out = ("engine", "splits", "seat", "_placed")
-        lean.__dict__ |= {key: self.__dict__[key] for key in self.__dict__ if key not in left_out}
-        return lean
+        return {key: value for key, value in self.__dict__.items() if key not in left_out}
 
 
 class OnActor(Serial):

@@ -14,6 +14,7 @@ from fedhelix.core.method import Method
 from fedhelix.core.options import find
 from fedhelix.core.registry import is_file, is_known, make, option_names, parts, resolve
 from fedhelix.core.renamed import OPTIONS
+from fedhelix.federation.devices import FILES
 from fedhelix.runs.config import Config, flat
 from fedhelix.runs.provenance import device_name, versions
 
@@ -148,9 +149,9 @@ def read_spec(config: Mapping[str, Any], where: str | Path) -> RunSpec:
 def located(values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings whose files can be found from any folder."""
     settings = dict(values)
-    for key in ("data", "data_dir"):
+    for key, endings in (("data", (".npz",)), ("data_dir", ("",)), ("devices", FILES)):
         place = settings.get(key)
-        if isinstance(place, str) and (key == "data_dir" or place.endswith(".npz")):
+        if isinstance(place, str) and place.endswith(endings):
             settings[key] = str(Path(place).expanduser().resolve())
     return settings
 

@@ -15,7 +15,10 @@ from fedhelix.core.tree import Tree
 from fedhelix.store.json import read_json
 
 # All files that a checkpoint may write, temporary ones included.
-OURS = ("server-*.safetensors", "client-*.safetensors", ".*.safetensors.*", ".manifest.json.*")
+OURS = (
+    "server-*.safetensors", "client-*.safetensors", "timing-*.safetensors",
+    ".*.safetensors.*", ".manifest.json.*",
+)  # fmt: skip
 
 
 class Checkpoint:
@@ -29,8 +32,12 @@ class Checkpoint:
         self.path = path
         self.manifest_path = path / "manifest.json"
 
-    def write(self, round: int, server: Tree, client_states: Mapping[int, Tree]) -> None:
-        """Save the server's state and the changed client states; an empty state is removed."""
+    def write(
+        self, round: int, server: Tree, client_states: Mapping[int, Tree], timing: Tree
+    ) -> None:
+        """Save the server's state, the changed client states and, if there is a clock, what it says
+        and who is at work; an empty state is removed.
+        """
         old = self._manifest() or {"server": None, "clients": {}}
         in_use = _named_files(old)
         clients = dict(old["clients"])
@@ -41,6 +48,10 @@ class Checkpoint:
                 clients[str(client)] = self._write_file(stem, state, before, in_use)
         entry = self._write_file(f"server-{round:06d}", server, old["server"], in_use)
         manifest = {"round": round, "server": entry, "clients": clients}
+        if timing:
+            manifest["timing"] = self._write_file(
+                f"timing-{round:06d}", timing, old.get("timing"), in_use
+            )
         write_atomically(self.manifest_path, json.dumps(manifest, indent=1).encode())
         self._sweep(_named_files(manifest))
 
@@ -60,6 +71,11 @@ class Checkpoint:
         server = self._read_file(manifest["server"], device)
         return manifest["round"], server, states if lazily else dict(states)
 
+    def timing(self, device: str) -> Tree:
+        """The clock and the work under way; empty without a clock."""
+        entry = (self._manifest() or {}).get("timing")
+        return self._read_file(entry, device) if entry else {}
+
     def rounds(self) -> int:
         """The number of rounds it holds."""
         manifest = self._manifest()
@@ -73,7 +89,7 @@ class Checkpoint:
             complete = type(manifest["round"]) is int and all(
                 map(str.isdecimal, manifest["clients"])
             )
-            entries = [manifest["server"], *manifest["clients"].values()]
+            entries = _entries(manifest)
             complete = complete and all(
                 isinstance(entry[key], str) for entry in entries for key in ("file", "sha256")
             )
@@ -144,5 +160,10 @@ class States(Mapping[int, Tree]):
         return len(self.entries)
 
 
+def _entries(manifest: Mapping[str, Any]) -> list[Any]:
+    timing = [manifest["timing"]] if "timing" in manifest else []
+    return [manifest["server"], *manifest["clients"].values(), *timing]
+
+
 def _named_files(manifest: Mapping[str, Any]) -> set[str]:
-    return {entry["file"] for entry in [manifest["server"], *manifest["clients"].values()] if entry}
+    return {entry["file"] for entry in _entries(manifest) if entry}

@@ -221,19 +221,29 @@ class RunFolder:
                 self.path / "choices.json", json.dumps(dict(choices), indent=1).encode() + b"\n"
             )
 
-    def checkpoint(self, round: int, server: Tree, client_states: Mapping[int, Tree]) -> None:
+    def checkpoint(
+        self,
+        round: int,
+        server: Tree,
+        client_states: Mapping[int, Tree],
+        timing: Tree | None = None,
+    ) -> None:
         """Save the state after a round, with those client states that changed since the last.
 
         A client state that is empty is removed. If the process is killed meanwhile, the previous
         checkpoint stays valid.
         """
         self._lock.acquire()
-        self._checkpoint.write(round, server, client_states)
+        self._checkpoint.write(round, server, client_states, timing or {})
 
     @property
     def rounds_saved(self) -> int:
         """The number of rounds in the checkpoint."""
         return self._checkpoint.rounds()
+
+    def timing(self, device: str = "cpu") -> Tree:
+        """The clock of the last checkpoint, and the work under way; empty without a clock."""
+        return self._checkpoint.timing(device)
 
     def states(self, device: str = "cpu") -> Mapping[int, Tree]:
         """The client states of the last checkpoint; each is read only when it is used."""
@@ -264,7 +274,7 @@ def _is_valid(key: str, value: Any) -> bool:
     """Whether an entry of a record has its type; somebody may have edited the file."""
     if key in ("refused", "missing"):
         return isinstance(value, dict)
-    if key.endswith(("_bytes", "seconds")):
+    if key.endswith(("_bytes", "seconds", "clock")):
         return isinstance(value, int | float)
     scored = key.endswith(("accuracy", "score"))
     return not scored or value is None or isinstance(value, int | float)

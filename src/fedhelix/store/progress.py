@@ -54,6 +54,7 @@ class Progress:
         self._total, self._first, self._done = total, done, done
         self._latest: dict[str, float] = {}
         self._uploaded = self._refused = 0
+        self._clock: float | None = None
         self._started = monotonic()
         # On a narrow terminal the numbers matter more than the elapsed time; the bar shrinks.
         elapsed = (
@@ -92,6 +93,7 @@ class Progress:
         self._latest.update(metrics)
         self._uploaded += record.get("uplink_bytes") or 0
         self._refused += len(record.get("refused") or ())
+        self._clock = record.get("clock")
         is_new = record["round"] > self._first
         self._done = max(self._done, record["round"])
         if self._lines and metrics and is_new:
@@ -105,6 +107,8 @@ class Progress:
     def _numbers(self) -> str:
         parts = [f"{SHOWN[key]} {_number(key, value)}" for key, value in self._latest.items()]
         parts.append(f"↑ {human_bytes(self._uploaded)}")
+        if self._clock is not None:
+            parts.append(f"clock {human_seconds(self._clock)}")
         if self._refused:
             parts.append(f"[yellow]{self._refused} refused[/yellow]")
         return " · ".join(parts)

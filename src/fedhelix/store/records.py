@@ -11,6 +11,7 @@ Record = dict[str, Any]
 # The metrics that rank runs, best first: that of the clients' models, otherwise the server's.
 MAIN_METRICS = ("personal_accuracy", "personal_score", "accuracy", "score")
 
+HOUR = 3600  # seconds
 LAST = 10  # rounds whose mean is the result of a phase
 NEAR_PEAK = 0.95  # of its own peak: from there on a curve counts as converged
 
@@ -58,6 +59,7 @@ def summarise(
         f"final_{metric}": last.get(metric),
         f"personal_{metric}": last.get(f"personal_{metric}"),
         "personal_p10": last.get("personal_p10"),
+        f"trained_{metric}": last.get(f"trained_{metric}"),
         "best_round": best.get("round"),
         f"{metric}_at_best": best.get(metric),
         f"personal_{metric}_at_best": best.get(f"personal_{metric}"),
@@ -70,16 +72,39 @@ def summarise(
             for key in ("refused", "missing")
         },
         "seconds": sum(record["seconds"] for record in records),
+        **_timed(records, facts.get("target")),
         **(newcomers(records[:arrived], records[arrived:], metric) if arrived else {}),
         "complete": True,
     }
+
+
+def time_to(records: Sequence[Record], level: float) -> float | None:
+    """The simulated seconds until the main metric reaches a level; None if it never does."""
+    metric = next((name for name in MAIN_METRICS if any(name in one for one in records)), "")
+    reached = (
+        record["clock"]
+        for record in records
+        if is_number(record.get(metric)) and record[metric] >= level and "clock" in record
+    )
+    return next(reached, None)
+
+
+def _timed(records: Sequence[Record], target: float | None) -> dict[str, Any]:
+    """The simulated seconds of a run, if it has a clock."""
+    if not records or "clock" not in records[-1]:
+        return {}
+    timed: dict[str, Any] = {
+        "clock": records[-1]["clock"],
+        "late": sum(len(record["late"]) for record in records),
+    }
+    return timed if target is None else {**timed, "time_to_target": time_to(records, target)}
 
 
 def newcomers(
     before: Sequence[Record], after: Sequence[Record], metric: str = "accuracy"
 ) -> dict[str, Any]:
     """The results of the known clients, and how fast and how well the newcomers learn."""
-    key = f"personal_{metric}"
+    key, trained = f"personal_{metric}", f"trained_{metric}"
     validated = [
         (number, record[key])
         for number, record in enumerate(after, start=1)
@@ -90,11 +115,15 @@ def newcomers(
     values = [record.get("uplink_values") for record in before]  # unknown in runs of version 0.1
     return {
         f"known_{metric}": _last_mean(before, key),
+        f"known_{trained}": _last_mean(before, trained),
         "known_uplink_bytes": sum(record["uplink_bytes"] for record in before),
         "known_uplink_values": sum(values) if all(map(is_number, values)) else None,
+        "known_downlink_bytes": sum(record["downlink_bytes"] for record in before),
+        "known_other_bytes": sum(record["other_bytes"] for record in before),
         f"arrival_{metric}": after[0].get(f"arrival_{metric}"),
         "arrival_bytes": after[0]["arrival_bytes"],
         f"newcomer_{metric}": _last_mean(after, key),
+        f"newcomer_{trained}": _last_mean(after, trained),
         f"newcomer_peak_{metric}": peak,
         "newcomer_rounds_to_peak": near[0] if near else None,
     }

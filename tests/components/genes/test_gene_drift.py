@@ -39,6 +39,22 @@ def test_drift_by_hand():
     assert float(drift(HERE, CENTRE, UNITS, plain, mask)) == pytest.approx((0 + 2) / 2, abs=1e-5)
 
 
+def test_the_papers_equation_4_has_one_norm_for_everything():
+    whole = scales(CENTRE, UNITS, "whole")
+    assert float(drift(HERE, CENTRE, UNITS, whole, whole=True)) == pytest.approx(math.sqrt(25 + 9))
+    squared = drift(HERE, CENTRE, UNITS, whole, squared=True, whole=True)
+    assert float(squared) == pytest.approx(25 + 9)
+
+
+def test_what_was_not_learnt_does_not_count():
+    plain = scales(CENTRE, UNITS, "plain")
+    for learnt, mean, norm in (([1.0, 0.0], 5, 5), ([0.0, 1.0], 3, 3), ([0.0, 0.0], 0, 0)):
+        marks = torch.tensor(learnt)
+        assert float(drift(HERE, CENTRE, UNITS, plain, learnt=marks)) == pytest.approx(mean)
+        whole = drift(HERE, CENTRE, UNITS, plain, learnt=marks, whole=True)
+        assert float(whole) == pytest.approx(norm, abs=1e-5)
+
+
 def test_the_slope_at_the_centre_is_zero_and_finite():
     here = {name: value.clone().requires_grad_() for name, value in CENTRE.items()}
     drift(here, CENTRE, UNITS, scales(CENTRE, UNITS)).backward()

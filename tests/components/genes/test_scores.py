@@ -35,6 +35,18 @@ def test_scores_by_hand(measure, raw):
     assert found.tolist() == pytest.approx([value / sum(raw) for value in raw])
 
 
+def test_per_unit_the_change_decides_and_not_the_size():
+    after = {"a": torch.tensor([0.0, 1.0]), "b": torch.tensor([0.0, 3.0, 4.0, 0.0])}
+    found = unit_scores(after, BEFORE, UNITS, "distance", "unit")
+    assert found.tolist() == pytest.approx([1 / 1.4, 0.4 / 1.4])
+    sizes = [2, 4]
+    small_changed, large_changed = {**AFTER, "a": after["a"]}, {**AFTER, "b": -BEFORE["b"]}
+    for state, wanted in ((small_changed, [1]), (large_changed, [0])):
+        for measure, select in (("similarity", "highest"), ("distance", "lowest")):
+            scores = unit_scores(state, BEFORE, UNITS, measure, "unit").tolist()
+            assert choose(scores, sizes, select, 1) == wanted
+
+
 def test_a_unit_that_did_not_move_has_no_distance_however_it_is_rounded():
     state = {
         "a": torch.randn(1000, generator=torch.Generator().manual_seed(0)),
@@ -54,6 +66,10 @@ def test_choice_by_hand():
         choose(scores, sizes, "lowest", None, budget=7) == [2, 0][::-1]
     )  # 10 does not fit, 2 and 4 do, 3 no more
     assert choose(scores, sizes, "lowest", None, budget=1) == [2]  # nothing fits: the smallest
+    assert choose(scores, sizes, "lowest", 1, budget=7) == [2]  # the budget has room for another
+    waiting = [1, 1, 1, 5]
+    assert choose(scores, sizes, "lowest", 2, waiting=waiting) == [1, 3]  # the last one is overdue
+    assert choose(scores, sizes, "lowest", 2, budget=5, waiting=waiting) == [2, 3]
 
 
 @given(
@@ -91,8 +107,8 @@ def resnet():
 
 def gene_size(method, resnet, gamma):
     units, after, before = resnet
-    measure, select = method.gene_score, method.gene_select
-    gene = method._size.gene(after, before, method._units(units), gamma, measure, select)
+    due = {"gamma": torch.tensor(float(gamma))}
+    gene = method._size.gene(after, before, method._units(units), due, method._scored)
     return 4 * sum(units.sizes[name] for name in gene) / MIB
 
 
@@ -116,7 +132,7 @@ def test_golden_payloads_of_both_readings(resnet):
 def test_a_quarter_of_the_bytes_is_kept(resnet):
     whole = 4 * sum(resnet[0].sizes.values()) / MIB
     for method in (GeneFL(), GeneFL(gene_score="distance", gene_select="lowest")):
-        assert 0.15 * whole < gene_size(method, resnet, 1) <= 0.25 * whole
+        assert 0.15 * whole < gene_size(method, resnet, 20) <= 0.25 * whole
 
 
 class Now:
@@ -130,7 +146,7 @@ def test_golden_schedule_of_a_hundred_rounds(resnet):
     book = method._size.open_book(method._units(resnet[0]))
     sizes = {gamma: gene_size(method, resnet, gamma) for gamma in (1, 2, 3, 4)}
     for t in range(100):
-        page = method._size.turned(book["page"], Now(t))
+        page = method._size.turned(book["page"], method._units(resnet[0]), Now(t))
         total += 10 * sizes[int(page[0])] / 1024
         upload = {"model": {}, "report": torch.tensor([1.0, 0.5])}
         book = method._size.entered(book, [upload], method._units(resnet[0]), Now(t))
@@ -144,7 +160,7 @@ def test_a_fall_of_accuracy_keeps_the_size_and_missing_figures_do_not():
     )
     book, gammas = method._size.open_book(units), []
     for t, valid in enumerate([0.5, 0.5, 0.4, 0.4, 0.6, 0.6, None, None, 0.6]):
-        gammas.append(int(method._size.turned(book["page"], Now(t))[0]))
+        gammas.append(int(method._size.turned(book["page"], units, Now(t))[0]))
         report = torch.tensor([1.0] if valid is None else [1.0, valid])
         book = method._size.entered(book, [{"model": {}, "report": report}], units, Now(t))
     assert gammas == [4, 4, 3, 3, 3, 3, 2, 2, 1]
@@ -152,8 +168,9 @@ def test_a_fall_of_accuracy_keeps_the_size_and_missing_figures_do_not():
 
 def test_windows_pass_for_a_cluster_in_which_nobody_took_part():
     method = GeneFL(gene_budget=0, gene_shrink_every=3)
-    page = method._size.open_book({str(k): (str(k),) for k in range(6)})["page"]
-    assert [int(method._size.turned(page, Now(t))[0]) for t in (0, 2, 3, 6, 9, 50)] == [
+    units = {str(k): (str(k),) for k in range(6)}
+    page = method._size.open_book(units)["page"]
+    assert [int(method._size.turned(page, units, Now(t))[0]) for t in (0, 2, 3, 6, 9, 50)] == [
         4,
         4,
         3,

@@ -91,17 +91,19 @@ def test_only_several_runs_on_one_cluster_are_spread():
 
 
 def test_progress_is_what_has_changed():
-    there = FederationState(2, {"w": 2}, {0: {"a": 1}, 1: {"a": 2}}, {1}, 5)
+    there = FederationState(2, {"w": 2}, {0: {"a": 1}, 1: {"a": 2}}, {1}, 5, 7.5)
     progress = RoundResult.of({"round": 2}, there)
     assert progress.client_states == {1: {"a": 2}} and not there.changed
     here = progress.after(FederationState(1, {"w": 1}, {0: {"a": 1}, 1: {"a": 0}}, {0}))
     assert (here.round, here.server, here.setup_bytes) == (2, {"w": 2}, 5)
     assert here.client_states == there.client_states and here.changed == {0, 1}
+    assert here.timing() == there.timing() == {"clock": 7.5, "pending": {}}
 
 
 @pytest.mark.timeout(400)
 def test_runs_on_actors_end_as_they_do_here(ray, tmp_path):
     methods = ["helix", "gene-fl", "fedper@newcomers=1,newcomers_after=1"]
+    methods += ["fedbuff@devices=slow:0.5:10,cohort=2"]
     spread = compared(methods, tmp_path / "ray", engine="ray", workers=2, model="mlp")
     straight = compared(methods, tmp_path / "serial", engine="serial", model="mlp")
     assert_equal(spread, straight)
@@ -115,8 +117,9 @@ def test_a_lost_actor_costs_a_run_no_round(ray, cli, tmp_path):
     (tmp_path / "mortal.py").write_text(MORTAL)
     (tmp_path / "marks").mkdir()
     file, marks = tmp_path / "mortal.py", tmp_path / "marks"
-    plain = compared([f"{file}@deaths=0", f"{file}@lr=0.2"], tmp_path / "a", engine="serial")
-    mortal = [f"{file}@deaths=2,folder={marks}", f"{file}@lr=0.2"]
+    clock = "devices=slow:0.5:10,deadline=1e-9,late=keep"
+    plain = compared([f"{file}@{clock}", f"{file}@lr=0.2"], tmp_path / "a", engine="serial")
+    mortal = [f"{file}@{clock},deaths=2,folder={marks}", f"{file}@lr=0.2"]
     spread = compared(mortal, tmp_path / "b", engine="ray", workers=2)
     assert len(list(marks.iterdir())) == 2
     assert_equal(spread, plain)

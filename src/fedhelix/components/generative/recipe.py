@@ -120,7 +120,11 @@ class Recipe(Checked):
         return state, novelty(known, made, generator)
 
     def material(self, buffer: Buffer) -> tuple[Buffer, Tensor]:
-        """The buffer to learn from, and the base to add to its vectors to get models."""
+        """The buffer to learn from, and the base to add to its vectors to get models.
+
+        Updates are added to the average that the last round began with, so that a client's own
+        last update gives its own upload. Layers outside the slice are the average after that round.
+        """
         if self.learn == "upload":
             return buffer, torch.zeros_like(buffer.starts[-1])
         return buffer.updates(), buffer.starts[-1]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedhelix.core.tree import Tree
 
-Norm = Literal["relative", "rms", "plain"]
+Norm = Literal["relative", "rms", "plain", "whole"]
 
 FLOOR = 1e-2  # times sqrt(size): layers that start at zero have no length to be relative to
 EDGE = 1e-12  # under the root, which has no slope at zero
@@ -20,11 +20,11 @@ EDGE = 1e-12  # under the root, which has no slope at zero
 def scales(
     centre: Mapping[str, Tensor], units: Sequence[Sequence[str]], norm: Norm = "relative"
 ) -> Tensor:
-    """What each unit's drift is divided by: its length at the centre, the root of
-    its size, or one.
+    """What each unit's drift is divided by: its length at the centre, the root of its size, or one
+    (`plain`, and `whole`, which has one norm for all units).
     """
     sizes = [math.sqrt(sum(centre[name].numel() for name in entries)) for entries in units]
-    if norm == "plain":
+    if norm in ("plain", "whole"):
         return torch.ones(len(units), device=_device(centre))
     roots = torch.tensor(sizes, device=_device(centre))
     if norm == "rms":
@@ -43,9 +43,14 @@ def drift(
     scale: Tensor,
     mask: Mapping[str, Tensor] | None = None,
     squared: bool = False,
+    learnt: Tensor | None = None,
+    whole: bool = False,
 ) -> Tensor:
     """The mean over units of the (masked) distance to the centre, divided by the unit's scale;
     differentiable.
+
+    Units that `learnt` marks with 0 do not count. With `whole` it is the distance of all units
+    together, which is Eq. 4 as printed.
     """
     total = []
     for entries in units:
@@ -55,8 +60,12 @@ def drift(
         total.append(
             sum((value.square().sum() for value in apart.values()), torch.zeros_like(scale[0]))
         )
-    squares = torch.stack(total)
-    return (squares / scale.square() if squared else (squares + EDGE).sqrt() / scale).mean()
+    squares, counts = torch.stack(total), torch.ones_like(scale) if learnt is None else learnt
+    if whole:
+        squares, scale = (squares * counts).sum()[None], torch.ones_like(scale[:1])
+        counts = torch.ones_like(scale)
+    each = squares / scale.square() if squared else (squares + EDGE).sqrt() / scale
+    return (each * counts).sum() / counts.sum().clamp_min(1)
 
 
 def _device(state: Mapping[str, Tensor]) -> torch.device:
@@ -70,15 +79,17 @@ def pull(
     lambda_gen: float,
     lambda_elg: float,
     squared: bool,
+    whole: bool,
 ) -> Tensor:
     """`lambda_gen` times the drift of all layers, plus `lambda_elg` times that of the elastic part.
 
-    `context` has the cluster's layers (`centre`), their `scale` and the elastic `mask`.
+    `context` has the cluster's layers (`centre`), which of them it has `learnt`, their `scale` and
+    the elastic `mask`.
     """
-    centre, scale = context["centre"], context["scale"]
+    scale = context["scale"]
     total = scale.new_zeros(())
-    if lambda_gen:
-        total = total + lambda_gen * drift(params, centre, entries, scale, None, squared)
-    if lambda_elg:
-        total = total + lambda_elg * drift(params, centre, entries, scale, context["mask"], squared)
+    for strength, mask in ((lambda_gen, None), (lambda_elg, context.get("mask"))):
+        if strength:
+            how = (scale, mask, squared, context["learnt"], whole)
+            total = total + strength * drift(params, context["centre"], entries, *how)
     return total

@@ -10,6 +10,7 @@ from torch import Tensor
 
 Measure = Literal["distance", "similarity", "l1", "l2", "emd"]
 Select = Literal["lowest", "highest"]
+Per = Literal["value", "unit"]
 
 
 def unit_scores(
@@ -17,11 +18,13 @@ def unit_scores(
     before: Mapping[str, Tensor],
     units: Mapping[str, Sequence[str]],
     measure: Measure,
+    per: Per = "value",
 ) -> Tensor:
     """For each unit how it changed, divided by its size; the scores sum to one in magnitude.
 
-    `distance` is one minus the cosine, `similarity` the cosine, `emd` the earth mover's distance
-    between the values.
+    Sizes differ by far more than cosines, so per value the size decides; per `unit` nothing is
+    divided. `distance` is one minus the cosine, `similarity` the cosine, `emd` the earth mover's
+    distance between the values.
     """
     raw = []
     for entries in units.values():
@@ -29,7 +32,7 @@ def unit_scores(
             torch.cat([state[name].flatten().double() for name in entries])
             for state in (after, before)
         )
-        raw.append(_measure(new, old, measure) / len(new))
+        raw.append(_measure(new, old, measure) / (len(new) if per == "value" else 1))
     scores = torch.stack(raw)
     return scores / scores.abs().sum().clamp_min(torch.finfo(scores.dtype).tiny)
 
@@ -54,19 +57,25 @@ def choose(
     select: Select,
     gamma: int | None,
     budget: float | None = None,
+    waiting: Sequence[float] | None = None,
 ) -> list[int]:
-    """The places of the chosen units, in their order: the `gamma` best, or as many of the best as
-    fit into `budget`.
+    """The places of the chosen units, in their order: the `gamma` best, of these as many as fit
+    into `budget`.
 
-    Equal scores: the earlier unit. A budget that no unit fits into gets the smallest one.
+    Those that have waited longest come first, then those with the best scores, then the earlier
+    ones. A budget that no unit fits into gets the smallest one.
     """
     sign = 1 if select == "lowest" else -1
-    order = sorted(range(len(scores)), key=lambda place: (sign * scores[place], place))
+    waited = waiting or [0.0] * len(scores)
+    order = sorted(
+        range(len(scores)), key=lambda place: (-waited[place], sign * scores[place], place)
+    )
     if budget is None:
         return sorted(order[:gamma])
-    chosen, left = [], budget
+    chosen: list[int] = []
+    left = budget
     for place in order:
-        if sizes[place] <= left:
+        if sizes[place] <= left and (gamma is None or len(chosen) < gamma):
             chosen.append(place)
             left -= sizes[place]
     return sorted(chosen) or [min(range(len(sizes)), key=lambda place: (sizes[place], place))]

@@ -16,7 +16,7 @@ from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.options import build
 from fedhelix.data.datasets import Dataset
 from fedhelix.data.partitions.base import Partition, Split, class_split
-from fedhelix.data.partitions.kinds import Dirichlet, Dominant, Iid, Natural, Shard
+from fedhelix.data.partitions.kinds import Dirichlet, Dominant, FedPAC, Iid, Natural, Shard
 
 __all__ = [
     "Partition",
@@ -24,6 +24,7 @@ __all__ = [
     "class_split",
     "dirichlet",
     "dominant",
+    "fedpac",
     "iid",
     "natural",
     "parse",
@@ -36,6 +37,7 @@ KINDS: dict[str, tuple[type[Partition], str | None]] = {
     "shard": (Shard, "classes_per_client"),
     "dirichlet": (Dirichlet, "alpha"),
     "dominant": (Dominant, "share"),
+    "fedpac": (FedPAC, "share"),
     "natural": (Natural, None),
 }
 """Each partition with the field that the number in its text means."""
@@ -79,6 +81,12 @@ def dominant(
     return build(Dominant, values, "the dominant partition")
 
 
+def fedpac(clients: int, share: float = 0.2, samples: int = 1000, **common: Any) -> Partition:
+    """The dominant partition as FedPAC's code has it: remainders go to the last class of a part."""
+    values = {"clients": clients, "share": share, "samples": samples, **common}
+    return build(FedPAC, values, "the fedpac partition")
+
+
 def natural(ids: Any = None, **common: Any) -> Partition:
     """Every owner is a client; `ids` says who owns each training sample where the data do not."""
     values = {"ids": None if ids is None else np.asarray(ids), **common}
@@ -91,7 +99,7 @@ def usual(data: Dataset) -> str:
 
 
 def parse(text: str, clients: int, **common: Any) -> Partition:
-    """A partition from text: iid, shard:4, dirichlet:0.1, dominant:20 or natural.
+    """A partition from text: iid, shard:4, dirichlet:0.1, dominant:20, fedpac:20 or natural.
 
     `natural` ignores `clients`.
     """

@@ -12,7 +12,15 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.options import option
 from fedhelix.data.datasets import Dataset
 from fedhelix.data.partitions.base import Partition, class_list
-from fedhelix.data.sampling import affordable, apportion, enough_for, even, segments, top_up
+from fedhelix.data.sampling import (
+    ClassPool,
+    affordable,
+    apportion,
+    enough_for,
+    even,
+    segments,
+    top_up,
+)
 
 
 @dataclass(frozen=True)
@@ -148,24 +156,69 @@ class Dominant(Partition):
         """The groups' proportions, in whole numbers."""
         parts = 1_000_000  # whole-number weights keep the apportionment exact
         even_parts = round(self.share * parts)
-        groups = self.groups or usual_groups(present)
-        weights = np.empty((len(groups), len(present)), dtype=np.int64)
-        for row, group in enumerate(groups):
+        masks = self.dominant_classes(present)
+        weights = np.array(
+            [
+                even_parts * dominant.sum() + (parts - even_parts) * len(present) * dominant
+                for dominant in masks
+            ]
+        )
+        counts = apportion(affordable(self.samples, weights, supply), weights)
+        return counts[np.arange(self.clients) % len(masks)]
+
+    def dominant_classes(self, present: np.ndarray) -> list[np.ndarray]:
+        """For each group which of the present classes dominate."""
+        masks = []
+        for row, group in enumerate(self.groups or usual_groups(present)):
             dominant = np.isin(present, group)
             if dominant.sum() != len(set(group)):
                 raise UserError(
                     f"group {row} is {list(group)}, "
                     f"but the data have samples of {present.tolist()} only."
                 )
-            weights[row] = (
-                even_parts * dominant.sum() + (parts - even_parts) * len(present) * dominant
-            )
-        counts = apportion(affordable(self.samples, weights, supply), weights)
-        return counts[np.arange(self.clients) % len(groups)]
+            masks.append(dominant)
+        return masks
 
     def usual_test(self, data: Dataset, clients: int, available: int) -> int:
         """As in the experiments that this partition comes from."""
         return 300 if data.shape == (3, 32, 32) else 600
+
+
+@dataclass(frozen=True)
+class FedPAC(Dominant):
+    """The dominant partition as FedPAC's code has it.
+
+    What an even share leaves over goes to the last class of a part. Test parts follow the same rule
+    with their own remainder, so their last class weighs more than in training.
+    """
+
+    samples: int = option(1000, "samples of each client", low=1)
+
+    def counts(
+        self, present: np.ndarray, supply: np.ndarray, draw: np.random.Generator
+    ) -> np.ndarray:
+        """Every client's counts by the rule."""
+        return self.rule(self.samples, present)
+
+    def rule(self, samples: int, present: np.ndarray) -> np.ndarray:
+        """So many samples for each client, of the present classes."""
+        common, everywhere = int(samples * self.share), np.ones(len(present), dtype=bool)
+        rows = [
+            remainder_last(common, everywhere) + remainder_last(samples - common, dominant)
+            for dominant in self.dominant_classes(present)
+        ]
+        return np.array(rows)[np.arange(self.clients) % len(rows)]
+
+    def tests(
+        self, data: Dataset, members: np.ndarray, sizes: np.ndarray, draw: np.random.Generator
+    ) -> list[np.ndarray]:
+        """Test samples by the rule, whatever the supply of training samples."""
+        usable = self.usable(data, data.y_test)
+        present, compact = np.unique(data.codes(data.y_test)[usable], return_inverse=True)
+        pool = ClassPool.of(usable, compact, len(present), draw)
+        total = self.test_samples or self.usual_test(data, self.clients, len(usable))
+        counts = self.checked(self.rule(total, present), pool.sizes)
+        return segments(pool.take(counts, np.cumsum(counts, axis=0) - counts), counts.sum(1))
 
 
 @dataclass(frozen=True)
@@ -240,6 +293,13 @@ class Natural(Partition):
                 f"but ids has the shape {ids.shape}."
             )
         return np.unique(ids, return_inverse=True)
+
+
+def remainder_last(total: int, among: np.ndarray) -> np.ndarray:
+    """`total` samples spread evenly over some classes; the last of them gets the remainder."""
+    each = np.where(among, total // among.sum(), 0)
+    each[np.flatnonzero(among)[-1]] += total - each.sum()
+    return each
 
 
 def usual_groups(present: np.ndarray) -> tuple[tuple[int, ...], ...]:

@@ -87,7 +87,9 @@ class Batched(Engine):
         started = [start_personal(self.setup, task) for task in tasks]
         rounds, phases = [local for local, _ in started], [phases for _, phases in started]
         self._train([(self.setup, task) for task in tasks], rounds, phases, PERSONALIZE)
-        return [chosen_model(self.setup, local) for local in rounds]
+        return [
+            chosen_model(self.setup, task, local) for task, local in zip(tasks, rounds, strict=True)
+        ]
 
     def _train(
         self,

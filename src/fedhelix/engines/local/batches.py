@@ -13,6 +13,8 @@ from fedhelix.core.seeds import draw
 from fedhelix.data import crop_and_flip, draw_crops, rows_of
 from fedhelix.engines.local.setup import ClientTask, Setup, Subset
 
+SMALLEST = 8  # samples from which BatchNorm can estimate a mean and a variance
+
 
 class BatchSchedule(NamedTuple):
     """The samples of each training step, and how they are cropped and flipped.
@@ -30,18 +32,35 @@ class BatchSchedule(NamedTuple):
             yield self.samples[row, :size], None if self.crops is None else self.crops[row, :size]
 
 
+def epochs_of(setup: Setup, phase: Phase) -> int:
+    """How often a phase visits every sample."""
+    return setup.training.epochs if phase.epochs is None else phase.epochs
+
+
+def batch_sizes(count: int, size: int, norm: bool) -> list[int]:
+    """The sizes of an epoch's batches.
+
+    A network with BatchNorm (`norm`) skips a last batch under 8 samples, whose statistics would
+    spoil the running ones; another epoch's order includes these samples. A client's only batch
+    stays, and so do full batches of any size.
+    """
+    sizes = [min(size, count - at) for at in range(0, count, size)]
+    if norm and len(sizes) > 1 and sizes[-1] < min(SMALLEST, size):
+        sizes.pop()
+    return sizes
+
+
 def batch_schedule(
     setup: Setup, task: ClientTask, phase: Phase, purpose: str, index: int = 0
 ) -> BatchSchedule:
-    """The minibatches of a phase: every epoch visits every sample once, in a new order."""
+    """The minibatches of a phase: every epoch visits the samples once, in a new order.
+
+    With BatchNorm, an epoch leaves out a last batch that is too small, see `batch_sizes`.
+    """
     indices = torch.from_numpy(setup.splits[task.client].train)
-    epochs = setup.training.epochs if phase.epochs is None else phase.epochs
-    count, size = len(indices), setup.training.batch_size
+    epochs, count, size = epochs_of(setup, phase), len(indices), setup.training.batch_size
     generator = draw(setup.seed, f"{purpose}-{index}", task.round, task.client)
-    sizes = [min(size, count - at) for at in range(0, count, size)]
-    if setup.layers.norm and sizes[-1] == 1:
-        # BatchNorm cannot normalise a single sample; another epoch's order will include it.
-        sizes.pop()
+    sizes = batch_sizes(count, size, bool(setup.layers.norm))
     rows = len(sizes)
     samples = torch.zeros(epochs, rows * size, dtype=torch.int64)
     crops = (

@@ -86,7 +86,7 @@ class ClientTask(NamedTuple):
     round: int
     payload: Tree
     client_state: Tree
-    arriving: bool = False  # a newcomer, which is evaluated after the local training of one round
+    trained: bool = False  # evaluated after the local training of one round
     final: bool = False  # the rounds are over: what the client makes of its model now, it keeps
 
 

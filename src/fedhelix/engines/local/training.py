@@ -20,7 +20,13 @@ from fedhelix.core.returns import known_model
 from fedhelix.core.seeds import key, seeded
 from fedhelix.core.tree import State, Tree, clone, flatten, unflatten
 from fedhelix.engines.kernels import applied
-from fedhelix.engines.local.batches import batch_schedule, gather, unscaled
+from fedhelix.engines.local.batches import (
+    batch_schedule,
+    batch_sizes,
+    epochs_of,
+    gather,
+    unscaled,
+)
 from fedhelix.engines.local.network import (
     base_loss,
     call,
@@ -161,6 +167,14 @@ def run_client(setup: Setup, task: ClientTask) -> ClientResult:
     )
 
 
+def samples_trained(setup: Setup, task: ClientTask) -> int:
+    """How many samples a client's round visits in all phases, each as often as it does."""
+    phases = setup.hooks.phases(make_client(setup, task))
+    count, size = len(setup.splits[task.client].train), setup.training.batch_size
+    samples = sum(batch_sizes(count, size, bool(setup.layers.norm)))
+    return samples * sum(epochs_of(setup, phase) for phase in phases)
+
+
 def start_round(setup: Setup, task: ClientTask, with_context: bool = True) -> LocalRound:
     """A client about to train on its payload; without training it needs no loss context."""
     client = make_client(setup, task)
@@ -184,12 +198,14 @@ def personal_model(setup: Setup, task: ClientTask) -> PersonalModel:
     local, phases = start_personal(setup, task)
     for index, phase in enumerate(phases):
         train(setup, task, replace(local, phase=phase), index, PERSONALIZE)
-    return chosen_model(setup, local)
+    return chosen_model(setup, task, local)
 
 
-def chosen_model(setup: Setup, local: LocalRound) -> PersonalModel:
+def chosen_model(setup: Setup, task: ClientTask, local: LocalRound) -> PersonalModel:
     """The model that the method chooses among the client's trained ones."""
-    if setup.method.overrides("choose"):
+    if task.trained:
+        name = phases_for_use(setup, local)[0]
+    elif setup.method.overrides("choose"):
         name = setup.hooks.choose(local.models, local.client)
     else:
         name = setup.hooks.personal(local.models)
@@ -205,28 +221,35 @@ def make_context(setup: Setup, task: ClientTask, client: Client) -> Tree:
 def start_personal(setup: Setup, task: ClientTask) -> tuple[LocalRound, list[Phase]]:
     """A client, and the phases that train its models before it chooses one.
 
-    Those that name no other model train its personal one. A newcomer trains it as in a round.
+    Those that name no other model train its personal one. With `task.trained` they are a round's.
     """
-    client = make_client(setup, task)
-    phases: Sequence[Phase] = [] if task.arriving else setup.hooks.personalize(client)
-    local = start_round(setup, task, with_context=task.arriving or bool(phases))
-    phases = phases_of(setup, local) if task.arriving else phases
-    used = setup.hooks.personal(local.models)
-    if task.arriving and len(phases) > 1:
-        phases = [phase for phase in phases if phase.model == used]
-    usual = Phase().model
-    named = [
-        replace(phase, model=used) if task.arriving or phase.model == usual else phase
-        for phase in phases
+    if task.trained:
+        local = start_round(setup, task)
+        return local, phases_for_use(setup, local)[1]
+    phases = setup.hooks.personalize(make_client(setup, task))
+    local = start_round(setup, task, with_context=bool(phases))
+    used, usual = setup.hooks.personal(local.models), Phase().model
+    return local, [
+        replace(phase, model=used) if phase.model == usual else phase for phase in phases
     ]
-    return local, named
+
+
+def phases_for_use(setup: Setup, local: LocalRound) -> tuple[str, list[Phase]]:
+    """The model that a client would use after a round, and the phases of the round that train it.
+
+    It is the personal one, or, if no phase trains that, what the round's last phase trains.
+    """
+    phases, used = phases_of(setup, local), setup.hooks.personal(local.models)
+    models = [phase.model for phase in phases]
+    name = used if used in models or not models else models[-1]
+    return name, [phase for phase in phases if phase.model == name]
 
 
 def unpersonalized_model(setup: Setup, task: ClientTask) -> PersonalModel | None:
     """The personal model if it needs no training (it may share the payload's tensors); or None."""
-    if task.arriving or setup.hooks.personalize(make_client(setup, task)):
+    if task.trained or setup.hooks.personalize(make_client(setup, task)):
         return None
-    return chosen_model(setup, start_round(setup, task, with_context=False))
+    return chosen_model(setup, task, start_round(setup, task, with_context=False))
 
 
 def received_model(setup: Setup, task: ClientTask) -> PersonalModel:

@@ -152,7 +152,7 @@ class Cluster:
         for member in [*self.members, *self.starting.values()]:
             self.remove(member)
 
-    def run(self, work: Work) -> list[Any]:
+    def run(self, work: Tasks) -> list[Any]:
         """The answers to all tasks, in order; those of a lost actor are given to the others."""
         queue, results = TaskQueue(work.sizes), [None] * len(work.sizes)
         busy: dict[Any, Call] = {}
@@ -166,7 +166,7 @@ class Cluster:
         return results
 
     def _hand_out(
-        self, queue: TaskQueue, members: Sequence[Member], work: Work, busy: dict[Any, Call]
+        self, queue: TaskQueue, members: Sequence[Member], work: Tasks, busy: dict[Any, Call]
     ) -> None:
         """Calls for all actors that have too few, in turn."""
         for depth in range(1, AHEAD + 1):
@@ -178,7 +178,7 @@ class Cluster:
                     busy[answer] = Call(member, taken)
 
     def _receive(
-        self, answer: Any, work: Work, queue: TaskQueue, busy: dict[Any, Call], results: list[Any]
+        self, answer: Any, work: Tasks, queue: TaskQueue, busy: dict[Any, Call], results: list[Any]
     ) -> None:
         call = busy.pop(answer)
         try:
@@ -189,7 +189,7 @@ class Cluster:
         for index, result in zip(call.taken, work.opened(received), strict=True):
             results[index] = result
 
-    def _lost(self, call: Call, work: Work, queue: TaskQueue, busy: dict[Any, Call]) -> None:
+    def _lost(self, call: Call, work: Tasks, queue: TaskQueue, busy: dict[Any, Call]) -> None:
         """An actor died: its tasks wait again, also those that it had not begun."""
         self.remove(call.member)
         self.looked = -float("inf")
@@ -204,7 +204,7 @@ class Cluster:
             )
 
 
-class Work:
+class Tasks:
     """Tasks of one kind, and how they are sent and received; the engine says how."""
 
     sizes: Sequence[int]

@@ -23,7 +23,7 @@ from fedhelix.engines.local import (
     Subset,
     samples_of,
 )
-from fedhelix.engines.ray.cluster import Cluster, Work
+from fedhelix.engines.ray.cluster import Cluster, Tasks
 from fedhelix.engines.ray.connection import HOLDERS, connect, equal_nodes
 from fedhelix.engines.ray.parcel import Parcel, Slices, Unpacker, pack, pack_shared
 from fedhelix.engines.ray.placing import place
@@ -110,7 +110,7 @@ class RayEngine(Engine):
         ]
         return self._run(ActorWork(self, name, tasks, sizes, shared))
 
-    def _run(self, work: Work) -> list[Any]:
+    def _run(self, work: Tasks) -> list[Any]:
         if not work.sizes:
             return []
         try:
@@ -142,7 +142,7 @@ class RayEngine(Engine):
         return self._cluster
 
 
-class ActorWork(Work):
+class ActorWork(Tasks):
     """Calls of one method of the actors' engines; shared tensors go to every node once."""
 
     def __init__(

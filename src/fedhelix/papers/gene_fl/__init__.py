@@ -4,8 +4,10 @@
 Known clients train first. Then newcomers with unseen classes arrive, and only they go on. Every
 method works inside the same one-shot clusters. Scale `paper` takes the paper's settings (preset
 gene-fl.cifar10), `gpu` a ResNet with 78 thousand parameters and fewer rounds, and `quick`
-scikit-learn's digits. Three baselines that the paper leaves out are added: FedAvg among the
-newcomers, FedAvg-FT, and clients that train alone from a random start.
+scikit-learn's digits. Baselines that the paper leaves out are added: FedAvg among the newcomers,
+FedAvg-FT, FedPer and FedBABU (a body and a fresh head), and clients that train alone from a random
+start. Every row has two accuracies: of the model that a client uses, and of that model after one
+round's local training, which is the same state for every method.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from fedhelix.papers.gene_fl.cells import (
     clusters_or_not,
     figure_3,
     gene_sizes,
+    gene_variants,
     hyperparameters,
     without_a_loss,
 )
@@ -72,4 +75,5 @@ STUDIES = [
     ),
     study("figure6", "Figure 6: accuracy over rounds", partial(against, "FedLP"), OF_BOTH),
     study("sizes", "accuracy against the size of a gene", gene_sizes, OF_BOTH),
+    study("variants", "other genes, and other inheritances", gene_variants, OF_BOTH),
 ]

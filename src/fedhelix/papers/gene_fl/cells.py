@@ -13,6 +13,7 @@ from fedhelix.papers.gene_fl.settings import (
     all_rows,
     column,
     columns,
+    variants,
 )
 
 
@@ -55,7 +56,8 @@ def clusters_or_not(scale: Scale) -> list[Cell]:
 
 def gene_sizes(scale: Scale) -> list[Cell]:
     """Accuracy by the share of the model that a gene may take, in both readings."""
-    base = column(scale, "C10 s=4").settings
+    uncounted = {"gene-fl.gene_gamma0": None, "gene-fl.gene_gamma_min": None}
+    base = {**column(scale, "C10 s=4").settings, **uncounted}
     return cross(
         [Row("reading A", "gene-fl", READING_A), Row("reading B", "gene-fl", READING_B)],
         [
@@ -64,6 +66,11 @@ def gene_sizes(scale: Scale) -> list[Cell]:
         ],
         by_row=True,
     )
+
+
+def gene_variants(scale: Scale) -> list[Cell]:
+    """GENE-FL with other genes and other inheritances."""
+    return cross(variants(scale), [column(scale, "C10 s=4")])
 
 
 def against(rival: str, scale: Scale) -> list[Cell]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from fedhelix.papers.measures import Finished, Measure, from_summary, in_units, percent
 
 MIB, GIB = 2**20, 2**30
-CURVE = "personal_accuracy"
+CURVE, TRAINED = "personal_accuracy", "trained_accuracy"
 
 
-def after_rounds(count: int) -> Measure:
+def after_rounds(count: int, curve: str = CURVE) -> Measure:
     """The newcomers' accuracy in percent `count` rounds after their arrival, or in the next
     evaluated round.
     """
@@ -20,7 +20,7 @@ def after_rounds(count: int) -> Measure:
         if arrived is None:
             return None
         later = [record for record in run.records if record["round"] >= arrived + count - 1]
-        return next((100 * record[CURVE] for record in later if CURVE in record), None)
+        return next((100 * record[curve] for record in later if curve in record), None)
 
     return measure
 
@@ -39,13 +39,19 @@ def known_uploads(unit: int) -> Measure:
 
 OF_KNOWN: dict[str, Measure] = {
     "accuracy of the known": percent("known_accuracy"),
+    "the known after one training": percent(f"known_{TRAINED}"),
     "uploads in GiB": known_uploads(GIB),
     "MiB of all uploads": known_uploads(MIB),
+    "MiB of all downloads": in_units("known_downlink_bytes", MIB),
+    "MiB of fingerprints": in_units("known_other_bytes", MIB),
+    "adjusted Rand index of clusters": from_summary("cluster_agreement"),
 }
 OF_NEWCOMERS: dict[str, Measure] = {
     "accuracy of newcomers": percent("newcomer_accuracy"),
+    "newcomers after one training": percent(f"newcomer_{TRAINED}"),
     "at arrival": percent("arrival_accuracy"),
     "after 10 rounds": after_rounds(10),
+    "after 10 rounds and one training": after_rounds(10, TRAINED),
     "rounds to 95 % of the peak": from_summary("newcomer_rounds_to_peak"),
     "initial download in MiB": in_units("arrival_bytes", MIB),
 }

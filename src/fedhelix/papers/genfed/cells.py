@@ -11,7 +11,10 @@ from fedhelix.papers.genfed.settings import (
     ADAPTIVE,
     APART,
     ATTACKS,
+    BACKDOOR,
+    CONTROLS,
     DEFENCES,
+    KNOWING,
     LARGER,
     MOMENTUM,
     OURS,
@@ -21,17 +24,22 @@ from fedhelix.papers.genfed.settings import (
     column,
     columns,
     paper_row,
+    supplied,
+    told,
     whole,
 )
 from fedhelix.runs.config import layered
 
 
 def table_2(scale: Scale) -> list[Cell]:
-    """All methods with all schedules on all data sets, and four rows that the paper leaves out:
-    two without supplement, an adaptive schedule, and a fitness that rewards diversity.
+    """All methods with all schedules on all data sets, and rows that the paper leaves out.
+
+    They are controls, GenFed without supplement, an adaptive schedule, and a fitness that rewards
+    diversity.
     """
     table = TABLES["table2"]
-    return cross([*map(paper_row, table.rows), *OURS], columns(scale), table)
+    rows = supplied([*map(paper_row, table.rows), *OURS], scale)
+    return cross(rows, columns(scale), table)
 
 
 def table_3(scale: Scale) -> list[Cell]:
@@ -40,14 +48,14 @@ def table_3(scale: Scale) -> list[Cell]:
         replace(paper_row(f"{name} (3)" if name.startswith("GenFed") else name), name=name)
         for name in TABLES["table3"].rows
     ]
-    return cross(rows, columns(scale), by_row=True)
+    return cross(supplied(rows, scale), columns(scale), by_row=True)
 
 
 def on_cifar(name: str, changed: Callable[[str], Mapping[str, Any]], scale: Scale) -> list[Cell]:
-    """Tables 4 to 6: CIFAR-10, with settings that change from column to column."""
+    """Tables 4 to 6: CIFAR-10, with settings that change from column to column, and controls."""
     table, base = TABLES[name], column(scale, "CIFAR-10").settings
     return cross(
-        map(paper_row, table.rows),
+        supplied([*map(paper_row, table.rows), *CONTROLS], scale),
         [Column(header, {**base, **changed(header)}) for header in table.columns],
         None if scale == "quick" else table,
         by_row=True,
@@ -60,7 +68,12 @@ def table_4(scale: Scale) -> list[Cell]:
     def attack(header: str) -> dict[str, Any]:
         return {} if header == "no attack" else {**ATTACKS[header], "attack_share": 0.2}
 
-    return on_cifar("table4", attack, scale)
+    # Nobody attacks the server's own samples.
+    return [
+        cell
+        for cell in on_cifar("table4", attack, scale)
+        if cell.column == "no attack" or not cell.settings.get("server_only")
+    ]
 
 
 def table_5(scale: Scale) -> list[Cell]:
@@ -73,6 +86,20 @@ def table_6(scale: Scale) -> list[Cell]:
     return on_cifar("table6", lambda header: {"partition": f"dirichlet:{header}"}, scale)
 
 
+def participation(scale: Scale) -> list[Cell]:
+    """Clients whose rates follow from their classes, as in FedAU's paper, beside equal rates."""
+    names = ("FedAvg", "FedUmf", "FedAU", "GenFed (1)", "GenFedUmf (1)", "GenFedAU (1)")
+    base = column(scale, "Fashion-MNIST")
+    by_class = {"participation": "classes", "participation_alpha": 0.1}
+    return cross(
+        supplied(map(paper_row, names), scale),
+        [
+            Column(f"{base.name}, equal rates", base.settings),
+            Column(f"{base.name}, rates by class", {**base.settings, **by_class}),
+        ],
+    )
+
+
 def supplement(scale: Scale) -> list[Cell]:
     """What the supplement, selection and server momentum contribute on all of Fashion-MNIST.
 
@@ -82,7 +109,8 @@ def supplement(scale: Scale) -> list[Cell]:
     preset = layered("genfed.strong")
     known = [paper_row(name) for name in ("FedAvg", *(f"GenFed ({n})" for n in SCHEDULES))]
     ours = {row.name: row for row in OURS}
-    rows = [ours["FedAvg, no supplement"], *known, ours["GenFed, adaptive"], *MOMENTUM]
+    alone = ours["server's samples alone"]
+    rows = [ours["FedAvg, no supplement"], alone, *known, ours["GenFed, adaptive"], *MOMENTUM]
     base = column(scale, "Fashion-MNIST")
     shared = {
         **base.settings,
@@ -99,24 +127,31 @@ def supplement(scale: Scale) -> list[Cell]:
 
 
 def attacks(scale: Scale) -> list[Cell]:
-    """Every attack by 20 and 40 % of the clients against GenFed and the usual defences."""
+    """Every attack by 20 and 40 % of the clients against GenFed and the usual defences.
+
+    Defences that ask for the share of attackers are told the true one, and in further rows the
+    wrong one.
+    """
     short = {**whole(), "train_samples": 10_000, "rounds": 60} if scale == "gpu" else {}
     base = {**column(scale, "Fashion-MNIST").settings, **APART, **short}
     attacked = [
         Column(f"{name} {share:.0%}", {**base, **attack, "attack_share": share})
-        for name, attack in ATTACKS.items()
+        for name, attack in {**ATTACKS, **BACKDOOR}.items()
         for share in (0.2, 0.4)
     ]
     # IPM's attackers all send the same model, and a mimic that of another client. As printed,
     # GenFed may choose such copies together; the last two rows do not.
     once = {"genfed.twins": False}
-    # Centred clipping was measured as it was at first, when it forgot its centre.
-    forgetful = {"centred-clipping": {"centred-clipping.carry": False}}
     rows = [
         Row("FedAvg", "fedavg"),
         Row("GenFed", "genfed"),
-        *(Row(defence, defence, forgetful.get(defence, {})) for defence in DEFENCES),
+        *(Row(defence, defence) for defence in (*DEFENCES, "bucketing+median")),
         Row("GenFed, no copies", "genfed", once),
         Row("GenFed, adaptive, no copies", "genfed", {**once, **ADAPTIVE}),
     ]
-    return cross(rows, [Column("no attack", base), *attacked], by_row=True)
+    columns = [Column("no attack", base), *attacked]
+    mistaken = [Row(f"{defence}, wrong share", defence) for defence in KNOWING]
+    return [
+        *map(told, cross(rows, columns, by_row=True)),
+        *(told(cell, wrong=True) for cell in cross(mistaken, columns, by_row=True)),
+    ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
-from fedhelix.papers.cells import Column, Row, Scale
+from fedhelix.papers.cells import Cell, Column, Row, Scale
 from fedhelix.papers.published import load
 from fedhelix.runs.config import layered
 
@@ -76,6 +78,20 @@ def paper_row(name: str) -> Row:
     return Row(name, METHODS[method], settings)
 
 
+def supplied(rows: Iterable[Row], scale: Scale) -> list[Row]:
+    """Rows as the paper has them at its scale: only GenFed's clients get a supplement, and FedAvg
+    once more for comparison. At other scales all methods get the same.
+    """
+    if scale != "paper":
+        return list(rows)
+    size = {"supplement_size": layered("genfed.literal")["supplement_size"]}
+    printed = [
+        row if "genfed" in row.method else replace(row, settings={**NO_SUPPLEMENT, **row.settings})
+        for row in rows
+    ]
+    return [*printed, Row("FedAvg, same supplement", "fedavg", size)]
+
+
 def whole() -> dict[str, Any]:
     """All samples of a data set, with the preset's learning rate."""
     return {
@@ -86,8 +102,13 @@ def whole() -> dict[str, Any]:
     }
 
 
-OURS = [
+CONTROLS = [
     Row("FedAvg, no supplement", "fedavg", NO_SUPPLEMENT),
+    Row("server's samples alone", "fedavg", {"server_only": True, "cohort": 1}),
+    Row("FedAvgM 0.8", "fedavgm", {"fedavgm.server_momentum": 0.8}),
+]
+OURS = [
+    *CONTROLS,
     Row("GenFed (1), no supplement", "genfed", {**NO_SUPPLEMENT, "genfed.schedule": "constant"}),
     Row("GenFed, adaptive", "genfed", ADAPTIVE),
     Row("GenFed (3), diverse", "genfed", {"genfed.schedule": "linear", "genfed.diversity": 0.1}),
@@ -111,19 +132,30 @@ WITH_BOTH_NETWORKS = (
     "GenFed (1) around FedAvgM 0.8",
     "GenFed, adaptive, around FedAvgM 0.8",
 )
+# Defences know the share of attackers; centred clipping carries its centre, as in its paper.
+KNOWING = ("trimmed-mean", "krum", "multi-krum")
 DEFENCES = (
-    "median",
-    "trimmed-mean",
-    "krum",
-    "multi-krum",
-    "geometric-median",
-    "centred-clipping",
-    "norm-bound",
+    *("median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "centred-clipping"),
+    *("norm-bound", "nnm+krum", "nnm+trimmed-mean"),
 )
 ATTACKS: dict[str, dict[str, Any]] = {
     "label flip": {"attack": "label-flip"},
     "mimic": {"attack": "mimic"},
     "IPM": {"attack": "ipm"},
+    "ALIE": {"attack": "alie"},
+    "min-max": {"attack": "min-max"},
     "4x sign flip": {"attack": "sign-flip", "attack_scale": 4.0},
     "adaptive": {"attack": "adaptive"},
+    "adaptive, top": {"attack": "adaptive-top"},
 }
+BACKDOOR = {"backdoor": {"attack": "backdoor"}}
+
+
+def told(cell: Cell, wrong: bool = False) -> Cell:
+    """Tell a defence how many attackers there are: 20 or 40 % of all, or the other of the two."""
+    knowing = cell.method.rpartition("+")[2]
+    if knowing not in KNOWING:
+        return cell
+    share = cell.settings.get("attack_share", 0.2)
+    share = {0.2: 0.4, 0.4: 0.2}[share] if wrong else share
+    return replace(cell, settings={**cell.settings, f"{knowing}.withstand": share})

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from fedhelix.papers.cells import Scale
-from fedhelix.papers.gene_fl.measures import CURVE, MIB
+from fedhelix.papers.gene_fl.measures import CURVE, MIB, TRAINED
 from fedhelix.papers.genfed import TARGETS
 from fedhelix.papers.helix.cells import (
     ablation,
@@ -79,9 +79,12 @@ STUDIES = [
         in_gene_fl,
         {
             "accuracy of the known": percent("known_accuracy"),
+            "the known after one training": percent(f"known_{TRAINED}"),
             "accuracy of newcomers": percent("newcomer_accuracy"),
+            "newcomers after one training": percent(f"newcomer_{TRAINED}"),
             "at arrival": percent("arrival_accuracy"),
             "uploads of the known in MiB": in_units("known_uplink_bytes", MIB),
+            "downloads of the known in MiB": in_units("known_downlink_bytes", MIB),
         },
         SEVERAL,
         curves=(CURVE,),

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedhelix.papers.cells import Cell, Column, Row, Scale, cross
+from fedhelix.papers.genfed.settings import DEFENCES, told
 from fedhelix.papers.helix.settings import (
     CODES,
-    DEFENCES,
     GENE_FL,
     GENFED,
     HELIX,
-    KNOWING,
     NO_SERVER_DATA,
     PFEDGPA,
     WITHOUT,
@@ -37,16 +36,7 @@ def under_attack(scale: Scale) -> list[Cell]:
         *(Row(name, name) for name in DEFENCES),
     ]
     cells = cross(rows, attacked_columns(scale), by_row=True)
-    return [_with_true_share(cell) for cell in cells]
-
-
-def _with_true_share(cell: Cell) -> Cell:
-    """Tell a defence how many attackers there are."""
-    knowing = cell.method.rpartition("+")[2]
-    if knowing not in KNOWING:
-        return cell
-    share = cell.settings.get("attack_share", 0.2)
-    return replace(cell, settings={**cell.settings, f"{knowing}.withstand": share})
+    return [told(cell) for cell in cells]
 
 
 def in_pfedgpa(scale: Scale) -> list[Cell]:
@@ -56,7 +46,7 @@ def in_pfedgpa(scale: Scale) -> list[Cell]:
 
 def in_gene_fl(scale: Scale) -> list[Cell]:
     """GENE-FL's Tables I and III with Helix and its strongest rivals."""
-    return cross(GENE_FL, gene_fl_columns(scale))
+    return cross(GENE_FL, gene_fl_columns(scale, eval_trained=True))
 
 
 def ablation(scale: Scale) -> list[Cell]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fedhelix.papers.cells import Column, Row, Scale
 from fedhelix.papers.gene_fl import settings as gene_fl
 from fedhelix.papers.genfed import settings as genfed
@@ -31,23 +29,6 @@ GENFED = [
     HELIX,
     Row("Helix, no server data", "helix", NO_SERVER_DATA),
 ]
-
-# Defences know the share of attackers; centred clipping carries its centre, as in its paper.
-KNOWING = ("trimmed-mean", "krum", "multi-krum")
-DEFENCES = (
-    *("median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "centred-clipping"),
-    *("norm-bound", "nnm+krum", "nnm+trimmed-mean"),
-)
-ATTACKS: dict[str, dict[str, Any]] = {
-    "label flip": {"attack": "label-flip"},
-    "mimic": {"attack": "mimic"},
-    "IPM": {"attack": "ipm"},
-    "ALIE": {"attack": "alie"},
-    "min-max": {"attack": "min-max"},
-    "4x sign flip": {"attack": "sign-flip", "attack_scale": 4.0},
-    "adaptive": {"attack": "adaptive"},
-    "adaptive, top": {"attack": "adaptive-top"},
-}
 
 PFEDGPA = [
     Row("FedAvg-FT, small steps", "fedavg-ft", {"fedavg-ft.ft_rate": 0.1}),
@@ -107,7 +88,7 @@ def attacked_columns(scale: Scale) -> list[Column]:
         Column("no attack", base),
         *(
             Column(f"{name} {share:.0%}", {**base, **attack, "attack_share": share})
-            for name, attack in ATTACKS.items()
+            for name, attack in genfed.ATTACKS.items()
             for share in (0.2, 0.4)
         ),
     ]
@@ -124,6 +105,7 @@ def pfedgpa_columns(scale: Scale) -> list[Column]:
     ]
 
 
-def gene_fl_columns(scale: Scale) -> list[Column]:
+def gene_fl_columns(scale: Scale, eval_trained: bool = False) -> list[Column]:
     """GENE-FL's Tables I and III, first columns."""
-    return [gene_fl.column(scale, name) for name in ("C10 s=4",)]
+    column = gene_fl.column(scale, "C10 s=4")
+    return [Column(column.name, {**column.settings, "eval_trained": eval_trained})]

@@ -24,7 +24,7 @@ from fedhelix.papers.pfedgpa.measures import (
 )
 from fedhelix.papers.study import Study
 
-SEVERAL: Mapping[Scale, int] = {"quick": 1, "gpu": 3, "paper": 3}
+SEVERAL: Mapping[Scale, int] = {"quick": 1, "gpu": 5, "paper": 5}  # a verdict needs five
 ONCE: Mapping[Scale, int] = {"quick": 1, "gpu": 1, "paper": 3}
 
 STUDIES = [

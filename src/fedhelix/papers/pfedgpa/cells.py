@@ -11,10 +11,12 @@ from fedhelix.papers.pfedgpa.settings import (
     METHODS,
     OURS,
     RIVALS,
+    SHIFTED,
     SIZES,
     STARTS,
     TABLES,
     data_sets,
+    fedpac_settings,
     inversion,
     prefixed,
     settings,
@@ -30,7 +32,22 @@ def table_1(scale: Scale) -> list[Cell]:
             rows = [*METHODS, *OURS] if clients == CLIENTS[0] else METHODS
             column = Column(name, settings(scale, data, clients))
             cells += cross(rows, [column], TABLES["table1"])
+    if scale != "quick":
+        cells += _as_fedpac(scale)
     return cells
+
+
+def _as_fedpac(scale: Scale) -> list[Cell]:
+    """The columns of EMNIST once more, with FedPAC's partition, beside the same published ones."""
+    return [
+        replace(cell, column=f"{cell.column}, FedPAC's partition")
+        for clients in CLIENTS
+        for cell in cross(
+            METHODS,
+            [Column(f"EMNIST {clients}", fedpac_settings(scale, clients))],
+            TABLES["table1"],
+        )
+    ]
 
 
 def table_2(scale: Scale) -> list[Cell]:
@@ -61,14 +78,19 @@ def figure_4(scale: Scale) -> list[Cell]:
 
 def rivals(scale: Scale) -> list[Cell]:
     """Ways to generate models, without fine-tuning; a tenth of the samples tells the best one."""
-    data = data_sets(scale)[0]
     rows = [
         Row(name, "pfedgpa", prefixed("pfedgpa", **options))
         for name, options in RIVALS.items()
         if scale != "quick" or "size" not in options
     ]
+    return cross([*rows, *SHIFTED], [_untuned(scale, data) for data in data_sets(scale)])
+
+
+def _untuned(scale: Scale, data: str) -> Column:
+    """A data set without fine-tuning; its name says which part of the network is generated."""
     common = {**settings(scale, data), "valid": 0.1, "pfedgpa.ft_epochs": 0}
-    return cross(rows, [Column(data, common)])
+    part = common.get("pfedgpa.slice", "all")
+    return Column(data if part == "all" else f"{data}, slice {part}", common)
 
 
 def fine_tuning(scale: Scale) -> list[Cell]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 
-from fedhelix.papers.measures import Finished, Measure, from_summary, last_percent, percent
-from fedhelix.store.records import is_number
+from fedhelix.papers.measures import Finished, Measure, last_percent, percent
+from fedhelix.papers.pfedgpa.settings import turns_of
+from fedhelix.store.records import LAST, NEAR_PEAK, is_number
 
 FAILED = 0.6  # a generated model with a lower accuracy counts as failed
 
@@ -42,12 +43,40 @@ def distance(name: str) -> Measure:
     return measure
 
 
+def after_arrival(run: Finished) -> list[float]:
+    """The newcomers' accuracies round by round, in percent, of the model that they receive.
+
+    Without the last round: there they use what they uploaded themselves, another kind of model.
+    """
+    arrived = next(at for at, record in enumerate(run.records) if "arrival_bytes" in record)
+    return [100 * record["personal_accuracy"] for record in run.records[arrived:-1]]
+
+
+def peak(run: Finished) -> float | None:
+    """The best of these accuracies."""
+    return max(after_arrival(run), default=None)
+
+
+def last_ten(run: Finished) -> float | None:
+    """Their mean over the last ten rounds."""
+    accuracies = after_arrival(run)[-LAST:]
+    return statistics.fmean(accuracies) if accuracies else None
+
+
+def trainings_to_peak(run: Finished) -> float | None:
+    """Local trainings until 95 % of the peak: those of the arrival's dialogue, then one a round."""
+    accuracies = after_arrival(run)
+    reached = (t for t, one in enumerate(accuracies, 1) if one >= NEAR_PEAK * max(accuracies))
+    first = next(reached, None)
+    return None if first is None else turns_of(run.cell) + first
+
+
 BEFORE = {"before fine-tuning": last_percent("untuned_accuracy")}
 AFTER = {"after fine-tuning": percent("personal_accuracy")}
 CHOICE = {"validation": last_percent("valid_accuracy"), "test": percent("personal_accuracy")}
 ARRIVED = {
     "after one local training": percent("arrival_accuracy"),
-    "last ten rounds": percent("newcomer_accuracy"),
-    "peak": percent("newcomer_peak_accuracy"),
-    "rounds to 95 % of the peak": from_summary("newcomer_rounds_to_peak"),
+    "last ten rounds": last_ten,
+    "peak": peak,
+    "local trainings to 95 % of the peak": trainings_to_peak,
 }

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedhelix.components.generative.generator import SizeName
-from fedhelix.papers.cells import Row, Scale
+from fedhelix.methods import PFedGPA, PFedHN
+from fedhelix.papers.cells import Cell, Row, Scale
 from fedhelix.papers.published import load
 from fedhelix.runs.config import layered
 
@@ -51,10 +52,12 @@ OURS = [
 RIVALS: dict[str, dict[str, Any]] = {
     "reconstruction": {"generate": "reconstruct"},
     "inversion": {},
+    "inversion, one training step": {"fit_steps": 1},
     "inversion of means": {"inverted": "mean", "inversion_samples": 8},
     "inversion of the four nearest": {"inverted": "near", "inversion_samples": 8},
     "no inversion": {"generate": "direct"},
     "own upload": {"generate": "own"},
+    "own head on the averaged body": {"generate": "own", "slice": "last:1"},
     "mean of own uploads": {"generate": "own_mean", "learn": "upload"},
     "mean of own updates": {"generate": "own_mean"},
     "four nearest": {"generate": "neighbours"},
@@ -75,6 +78,12 @@ RIVALS: dict[str, dict[str, Any]] = {
     "reconstruction, autoencoder": {"generate": "reconstruct", "size": "default"},
     "inversion, autoencoder": {"size": "default"},
 }
+# The shared model, whose outputs each client shifts by its own class shares.
+SHIFTED = [
+    Row("average", "fedavg"),
+    Row("average, shifted by own class shares", "calibrated", {"calibrated.trained": False}),
+    Row("average, trained and used with own class shares", "calibrated"),
+]
 STARTS: dict[str, dict[str, Any]] = {
     "guided": {"newcomer": "guide"},
     "trained alone as long": {"newcomer": "alone"},
@@ -83,7 +92,18 @@ STARTS: dict[str, dict[str, Any]] = {
     "nearest client": {"newcomer": "nearest"},
     "average": {"newcomer": "model"},
     "random": {"newcomer": "random"},
+    "random, trained alone as long": {"newcomer": "alone", "guide_from": "random"},
 }
+
+
+def turns_of(cell: Cell) -> int:
+    """How often a newcomer trains before its first round, in the dialogue of its arrival."""
+    if cell.method == "pfedhn":
+        return int(cell.settings.get("pfedhn.newcomer_turns", PFedHN.newcomer_turns))
+    newcomer = cell.settings.get("pfedgpa.newcomer", PFedGPA.newcomer)
+    if newcomer in ("guide", "alone"):
+        return int(cell.settings.get("pfedgpa.guide_turns", PFedGPA.guide_turns))
+    return 1 if newcomer == "nearest" else 0
 
 
 def settings(scale: Scale, data: str, clients: int = 20) -> dict[str, Any]:
@@ -100,6 +120,11 @@ def settings(scale: Scale, data: str, clients: int = 20) -> dict[str, Any]:
         "checkpoint_every": 100,  # the buffer of uploads makes checkpoints large
         **({"pfedgpa.size": "paper"} if scale == "paper" else {}),
     }
+
+
+def fedpac_settings(scale: Scale, clients: int) -> dict[str, Any]:
+    """EMNIST as FedPAC's code partitions it: 1,000 samples a client, remainders in one class."""
+    return {**settings(scale, "EMNIST", clients), "partition": "fedpac:20"}
 
 
 def data_sets(scale: Scale) -> list[str]:

@@ -22,7 +22,7 @@ from fedhelix.report.live.values import (
     shortened_or_none,
 )
 from fedhelix.store import writer_lives
-from fedhelix.store.records import MAIN_METRICS
+from fedhelix.store.records import HOUR, MAIN_METRICS
 
 WATCHED_FILES = ("config.toml", "summary.json", "metrics.jsonl", "lock")
 MOST_BYTES_OF_A_LOCK = 4096
@@ -54,7 +54,7 @@ class WatchedRun:
         self.offset, self.skipped, self.inode = 0, 0, 0
         self.rounds = array("q")
         self.last: dict[str, float] = {}  # each main metric in the last round that has it, or NaN
-        self.columns = {key: array("d") for key in (*MEASURES, *COSTS)}
+        self.columns = {key: array("d") for key in (*MEASURES, *COSTS, "clock")}
 
     def refresh(self) -> bool:
         """Read the small files again if they changed; says whether any file changed."""
@@ -174,6 +174,8 @@ class WatchedRun:
         for key, (name, unit) in COSTS.items():
             spent = (0.0 if math.isnan(value) else value for value in self.columns[key])
             x[name] = [shortened(total / unit) for total in accumulate(spent)]
+        if not all(map(math.isnan, self.columns["clock"])):
+            x["hours"] = shortened_or_none(time / HOUR for time in self.columns["clock"])
         y = {
             key: {"mid": shortened_or_none(self.columns[key])}
             for key in MEASURES

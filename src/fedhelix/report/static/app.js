@@ -2,7 +2,7 @@
 // The dashboard. Views are chosen by the part of the address after '#'; the server's events keep them fresh.
 // Everything that comes from a run becomes text nodes or numbers, never markup.
 
-const AXES = [{ key: "round", label: "round" }, { key: "mib", label: "MiB uploaded" }, { key: "seconds", label: "seconds" }];
+const AXES = [{ key: "round", label: "round" }, { key: "mib", label: "MiB uploaded" }, { key: "seconds", label: "seconds" }, { key: "hours", label: "simulated hours" }];
 const MEASURES = [
   { key: "personal_accuracy", label: "personal accuracy", percent: true },
   { key: "personal_score", label: "personal score" },

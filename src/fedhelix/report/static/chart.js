@@ -58,7 +58,9 @@ class LineChart {
     this.series = series;
     const known = this.measures.filter((measure) => series.some((one) => one.y[measure.key]));
     if (known.length && !known.includes(this.measure)) this.measure = known[0];
-    const choices = [["Show", known, "measure"], ["against", this.axes, "axis"]].filter(([, many]) => many.length > 1);
+    const axes = this.axes.filter((axis) => series.some((one) => one.x[axis.key]));
+    if (axes.length && !axes.includes(this.axis)) this.axis = axes[0];
+    const choices = [["Show", known, "measure"], ["against", axes, "axis"]].filter(([, many]) => many.length > 1);
     this.pickers.replaceChildren(...choices.map(([word, many, field]) => this.picker(word, many, field)));
     this.legend.replaceChildren(...(series.length > 1 ? series.map((one) => this.key(one)) : []));
     this.draw();
@@ -88,9 +90,10 @@ class LineChart {
   // The points of one line: [x, mid, low, high], without those that have no value.
   points(one) {
     const values = one.y[this.measure.key];
-    if (!values) return [];
+    const places = one.x[this.axis.key];
+    if (!values || !places) return [];
     return values.mid
-      .map((mid, i) => [one.x[this.axis.key][i], mid, values.low ? values.low[i] : mid, values.high ? values.high[i] : mid])
+      .map((mid, i) => [places[i], mid, values.low ? values.low[i] : mid, values.high ? values.high[i] : mid])
       .filter((point) => point.every(isNumber));
   }
 

@@ -1,0 +1,94 @@
+"""What a federation is given, as text or as values: data, a partition, a method, a network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from fedhelix import models
+from fedhelix.core.errors import UserError
+from fedhelix.core.fit import check_fits
+from fedhelix.core.hooks import checked
+from fedhelix.core.layers import Layers
+from fedhelix.core.method import Method
+from fedhelix.core.registry import make
+from fedhelix.data import Dataset, Partition, from_clients, load, partitions
+from fedhelix.engines.kernels import Kernels
+from fedhelix.engines.kernels.choice import choose
+from fedhelix.engines.local import Setup
+from fedhelix.methods import FedAvg
+
+Model = str | nn.Module | Callable[[], nn.Module]
+
+
+def read_data(data: str | Dataset | Sequence[Any]) -> Dataset:
+    """A data set by its name, as it is, or made of one part per client."""
+    if isinstance(data, str):
+        return load(data)
+    return data if isinstance(data, Dataset) else from_clients(data)
+
+
+def read_partition(partition: str | Partition | None, pool: Dataset, clients: int) -> Partition:
+    """A partition as it is or from text; None takes the usual one for these data."""
+    if partition is None:
+        partition = partitions.usual(pool)
+    if isinstance(partition, str):
+        partition = partitions.parse(partition, clients)
+    if not isinstance(partition, Partition):
+        raise UserError(
+            f"partition is text or a value such as partition.iid(10), not {partition!r}."
+        )
+    return partition
+
+
+def read_method(method: str | Method | None) -> Method:
+    """A method by its name or as it is; None is FedAvg."""
+    chosen = make(method) if isinstance(method, str) else FedAvg() if method is None else method
+    if not isinstance(chosen, Method):
+        raise UserError(f"method is a name or a value such as FedAvg(), not {method!r}.")
+    return chosen
+
+
+def network(model: Model, pool: Dataset, method: Method, seed: int) -> tuple[nn.Module, Layers]:
+    """The network for these data and its layers, if it fits them and the method can use it."""
+    outputs = pool.classes if pool.classes is not None else math.prod(pool.y.shape[1:])
+    module = models.build(model, pool.shape, outputs, data_name=pool.name, seed=seed)
+    example = pool.prepare(pool.x[:2]).cpu()  # where a new network is
+    check_fits(module, example, outputs)
+    layers = Layers.of(module, example)
+    checked(method).check(layers)
+    return module, layers
+
+
+def client_setup(setup: Setup, kernels: Kernels | Literal["auto"]) -> Setup:
+    """What clients' work depends on, on its device, with the initial state and with kernels."""
+    batch_size = setup.training.batch_size
+    if batch_size < 2 and any(isinstance(m, nn.BatchNorm1d) for m in setup.module.modules()):
+        raise UserError("BatchNorm needs two samples in a minibatch; set batch_size to 2 or more.")
+    if setup.layers.norm and any(len(split.train) == 1 for split in setup.splits):
+        raise UserError(
+            "a client has only one training sample, but BatchNorm needs two; use larger clients."
+        )
+    state = setup.module.to(setup.device).state_dict()
+    initial = {name: state[name].detach().clone() for name in setup.layers.names}
+    setup = replace(setup, initial=initial, data=setup.data.to(setup.device))
+    return replace(setup, kernels=choose(setup) if kernels == "auto" else kernels)
+
+
+def device_of(name: str) -> torch.device:
+    """The device of that name; `auto` takes what there is."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError):
+        raise UserError(
+            f"there is no device '{name}' here; use auto to take what there is."
+        ) from None
+    return device

@@ -1,0 +1,133 @@
+"""The verdicts on the result pages follow from the committed files, recomputed here with SciPy."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from fedhelix.papers.verdicts import together, verdict
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+PAPERS = ("genfed", "pfedgpa", "gene-fl")
+FOLD = re.compile(r"<details markdown>.*?</details>", re.DOTALL)
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from parts import claims
+
+    yield claims
+    for name in [name for name in sys.modules if name.split(".")[0] == "parts"]:
+        del sys.modules[name]
+
+
+def page(name):
+    return (ROOT / "docs" / "results" / f"{name}.md").read_text(encoding="utf-8")
+
+
+def verdict_table(name):
+    """Claim, verdict, ours, paper and link of every row on the page."""
+    text = re.search(rf"<!-- made: verdicts {name} -->\n(.*?)<!-- end -->", page(name), re.DOTALL)
+    lines = text[1].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
+
+
+def recomputed(claim):
+    """The verdict on one comparison, from the file alone."""
+    report = json.loads((RESULTS / f"{claim.study}-gpu.json").read_text())
+    sides = []
+    for row, column, measure in (claim.ours, claim.other):
+        cell = next(one for one in report["cells"] if (one["row"], one["column"]) == (row, column))
+        rounds = cell.get("accuracy_curve", {"rounds": [None]})["rounds"][-1]
+        values = dict(zip(cell["seeds"], cell[measure]["by_seed"], strict=True))
+        sides.append((values, rounds))
+    (ours, ours_end), (other, other_end) = sides
+    seeds = [
+        seed
+        for seed in ours.keys() & other.keys()
+        if not (ours[seed] is None and other[seed] is None)
+    ]
+    margins = [
+        claim.margin(
+            ours_end if ours[seed] is None else ours[seed],
+            other_end if other[seed] is None else other[seed],
+        )
+        for seed in seeds
+    ]
+    if len(margins) < 5:
+        return "inconclusive"
+    low, high = stats.ttest_1samp(margins, 0).confidence_interval(0.95)
+    return "reproduced" if low > 0 else "not reproduced" if high < 0 else "inconclusive"
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_verdict_follows_from_its_file(paper, parts):
+    rows = verdict_table(paper)
+    assert 0 < len(rows) <= 8
+    headlines = {headline.words: headline for headline in parts.HEADLINES[paper]}
+    for words, found, ours, printed, link in rows:
+        kinds = {
+            recomputed(claim)
+            for claim in headlines[words].claims
+            if parts.check(claim, RESULTS) is not None
+        }
+        expected = (
+            kinds.pop()
+            if len(kinds) == 1
+            else "partly"
+            if "reproduced" in kinds
+            else "inconclusive"
+        )
+        assert found == f"**{expected}**"
+        assert "n = " in ours and printed and link.startswith("[")
+
+
+def test_two_seeds_are_inconclusive_and_five_decide():
+    assert verdict([3.0, 3.1]) == verdict([3.0] * 4) == "inconclusive"
+    assert verdict([3.0, 3.1, 2.9, 3.2, 3.0]) == "reproduced"
+    assert verdict([-3.0, -3.1, -2.9, -3.2, -3.0]) == "not reproduced"
+    assert verdict([3.0, -3.1, 2.9, -3.2, 3.0]) == "inconclusive"
+    assert verdict([3.0, 3.1, 2.9, 3.2, None]) == "inconclusive"
+
+
+def test_verdicts_on_several_settings():
+    yes, no, open_ = "reproduced", "not reproduced", "inconclusive"
+    assert together([yes, yes]) == yes and together([no, no]) == no
+    assert together([yes, no]) == together([yes, open_]) == "partly"
+    assert together([no, open_]) == together([open_]) == open_
+
+
+def test_another_file_gives_another_verdict(parts, tmp_path):
+    """Five seeds that agree decide a row; the page would then be out of date."""
+    shutil.copytree(RESULTS, tmp_path / "results")
+    path = tmp_path / "results" / "pfedgpa-table2-gpu.json"
+    report = json.loads(path.read_text())
+    for cell in report["cells"]:
+        shift = 10 if cell["row"] == "inversion" else 0
+        cell["seeds"] = list(range(5))
+        for measure in report["measures"]:
+            cell[measure]["by_seed"] = [70 + shift + seed / 10 for seed in range(5)]
+        cell["after fine-tuning"]["by_seed"] = [80 + shift / 10 * (-1) ** seed for seed in range(5)]
+    path.write_text(json.dumps(report))
+    rows = [
+        line.split(" | ")[1]
+        for line in parts.verdicts("pfedgpa", tmp_path / "results").splitlines()
+        if "direct generation" in line and "fine-tuning" in line
+    ]
+    assert rows == ["**reproduced**", "**inconclusive**"]
+
+
+@pytest.mark.parametrize("name", [*PAPERS, "helix"])
+def test_a_result_page_is_two_screens_before_its_folds(name):
+    shown = FOLD.sub("", page(name))
+    tables = re.findall(r"^\| ---", shown, re.MULTILINE)
+    assert len(tables) == (name in PAPERS)
+    prose = re.sub(r"^\|.*$", "", shown, flags=re.MULTILINE)
+    assert len(prose.split()) <= (450 if tables else 650)
+    assert shown.index("## Which claims") < 2000
