@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 from fedhelix import METHODS
 from fedhelix.cli import app as command_line
@@ -13,6 +14,8 @@ from fedhelix.store import RunFolder
 from tiers import is_slow
 
 torch.set_num_threads(1)  # tests run side by side
+settings.register_profile("patient", deadline=None)  # on busy machines, too
+settings.load_profile("patient")
 
 
 def pytest_collection_modifyitems(items):

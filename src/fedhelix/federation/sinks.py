@@ -152,14 +152,22 @@ class DivergenceSink(Sink):
     """Warns once when the clients' loss has risen above that of the first round."""
 
     def __init__(self, earlier: list[Record]):
-        self.losses = [record["train_loss"] for record in earlier]
+        self.losses: list[float] = []  # of the rounds in which a client finished
         self.warned = False
+        for record in earlier:
+            self._note(record)
+
+    def _note(self, record: Record) -> None:
+        if len(record["participants"]) > len(record["missing"]):
+            self.losses.append(record["train_loss"])
 
     def update(self, record: Record, state: FederationState) -> None:
         """Compare the last rounds with the first one."""
-        self.losses.append(record["train_loss"])
+        self._note(record)
+        if self.warned or len(self.losses) <= RISING:
+            return
         first, last = self.losses[0], statistics.fmean(self.losses[-RISING:])
-        if self.warned or len(self.losses) <= RISING or last <= RISE * first:
+        if last <= RISE * first:
             return
         self.warned = True
         warnings.warn(

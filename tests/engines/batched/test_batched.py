@@ -2,6 +2,7 @@
 differ.
 """
 
+import json
 import math
 from dataclasses import dataclass
 
@@ -13,9 +14,7 @@ from fedhelix import METHODS, FedAvg, FedRep, GeneFL, Phase, load
 from fedhelix.core.tree import flatten
 from fedhelix.engines.batched.engine import Batched
 from fedhelix.engines.batched.multirun import run_together
-from fedhelix.engines.batched.scheduler import Scheduler
 from fedhelix.engines.local import ClientTask
-from fedhelix.store import RunFolder
 from helpers import cheap, small
 
 DIGITS = load("digits").subsample(300, 100)
@@ -296,11 +295,14 @@ def test_a_failing_run_ends_all_runs_with_its_error():
         run_together([broken, lambda maker: build(FedAvg(), maker).fit(1, quiet=True)])
 
 
-def test_what_was_chosen_by_timing_is_kept_with_the_run(tmp_path, monkeypatch):
+def test_what_was_chosen_by_timing_is_kept_with_the_run(tmp_path):
     build(FedAvg(), "batched").fit(1, out=tmp_path / "run", quiet=True)
-    kept = RunFolder.open(tmp_path / "run").choices
-    assert list(kept.values()) == ["grouped"]
-    monkeypatch.setattr(Scheduler, "_choose_mode", lambda *_: pytest.fail("it was chosen already"))
+    written = tmp_path / "run" / "choices.json"
+    ((description, mode),) = json.loads(written.read_text()).items()
+    assert mode == "grouped"
+    kept = {description: "apart"}
+    written.write_text(json.dumps(kept))
     fed = build(FedAvg(), "batched")
     fed.fit(2, out=tmp_path / "run", resume=True, quiet=True)
+    assert {cache.mode for cache in fed.engine.scheduler.caches.values()} <= {"apart"}
     assert fed.engine.choices == kept

@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast, get_args
 
 import torch
@@ -16,6 +17,7 @@ from fedhelix.core.seeds import seeded
 from fedhelix.engines.batched.gradients import Mode
 from fedhelix.engines.batched.stack import Stack
 from fedhelix.engines.batched.table import BatchTable, PhaseTask
+from fedhelix.engines.remembered import remembered
 
 # Few widths, so that few CUDA graphs have to be recorded.
 WIDTHS = (
@@ -156,12 +158,7 @@ class Scheduler:
         cache.width = width
         if width not in cache.stacks:
             if cache.mode is None:
-                known = self.choices.get(example.description)
-                cache.mode = (
-                    cast(Mode, known)
-                    if known in get_args(Mode)
-                    else self._choose_mode(cache, example, width)
-                )
+                cache.mode = self._mode(cache, example, width)
                 self.choices[example.description] = cache.mode
             cache.stacks[width] = Stack(
                 example, width, cache.batches, cache.mode, self._memory_pool
@@ -173,12 +170,22 @@ class Scheduler:
         stacks = [stack for cache in self.caches.values() for stack in cache.stacks.values()]
         return next((graph.pool() for stack in stacks for graph in stack.graphs.values()), None)
 
-    def _choose_mode(self, cache: StackCache, example: PhaseTask, width: int) -> Mode:
-        """The fastest mode in a few timed steps, of those that work with this network."""
+    def _mode(self, cache: StackCache, example: PhaseTask, width: int) -> Mode:
+        """How to compute a step: as the run did before, or as is fastest on this GPU."""
+        known = self.choices.get(example.description)
+        if known in get_args(Mode):
+            return cast(Mode, known)
         if example.setup.device.type != "cuda":
             return "grouped"
         if example.setup.training.precision != "float32":
             return "apart"  # the stacked programs do not support mixed precision
+        gpu = torch.cuda.get_device_name(example.setup.device)
+        key = f"{gpu} torch {torch.__version__} {example.description} {width} slots"
+        choose = partial(self._fastest_mode, cache, example, width)
+        return remembered("modes.json", key, get_args(Mode), choose)
+
+    def _fastest_mode(self, cache: StackCache, example: PhaseTask, width: int) -> Mode:
+        """The fastest mode in a few timed steps, of those that work with this network."""
         seconds: dict[Mode, float] = {}
         for mode in ("products", "grouped", "apart"):
             try:

@@ -1,26 +1,19 @@
-"""Chooses the fastest CPU kernels for a processor and a network, by timing them once.
-
-Their results differ in the last bits. The choice is therefore kept in the user's cache, so that two
-runs with the same seed are equal.
-"""
+"""Chooses the fastest CPU kernels for a processor and a network, by timing them once."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import statistics
 import time
 import typing
-from contextlib import suppress
-from pathlib import Path
 
 import torch
 
-from fedhelix.core.files import cache_folder, write_atomically
 from fedhelix.core.tree import clone
 from fedhelix.engines.kernels import Kernels, applied
 from fedhelix.engines.kernels.compiled import available, processor
 from fedhelix.engines.local import Setup, base_loss, gather
+from fedhelix.engines.remembered import remembered
 
 CLEARLY = 0.9  # faster kernels must take less than this share of the others' time
 PATIENCE = 1.0  # seconds for all repetitions; a warm-up and one repetition always happen
@@ -33,23 +26,9 @@ def choose(setup: Setup) -> Kernels:
     convolves = any(layer.kind == "conv" for layer in setup.layers.all)
     if not convolves or setup.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return "onednn"
-    path, key = cache_folder() / "kernels.json", signature(setup)
-    known = read_choices(path)
-    if key not in known:
-        # Read the file again: of two runs that start together, both use the choice of the first.
-        known = {key: fastest(setup)} | read_choices(path)
-        with suppress(OSError):  # without a cache the next run times them again
-            write_atomically(path, json.dumps(known, indent=1).encode())
-    return known[key]
-
-
-def read_choices(path: Path) -> dict[str, Kernels]:
-    """Earlier choices; an unreadable file counts as empty."""
-    try:
-        known = json.loads(path.read_bytes())
-        return {key: choice for key, choice in known.items() if choice in typing.get_args(Kernels)}
-    except (OSError, ValueError, AttributeError):
-        return {}
+    return remembered(
+        "kernels.json", signature(setup), typing.get_args(Kernels), lambda: fastest(setup)
+    )
 
 
 def signature(setup: Setup) -> str:
