@@ -54,6 +54,7 @@ SLOW = {
     "test_models_are_scored_in_parts_as_serial_does_it",
     "test_packed_updates_are_packed_on_the_wire",
     "test_prototypes_are_exact_in_half_precision_too",
+    "test_ray_ends_as_serial_does",
     "test_runs_and_comparisons_go_on_from_any_folder",
     "test_runs_on_actors_end_as_they_do_here",
     "test_runs_stop_when_the_time_is_up_and_go_on_elsewhere",
