@@ -55,7 +55,7 @@ def test_fedavgm_by_hand():
     assert rounds_of(FedAvgM(server_momentum=0), [1.0, 0.5]) == pytest.approx([1.0, 1.5])  # FedAvg
 
 
-def adaptive_step(update, last, present=10, there=10):
+def adaptive_step(update, last, present=10, there=10, staleness=0):
     """The first two values of the server's step after its last one, with momentum 0.5 at most."""
     method = FedAvgM(server_momentum=0.5, adaptive=True)
     fed = small(method, clients=present, cohort=there, partition="iid")
@@ -68,6 +68,7 @@ def adaptive_step(update, last, present=10, there=10):
         return state
 
     some = uploads(fed, *[two(update)] * there, samples=[5] * there)
+    some[0] = some[0]._replace(staleness=staleness)
     server = {"model": two([0.0, 0.0]), "step": two(last)}
     after = aggregate(method, server, some, ctx)
     for part in ("model", "step"):
@@ -95,6 +96,13 @@ def test_the_last_step_stands_in_for_absent_clients():
     # Of 5 present 4 are there: 0.2 absent are less than a cosine of 0.5.
     sixty = [0.5, 0.75**0.5]
     assert adaptive_step(sixty, [2.0, 0], present=5, there=4) == pytest.approx([1, 0.75**0.5])
+
+
+def test_late_updates_need_no_stand_in():
+    # 2 of 10 are there, one of them late: the cosine alone counts, as if all were there.
+    assert adaptive_step([-1.0, 0], [2.0, 0], there=2, staleness=1) == pytest.approx([-1, 0])
+    sixty = [0.5, 0.75**0.5]
+    assert adaptive_step(sixty, [2.0, 0], there=2, staleness=3) == pytest.approx([1, 0.75**0.5])
 
 
 def test_from_a_standstill_the_update_is_the_step():

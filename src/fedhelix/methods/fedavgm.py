@@ -58,11 +58,13 @@ class FedAvgM(FedAvg):
         """Server: its momentum in this round.
 
         The last steps stand in for clients that are absent. Where all take part, they are worth
-        following only as far as the new update points the same way.
+        following only as far as the new update points the same way. So they are where uploads come
+        late: old updates repeat the last steps by themselves.
         """
         if not self.adaptive:
             return self.server_momentum
-        absent = 1 - len(uploads) / max(len(uploads), len(ctx.present))
+        late = any(upload.staleness for upload in uploads)
+        absent = 0.0 if late else 1 - len(uploads) / max(len(uploads), len(ctx.present))
         new, last = (
             torch.cat([tree[name].flatten() for name in update]) for tree in (update, step)
         )
