@@ -57,6 +57,19 @@ SKETCHES = {
     ),
     "apfl": Sketch("ttttt", "mean of the models", "train both;\nuse their mixture", "sssss"),
     "fedproto": Sketch("sssss", "mean features\nof every class", "train near these;\nsend its own"),
+    "fedala": Sketch(
+        "ttttt", "mean of the models", "learn how much of the\nnew head to take; train", "fffss"
+    ),
+    "fedlc": Sketch("ttttt", "mean of the models", "train with margins\nby class sizes"),
+    "fednova": Sketch(
+        "ttttt", "mean update per\nlocal work", "train; tell how far\nthe steps went"
+    ),
+    "feddbe": Sketch(
+        "ttttt",
+        "mean of the models",
+        "train with a memory\nadded to the features",
+        "   s ",
+    ),
     "local": Sketch("sssss", "not involved", "train alone", arrows="none"),
     "fedbn": Sketch("tstst", "mean of all but\nBatchNorm", "train; BatchNorm\nis personal"),
     "fedper": Sketch("tttts", "mean of the bodies", "train; the last\nlayer is personal"),
@@ -171,7 +184,7 @@ def exchange(sketch: Sketch, path: Path) -> None:
         axes.text(left + 0.02, 1.43, f"client {place + 1}", fontsize=8.5, color=GREY)
         if sketch.arrows == "both":
             arrow(axes, (left + 1.45, 1.42), (2.9 + 1.4 * place, 2.28))
-    used = [SHORT[code] for code in dict.fromkeys(sketch.layers + sketch.second)]
+    used = [SHORT[code] for code in dict.fromkeys(sketch.layers + sketch.second) if code != " "]
     words = {
         "travels": "shared",
         "stays": "stays with its client",

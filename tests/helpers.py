@@ -15,6 +15,7 @@ from fedhelix.data import Dataset
 # Options that make a method cheap, for tests that hold for every method. Newcomers get what all
 # have learnt together.
 CHEAP: dict[str, dict[str, Any]] = {
+    "fedala": {"first_epochs": 2},
     "pfedgpa": {"fit_steps": 5, "newcomer": "model"},
     "pfedhn": {"newcomer_turns": 1},
 }

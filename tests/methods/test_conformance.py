@@ -174,6 +174,8 @@ def test_only_what_is_declared_travels_and_every_byte_is_counted(method, model, 
         extra = 2  # density of the mask and accuracy on validation samples
     elif method.name == "fedproto":
         extra = 10  # the shares of the classes
+    elif method.name == "fednova":
+        extra = 1  # the work
     trees = [result.upload for result in seen]
     size = sum(bytes_of(fed.initial[name]) for tree in trees for name in tree.get("model", {}))
     size += sum(bytes_of(value) for tree in trees for value in tree.get("prototypes", {}).values())

@@ -32,6 +32,7 @@ class Phase:
     epochs: int | None = None  # None: as many as the federation says
     model: str = "model"  # which of the models that `start` returned
     rate: float = 1.0  # factor on the learning rate
+    extra: tuple[str, ...] = ()  # entries that `start` added to the model and that train, too
 
     def __post_init__(self) -> None:
         if self.part not in PARTS:

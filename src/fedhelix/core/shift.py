@@ -1,7 +1,8 @@
 """A model may carry a shift: one value per output, added to what the network returns.
 
 A client that knows how common each class is among its samples expresses that as a shift, whatever
-the network looks like: it needs no head with a bias. In a state it is one more entry.
+the network looks like: it needs no head with a bias. In a state it is one more entry. Methods may
+add further ones, which only their losses look at; all these names are in parentheses.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from torch import Tensor, nn
 from fedhelix.core.layers import Layers
 from fedhelix.core.tree import State
 
-SHIFT = "(shift)"  # the name of the entry; no module can have one of this name
+SHIFT = "(shift)"  # the name of the entry
 
 
 def without_shift(state: Mapping[str, Tensor]) -> State:
-    """The entries of the network alone."""
-    return {name: value for name, value in state.items() if name != SHIFT}
+    """The entries of the network alone; those that a method added have names in parentheses."""
+    return {name: value for name, value in state.items() if not name.startswith("(")}
 
 
 def shifted(state: Mapping[str, Tensor], outputs: Tensor) -> Tensor:

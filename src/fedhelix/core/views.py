@@ -27,9 +27,13 @@ class Batch(NamedTuple):
     mask: Tensor | None = None
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean of one value per sample; samples that only fill the batch up do not count."""
+        """The mean of one value or row per sample; samples that only fill the batch up do not
+        count.
+        """
         mask = torch.ones_like(values) if self.mask is None else self.mask
-        return (values * mask).sum() / mask.sum().clamp_min(1)
+        if values.dim() > mask.dim():
+            mask = mask[:, None]
+        return (values * mask).sum(0) / mask.sum(0).clamp_min(1)
 
 
 class Upload(NamedTuple):
@@ -67,7 +71,7 @@ class Client(HasRenamed):
     valid: Callable[[State], float]
     # The loss of a model on each of its validation samples, of which there may be none.
     valid_losses: Callable[[State], Tensor]
-    # The gradient of the loss on each of its batches, at a model.
+    # The gradient of the loss on each of its batches, at a model, which may change in between.
     gradients: Callable[[State], Iterator[State]]
     # What its training samples are below the head of a model, in evaluation mode.
     features: Callable[[State], Tensor]

@@ -7,6 +7,7 @@ from fedhelix.methods.clustered import Clustered
 from fedhelix.methods.compact import Compact
 from fedhelix.methods.cull import Cull
 from fedhelix.methods.ditto import Ditto
+from fedhelix.methods.fedala import FedALA
 from fedhelix.methods.fedasync import FedAsync
 from fedhelix.methods.fedau import FedAU
 from fedhelix.methods.fedavg import FedAvg
@@ -15,11 +16,14 @@ from fedhelix.methods.fedavgm import FedAvgM
 from fedhelix.methods.fedbabu import FedBABU
 from fedhelix.methods.fedbn import FedBN
 from fedhelix.methods.fedbuff import FedBuff
+from fedhelix.methods.feddbe import FedDBE
 from fedhelix.methods.feddyn import FedDyn
 from fedhelix.methods.fedfina import FedFina
+from fedhelix.methods.fedlc import FedLC
 from fedhelix.methods.fedlg import FedLG
 from fedhelix.methods.fedlp import FedLP
 from fedhelix.methods.fedlps import FedLPS
+from fedhelix.methods.fednova import FedNova
 from fedhelix.methods.fedopt import FedOpt
 from fedhelix.methods.fedper import FedPer
 from fedhelix.methods.fedproto import FedProto
@@ -46,6 +50,7 @@ __all__ = [
     "Compact",
     "Cull",
     "Ditto",
+    "FedALA",
     "FedAU",
     "FedAsync",
     "FedAvg",
@@ -54,11 +59,14 @@ __all__ = [
     "FedBABU",
     "FedBN",
     "FedBuff",
+    "FedDBE",
     "FedDyn",
     "FedFina",
+    "FedLC",
     "FedLG",
     "FedLP",
     "FedLPS",
+    "FedNova",
     "FedOpt",
     "FedPer",
     "FedProto",

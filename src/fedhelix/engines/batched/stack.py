@@ -66,7 +66,7 @@ class Stack:
         """The tensors of all slots."""
         setup, model = self.example.setup, self.example.local.models[self.example.phase.model]
         device, width = setup.device, self.width
-        self.names = part_of(setup.layers, self.example.phase.part)
+        self.names = part_of(setup.layers, self.example.phase)
         self.shapes = [model[name].shape for name in self.names]
         dtype = common_type(model[name] for name in self.names)
         lengths = [-(-model[name].numel() // ALIGNED) * ALIGNED for name in self.names]

@@ -71,6 +71,7 @@ class PhaseTask:
             None if loss_key is None else self.phase,  # the loss may use all of its fields
             self.setup.objective,
             self.phase.part,
+            self.phase.extra,
             self.phase.model,
             training.batch_size,
             training.augment,

@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.layers import WHOLE, Layer, Layers
-from fedhelix.core.method import Batch
+from fedhelix.core.method import Batch, Phase
 from fedhelix.core.shift import shifted, without_shift
 from fedhelix.core.tree import State
 from fedhelix.data import rows_of
@@ -65,12 +65,11 @@ def module_of(setup: Setup, layer: Layer) -> nn.Module:
     return setup.module if layer.name == WHOLE else setup.module.get_submodule(layer.name)
 
 
-def part_of(layers: Layers, part: str) -> list[str]:
-    """The trainable entries of a part of the model."""
-    if part == "all":
-        return list(layers.parameters)
-    chosen = set({"head": layers.head, "body": layers.body}[part])
-    return [name for name in layers.parameters if name in chosen]
+def part_of(layers: Layers, phase: Phase) -> list[str]:
+    """The entries that a phase trains."""
+    parts = {"all": layers.names, "head": layers.head, "body": layers.body}
+    chosen = set(parts[phase.part])
+    return [*(name for name in layers.parameters if name in chosen), *phase.extra]
 
 
 @torch.no_grad()

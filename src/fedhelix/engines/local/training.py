@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fedhelix.core.errors import unknown
 from fedhelix.core.method import Client, Local, LocalRound, Method, Phase
 from fedhelix.core.objective import evaluate_outputs
 from fedhelix.core.optimizers import StepSettings
@@ -126,7 +127,7 @@ def train(
         name: value.detach().clone() for name, value in local.models[local.phase.model].items()
     }
     local.models[local.phase.model] = model
-    leaves = [model[name].requires_grad_() for name in part_of(setup.layers, local.phase.part)]
+    leaves = [model[name].requires_grad_() for name in part_of(setup.layers, local.phase)]
     rule, training = setup.training.rule, setup.training
     slots = [
         [torch.zeros_like(leaf) for leaf in leaves] for _ in range(rule.slots(training.momentum))
@@ -263,5 +264,8 @@ def phases_of(setup: Setup, local: LocalRound) -> Sequence[Phase]:
     """The phases of a client's round, each of which trains one of its models."""
     phases = setup.hooks.phases(local.client)
     for phase in phases:
-        known_model(f"{setup.method.label}.phases", phase.model, local.models)
+        name = known_model(f"{setup.method.label}.phases", phase.model, local.models)
+        for entry in phase.extra:
+            if entry not in local.models[name]:
+                raise unknown(f"entry in {setup.method.label}.phases", entry, local.models[name])
     return phases
