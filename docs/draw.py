@@ -70,6 +70,20 @@ SKETCHES = {
         "train with a memory\nadded to the features",
         "   s ",
     ),
+    "pfedme": Sketch(
+        "ttttt", "mean of the models", "train its own near the\nglobal; move that to it", "sssss"
+    ),
+    "fedpac": Sketch(
+        "ttttt",
+        "mean of the bodies; for\neach client a mix of heads",
+        "first the head, then the\nbody, near prototypes",
+    ),
+    "fedamp": Sketch(
+        "ttttt",
+        "for each client a mean\nof models like its own",
+        "train near that mean;\nuse what it trained",
+        "sssss",
+    ),
     "local": Sketch("sssss", "not involved", "train alone", arrows="none"),
     "fedbn": Sketch("tstst", "mean of all but\nBatchNorm", "train; BatchNorm\nis personal"),
     "fedper": Sketch("tttts", "mean of the bodies", "train; the last\nlayer is personal"),

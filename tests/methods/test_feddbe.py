@@ -5,9 +5,11 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from fedhelix import Batch, FedAvg, FedDBE, Phase, UserError, partition
+from fedhelix import Batch, Calibrated, FedAvg, FedDBE, Phase, UserError, partition
+from fedhelix.core.shift import SHIFT
 from fedhelix.data import Dataset
 from fedhelix.engines.local import ClientTask, start_round
+from fedhelix.methods.calibrated import log_shares
 from fedhelix.methods.feddbe import MEMORY
 from helpers import close, small
 
@@ -74,8 +76,9 @@ def test_the_loss_is_that_of_a_network_with_the_memory_in_it():
     names = [*fed.layers.parameters, MEMORY]
     model = {**fed.initial, MEMORY: memory}
     leaves = {name: model[name].detach().clone().requires_grad_() for name in names}
+    fixed = {SHIFT: local.models["model"][SHIFT]}
     mask = torch.tensor([1.0] * 15 + [0] * 5)
-    loss = fed.method.loss(leaves, Batch(x, y, mask), local)
+    loss = fed.method.loss({**leaves, **fixed}, Batch(x, y, mask), local)
     grads = torch.autograd.grad(loss, list(leaves.values()))
 
     again = {name: value.detach().clone().requires_grad_() for name, value in leaves.items()}
@@ -102,6 +105,25 @@ def test_without_pull_and_memory_it_is_fedavg():
         for method in (Forgetful(kappa=0.0), FedAvg())
     )
     assert close(dbe.state.server["model"], plain.state.server["model"])
+
+
+def test_class_shares_around_it_are_added():
+    method = Calibrated(FedDBE(kappa=0.0))
+    fed = small(method, "mlp")
+    memory = torch.linspace(-1, 1, fed.initial[fed.layers.head[0]].shape[1])
+    consensus = {"mean": torch.zeros_like(memory)}
+    task = ClientTask(0, 0, {"model": fed.initial, "consensus": consensus}, {"memory": memory})
+    local = start_round(fed.engine.setup, task)
+    x, y = local.client.inputs(), local.client.targets()
+    weight, bias = (fed.initial[name] for name in fed.layers.head)
+    outputs = nn.functional.linear(local.features(fed.initial, x) + memory, weight, bias)
+    outputs = outputs + log_shares(y, 10, smooth=1.0)
+    model = local.models["model"]
+    assert torch.allclose(local.outputs(model, x), outputs, atol=1e-5)
+    loss = method.loss(model, Batch(x, y), local).item()
+    assert loss == pytest.approx(nn.functional.cross_entropy(outputs, y).item(), rel=1e-5)
+    kept = fed.fit(1, quiet=True).state.client_states
+    assert all(set(state) == {"memory"} for state in kept.values())
 
 
 def test_an_entry_that_no_model_has_cannot_train():

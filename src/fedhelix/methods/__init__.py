@@ -8,6 +8,7 @@ from fedhelix.methods.compact import Compact
 from fedhelix.methods.cull import Cull
 from fedhelix.methods.ditto import Ditto
 from fedhelix.methods.fedala import FedALA
+from fedhelix.methods.fedamp import FedAMP
 from fedhelix.methods.fedasync import FedAsync
 from fedhelix.methods.fedau import FedAU
 from fedhelix.methods.fedavg import FedAvg
@@ -25,6 +26,7 @@ from fedhelix.methods.fedlp import FedLP
 from fedhelix.methods.fedlps import FedLPS
 from fedhelix.methods.fednova import FedNova
 from fedhelix.methods.fedopt import FedOpt
+from fedhelix.methods.fedpac import FedPAC
 from fedhelix.methods.fedper import FedPer
 from fedhelix.methods.fedproto import FedProto
 from fedhelix.methods.fedprox import FedProx
@@ -40,6 +42,7 @@ from fedhelix.methods.moon import Moon
 from fedhelix.methods.partialfed import PartialFed
 from fedhelix.methods.pfedgpa import PFedGPA
 from fedhelix.methods.pfedhn import PFedHN
+from fedhelix.methods.pfedme import PFedMe
 from fedhelix.methods.scaffold import Scaffold
 
 __all__ = [
@@ -51,6 +54,7 @@ __all__ = [
     "Cull",
     "Ditto",
     "FedALA",
+    "FedAMP",
     "FedAU",
     "FedAsync",
     "FedAvg",
@@ -68,6 +72,7 @@ __all__ = [
     "FedLPS",
     "FedNova",
     "FedOpt",
+    "FedPAC",
     "FedPer",
     "FedProto",
     "FedProx",
@@ -82,6 +87,7 @@ __all__ = [
     "Moon",
     "PFedGPA",
     "PFedHN",
+    "PFedMe",
     "PartialFed",
     "Scaffold",
 ]

@@ -12,8 +12,8 @@ from torch import Tensor
 from fedhelix.core.method import Capabilities, Client, LocalRound, Method
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
-from fedhelix.core.shift import SHIFT, without_shift
-from fedhelix.core.tree import State, Tree
+from fedhelix.core.shift import SHIFT
+from fedhelix.core.tree import State, Tree, drop
 from fedhelix.core.wrapper import Wrapper
 from fedhelix.methods.fedavg import FedAvg
 
@@ -57,8 +57,10 @@ class Calibrated(Wrapper):
         models = super().start(payload, client_state, client)
         if not self.trained:
             used = models[self.inner.personal(models)]
-            return {**models, USED: {**used, SHIFT: shift}}
-        return {name: {**model, SHIFT: shift} for name, model in models.items()}
+            return {**models, USED: {**used, SHIFT: used.get(SHIFT, 0) + shift}}
+        return {
+            name: {**model, SHIFT: model.get(SHIFT, 0) + shift} for name, model in models.items()
+        }
 
     def personal(self, models: dict[str, State]) -> str:
         """Client: the model that carries the shares."""
@@ -67,6 +69,6 @@ class Calibrated(Wrapper):
     def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
         """Client: the shares are removed before anything leaves or is kept."""
         models = {
-            name: without_shift(model) for name, model in local.models.items() if name != USED
+            name: drop(model, [SHIFT]) for name, model in local.models.items() if name != USED
         }
         return super().upload(replace(local, models=models))

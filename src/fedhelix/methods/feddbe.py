@@ -67,8 +67,9 @@ class FedDBE(FedAvg):
         return {"model": {**model, MEMORY: memory, SHIFT: head @ memory}}
 
     def loss_context(self, payload: Tree, client_state: Tree, client: Client) -> Tree:
-        """Client: the consensus."""
-        return dict(payload["consensus"])
+        """Client: the consensus, and the shift with which it starts."""
+        shift = FedDBE.start(self, payload, client_state, client)["model"][SHIFT]
+        return {**payload["consensus"], "shift": shift}
 
     def phases(self, client: Client) -> Sequence[Phase]:
         """Client: the memory trains with the model."""
@@ -78,7 +79,9 @@ class FedDBE(FedAvg):
         """Client: the base loss with the memory, and how far the mean features are from the
         consensus.
         """
+        # A wrapper may have added to the shift.
         shift = params[local.layers.head[0]] @ params[MEMORY]
+        shift = shift + params[SHIFT] - local.context["shift"]
         # BatchNorm's statistics must not be updated twice by one batch.
         still = {**params, **clone(take(params, local.layers.buffers))}
         gap = batch.mean(local.features(still, batch.x)) - local.context["mean"]
