@@ -84,6 +84,9 @@ SKETCHES = {
         "train near that mean;\nuse what it trained",
         "sssss",
     ),
+    "ifca": Sketch(
+        "ttttt", "several models, each the\nmean of its clients'", "choose the best one;\ntrain it"
+    ),
     "local": Sketch("sssss", "not involved", "train alone", arrows="none"),
     "fedbn": Sketch("tstst", "mean of all but\nBatchNorm", "train; BatchNorm\nis personal"),
     "fedper": Sketch("tttts", "mean of the bodies", "train; the last\nlayer is personal"),

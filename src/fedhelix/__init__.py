@@ -22,6 +22,7 @@ from fedhelix.data import partitions as partition
 from fedhelix.federation import Federation, FederationSettings, FederationState, Run
 from fedhelix.methods import (
     APFL,
+    IFCA,
     Ancestors,
     Calibrated,
     Clustered,
@@ -80,6 +81,7 @@ from fedhelix.robust.defences import (
 
 __all__ = [
     "APFL",
+    "IFCA",
     "METHODS",
     "Ancestors",
     "BadInput",

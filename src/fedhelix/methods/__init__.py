@@ -36,6 +36,7 @@ from fedhelix.methods.finish import Finish
 from fedhelix.methods.gene_fl import GeneFL
 from fedhelix.methods.genfed import GenFed
 from fedhelix.methods.helix import Helix
+from fedhelix.methods.ifca import IFCA
 from fedhelix.methods.lg_fedavg import LGFedAvg
 from fedhelix.methods.local import LocalOnly
 from fedhelix.methods.moon import Moon
@@ -47,6 +48,7 @@ from fedhelix.methods.scaffold import Scaffold
 
 __all__ = [
     "APFL",
+    "IFCA",
     "Ancestors",
     "Calibrated",
     "Clustered",
