@@ -16,7 +16,7 @@ from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.options import build
 from fedhelix.data.datasets import Dataset
 from fedhelix.data.partitions.base import Partition, Split, class_split
-from fedhelix.data.partitions.kinds import Dirichlet, Dominant, FedPAC, Iid, Natural, Shard
+from fedhelix.data.partitions.kinds import Dirichlet, Dominant, FedPACDominant, Iid, Natural, Shard
 
 __all__ = [
     "Partition",
@@ -37,7 +37,7 @@ KINDS: dict[str, tuple[type[Partition], str | None]] = {
     "shard": (Shard, "classes_per_client"),
     "dirichlet": (Dirichlet, "alpha"),
     "dominant": (Dominant, "share"),
-    "fedpac": (FedPAC, "share"),
+    "fedpac": (FedPACDominant, "share"),
     "natural": (Natural, None),
 }
 """Each partition with the field that the number in its text means."""
@@ -84,7 +84,7 @@ def dominant(
 def fedpac(clients: int, share: float = 0.2, samples: int = 1000, **common: Any) -> Partition:
     """The dominant partition as FedPAC's code has it: remainders go to the last class of a part."""
     values = {"clients": clients, "share": share, "samples": samples, **common}
-    return build(FedPAC, values, "the fedpac partition")
+    return build(FedPACDominant, values, "the fedpac partition")
 
 
 def natural(ids: Any = None, **common: Any) -> Partition:

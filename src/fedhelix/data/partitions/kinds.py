@@ -185,7 +185,7 @@ class Dominant(Partition):
 
 
 @dataclass(frozen=True)
-class FedPAC(Dominant):
+class FedPACDominant(Dominant):
     """The dominant partition as FedPAC's code has it.
 
     What an even share leaves over goes to the last class of a part. Test parts follow the same rule
