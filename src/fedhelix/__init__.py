@@ -57,6 +57,7 @@ from fedhelix.methods import (
     PartialFed,
     PFedGPA,
     PFedHN,
+    Private,
     Scaffold,
 )
 from fedhelix.robust.defences import (
@@ -131,6 +132,7 @@ __all__ = [
     "PFedHN",
     "PartialFed",
     "Phase",
+    "Private",
     "Run",
     "Scaffold",
     "TrimmedMean",

@@ -169,7 +169,8 @@ class Site:
         key = json.dumps([header.get("spec"), header.get("classes"), client])
         if self._setup is None or self._setup[0] != key:
             self._setup = None  # so that two data sets are never in memory at once
-            self._setup = key, self._make_setup(header, client, kept)
+            setup = self._make_setup(header, client, kept)
+            self._setup = key, dataclasses.replace(setup, deployed=True)
         return self._setup[1]
 
     def _make_setup(self, header: Mapping[str, Any], client: int, kept: SiteState) -> Setup:

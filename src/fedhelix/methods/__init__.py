@@ -36,6 +36,7 @@ from fedhelix.methods.moon import Moon
 from fedhelix.methods.partialfed import PartialFed
 from fedhelix.methods.pfedgpa import PFedGPA
 from fedhelix.methods.pfedhn import PFedHN
+from fedhelix.methods.private import Private
 from fedhelix.methods.scaffold import Scaffold
 
 __all__ = [
@@ -75,5 +76,6 @@ __all__ = [
     "PFedGPA",
     "PFedHN",
     "PartialFed",
+    "Private",
     "Scaffold",
 ]
