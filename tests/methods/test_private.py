@@ -243,7 +243,7 @@ REFUSED = {
     "feddyn": "looks at single uploads",
     "fedau": "looks at single uploads",
     "fedbuff": "looks at single uploads",
-    "fedasync": "looks at single uploads",
+    "fedasync": "takes uploads as they arrive",
     "pfedgpa": "looks at single uploads",
     "median": "looks at single uploads",
     "fedumf": "chooses who works",
@@ -258,7 +258,7 @@ def test_methods_that_would_tell_more_are_refused(name):
 
 def test_more_than_a_model_is_refused_and_leaves_no_folder(tmp_path):
     fed = small(Private(FedLG(select="gradient", layers=1)), "digits-cnn")
-    with pytest.raises(UserError, match="send besides their model: "):
+    with pytest.raises(UserError, match="sends too: "):
         fed.fit(1, out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
 

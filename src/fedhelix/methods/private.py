@@ -32,10 +32,7 @@ class Private(Wrapper):
     epsilon: float = option(8.0, "privacy budget of every client", above=0, high=1e6)
     delta: float = option(1e-5, "probability with which epsilon may not hold", above=0, below=1)
     noise: float | None = option(
-        None,
-        "standard deviation of the noise on the sum, in clips (auto: the budget lasts for all "
-        "rounds)",
-        above=0,
+        None, "its standard deviation on the sum, in clips (auto: by epsilon and rounds)", above=0
     )
     clip: float = option(1.0, "longest update of a client; with quantile, at first", above=0)
     quantile: float | None = option(
@@ -54,10 +51,8 @@ class Private(Wrapper):
     @property
     def capabilities(self) -> Capabilities:
         """Nobody outside may look at single uploads."""
-        inner = self.inner.capabilities
-        return replace(
-            super().capabilities, complete_uploads=inner.complete_uploads, outermost=True
-        )
+        whole = self.inner.capabilities.complete_uploads
+        return replace(super().capabilities, complete_uploads=whole, outermost=True)
 
     def check(self, layers: Layers) -> None:
         """Refuse methods that would tell more of a client than the noisy sum of updates."""
@@ -68,15 +63,11 @@ class Private(Wrapper):
             "its uploads are packed": inner.packed_uploads or self.inner.overrides("decode"),
             "it has no updates of a common model": not inner.central_model or not shared,
             "its server looks at single uploads": (
-                inner.single_uploads
-                or inner.compares_uploads
-                or inner.buffer is not None
-                or self.inner.overrides("weights")
+                inner.single_uploads or inner.compares_uploads or self.inner.overrides("weights")
             ),
+            "its server takes uploads as they arrive": inner.buffer is not None,
             "its server chooses who works": self.inner.overrides("select_clients"),
-            "running statistics of BatchNorm would travel, unless fedbn keeps them at home": (
-                not shared <= set(layers.parameters)
-            ),
+            "running statistics of BatchNorm travel": not shared <= set(layers.parameters),
         }
         for why, holds in leaks.items():
             if holds:
@@ -102,8 +93,8 @@ class Private(Wrapper):
         able = set(self._able(server, ctx))
         if not able:
             raise UserError(
-                f"the privacy budget epsilon = {self.epsilon:g} is spent: no client can take part "
-                f"in round {ctx.round + 1}; run fewer rounds, or raise noise or epsilon."
+                f"the budget epsilon = {self.epsilon:g} is spent: no client can take part in round "
+                f"{ctx.round + 1}; run fewer rounds, or raise noise or epsilon."
             )
         return [client for client in cohort if client in able]
 
@@ -121,14 +112,11 @@ class Private(Wrapper):
         else.
         """
         tree, kept = self.inner.upload(local)
-        if extra := sorted(set(tree) - {"model"}):
-            raise UserError(
-                f"private cannot protect what clients of {self.inner.label} send besides their "
-                f"model: {', '.join(extra)}."
-            )
+        if extra := ", ".join(sorted(set(tree) - {"model"})):
+            raise UserError(f"private cannot protect what {self.inner.label} sends too: {extra}.")
         if not tree:
             return tree, kept
-        clip, share = local.payload["privacy"]["clip"], local.payload["privacy"]["share"]
+        clip, share = (local.payload["privacy"][name] for name in ("clip", "share"))
         origin = take({**local.client.initial, **local.payload.get("model", {})}, tree["model"])
         update = flat_update(tree["model"], origin)
         short = (update.norm() <= clip).float() - 0.5
@@ -166,8 +154,8 @@ class Private(Wrapper):
             short = short.clamp(-0.5, 0.5) if self.noise_by == "server" else short
             share = (short.sum() + COUNT_NOISE * noise[-1] / 2) / size + 0.5
             clip = next_clip(clip, share, self.quantile)
-        took_part = [upload.client for upload in uploads]
-        charged = took_part if self.cohorts == "public" else self._able(server, ctx)
+        public = self.cohorts == "public"
+        charged = [upload.client for upload in uploads] if public else self._able(server, ctx)
         spent = self._ledger(privacy, ctx).charged({i: self._rate(i, ctx) for i in charged})
         after = {**privacy, "ledger": spent}
         ctx.metadata["epsilon"] = self._ledger(after, ctx).epsilons()
