@@ -111,6 +111,12 @@ SKETCHES = {
         "train; send few bits,\nkeep what they lose",
         "sssss",
     ),
+    "private": Sketch(
+        "ttttt",
+        "sum of the updates\nplus noise, within a budget",
+        "train; clip the update",
+        "ttttt",
+    ),
     "calibrated": Sketch(
         "ttttt",
         "mean of the models,\nfor balanced classes",

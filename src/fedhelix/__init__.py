@@ -65,6 +65,7 @@ from fedhelix.methods import (
     PFedGPA,
     PFedHN,
     PFedMe,
+    Private,
     Scaffold,
 )
 from fedhelix.robust.defences import (
@@ -147,6 +148,7 @@ __all__ = [
     "PFedMe",
     "PartialFed",
     "Phase",
+    "Private",
     "Run",
     "Scaffold",
     "TrimmedMean",

@@ -57,8 +57,10 @@ class Capabilities:
     packed_downloads: bool = False  # so does the model that a client receives
     central_model: bool = True  # the server has a model of which uploads are updates
     single_uploads: bool = False  # it makes something of every single upload, besides their mean
+    compares_uploads: bool = False  # it looks at them side by side, to change or choose some
     buffer: int | None = None  # it is asynchronous: a round ends with so many uploads
     several_models: bool = False  # the server keeps several models; wrappers must stand inside
+    outermost: bool = False  # it protects single uploads; nothing outside may look at them
     # What clients of several runs must have in common to train as one program; None: plain loss.
     loss_key: Hashable | None = None
 

@@ -1,4 +1,5 @@
-"""Every random draw is a function of (seed, purpose, round, client); nothing else is random.
+"""Every random draw is a function of (seed, purpose, round, client); nothing else is random, but
+for the noise that protects clients in a deployment.
 
 No global generator is ever touched, so a run can be resumed without saved generator state, clients
 can be worked on in any order or process, and two methods with one seed meet the same cohorts.
@@ -7,11 +8,13 @@ can be worked on in any order or process, and two methods with one seed meet the
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
+from torch import Tensor
 
 
 def key(seed: int, purpose: str, *where: int) -> int:
@@ -28,6 +31,13 @@ def draw(seed: int, purpose: str, *where: int) -> torch.Generator:
 def numpy_draw(seed: int, purpose: str, *where: int) -> np.random.Generator:
     """A fresh NumPy generator for the same kind of place."""
     return np.random.default_rng(key(seed, purpose, *where))
+
+
+def secret_normal(count: int) -> Tensor:
+    """Standard normal numbers out of the operating system's generator, which nobody can repeat."""
+    words = torch.frombuffer(bytearray(os.urandom(8 * count)), dtype=torch.int64)
+    uniform = ((words >> 11) + 2**52 + 0.5) / 2**53  # 53 bits, between 0 and 1
+    return torch.special.ndtri(uniform).float()
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,6 +46,14 @@ class Upload(NamedTuple):
     staleness: int = 0  # how many rounds have ended since
 
 
+class Sampling(NamedTuple):
+    """How the cohort of a round is drawn, as far as an accountant of privacy has to know."""
+
+    scheme: Literal["fixed", "poisson", "other"]  # so many of all; each by its rate; by a clock ...
+    size: float  # of a cohort, on average
+    rates: Mapping[int, float]  # how likely each client takes part
+
+
 @dataclass(frozen=True, eq=False)
 class Client(HasRenamed):
     """What a client knows of itself in one round."""
@@ -77,6 +85,7 @@ class Client(HasRenamed):
     features: Callable[[State], Tensor]
     # A model after a round's plain local training; turns see other batches.
     train: Callable[[State, int], State]
+    deployed: bool = False  # it is a real site, whose noise nobody else may know
 
     renamed: ClassVar = {"units": "layers", "own": "client_state"}
 
@@ -91,6 +100,12 @@ class Client(HasRenamed):
     def draw(self, purpose: str, every_round: bool = True) -> torch.Generator:
         """Random numbers of this client, new in each round or the same all along."""
         return seeds.draw(self.seed, purpose, self.round if every_round else -1, self.id)
+
+    def normal(self, purpose: str, count: int) -> Tensor:
+        """Standard normal numbers that protect it: in a deployment, nobody can repeat them."""
+        if self.deployed:
+            return seeds.secret_normal(count)
+        return torch.randn(count, generator=self.draw(purpose))
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,15 +156,23 @@ class Context(HasRenamed):
     seed: int
     cohort: Callable[[int], list[int]]  # who is sampled in a given round
     present: Sequence[int]  # who could be sampled in this one
+    sampling: Sampling  # how they are sampled
     # Metric and loss of models on the server's validation data; None without any. Entries that a
     # model lacks are fitted to these data first.
     score: Scorer | None = None
     # The same on about so many of these samples.
     score_on: Callable[[Sequence[State], int], list[tuple[float, float]]] | None = None
     metadata: dict[str, Any] = field(default_factory=dict)  # what the method wants recorded
+    deployed: bool = False  # the clients are real sites, whom noise protects
 
     renamed: ClassVar = {"units": "layers", "notes": "metadata"}
 
     def draw(self, purpose: str) -> torch.Generator:
         """Random numbers of the server, new in each round."""
         return seeds.draw(self.seed, purpose, self.round, -1)
+
+    def normal(self, purpose: str, count: int) -> Tensor:
+        """Standard normal numbers that protect clients: in a deployment, nobody can repeat them."""
+        if self.deployed:
+            return seeds.secret_normal(count)
+        return torch.randn(count, generator=self.draw(purpose))

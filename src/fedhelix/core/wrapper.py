@@ -63,7 +63,14 @@ class Wrapper(Method):
         )
 
     def check(self, layers: Layers) -> None:
-        """A wrapper looks at the server's model, of which there must not be several."""
+        """A wrapper looks at the server's model, of which there must not be several, and may look
+        at uploads.
+        """
+        if self.inner.capabilities.outermost:
+            raise UserError(
+                f"{self.name} cannot stand around {self.inner.name}, which protects single uploads "
+                "and must be the outermost method."
+            )
         if self.inner.capabilities.several_models:
             inner = self.inner.name
             if isinstance(self.inner, Wrapper):

@@ -28,6 +28,7 @@ class RemoteEngine(Engine):
     """
 
     name: ClassVar[str] = "flower"
+    deployed: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -129,9 +129,15 @@ class Site:
     def train(self, message: Message) -> Answer:
         """One round of the client; its new state is on disk before the answer leaves."""
         setup, task, kept = self._open(message)
+        drawn_once = setup.method.capabilities.outermost  # noise that is drawn anew protects less
+        if drawn_once and (sent := kept.sent(task.round)):
+            return sent["fields"], to_device(sent["upload"], setup.device)
         result = run_client(setup, task)
         kept.write(task.round, keep_states([result], {task.client: task.client_state})[task.client])
-        return {"samples": result.samples, "loss": result.loss}, result.upload
+        fields = {"samples": result.samples, "loss": result.loss}
+        if drawn_once:
+            kept.write_sent({"round": task.round, "fields": fields, "upload": result.upload})
+        return fields, result.upload
 
     def evaluate(self, message: Message) -> Answer:
         """The scores of the client's personal model on its own samples."""
@@ -169,7 +175,8 @@ class Site:
         key = json.dumps([header.get("spec"), header.get("classes"), client])
         if self._setup is None or self._setup[0] != key:
             self._setup = None  # so that two data sets are never in memory at once
-            self._setup = key, self._make_setup(header, client, kept)
+            setup = self._make_setup(header, client, kept)
+            self._setup = key, dataclasses.replace(setup, deployed=True)
         return self._setup[1]
 
     def _make_setup(self, header: Mapping[str, Any], client: int, kept: SiteState) -> Setup:
@@ -235,6 +242,7 @@ class SiteState:
     def __init__(self, folder: Path):
         self.folder = folder
         self._supplement_path = folder / "supplement.safetensors"
+        self._sent_path = folder / "sent.safetensors"
 
     def _rounds(self) -> list[int]:
         return sorted(
@@ -257,6 +265,17 @@ class SiteState:
         for known in self._rounds():
             if known > round or known in earlier[:-1]:
                 self._path(known).unlink(missing_ok=True)
+
+    def sent(self, round: int) -> Tree:
+        """The answer that was sent in a round, if it was the last one; earlier ones are refused."""
+        last = load(self._sent_path) if self._sent_path.exists() else {"round": -1}
+        if round < last["round"]:
+            raise UserError(f"round {round + 1} is over, and its noise is not drawn again.")
+        return last if round == last["round"] else {}
+
+    def write_sent(self, answer: Tree) -> None:
+        """Store the answer of a round before it leaves."""
+        save(answer, self._sent_path)
 
     def supplement(self) -> Tree:
         """The samples that the server has supplied, if any."""

@@ -41,6 +41,7 @@ class Engine(ABC):
     """
 
     name: ClassVar[str] = ""
+    deployed: ClassVar[bool] = False  # its clients are real sites
     why: str = ""  # the reason for choosing this engine
 
     def __init__(self, setup: Setup):

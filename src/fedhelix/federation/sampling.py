@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.options import Checked, option
 from fedhelix.core.seeds import numpy_draw
+from fedhelix.core.views import Sampling
 from fedhelix.data import Dataset, Split
 
 LEAST_RATE = 0.02  # everybody comes now and then
@@ -91,6 +92,15 @@ class Sampler:
         if self.class_shares is not None:
             rates = self.class_shares @ rates * kinds / len(self.members)
         return np.clip(rates, LEAST_RATE, 1)
+
+    def sampling(self, clocked: bool) -> Sampling:
+        """What an accountant of privacy may build on; a clock decides by more than chance, and
+        rates that follow from classes are not public.
+        """
+        schemes = {"uniform": "fixed", "bernoulli": "poisson"}
+        scheme = "other" if clocked else schemes.get(self.participation.participation, "other")
+        rates = dict(zip(self.members, self.rates.tolist(), strict=True))
+        return Sampling(cast(Any, scheme), float(sum(rates.values())), rates)
 
     def cohort(self, t: int, ready: Sequence[int] | None = None) -> list[int]:
         """The clients of round t, of those who are ready if not all are: none if nobody is."""

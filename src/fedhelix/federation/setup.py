@@ -252,6 +252,8 @@ class FederationSetup:
             seed=self.seed,
             cohort=self.cohort,
             present=self.sampler(t).members,
+            sampling=self.sampler(t).sampling(clocked=self.devices is not None),
+            deployed=self.engine.deployed,
             score=self.scorer(self.reserve.scoring),
             score_on=self._score_on if len(self.reserve.scoring) else None,
         )

@@ -44,6 +44,7 @@ from fedhelix.methods.partialfed import PartialFed
 from fedhelix.methods.pfedgpa import PFedGPA
 from fedhelix.methods.pfedhn import PFedHN
 from fedhelix.methods.pfedme import PFedMe
+from fedhelix.methods.private import Private
 from fedhelix.methods.scaffold import Scaffold
 
 __all__ = [
@@ -91,5 +92,6 @@ __all__ = [
     "PFedHN",
     "PFedMe",
     "PartialFed",
+    "Private",
     "Scaffold",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.layers import Layers
-from fedhelix.core.method import Context, Method, Upload
+from fedhelix.core.method import Capabilities, Context, Method, Upload
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
 from fedhelix.core.tree import State, Tree, take
@@ -31,6 +31,11 @@ class Defence(Wrapper):
     inner: Method = option(FedAvg(), "the method that aggregates what the rule leaves")
     # What it does to single updates; empty if every client's update stays its own.
     mixing: ClassVar[str] = "makes one of all uploads"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """It needs uploads that differ."""
+        return replace(super().capabilities, compares_uploads=True)
 
     def check(self, layers: Layers) -> None:
         """Refuse a method without updates of a common model."""

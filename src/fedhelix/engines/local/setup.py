@@ -67,6 +67,7 @@ class Setup:
     seed: int
     device: torch.device
     kernels: Kernels = "onednn"
+    deployed: bool = False  # this is a real site
 
     @cached_property
     def hooks(self) -> Method:

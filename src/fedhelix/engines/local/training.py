@@ -110,6 +110,7 @@ def make_client(setup: Setup, task: ClientTask) -> Client:
         gradients=gradients,
         features=lambda state: training_features(setup, state, indices),
         train=train_alone,
+        deployed=setup.deployed,
     )
 
 

@@ -1,0 +1,194 @@
+"""Private: differential privacy of clients. Updates are clipped, and their sum gets noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedhelix.components.accounting import Accounting, Ledger
+from fedhelix.components.clipping import clipped, flat_update, moved, next_clip
+from fedhelix.core.errors import UserError
+from fedhelix.core.layers import Layers
+from fedhelix.core.method import Capabilities, Context, LocalRound, Method, Upload
+from fedhelix.core.options import option
+from fedhelix.core.registry import register
+from fedhelix.core.tree import State, Tree, take
+from fedhelix.core.wrapper import Wrapper
+from fedhelix.methods.fedavg import FedAvg
+
+COUNT_NOISE = 10.0  # on the count of short updates, in that on their sum
+
+
+@register("private", paper="McMahan et al., ICLR 2018, arXiv:1710.06963")
+@dataclass(frozen=True)
+class Private(Wrapper):
+    """Clips every update and adds Gaussian noise to their sum, within a privacy budget."""
+
+    inner: Method = option(FedAvg(), "the method that aggregates the noisy mean")
+    epsilon: float = option(8.0, "privacy budget of every client", above=0, high=1e6)
+    delta: float = option(1e-5, "probability with which epsilon may not hold", above=0, below=1)
+    noise: float | None = option(
+        None, "its standard deviation on the sum, in clips (auto: by epsilon and rounds)", above=0
+    )
+    clip: float = option(1.0, "longest update of a client; with quantile, at first", above=0)
+    quantile: float | None = option(
+        None, "adaptive clipping: share of updates shorter than the clip", above=0, below=1
+    )
+    noise_by: Literal["server", "clients"] = option(
+        "server", "who adds noise: the server, or every client its share"
+    )
+    cohorts: Literal["public", "secret"] = option(
+        "public", "whether who took part is known; secret cohorts need less noise"
+    )
+    accountant: Literal["rdp", "pld"] = option(
+        "rdp", "Rényi divergences, or the tighter but slower privacy loss distributions"
+    )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Nobody outside may look at single uploads."""
+        whole = self.inner.capabilities.complete_uploads
+        return replace(super().capabilities, complete_uploads=whole, outermost=True)
+
+    def check(self, layers: Layers) -> None:
+        """Refuse methods that would tell more of a client than the noisy sum of updates."""
+        inner = self.inner.capabilities
+        shared = set(self.inner.shared_params(layers))
+        leaks = {
+            "its clients send something before the first round": inner.client_init,
+            "its uploads are packed": inner.packed_uploads or self.inner.overrides("decode"),
+            "it has no updates of a common model": not inner.central_model or not shared,
+            "its server looks at single uploads": (
+                inner.single_uploads or inner.compares_uploads or self.inner.overrides("weights")
+            ),
+            "its server takes uploads as they arrive": inner.buffer is not None,
+            "its server chooses who works": self.inner.overrides("select_clients"),
+            "running statistics of BatchNorm travel": not shared <= set(layers.parameters),
+        }
+        for why, holds in leaks.items():
+            if holds:
+                raise UserError(f"private cannot protect clients of {self.inner.label}: {why}.")
+        super().check(layers)
+
+    # What the server does before training -------------------------------------------------------
+
+    def server_init(
+        self, client_inits: Mapping[int, Tree], ctx: Context
+    ) -> tuple[Tree, dict[int, Tree]]:
+        """Server: as the inner method; the noise is found, and every client's ledger is empty."""
+        server, replies = self.inner.server_init(client_inits, ctx)
+        noise = self.noise
+        if noise is None:
+            rate = max(self._rate(client, ctx) for client in ctx.present)
+            noise = self._accounting(ctx).noise(self.epsilon, {rate: ctx.rounds})
+        clip = torch.tensor(self.clip, device=ctx.device)
+        return {**server, "privacy": {"noise": noise, "clip": clip, "ledger": {}}}, replies
+
+    def select_clients(self, server: Tree, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
+        """Server: whoever has enough left of its budget for one more round."""
+        able = set(self._able(server, ctx))
+        if not able:
+            raise UserError(
+                f"the budget epsilon = {self.epsilon:g} is spent: no client can take part in round "
+                f"{ctx.round + 1}; run fewer rounds, or raise noise or epsilon."
+            )
+        return [client for client in cohort if client in able]
+
+    def download(self, server: Tree, client: int, ctx: Context) -> Tree:
+        """Server: as the inner method, with the clip and a client's share of the noise."""
+        privacy = server["privacy"]
+        share = privacy["noise"] / ctx.sampling.size**0.5
+        rule = {"clip": privacy["clip"], "share": torch.tensor(share, device=ctx.device)}
+        return {**self.inner.download(server, client, ctx), "privacy": rule}
+
+    # What a client does -------------------------------------------------------------------------
+
+    def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
+        """Client: its clipped update, perhaps with noise; the inner method may send nothing
+        else.
+        """
+        tree, kept = self.inner.upload(local)
+        if extra := ", ".join(sorted(set(tree) - {"model"})):
+            raise UserError(f"private cannot protect what {self.inner.label} sends too: {extra}.")
+        if not tree:
+            return tree, kept
+        clip, share = (local.payload["privacy"][name] for name in ("clip", "share"))
+        origin = take({**local.client.initial, **local.payload.get("model", {})}, tree["model"])
+        update = flat_update(tree["model"], origin)
+        short = (update.norm() <= clip).float() - 0.5
+        update = clipped(update, clip)
+        if self.noise_by == "clients":
+            noise = share * local.client.normal("privacy", len(update) + 1).to(clip.device)
+            update, short = update + clip * noise[:-1], short + COUNT_NOISE * noise[-1] / 2
+        count = {} if self.quantile is None else {"privacy": {"short": short}}
+        return {"model": moved(origin, update), **count}, kept
+
+    # What the server makes of it ----------------------------------------------------------------
+
+    def weights(self, server: Tree, uploads: Sequence[Upload], ctx: Context) -> list[float]:
+        """Server: all alike, since numbers of samples are private too."""
+        return [1 / len(uploads)] * len(uploads)
+
+    def aggregate(
+        self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context
+    ) -> Tree:
+        """Server: the inner method gets the noisy mean in place of every upload."""
+        privacy, model = server["privacy"], server["model"]
+        clip, size, missing = privacy["clip"], ctx.sampling.size, 1.0
+        updates = torch.stack([_update(upload, model) for upload in uploads])
+        if self.noise_by == "server":
+            updates = clipped(updates, clip)
+        else:  # the server adds the shares of those who did not answer
+            missing = max(0.0, 1 - len(uploads) / size) ** 0.5
+        draws = ctx.normal("privacy", updates.shape[1] + 1).to(clip.device)
+        noise = privacy["noise"] * missing * draws
+        mean = (updates.sum(0) + clip * noise[:-1]) / size
+        noisy = [Upload(upload.client, 1, {"model": moved(model, mean)}) for upload in uploads]
+        state = self.inner.aggregate(server, noisy, weights, ctx)
+        if self.quantile is not None:
+            short = torch.stack([upload.tree["privacy"]["short"] for upload in uploads])
+            short = short.clamp(-0.5, 0.5) if self.noise_by == "server" else short
+            share = (short.sum() + COUNT_NOISE * noise[-1] / 2) / size + 0.5
+            clip = next_clip(clip, share, self.quantile)
+        public = self.cohorts == "public"
+        charged = [upload.client for upload in uploads] if public else self._able(server, ctx)
+        spent = self._ledger(privacy, ctx).charged({i: self._rate(i, ctx) for i in charged})
+        after = {**privacy, "ledger": spent}
+        ctx.metadata["epsilon"] = self._ledger(after, ctx).epsilons()
+        ctx.metadata["noise"], ctx.metadata["clip"] = privacy["noise"], privacy["clip"]
+        return {**state, "privacy": {**after, "clip": clip}}
+
+    # What it costs ------------------------------------------------------------------------------
+
+    def _able(self, server: Tree, ctx: Context) -> list[int]:
+        """Who has enough left for one more round."""
+        ledger = self._ledger(server["privacy"], ctx)
+        return [i for i in ctx.present if ledger.allows(i, self._rate(i, ctx))]
+
+    def _ledger(self, privacy: Tree, ctx: Context) -> Ledger:
+        return Ledger(self._accounting(ctx), privacy["noise"], self.epsilon, privacy["ledger"])
+
+    def _rate(self, client: int, ctx: Context) -> float:
+        return 1.0 if self.cohorts == "public" else ctx.sampling.rates[client]
+
+    def _accounting(self, ctx: Context) -> Accounting:
+        queries = (1.0,) if self.quantile is None else (1.0, COUNT_NOISE)
+        scheme = ctx.sampling.scheme
+        if self.cohorts == "public":
+            return Accounting(self.accountant, "public", self.delta, queries)
+        if scheme == "other" or self.noise_by == "clients":
+            raise UserError(
+                "cohorts = secret needs a server that adds the noise (noise_by = server) and draws "
+                "cohorts by chance alone: participation = uniform or bernoulli, and no devices."
+            )
+        return Accounting(self.accountant, scheme, self.delta, queries)
+
+
+def _update(upload: Upload, model: State) -> Tensor:
+    """How far a client has moved from what it received."""
+    received = take((upload.payload or {}).get("model", {}), model)
+    return flat_update(upload.tree["model"], {**model, **received})
