@@ -6,13 +6,17 @@ from fedhelix.data.augment import crop_and_flip, draw_crops
 from fedhelix.data.datasets import Availability, Dataset, available, load, rows_of
 from fedhelix.data.partitions import Partition, Split, class_split
 from fedhelix.data.server_data import Reserve, ServerData, even_sample
+from fedhelix.data.shifts import UNSHIFTED, Shift, Shifted, shifted
 
 __all__ = [
+    "UNSHIFTED",
     "Availability",
     "Dataset",
     "Partition",
     "Reserve",
     "ServerData",
+    "Shift",
+    "Shifted",
     "Split",
     "available",
     "class_split",
@@ -25,4 +29,5 @@ __all__ = [
     "load",
     "partitions",
     "rows_of",
+    "shifted",
 ]

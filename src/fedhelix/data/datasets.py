@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -119,24 +120,32 @@ class Dataset:
         device = torch.device(device)
         if device == self.x.device:
             return self
+        return self.cached(
+            device,
+            lambda: dataclasses.replace(
+                self, **{name: getattr(self, name).to(device) for name in POOLS}
+            ),
+        )
+
+    def cached(self, key: Hashable, copy: Callable[[], Dataset]) -> Dataset:
+        """A changed copy, made once: federations that share a data set share its copies too."""
         with COPYING:
-            if device not in self._copies:
-                moved = {name: getattr(self, name).to(device) for name in POOLS}
-                self._copies[device] = dataclasses.replace(self, **moved)
-            return self._copies[device]
+            if key not in self._copies:
+                self._copies[key] = copy()
+            return self._copies[key]
 
     def with_flipped(self) -> Dataset:
         """The training pool twice: sample N + i is sample i with label classes - 1 - label.
 
         The copy is cached, so that federations under attack share it.
         """
-        with COPYING:
-            if "flipped" not in self._copies:
-                x = torch.cat([self.x, self.x])
-                y = torch.cat([self.y, (self.classes or 1) - 1 - self.y])
-                owners = None if self.owners is None else np.concatenate([self.owners, self.owners])
-                self._copies["flipped"] = dataclasses.replace(self, x=x, y=y, owners=owners)
-            return self._copies["flipped"]
+        return self.cached("flipped", self._flipped)
+
+    def _flipped(self) -> Dataset:
+        x = torch.cat([self.x, self.x])
+        y = torch.cat([self.y, (self.classes or 1) - 1 - self.y])
+        owners = None if self.owners is None else np.concatenate([self.owners, self.owners])
+        return dataclasses.replace(self, x=x, y=y, owners=owners)
 
     def with_trigger(self) -> Dataset:
         """The training pool, the same with a trigger, and the test pool with it: all of class 0.
@@ -149,15 +158,15 @@ class Dataset:
                 f"a trigger is a patch in the corner of an image, and '{self.name}' has "
                 f"{describe(self.x)}."
             )
-        with COPYING:
-            if "trigger" not in self._copies:
-                marked = torch.cat([self.x, self.x_test])
-                size = max(2, self.x.shape[2] // 8)
-                marked[:, :, -size:, -size:] = self.x.max()
-                x = torch.cat([self.x, marked])
-                y = torch.cat([self.y, self.y.new_zeros(len(marked))])
-                self._copies["trigger"] = dataclasses.replace(self, x=x, y=y, owners=None)
-            return self._copies["trigger"]
+        return self.cached("trigger", self._triggered)
+
+    def _triggered(self) -> Dataset:
+        marked = torch.cat([self.x, self.x_test])
+        size = max(2, self.x.shape[2] // 8)
+        marked[:, :, -size:, -size:] = self.x.max()
+        x = torch.cat([self.x, marked])
+        y = torch.cat([self.y, self.y.new_zeros(len(marked))])
+        return dataclasses.replace(self, x=x, y=y, owners=None)
 
     def joined(self, other: Dataset) -> Dataset:
         """Both data sets as one, the other's samples last and without owners."""
@@ -178,8 +187,7 @@ class Dataset:
         return dataclasses.replace(self, **both, owners=None, owners_test=None)
 
     @cached_property
-    def _copies(self) -> dict[torch.device | str, Dataset]:
-        """Cached copies: federations that share a data set share it on their device too."""
+    def _copies(self) -> dict[Hashable, Dataset]:
         return {}
 
     def first(self, train: int | None, test: int | None) -> Dataset:

@@ -57,8 +57,8 @@ class Config(FederationSettings):
     )
     partition: str | None = option(
         None,
-        "who owns what: iid, shard:S, dirichlet:A, dominant:S, fedpac:S or natural (auto: "
-        "natural where the data name owners, else dirichlet:0.3)",
+        "who owns what: iid, shard:S, dirichlet:A, quantity:A, dominant:S, fedpac:S or natural "
+        "(auto: natural where the data name owners, else dirichlet:0.3)",
     )
     valid: float = option(
         0.1, "share of a client's samples kept for choosing rounds and settings", low=0, high=0.9
