@@ -31,7 +31,7 @@ PARTS = 1_000_000  # whole-number shares keep the apportionment exact
 
 
 @dataclass(frozen=True)
-class Kind:
+class ShiftKind:
     """How a group differs: by the labels of its classes, or by its inputs."""
 
     needs: Literal["classes", "images", "colour images", "numbers"]
@@ -42,7 +42,7 @@ class Kind:
 
     def check(self, data: Dataset, text: str, groups: int) -> None:
         """Refuse data that cannot be shifted in this way."""
-        images = data.x.dim() == 4
+        images = data.x.dim() == 4 and data.x.dtype != torch.int64
         fits = {
             "classes": data.classes is not None,
             "images": images,
@@ -59,37 +59,39 @@ class Kind:
 
 
 KINDS = {
-    "concept": Kind(
+    "concept": ShiftKind(
         "classes", lambda g, n: f"labels {g}", most=lambda classes: classes, labels=permuted
     ),
-    "swap": Kind(
+    "swap": ShiftKind(
         "classes", lambda g, n: f"swap {g}", most=lambda classes: classes // 2 + 1, labels=swapped
     ),
-    "rotation": Kind(
+    "rotation": ShiftKind(
         "images",
         lambda g, n: f"rotation {360 * g / n:g}°",
         inputs=lambda x, g, n: rotated(x, g / n),
     ),
-    "blur": Kind(
+    "blur": ShiftKind(
         "images",
         lambda g, n: f"blur {g}",
         inputs=lambda x, g, n: blurred(x, g * x.shape[-2] / 16),
     ),
-    "contrast": Kind(
+    "contrast": ShiftKind(
         "images",
         lambda g, n: f"contrast 1/{g + 1}",
         inputs=lambda x, g, n: faded(x, g + 1),
     ),
-    "colour": Kind(
+    "colour": ShiftKind(
         "colour images",
         lambda g, n: f"hue {360 * g / n:g}°",
         inputs=lambda x, g, n: recoloured(x, g / n),
     ),
-    "scale": Kind("numbers", lambda g, n: f"scale 1/{g + 1}", inputs=lambda x, g, n: x / (g + 1)),
+    "scale": ShiftKind(
+        "numbers", lambda g, n: f"scale 1/{g + 1}", inputs=lambda x, g, n: x / (g + 1)
+    ),
 }
 
 
-class Part(NamedTuple):
+class ShiftPart(NamedTuple):
     """One kind of shift, and the share of the clients in each of its groups."""
 
     name: str
@@ -97,7 +99,7 @@ class Part(NamedTuple):
     text: str
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ShiftKind:
         """What it does."""
         return KINDS[self.name]
 
@@ -123,7 +125,7 @@ class Shift(Checked):
         return any(part.kind.labels for part in parse(self.shift))
 
 
-def parse(text: str) -> tuple[Part, ...]:
+def parse(text: str) -> tuple[ShiftPart, ...]:
     """The parts of a setting such as `concept:3` or `swap:0.7/0.3+rotation:4`."""
     if text == UNSHIFTED:
         return ()
@@ -133,7 +135,7 @@ def parse(text: str) -> tuple[Part, ...]:
     return parts
 
 
-def _part(piece: str, text: str) -> Part:
+def _part(piece: str, text: str) -> ShiftPart:
     name, _, number = piece.partition(":")
     if name not in KINDS:
         raise unknown("shift", name, (UNSHIFTED, *KINDS))
@@ -142,7 +144,7 @@ def _part(piece: str, text: str) -> Part:
     except ValueError:
         shares = ()
     if len(shares) == 1 and shares[0] >= 2 and shares[0].is_integer():
-        return Part(name, (1 / shares[0],) * int(min(shares[0], PARTS)), piece)
+        return ShiftPart(name, (1 / shares[0],) * int(min(shares[0], PARTS)), piece)
     if len(shares) < 2:
         raise UserError(
             f"shift = {text} must say how many groups there are, 2 or more, as in {name}:3, or "
@@ -150,7 +152,7 @@ def _part(piece: str, text: str) -> Part:
         )
     if min(shares) <= 0 or not abs(sum(shares) - 1) < 1e-6:
         raise UserError(f"the shares of shift = {text} must be above 0 and sum to 1.")
-    return Part(name, shares, piece)
+    return ShiftPart(name, shares, piece)
 
 
 class Shifted(NamedTuple):
@@ -189,26 +191,24 @@ def shifted(
     return Shifted(pool, moved, names)
 
 
-def _dealt(part: Part, known: int, newcomers: int, seed: int) -> np.ndarray:
+def _dealt(part: ShiftPart, known: int, newcomers: int, seed: int) -> np.ndarray:
     """The group of every client."""
     if known < len(part.shares):
         raise UserError(
             f"shift = {part.text} has {len(part.shares)} groups for {known} clients; lower it."
         )
     weights = np.rint(np.array([part.shares]) * PARTS).astype(np.int64)
+    if not apportion(np.array([known]), weights).all():
+        raise UserError(f"a share in shift = {part.text} is too small for one of {known} clients.")
     dealt = []
     for when, clients in enumerate((known, newcomers)):
-        counts = apportion(np.array([max(clients, len(part.shares))]), weights)[0]
-        if not counts.all():
-            raise UserError(
-                f"a share in shift = {part.text} is too small for one of {known} clients."
-            )
-        draw = numpy_draw(seed, f"shift-{part.name}", when)
-        dealt.append(draw.permutation(np.repeat(np.arange(len(counts)), counts))[:clients])
+        among = clients if clients >= len(part.shares) else known
+        groups = np.repeat(np.arange(len(part.shares)), apportion(np.array([among]), weights)[0])
+        dealt.append(numpy_draw(seed, f"shift-{part.name}", when).permutation(groups)[:clients])
     return np.concatenate(dealt)
 
 
-def _name(parts: Sequence[Part], groups: Sequence[int]) -> str:
+def _name(parts: Sequence[ShiftPart], groups: Sequence[int]) -> str:
     named = [
         part.kind.name(group, len(part.shares))
         for part, group in zip(parts, map(int, groups), strict=True)
@@ -217,7 +217,7 @@ def _name(parts: Sequence[Part], groups: Sequence[int]) -> str:
     return ", ".join(named) or UNSHIFTED
 
 
-def _copies(data: Dataset, parts: Sequence[Part], seed: int) -> Dataset:
+def _copies(data: Dataset, parts: Sequence[ShiftPart], seed: int) -> Dataset:
     """Both pools once for every combination of groups, one after the other."""
     combinations = list(product(*(range(len(part.shares)) for part in parts)))
     copies = {
@@ -240,7 +240,7 @@ def _copies(data: Dataset, parts: Sequence[Part], seed: int) -> Dataset:
 
 
 def _variant(
-    data: Dataset, suffix: str, groups: Sequence[tuple[Part, int]], seed: int
+    data: Dataset, suffix: str, groups: Sequence[tuple[ShiftPart, int]], seed: int
 ) -> tuple[Tensor, Tensor]:
     """One pool as one group has it."""
     x, y = getattr(data, "x" + suffix), getattr(data, "y" + suffix)
