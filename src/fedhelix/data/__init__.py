@@ -6,7 +6,7 @@ from fedhelix.data.augment import crop_and_flip, draw_crops
 from fedhelix.data.datasets import Availability, Dataset, available, load, rows_of
 from fedhelix.data.partitions import Partition, Split, class_split
 from fedhelix.data.server_data import Reserve, ServerData, even_sample
-from fedhelix.data.shifts import UNSHIFTED, Shift, Shifted, shifted
+from fedhelix.data.shifts import UNSHIFTED, Shift, ShiftedData, shifted
 
 __all__ = [
     "UNSHIFTED",
@@ -16,7 +16,7 @@ __all__ = [
     "Reserve",
     "ServerData",
     "Shift",
-    "Shifted",
+    "ShiftedData",
     "Split",
     "available",
     "class_split",

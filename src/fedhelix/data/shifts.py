@@ -155,7 +155,7 @@ def _part(piece: str, text: str) -> ShiftPart:
     return ShiftPart(name, shares, piece)
 
 
-class Shifted(NamedTuple):
+class ShiftedData(NamedTuple):
     """Data with a copy for every group, the clients' splits, and what each client's shift is."""
 
     data: Dataset
@@ -165,7 +165,7 @@ class Shifted(NamedTuple):
 
 def shifted(
     data: Dataset, splits: Sequence[Split], text: str, seed: int, newcomers: int = 0
-) -> Shifted:
+) -> ShiftedData:
     """The data as every group has them, and each client's split in the copy of its group.
 
     The last clients are the newcomers; each kind's groups are dealt out among them and among the
@@ -173,7 +173,7 @@ def shifted(
     """
     parts = parse(text)
     if not parts:
-        return Shifted(data, list(splits), [UNSHIFTED] * len(splits))
+        return ShiftedData(data, list(splits), [UNSHIFTED] * len(splits))
     for part in parts:
         part.kind.check(data, part.text, len(part.shares))
     known = len(splits) - newcomers
@@ -188,7 +188,7 @@ def shifted(
     ]
     names = [_name(parts, combination) for combination in zip(*groups, strict=True)]
     pool = data.cached(("shift", text, seeded), lambda: _copies(data, parts, seed))
-    return Shifted(pool, moved, names)
+    return ShiftedData(pool, moved, names)
 
 
 def _dealt(part: ShiftPart, known: int, newcomers: int, seed: int) -> np.ndarray:
