@@ -117,7 +117,8 @@ class TestNewcomers:
             assert len(after.train) == min(5, len(before.train))
             assert np.isin(after.train, before.train).all()
             assert np.isin(after.valid, before.valid).all()
-            assert 1 <= len(after.valid) <= max(1, len(before.valid))
+            share = len(after.train) / len(before.train)
+            assert len(after.valid) == np.ceil(len(before.valid) * share)
         assert len(few.fit(2, quiet=True).records) == 2
 
     def test_they_are_shifted_too(self):
