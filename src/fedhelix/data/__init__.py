@@ -3,7 +3,8 @@
 from fedhelix.data import partitions
 from fedhelix.data.arrays import from_arrays, from_clients, from_npz
 from fedhelix.data.augment import crop_and_flip, draw_crops
-from fedhelix.data.datasets import Availability, Dataset, available, load, rows_of
+from fedhelix.data.datasets import Dataset, rows_of
+from fedhelix.data.loading import Availability, available, load
 from fedhelix.data.partitions import Partition, Split, class_split
 from fedhelix.data.server_data import Reserve, ServerData, even_sample
 from fedhelix.data.shifts import UNSHIFTED, Shift, ShiftedData, shifted

@@ -37,7 +37,9 @@ class Config(FederationSettings):
     """Everything that determines a run, but for the method's own options."""
 
     data: str = option(
-        "digits", "digits, mnist, fashion-mnist, emnist, cifar10, cifar100, svhn, or FILE.npz"
+        "digits",
+        "digits, wine, breast-cancer, synthetic-text, synthetic-series, mnist, "
+        "fashion-mnist, emnist, cifar10, cifar100, svhn, or FILE.npz",
     )
     data_dir: str | None = option(
         None, "folder with NAME.npz or the official files (or set FEDHELIX_DATA)"
