@@ -50,8 +50,8 @@ FOR_DATA = {
     "cifar10": "fedpac-cnn",
     "svhn": "fedpac-cnn",
     "cifar100": "resnet18",
-    "synthetic-text": "transformer",
 }
+FOR_TEXT = {"synthetic-text": "transformer"}
 
 
 def names() -> tuple[str, ...]:
@@ -117,10 +117,12 @@ def named(name: str, shape: tuple[int, ...], outputs: int, data_name: str | None
 
 def suited(shape: tuple[int, ...], data_name: str | None) -> str:
     """The network that a data set is usually trained with, or one for samples of this shape."""
-    usual = FOR_DATA.get((data_name or "").lower().replace("_", "-"))
+    name = (data_name or "").lower().replace("_", "-")
+    if len(shape) == 1:
+        return FOR_TEXT.get(name, "mlp")
     if len(shape) != 3 or min(shape[1:]) < 4:
-        return usual if len(shape) == 1 and usual is not None else "mlp"
-    return usual or suited_to_images(shape)
+        return "mlp"
+    return FOR_DATA.get(name) or suited_to_images(shape)
 
 
 def suited_to_images(shape: tuple[int, ...]) -> str:
