@@ -1,4 +1,4 @@
-"""Draw the figures of the method pages: `python docs/draw.py`.
+"""Draw the figures of the method pages and of shifts: `python docs/draw.py`.
 
 Blue layers are shared, orange ones stay with their client, grey ones are frozen.
 """
@@ -8,9 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
+from fedhelix.data import Dataset, load, partitions, shifted
+from fedhelix.data.shifts import KINDS
 from fedhelix.report.style import ALARM, COLOURS, GREY, PALE, save, sheet
 
 FIGURES = Path(__file__).parent / "figures" / "methods"
@@ -334,9 +337,32 @@ def helix(path: Path) -> None:
     save(figure, path)
 
 
+def shifts(path: Path) -> None:
+    """One digit as four groups of clients have it, for each kind of shift."""
+    digits = load("digits")
+    tint = torch.tensor([1.0, 0.55, 0.1]).view(1, 3, 1, 1)  # orange, so that hues can be seen
+    x = (digits.x[10:14].float() * tint).round().to(torch.uint8)
+    four = Dataset("four", x, digits.y[10:14], x, digits.y[10:14], classes=10)
+    figure = sheet(6.4, 1.15 * len(KINDS))
+    panels = figure.subplots(len(KINDS), 4)
+    for row, kind in zip(panels, KINDS, strict=True):
+        splits = partitions.iid(4, valid=0).split(four, 0)
+        data, _, _ = shifted(four, splits, f"{kind}:4", seed=0)
+        for group, axes in enumerate(row):
+            sample = 4 * group  # the first sample, in the copy of this group
+            axes.imshow(data.x[sample].permute(1, 2, 0))
+            axes.set_xlabel(f"label {int(data.y[sample])}", fontsize=8)
+            axes.set(xticks=[], yticks=[])
+        row[0].set_ylabel(f"{kind}:4", fontsize=9)
+    for group, axes in enumerate(panels[0]):
+        axes.set_title(f"group {group}", fontsize=9)
+    save(figure, path)
+
+
 if __name__ == "__main__":
     for name, sketch in SKETCHES.items():
         exchange(sketch, FIGURES / f"{name}.svg")
     selection(FIGURES / "genfed.svg")
     culling(FIGURES / "cull.svg")
     helix(FIGURES / "helix.svg")
+    shifts(FIGURES.parent / "shifts.png")

@@ -125,6 +125,19 @@ def test_data_says_what_is_here_and_how_to_get_the_rest(cli, monkeypatch, tmp_pa
     assert re.search(r"cifar100 no .*cifar100\.npz", shown)
 
 
+def test_data_shows_who_gets_what(cli):
+    settings = ("--shift", "concept:3", "--clients", 6, "--seed", 1)
+    census = json.loads(cli("data", "digits", *settings, "--json").out)
+    assert census["shift"].count("none") == 2 and len(census["classes"]) == 6
+    shown = cli("data", "digits", *settings).words
+    for client, name in enumerate(census["shift"]):
+        classes = " ".join(map(str, census["classes"][client]))
+        assert f"{client} {census['samples'][client]} {classes} {name}" in shown
+    assert cli("data", "digits", "--clients", 3, "--json").out.count("shift") == 0
+    refused = cli("data", "--shift", "concept:3")
+    assert refused.code == 2 and "--shift needs the name of a data set" in refused.err
+
+
 def test_version_and_help(cli):
     assert cli("--version").out.strip() == f"fedhelix {__version__}"
     top = cli("--help")

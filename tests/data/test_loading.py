@@ -288,6 +288,10 @@ def test_available(tmp_path, monkeypatch):
     rows = {row.name: row for row in available(tmp_path)}
     assert list(rows) == [
         "digits",
+        "breast-cancer",
+        "wine",
+        "synthetic-text",
+        "synthetic-series",
         "mnist",
         "fashion-mnist",
         "emnist",

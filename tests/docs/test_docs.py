@@ -24,12 +24,14 @@ WITH_CODE = [
     "docs/your-own-data.md",
     "docs/methods.md",
     "docs/devices.md",
+    "docs/heterogeneity.md",
 ]
 WITH_COMMANDS = [
     "README.md",
     "docs/index.md",
     "docs/your-own-method.md",
     "docs/devices.md",
+    "docs/heterogeneity.md",
     "docs/looking-at-runs.md",
     "docs/privacy.md",
     "docs/reproducing.md",

@@ -77,6 +77,7 @@ def test_resnet_names():
         ("cifar10", COLOUR, "fedpac-cnn"),
         ("cifar100", COLOUR, "resnet18"),
         ("digits", (64,), "mlp"),
+        ("synthetic-text", (16,), "transformer"),
         (None, (7, 5), "mlp"),
         (None, (1, 2, 2), "mlp"),
         (None, (3, 12, 12), "digits-cnn"),

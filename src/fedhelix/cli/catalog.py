@@ -15,9 +15,13 @@ from rich.table import Table
 from fedhelix import models
 from fedhelix.cli.common import Json
 from fedhelix.core.docs import summary
+from fedhelix.core.errors import UserError
+from fedhelix.core.options import build
 from fedhelix.core.registry import METHODS, resolve
 from fedhelix.data import available
+from fedhelix.methods import FedAvg
 from fedhelix.report.terminal import console
+from fedhelix.runs.config import Config
 
 
 def methods(
@@ -70,10 +74,27 @@ def _describe(kind: type) -> dict[str, Any]:
 
 
 def data(
+    name: Annotated[
+        str | None, typer.Argument(help="Show what each client gets of this data set or FILE.npz.")
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Look in this folder first.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Who owns what, as in a run.")] = None,
+    shift: Annotated[str | None, typer.Option(help="How groups of clients differ.")] = None,
+    clients: Annotated[int | None, typer.Option(help="How many clients.")] = None,
+    seed: Annotated[int | None, typer.Option(help="As in a run.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Which data sets are here, and how to get the others."""
+    """Which data sets are here, and how to get the others.
+
+    With NAME: who gets what of one of them.
+    """
+    given = {"partition": partition, "shift": shift, "clients": clients, "seed": seed}
+    chosen = {key: value for key, value in given.items() if value is not None}
+    if name is not None:
+        _show_clients({"data": name, "data_dir": data_dir and str(data_dir), **chosen}, as_json)
+        return
+    if chosen:
+        raise UserError(f"--{next(iter(chosen))} needs the name of a data set, such as digits.")
     data_sets = available(data_dir)
     if as_json:
         rows = [dataclasses.asdict(item) for item in data_sets]
@@ -86,6 +107,26 @@ def data(
             "[green]yes[/]" if item.found else "[yellow]no[/]",
             escape(str(item.found or item.how)),
         )
+    console.print(table)
+
+
+def _show_clients(settings: dict[str, Any], as_json: bool) -> None:
+    """The clients of a federation with these settings: their samples, classes and shifts."""
+    config = build(Config, settings | {"engine": "serial", "kernels": "native"}, "a federation")
+    census = config.federation(FedAvg()).census()
+    if as_json:
+        print(json.dumps(census, indent=2))
+        return
+    columns = {
+        "client": range(len(census["samples"])),
+        "samples": census["samples"],
+        "samples of each class": [" ".join(map(str, row)) for row in census.get("classes", ())],
+        "shift": census.get("shift", ()),
+    }
+    shown = {title: column for title, column in columns.items() if len(column)}
+    table = Table(*shown, box=None, padding=(0, 2))
+    for row in zip(*shown.values(), strict=True):
+        table.add_row(*map(str, row))
     console.print(table)
 
 

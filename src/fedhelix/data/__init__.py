@@ -3,16 +3,21 @@
 from fedhelix.data import partitions
 from fedhelix.data.arrays import from_arrays, from_clients, from_npz
 from fedhelix.data.augment import crop_and_flip, draw_crops
-from fedhelix.data.datasets import Availability, Dataset, available, load, rows_of
+from fedhelix.data.datasets import Dataset, rows_of
+from fedhelix.data.loading import Availability, available, load
 from fedhelix.data.partitions import Partition, Split, class_split
 from fedhelix.data.server_data import Reserve, ServerData, even_sample
+from fedhelix.data.shifts import UNSHIFTED, Shift, ShiftedData, shifted
 
 __all__ = [
+    "UNSHIFTED",
     "Availability",
     "Dataset",
     "Partition",
     "Reserve",
     "ServerData",
+    "Shift",
+    "ShiftedData",
     "Split",
     "available",
     "class_split",
@@ -25,4 +30,5 @@ __all__ = [
     "load",
     "partitions",
     "rows_of",
+    "shifted",
 ]

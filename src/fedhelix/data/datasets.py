@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedhelix.core.errors import UserError, unknown
+from fedhelix.core.errors import UserError
 from fedhelix.core.seeds import numpy_draw
-from fedhelix.data import sources
 from fedhelix.data.checks import Pool, check_pool, describe
 from fedhelix.data.sampling import stratified
-
-DIGITS = "digits"
-DIGITS_SIZES = (1438, 359)
 
 POOLS = ("x", "y", "x_test", "y_test")
 COPYING = threading.Lock()  # of several runs that start together, one copies and all share
@@ -119,24 +115,32 @@ class Dataset:
         device = torch.device(device)
         if device == self.x.device:
             return self
+        return self.cached(
+            device,
+            lambda: dataclasses.replace(
+                self, **{name: getattr(self, name).to(device) for name in POOLS}
+            ),
+        )
+
+    def cached(self, key: Hashable, copy: Callable[[], Dataset]) -> Dataset:
+        """A changed copy, made once: federations that share a data set share its copies too."""
         with COPYING:
-            if device not in self._copies:
-                moved = {name: getattr(self, name).to(device) for name in POOLS}
-                self._copies[device] = dataclasses.replace(self, **moved)
-            return self._copies[device]
+            if key not in self._copies:
+                self._copies[key] = copy()
+            return self._copies[key]
 
     def with_flipped(self) -> Dataset:
         """The training pool twice: sample N + i is sample i with label classes - 1 - label.
 
         The copy is cached, so that federations under attack share it.
         """
-        with COPYING:
-            if "flipped" not in self._copies:
-                x = torch.cat([self.x, self.x])
-                y = torch.cat([self.y, (self.classes or 1) - 1 - self.y])
-                owners = None if self.owners is None else np.concatenate([self.owners, self.owners])
-                self._copies["flipped"] = dataclasses.replace(self, x=x, y=y, owners=owners)
-            return self._copies["flipped"]
+        return self.cached("flipped", self._flipped)
+
+    def _flipped(self) -> Dataset:
+        x = torch.cat([self.x, self.x])
+        y = torch.cat([self.y, (self.classes or 1) - 1 - self.y])
+        owners = None if self.owners is None else np.concatenate([self.owners, self.owners])
+        return dataclasses.replace(self, x=x, y=y, owners=owners)
 
     def with_trigger(self) -> Dataset:
         """The training pool, the same with a trigger, and the test pool with it: all of class 0.
@@ -149,15 +153,15 @@ class Dataset:
                 f"a trigger is a patch in the corner of an image, and '{self.name}' has "
                 f"{describe(self.x)}."
             )
-        with COPYING:
-            if "trigger" not in self._copies:
-                marked = torch.cat([self.x, self.x_test])
-                size = max(2, self.x.shape[2] // 8)
-                marked[:, :, -size:, -size:] = self.x.max()
-                x = torch.cat([self.x, marked])
-                y = torch.cat([self.y, self.y.new_zeros(len(marked))])
-                self._copies["trigger"] = dataclasses.replace(self, x=x, y=y, owners=None)
-            return self._copies["trigger"]
+        return self.cached("trigger", self._triggered)
+
+    def _triggered(self) -> Dataset:
+        marked = torch.cat([self.x, self.x_test])
+        size = max(2, self.x.shape[2] // 8)
+        marked[:, :, -size:, -size:] = self.x.max()
+        x = torch.cat([self.x, marked])
+        y = torch.cat([self.y, self.y.new_zeros(len(marked))])
+        return dataclasses.replace(self, x=x, y=y, owners=None)
 
     def joined(self, other: Dataset) -> Dataset:
         """Both data sets as one, the other's samples last and without owners."""
@@ -178,8 +182,7 @@ class Dataset:
         return dataclasses.replace(self, **both, owners=None, owners_test=None)
 
     @cached_property
-    def _copies(self) -> dict[torch.device | str, Dataset]:
-        """Cached copies: federations that share a data set share it on their device too."""
+    def _copies(self) -> dict[Hashable, Dataset]:
         return {}
 
     def first(self, train: int | None, test: int | None) -> Dataset:
@@ -234,81 +237,3 @@ class Dataset:
                 f"{field} of '{self.name}' is {values}; {field} must be finite and std above zero."
             )
         return tensor.view(-1, *[1] * (self.x.dim() - 2))
-
-
-@dataclass(frozen=True)
-class Availability:
-    """Whether a data set can be loaded, from where, and what to do if not."""
-
-    name: str
-    found: str | None
-    train: int | None
-    test: int | None
-    how: str
-
-
-def load(name: str = DIGITS, data_dir: str | Path | None = None) -> Dataset:
-    """A data set by its name: digits, mnist, fashion-mnist, emnist, cifar10, cifar100 or svhn.
-
-    Digits come with the library. The others are searched for in `data_dir` (or the folder that
-    FEDHELIX_DATA names), in the user's cache and in the system's folder of data sets; otherwise
-    they are downloaded through Hugging Face `datasets`, if that is installed. Official files are
-    read as they are; so is NAME.npz with x_train, y_train, x_test, y_test (uint8, N×H×W or
-    N×H×W×C).
-    """
-    folder = sources.explicit_folder(data_dir)
-    known = canonical(name)
-    if known == DIGITS:
-        return load_digits()
-    source = sources.SOURCES[known]
-    stored = sources.find(source, folder)
-    raw = stored.read() if stored else sources.download(source, folder)
-    place = stored.path if stored else source.hub
-    x, y, x_test, y_test = (torch.from_numpy(array) for array in raw)
-    try:
-        return Dataset(known, x, y, x_test, y_test, source.classes, source.mean, source.std)
-    except UserError as problem:
-        raise UserError(f"'{place}' does not hold {known}: {problem}") from None
-
-
-def available(data_dir: str | Path | None = None) -> list[Availability]:
-    """All data sets that `load` knows, each with where it lies or how to get it."""
-    folder = sources.explicit_folder(data_dir)
-    rows = [Availability(DIGITS, "scikit-learn (built in)", *DIGITS_SIZES, how="nothing to do")]
-    for name, source in sources.SOURCES.items():
-        try:
-            stored = sources.find(source, folder)
-            if stored is None:
-                how = sources.advice(source, folder)
-                rows.append(Availability(name, None, *source.sizes, how=how))
-            else:
-                path = str(stored.path)
-                rows.append(Availability(name, path, *stored.sizes(), how="nothing to do"))
-        except UserError as problem:  # a damaged file must not hide the other data sets
-            rows.append(Availability(name, None, None, None, how=str(problem)))
-    return rows
-
-
-def canonical(name: str) -> str:
-    """The name as the library spells it: `Fashion_MNIST` is fashion-mnist."""
-    known = (DIGITS, *sources.SOURCES)
-    spelled = str(name).strip().lower().replace("_", "-")
-    if spelled not in known:
-        raise unknown("data set", name, known)
-    return spelled
-
-
-def load_digits() -> Dataset:
-    """scikit-learn's 1,797 digits of 8×8 pixels, always in the same stratified 80/20 split."""
-    # Slow to import, and needed for this data set only.
-    from sklearn.datasets import load_digits as read
-
-    images, labels = read(return_X_y=True)
-    x = np.rint(images * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
-    y = labels.astype(np.int64)
-    test = np.zeros(len(y), dtype=bool)
-    test[stratified(y, DIGITS_SIZES[1], numpy_draw(0, "digits"))] = True
-    pixels, digits = torch.from_numpy(x), torch.from_numpy(y)
-    return Dataset(
-        DIGITS, pixels[~test], digits[~test], pixels[test], digits[test], 10, (0.3053,), (0.3760,)
-    )

@@ -20,7 +20,7 @@ from fedhelix.core.registry import is_known
 from fedhelix.core.shift import without_shift
 from fedhelix.core.tree import Tree, load, save, to_device
 from fedhelix.data import Dataset, Split
-from fedhelix.data.datasets import canonical
+from fedhelix.data.loading import canonical
 from fedhelix.deploy import messages
 from fedhelix.deploy.messages import NAME, Message
 from fedhelix.deploy.remote_data import OWN, describe_data, read_site_data, site_split

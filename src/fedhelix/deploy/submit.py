@@ -31,7 +31,9 @@ COMPLETED = "completed"
 APP_FAILED = "ServerApp failed with exception: "
 ATTEMPTS = 5  # submissions without a single new round
 SIMULATION_SETTINGS = ("engine", "workers", "address", "checkpoint_every", "client_state")
-COMMON_DATA_SETTINGS = ("data_dir", "train_samples", "test_samples", "newcomers_classes")
+COMMON_DATA_SETTINGS = (
+    "data_dir", "train_samples", "test_samples", "shift", "newcomers_classes", "newcomers_samples",
+)  # fmt: skip
 
 
 def create(spec: RunSpec, out: Path, policy: Sequence[str] = ()) -> RunFolder:

@@ -12,7 +12,7 @@ import numpy as np
 from fedhelix.core import toml
 from fedhelix.core.errors import UserError
 from fedhelix.core.options import options_of
-from fedhelix.data import ServerData
+from fedhelix.data import UNSHIFTED, ServerData, Shift
 from fedhelix.engines.local import Training
 from fedhelix.federation.devices import RATES, Devices
 from fedhelix.federation.sampling import Newcomers, Participation
@@ -24,6 +24,7 @@ from fedhelix.store.records import Record
 GROUPS = {
     "training": Training,
     "server_data": ServerData,
+    "shift": Shift,
     "participation": Participation,
     "newcomers": Newcomers,
     "devices": Devices,
@@ -80,8 +81,8 @@ def cluster_agreement(fed: FederationSetup, records: Sequence[Record]) -> dict[s
 
 
 def census(fed: FederationSetup) -> dict[str, Any]:
-    """Training samples per client (and class), who is malicious, who is evaluated, and how fast
-    devices are.
+    """Training samples per client (and class), who is malicious, who is evaluated, who has which
+    shift, and how fast devices are.
     """
     table: dict[str, Any] = {
         "samples": [len(split.train) for split in fed.splits],
@@ -92,6 +93,8 @@ def census(fed: FederationSetup) -> dict[str, Any]:
         labels = fed.data.y.cpu().numpy()
         counts = [np.bincount(labels[split.train], minlength=classes) for split in fed.splits]
         table["classes"] = [count.tolist() for count in counts]
+    if any(name != UNSHIFTED for name in fed.shifts):
+        table["shift"] = fed.shifts
     if fed.devices is not None:
         devices = [fed.devices.device(client) for client in range(fed.clients)]
         table["devices"] = {name: [getattr(one, name) for one in devices] for name in RATES}
@@ -115,7 +118,7 @@ def check_same(fed: FederationSetup, folder: RunFolder) -> None:
 
 def _agree(key: str, mine: Any, its: Any) -> bool:
     """Whether two entries are equal; an older run lacks options that were not there yet."""
-    if key in GROUPS and isinstance(its, dict):
+    if key in GROUPS:
         usual = toml.loads(toml.dumps(options_of(GROUPS[key], FederationSettings())))
-        its = {**usual, **its}
+        its = {**usual, **(its or {})}
     return bool(mine == its)

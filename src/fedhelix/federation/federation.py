@@ -51,7 +51,8 @@ class Federation(FederationSetup):
     - the server's data: validation_size, validation_shared, supplement_size, supplement_below,
       server_only;
     - clients: participation, participation_alpha, client_weights, newcomers, newcomers_after,
-      newcomers_classes;
+      newcomers_classes, newcomers_samples;
+    - how groups of them differ: shift;
     - time: devices, device_speed, device_upload, device_download, availability, deadline, late,
       over_select, target;
     - attacks: attack, attack_share, attack_scale.

@@ -11,7 +11,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.hooks import checked
 from fedhelix.core.method import Context
 from fedhelix.core.tree import Tree, payload_bytes
-from fedhelix.data import Split, from_clients
+from fedhelix.data import UNSHIFTED, Split, from_clients
 from fedhelix.engines.local import ClientTask
 from fedhelix.federation.evaluation import after_training
 from fedhelix.federation.sampling import class_shares
@@ -81,6 +81,7 @@ def onboard(fed: FederationSetup, data: Any, state: FederationState) -> tuple[in
         fed.change_setup(setup)
         raise
     fed.splits, fed.clients = splits, number + 1
+    fed.shifts = [*fed.shifts, UNSHIFTED]
     fed.evaluated = [*fed.evaluated, number]
     members = [(*sampler.members, number) for sampler in fed.samplers]
     fed.samplers = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,14 +52,32 @@ class Newcomers(Checked):
         low=0,
         below=1,
     )
+    newcomers_samples: int | None = option(
+        None, "training samples that a newcomer has at most (auto: its whole part)", low=2
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.newcomers_samples is not None and not self.newcomers:
+            raise UserError(
+                f"newcomers_samples = {self.newcomers_samples} needs newcomers; set how many "
+                "arrive."
+            )
         if self.newcomers and self.newcomers_after is None:
             raise UserError(
                 f"newcomers = {self.newcomers} needs newcomers_after, the rounds before they "
                 "arrive."
             )
+
+    def cut(self, split: Split) -> Split:
+        """A newcomer's split with as many training samples as it may have, and validation samples
+        in proportion.
+        """
+        most, size = self.newcomers_samples, len(split.train)
+        if most is None or size <= most:
+            return split
+        valid = math.ceil(len(split.valid) * most / size)
+        return dataclasses.replace(split, train=split.train[:most], valid=split.valid[:valid])
 
     def arrived(self, t: int) -> bool:
         """Whether they have arrived in round t."""

@@ -20,11 +20,14 @@ from fedhelix.core.objective import Loss, Metric, objective_for
 from fedhelix.core.options import build, convert
 from fedhelix.core.tree import State
 from fedhelix.data import (
+    UNSHIFTED,
     Dataset,
     Partition,
     Reserve,
     ServerData,
+    Shift,
     Split,
+    shifted,
 )
 from fedhelix.engines import Engine, engine_for
 from fedhelix.engines.kernels import Kernels
@@ -48,7 +51,7 @@ NOTHING: Mapping[int, list[int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class FederationSettings(Attack, Devices, Newcomers, Participation, ServerData, Training):
+class FederationSettings(Attack, Devices, Newcomers, Participation, ServerData, Shift, Training):
     """The settings of a federation, the same for every method."""
 
 
@@ -93,7 +96,7 @@ class FederationSetup:
             settings = build(FederationSettings, options, "a federation", grouped=False)
         scores = self.method.capabilities.server_validation
         self.settings: FederationSettings = settings.resolved(scores)
-        self._own_samples(pool, read_partition(partition, pool, clients))
+        pool = self._own_samples(pool, read_partition(partition, pool, clients))
         self._choose_clients(pool, cohort, eval_clients)
         if self.method.capabilities.classification and pool.classes is None:
             raise UserError(
@@ -125,8 +128,8 @@ class FederationSetup:
             else engine(setup)
         )
 
-    def _own_samples(self, pool: Dataset, partition: Partition) -> None:
-        """Who owns which samples, and what the server keeps for itself."""
+    def _own_samples(self, pool: Dataset, partition: Partition) -> Dataset:
+        """Who owns which samples, and what the server keeps for itself; the data with shifts."""
         settings = self.settings
         self.data_is_here = partition.here  # whether the clients' samples are on this machine
         if not partition.here and (settings.server_only or settings.participation == "classes"):
@@ -134,6 +137,7 @@ class FederationSetup:
                 "server_only and participation = classes need all samples in one place, "
                 "but sites keep theirs."
             )
+        self._check_shift()
         parts = partition.divided(pool, settings.newcomers, settings.newcomers_classes, self.seed)
         self.reserve = Reserve.of(pool, parts[0], settings, self.seed)
         if self.method.capabilities.server_validation and not len(self.reserve.scoring):
@@ -146,15 +150,33 @@ class FederationSetup:
             for part in parts
             for split in part.split(pool, self.seed, exclude=self.reserve.all)
         ]
-        if settings.server_only:
-            splits = self.reserve.replacing(splits)
-        self.splits, self.supplements = self.reserve.supplement(pool, splits, settings, self.seed)
-        self.clients = len(self.splits)
+        self.clients = len(splits)
         self.known = self.clients - settings.newcomers  # newcomers have the last numbers
         if self.known < 1:
             raise UserError(
                 f"{settings.newcomers} newcomers leave no known client among {self.clients}; "
                 "lower newcomers."
+            )
+        splits[self.known :] = map(settings.cut, splits[self.known :])
+        pool, splits, self.shifts = shifted(
+            pool, splits, settings.shift, self.seed, settings.newcomers
+        )
+        if settings.server_only:
+            splits = self.reserve.replacing(splits)
+        self.splits, self.supplements = self.reserve.supplement(pool, splits, settings, self.seed)
+        return pool
+
+    def _check_shift(self) -> None:
+        settings = self.settings
+        if not self.data_is_here and settings.shift != UNSHIFTED:
+            raise UserError(
+                f"shift = {settings.shift} changes samples, but sites keep theirs, which differ "
+                "as they are; leave it out."
+            )
+        if settings.newcomers and settings.newcomers_classes and settings.relabels:
+            raise UserError(
+                f"shift = {settings.shift} changes labels, so that newcomers cannot hold classes "
+                "of their own; set newcomers_classes to 0."
             )
 
     def _choose_clients(self, pool: Dataset, cohort: int | None, eval_clients: int | None) -> None:

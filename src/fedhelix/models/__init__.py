@@ -14,7 +14,7 @@ from fedhelix.core import seeds
 from fedhelix.core.docs import summary
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.fit import LENT, check_fits
-from fedhelix.models import cnn, dense, resnet
+from fedhelix.models import cnn, dense, resnet, text
 
 __all__ = ["build", "check_fits", "describe", "names"]
 
@@ -32,6 +32,7 @@ NETWORKS: dict[str, Builder] = {
     "lenet-sigmoid": cnn.lenet_sigmoid,
     "resnet18": resnet.resnet18,
     "resnet8": resnet.resnet8,
+    "transformer": text.transformer,
     "mlp": dense.mlp,
     "linear": dense.linear,
 }
@@ -50,6 +51,7 @@ FOR_DATA = {
     "svhn": "fedpac-cnn",
     "cifar100": "resnet18",
 }
+FOR_TEXT = {"synthetic-text": "transformer"}
 
 
 def names() -> tuple[str, ...]:
@@ -115,9 +117,12 @@ def named(name: str, shape: tuple[int, ...], outputs: int, data_name: str | None
 
 def suited(shape: tuple[int, ...], data_name: str | None) -> str:
     """The network that a data set is usually trained with, or one for samples of this shape."""
+    name = (data_name or "").lower().replace("_", "-")
+    if len(shape) == 1:
+        return FOR_TEXT.get(name, "mlp")
     if len(shape) != 3 or min(shape[1:]) < 4:
         return "mlp"
-    return FOR_DATA.get((data_name or "").lower().replace("_", "-")) or suited_to_images(shape)
+    return FOR_DATA.get(name) or suited_to_images(shape)
 
 
 def suited_to_images(shape: tuple[int, ...]) -> str:

@@ -37,7 +37,9 @@ class Config(FederationSettings):
     """Everything that determines a run, but for the method's own options."""
 
     data: str = option(
-        "digits", "digits, mnist, fashion-mnist, emnist, cifar10, cifar100, svhn, or FILE.npz"
+        "digits",
+        "digits, wine, breast-cancer, synthetic-text, synthetic-series, mnist, "
+        "fashion-mnist, emnist, cifar10, cifar100, svhn, or FILE.npz",
     )
     data_dir: str | None = option(
         None, "folder with NAME.npz or the official files (or set FEDHELIX_DATA)"
@@ -57,8 +59,8 @@ class Config(FederationSettings):
     )
     partition: str | None = option(
         None,
-        "who owns what: iid, shard:S, dirichlet:A, dominant:S, fedpac:S or natural (auto: "
-        "natural where the data name owners, else dirichlet:0.3)",
+        "who owns what: iid, shard:S, dirichlet:A, quantity:A, dominant:S, fedpac:S or natural "
+        "(auto: natural where the data name owners, else dirichlet:0.3)",
     )
     valid: float = option(
         0.1, "share of a client's samples kept for choosing rounds and settings", low=0, high=0.9

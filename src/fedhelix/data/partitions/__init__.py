@@ -16,7 +16,15 @@ from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.options import build
 from fedhelix.data.datasets import Dataset
 from fedhelix.data.partitions.base import Partition, Split, class_split
-from fedhelix.data.partitions.kinds import Dirichlet, Dominant, FedPACDominant, Iid, Natural, Shard
+from fedhelix.data.partitions.kinds import (
+    Dirichlet,
+    Dominant,
+    FedPACDominant,
+    Iid,
+    Natural,
+    Quantity,
+    Shard,
+)
 
 __all__ = [
     "Partition",
@@ -28,6 +36,7 @@ __all__ = [
     "iid",
     "natural",
     "parse",
+    "quantity",
     "shard",
     "usual",
 ]
@@ -36,6 +45,7 @@ KINDS: dict[str, tuple[type[Partition], str | None]] = {
     "iid": (Iid, None),
     "shard": (Shard, "classes_per_client"),
     "dirichlet": (Dirichlet, "alpha"),
+    "quantity": (Quantity, "alpha"),
     "dominant": (Dominant, "share"),
     "fedpac": (FedPACDominant, "share"),
     "natural": (Natural, None),
@@ -64,6 +74,15 @@ def dirichlet(clients: int, alpha: float, **common: Any) -> Partition:
     """
     values = {"clients": clients, "alpha": alpha, **common}
     return build(Dirichlet, values, "the dirichlet partition")
+
+
+def quantity(clients: int, alpha: float, **common: Any) -> Partition:
+    """The sizes of the clients are proportions ~ Dir(alpha) of all samples, whatever their classes.
+
+    Every client gets at least `min_samples` samples, where there are enough.
+    """
+    values = {"clients": clients, "alpha": alpha, **common}
+    return build(Quantity, values, "the quantity partition")
 
 
 def dominant(
@@ -99,7 +118,8 @@ def usual(data: Dataset) -> str:
 
 
 def parse(text: str, clients: int, **common: Any) -> Partition:
-    """A partition from text: iid, shard:4, dirichlet:0.1, dominant:20, fedpac:20 or natural.
+    """A partition from text: iid, shard:4, dirichlet:0.1, quantity:0.5, dominant:20,
+    fedpac:20 or natural.
 
     `natural` ignores `clients`.
     """

@@ -125,6 +125,16 @@ class Dirichlet(Partition):
 
 
 @dataclass(frozen=True)
+class Quantity(Dirichlet):
+    """Random samples of all classes, in numbers from a Dirichlet distribution.
+
+    The smaller alpha, the more of the samples belong to a few clients.
+    """
+
+    by_class: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
 class Dominant(Partition):
     """Clients of equal size: a share spread evenly over all classes, the rest over dominant ones.
 
