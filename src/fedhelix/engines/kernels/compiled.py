@@ -30,7 +30,7 @@ class Shape(ctypes.Structure):
     _fields_: ClassVar = [(name, ctypes.c_int64) for name in FIELDS]
 
 
-class Options(NamedTuple):
+class BlockOptions(NamedTuple):
     """Of a block: its convolution's padding and stride, and what follows."""
 
     padding: Pair
@@ -123,11 +123,11 @@ class Block(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """The same function as PyTorch's layers one after the other."""
-        options = Options(self.padding, self.stride, self.relu, self.pool)  # type: ignore[arg-type]
+        options = BlockOptions(self.padding, self.stride, self.relu, self.pool)  # type: ignore[arg-type]
         if not is_for_c(x, self.weight, options):
             return plain(x, self.weight, self.bias, options)
         arguments = x, self.weight, self.bias, options
-        return Compute.apply(*arguments) if torch.is_grad_enabled() else forward(*arguments)[0]
+        return ComputeBlock.apply(*arguments) if torch.is_grad_enabled() else forward(*arguments)[0]
 
 
 @cache
@@ -136,14 +136,14 @@ def block(relu: bool, pool: int) -> type[Block]:
     return type("Block", (Block,), {"relu": relu, "pool": pool})
 
 
-def is_for_c(x: Tensor, weight: Tensor, options: Options) -> bool:
+def is_for_c(x: Tensor, weight: Tensor, options: BlockOptions) -> bool:
     """Whether the C file can compute this block."""
     if x.dim() != 4 or x.shape[1] != weight.shape[1] or not x.numel():
         return False
     return readable(x, weight) and min(sides(x, weight, options)) > 0
 
 
-def sides(x: Tensor, weight: Tensor, options: Options) -> Pair:
+def sides(x: Tensor, weight: Tensor, options: BlockOptions) -> Pair:
     """Height and width of the block's outputs."""
     tall, broad = (
         (x.shape[2 + k] + 2 * options.padding[k] - weight.shape[2 + k]) // options.stride[k] + 1
@@ -152,14 +152,14 @@ def sides(x: Tensor, weight: Tensor, options: Options) -> Pair:
     return tall // options.pool, broad // options.pool
 
 
-def plain(x: Tensor, weight: Tensor, bias: Tensor | None, options: Options) -> Tensor:
+def plain(x: Tensor, weight: Tensor, bias: Tensor | None, options: BlockOptions) -> Tensor:
     """The same block in PyTorch."""
     out = F.conv2d(x, weight, bias, stride=options.stride, padding=options.padding)
     out = F.relu(out) if options.relu else out
     return F.max_pool2d(out, options.pool) if options.pool > 1 else out
 
 
-def shape_of(x: Tensor, weight: Tensor, options: Options) -> Shape:
+def shape_of(x: Tensor, weight: Tensor, options: BlockOptions) -> Shape:
     """The sizes, as the C file reads them."""
     (down, right), (stride_down, stride_right), relu, pool = options
     sizes = (*x.shape, len(weight), *weight.shape[2:])
@@ -167,7 +167,7 @@ def shape_of(x: Tensor, weight: Tensor, options: Options) -> Shape:
 
 
 def forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, options: Options, remember: bool = False
+    x: Tensor, weight: Tensor, bias: Tensor | None, options: BlockOptions, remember: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """The block's outputs, and with `remember` the places of the maxima."""
     x, weight = x.contiguous(), weight.contiguous()
@@ -180,12 +180,12 @@ def forward(
     return out, where
 
 
-class Compute(torch.autograd.Function):
+class ComputeBlock(torch.autograd.Function):
     """A block with its gradients."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: Options
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: BlockOptions
     ) -> Tensor:
         """All maps of all samples."""
         out, where = forward(x, weight, bias, options, remember=options.relu or options.pool > 1)

@@ -22,7 +22,7 @@ class Maps(ctypes.Structure):
     ]
 
 
-class Options(NamedTuple):
+class NormOptions(NamedTuple):
     """What normalisation adds to the variance, and what follows it."""
 
     eps: float
@@ -52,13 +52,15 @@ class Norm(nn.BatchNorm2d):
         """The same function as PyTorch's layers one after the other."""
         if not self._is_for_c(x):
             return follow(super().forward(x), self.relu, self.pool)
-        options = Options(self.eps, self.relu, self.pool)
+        options = NormOptions(self.eps, self.relu, self.pool)
         if not self.training:
             inverse = (self.running_var + self.eps).rsqrt()
             return normalise(x, self.running_mean, inverse, self.weight, self.bias, options)[0]
         mean, inverse = self._statistics(x)
         arguments = x, mean, inverse, self.weight, self.bias, options
-        return Compute.apply(*arguments) if torch.is_grad_enabled() else normalise(*arguments)[0]
+        return (
+            ComputeNorm.apply(*arguments) if torch.is_grad_enabled() else normalise(*arguments)[0]
+        )
 
     def _is_for_c(self, x: Tensor) -> bool:
         """Gradients in evaluation mode, which nothing here needs often, are PyTorch's work."""
@@ -99,7 +101,7 @@ def normalise(
     inverse: Tensor,
     weight: Tensor,
     bias: Tensor,
-    options: Options,
+    options: NormOptions,
     remember: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The outputs, and with `remember` the places of the maxima."""
@@ -113,7 +115,7 @@ def normalise(
     return out, where
 
 
-class Compute(torch.autograd.Function):
+class ComputeNorm(torch.autograd.Function):
     """A normalisation in training mode with its gradients."""
 
     @staticmethod
@@ -124,7 +126,7 @@ class Compute(torch.autograd.Function):
         inverse: Tensor,
         weight: Tensor,
         bias: Tensor,
-        options: Options,
+        options: NormOptions,
     ) -> Tensor:
         """All maps of all samples."""
         out, where = normalise(x, mean, inverse, weight, bias, options, remember=options.pool > 1)
