@@ -66,11 +66,13 @@ FOLLOWERS = [
     bias=st.booleans(),
     after=st.sampled_from(FOLLOWERS),
     window=st.integers(2, 3),
+    seed=st.integers(0, 999),
     data=st.data(),
 )
 def test_blocks_equal_pytorchs_layers(
-    batch, channels, outputs, rows, columns, square, stride, bias, after, window, data
+    batch, channels, outputs, rows, columns, square, stride, bias, after, window, seed, data
 ):
+    torch.manual_seed(seed)
     columns = rows if square else columns
     padding = data.draw(st.tuples(st.integers(0, rows - 1), st.integers(0, columns - 1)))
     height, width = (
@@ -81,7 +83,8 @@ def test_blocks_equal_pytorchs_layers(
     layer = nn.Conv2d(channels, outputs, (rows, columns), stride, padding, bias=bias)
     net = nn.Sequential(layer, *(kinds[kind]() for kind in after))
     x = torch.randn(batch, channels, height, width)
-    assume(not after or is_clear(layer(x), window))
+    maps = layer(x)
+    assume(not after or is_clear(maps.tanh() if "tanh" in after else maps, window))
     assert_equal_to_pytorchs(net, x)
 
 
@@ -94,14 +97,19 @@ def test_blocks_equal_pytorchs_layers(
     momentum=st.sampled_from([0.0, 0.1, 1.0]),
     after=st.sampled_from(FOLLOWERS),
     window=st.integers(2, 3),
+    seed=st.integers(0, 999),
 )
-def test_normalisation_equals_pytorchs(batch, channels, height, width, momentum, after, window):
+def test_normalisation_equals_pytorchs(
+    batch, channels, height, width, momentum, after, window, seed
+):
+    torch.manual_seed(seed)
     kinds = {"relu": nn.ReLU, "tanh": nn.Tanh, "pool": lambda: nn.MaxPool2d(window)}
     layer = nn.BatchNorm2d(channels, eps=1e-3, momentum=momentum)
     nn.init.normal_(layer.weight), nn.init.normal_(layer.bias)
     net = nn.Sequential(layer, *(kinds[kind]() for kind in after))
     x = 2 * torch.randn(batch, channels, height, width) + 3
-    assume(not after or is_clear(copy.deepcopy(layer)(x), window))
+    maps = copy.deepcopy(layer)(x)
+    assume(not after or is_clear(maps.tanh() if "tanh" in after else maps, window))
     oracle = copy.deepcopy(net).double()
     expected = gradients(oracle, x.double())
     with applied("compiled", net):

@@ -38,7 +38,7 @@ static Tiling tile(const Plan *p, int64_t samples, int64_t outputs) {
   int64_t groups = even_part(parts(samples, LANES), most(1, room / each));
   int64_t tiles = groups > 1 ? groups * each : even_part(each, room);
   t = (Tiling){p->rows, step, p->channels, outputs, down * step + p->rows - 1, right * step + p->rows - 1,
-               p->tall, p->broad, down, right, groups, tiles, 0};
+               p->tall, p->broad, down, right, groups, rounded(tiles, TOGETHER), 0};
   choose_tiles(&t, 0, tiles);
   return t;
 }

@@ -43,8 +43,8 @@ def library() -> ctypes.CDLL | None:
     return None
 
 
-def compile_to(path: Path) -> None:
-    """Compile the C files; several processes may do so at once."""
+def compile_to(path: Path, *more: str) -> None:
+    """Compile the C files, with more options if given; several processes may do so at once."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         raise FileNotFoundError("there is no C compiler")
@@ -53,7 +53,7 @@ def compile_to(path: Path) -> None:
         target = Path(folder) / path.name
         files = [*map(str, SOURCES), "-lm", "-o", str(target)]
         for options in FOR_THIS_PROCESSOR:
-            command = [compiler, "-O2", *options, "-w", "-shared", "-fPIC", *files]
+            command = [compiler, "-O2", *options, *more, "-w", "-shared", "-fPIC", *files]
             if subprocess.run(command, capture_output=True, timeout=120).returncode == 0:
                 target.replace(path)
                 return

@@ -5,6 +5,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifndef WIDTH /* floats of a vector register */
+#if defined(__AVX512F__)
+#define WIDTH 16
+#elif defined(__AVX__)
+#define WIDTH 8
+#else
+#define WIDTH 4
+#endif
+#endif
+#define LANES (WIDTH > 8 ? WIDTH : 8) /* samples that are computed side by side */
+#define VECTORS_H
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
 #if defined(__AVX512F__)
 #define WIDTH 16 /* floats of a vector register */
 #define LANES 16 /* samples that are computed side by side */

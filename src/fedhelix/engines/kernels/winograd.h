@@ -22,7 +22,7 @@ typedef struct {
 
 /* Prepare for the tiles from `first` on. */
 static void choose_tiles(Tiling *t, int64_t first, int64_t last) {
-  t->now = parts(least(t->tiles, last - first), TOGETHER) * TOGETHER;
+  t->now = rounded(least(t->tiles, last - first), TOGETHER);
 }
 
 /* Values are: point, tile, channel, sample. This is the distance of two points. */
