@@ -1,7 +1,6 @@
 """The C files with the vectors of other processors: as wide as AVX2's and AVX-512's."""
 
 import copy
-import ctypes
 
 import pytest
 import torch
@@ -29,7 +28,7 @@ def test_all_widths_give_the_same_gradients(tmp_path_factory, monkeypatch, width
     # Not `tmp_path`: a library whose file is gone may be taken for the next one.
     path = tmp_path_factory.mktemp("kernels") / f"{width}.so"
     library.compile_to(path, f"-DWIDTH={width}", "-O1")
-    wide = ctypes.CDLL(str(path))
+    wide = library.load(path)
     monkeypatch.setattr(library, "library", lambda: wide)
     monkeypatch.setattr(compiled, "lanes", wide.lanes)
     assert wide.lanes() == max(8, width)

@@ -94,6 +94,10 @@ static void separate(const Shape *s, const Plan *p, float *lying, float *images,
 
 /* The kernel without its stride: every phase is a channel. With `back` the gradient of the one from the other. */
 static void split_kernel(const Shape *s, const Plan *p, float *whole, float *split, int back) {
+  if (s->stride_down == 1 && s->stride_right == 1) {
+    memcpy(back ? whole : split, back ? split : whole, sizeof(float) * p->weights);
+    return;
+  }
   if (!back) memset(split, 0, sizeof(float) * p->weights);
   for (int64_t o = 0; o < s->outputs * s->channels; o++)
     for (int64_t i = 0; i < s->rows; i++)

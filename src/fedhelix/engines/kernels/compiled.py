@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhelix.core.errors import UserError
-from fedhelix.engines.kernels.library import address, available, call, lanes, readable
+from fedhelix.engines.kernels.library import available, call, lanes, readable
 from fedhelix.engines.kernels.normalised import is_plain_norm, norm
 from fedhelix.engines.kernels.tuned import Pair, is_plain_pooling
 
@@ -159,10 +159,11 @@ def plain(x: Tensor, weight: Tensor, bias: Tensor | None, options: BlockOptions)
     return F.max_pool2d(out, options.pool) if options.pool > 1 else out
 
 
-def shape_of(x: Tensor, weight: Tensor, options: BlockOptions) -> Shape:
+@lru_cache(maxsize=1000)
+def shape_of(images: torch.Size, weight: torch.Size, options: BlockOptions) -> Shape:
     """The sizes, as the C file reads them."""
     (down, right), (stride_down, stride_right), relu, pool = options
-    sizes = (*x.shape, len(weight), *weight.shape[2:])
+    sizes = (*images, weight[0], *weight[2:])
     return Shape(*sizes, down, right, stride_down, stride_right, relu, pool)
 
 
@@ -175,8 +176,7 @@ def forward(
     out = x.new_empty(len(x), len(weight), *sides(x, weight, options))
     samples = -(-len(x) // lanes()) * lanes()
     where = torch.empty(samples * out[0].numel(), dtype=torch.uint8) if remember else None
-    arrays = (address(value) for value in (x, weight, bias, out, where))
-    call("forward", ctypes.byref(shape_of(x, weight, options)), *arrays)
+    call("forward", shape_of(x.shape, weight.shape, options), x, weight, bias, out, where)
     return out, where
 
 
@@ -208,6 +208,6 @@ class ComputeBlock(torch.autograd.Function):
             torch.empty_like(value) if need else None
             for value, need in zip(inputs, needed, strict=True)
         ]
-        arrays = (address(value) for value in (x, weight, where, gradient, *to))
-        call("backward", ctypes.byref(shape_of(x, weight, ctx.options)), *arrays)
+        shape = shape_of(x.shape, weight.shape, ctx.options)
+        call("backward", shape, x, weight, where, gradient, *to)
         return (*to, None)

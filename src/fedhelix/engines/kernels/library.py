@@ -12,7 +12,6 @@ import tempfile
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,8 +38,20 @@ def library() -> ctypes.CDLL | None:
     with suppress(OSError, subprocess.SubprocessError):
         if not path.exists():
             compile_to(path)
-        return ctypes.CDLL(str(path))
+        return load(path)
     return None
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """A compiled library, with the types of its functions' arguments: sizes, arrays, numbers."""
+    compiled = ctypes.CDLL(str(path))
+    pointer, number = ctypes.c_void_p, ctypes.c_double
+    compiled.forward.argtypes = [pointer] * 6
+    compiled.backward.argtypes = [pointer] * 8
+    compiled.statistics.argtypes = [pointer, pointer, number, number, *[pointer] * 4]
+    compiled.normalise.argtypes = [pointer] * 8
+    compiled.normalise_back.argtypes = [pointer] * 11
+    return compiled
 
 
 def compile_to(path: Path, *more: str) -> None:
@@ -77,16 +88,14 @@ def lanes() -> int:
     return 0 if compiled is None else int(compiled.lanes())
 
 
-def call(function: str, *arguments: Any) -> None:
-    """Call a function of the C files."""
+def call(function: str, shape: ctypes.Structure, *arguments: Tensor | float | None) -> None:
+    """Call a function of the C files with sizes, arrays and numbers."""
     compiled = library()
-    if compiled is None or getattr(compiled, function)(*arguments):
+    values = [
+        argument.data_ptr() if isinstance(argument, Tensor) else argument for argument in arguments
+    ]
+    if compiled is None or getattr(compiled, function)(ctypes.addressof(shape), *values):
         raise MemoryError("there is not enough memory for a convolution.")
-
-
-def address(value: Tensor | None) -> ctypes.c_void_p | None:
-    """The address of the values."""
-    return None if value is None else ctypes.c_void_p(value.data_ptr())
 
 
 def readable(*values: Tensor) -> bool:

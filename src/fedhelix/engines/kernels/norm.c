@@ -114,77 +114,88 @@ int normalise(const Maps *s, const float *x, const float *mean, const float *inv
   return 0;
 }
 
-/* The places of a square's cells in a map, by number. */
-static void cells_of(const Maps *s, int64_t *places) {
-  for (int64_t k = 0; k < s->pool * s->pool; k++) places[k] = k / s->pool * s->width + k % s->pool;
+/* The gradients of a row of squares' cells, spread over the `pool` rows of the map; those of other cells are zero. */
+static void spread(const Maps *s, const float *given, const uint8_t *where, float *rows) {
+  int64_t wide = s->width / s->pool, z = 0;
+  for (; s->pool == 2 && z + WIDTH <= wide; z += WIDTH) {
+    vector gradient = load(given + z), cells[4];
+    mask at = {0};
+    UNROLL for (int l = 0; l < WIDTH; l++) at[l] = where[z + l];
+    UNROLL for (int k = 0; k < 4; k++) cells[k] = (vector)((mask)gradient & (at == k));
+    UNROLL for (int i = 0; i < 2; i++) {
+      store(rows + i * s->width + 2 * z, FIRST_HALVES(cells[2 * i], cells[2 * i + 1]));
+      store(rows + i * s->width + 2 * z + WIDTH, SECOND_HALVES(cells[2 * i], cells[2 * i + 1]));
+    }
+  }
+  for (int64_t i = 0; i < s->pool; i++)
+    memset(rows + i * s->width + z * s->pool, 0, sizeof(float) * (s->width - z * s->pool));
+  for (; z < wide; z++)
+    if (where[z] != NOBODY) rows[where[z] / s->pool * s->width + z * s->pool + where[z] % s->pool] = given[z];
+}
+
+/* The gradient of a whole map before it was pooled, in `map`; without pooling it is what is given. */
+static const float *unpooled(const Maps *s, const float *given, const uint8_t *where, float *map) {
+  int64_t high = s->height / s->pool, wide = s->width / s->pool;
+  if (s->pool == 1) return given;
+  for (int64_t y = 0; y < high; y++) spread(s, given + y * wide, where + y * wide, map + y * s->pool * s->width);
+  memset(map + high * s->pool * s->width, 0, sizeof(float) * (s->height - high * s->pool) * s->width);
+  return map;
 }
 
 /* Sums over a map of the gradients, and of their products with the values' distances from the mean. */
-static void gradient_sums(const Maps *s, const float *map, const float *given, const uint8_t *where,
-                          const int64_t *places, float mean, float scale, float shift, double *plain, double *weighted) {
-  int64_t size = s->height * s->width, high = s->height / s->pool, wide = s->width / s->pool, k = 0;
-  if (where) {
-    float sum = 0, product = 0;
-    for (int64_t y = 0; y < high; y++)
-      for (int64_t z = 0; z < wide; z++, where++, given++)
-        if (*where != NOBODY) {
-          float value = map[(y * s->width + z) * s->pool + places[*where]];
-          sum += *given, product += *given * (value - mean);
-        }
-    *plain += sum, *weighted += product;
-    return;
-  }
+static void gradient_sums(const float *map, const float *given, int64_t size, int relu, float mean, float scale,
+                          float shift, double *plain, double *weighted) {
+  int64_t k = 0;
   vector sums = {0}, products = {0};
   for (; k + WIDTH <= size; k += WIDTH) {
     vector value = load(map + k), gradient = load(given + k);
-    if (s->relu) gradient = (vector)((mask)gradient & ~(value * scale + shift <= (vector){0}));
+    if (relu) gradient = (vector)((mask)gradient & ~(value * scale + shift <= (vector){0}));
     sums += gradient, products += gradient * (value - mean);
   }
   for (; k < size; k++)
-    if (!s->relu || !(map[k] * scale + shift <= 0)) *plain += given[k], *weighted += given[k] * (map[k] - mean);
+    if (!relu || !(map[k] * scale + shift <= 0)) *plain += given[k], *weighted += given[k] * (map[k] - mean);
   UNROLL for (int l = 0; l < WIDTH; l++) *plain += sums[l], *weighted += products[l];
 }
 
 /* The gradient of a map: gradient * scale + value * slope + start. */
-static void map_gradient(const Maps *s, const float *map, const float *given, const uint8_t *where,
-                         const int64_t *places, float scale, float shift, float slope, float start, float *to) {
-  int64_t size = s->height * s->width, high = s->height / s->pool, wide = s->width / s->pool, k = 0;
+static void map_gradient(const float *map, const float *given, int64_t size, int relu, float scale, float shift,
+                         float slope, float start, float *to) {
+  int64_t k = 0;
   for (; k + WIDTH <= size; k += WIDTH) {
-    vector value = load(map + k), gradient = where ? (vector){0} : load(given + k);
-    if (!where && s->relu) gradient = (vector)((mask)gradient & ~(value * scale + shift <= (vector){0}));
+    vector value = load(map + k), gradient = load(given + k);
+    if (relu) gradient = (vector)((mask)gradient & ~(value * scale + shift <= (vector){0}));
     store(to + k, gradient * scale + value * slope + start);
   }
   for (; k < size; k++) {
-    float gradient = where || (s->relu && map[k] * scale + shift <= 0) ? 0 : given[k];
+    float gradient = relu && map[k] * scale + shift <= 0 ? 0 : given[k];
     to[k] = gradient * scale + map[k] * slope + start;
   }
-  for (int64_t y = 0; where && y < high; y++)
-    for (int64_t z = 0; z < wide; z++, where++, given++)
-      if (*where != NOBODY) to[(y * s->width + z) * s->pool + places[*where]] += *given * scale;
 }
 
-/* `to_x` may be NULL if it is not needed; `where` is NULL if nothing was pooled. */
+/* `to_x` has room for the gradients of the maps, also if they are not needed; `where` is NULL if nothing was pooled.
+ * What was pooled has passed the ReLU already: no gradient goes where it was closed.
+ */
 int normalise_back(const Maps *s, const float *x, const float *mean, const float *inverse, const float *weight,
-                    const float *bias, const uint8_t *where, const float *gradient, float *to_x, float *to_w,
-                    float *to_b) {
+                   const float *bias, const uint8_t *where, const float *gradient, float *to_x, float *to_w,
+                   float *to_b) {
   int64_t size = s->height * s->width, pooled = (s->height / s->pool) * (s->width / s->pool);
-  int64_t places[NOBODY];
+  int relu = s->relu && s->pool == 1;
   double count = (double)s->samples * size;
-  cells_of(s, places);
   for (int64_t c = 0; c < s->channels; c++) {
     float scale = inverse[c] * weight[c], shift = bias[c] - mean[c] * scale;
     double plain = 0, weighted = 0;
     for (int64_t n = 0; n < s->samples; n++) {
       int64_t k = n * s->channels + c;
-      gradient_sums(s, x + k * size, gradient + k * pooled, where ? where + k * pooled : NULL, places, mean[c], scale, shift,
-                    &plain, &weighted);
+      const float *given = unpooled(s, gradient + k * pooled, where + k * pooled, to_x + k * size);
+      gradient_sums(x + k * size, given, size, relu, mean[c], scale, shift, &plain, &weighted);
     }
     to_w[c] = (float)(weighted * inverse[c]), to_b[c] = (float)plain;
     double slope = -(double)scale * inverse[c] * inverse[c] * weighted / count;
-    for (int64_t n = 0; to_x && n < s->samples; n++) {
+    for (int64_t n = 0; n < s->samples; n++) {
       int64_t k = n * s->channels + c;
-      map_gradient(s, x + k * size, gradient + k * pooled, where ? where + k * pooled : NULL, places, scale, shift,
-                   (float)slope, (float)(-scale * plain / count - slope * mean[c]), to_x + k * size);
+      const float *given = s->pool == 1 ? gradient + k * size : to_x + k * size;
+      map_gradient(x + k * size, given, size, relu, scale, shift, (float)slope,
+                   (float)(-scale * plain / count - slope * mean[c]), to_x + k * size);
     }
   }
   return 0;

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhelix.engines.kernels.library import address, call, readable
+from fedhelix.engines.kernels.library import call, readable
 
 
 class Maps(ctypes.Structure):
@@ -28,6 +28,12 @@ class NormOptions(NamedTuple):
     eps: float
     relu: bool
     pool: int
+
+
+@lru_cache(maxsize=1000)
+def maps_of(sizes: torch.Size, options: NormOptions) -> Maps:
+    """The sizes, as the C file reads them."""
+    return Maps(*sizes, options.relu, options.pool)
 
 
 def is_plain_norm(layer: nn.Module) -> bool:
@@ -76,10 +82,10 @@ class Norm(nn.BatchNorm2d):
         self.num_batches_tracked.add_(1)
         x = x.detach().contiguous()
         mean, inverse = torch.empty(2, x.shape[1]).unbind()
-        numbers = ctypes.c_double(self.eps), ctypes.c_double(self.momentum)
-        arrays = map(address, (mean, inverse, self.running_mean, self.running_var))
-        shape = Maps(*x.shape, False, 1)
-        call("statistics", ctypes.byref(shape), address(x), *numbers, *arrays)
+        numbers = self.eps, self.momentum
+        running = self.running_mean, self.running_var
+        maps = maps_of(x.shape, NormOptions(self.eps, False, 1))
+        call("statistics", maps, x, *numbers, mean, inverse, *running)
         return mean, inverse
 
 
@@ -109,9 +115,7 @@ def normalise(
     samples, channels, height, width = x.shape
     out = x.new_empty(samples, channels, height // options.pool, width // options.pool)
     where = torch.empty(out.shape, dtype=torch.uint8) if remember else None
-    shape = Maps(*x.shape, options.relu, options.pool)
-    arrays = map(address, (x, mean, inverse, weight, bias, out, where))
-    call("normalise", ctypes.byref(shape), *arrays)
+    call("normalise", maps_of(x.shape, options), x, mean, inverse, weight, bias, out, where)
     return out, where
 
 
@@ -141,12 +145,9 @@ class ComputeNorm(torch.autograd.Function):
         if torch.is_grad_enabled():  # for second derivatives, which only PyTorch's own layers have
             return twice_differentiable(ctx, gradient)
         x, gradient = x.contiguous(), gradient.contiguous()
-        to_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        to_weight, to_bias = torch.empty_like(weight), torch.empty_like(bias)
-        shape = Maps(*x.shape, ctx.options.relu, ctx.options.pool)
-        given = (x, mean, inverse, weight, bias, where, gradient)
-        arrays = map(address, (*given, to_x, to_weight, to_bias))
-        call("normalise_back", ctypes.byref(shape), *arrays)
+        to_x, to_weight, to_bias = map(torch.empty_like, (x, weight, bias))
+        arrays = (x, mean, inverse, weight, bias, where, gradient, to_x, to_weight, to_bias)
+        call("normalise_back", maps_of(x.shape, ctx.options), *arrays)
         return to_x, None, None, to_weight, to_bias, None
 
 

@@ -15,21 +15,6 @@
 #endif
 #endif
 #define LANES (WIDTH > 8 ? WIDTH : 8) /* samples that are computed side by side */
-#define VECTORS_H
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-#if defined(__AVX512F__)
-#define WIDTH 16 /* floats of a vector register */
-#define LANES 16 /* samples that are computed side by side */
-#elif defined(__AVX__)
-#define WIDTH 8
-#define LANES 8
-#else
-#define WIDTH 4
-#define LANES 8
-#endif
 #define VECTORS (LANES / WIDTH)
 #define INLINE static inline __attribute__((always_inline))
 #ifdef __clang__
@@ -65,7 +50,7 @@ INLINE float total(vector value) {
 /* `yes` where the mask is set, `no` elsewhere. */
 INLINE vector chosen(mask where, vector yes, vector no) { return (vector)(((mask)yes & where) | ((mask)no & ~where)); }
 
-/* Every second value of two vectors, from the first or from the second on. */
+/* Every second value of two vectors, from the first or from the second on; and two vectors' values in turn. */
 #ifdef __clang__
 #define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
@@ -74,12 +59,18 @@ INLINE vector chosen(mask where, vector yes, vector no) { return (vector)(((mask
 #if WIDTH == 16
 #define EVENS(a, b) PICK(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
 #define ODDS(a, b) PICK(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
+#define FIRST_HALVES(a, b) PICK(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define SECOND_HALVES(a, b) PICK(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
 #elif WIDTH == 8
 #define EVENS(a, b) PICK(a, b, 0, 2, 4, 6, 8, 10, 12, 14)
 #define ODDS(a, b) PICK(a, b, 1, 3, 5, 7, 9, 11, 13, 15)
+#define FIRST_HALVES(a, b) PICK(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#define SECOND_HALVES(a, b) PICK(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
 #else
 #define EVENS(a, b) PICK(a, b, 0, 2, 4, 6)
 #define ODDS(a, b) PICK(a, b, 1, 3, 5, 7)
+#define FIRST_HALVES(a, b) PICK(a, b, 0, 4, 1, 5)
+#define SECOND_HALVES(a, b) PICK(a, b, 2, 6, 3, 7)
 #endif
 
 /* A square of WIDTH x WIDTH floats, transposed. Each step moves the last bit of a value's number to its front. */
