@@ -21,6 +21,7 @@ SLOW = {
     "test_a_script_without_a_main_guard_works_and_its_violent_end_leaves_nothing",
     "test_a_sweep_is_a_comparison_of_variants",
     "test_after_an_interrupt_nothing_is_left_and_the_engine_works_again",
+    "test_all_widths_give_the_same_gradients",
     "test_an_idle_worker_that_died_is_replaced",
     "test_an_address_without_ray_is_refused_soon",
     "test_at_the_optimum_the_duals_are_the_clients_gradients",

@@ -36,24 +36,25 @@ def finite(trees: Sequence[Tree]) -> list[bool]:
     """Which trees hold nothing but finite numbers: one wait for the device,
     however many there are.
     """
-    floats = [
-        [value for value in tensors(tree) if value.is_floating_point() and value.numel()]
-        for tree in trees
+    # Tensors of one type are measured together: their largest magnitude is not finite if any is
+    # not.
+    groups: dict[tuple[torch.dtype, torch.device], tuple[list[int], list[Tensor]]] = {}
+    for place, tree in enumerate(trees):
+        for value in tensors(tree):
+            if value.is_floating_point() and value.numel():
+                owners, values = groups.setdefault((value.dtype, value.device), ([], []))
+                owners.append(place)
+                values.append(value)
+    flags = [
+        torch.stack(torch._foreach_norm(values, math.inf)).isfinite()
+        for _, values in groups.values()
     ]
-    largest = [_largest(values) if values else [torch.zeros(())] for values in floats]
-    devices = [norm.device for norms in largest for norm in norms]
     # Numbers move to a GPU without waiting for it, but not the other way.
-    device = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
-    sound = [torch.stack([norm.to(device) for norm in norms]).isfinite().all() for norms in largest]
-    return torch.stack(sound).tolist() if sound else []
-
-
-def _largest(values: Sequence[Tensor]) -> list[Tensor]:
-    """The largest magnitude of every tensor, which is not finite if any value is not."""
-    by_type: dict[torch.dtype, list[Tensor]] = {}  # of one type they are measured together
-    for value in values:
-        by_type.setdefault(value.dtype, []).append(value)
-    return [norm for group in by_type.values() for norm in torch._foreach_norm(group, math.inf)]
+    device = next((part.device for part in flags if part.is_cuda), torch.device("cpu"))
+    sound = torch.cat([part.to(device) for part in flags]).tolist() if flags else []
+    owners = [place for owners, _ in groups.values() for place in owners]
+    spoilt = {place for place, fine in zip(owners, sound, strict=True) if not fine}
+    return [place not in spoilt for place in range(len(trees))]
 
 
 def keep_states(results: Sequence[ClientResult], before: Mapping[int, Tree]) -> dict[int, Tree]:

@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -25,10 +27,10 @@ def test_whole_networks_agree_whatever_the_kernels(name):
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
-def test_replaced_layers_support_transforms_and_second_derivatives(kernels, activation):
-    net = nn.Sequential(nn.Conv2d(1, 2, 3), activation(), nn.MaxPool2d(2), nn.Flatten(0))
-    x = torch.randn(3, 1, 6, 6)
+@pytest.mark.parametrize("between", [[nn.Tanh()], [nn.ReLU()], [nn.BatchNorm2d(2), nn.ReLU()]])
+def test_replaced_layers_support_transforms_and_second_derivatives(kernels, between):
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), *between, nn.MaxPool2d(2), nn.Flatten(0)).train()
+    x, before = torch.randn(3, 1, 6, 6), copy.deepcopy(net.state_dict())
 
     def curvature() -> torch.Tensor:
         weight = net[0].weight
@@ -36,10 +38,12 @@ def test_replaced_layers_support_transforms_and_second_derivatives(kernels, acti
         return torch.autograd.grad(first.square().sum(), weight)[0]
 
     def each() -> torch.Tensor:
+        net.eval()  # statistics cannot be updated for each sample
         return torch.func.vmap(lambda one: net(one[None]))(x)
 
     expected = curvature(), each()
-    with applied(kernels, net):
+    net.load_state_dict(before)
+    with applied(kernels, net.train()):
         torch.testing.assert_close((curvature(), each()), expected, rtol=1e-4, atol=1e-4)
 
 

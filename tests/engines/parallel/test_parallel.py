@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
-from trouble import Deadly, refuse, stumble
+from trouble import Deadly, happy, refuse, stumble
 
 from fedhelix import METHODS, FedAvg, FedAvgFT, FedBN, FedPer
 from fedhelix.core.errors import EngineFailure, UserError
@@ -19,9 +21,9 @@ from fedhelix.data import from_arrays
 from fedhelix.engines import Parallel, Serial
 from fedhelix.engines.local import ClientTask
 from fedhelix.engines.parallel import pool
-from fedhelix.engines.parallel.pool import cores, unwrap
+from fedhelix.engines.parallel.pool import MESSAGES_EACH, cores, in_chunks, unwrap
 from fedhelix.engines.parallel.shared import dumps, loads
-from fedhelix.engines.parallel.worker import WorkerLoop
+from fedhelix.engines.parallel.worker import Work, WorkerLoop
 from helpers import same, small, timeless
 
 
@@ -142,7 +144,11 @@ def test_workers_and_files_are_given_back():
     assert not files.exists() and not any(worker.alive for worker in workers)
 
 
-def test_a_dead_worker_is_replaced_and_the_second_death_names_the_client(tmp_path):
+@pytest.mark.parametrize("messages", [1, 16])
+def test_a_dead_worker_is_replaced_and_the_second_death_names_the_client(
+    tmp_path, monkeypatch, messages
+):
+    monkeypatch.setattr(pool, "MESSAGES_EACH", messages)  # 1: all clients in one message
     fed = small(Deadly(folder=str(tmp_path)))
     engine = Parallel(fed.engine.setup, workers=1)
     actual = engine.run_clients(tasks_of(fed, [0, 1, 3]))
@@ -150,7 +156,7 @@ def test_a_dead_worker_is_replaced_and_the_second_death_names_the_client(tmp_pat
     assert equal_results(actual, Serial(small().engine.setup).run_clients(tasks_of(fed, [0, 1, 3])))
     files = files_of(engine)
     with pytest.raises(EngineFailure, match="died twice with client 2"):
-        engine.run_clients(tasks_of(fed, [2]))
+        engine.run_clients(tasks_of(fed, [0, 2, 3]))
     assert not files.exists()
 
 
@@ -185,7 +191,9 @@ def test_after_an_interrupt_nothing_is_left_and_the_engine_works_again(monkeypat
     ],
 )
 def test_a_worker_s_exception_is_raised_here(function, kind, words):
-    answer = loads(WorkerLoop(pipe=None).answer(dumps((function, ()))))
+    work = Work([(happy, ()), (function, ()), (happy, ())], {})
+    first, answer = loads(WorkerLoop(pipe=None).answer(dumps(work)))  # the third is not tried
+    assert unwrap(first, "client 2") == "well"
     with pytest.raises(kind, match=words):
         unwrap(answer, "client 3")
 
@@ -291,3 +299,20 @@ def is_running(process):
         return False
     stat = Path(f"/proc/{process}/stat")
     return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@given(st.lists(st.integers(0, 50), max_size=200), st.integers(0, 3), st.integers(0, 9))
+def test_every_item_is_in_one_message_and_long_ones_are_alone(sizes, workers, most):
+    chunks = in_chunks(sizes, workers, most)
+    assert sorted(index for chunk in chunks for index in chunk) == list(range(len(sizes)))
+    enough = sum(sizes) / (MESSAGES_EACH * max(1, workers))
+    for chunk in chunks:
+        assert len(chunk) == 1 or sum(sizes[index] for index in chunk) <= enough
+        assert 1 <= len(chunk) <= max(1, most)
+    longest = [max(sizes[index] for index in chunk) for chunk in chunks]
+    assert longest == sorted(longest)
+
+
+def test_many_short_clients_share_few_messages():
+    assert len(in_chunks([8] * 1000, 2, 500)) <= 2 * MESSAGES_EACH + 2
+    assert [len(chunk) for chunk in in_chunks([9, 8, 7], 2, 500)] == [1, 1, 1]

@@ -30,3 +30,7 @@ def refuse(setup):
 
 def stumble(setup):
     raise KeyError("a bug")
+
+
+def happy(setup):
+    return "well"

@@ -11,14 +11,14 @@ import torch
 
 from fedhelix.core.tree import clone
 from fedhelix.engines.kernels import Kernels, applied
-from fedhelix.engines.kernels.compiled import available, processor
+from fedhelix.engines.kernels.library import available, processor
 from fedhelix.engines.local import Setup, base_loss, gather
 from fedhelix.engines.remembered import remembered
 
 CLEARLY = 0.9  # faster kernels must take less than this share of the others' time
 PATIENCE = 1.0  # seconds for all repetitions; a warm-up and one repetition always happen
 REPETITIONS = 15
-EDITION = 3  # of the tuned and compiled kernels: choices timed with another edition do not count
+EDITION = 4  # of the tuned and compiled kernels: choices timed with another edition do not count
 
 
 def choose(setup: Setup) -> Kernels:

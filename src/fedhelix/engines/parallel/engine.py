@@ -29,7 +29,7 @@ from fedhelix.engines.local import (
     samples_of,
 )
 from fedhelix.engines.parallel.pool import NoWorkers, WorkerPool, WorkItem, cores
-from fedhelix.engines.parallel.worker import client_init, for_client
+from fedhelix.engines.parallel.worker import client_init
 from fedhelix.engines.probe import is_whole, probe
 
 # As in `predict`: batches of another size would change the last bits of the outputs.
@@ -100,12 +100,17 @@ class Parallel(Engine):
         self, function: Callable[[Setup, ClientTask], Any], tasks: Sequence[ClientTask]
     ) -> list[Any]:
         """Call a function once per task, in the workers."""
-        items = []
-        for task in tasks:
-            split = self.setup.splits[task.client]
-            arguments = (function, task, split)
-            items.append(WorkItem(for_client, arguments, len(split.train), f"client {task.client}"))
-        return self._run(items, (tensor for task in tasks for tensor in tensors(task.payload)))
+        splits = self.setup.splits
+        items = [
+            WorkItem(
+                *(function, (task,), len(splits[task.client].train), f"client {task.client}"),
+                {task.client: splits[task.client]},
+            )
+            for task in tasks
+        ]
+        payloads = {id(task.payload): task.payload for task in tasks}
+        shared = (tensor for payload in payloads.values() for tensor in tensors(payload))
+        return self._run(items, shared)
 
     def _predict(self, states: Sequence[State], subset: Subset, indices: Tensor) -> list[Tensor]:
         """The outputs of every model, computed chunk by chunk.

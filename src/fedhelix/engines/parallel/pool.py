@@ -11,7 +11,7 @@ import subprocess
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import Pipe
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedhelix.core.errors import EngineFailure, UserError
-from fedhelix.data import Dataset
+from fedhelix.data import Dataset, Split
 from fedhelix.data.datasets import POOLS
 from fedhelix.engines.local import Setup
 from fedhelix.engines.parallel.shared import (
@@ -36,9 +36,13 @@ from fedhelix.engines.parallel.shared import (
     open_map,
     share,
 )
-from fedhelix.engines.parallel.worker import RELEASE, Configure, Failure
+from fedhelix.engines.parallel.worker import RELEASE, Configure, Failure, Work
 
 START = "import sys; from fedhelix.engines.parallel.worker import main; main(sys.argv[1])"
+
+
+MESSAGES_EACH = 16  # to a worker and round, if there are as many clients
+MESSAGE = 1 << 25  # bytes of models in an answer, about
 
 
 class NoWorkers(Exception):
@@ -52,6 +56,7 @@ class WorkItem(NamedTuple):
     arguments: tuple[Any, ...]
     size: int  # proportional to its duration
     label: str  # for error messages
+    splits: Mapping[int, Split] = {}  # of the clients that it works for
 
 
 def cores() -> int:
@@ -142,8 +147,8 @@ class WorkerPool:
     def __init__(self, setup: Setup):
         tensors = {name: getattr(setup.data, name) for name in POOLS}
         size = sum(tensor.nbytes for tensor in tensors.values())
-        model = sum(tensor.nbytes for tensor in setup.initial.values())
-        self.folder = folder_for(size + 100 * model)
+        self.model = sum(tensor.nbytes for tensor in setup.initial.values())
+        self.folder = folder_for(size + 100 * self.model)
         self.workers: list[Worker] = []
         # Also called when the pool is garbage collected, and at the end of the program.
         self.end = weakref.finalize(self, end_workers, self.workers, self.folder)
@@ -176,37 +181,54 @@ class WorkerPool:
         idle = self._ensure(min(limit, len(items)))
         path = self._new_file()
         try:
-            return self._run(items, share(shared, path), idle)
+            chunks = in_chunks(
+                [item.size for item in items], len(idle), MESSAGE // max(1, self.model)
+            )
+            return self._run(items, chunks, share(shared, path), idle)
         finally:
             with suppress(OSError):  # Windows keeps a mapped file until the workers end
                 path.unlink()
 
-    def _run(self, items: Sequence[WorkItem], places: Places, idle: list[Worker]) -> list[Any]:
-        """Give the longest items to the idle workers first; retry once if a worker dies."""
+    def _run(
+        self,
+        items: Sequence[WorkItem],
+        waiting: list[list[int]],
+        places: Places,
+        idle: list[Worker],
+    ) -> list[Any]:
+        """Give the last of the waiting chunks to idle workers; retry once if a worker dies."""
         results: list[Any] = [None] * len(items)
-        waiting = sorted(range(len(items)), key=lambda index: items[index].size)  # longest last
         deaths: Counter[int] = Counter()
-        busy: dict[Any, tuple[Worker, int]] = {}
-        while waiting or busy:
+        busy: dict[Any, tuple[Worker, list[int]]] = {}
+
+        def give_work() -> None:
             while waiting and idle:
-                worker, index = idle.pop(), waiting.pop()
-                worker.send(dumps((items[index].function, items[index].arguments), places))
-                busy[worker.pipe] = worker, index
+                worker, chunk = idle.pop(), waiting.pop()
+                worker.send(dumps(work_of([items[index] for index in chunk]), places))
+                busy[worker.pipe] = worker, chunk
+
+        give_work()
+        while busy:
             for pipe in wait(list(busy)):
-                worker, index = busy.pop(pipe)
+                worker, chunk = busy.pop(pipe)
                 try:
-                    results[index] = unwrap(worker.receive(), items[index].label)
+                    answer = worker.pipe.recv_bytes()
                 except (EOFError, OSError):
-                    deaths[index] += 1
-                    if deaths[index] > 1:
+                    deaths.update(chunk)
+                    if deaths[chunk[0]] > 1:
                         raise EngineFailure(
-                            f"the worker process died twice with {items[index].label}; "
+                            f"the worker process died twice with {items[chunk[0]].label}; "
                             "perhaps the memory is too small for so many workers."
                         ) from None
-                    waiting.append(index)
+                    waiting += [[index] for index in chunk]  # alone, so that it is known who fails
                     self._remove(worker)
-                    [worker] = self._spawn(1)
+                    idle += self._spawn(1)
+                    give_work()
+                    continue
                 idle.append(worker)
+                give_work()  # the worker shall not wait until its answer is read
+                for index, result in zip(chunk, answers(answer), strict=False):
+                    results[index] = unwrap(result, items[index].label)
         return results
 
     def release(self) -> None:
@@ -256,6 +278,35 @@ class WorkerPool:
 
     def _new_file(self) -> Path:
         return Path(self.folder.name) / str(next(self.count))
+
+
+def in_chunks(sizes: Sequence[int], workers: int, most: int) -> list[list[int]]:
+    """Items that go to a worker in one message: long ones alone, many short ones together.
+
+    The longest are last. No message is for more than `most` items.
+    """
+    enough = sum(sizes) / (MESSAGES_EACH * max(1, workers))
+    chunks: list[list[int]] = []
+    filled = 0
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        if not chunks or filled + sizes[index] > enough or len(chunks[-1]) >= most:
+            chunks.append([])
+            filled = 0
+        chunks[-1].append(index)
+        filled += sizes[index]
+    return chunks[::-1]
+
+
+def work_of(items: Sequence[WorkItem]) -> Work:
+    """One message; what several items have in common, such as their payload, is in it once."""
+    splits = {client: split for item in items for client, split in item.splits.items()}
+    return Work([(item.function, item.arguments) for item in items], splits)
+
+
+def answers(message: bytes) -> list[Any]:
+    """The results in a worker's answer, or the one failure that it is."""
+    results = loads(message)
+    return [results] if isinstance(results, Failure) else results
 
 
 def end_workers(workers: list[Worker], folder: TemporaryDirectory[str]) -> None:

@@ -1,4 +1,4 @@
-"""The worker process of the parallel engine: it receives a setup once, then one call at a time."""
+"""The worker process of the parallel engine: it receives a setup once, then calls to answer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -35,6 +35,16 @@ class Configure(NamedTuple):
     setup: bytes  # pickled on its own, because it can be loaded only once the path is set
 
 
+class Work(NamedTuple):
+    """Some calls `function(setup, *arguments)`, answered together.
+
+    The splits of the clients concerned come along: those of all clients would make the setup large.
+    """
+
+    calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]]
+    splits: Mapping[int, Split]
+
+
 class Failure(NamedTuple):
     """An exception, as it is sent back."""
 
@@ -49,16 +59,6 @@ RELEASE = "release"
 def client_init(setup: Setup, task: ClientTask) -> Tree:
     """What a client sends before round 0."""
     return setup.hooks.client_init(make_client(setup, task))
-
-
-def for_client(
-    setup: Setup, function: Callable[[Setup, ClientTask], Any], task: ClientTask, split: Split
-) -> Any:
-    """Call a function for one client.
-
-    Its split comes with the task: the splits of all clients would make the setup large.
-    """
-    return function(replace(setup, splits={task.client: split}), task)  # type: ignore[arg-type]
 
 
 class WorkerLoop:
@@ -91,13 +91,11 @@ class WorkerLoop:
         """The result of a message, or a `Failure`."""
         try:
             return dumps(self.handle(loads(message)))
-        except UserError as problem:
-            return dumps(Failure(str(problem), ""))
         except Exception as problem:
-            return dumps(Failure(described(problem), traceback.format_exc()))
+            return dumps(failure(problem))
 
     def handle(self, message: Any) -> Any:
-        """Configure, release, or call a function with its arguments."""
+        """Configure, release, or do some work."""
         if isinstance(message, Configure):
             sys.path[:], self.folder = message.path, message.folder
             self.setup = loads(message.setup)
@@ -106,8 +104,25 @@ class WorkerLoop:
             self.folder, self.setup = "", None
             open_map.cache_clear()
             return packages() == self.imported
-        function, arguments = message
-        return function(self.setup, *arguments)
+        return self.results(message)
+
+    def results(self, work: Work) -> list[Any]:
+        """The results of the calls, up to the first failure."""
+        setup = replace(self.setup, splits=work.splits) if work.splits else self.setup  # type: ignore
+        results: list[Any] = []
+        for function, arguments in work.calls:
+            try:
+                results.append(function(setup, *arguments))
+            except Exception as problem:
+                return [*results, failure(problem)]
+        return results
+
+
+def failure(problem: Exception) -> Failure:
+    """An exception as it is sent back; to be called where it is handled."""
+    if isinstance(problem, UserError):
+        return Failure(str(problem), "")
+    return Failure(described(problem), traceback.format_exc())
 
 
 def packages() -> set[str]:
