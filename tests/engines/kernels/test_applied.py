@@ -29,6 +29,7 @@ def test_whole_networks_agree_whatever_the_kernels(name):
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("between", [[nn.Tanh()], [nn.ReLU()], [nn.BatchNorm2d(2), nn.ReLU()]])
 def test_replaced_layers_support_transforms_and_second_derivatives(kernels, between):
+    torch.manual_seed(0)  # in some draws large terms cancel
     net = nn.Sequential(nn.Conv2d(1, 2, 3), *between, nn.MaxPool2d(2), nn.Flatten(0)).train()
     x, before = torch.randn(3, 1, 6, 6), copy.deepcopy(net.state_dict())
 

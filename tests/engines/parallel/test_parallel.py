@@ -23,7 +23,7 @@ from fedhelix.engines.local import ClientTask
 from fedhelix.engines.parallel import pool
 from fedhelix.engines.parallel.pool import MESSAGES_EACH, cores, in_chunks, unwrap
 from fedhelix.engines.parallel.shared import dumps, loads
-from fedhelix.engines.parallel.worker import Work, WorkerLoop
+from fedhelix.engines.parallel.worker import Calls, WorkerLoop
 from helpers import same, small, timeless
 
 
@@ -191,7 +191,7 @@ def test_after_an_interrupt_nothing_is_left_and_the_engine_works_again(monkeypat
     ],
 )
 def test_a_worker_s_exception_is_raised_here(function, kind, words):
-    work = Work([(happy, ()), (function, ()), (happy, ())], {})
+    work = Calls([(happy, ()), (function, ()), (happy, ())], {})
     first, answer = loads(WorkerLoop(pipe=None).answer(dumps(work)))  # the third is not tried
     assert unwrap(first, "client 2") == "well"
     with pytest.raises(kind, match=words):

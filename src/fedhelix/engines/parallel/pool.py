@@ -36,7 +36,7 @@ from fedhelix.engines.parallel.shared import (
     open_map,
     share,
 )
-from fedhelix.engines.parallel.worker import RELEASE, Configure, Failure, Work
+from fedhelix.engines.parallel.worker import RELEASE, Configure, Failure, Calls
 
 START = "import sys; from fedhelix.engines.parallel.worker import main; main(sys.argv[1])"
 
@@ -297,10 +297,10 @@ def in_chunks(sizes: Sequence[int], workers: int, most: int) -> list[list[int]]:
     return chunks[::-1]
 
 
-def work_of(items: Sequence[WorkItem]) -> Work:
+def work_of(items: Sequence[WorkItem]) -> Calls:
     """One message; what several items have in common, such as their payload, is in it once."""
     splits = {client: split for item in items for client, split in item.splits.items()}
-    return Work([(item.function, item.arguments) for item in items], splits)
+    return Calls([(item.function, item.arguments) for item in items], splits)
 
 
 def answers(message: bytes) -> list[Any]:

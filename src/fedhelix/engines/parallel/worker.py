@@ -35,7 +35,7 @@ class Configure(NamedTuple):
     setup: bytes  # pickled on its own, because it can be loaded only once the path is set
 
 
-class Work(NamedTuple):
+class Calls(NamedTuple):
     """Some calls `function(setup, *arguments)`, answered together.
 
     The splits of the clients concerned come along: those of all clients would make the setup large.
@@ -106,7 +106,7 @@ class WorkerLoop:
             return packages() == self.imported
         return self.results(message)
 
-    def results(self, work: Work) -> list[Any]:
+    def results(self, work: Calls) -> list[Any]:
         """The results of the calls, up to the first failure."""
         setup = replace(self.setup, splits=work.splits) if work.splits else self.setup  # type: ignore
         results: list[Any] = []
