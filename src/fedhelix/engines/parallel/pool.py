@@ -36,7 +36,7 @@ from fedhelix.engines.parallel.shared import (
     open_map,
     share,
 )
-from fedhelix.engines.parallel.worker import RELEASE, Configure, Failure, Calls
+from fedhelix.engines.parallel.worker import RELEASE, Calls, Configure, Failure
 
 START = "import sys; from fedhelix.engines.parallel.worker import main; main(sys.argv[1])"
 
