@@ -68,7 +68,8 @@ def test_the_round_loop_fits_on_one_screen():
 
 
 def test_cohorts_are_the_same_for_every_method():
-    feds = [small(kind(), "digits-bn-cnn", seed=3, validation_size=50) for kind in METHODS.values()]
+    kinds = [kind for name, kind in METHODS.items() if name != "private"]  # it refuses BatchNorm
+    feds = [small(kind(), "digits-bn-cnn", seed=3, validation_size=50) for kind in kinds]
     for t in range(5):
         assert len({tuple(fed.cohort(t)) for fed in feds}) == 1
     assert len({tuple(feds[0].cohort(t)) for t in range(20)}) > 5
