@@ -75,6 +75,9 @@ class Client(HasRenamed):
     raw_inputs: Callable[[], Tensor]  # its training samples as they are, pixels between 0 and 1
     # The loss of one prepared sample in evaluation mode; may be vmapped.
     sample_loss: Callable[[State, Tensor, Tensor], Tensor]
+    # The mean over some prepared samples of the squared gradients of some entries, in evaluation
+    # mode; None where the network has layers that only `sample_loss` can differentiate.
+    squared_gradients: Callable[[State, Sequence[str], Tensor, Tensor], State | None]
     # The metric of a model on its validation samples; not-a-number without any.
     valid: Callable[[State], float]
     # The loss of a model on each of its validation samples, of which there may be none.

@@ -43,6 +43,7 @@ from fedhelix.engines.probe import is_whole
 CPU_SLOTS = 16
 SAMPLES_AT_ONCE = 20_000  # in a stacked evaluation
 FEW = 1000  # samples at once on a CPU, or when memory is short
+LARGE = 2**20  # values: a network of so many fills a GPU alone
 
 
 class Batched(Engine):
@@ -162,6 +163,12 @@ class Batched(Engine):
         self, states: Sequence[State], subset: Subset, indices: Sequence[Tensor]
     ) -> list[Tensor]:
         """Each model's outputs for its own samples; in small parts if memory is short."""
+        values = sum(value.numel() for value in self.setup.initial.values())
+        if self.setup.device.type == "cuda" and values >= LARGE:
+            return [
+                self.outputs(state, subset, part)
+                for state, part in zip(states, indices, strict=True)
+            ]
         try:
             return self._stacked_outputs(states, subset, indices, SAMPLES_AT_ONCE)
         except torch.cuda.OutOfMemoryError:

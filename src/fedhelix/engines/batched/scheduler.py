@@ -24,6 +24,7 @@ WIDTHS = (
     *(1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128),
     *(160, 192, 256, 320, 384, 512),
 )
+APART = 10  # slots that are computed apart: enough to fill a GPU, and quickly recorded
 
 
 @dataclass(eq=False)
@@ -152,14 +153,15 @@ class Scheduler:
 
     def _stack(self, cache: StackCache, example: PhaseTask, wanted: int) -> Stack:
         """A stack of at least the wanted width, as far as memory allows."""
-        width = min(
-            next(width for width in WIDTHS if width >= min(wanted, WIDTHS[-1])), cache.slots
-        )
+        width = next(width for width in WIDTHS if width >= min(wanted, WIDTHS[-1]))
+        width = min(width, cache.slots)
+        if cache.mode is None:
+            cache.mode = self._mode(cache, example, width)
+            self.choices[example.description] = cache.mode
+        if cache.mode == "apart":
+            width = min(width, APART)
         cache.width = width
         if width not in cache.stacks:
-            if cache.mode is None:
-                cache.mode = self._mode(cache, example, width)
-                self.choices[example.description] = cache.mode
             cache.stacks[width] = Stack(
                 example, width, cache.batches, cache.mode, self._memory_pool
             )
@@ -186,10 +188,12 @@ class Scheduler:
 
     def _fastest_mode(self, cache: StackCache, example: PhaseTask, width: int) -> Mode:
         """The fastest mode in a few timed steps, of those that work with this network."""
-        seconds: dict[Mode, float] = {}
-        for mode in ("products", "grouped", "apart"):
+        seconds: dict[Mode, float] = {}  # per slot
+        modes: dict[Mode, int] = {"products": width, "grouped": width, "apart": min(width, APART)}
+        for mode, slots in modes.items():
             try:
-                seconds[mode] = Stack(example, width, cache.batches, mode).seconds_per_step()
+                stack = Stack(example, slots, cache.batches, mode)
+                seconds[mode] = stack.seconds_per_step() / slots
             except torch.cuda.OutOfMemoryError:
                 if mode == "apart" and not seconds:
                     raise

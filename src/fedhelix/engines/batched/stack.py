@@ -98,12 +98,21 @@ class Stack:
 
     def views(self, flat: Tensor) -> State:
         """The trainable entries of one row, or of all rows."""
-        lead = flat.shape[:-1]
         places = zip(self.names, self.starts, self.shapes, strict=False)
         return {
-            name: flat.narrow(-1, start, shape.numel()).view(*lead, *shape)
+            name: self._view(flat.narrow(-1, start, shape.numel()), shape)
             for name, start, shape in places
         }
+
+    def _view(self, values: Tensor, shape: torch.Size) -> Tensor:
+        """One entry; where slots are computed apart, the channels of a kernel lie side by side, as
+        the GPU's convolutions want them.
+        """
+        lead = values.shape[:-1]
+        if self.mode != "apart" or len(shape) != 4:
+            return values.view(*lead, *shape)
+        outputs, inputs, *kernel = shape
+        return values.view(*lead, outputs, *kernel, inputs).movedim(-1, -3)
 
     def load(self, place: int, phase_task: PhaseTask, row: int) -> None:
         """Put a task into a slot."""
@@ -130,7 +139,8 @@ class Stack:
         """Take a finished task out of its slot: its model and its summed loss."""
         slot = self.slots[place]
         assert slot is not None
-        model = self.views(self.flat[place].clone())
+        views = self.views(self.flat[place].clone())
+        model = {name: value.contiguous() for name, value in views.items()}
         model |= {name: value[place].clone() for name, value in self.fixed.items()}
         task = slot.phase_task
         started = task.local.models[task.phase.model]

@@ -38,6 +38,7 @@ from fedhelix.engines.local.network import (
     training_features,
 )
 from fedhelix.engines.local.setup import ClientResult, ClientTask, PersonalModel, Setup
+from fedhelix.engines.local.squares import squared_gradients
 
 # The purpose of the random draws while a personal model trains. It decides the draws, so another
 # text would change results.
@@ -105,6 +106,7 @@ def make_client(setup: Setup, task: ClientTask) -> Client:
         targets=lambda: setup.data.y[indices.to(setup.device)],
         raw_inputs=lambda: unscaled(setup.data.x[indices.to(setup.device)]),
         sample_loss=sample_loss,
+        squared_gradients=partial(squared_gradients, setup),
         valid=valid,
         valid_losses=valid_losses,
         gradients=gradients,

@@ -1,0 +1,121 @@
+"""Squared gradients of single samples, from one backward pass of all of them.
+
+The gradient of a layer's weights in one sample is a product of what went into the layer and of the
+gradient of what came out. Both are known for every sample after one pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedhelix.core.tree import State
+from fedhelix.engines.local.network import call
+from fedhelix.engines.local.setup import Setup
+
+SAMPLES_AT_ONCE = 128
+VALUES_AT_ONCE = 2**28  # of a layer's gradients: 1 GiB
+
+Passed = tuple[Tensor, Tensor]  # what went into a layer, and the gradient of what came out
+
+
+def squared_gradients(
+    setup: Setup, state: State, names: Sequence[str], x: Tensor, y: Tensor
+) -> State | None:
+    """For each entry the mean over samples of its squared gradient, in evaluation mode.
+
+    None where a layer is of another kind than those below, or is used more than once.
+    """
+    owners = {name: setup.module.get_submodule(name.rpartition(".")[0]) for name in names}
+    if setup.layers.tied or not all(map(_is_known, owners.values())):
+        return None
+    setup.module.eval()
+    total: State = {}
+    for part, targets in zip(x.split(SAMPLES_AT_ONCE), y.split(SAMPLES_AT_ONCE), strict=True):
+        passed = _pass(setup, state, set(owners.values()), part, targets)
+        if passed is None:
+            return None
+        for name, layer in owners.items():
+            prefix, _, entry = name.rpartition(".")
+            with torch.no_grad():
+                found = _squares(layer, entry, state, prefix, *passed[layer]) / len(x)
+            total[name] = total[name] + found if name in total else found
+    return total
+
+
+def _pass(
+    setup: Setup, state: State, layers: Collection[nn.Module], x: Tensor, y: Tensor
+) -> dict[nn.Module, Passed] | None:
+    """What went into each layer, and the gradient of what came out; None if one was used twice."""
+    seen: list[tuple[nn.Module, Tensor, Tensor]] = []
+
+    def remember(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        seen.append((layer, inputs[0].detach(), output))
+
+    hooks = [layer.register_forward_hook(remember) for layer in layers]
+    try:
+        leaves = {name: state[name].detach().requires_grad_() for name in setup.layers.parameters}
+        losses = setup.objective.loss(call(setup, {**state, **leaves}, x), y)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if losses.dim() == 0 or len(seen) != len(layers) or {layer for layer, *_ in seen} != layers:
+        return None
+    if not all(_is_plain(layer, entered, len(x)) for layer, entered, _ in seen):
+        return None
+    one_each = losses.reshape(len(x), -1).mean(1)
+    slopes = torch.autograd.grad(one_each.sum(), [left for *_, left in seen])
+    return {
+        layer: (entered, slope) for (layer, entered, _), slope in zip(seen, slopes, strict=True)
+    }
+
+
+def _is_known(layer: nn.Module) -> bool:
+    """Whether there is a rule for this kind of layer."""
+    if type(layer) is nn.Conv2d:
+        return (
+            layer.groups == 1
+            and layer.padding_mode == "zeros"
+            and not isinstance(layer.padding, str)
+        )
+    return type(layer) in (nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d)
+
+
+def _is_plain(layer: nn.Module, entered: Tensor, samples: int) -> bool:
+    """Whether the layer got one row, or one image, per sample."""
+    images = isinstance(layer, (nn.Conv2d, nn.BatchNorm2d))
+    return entered.dim() == (4 if images else 2) and len(entered) == samples
+
+
+def _squares(
+    layer: nn.Module, entry: str, state: State, prefix: str, entered: Tensor, slope: Tensor
+) -> Tensor:
+    """The sum over samples of the squared gradients of one of a layer's entries."""
+    if isinstance(layer, nn.Conv2d) and entry == "weight":
+        return _of_kernels(layer, entered, slope)
+    if entry == "weight" and isinstance(layer, nn.Linear):
+        return slope.square().T @ entered.square()
+    if entry == "weight":  # BatchNorm's
+        assert isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        mean, var = (
+            state[f"{prefix}.{name}"].view(-1, *[1] * (entered.dim() - 2))
+            for name in ("running_mean", "running_var")
+        )
+        slope = slope * (entered - mean) * (var + layer.eps).rsqrt()
+    return slope.flatten(2).sum(2).square().sum(0) if slope.dim() > 2 else slope.square().sum(0)
+
+
+def _of_kernels(layer: nn.Conv2d, entered: Tensor, slope: Tensor) -> Tensor:
+    """The same for a convolution's kernels, in parts that are small enough for the memory."""
+    assert not isinstance(layer.padding, str)
+    size = (layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+    count = max(1, VALUES_AT_ONCE // layer.weight.numel())
+    total = torch.zeros_like(layer.weight)
+    for inputs, slopes in zip(entered.split(count), slope.split(count), strict=True):
+        each = slopes.flatten(2) @ F.unfold(inputs, *size).transpose(1, 2)
+        total += each.square().sum(0).view_as(total)
+    return total
