@@ -16,7 +16,7 @@ from fedhelix.core.errors import EngineFailure
 from fedhelix.core.seeds import seeded
 from fedhelix.engines.batched.gradients import Mode
 from fedhelix.engines.batched.stack import Stack
-from fedhelix.engines.batched.table import BatchTable, PhaseTask
+from fedhelix.engines.batched.table import BatchTable, PhaseTask, Slot
 from fedhelix.engines.remembered import remembered
 
 # Few widths, so that few CUDA graphs have to be recorded.
@@ -134,20 +134,19 @@ class Scheduler:
         """Steps until the first task is done, or one step where batches cannot be padded."""
         slots = {place: slot for place in busy if (slot := stack.slots[place]) is not None}
         full = stack.batches.samples.shape[1]
-        if stack.pads:
-            steps = min(slot.left for slot in slots.values())
-            stack.run(steps, full)
+        short = {} if stack.pads else short_batches(slots, full)
+        steps = 1
+        if len(short) == 1 and len(next(iter(short.values()))) == len(slots):
+            stack.run(1, next(iter(short)))  # everybody's batches are equally short
+        elif short:
+            # Only batches of equal size can share a step. The few short ones go first, so that
+            # all slots can then share steps with full batches, which are recorded.
+            for size, places in short.items():
+                stack.run_some(places, size)
+            busy = [place for places in short.values() for place in places]
         else:
-            # Only batches of equal size can share a step.
-            sizes: dict[int, list[int]] = {}
-            for place, slot in slots.items():
-                sizes.setdefault(slot.size, []).append(place)
-            steps = 1
-            if len(sizes) == 1:
-                stack.run(1, next(iter(sizes)))
-            else:
-                for size, places in sizes.items():
-                    stack.run_some(places, size)
+            steps = min(slot.left for slot in slots.values()) if stack.pads else 1
+            stack.run(steps, full)
         self.steps_taken += steps * stack.width
         self.steps_needed += steps * len(busy)
 
@@ -211,6 +210,15 @@ class Scheduler:
     def drop_stacks(self) -> None:
         """Free the memory of all stacks; they are built again when needed."""
         drop_stacks(self.caches.values())
+
+
+def short_batches(slots: Mapping[int, Slot], full: int) -> dict[int, list[int]]:
+    """The places of the slots whose next batch is not full, by its size."""
+    short: dict[int, list[int]] = {}
+    for place, slot in slots.items():
+        if slot.size != full:
+            short.setdefault(slot.size, []).append(place)
+    return short
 
 
 def drop_stacks(caches: Iterable[StackCache]) -> None:

@@ -77,11 +77,8 @@ def _pass(
 def _is_known(layer: nn.Module) -> bool:
     """Whether there is a rule for this kind of layer."""
     if type(layer) is nn.Conv2d:
-        return (
-            layer.groups == 1
-            and layer.padding_mode == "zeros"
-            and not isinstance(layer.padding, str)
-        )
+        simple = layer.groups == 1 and set(layer.dilation) == {1}
+        return simple and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     return type(layer) in (nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d)
 
 
@@ -111,11 +108,22 @@ def _squares(
 
 def _of_kernels(layer: nn.Conv2d, entered: Tensor, slope: Tensor) -> Tensor:
     """The same for a convolution's kernels, in parts that are small enough for the memory."""
-    assert not isinstance(layer.padding, str)
-    size = (layer.kernel_size, layer.dilation, layer.padding, layer.stride)
     count = max(1, VALUES_AT_ONCE // layer.weight.numel())
     total = torch.zeros_like(layer.weight)
     for inputs, slopes in zip(entered.split(count), slope.split(count), strict=True):
-        each = slopes.flatten(2) @ F.unfold(inputs, *size).transpose(1, 2)
+        each = slopes.flatten(2) @ _patches(layer, inputs)
         total += each.square().sum(0).view_as(total)
     return total
+
+
+def _patches(layer: nn.Conv2d, images: Tensor) -> Tensor:
+    """What each output of a convolution sees: samples x places x (channels * kernel).
+
+    F.unfold starts a kernel of the GPU for every sample; this copies all of them at once.
+    """
+    assert not isinstance(layer.padding, str)
+    (high, wide), (down, across) = layer.padding, layer.stride
+    padded = F.pad(images, (wide, wide, high, high))
+    size = layer.kernel_size
+    windows = padded.unfold(2, size[0], down).unfold(3, size[1], across)
+    return windows.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
