@@ -6,6 +6,7 @@ import torch
 
 from fedhelix import (
     METHODS,
+    Compact,
     FedAvg,
     FedLP,
     FedPer,
@@ -259,3 +260,23 @@ def test_attacks_without_effect_give_a_warning():
         UserWarning, match="attack = ipm has nothing to forge: local uploads no model"
     ):
         small(METHODS["local"](), attack="ipm")
+
+
+def test_a_forged_upload_travels_in_the_code_of_the_method(monkeypatch):
+    """With one bit per value, a forger sends signs and a scale per row like everybody else."""
+    seen = []
+    watched = FedAvg.aggregate
+
+    def aggregate(self, server, uploads, weights, ctx):
+        name = next(name for name in server["model"] if server["model"][name].dim() > 1)
+        seen.extend(subtract(upload.tree["model"], server["model"])[name] for upload in uploads)
+        return watched(self, server, uploads, weights, ctx)
+
+    monkeypatch.setattr(FedAvg, "aggregate", aggregate)
+    fed = small(Compact(FedAvg(), bits=1), cohort=5, clients=5, attack="noise", attack_share=0.4)
+    for _ in fed.run_rounds(1):
+        pass
+    assert len(seen) == 5
+    for update in seen:
+        size = update.flatten(1).abs()
+        assert (size.amax(1) - size.amin(1) <= 1e-5 * size.amax()).all()

@@ -192,6 +192,11 @@ class Method(Checked):
         """What an upload says once it is unpacked; UserError refuses it."""
         return upload
 
+    @hook("server", returns.tree)
+    def encode(self, upload: Tree, payload: Tree, ctx: Context) -> Tree:
+        """An unpacked upload as it would travel: forged ones have to pass `decode`, too."""
+        return upload
+
     @hook("server", returns.weights)
     def weights(self, server: Tree, uploads: Sequence[Upload], ctx: Context) -> list[float]:
         """The weight of each upload; zero leaves it out."""

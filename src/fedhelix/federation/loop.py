@@ -17,7 +17,13 @@ from fedhelix.federation.evaluation import evaluate
 from fedhelix.federation.newcomers import onboard_all
 from fedhelix.federation.setup import FederationSetup
 from fedhelix.federation.state import FederationState
-from fedhelix.federation.uploads import decode_uploads, keep_states, traffic, validate_uploads
+from fedhelix.federation.uploads import (
+    decode_uploads,
+    keep_states,
+    send_forged,
+    traffic,
+    validate_uploads,
+)
 from fedhelix.store.records import Record
 
 
@@ -55,7 +61,10 @@ def run_rounds(
         plain, refused = decode_uploads(fed.method, turn.results, turn.payloads, ctx)
         known = {result.client for result in plain}
         answered = [work.task for work in turn.arrived if work.task.client in known]
-        plain = fed.attackers.forge(plain, answered, fed.scorer(fed.studied), fed.initial)
+        if fed.settings.forges:
+            plain = fed.attackers.forge(plain, answered, fed.scorer(fed.studied), fed.initial)
+            plain, unread = send_forged(fed.method, plain, fed.attackers.ids, turn.payloads, ctx)
+            refused |= unread
         uploads, invalid = validate_uploads(plain, fed.initial, fed.needed)
         if fed.settings.client_weights == "equal":
             uploads = [upload._replace(samples=1) for upload in uploads]

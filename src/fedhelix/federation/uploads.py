@@ -87,6 +87,26 @@ def decode_uploads(
     return decoded, refused
 
 
+def send_forged(
+    method: Method,
+    results: Sequence[ClientResult],
+    forgers: Collection[int],
+    payloads: Mapping[int, Tree],
+    ctx: Context,
+) -> tuple[list[ClientResult], dict[str, str]]:
+    """The results with forged uploads as they arrive, and why some could not be read: what a
+    method packs, forgers have to pack, too.
+    """
+    honest = [result for result in results if result.client not in forgers or not result.upload]
+    forged = [
+        result._replace(upload=method.encode(result.upload, payloads[result.client], ctx))
+        for result in results
+        if result.client in forgers and result.upload
+    ]
+    arrived, refused = decode_uploads(method, forged, payloads, ctx)
+    return [*honest, *arrived], refused
+
+
 def validate_uploads(
     results: Sequence[ClientResult], initial: State, needed: Collection[str] = ()
 ) -> tuple[list[Upload], dict[str, str]]:

@@ -117,24 +117,34 @@ class Compact(Wrapper):
         """Client: a code of its update and of what the last code lost; what this one loses
         stays.
         """
-        client, payload = local.client, self._opened(local.payload, local.client)
+        payload = self._opened(local.payload, local.client)
         tree, kept = self.inner.upload(replace(local, payload=payload))
         residual: State = dict(local.client_state.get("residual", {}))
         if tree:
-            model, weights = tree.get("model", {}), codes.packable(local.layers, client.initial)
-            layout, packed = codes.present(model, weights, client.initial)
-            if layout.count:
-                origin = layout.flat(_origin(payload, client))
-                before = {
-                    name: torch.zeros_like(model[name])
-                    for name in layout.names
-                    if name not in residual
-                }
-                update = layout.flat(model) - origin + layout.flat({**before, **residual})
-                packed |= (parts := self._encode(update, origin, layout))
-                residual |= layout.state(codes.bounded(update - self._decode(parts, layout)))
-            tree = {**tree, "model": drop(model, layout.names), "packed": packed}
+            tree, lost = self._packed(tree, payload, residual, local.client)
+            residual |= lost
         return tree, {**kept, "residual": residual} if residual else kept
+
+    def encode(self, upload: Tree, payload: Tree, ctx: Context) -> Tree:
+        """Whoever forges an upload: it has to fit into the code, without error feedback."""
+        return self._packed(upload, self._opened(payload, ctx), {}, ctx)[0]
+
+    def _packed(
+        self, tree: Tree, payload: Tree, residual: State, view: Client | Context
+    ) -> tuple[Tree, State]:
+        """An upload with its weights packed, and what the code lost."""
+        model, weights = tree.get("model", {}), codes.packable(view.layers, view.initial)
+        layout, packed = codes.present(model, weights, view.initial)
+        lost: State = {}
+        if layout.count:
+            origin = layout.flat(_origin(payload, view))
+            before = {
+                name: torch.zeros_like(model[name]) for name in layout.names if name not in residual
+            }
+            update = layout.flat(model) - origin + layout.flat({**before, **residual})
+            packed |= (parts := self._encode(update, origin, layout))
+            lost = layout.state(codes.bounded(update - self._decode(parts, layout)))
+        return {**tree, "model": drop(model, layout.names), "packed": packed}, lost
 
     def decode(self, upload: Tree, payload: Tree, ctx: Context) -> Tree:
         """Server: the received model plus what the code says, and what came as it is."""
