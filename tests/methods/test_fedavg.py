@@ -55,8 +55,10 @@ def test_fedavgm_by_hand():
     assert rounds_of(FedAvgM(server_momentum=0), [1.0, 0.5]) == pytest.approx([1.0, 1.5])  # FedAvg
 
 
-def adaptive_step(update, last, present=10, there=10, staleness=0):
-    """The first two values of the server's step after its last one, with momentum 0.5 at most."""
+def adaptive_step(update, last, present=10, there=10, staleness=0, before=None):
+    """The first two values of the server's step after its last one, with momentum 0.5 at most;
+    `before` is the update of the round before.
+    """
     method = FedAvgM(server_momentum=0.5, adaptive=True)
     fed = small(method, clients=present, cohort=there, partition="iid")
     ctx = fed.context(1, 3)
@@ -70,7 +72,10 @@ def adaptive_step(update, last, present=10, there=10, staleness=0):
     some = uploads(fed, *[two(update)] * there, samples=[5] * there)
     some[0] = some[0]._replace(staleness=staleness)
     server = {"model": two([0.0, 0.0]), "step": two(last)}
+    if before is not None:
+        server["update"] = two(before)
     after = aggregate(method, server, some, ctx)
+    torch.testing.assert_close(after["update"][name], two(update)[name])
     for part in ("model", "step"):
         assert torch.equal(after["step"][name], after[part][name])  # it started from zero
     return after["step"][name].flatten()[:2].tolist()
@@ -81,10 +86,17 @@ def test_adaptive_momentum_by_hand():
     assert adaptive_step([-1.0, 0], [2.0, 0]) == pytest.approx([-1, 0])
     # Straight on: half of the last step stays, as without adaptation.
     assert adaptive_step([1.0, 0], [2.0, 0]) == pytest.approx([2, 0])
-    # At 60°, whose cosine is 0.5, a quarter of it.
-    assert adaptive_step([0.5, 0.75**0.5], [2.0, 0]) == pytest.approx([1, 0.75**0.5])
+    # At 60°, whose cosine is 0.5, a quarter of that half.
+    assert adaptive_step([0.5, 0.75**0.5], [2.0, 0]) == pytest.approx([0.75, 0.75**0.5])
     # At a right angle nothing.
     assert adaptive_step([0.0, 1], [2.0, 0]) == pytest.approx([0, 1], abs=1e-6)
+
+
+def test_adaptive_momentum_goes_by_two_updates_together():
+    # To the left, and to the right in the round before: together they point straight on.
+    assert adaptive_step([1.0, 3], [2.0, 0], before=[1.0, -3]) == pytest.approx([2, 3])
+    # One on, one back by as much: together they point nowhere.
+    assert adaptive_step([1.0, 0], [2.0, 0], before=[-1.0, 0]) == pytest.approx([1, 0])
 
 
 def test_the_last_step_stands_in_for_absent_clients():
@@ -93,16 +105,16 @@ def test_the_last_step_stands_in_for_absent_clients():
     assert adaptive_step([0.0, 1], [2.0, 0], there=2) == pytest.approx([0.8, 1])
     # but for straight on, where it is all of 0.5.
     assert adaptive_step([1.0, 0], [2.0, 0], there=2) == pytest.approx([2, 0])
-    # Of 5 present 4 are there: 0.2 absent are less than a cosine of 0.5.
+    # Of 5 present 4 are there: 0.2 absent are less than the square of a cosine of 0.5.
     sixty = [0.5, 0.75**0.5]
-    assert adaptive_step(sixty, [2.0, 0], present=5, there=4) == pytest.approx([1, 0.75**0.5])
+    assert adaptive_step(sixty, [2.0, 0], present=5, there=4) == pytest.approx([0.75, 0.75**0.5])
 
 
 def test_late_updates_need_no_stand_in():
     # 2 of 10 are there, one of them late: the cosine alone counts, as if all were there.
     assert adaptive_step([-1.0, 0], [2.0, 0], there=2, staleness=1) == pytest.approx([-1, 0])
     sixty = [0.5, 0.75**0.5]
-    assert adaptive_step(sixty, [2.0, 0], there=2, staleness=3) == pytest.approx([1, 0.75**0.5])
+    assert adaptive_step(sixty, [2.0, 0], there=2, staleness=3) == pytest.approx([0.75, 0.75**0.5])
 
 
 def test_from_a_standstill_the_update_is_the_step():

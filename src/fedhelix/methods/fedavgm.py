@@ -27,7 +27,7 @@ class FedAvgM(FedAvg):
         0.5, "how much of its last step the server goes on with", low=0, below=1
     )
     adaptive: bool = option(
-        False, "times the share of absent clients, or the cosine between steps if that is larger"
+        False, "times the share of absent clients, or how well steps agree if that is more"
     )
 
     def server_init(
@@ -45,28 +45,32 @@ class FedAvgM(FedAvg):
         """
         state = super().aggregate(server, uploads, weights, ctx)
         update = subtract(take(state["model"], server["step"]), server["model"])
-        step = add(update, server["step"], self._momentum(update, server["step"], uploads, ctx))
+        step = add(update, server["step"], self._momentum(update, server, uploads, ctx))
         return {
             **state,
             "model": {**state["model"], **add(take(server["model"], step), step)},
             "step": step,
+            **({"update": update} if self.adaptive else {}),
         }
 
     def _momentum(
-        self, update: State, step: State, uploads: Sequence[Upload], ctx: Context
+        self, update: State, server: Tree, uploads: Sequence[Upload], ctx: Context
     ) -> float | Tensor:
         """Server: its momentum in this round.
 
         The last steps stand in for clients that are absent. Where all take part, they are worth
-        following only as far as the new update points the same way. So they are where uploads come
-        late: old updates repeat the last steps by themselves.
+        following only as far as new updates point the same way: the square of the cosine is the
+        share of their length that does. Two updates are taken together, because what a code of few
+        bits loses in one round comes in the next. So it is where uploads come late: old updates
+        repeat the last steps by themselves.
         """
         if not self.adaptive:
             return self.server_momentum
         late = any(upload.staleness for upload in uploads)
         absent = 0.0 if late else 1 - len(uploads) / max(len(uploads), len(ctx.present))
+        two = add(update, server["update"]) if "update" in server else update
         new, last = (
-            torch.cat([tree[name].flatten() for name in update]) for tree in (update, step)
+            torch.cat([tree[name].flatten() for name in update]) for tree in (two, server["step"])
         )
-        cosine = F.cosine_similarity(new, last, dim=0)
-        return self.server_momentum * cosine.clamp(absent, 1.0)
+        cosine = F.cosine_similarity(new, last, dim=0).clamp(0.0, 1.0)
+        return self.server_momentum * cosine.square().clamp(min=absent)
