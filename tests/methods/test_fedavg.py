@@ -95,8 +95,8 @@ def test_adaptive_momentum_by_hand():
 def test_adaptive_momentum_goes_by_two_updates_together():
     # To the left, and to the right in the round before: together they point straight on.
     assert adaptive_step([1.0, 3], [2.0, 0], before=[1.0, -3]) == pytest.approx([2, 3])
-    # One on, one back by as much: together they point nowhere.
-    assert adaptive_step([1.0, 0], [2.0, 0], before=[-1.0, 0]) == pytest.approx([1, 0])
+    # One on, one farther back: together they point back.
+    assert adaptive_step([1.0, 0], [2.0, 0], before=[-2.0, 0]) == pytest.approx([1, 0])
 
 
 def test_the_last_step_stands_in_for_absent_clients():
