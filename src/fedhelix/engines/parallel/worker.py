@@ -108,7 +108,8 @@ class WorkerLoop:
 
     def results(self, work: Calls) -> list[Any]:
         """The results of the calls, up to the first failure."""
-        setup = replace(self.setup, splits=work.splits) if work.splits else self.setup  # type: ignore
+        assert self.setup is not None, "work comes after Configure"
+        setup = replace(self.setup, splits=work.splits) if work.splits else self.setup
         results: list[Any] = []
         for function, arguments in work.calls:
             try:
