@@ -111,8 +111,8 @@ def test_clients_are_better_off_than_with_fedavg_for_a_tenth_of_the_bytes():
     go either way.
     """
     more = {
-        "data": "digits", "model": "digits-cnn", "partition": "dirichlet:0.1", "clients": 20,
-        "cohort": 10, "validation_size": 0.1, "batch_size": 16, "epochs": 2,
+        "data": "digits", "model": "mlp", "partition": "dirichlet:0.1", "clients": 20,
+        "cohort": 10, "validation_size": 0.1, "batch_size": 16, "epochs": 2, "kernels": "native",
     }  # fmt: skip
     found = [
         [
