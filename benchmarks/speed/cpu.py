@@ -57,7 +57,7 @@ CONTESTANTS: dict[str, list[dict[str, Any]]] = {
     ],
     "blazefl": [
         {"pool": pool, "parallel": 2, "threads": 1, "onednn": False}
-        for pool in ("threads", "processes")
+        for pool in ("processes", "threads")
     ],
     "plain": [{"threads": 2} | kernels for kernels in ONEDNN],
     "flower-default": [{}],
