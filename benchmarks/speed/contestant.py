@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from measure import family, peak_memory
+from measure import family, peak_memory, processor_seconds
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -44,6 +44,7 @@ class Contestant:
         script = HERE / "peers" / (f"{kind}_peer.py" if kind in PEERS else "own.py")
         self.name, self.settings, self.log = name, settings, log
         self.seconds: list[float] = []
+        self.processor_seconds: list[float] = []
         self.accuracy: list[float] = []
         with log.open("a") as errors:
             self.process = subprocess.Popen(
@@ -79,8 +80,11 @@ class Contestant:
         """Some rounds; returns their seconds."""
         self.signal(signal.SIGCONT)
         time.sleep(0.3)  # to wake up
+        before = processor_seconds(family(self.process.pid))
         print(rounds, file=self.process.stdin, flush=True)
         seconds, accuracy = zip(*self.listen(), strict=True)
+        used = processor_seconds(family(self.process.pid)) - before
+        self.processor_seconds += [used / rounds] * rounds
         self.signal(signal.SIGSTOP)
         self.seconds += seconds
         self.accuracy += accuracy

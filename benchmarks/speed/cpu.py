@@ -41,6 +41,7 @@ from fedhelix.runs.provenance import versions
 
 WORKLOADS = {"W1": W1, "W2": W2}
 MEMORY_ROUNDS = 1
+OURS = {"median": 1.0}
 # All train the same batches from the same weights, so this is far below the noise between seeds.
 EQUAL = 0.01
 
@@ -150,20 +151,15 @@ def compete(workload: str, names: list[str], args: argparse.Namespace) -> dict[s
                 accuracies = {one.name: round(one.accuracy[-1], 4) for one in on}
                 print(workload, t + 1, times, accuracies, flush=True)
             seconds = {one.name: list(one.seconds) for one in crowd}
+            processor = {one.name: list(one.processor_seconds) for one in crowd}
             accuracy = {one.name: list(one.accuracy) for one in crowd}
             peaks = {one.name: one.peak(MEMORY_ROUNDS) for one in crowd}
         finally:
             for one in crowd:
                 one.stop()
     timed = {name: values[args.warm_up :] for name, values in seconds.items()}
-    ratios = {
-        name: spread(
-            [theirs / ours for theirs, ours in zip(values, timed["fedhelix"], strict=False)]
-        )
-        | {"of_medians": statistics.median(values) / statistics.median(timed["fedhelix"])}
-        for name, values in timed.items()
-        if name != "fedhelix"
-    }
+    used = {name: values[args.warm_up :] for name, values in processor.items()}
+    ratios = ratios_to_ours(timed)
     last = {name: values[-1] for name, values in accuracy.items() if len(values) == args.rounds}
     furthest = max(
         abs(values[-1] - accuracy["fedhelix"][len(values) - 1]) for values in accuracy.values()
@@ -176,6 +172,8 @@ def compete(workload: str, names: list[str], args: argparse.Namespace) -> dict[s
         "rounds_timed": {name: len(values) for name, values in timed.items()},
         "seconds_per_round": {name: spread(values) for name, values in timed.items()},
         "ratio_to_fedhelix": ratios,
+        "processor_seconds_per_round": {name: spread(values) for name, values in used.items()},
+        "processor_ratio_to_fedhelix": ratios_to_ours(used),
         "better_peer": rival,
         "ratio_to_better_peer": ratios[rival]["of_medians"] if rival else None,
         "accuracy_after": last,
@@ -199,6 +197,17 @@ def compete(workload: str, names: list[str], args: argparse.Namespace) -> dict[s
     return result
 
 
+def ratios_to_ours(values: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    """How many times as much as fedhelix each of the others needed, round by round."""
+    ours = values["fedhelix"]
+    return {
+        name: spread([theirs / mine for theirs, mine in zip(its, ours, strict=False)])
+        | {"of_medians": statistics.median(its) / statistics.median(ours)}
+        for name, its in values.items()
+        if name != "fedhelix"
+    }
+
+
 def rows(report: dict[str, Any], workload: str) -> list[dict[str, Any]]:
     """What a workload measured: a row for each contestant, with the commit and the device."""
     race, place = report[workload], report["machine"]
@@ -208,7 +217,11 @@ def rows(report: dict[str, Any], workload: str) -> list[dict[str, Any]]:
             "contestant": name,
             "version": race["versions"][name].get(VERSIONED.get(name.partition("-")[0], "torch")),
             "seconds_per_round": seconds["median"],
-            "relative_to_fedhelix": race["ratio_to_fedhelix"].get(name, {"median": 1.0})["median"],
+            "relative_to_fedhelix": race["ratio_to_fedhelix"].get(name, OURS)["median"],
+            "processor_seconds_per_round": race["processor_seconds_per_round"][name]["median"],
+            "processor_relative_to_fedhelix": race["processor_ratio_to_fedhelix"].get(name, OURS)[
+                "median"
+            ],
             "commit": report["versions"].get("commit"),
             "device": f"{place['cores']} cores of {place['processor']}",
         }
