@@ -25,6 +25,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +140,10 @@ def compete(workload: str, names: list[str], args: argparse.Namespace) -> dict[s
         chosen = {name: fastest(name, tried[name]) for name in names}
         crowd: list[Contestant] = []
         busy: list[float] = []
-        try:
-            crowd.extend(start(name, chosen[name]) for name in names)
+        with ExitStack() as ends:  # each is stopped, even where stopping another one fails
+            for name in names:
+                crowd.append(start(name, chosen[name]))
+                ends.callback(crowd[-1].stop)
             for t in range(args.rounds):
                 early = t < args.guest_rounds
                 on = [one for one in crowd if early or one.name not in FIRST_ROUNDS_ONLY]
@@ -154,9 +157,6 @@ def compete(workload: str, names: list[str], args: argparse.Namespace) -> dict[s
             processor = {one.name: list(one.processor_seconds) for one in crowd}
             accuracy = {one.name: list(one.accuracy) for one in crowd}
             peaks = {one.name: one.peak(MEMORY_ROUNDS) for one in crowd}
-        finally:
-            for one in crowd:
-                one.stop()
     timed = {name: values[args.warm_up :] for name, values in seconds.items()}
     used = {name: values[args.warm_up :] for name, values in processor.items()}
     ratios = ratios_to_ours(timed)
