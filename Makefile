@@ -48,7 +48,7 @@ test-all: $(VENV)/.development
 
 race: $(VENV)/.development
 	$(BIN)/python benchmarks/speed/cpu.py --calibrate 0 --rounds 6 --warm-up 1 --guest-rounds 3 \
-		--contestants fedhelix pfl flower blazefl plain $(if $(DATA),--data-dir $(DATA))
+		--contestants fedhelix pfl flower blazefl plain --out benchmarks/results/race.json $(if $(DATA),--data-dir $(DATA))
 
 hooks: $(VENV)/.development
 	@command -v pre-commit > /dev/null || { echo "install pre-commit first, e.g. with: pipx install pre-commit" >&2; exit 2; }

@@ -30,6 +30,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "hooks": methods.hooks,
     "options": methods.options,
     "participation": measurements.participation,
+    "race": measurements.race,
     "results": methods.results,
     "scaffold": measurements.scaffold,
     "study": studies.study,

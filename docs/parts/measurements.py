@@ -20,6 +20,13 @@ CPU = {
     "pfl-default": "pfl, default settings",
     "flower-default": "Flower's simulation, default settings",
 }
+RACE = {
+    "fedhelix": "fedhelix, `parallel`",
+    "pfl": "pfl {}",
+    "flower": "Flower {}",
+    "blazefl": "BlazeFL {}",
+    "plain": "plain PyTorch loop",
+}
 CLUSTER = {
     "short": "digits, 20 of 100 clients per round, 5 epochs",
     "long": "the same, 25 epochs",
@@ -76,6 +83,24 @@ def cpu() -> str:
         for what in ("s per round", "relative to ours", "MiB")
     ]
     return table(["simulator", *heads], rows)
+
+
+def race() -> str:
+    """The CPU race of all simulators by processor time."""
+    measured = result("race")
+    workloads = [name for name in ("W1", "W2") if name in measured]
+    figures: dict[str, list[str]] = {}
+    for workload in workloads:
+        for row in (row for row in measured["rows"] if row["workload"] == workload):
+            words = RACE[row["contestant"]].format(row["version"])
+            figures.setdefault(words, []).extend(
+                [
+                    f"{row['processor_seconds_per_round']:.2f}",
+                    f"{row['processor_relative_to_fedhelix']:.2f}",
+                ]
+            )
+    heads = [f"{name}, {what}" for name in workloads for what in ("s of CPU", "relative to ours")]
+    return table(["simulator", *heads], [[words, *cells] for words, cells in figures.items()])
 
 
 def cluster() -> str:
