@@ -119,7 +119,6 @@ MATRIX = {
     "test_only_what_is_declared_travels_and_every_byte_is_counted": (*FEW, "gene-fl", "fedlps"),
     "test_resuming_gives_the_straight_run_to_the_bit": (*FEW, "gene-fl", "pfedgpa"),
     "test_sites_and_simulation_agree": ("fedavg", "scaffold", "helix"),
-    "test_two_runs_are_equal_to_the_bit": (*FEW, "gene-fl", "pfedgpa"),
 }
 
 

@@ -11,39 +11,24 @@ from typing import Annotated
 import click
 import typer
 
-from fedhelix.cli import audit, bench, catalog, deploy, report, train
+from fedhelix.cli.commands import COMMANDS, LazyGroup
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.core.version import __version__
-from fedhelix.engines.blame import culprit, described
 
 DEBUG = "FEDHELIX_DEBUG"  # set: exceptions in a method's hooks come with their traceback
 
 app = typer.Typer(
     name="fedhelix",
     help="Federated learning on clients whose data differ: train, compare and understand.",
+    cls=LazyGroup,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (train.run, train.resume, train.compare, train.sweep, bench.bench, audit.audit):
-    app.command()(command)
-app.command()(catalog.methods)
-app.command()(catalog.data)
-app.command("models")(catalog.show_models)
-app.command()(deploy.up)
-app.command()(deploy.site)
-
-deployment = typer.Typer(help="Train across real machines, on Flower.", no_args_is_help=True)
-for command in (deploy.keys, deploy.admit, deploy.expel, deploy.serve):
-    deployment.command()(command)
-deployment.command("run")(deploy.deploy_run)
-deployment.command("resume")(deploy.deploy_resume)
-app.add_typer(deployment, name="deploy")
-
-for command in report.COMMANDS:
-    app.command()(command)
+for name, entry in COMMANDS.items():
+    app.command(name, help=entry.summary)(lambda: None)
 
 
 @app.callback(invoke_without_command=True)
@@ -73,6 +58,8 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         _stop("stopped.", 130)
     except Exception as problem:
+        from fedhelix.engines.blame import culprit, described
+
         if os.environ.get(DEBUG) or not (
             culprit(problem) or isinstance(problem, EngineFailure | OSError)
         ):
