@@ -62,6 +62,7 @@ SLOW = {
     "test_no_process_is_left_behind",
     "test_nodes_with_other_versions_are_refused",
     "test_of_fedavgs_model_only_the_head_is_a_bad_start_for_unseen_classes",
+    "test_one_evil_site_stops_no_run",
     "test_packed_updates_are_packed_on_the_wire",
     "test_prototypes_are_exact_in_half_precision_too",
     "test_ray_ends_as_serial_does",
