@@ -103,8 +103,21 @@ class RemoteEngine(Engine):
     def run_clients(self, tasks: Sequence[ClientTask]) -> list[ClientResult]:
         """The results of the sites with a valid answer; none if they are fewer than the minimum."""
         self.transport.wait_for_minimum(self.registry.sites)
+        results = self.accept(self._request("train", tasks, self.enough))
+        least = self.transport.policy.minimum
+        if len(results) < least:
+            self._stop_if_hopeless(len(tasks), least)
+            for client in results:
+                site = self.registry.sites[client]
+                self.missing[client] = f"{site} answered, but {least} answers are needed"
+            return []
+        self._has_begun = True
+        return [results[task.client] for task in tasks if task.client in results]
+
+    def accept(self, answers: Mapping[int, Message]) -> dict[int, ClientResult]:
+        """The results in those answers that are valid; the others are refused."""
         results = {}
-        for client, answer in self._request("train", tasks, self.enough).items():
+        for client, answer in answers.items():
             try:
                 messages.check_tree(answer.body, self.setup.initial)
             except UserError as problem:
@@ -117,15 +130,7 @@ class RemoteEngine(Engine):
         for client, why in inconsistent_trees(uploads).items():
             self._refuse(client, why)
             del results[client]
-        least = self.transport.policy.minimum
-        if len(results) < least:
-            self._stop_if_hopeless(len(tasks), least)
-            for client in results:
-                site = self.registry.sites[client]
-                self.missing[client] = f"{site} answered, but {least} answers are needed"
-            return []
-        self._has_begun = True
-        return [results[task.client] for task in tasks if task.client in results]
+        return results
 
     def _stop_if_hopeless(self, requested: int, least: int) -> None:
         """Stop a run in which too many sites refuse from the start: all rounds would be empty."""

@@ -97,10 +97,10 @@ def max_message_bytes(initial: State) -> int:
     return LARGEST * payload_bytes(initial) + HEADER_BYTES
 
 
-def check_tree(tree: Tree, initial: State) -> None:
+def check_tree(tree: Tree, initial: State, shapes: bool = False) -> None:
     """Raise UserError for a tree that no method could have sent.
 
-    Shapes and finite values are checked later, with the other uploads of the round.
+    Of an upload, shapes and finite values are checked later, with the others of the round.
     """
     for path, value in flatten(tree).items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -113,6 +113,8 @@ def check_tree(tree: Tree, initial: State) -> None:
             raise UserError(f"holds no tensor for '{name}'.")
         if name in initial and value.dtype != initial[name].dtype:
             raise UserError(f"has {value.dtype} for '{name}' instead of {initial[name].dtype}.")
+        if shapes and name in initial and value.shape != initial[name].shape:
+            raise UserError(f"has another shape for '{name}' than the network.")
 
 
 def expect(header: Mapping[str, Any], **wanted: Any) -> None:
