@@ -28,11 +28,11 @@ import torch
 
 from fedhelix.runs.provenance import versions
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from fuzz.mutations import mutated
 from fuzz.targets import METHODS, ServerTarget, SiteTarget
 
+ROOT = Path(__file__).parents[1]
 TARGETS = {"server": ServerTarget, "site": SiteTarget}
 TURN = 2000  # messages before the next method
 

@@ -147,3 +147,19 @@ def mutated(content: bytes, draw: random.Random) -> bytes:
         except (ValueError, RuntimeError):  # the first mutation left no message to change
             return flip_bytes(content, draw)
     return content
+
+
+def changed_file(content: bytes, draw: random.Random) -> bytes:
+    """A file with a few other bytes, a part missing or there twice, or other numbers in it."""
+    while True:
+        match draw.randrange(3):
+            case 0:
+                changed = flip_bytes(content, draw)
+            case 1:
+                changed = cut(content, draw)
+            case _:
+                digits = [place for place, byte in enumerate(content) if byte in b"0123456789"]
+                place = draw.choice(digits or range(len(content)))
+                changed = content[:place] + str(draw.randrange(10)).encode() + content[place + 1 :]
+        if changed != content:
+            return changed
