@@ -1,4 +1,4 @@
-"""Kills: runs, comparisons, sweeps and deployments that are killed, resumed and compared to the bit.
+"""Runs, comparisons, sweeps and deployments that are killed, resumed and compared to the bit.
 
     python benchmarks/kills.py [--kills 100] [--minutes N] [--out FILE.json]
 
