@@ -5,7 +5,8 @@
 Messages are mutations of honest ones (`tests/fuzz/mutations.py`), of several methods in turn; the
 server aggregates what it accepts with the uploads of three honest sites. A message is a crash if
 it raises an exception or is blamed on another site; its bytes then go to the corpus. Seconds are
-those of the processor, so that other programs do not count.
+those of the processor, so that other programs do not count. Memory is measured after each turn of
+one method; in the first turn of each its modules are imported.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from fuzz.targets import METHODS, ServerTarget, SiteTarget
 
 ROOT = Path(__file__).parents[1]
 TARGETS = {"server": ServerTarget, "site": SiteTarget}
+SLOW = 0.1  # seconds; a message that takes longer is sent again
 TURN = 2000  # messages before the next method
 
 
@@ -58,14 +60,15 @@ def attack(name: str, messages: int, seconds: float, corpus: Path) -> dict:
                 kind = draw.choice(kinds)
                 content = mutated(target.example(kind), draw)
                 number += 1
-                started = time.thread_time()
                 try:
-                    counts["accepted" if target.send(kind, content) else "refused"] += 1
+                    accepted, took = timed(target, kind, content)
+                    if took > SLOW:  # Python's collector may have run meanwhile
+                        took = min(took, timed(target, kind, content)[1])
+                    counts["accepted" if accepted else "refused"] += 1
+                    slowest, over = max(slowest, took), over + (took > 1)
                 except Exception as problem:
                     crashes[f"{type(problem).__name__}: {problem}"[:200]] += 1
                     keep(corpus, name, kind, content)
-                took = time.thread_time() - started
-                slowest, over = max(slowest, took), over + (took > 1)
             unexpected.update(target.unexpected)
             memory.append(memory_mib())
     return {
@@ -78,6 +81,13 @@ def attack(name: str, messages: int, seconds: float, corpus: Path) -> dict:
         "memory_mib_by_turn": [round(size) for size in memory],
         "wall_seconds": round(time.monotonic() - begun, 1),
     }
+
+
+def timed(target: ServerTarget | SiteTarget, kind: str, content: bytes) -> tuple[bool, float]:
+    """Whether a message is accepted, and the processor's seconds for it."""
+    started = time.thread_time()
+    accepted = target.send(kind, content)
+    return accepted, time.thread_time() - started
 
 
 def keep(corpus: Path, target: str, kind: str, content: bytes) -> None:
