@@ -12,13 +12,14 @@ import click
 import typer
 
 from fedhelix.cli import audit, bench, catalog, deploy, report, train
+from fedhelix.cli.pages import App
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.core.version import __version__
 from fedhelix.engines.blame import culprit, described
 
 DEBUG = "FEDHELIX_DEBUG"  # set: exceptions in a method's hooks come with their traceback
 
-app = typer.Typer(
+app = App(
     name="fedhelix",
     help="Federated learning on clients whose data differ: train, compare and understand.",
     no_args_is_help=True,
@@ -35,7 +36,7 @@ app.command("models")(catalog.show_models)
 app.command()(deploy.up)
 app.command()(deploy.site)
 
-deployment = typer.Typer(help="Train across real machines, on Flower.", no_args_is_help=True)
+deployment = App(help="Train across real machines, on Flower.", no_args_is_help=True)
 for command in (deploy.keys, deploy.admit, deploy.expel, deploy.serve):
     deployment.command()(command)
 deployment.command("run")(deploy.deploy_run)
