@@ -34,7 +34,11 @@ app.command()(catalog.methods)
 app.command()(catalog.data)
 app.command("models")(catalog.show_models)
 app.command()(deploy.up)
-app.command()(deploy.site)
+
+sites = App(invoke_without_command=True)
+sites.callback()(deploy.site)
+sites.command("model")(deploy.site_model)
+app.add_typer(sites, name="site")
 
 deployment = App(help="Train across real machines, on Flower.", no_args_is_help=True)
 for command in (deploy.keys, deploy.admit, deploy.expel, deploy.serve):
