@@ -11,7 +11,7 @@ from typing import Annotated
 import click
 import typer
 
-from fedhelix.cli import audit, bench, catalog, deploy, report, train
+from fedhelix.cli import audit, bench, catalog, deploy, doctor, report, train
 from fedhelix.cli.pages import App
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.core.version import __version__
@@ -33,6 +33,7 @@ for command in (train.run, train.resume, train.compare, train.sweep, bench.bench
 app.command()(catalog.methods)
 app.command()(catalog.data)
 app.command("models")(catalog.show_models)
+app.command()(doctor.doctor)
 app.command()(deploy.up)
 
 sites = App(invoke_without_command=True)
