@@ -11,7 +11,7 @@ from typing import Annotated
 import click
 import typer
 
-from fedhelix.cli import audit, bench, catalog, deploy, report, train
+from fedhelix.cli import audit, bench, catalog, deploy, leaderboard, report, train
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.core.version import __version__
 from fedhelix.engines.blame import culprit, described
@@ -27,8 +27,10 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (train.run, train.resume, train.compare, train.sweep, bench.bench, audit.audit):
+for command in (train.run, train.resume, train.compare, train.sweep, bench.bench):
     app.command()(command)
+app.command()(leaderboard.leaderboard)
+app.command()(audit.audit)
 app.command()(catalog.methods)
 app.command()(catalog.data)
 app.command("models")(catalog.show_models)
