@@ -20,7 +20,7 @@ MENU: list[tuple[str, list[str]]] = [
     ("Start", ["index.md", "choosing.md", "looking-at-runs.md", "heterogeneity.md", "devices.md"]),
     ("Extend", ["your-own-data.md", "your-own-method.md"]),
     ("Understand", ["architecture.md", "engines.md", "deployment.md", "privacy.md"]),
-    ("Results", ["results.md", "results/*.md", "reproducing.md"]),
+    ("Results", ["results.md", "leaderboard.md", "results/*.md", "reproducing.md"]),
     ("Methods", ["methods.md", "methods/*.md"]),
     ("Reference", ["api.md", "changelog.md", "contributing.md"]),
 ]

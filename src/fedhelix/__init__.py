@@ -22,6 +22,7 @@ from fedhelix.data import partitions as partition
 from fedhelix.federation import Federation, FederationSettings, FederationState, Run
 from fedhelix.methods import (
     APFL,
+    GPFL,
     IFCA,
     Ancestors,
     Calibrated,
@@ -39,6 +40,7 @@ from fedhelix.methods import (
     FedBABU,
     FedBN,
     FedBuff,
+    FedCP,
     FedDBE,
     FedDyn,
     FedFina,
@@ -58,6 +60,7 @@ from fedhelix.methods import (
     GeneFL,
     GenFed,
     Helix,
+    KNNPer,
     LGFedAvg,
     LocalOnly,
     Moon,
@@ -82,6 +85,7 @@ from fedhelix.robust.defences import (
 
 __all__ = [
     "APFL",
+    "GPFL",
     "IFCA",
     "METHODS",
     "Ancestors",
@@ -108,6 +112,7 @@ __all__ = [
     "FedBABU",
     "FedBN",
     "FedBuff",
+    "FedCP",
     "FedDBE",
     "FedDyn",
     "FedFina",
@@ -131,6 +136,7 @@ __all__ = [
     "GeneFL",
     "GeometricMedian",
     "Helix",
+    "KNNPer",
     "Krum",
     "LGFedAvg",
     "Local",

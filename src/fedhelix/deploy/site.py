@@ -17,7 +17,7 @@ import torch
 from fedhelix.core.errors import UserError
 from fedhelix.core.objective import objective_for
 from fedhelix.core.registry import is_known
-from fedhelix.core.shift import without_shift
+from fedhelix.core.shift import unshifted
 from fedhelix.core.tree import Tree, load, save, to_device
 from fedhelix.data import Dataset, Split
 from fedhelix.data.loading import canonical
@@ -148,7 +148,7 @@ class Site:
         """The scores of the model as received, before any training by the client."""
         setup, task, _ = self._open(message)
         used = received_model(setup, task)
-        outputs = partial(predict, setup, without_shift(used.state))
+        outputs = partial(predict, setup, unshifted(used.state))
         return evaluate_clients(setup, {task.client: used}, outputs)[task.client]._asdict(), {}
 
     def _open(self, message: Message) -> tuple[Setup, ClientTask, SiteState]:

@@ -72,6 +72,9 @@ ENTRANTS = [
     Entrant("FedPAC", "fedpac", "fedpac.strength", (1.0, 0.1)),
     Entrant("FedAMP", "fedamp", "fedamp.own_weight", (0.5, 0.2), quick=False),
     Entrant("IFCA", "ifca", "ifca.models", (2, 4)),
+    Entrant("kNN-Per", "knn-per", "knn-per.neighbours", (10, 5)),
+    Entrant("FedCP", "fedcp", "fedcp.strength", (1.0, 5.0)),
+    Entrant("GPFL", "gpfl", "gpfl.magnitude", (0.01, 0.1)),
     Entrant("pFedHN", "pfedhn", "pfedhn.server_lr", (0.03, 0.01), quick=False),
     Entrant("Helix", "helix", "helix.ft_rate", (0.15, 0.5)),
 ]
