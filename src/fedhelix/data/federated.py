@@ -123,15 +123,18 @@ def from_ag_news(folder: str | Path, words: int = WORDS) -> Dataset:
     places = {word: place for place, (word, _) in enumerate(frequent)}
     if not places:
         raise UserError(f"the texts in '{folder}' have no words, so there is no vocabulary.")
-    pairs = []
-    for texts in (train, test):
-        counts = np.zeros((len(texts), len(places)), dtype=np.float32)
-        for row, (text, _) in enumerate(texts):
-            for word in text:
-                if word in places:
-                    counts[row, places[word]] += 1
-        pairs += [np.log1p(counts), np.array([label for _, label in texts])]
-    return from_arrays(*pairs, classes=OWNED["ag-news"], name="ag-news")
+    (x, y), (x_test, y_test) = (_counted(news, places) for news in (train, test))
+    return from_arrays(x, y, x_test, y_test, classes=OWNED["ag-news"], name="ag-news")
+
+
+def _counted(news: Sequence[tuple[list[str], int]], places: Mapping[str, int]) -> Part:
+    """The logarithms of how often words occur, and the classes."""
+    counts = np.zeros((len(news), len(places)), dtype=np.float32)
+    for row, (text, _) in enumerate(news):
+        for word in text:
+            if word in places:
+                counts[row, places[word]] += 1
+    return np.log1p(counts), np.array([label for _, label in news])
 
 
 def _read_news(file: Path) -> list[tuple[list[str], int]]:

@@ -33,9 +33,11 @@ def ranking(scores: Mapping[str, np.ndarray]) -> dict[str, Any]:
     draw = numpy_draw(0, "leaderboard")
     drawn = np.empty((RESAMPLED, methods))
     for turn in range(RESAMPLED):
-        rows = draw.integers(settings, size=settings)
+        rows = draw.integers(settings, size=(settings, 1))
         columns = draw.integers(seeds, size=(settings, seeds))
-        drawn[turn] = _ranks(table[:, rows[:, None], columns].mean(2)).mean(1)
+        chosen = table.reshape(methods, -1)[:, (rows * seeds + columns).ravel()]
+        means_drawn = chosen.reshape(table.shape).mean(2)
+        drawn[turn] = _ranks(means_drawn).mean(1)
     low, high = np.quantile(drawn, (LEVEL / 2, 1 - LEVEL / 2), axis=0)
     judged = methods > 2 and settings > 1
     return {
