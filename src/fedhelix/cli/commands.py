@@ -42,6 +42,11 @@ COMMANDS = {
     "bench": Entry(
         "bench", "bench", "Run a paper's experiment and print our figures beside the paper's."
     ),
+    "leaderboard": Entry(
+        "leaderboard",
+        "leaderboard",
+        "Rank methods over data sets and kinds of heterogeneity.",
+    ),
     "audit": Entry(
         "audit",
         "audit",

@@ -230,6 +230,13 @@ class Method(Checked):
         """Which of its models it uses."""
         return "model"
 
+    @hook("client", returns.outputs)
+    def predict(self, params: Mapping[str, Tensor], x: Tensor, local: Local) -> Tensor:
+        """The outputs of its model for samples, where `start` added entries to it: a pure function
+        that may look at these and at the network's features.
+        """
+        return local.outputs(params, x)
+
     @hook("client", returns.phases)
     def personalize(self, client: Client) -> Sequence[Phase]:
         """Training before the personal model is used; its result is neither uploaded nor kept."""
