@@ -32,9 +32,9 @@ def table(scale: str) -> str:
     body = [[row[0], _rank(ranks.get(row[0])), *row[1:]] for row in rows]
     shown = markdown([headers[0] or "method", "mean rank", *headers[1:]], body)
     head = f"`{report['command']}`, {report['device']}, {len(report['seeds'])} seeds"
-    return (
-        f'{head}{_verdict(report)} → {link}\n\n<div class="sortable" markdown>\n\n{shown}\n</div>\n'
-    )
+    missing = "" if report["complete"] else "; not all settings have been run yet"
+    sortable = f'<div class="sortable" markdown>\n\n{shown}\n</div>\n'
+    return f"{head}{_verdict(report)}{missing} → {link}\n\n{sortable}"
 
 
 def _rank(row: dict[str, Any] | None) -> str:

@@ -68,7 +68,7 @@ ENTRANTS = [
     Entrant("LG-FedAvg", "lg-fedavg", quick=False),
     Entrant("FedProto", "fedproto", "fedproto.strength", (1.0, 0.1), quick=False),
     Entrant("FedALA", "fedala", "fedala.share_lr", (1.0, 0.1)),
-    Entrant("FedDBE", "feddbe", "feddbe.kappa", (1.0, 10.0)),
+    Entrant("FedDBE", "feddbe", "feddbe.kappa", (10.0, 1.0)),
     Entrant("FedPAC", "fedpac", "fedpac.strength", (1.0, 0.1)),
     Entrant("FedAMP", "fedamp", "fedamp.own_weight", (0.5, 0.2), quick=False),
     Entrant("IFCA", "ifca", "ifca.models", (2, 4)),
