@@ -13,6 +13,7 @@ from rich.table import Table
 
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import human_bytes, human_seconds
+from fedhelix.store.records import ADVICE
 
 console = Console()
 
@@ -37,6 +38,11 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
                 f"fedhelix: {summary[key]} {fate}; metrics.jsonl says which and why.",
                 file=sys.stderr,
             )
+    if since := summary.get("diverged"):
+        print(
+            f"fedhelix: the run has diverged since round {since}; what may help: {ADVICE}.",
+            file=sys.stderr,
+        )
     if not console.is_terminal:
         words = {
             "method": summary["method"],

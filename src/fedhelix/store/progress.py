@@ -13,6 +13,8 @@ from rich.progress import Progress as Display
 from rich.progress import track as rich_track
 from rich.table import Column
 
+from fedhelix.store.records import diverged_since
+
 Item = TypeVar("Item")
 
 # The metrics on the line, with their names there.
@@ -55,6 +57,8 @@ class Progress:
         self._latest: dict[str, float] = {}
         self._uploaded = self._refused = 0
         self._clock: float | None = None
+        self._records: list[Mapping[str, Any]] = []
+        self._diverged: int | None = None
         self._started = monotonic()
         # On a narrow terminal the numbers matter more than the elapsed time; the bar shrinks.
         elapsed = (
@@ -94,6 +98,8 @@ class Progress:
         self._uploaded += record.get("uplink_bytes") or 0
         self._refused += len(record.get("refused") or ())
         self._clock = record.get("clock")
+        self._records.append(record)
+        self._diverged = diverged_since(self._records)
         is_new = record["round"] > self._first
         self._done = max(self._done, record["round"])
         if self._lines and metrics and is_new:
@@ -111,6 +117,8 @@ class Progress:
             parts.append(f"clock {human_seconds(self._clock)}")
         if self._refused:
             parts.append(f"[yellow]{self._refused} refused[/yellow]")
+        if self._diverged:
+            parts.append(f"[red]diverged since round {self._diverged}[/red]")
         return " · ".join(parts)
 
     def _time_left(self) -> str:
@@ -124,6 +132,8 @@ class Progress:
     def _line(self, record: Mapping[str, Any], metrics: Mapping[str, float]) -> str:
         values = [f"round={record['round']}", f"rounds={self._total}"]
         values += [f"{key}={value:.4f}" for key, value in metrics.items()]
+        if self._diverged:
+            values.append(f"diverged_since={self._diverged}")
         values += [f"uploaded_bytes={self._uploaded}", f"seconds={monotonic() - self._started:.1f}"]
         return " ".join(values)
 
