@@ -9,6 +9,8 @@ import click
 import typer
 from typer.core import TyperGroup
 
+from fedhelix.cli.pages import App
+
 
 class Entry(NamedTuple):
     """Where a command is, and the first sentence of its help."""
@@ -48,7 +50,7 @@ COMMANDS = {
     "methods": Entry(
         "catalog",
         "methods",
-        "What each method is, its options with defaults and meaning, and its paper.",
+        "The methods, each in one line; with NAME one of them, its options and its paper.",
     ),
     "data": Entry("catalog", "data", "Which data sets are here, and how to get the others."),
     "models": Entry("catalog", "show_models", "The networks by name."),
@@ -98,7 +100,7 @@ def load(name: str) -> click.Command:
     entry = COMMANDS[name]
     found = getattr(import_module(f"fedhelix.cli.{entry.module}"), entry.function)
     if not isinstance(found, typer.Typer):
-        alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        alone = App(add_completion=False, rich_markup_mode="rich")
         alone.command(name)(found)
         found = alone
     return typer.main.get_command(found)

@@ -14,6 +14,7 @@ import typer
 
 from fedhelix.cli.common import Json, Out, Quiet, resumable
 from fedhelix.cli.flags import settings
+from fedhelix.cli.pages import App
 from fedhelix.deploy import need_flower, submit
 from fedhelix.deploy.policy import RoundPolicy
 from fedhelix.report.terminal import show_run
@@ -237,7 +238,7 @@ def deploy_resume(
     show_run(run, done, as_json)
 
 
-commands = typer.Typer(
+commands = App(
     help="Train across real machines, on Flower.", no_args_is_help=True, add_completion=False
 )
 for command in (keys, admit, expel, serve):

@@ -110,10 +110,13 @@ def compare(
     """Train several methods on the same clients and cohorts, and show them side by side.
 
     METHOD is a name from `fedhelix methods`, or FILE.py with one of your own. Options of one method
-    are set by its name:  fedhelix compare fedavg fedprox --set fedprox.mu=0.1 --seeds 3
+    are set by its name:
 
-    METHOD@KEY=VALUE,... is a variant with settings of its own:  fedhelix compare fedavg
-    fedavg@lr=0.01,epochs=5
+      fedhelix compare fedavg fedprox --set fedprox.mu=0.1 --seeds 3
+
+    METHOD@KEY=VALUE,... is a variant with settings of its own:
+
+      fedhelix compare fedavg fedavg@lr=0.01,epochs=5
     """
     folder = out or jobs.free_folder(
         "compare-" + "-".join(spec.label for spec in make_specs(methods, values))[:60]
@@ -138,8 +141,7 @@ def sweep(
     """Run every combination of some settings, with several seeds, and show all of them side by
     side.
 
-    FILE says what to run. The same command goes on where it was stopped, and leaves out what is
-    finished:
+    FILE says what to run, for example:
 
       methods = ["fedavg", "genfed"]
       seeds = 3
@@ -148,6 +150,8 @@ def sweep(
       [grid]
       lr = [0.05, 0.1]
       "genfed.rho_max" = [3, 5]
+
+    The same command goes on where it was stopped, and leaves out what is finished.
     """
     grid, folder = read_sweep(file), out or RUNS / f"sweep-{file.stem}"
     with resumable(folder):

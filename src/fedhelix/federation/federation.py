@@ -163,7 +163,10 @@ class Federation(FederationSetup):
                 done = run.state.round
                 writer = tracker(track, run.folder.path, run.folder.config, done)
                 sinks.append(TrackerSink(writer))
-            progress = Progress(rounds, title or self.method.label, run.state.round, quiet)
+            progress = Progress(
+                rounds, title or self.method.label, run.state.round, quiet,
+                final_work=self.method.capabilities.final_work,
+            )  # fmt: skip
             sinks.append(ProgressSink(progress, list(run.records)))
             advice = self.method.capabilities.if_loss_rises
             sinks.append(DivergenceSink(list(run.records), advice))
