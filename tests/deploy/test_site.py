@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.tree import tensors
@@ -19,7 +20,7 @@ from fedhelix.deploy.remote_data import (
     read_site_data,
     site_split,
 )
-from fedhelix.deploy.site import Site, SiteState, site_setup
+from fedhelix.deploy.site import Site, SiteState, latest_model, site_setup
 from fedhelix.deploy.submit import create
 from fedhelix.runs.spec import make_spec
 from helpers import same
@@ -314,3 +315,33 @@ def test_labels_of_the_sites_own_samples_cannot_be_flipped(tmp_path):
         ]
         == "ipm"
     )
+
+
+def test_a_site_says_what_it_does_and_keeps_its_own_model(tmp_path, capfd):
+    """After the last round each site has the network's entries in one file."""
+    folders = [blobs(tmp_path / f"data-{n}", n) for n in range(2)]
+    deployment = InProcessDeployment(tmp_path, 2, folders)
+    spec = make_spec("fedavg", {**SMALL, "clients": 2, "data": "own"})
+    run = deployment.fit(spec, out=tmp_path / "run")
+    lines = capfd.readouterr().err.splitlines()
+    assert sum(line.startswith("fedhelix: round 2: 43 samples, loss ") for line in lines) == 2
+    assert sum(line.startswith("fedhelix: after round 2: accuracy ") for line in lines) == 2
+    (found,) = tmp_path.rglob("site-1/model.safetensors")
+    kept = load_file(latest_model(found.parents[2], "site-1"))
+    expected = run.model().state_dict()
+    assert kept.keys() == expected.keys()
+    assert all(torch.equal(kept[name], value) for name, value in expected.items())
+    with pytest.raises(UserError, match="the site 'site-9' has no model in"):
+        latest_model(found.parents[2], "site-9")
+
+
+def test_a_method_that_scores_models_says_which_term_is_missing(tmp_path):
+    spec = make_spec("genfed", {**SMALL, "data": "own"})
+    with pytest.raises(UserError, match=r"genfed scores models .* --term server_data=FILE.npz"):
+        create(spec, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"there is no folder '.*nowhere' with the site's samples"):
+        Site("a", str(tmp_path / "nowhere"), tmp_path)

@@ -62,7 +62,7 @@ COMMANDS = {
     ),
     "site": Entry(
         "deploy",
-        "site",
+        "site_commands",
         "Run one site with its own data, for as long as the server has work for it.",
     ),
     "plot": Entry("report", "plot", "Draw every figure that the runs allow."),

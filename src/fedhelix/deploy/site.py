@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -12,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
 
 from fedhelix.core.errors import UserError
+from fedhelix.core.files import write_atomically
 from fedhelix.core.objective import objective_for
 from fedhelix.core.registry import is_known
-from fedhelix.core.shift import without_shift
-from fedhelix.core.tree import Tree, load, save, to_device
+from fedhelix.core.shift import load_shifted, without_shift
+from fedhelix.core.tree import State, Tree, load, save, to_device
 from fedhelix.data import Dataset, Split
 from fedhelix.data.loading import canonical
 from fedhelix.deploy import messages
@@ -28,9 +32,9 @@ from fedhelix.deploy.schema import NAME, clipped
 from fedhelix.engines.local import (
     ClientTask,
     Setup,
-    evaluate,
     evaluate_clients,
     make_client,
+    personal_model,
     predict,
     received_model,
     run_client,
@@ -39,6 +43,9 @@ from fedhelix.federation.inputs import client_setup, device_of, network
 from fedhelix.federation.uploads import keep_states
 from fedhelix.runs.config import Config
 from fedhelix.runs.spec import RunSpec, located, read_spec
+from fedhelix.store.progress import human_seconds
+
+MODEL = "model.safetensors"  # a client's own model at the end of a run
 
 Answer = tuple[dict[str, Any], Tree]  # header fields and body
 MOST_EXPERIMENTS = 256  # whose state a site keeps
@@ -130,7 +137,10 @@ class Site:
         drawn_once = setup.method.capabilities.outermost  # noise that is drawn anew protects less
         if drawn_once and (sent := kept.sent(task.round)):
             return sent["fields"], to_device(sent["upload"], setup.device)
+        begun = time.monotonic()
         result = run_client(setup, task)
+        took = human_seconds(time.monotonic() - begun)
+        say(f"round {task.round + 1}: {result.samples} samples, loss {result.loss:.4g}, {took}")
         kept.write(task.round, keep_states([result], {task.client: task.client_state})[task.client])
         fields = {"samples": result.samples, "loss": result.loss}
         if drawn_once:
@@ -139,8 +149,14 @@ class Site:
 
     def evaluate(self, message: Message) -> Answer:
         """The scores of the client's personal model on its own samples."""
-        setup, task, _ = self._open(message)
-        return evaluate(setup, task)._asdict(), {}
+        setup, task, kept = self._open(message)
+        used = personal_model(setup, task)
+        if task.final:
+            kept.write_model(setup, used.state)
+        outputs = partial(predict, setup, without_shift(used.state))
+        scores = evaluate_clients(setup, {task.client: used}, outputs)[task.client]
+        say(f"after round {task.round}: {setup.objective.name} {scores.test:.4f} on own samples")
+        return scores._asdict(), {}
 
     def evaluate_received(self, message: Message) -> Answer:
         """The scores of the model as received, before any training by the client."""
@@ -215,6 +231,21 @@ class Site:
         return site_setup(spec, data, [empty] * client + [split])
 
 
+def say(line: str) -> None:
+    """One line into the site's log; stdout of a site's worker carries its answers."""
+    print(f"fedhelix: {line}.", file=sys.stderr, flush=True)
+
+
+def latest_model(folder: Path, name: str) -> Path:
+    """The file with a site's own model after its latest complete run."""
+    found = sorted(folder.glob(f"*/{name}/{MODEL}"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise UserError(
+            f"the site '{name}' has no model in '{folder}' yet; it gets one when a run is complete."
+        )
+    return found[-1]
+
+
 def common_source(data: str) -> str:
     """The canonical name of a common data set: one from the catalogue, or the path of FILE.npz."""
     if data.endswith(".npz"):
@@ -223,6 +254,8 @@ def common_source(data: str) -> str:
         return canonical(data)
     except UserError:
         if not Path(data).is_dir():
+            if "/" in data or os.sep in data:
+                raise UserError(f"there is no folder '{data}' with the site's samples.") from None
             raise
         raise UserError(
             f"'{data}' is a folder; pack its arrays into one FILE.npz to spread them over sites, "
@@ -286,6 +319,12 @@ class SiteState:
     def write_sent(self, answer: Tree) -> None:
         """Store the answer of a round before it leaves."""
         save(answer, self._sent_path)
+
+    def write_model(self, setup: Setup, state: State) -> None:
+        """Store the client's own model at the end of the run, as the network's entries."""
+        example = setup.data.prepare(setup.data.x[:8])
+        module = load_shifted(setup.module, state, setup.layers, example)
+        write_atomically(self.folder / MODEL, safetensors.torch.save(module.state_dict()))
 
     def supplement(self) -> Tree:
         """The samples that the server has supplied, if any."""
