@@ -54,6 +54,11 @@ COMMANDS = {
     ),
     "data": Entry("catalog", "data", "Which data sets are here, and how to get the others."),
     "models": Entry("catalog", "show_models", "The networks by name."),
+    "doctor": Entry(
+        "doctor",
+        "doctor",
+        "What is installed, which engine and kernels run here, and which data are at hand.",
+    ),
     "up": Entry(
         "deploy",
         "up",
