@@ -35,7 +35,9 @@ PARTS: dict[str, Callable[..., str]] = {
     "scaffold": measurements.scaffold,
     "study": studies.study,
     "settings": lambda paper: claims.settings(paper, RESULTS),
+    "public": methods.public,
     "table1": measurements.table1,
+    "use": methods.use,
     "verdicts": lambda paper: claims.verdicts(paper, RESULTS),
 }
 
