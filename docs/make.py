@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from parts import claims, measurements, methods, studies
+from parts import claims, leaderboard, measurements, methods, studies
 from parts.files import RESULTS, ROOT
 
 PART = re.compile(r"(<!-- made: ([^>]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -23,11 +23,15 @@ PARTS: dict[str, Callable[..., str]] = {
     "cluster": measurements.cluster,
     "cpu": measurements.cpu,
     "dashboard": measurements.dashboard,
+    "deep": measurements.deep,
     "deployment": measurements.deployment,
     "drawn": studies.drawn,
     "faults": measurements.faults,
     "gpu": measurements.gpu,
     "hooks": methods.hooks,
+    "leaderboard": leaderboard.table,
+    "leaderboard-figures": leaderboard.figures,
+    "leaderboard-methods": leaderboard.searched,
     "options": methods.options,
     "participation": measurements.participation,
     "race": measurements.race,
@@ -35,7 +39,9 @@ PARTS: dict[str, Callable[..., str]] = {
     "scaffold": measurements.scaffold,
     "study": studies.study,
     "settings": lambda paper: claims.settings(paper, RESULTS),
+    "public": methods.public,
     "table1": measurements.table1,
+    "use": methods.use,
     "verdicts": lambda paper: claims.verdicts(paper, RESULTS),
 }
 

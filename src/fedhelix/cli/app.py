@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -16,6 +17,11 @@ from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.core.version import __version__
 
 DEBUG = "FEDHELIX_DEBUG"  # set: exceptions in a method's hooks come with their traceback
+
+NO_SPACE = (
+    "there is no space left on the device; no complete round is lost: free some space, then go on "
+    "with `fedhelix resume FOLDER`, or repeat the command if it is a sweep or a bench."
+)
 
 app = typer.Typer(
     name="fedhelix",
@@ -60,6 +66,8 @@ def main() -> None:
     except Exception as problem:
         from fedhelix.engines.blame import culprit, described
 
+        if _is_full(problem) and not os.environ.get(DEBUG):
+            _stop(NO_SPACE, 1)
         if os.environ.get(DEBUG) or not (
             culprit(problem) or isinstance(problem, EngineFailure | OSError)
         ):
@@ -70,6 +78,11 @@ def main() -> None:
         _stop(f"{sentence} (set {DEBUG}=1 for the traceback)" if hidden else sentence, 1)
     else:
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _is_full(problem: Exception) -> bool:
+    """Whether a file could not be written because there is no space left."""
+    return isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _stop(sentence: str, code: int) -> None:

@@ -9,6 +9,8 @@ import click
 import typer
 from typer.core import TyperGroup
 
+from fedhelix.cli.pages import App
+
 
 class Entry(NamedTuple):
     """Where a command is, and the first sentence of its help."""
@@ -40,6 +42,11 @@ COMMANDS = {
     "bench": Entry(
         "bench", "bench", "Run a paper's experiment and print our figures beside the paper's."
     ),
+    "leaderboard": Entry(
+        "leaderboard",
+        "leaderboard",
+        "Rank methods over data sets and kinds of heterogeneity.",
+    ),
     "audit": Entry(
         "audit",
         "audit",
@@ -48,10 +55,15 @@ COMMANDS = {
     "methods": Entry(
         "catalog",
         "methods",
-        "What each method is, its options with defaults and meaning, and its paper.",
+        "The methods, each in one line; with NAME one of them, its options and its paper.",
     ),
     "data": Entry("catalog", "data", "Which data sets are here, and how to get the others."),
     "models": Entry("catalog", "show_models", "The networks by name."),
+    "doctor": Entry(
+        "doctor",
+        "doctor",
+        "What is installed, which engine and kernels run here, and which data are at hand.",
+    ),
     "up": Entry(
         "deploy",
         "up",
@@ -60,7 +72,7 @@ COMMANDS = {
     ),
     "site": Entry(
         "deploy",
-        "site",
+        "sites",
         "Run one site with its own data, for as long as the server has work for it.",
     ),
     "plot": Entry("report", "plot", "Draw every figure that the runs allow."),
@@ -98,7 +110,7 @@ def load(name: str) -> click.Command:
     entry = COMMANDS[name]
     found = getattr(import_module(f"fedhelix.cli.{entry.module}"), entry.function)
     if not isinstance(found, typer.Typer):
-        alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        alone = App(add_completion=False, rich_markup_mode="rich")
         alone.command(name)(found)
         found = alone
     return typer.main.get_command(found)

@@ -4,8 +4,10 @@ from fedhelix.data import partitions
 from fedhelix.data.arrays import from_arrays, from_clients, from_npz
 from fedhelix.data.augment import crop_and_flip, draw_crops
 from fedhelix.data.datasets import Dataset, rows_of
+from fedhelix.data.federated import from_ag_news, from_har, from_hub, from_leaf
 from fedhelix.data.loading import Availability, available, load
 from fedhelix.data.partitions import Partition, Split, class_split
+from fedhelix.data.scaling import Scaling, scaled
 from fedhelix.data.server_data import Reserve, ServerData, even_sample
 from fedhelix.data.shifts import UNSHIFTED, Shift, ShiftedData, shifted
 
@@ -15,6 +17,7 @@ __all__ = [
     "Dataset",
     "Partition",
     "Reserve",
+    "Scaling",
     "ServerData",
     "Shift",
     "ShiftedData",
@@ -24,11 +27,16 @@ __all__ = [
     "crop_and_flip",
     "draw_crops",
     "even_sample",
+    "from_ag_news",
     "from_arrays",
     "from_clients",
+    "from_har",
+    "from_hub",
+    "from_leaf",
     "from_npz",
     "load",
     "partitions",
     "rows_of",
+    "scaled",
     "shifted",
 ]

@@ -25,6 +25,7 @@ from fedhelix.federation.setup import FederationSettings
 from fedhelix.federation.state import FederationState
 from fedhelix.methods import (
     APFL,
+    GPFL,
     IFCA,
     Ancestors,
     Calibrated,
@@ -42,6 +43,7 @@ from fedhelix.methods import (
     FedBABU,
     FedBN,
     FedBuff,
+    FedCP,
     FedDBE,
     FedDyn,
     FedFina,
@@ -61,6 +63,7 @@ from fedhelix.methods import (
     GeneFL,
     GenFed,
     Helix,
+    KNNPer,
     LGFedAvg,
     LocalOnly,
     Moon,
@@ -85,6 +88,7 @@ from fedhelix.robust.defences import (
 
 __all__ = [
     "APFL",
+    "GPFL",
     "IFCA",
     "METHODS",
     "Ancestors",
@@ -111,6 +115,7 @@ __all__ = [
     "FedBABU",
     "FedBN",
     "FedBuff",
+    "FedCP",
     "FedDBE",
     "FedDyn",
     "FedFina",
@@ -134,6 +139,7 @@ __all__ = [
     "GeneFL",
     "GeometricMedian",
     "Helix",
+    "KNNPer",
     "Krum",
     "LGFedAvg",
     "Local",

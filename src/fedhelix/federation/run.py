@@ -10,12 +10,14 @@ from torch import nn
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.hooks import checked
-from fedhelix.core.shift import load_shifted
+from fedhelix.core.shift import is_extended, load_shifted
 from fedhelix.core.tree import State, to_device
+from fedhelix.engines.local import UsedModel
 from fedhelix.federation import description, newcomers
 from fedhelix.federation.setup import FederationSetup
 from fedhelix.federation.state import FederationState
-from fedhelix.store import RunFolder
+from fedhelix.store import RunFolder, notebook
+from fedhelix.store.progress import human_bytes
 from fedhelix.store.records import Record, summarise, time_to
 
 if TYPE_CHECKING:
@@ -45,6 +47,18 @@ class Run:
         facts, name = description.facts(self.federation), self.federation.objective.name
         agreement = description.cluster_agreement(self.federation, self.records)
         return summarise(self.records, facts | agreement, name)
+
+    def _repr_html_(self) -> str:
+        """The result as a small table, where a notebook shows the run."""
+        summary = self.summary
+        named = (key for key in summary if key.startswith(("final_", "personal_")))
+        rows = {key.replace("_", " "): summary[key] for key in named if summary[key] is not None}
+        shown = {name: f"{value:.4f}" for name, value in rows.items()}
+        shown |= {"uploaded": human_bytes(summary["uplink_bytes"]), "engine": summary["engine"]}
+        if summary["diverged"]:
+            shown["diverged"] = f"since round {summary['diverged']}"
+        rounds = f"{summary['rounds']} rounds on {summary['data']}, {summary['clients']} clients"
+        return notebook.table(f"{summary['method']}: {rounds}", shown)
 
     def time_to(self, level: float) -> float | None:
         """The simulated seconds until the accuracy (or score) reaches a level; None if it never
@@ -93,5 +107,7 @@ class Run:
     def _module(self, state: State) -> nn.Module:
         fed = self.federation
         example = fed.data.prepare(fed.data.x[:8])
-        module = fed.engine.setup.module
-        return load_shifted(module, to_device(state, fed.device), fed.layers, example)
+        module, state = fed.engine.setup.module, to_device(state, fed.device)
+        if fed.method.overrides("predict") and is_extended(state):
+            return UsedModel(fed.engine.setup, state).eval()
+        return load_shifted(module, state, fed.layers, example)
