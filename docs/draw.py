@@ -120,6 +120,12 @@ SKETCHES = {
         "train; clip the update",
         "ttttt",
     ),
+    "secure": Sketch(
+        "ttttt",
+        "sum of all updates;\nmasks cancel",
+        "train; mask the update",
+        "sssss",
+    ),
     "calibrated": Sketch(
         "ttttt",
         "mean of the models,\nfor balanced classes",

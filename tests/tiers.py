@@ -30,6 +30,7 @@ SLOW = {
     "test_an_idle_worker_that_died_is_replaced",
     "test_at_the_optimum_the_duals_are_the_clients_gradients",
     "test_attacks_are_simulated_on_the_server",
+    "test_below_the_threshold_a_round_changes_nothing_and_the_next_one_does",
     "test_clients_are_better_off_than_with_fedavg_for_a_tenth_of_the_bytes",
     "test_clients_are_better_off_with_their_own_shares",
     "test_commands_run",
@@ -41,6 +42,7 @@ SLOW = {
     "test_engines_end_alike",
     "test_engines_leave_out_the_same_small_batches",
     "test_engines_send_the_same",
+    "test_engines_sum_alike",
     "test_every_cell_is_a_valid_spec",
     "test_every_engine_agrees_in_the_end",
     "test_every_method_is_equal_on_ray",
@@ -92,6 +94,8 @@ SLOW = {
 }
 FEW = ("fedavg", "scaffold", "genfed")
 MATRIX = {
+    "test_a_site_that_dies_at_any_stage_leaves_the_sum_of_the_others": ("train",),
+    "test_nonsense_of_a_site_makes_it_drop_out": ("none",),
     "test_a_client_recovers_from_a_round_that_diverged": ("ditto",),
     "test_a_few_attackers_do_little_harm": ("median",),
     "test_a_hook_that_fails_is_named": ("serial",),

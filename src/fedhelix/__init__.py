@@ -67,6 +67,7 @@ from fedhelix.methods import (
     PFedMe,
     Private,
     Scaffold,
+    Secure,
 )
 from fedhelix.robust.defences import (
     Bucketing,
@@ -151,6 +152,7 @@ __all__ = [
     "Private",
     "Run",
     "Scaffold",
+    "Secure",
     "TrimmedMean",
     "Upload",
     "UserError",

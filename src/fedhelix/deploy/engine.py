@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from fedhelix.core.errors import EngineFailure, UserError
@@ -17,6 +18,7 @@ from fedhelix.engines.base import Engine, Evaluation
 from fedhelix.engines.local import ClientResult, ClientTask, PersonalModel, Scores, Setup
 from fedhelix.federation.uploads import finite
 
+NOTHING: Mapping[int, Tree] = MappingProxyType({})
 SCORED = ("test", "test_loss", "valid")  # the numbers in a site's scores
 
 
@@ -52,14 +54,21 @@ class RemoteEngine(Engine):
         self._site_seconds = 0.0  # work of the slowest sites
         self._max_bytes = messages.max_message_bytes(setup.initial)
 
-    def _request(
-        self, kind: str, tasks: Sequence[ClientTask], enough: int | None = None
+    def request(
+        self,
+        kind: str,
+        tasks: Sequence[ClientTask],
+        enough: int | None = None,
+        bodies: Mapping[int, Tree] = NOTHING,
     ) -> dict[int, Message]:
-        """The sites' answers by client; clients without one are in `missing`."""
+        """The sites' answers by client; clients without one are in `missing`.
+
+        `bodies` holds what a client gets besides its payload and state.
+        """
         registry = self.registry
         registry.enrol(self.transport.descriptions, self.transport.connected)
         requests = {
-            registry.sites[task.client]: self._write(kind, task)
+            registry.sites[task.client]: self._write(kind, task, bodies.get(task.client, {}))
             for task in tasks
             if task.client < len(registry.sites)
         }
@@ -81,7 +90,7 @@ class RemoteEngine(Engine):
         self._site_seconds += max((time for time in times if isinstance(time, float)), default=0.0)
         return answers
 
-    def _write(self, kind: str, task: ClientTask) -> Request:
+    def _write(self, kind: str, task: ClientTask, more: Tree) -> Request:
         header = {
             "kind": kind,
             "round": task.round,
@@ -90,31 +99,20 @@ class RemoteEngine(Engine):
             "final": task.final,
             **self.common_header,
         }
-        body = {"payload": task.payload, "client_state": task.client_state}
+        body = {"payload": task.payload, "client_state": task.client_state, **more}
         if task.client in self.supplements:
             body["supplement"] = self.supplements[task.client]
         return Request(header, messages.write(header, body))
 
-    def _refuse(self, client: int, why: object) -> None:
+    def refuse(self, client: int, why: object) -> None:
+        """Record that a client's answer cannot be used."""
         self.missing[client] = f"{self.registry.sites[client]} sent an answer that {why}"
         self._refusing.add(client)
 
     def run_clients(self, tasks: Sequence[ClientTask]) -> list[ClientResult]:
         """The results of the sites with a valid answer; none if they are fewer than the minimum."""
         self.transport.wait_for_minimum(self.registry.sites)
-        results = {}
-        for client, answer in self._request("train", tasks, self.enough).items():
-            try:
-                messages.check_tree(answer.body, self.setup.initial)
-                samples = int(messages.number(answer.header, "samples", low=1))
-                loss = messages.number(answer.header, "loss")
-                upload = to_device(answer.body, self.setup.device)
-                results[client] = ClientResult(client, samples, upload, {}, loss)
-            except (UserError, ValueError, OverflowError) as problem:
-                self._refuse(client, problem)
-        for client, why in inconsistent_uploads(results).items():
-            self._refuse(client, why)
-            del results[client]
+        results = self.results(tasks)
         least = self.transport.policy.minimum
         if len(results) < least:
             self._stop_if_hopeless(len(tasks), least)
@@ -124,6 +122,27 @@ class RemoteEngine(Engine):
             return []
         self._has_begun = True
         return [results[task.client] for task in tasks if task.client in results]
+
+    def results(self, tasks: Sequence[ClientTask]) -> dict[int, ClientResult]:
+        """The valid answers by client; the other clients are in `missing`."""
+        results = {}
+        for client, answer in self.request("train", tasks, self.enough).items():
+            try:
+                results[client] = self.result(client, answer)
+            except (UserError, ValueError, OverflowError) as problem:
+                self.refuse(client, problem)
+        for client, why in inconsistent_uploads(results).items():
+            self.refuse(client, why)
+            del results[client]
+        return results
+
+    def result(self, client: int, answer: Message) -> ClientResult:
+        """A site's answer as the result of its client's work."""
+        messages.check_tree(answer.body, self.setup.initial)
+        samples = int(messages.number(answer.header, "samples", low=1))
+        loss = messages.number(answer.header, "loss")
+        upload = to_device(answer.body, self.setup.device)
+        return ClientResult(client, samples, upload, {}, loss)
 
     def _stop_if_hopeless(self, requested: int, least: int) -> None:
         """Stop a run in which too many sites refuse from the start: all rounds would be empty."""
@@ -152,14 +171,14 @@ class RemoteEngine(Engine):
     def _request_all(self, kind: str, tasks: Sequence[ClientTask]) -> dict[int, Tree]:
         """Answers outside of rounds; the run cannot go on without all of them."""
         trees = {}
-        for client, answer in self._request(kind, tasks).items():
+        for client, answer in self.request(kind, tasks).items():
             try:
                 messages.check_tree(answer.body, self.setup.initial)
                 trees[client] = to_device(answer.body, self.setup.device)
                 if not finite([answer.body])[0]:
                     raise UserError("holds values that are not finite.")
             except UserError as problem:
-                self._refuse(client, problem)
+                self.refuse(client, problem)
         if self.missing:
             raise _stopped(next(iter(self.missing.values())))
         return {task.client: trees[task.client] for task in tasks}
@@ -184,13 +203,13 @@ class RemoteEngine(Engine):
     def _scores(self, kind: str, tasks: Sequence[ClientTask]) -> list[Scores]:
         nothing = Scores(math.nan, math.nan, math.nan)
         scores: dict[int, Scores] = {}
-        for client, answer in self._request(kind, tasks).items():
+        for client, answer in self.request(kind, tasks).items():
             try:
                 test, loss, valid = (messages.number(answer.header, key) for key in SCORED)
                 used = messages.name(answer.header, "used")
                 scores[client] = Scores(test, loss, valid, used)
             except UserError as problem:
-                self._refuse(client, problem)
+                self.refuse(client, problem)
         return [scores.get(task.client, nothing) for task in tasks]
 
     def report(self) -> dict[str, Any]:

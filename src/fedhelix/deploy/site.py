@@ -18,12 +18,14 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.objective import objective_for
 from fedhelix.core.registry import is_known
 from fedhelix.core.shift import without_shift
-from fedhelix.core.tree import Tree, load, save, to_device
+from fedhelix.core.tree import Tree, to_device
 from fedhelix.data import Dataset, Split
 from fedhelix.data.loading import canonical
 from fedhelix.deploy import messages
+from fedhelix.deploy.masked import Masker
 from fedhelix.deploy.messages import NAME, Message
 from fedhelix.deploy.remote_data import OWN, describe_data, read_site_data, site_split
+from fedhelix.deploy.site_state import SiteState
 from fedhelix.engines.local import (
     ClientTask,
     Setup,
@@ -67,6 +69,7 @@ class Site:
         self.own_data = read_site_data(data) if has_own else None
         self.source = OWN if has_own else common_source(data)
         self._setup: tuple[str, Setup] | None = None
+        self._masker = Masker()
 
     def check_data(self) -> None:
         """Load the data once, so that mistakes show at the start and not in the first round."""
@@ -95,7 +98,10 @@ class Site:
             "client_init": self.client_init,
             "onboard_client": self.onboard_client,
             "onboard_state": self.onboard_state,
+            "masking_keys": self.masking_keys,
+            "masking_shares": self.masking_shares,
             "train": self.train,
+            "masking_reveal": self.masking_reveal,
             "evaluate": self.evaluate,
             "evaluate_received": self.evaluate_received,
         }
@@ -129,6 +135,13 @@ class Site:
     def train(self, message: Message) -> Answer:
         """One round of the client; its new state is on disk before the answer leaves."""
         setup, task, kept = self._open(message)
+        fields, upload = self._trained(setup, task, kept)
+        if setup.method.capabilities.masks is not None:
+            name = message.header["experiment"]
+            upload = self._masker.upload(name, task, message.body, upload, kept)
+        return fields, upload
+
+    def _trained(self, setup: Setup, task: ClientTask, kept: SiteState) -> Answer:
         drawn_once = setup.method.capabilities.outermost  # noise that is drawn anew protects less
         if drawn_once and (sent := kept.sent(task.round)):
             return sent["fields"], to_device(sent["upload"], setup.device)
@@ -138,6 +151,21 @@ class Site:
         if drawn_once:
             kept.write_sent({"round": task.round, "fields": fields, "upload": result.upload})
         return fields, result.upload
+
+    def masking_keys(self, message: Message) -> Answer:
+        """The site's public keys for the masks of a round."""
+        setup, task, kept = self._open(message)
+        return {}, self._masker.keys(message.header["experiment"], setup.method, task, kept)
+
+    def masking_shares(self, message: Message) -> Answer:
+        """Shares of its secrets for the other sites."""
+        _, task, _ = self._open(message)
+        return {}, self._masker.shares(message.header["experiment"], task, message.body)
+
+    def masking_reveal(self, message: Message) -> Answer:
+        """Its shares of what unmasks the sum."""
+        _, task, kept = self._open(message)
+        return {}, self._masker.reveal(message.header["experiment"], task, message.body, kept)
 
     def evaluate(self, message: Message) -> Answer:
         """The scores of the client's personal model on its own samples."""
@@ -230,57 +258,3 @@ def site_setup(spec: RunSpec, data: Dataset, splits: list[Split]) -> Setup:
         device_of("auto"),
     )  # fmt: skip
     return client_setup(setup, config.kernels)
-
-
-class SiteState:
-    """A client's state in one experiment: after its last round, and after the one before.
-
-    The older one is for a server that was killed in a round and runs it again: the client then
-    starts from the same state as the first time.
-    """
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self._supplement_path = folder / "supplement.safetensors"
-        self._sent_path = folder / "sent.safetensors"
-
-    def _rounds(self) -> list[int]:
-        return sorted(
-            int(path.stem.removeprefix("own-")) for path in self.folder.glob("own-*.safetensors")
-        )
-
-    def _path(self, round: int) -> Path:
-        return self.folder / f"own-{round:06d}.safetensors"
-
-    def read(self, round: int) -> Tree:
-        """The state at the beginning of a round."""
-        earlier = [known for known in self._rounds() if known < round]
-        return load(self._path(earlier[-1])) if earlier else {}
-
-    def write(self, round: int, client_state: Tree) -> None:
-        """Store the state after a round; states that no server will ask for again are deleted."""
-        earlier = [known for known in self._rounds() if known < round]
-        if client_state or earlier:
-            save(client_state, self._path(round))
-        for known in self._rounds():
-            if known > round or known in earlier[:-1]:
-                self._path(known).unlink(missing_ok=True)
-
-    def sent(self, round: int) -> Tree:
-        """The answer that was sent in a round, if it was the last one; earlier ones are refused."""
-        last = load(self._sent_path) if self._sent_path.exists() else {"round": -1}
-        if round < last["round"]:
-            raise UserError(f"round {round + 1} is over, and its noise is not drawn again.")
-        return last if round == last["round"] else {}
-
-    def write_sent(self, answer: Tree) -> None:
-        """Store the answer of a round before it leaves."""
-        save(answer, self._sent_path)
-
-    def supplement(self) -> Tree:
-        """The samples that the server has supplied, if any."""
-        return load(self._supplement_path) if self._supplement_path.exists() else {}
-
-    def write_supplement(self, samples: Tree) -> None:
-        """Store samples that the server supplies."""
-        save(samples, self._supplement_path)

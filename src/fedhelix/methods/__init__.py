@@ -46,6 +46,7 @@ from fedhelix.methods.pfedhn import PFedHN
 from fedhelix.methods.pfedme import PFedMe
 from fedhelix.methods.private import Private
 from fedhelix.methods.scaffold import Scaffold
+from fedhelix.methods.secure import Secure
 
 __all__ = [
     "APFL",
@@ -94,4 +95,5 @@ __all__ = [
     "PartialFed",
     "Private",
     "Scaffold",
+    "Secure",
 ]
