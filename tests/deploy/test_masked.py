@@ -1,9 +1,12 @@
 """Secure aggregation across sites: equal to the simulation, and drop-outs at every stage."""
 
+import itertools
+
 import pytest
 import torch
 
 from fedhelix.deploy import messages
+from fedhelix.deploy.site_process import SiteProcess
 from fedhelix.runs.spec import make_spec
 from helpers import close, same
 from in_process import InProcessDeployment
@@ -135,3 +138,26 @@ def test_nonsense_of_a_site_makes_it_drop_out(tmp_path, kind, body, said):
     run = deployment.fit(spec_for(rounds=1))
     assert said in run.records[0]["missing"]["1"]
     assert len(run.records[0]["missing"]) == 1
+
+
+def test_a_killed_worker_process_drops_out_of_its_round_only(tmp_path):
+    """One site is a real process, which is killed before it shares keys, and before it trains."""
+    deployment, stages = InProcessDeployment(tmp_path, 3), ["masking_shares", "train"]
+    worker = SiteProcess(["--name", "site-1", "--data", "digits", "--folder", str(tmp_path)])
+
+    def killed(content):
+        header = messages.read(content).header
+        if header["kind"] == (stages[header["round"]] if header.get("round", 9) < 2 else None):
+            worker.process.kill()
+            worker.process.wait()
+        return worker.answer(content)
+
+    deployment.grid.answers[102] = killed
+    try:
+        states = list(deployment.federation(spec_for(sites=3, rounds=3)).run_rounds(3))
+    finally:
+        worker.stop()
+    lost = [record["missing"].get("1", "") for record, _ in states]
+    assert all("it was started again since" in text for text in lost[:2]) and not lost[2]
+    servers = [state.server["model"] for _, state in states]
+    assert not any(same(one, two) for one, two in itertools.pairwise(servers))

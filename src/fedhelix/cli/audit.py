@@ -16,16 +16,21 @@ from fedhelix.cli.common import Json
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.files import writable, write_atomically
 from fedhelix.core.options import build
+from fedhelix.deploy import need_flower
 
 ATTACKS = ("idlg",)
 
 
 def audit(
     attack: Annotated[
-        str, typer.Argument(help="The attack: idlg, which rebuilds images from gradients.")
+        str,
+        typer.Argument(
+            help="idlg, which rebuilds images from gradients; or log, which checks an audit log."
+        ),
     ],
     specs: Annotated[
-        list[str], typer.Argument(metavar="METHOD|RUN...", help="Methods, or run folders.")
+        list[str],
+        typer.Argument(metavar="METHOD|RUN|FILE...", help="Methods, run folders, or logs."),
     ],
     assignments: Annotated[
         list[str] | None,
@@ -34,6 +39,9 @@ def audit(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="The figure; its numbers lie beside it as JSON.")
     ] = Path("audit.png"),
+    key: Annotated[
+        Path | None, typer.Option(help="With log: the site's public key, SITE.pub.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """What an attacker can rebuild of a client's images from what a method uploads.
@@ -44,8 +52,11 @@ def audit(
     from fedhelix.privacy import audit as privacy
     from fedhelix.privacy.settings import Audit
 
+    if attack == "log":
+        _show_logs(specs, key, as_json)
+        return
     if attack not in ATTACKS:
-        raise unknown("attack", attack, ATTACKS)
+        raise unknown("attack", attack, [*ATTACKS, "log"])
     if out.suffix != ".png":
         raise UserError(f"the figure must be a .png, not '{out}'.")
     values = _assigned(assignments or [])
@@ -100,3 +111,21 @@ def _print(rows: Sequence[Mapping[str, Any]]) -> None:
         table.add_row(row["method"], row["attacker"], seen, labels, *psnr, f"{row['ssim']:.2f}")
     console = Console() if sys.stdout.isatty() else Console(width=120)
     console.print(table)
+
+
+def _show_logs(paths: Sequence[str], key: Path | None, as_json: bool) -> None:
+    """Check audit logs of sites and print them."""
+    need_flower()
+    from fedhelix.deploy.audit_log import read_log
+
+    logs = {path: read_log(Path(path), key) for path in paths}
+    if as_json:
+        print(json.dumps(logs, indent=2))
+        return
+    for path, entries in logs.items():
+        for entry in entries:
+            what = entry.get("error") or f"{entry.get('bytes', 0):,} bytes left"
+            when = "" if entry.get("round") is None else f" of round {entry['round'] + 1}"
+            print(f"{entry['time']}  {entry['kind']}{when}  {entry.get('method') or ''}  {what}")
+        said = "signed with the given key" if key else "signed throughout with the key in it"
+        print(f"{path}: {len(entries)} lines, none changed, {said}.")

@@ -14,6 +14,7 @@ import typer
 
 from fedhelix.cli.common import Json, Out, Quiet, resumable
 from fedhelix.cli.flags import settings
+from fedhelix.core.errors import UserError
 from fedhelix.deploy import need_flower, submit
 from fedhelix.deploy.policy import RoundPolicy
 from fedhelix.report.terminal import show_run
@@ -23,6 +24,7 @@ from fedhelix.store import RunFolder
 
 if TYPE_CHECKING:
     from fedhelix.deploy.control import Control
+    from fedhelix.deploy.site_policy import SitePolicy
 
 FOLDER = Path("deployment")
 
@@ -64,6 +66,9 @@ def up(
     port: Annotated[
         int | None, typer.Option(help="Port to listen on (default: a free one).", min=1, max=65535)
     ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="policy.toml: what every site allows (default: safe limits)")
+    ] = None,
 ) -> None:
     """Start a server and some sites on this machine, with TLS and keys; Ctrl-C stops everything.
 
@@ -73,10 +78,11 @@ def up(
     need_flower()
     from fedhelix.deploy.localhost import LocalDeployment
     from fedhelix.deploy.site import Site
+    from fedhelix.deploy.site_policy import SitePolicy
 
-    Site("site", data, folder, data_dir, common=True).check_data()
+    Site("site", data, folder, data_dir, True, SitePolicy.read(policy)).check_data()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    local = LocalDeployment(folder, sites, data, data_dir, host, port)
+    local = LocalDeployment(folder, sites, data, data_dir, host, port, policy)
     with contextlib.suppress(KeyboardInterrupt), local:
         print(
             f"{sites} sites and a server at {local.address}; logs are in {local.folder / 'logs'}."
@@ -91,30 +97,62 @@ def up(
 
 def site(
     name: Annotated[str, typer.Option(help="The site's name, as its key is registered.")],
-    superlink: Annotated[str, typer.Option(help="The server's HOST:PORT.")],
     data: Annotated[
         str, typer.Option(help="A folder or FILE.npz with own samples, or a data set's name.")
     ],
-    cert: Annotated[Path, typer.Option(help="The server's authority, ca.pem.")],
-    key: Annotated[Path, typer.Option(help="The site's private key.")],
+    superlink: Annotated[str | None, typer.Option(help="The server's HOST:PORT.")] = None,
+    cert: Annotated[Path | None, typer.Option(help="The server's authority, ca.pem.")] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="The site's private key; it signs the audit log, too.")
+    ] = None,
     folder: Annotated[Path, typer.Option(help="The site's state lies here.")] = Path("site"),
     data_dir: DataDir = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="policy.toml: what the site allows (default: safe limits).")
+    ] = None,
+    dry_run: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METHOD|RUN", help="Only say what this run would reveal, and whether it may."
+        ),
+    ] = None,
     # Set by `up`, which gives all sites one FILE.npz.
     common: Annotated[bool, typer.Option("--common", hidden=True)] = False,
 ) -> None:
     """Run one site with its own data, for as long as the server has work for it."""
     need_flower()
-    from fedhelix.deploy.node import connect
     from fedhelix.deploy.site import Site
+    from fedhelix.deploy.site_policy import SitePolicy
+
+    rules = SitePolicy.read(policy)
+    here = Site(name, data, folder, data_dir, common, rules)
+    if dry_run is not None:
+        from fedhelix.deploy.dry_run import asked_run, reveals
+
+        lines = list(reveals(here, asked_run(dry_run)))
+        print("\n".join([f"{dry_run} may run at {name}, and would send", *lines]))
+        return
+    if superlink is None or cert is None or key is None:
+        raise UserError("a site needs --superlink, --cert and --key; or --dry-run METHOD.")
+    here.check_data()
+    options = {
+        "--name": name, "--data": data, "--folder": str(folder), "--data-dir": data_dir,
+        "--policy": policy and str(policy), "--key": str(key),
+    }  # fmt: skip
+    arguments = [word for flag, value in options.items() if value for word in (flag, value)]
+    _connect_site(superlink, cert, key, [*arguments, *["--common"] * common], rules, folder / name)
+
+
+def _connect_site(
+    superlink: str, cert: Path, key: Path, arguments: list[str], rules: SitePolicy, place: Path
+) -> None:
+    from fedhelix.deploy.node import connect
     from fedhelix.deploy.site_process import SiteProcess
 
-    Site(name, data, folder, data_dir, common).check_data()
-    options = {"--name": name, "--data": data, "--folder": str(folder), "--data-dir": data_dir}
-    arguments = [word for flag, value in options.items() if value for word in (flag, value)]
-    worker = SiteProcess([*arguments, *["--common"] * common])
+    worker = SiteProcess(arguments, rules.max_seconds)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        connect(superlink, cert, key, worker, folder / f"{name}.node")
+        connect(superlink, cert, key, worker, place.with_name(f"{place.name}.node"))
     finally:
         worker.stop()
 

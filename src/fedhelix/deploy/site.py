@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import hashlib
 import json
+import math
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -18,13 +21,15 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.objective import objective_for
 from fedhelix.core.registry import is_known
 from fedhelix.core.shift import without_shift
-from fedhelix.core.tree import Tree, to_device
+from fedhelix.core.tree import Tree, payload_bytes, to_device
 from fedhelix.data import Dataset, Split
 from fedhelix.data.loading import canonical
 from fedhelix.deploy import messages
+from fedhelix.deploy.audit_log import AuditLog, contents
 from fedhelix.deploy.masked import Masker
 from fedhelix.deploy.messages import NAME, Message
 from fedhelix.deploy.remote_data import OWN, describe_data, read_site_data, site_split
+from fedhelix.deploy.site_policy import SitePolicy
 from fedhelix.deploy.site_state import SiteState
 from fedhelix.engines.local import (
     ClientTask,
@@ -59,6 +64,8 @@ class Site:
         folder: Path | str,
         data_dir: str | None = None,
         common: bool = False,
+        policy: SitePolicy | None = None,
+        log: AuditLog | None = None,
     ):
         if not NAME.fullmatch(name):
             raise UserError(
@@ -70,6 +77,7 @@ class Site:
         self.source = OWN if has_own else common_source(data)
         self._setup: tuple[str, Setup] | None = None
         self._masker = Masker()
+        self.policy, self.log = policy or SitePolicy(), log
 
     def check_data(self) -> None:
         """Load the data once, so that mistakes show at the start and not in the first round."""
@@ -80,15 +88,23 @@ class Site:
         """Answer a request; errors become answers too."""
         begun, header = time.monotonic(), dict[str, Any]()
         try:
+            self.policy.check_bytes(len(content))
             message = messages.read(content)
             header = message.header
+            self.policy.check_message(header, message.body, datetime.datetime.now().time())
             fields, body = self._handler(header.get("kind"))(message)
+            self.policy.check_bytes(payload_bytes(body))
         except UserError as problem:
             fields, body = {"error": str(problem)}, {}
         except Exception as problem:
             traceback.print_exc()  # into the site's log
             fields, body = {"error": f"{type(problem).__name__}: {problem}"}, {}
+        if "loss" in fields and not self.policy.metrics:
+            fields = {**fields, "loss": math.nan}
         repeated = {key: header.get(key) for key in messages.REPEATED}
+        if self.log is not None:
+            asked = {"method": method_name(header), "asked": hashlib.sha256(content).hexdigest()}
+            self.log.append({**repeated, **asked, **fields, **contents(body)})
         took = {"site": self.name, "seconds": time.monotonic() - begun}
         return messages.write({**repeated, **took, **fields}, body)
 
@@ -214,10 +230,19 @@ class Site:
             raise UserError(f"the site knows no method '{settings['method']['name']}'.")
         here = {"data_dir": self.data_dir, "device": "auto", "engine": "serial"}
         spec = read_spec({**settings, **here}, "the message")
+        self.policy.check_run(spec, header.get("classes"))
         if spec.config.data != self.source:
             raise UserError(
                 f"the run is about the data '{spec.config.data}', but the site has '{self.source}'."
             )
+        setup = self._setup_of(spec, header, client, kept)
+        parameters = sum(setup.layers.sizes.values())
+        self.policy.check_work(spec, len(setup.splits[client].train), parameters)
+        return setup
+
+    def _setup_of(
+        self, spec: RunSpec, header: Mapping[str, Any], client: int, kept: SiteState
+    ) -> Setup:
         if self.own_data is None:
             return spec.config.federation(spec.method).engine.setup
         data = dataclasses.replace(self.own_data, classes=header["classes"])
@@ -231,6 +256,14 @@ class Site:
         # The site knows nothing of the other clients.
         empty = Split(*[np.empty(0, dtype=np.int64)] * 3)
         return site_setup(spec, data, [empty] * client + [split])
+
+
+def method_name(header: Mapping[str, Any]) -> str | None:
+    """Which method a request is about, as far as it says so."""
+    try:
+        return str(json.loads(header["spec"])["method"]["name"])
+    except (KeyError, ValueError, TypeError):
+        return None
 
 
 def common_source(data: str) -> str:
