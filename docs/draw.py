@@ -126,6 +126,9 @@ SKETCHES = {
         "train; mask the update",
         "sssss",
     ),
+    "dp-sgd": Sketch(
+        "ttttt", "mean of the models,\nwithin a budget", "train on clipped\nand noisy gradients"
+    ),
     "calibrated": Sketch(
         "ttttt",
         "mean of the models,\nfor balanced classes",

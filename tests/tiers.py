@@ -41,6 +41,7 @@ SLOW = {
     "test_engines_agree",
     "test_engines_agree_on_clients_after_training",
     "test_engines_agree_on_parts",
+    "test_engines_clip_alike",
     "test_engines_end_alike",
     "test_engines_leave_out_the_same_small_batches",
     "test_engines_send_the_same",

@@ -22,6 +22,7 @@ from fedhelix.data import partitions as partition
 from fedhelix.federation import Federation, FederationSettings, FederationState, Run
 from fedhelix.methods import (
     APFL,
+    DPSGD,
     IFCA,
     Ancestors,
     Calibrated,
@@ -83,6 +84,7 @@ from fedhelix.robust.defences import (
 
 __all__ = [
     "APFL",
+    "DPSGD",
     "IFCA",
     "METHODS",
     "Ancestors",

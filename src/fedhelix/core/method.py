@@ -61,6 +61,7 @@ class Capabilities:
     buffer: int | None = None  # it is asynchronous: a round ends with so many uploads
     several_models: bool = False  # the server keeps several models; wrappers must stand inside
     outermost: bool = False  # it protects single uploads; nothing outside may look at them
+    sample_gradients: bool = False  # its loss differentiates sample by sample
     # Uploads are words to be summed under masks: share of clients that must stay, and neighbours.
     masks: tuple[float, int | None] | None = None
     # What clients of several runs must have in common to train as one program; None: plain loss.

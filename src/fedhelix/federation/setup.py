@@ -276,6 +276,7 @@ class FederationSetup:
             present=self.sampler(t).members,
             sampling=self.sampler(t).sampling(clocked=self.devices is not None),
             counts=self._counts,
+            epochs=self.settings.epochs,
             deployed=self.engine.deployed,
             score=self.scorer(self.reserve.scoring),
             score_on=self._score_on if len(self.reserve.scoring) else None,

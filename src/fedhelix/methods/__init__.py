@@ -7,6 +7,7 @@ from fedhelix.methods.clustered import Clustered
 from fedhelix.methods.compact import Compact
 from fedhelix.methods.cull import Cull
 from fedhelix.methods.ditto import Ditto
+from fedhelix.methods.dp_sgd import DPSGD
 from fedhelix.methods.fedala import FedALA
 from fedhelix.methods.fedamp import FedAMP
 from fedhelix.methods.fedasync import FedAsync
@@ -50,6 +51,7 @@ from fedhelix.methods.secure import Secure
 
 __all__ = [
     "APFL",
+    "DPSGD",
     "IFCA",
     "Ancestors",
     "Calibrated",

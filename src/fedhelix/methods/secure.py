@@ -22,6 +22,7 @@ from fedhelix.core.options import option
 from fedhelix.core.registry import register
 from fedhelix.core.tree import State, Tree, take
 from fedhelix.core.wrapper import Wrapper, beyond_a_sum
+from fedhelix.methods.dp_sgd import DPSGD
 from fedhelix.methods.fedavg import FedAvg
 from fedhelix.methods.private import Private
 
@@ -60,7 +61,8 @@ class Secure(Wrapper):
     def check(self, layers: Layers) -> None:
         """Refuse methods whose server needs more than a sum."""
         private = isinstance(self.inner, Private)  # which checks the same, and weighs all alike
-        if not private and (why := beyond_a_sum(self.inner, layers)):
+        summed = self.inner.inner if isinstance(self.inner, DPSGD) else self.inner
+        if not private and (why := beyond_a_sum(summed, layers)):
             raise UserError(f"secure cannot aggregate the uploads of {self.inner.label}: {why}.")
         self.inner.check(layers)
 
