@@ -28,6 +28,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "faults": measurements.faults,
     "gpu": measurements.gpu,
     "hooks": methods.hooks,
+    "membership": measurements.membership,
     "options": methods.options,
     "participation": measurements.participation,
     "results": methods.results,

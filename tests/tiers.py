@@ -61,6 +61,7 @@ SLOW = {
     "test_killed_five_times_and_resumed_equals_the_straight_run",
     "test_large_sizes_take_a_step",
     "test_learning_happens",
+    "test_members_of_an_overtrained_model_are_told_and_not_those_of_a_noisy_one",
     "test_mlflow_reads_what_was_written_and_resumed",
     "test_models_are_scored_in_parts_as_serial_does_it",
     "test_newcomers_that_were_never_sampled_do_not_count_as_random_guesses",

@@ -18,14 +18,15 @@ from fedhelix.core.files import writable, write_atomically
 from fedhelix.core.options import build
 from fedhelix.deploy import need_flower
 
-ATTACKS = ("idlg",)
+ATTACKS = ("idlg", "membership")
 
 
 def audit(
     attack: Annotated[
         str,
         typer.Argument(
-            help="idlg, which rebuilds images from gradients; or log, which checks an audit log."
+            help="idlg, which rebuilds images from gradients; membership, which tells samples that "
+            "were trained on; or log, which checks an audit log."
         ),
     ],
     specs: Annotated[
@@ -60,6 +61,9 @@ def audit(
     if out.suffix != ".png":
         raise UserError(f"the figure must be a .png, not '{out}'.")
     values = _assigned(assignments or [])
+    if attack == "membership":
+        _membership(specs, values, out, as_json)
+        return
     settings = build(Audit, values, "an audit")
     idle = [key for key in ("data", "model") if key in values]
     if idle and all((Path(spec) / "config.toml").exists() for spec in specs):
@@ -88,6 +92,30 @@ def audit(
         print(json.dumps(report, indent=2))
         return
     _print(rows)
+    print(f"figure: {out}")
+
+
+def _membership(specs: Sequence[str], values: Mapping[str, str], out: Path, as_json: bool) -> None:
+    """Tell members by the final model of each method."""
+    from fedhelix.privacy import membership
+
+    settings = build(membership.MembershipAudit, values, "an audit of membership")
+    writable(out.parent)
+    rows = list(membership.membership(specs, settings))
+    membership.figure(rows, out)
+    command = " ".join(["fedhelix", *sys.argv[1:]])
+    report = {"command": command, "settings": vars(settings), "rows": rows}
+    write_atomically(out.with_suffix(".json"), f"{json.dumps(report, indent=1)}\n".encode())
+    if as_json:
+        print(json.dumps(report, indent=2))
+        return
+    columns = ("method", "advantage", "epsilon", "bound of the advantage", "accuracy")
+    table = Table(*columns, box=None, padding=(0, 2))
+    for row in rows:
+        limits = ["" if row[key] is None else f"{row[key]:.3g}" for key in ("epsilon", "bound")]
+        table.add_row(row["method"], f"{row['advantage']:.3f}", *limits, f"{row['accuracy']:.3f}")
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console.print(table)
     print(f"figure: {out}")
 
 

@@ -18,6 +18,9 @@ from fedhelix.runs.config import Config, layered
 from fedhelix.runs.presets import PRESETS
 from fedhelix.runs.spec import groups_of
 
+# Flags for options of methods with differential privacy.
+BUDGET = {"epsilon": "method.epsilon", "delta": "method.delta"}
+
 
 def settings(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command a flag for every field of `Config`, and --config, --preset and --set; it gets
@@ -56,15 +59,21 @@ def settings(command: Callable[..., None]) -> Callable[..., None]:
             list[str] | None,
             typer.Option(metavar="KEY=VALUE", help="Any key, such as method.mu=0.1."),
         ),
+        *(
+            _parameter(name, str | None, typer.Option(metavar="X", help=f"The same as {key}."))
+            for name, key in BUDGET.items()
+        ),
     ]
     names = [flag.name for flag in flags]
 
     @functools.wraps(command)
     def wrapped(**given: Any) -> None:
         chosen = {name: given.pop(name) for name in names}
-        assigned = given.pop("set")
+        budget = {key: given.pop(name) for name, key in BUDGET.items()}
+        assigned = [f"{key}={value}" for key, value in budget.items() if value is not None]
+        assigned += given.pop("set") or []
         values = layered(given.pop("preset"), given.pop("config"), chosen, assigned)
-        _check_groups(assigned or [], given.get("methods") or [given["method"]])
+        _check_groups(assigned, given.get("methods") or [given["method"]])
         command(**given, values=values)
 
     wrapped.__signature__ = inspect.Signature([*fixed, *extra, *flags])  # type: ignore[attr-defined]
