@@ -23,6 +23,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "cluster": measurements.cluster,
     "cpu": measurements.cpu,
     "dashboard": measurements.dashboard,
+    "deep": measurements.deep,
     "deployment": measurements.deployment,
     "drawn": studies.drawn,
     "faults": measurements.faults,

@@ -378,7 +378,7 @@ def test_a_damaged_metrics_file_is_named(cli, tmp_path):
     metrics = tmp_path / "mine" / "metrics.jsonl"
     metrics.write_text("nonsense\n" + metrics.read_text())
     done = cli("resume", "mine")
-    assert done.code == 2 and "line 1 of 'mine/metrics.jsonl' is damaged" in done.err
+    assert done.code == 2 and "'mine/metrics.jsonl' was changed" in done.err
 
 
 # Stopped runs

@@ -92,7 +92,7 @@ def test_the_server_never_sees_an_upload_and_is_told_nothing_twice(tmp_path):
     again = site.answer(asked["train", "site-0"])
     assert torch.equal(messages.read(again).body["words"], seen["site-0"])
     header, body = messages.read(asked["masking_reveal", "site-0"])
-    fewer = messages.write(header, {**body, "survivors": torch.tensor([0, 1, 2])})
+    fewer = messages.write(header, {**body, "survivors": {"clients": torch.tensor([0, 1, 2])}})
     said = messages.read(site.answer(fewer)).header["error"]
     assert "round 1 was masked for other clients already" in said
     header, body = messages.read(asked["train", "site-0"])

@@ -23,7 +23,7 @@ from fedhelix.deploy.site import Site, SiteState, site_setup
 from fedhelix.deploy.submit import create
 from fedhelix.runs.spec import make_spec
 from helpers import same
-from in_process import InProcessDeployment
+from in_process import EXPERIMENT, InProcessDeployment
 
 SMALL = {
     "clients": 3,
@@ -146,7 +146,7 @@ def test_small_sites_get_supplements_once(tmp_path):
     run = deployment.fit(make_spec("fedavg", {**SMALL, **requested}))
     assert run.federation.supplements == {2: 6} and sum(sent) == 1
     assert run.records[0]["other_bytes"] == 6 * 4 * (5 + 1)
-    supplement = SiteState(tmp_path / "kept" / "experiment" / "site-2").supplement()
+    supplement = SiteState(tmp_path / "kept" / EXPERIMENT / "site-2").supplement()
     assert supplement["x"].shape == (6, 5)
     # 12 samples: 2 for tests, 1 for validation, 9 to train on, and the supplement.
     message = messages.write(
@@ -167,7 +167,7 @@ def test_sites_must_have_samples_of_one_kind(tmp_path):
         UserError, match=r"site 'b' has samples with shape \[4\], but 'a' has \[3\]"
     ):
         common_description({"a": describe_data(one), "b": describe_data(other)})
-    with pytest.raises(UserError, match="one of the sites 'b' and 'a' has a regression"):
+    with pytest.raises(UserError, match="site 'b' has a regression, but 'a' has a classification"):
         common_description({"a": describe_data(one), "b": describe_data(real)})
     assert (
         placeholder_data(describe_data(one)).shape == (3,)
@@ -179,10 +179,10 @@ def test_parts_are_the_same_on_both_sides():
     server = RemotePartition([(100, 20), (1, 0)], valid=0.1).split(
         placeholder_data(describe_data(read_like())), seed=3
     )
-    mine = site_split(100, 20, 0.1, 3, 0)
-    assert [len(part) for part in vars(server[0]).values()] == [90, 10, 20]
-    assert [len(part) for part in vars(server[1]).values()] == [1, 0, 0]
-    assert same({"it": torch.from_numpy(server[0].train)}, {"it": torch.from_numpy(mine.train)})
+    sites = [site_split(100, 20, 0.1, 3, 0), site_split(1, 0, 0.1, 3, 1)]
+    for parts in (server, sites):
+        assert [len(part) for part in vars(parts[0]).values()] == [90, 10, 20]
+        assert [len(part) for part in vars(parts[1]).values()] == [1, 0, 0]
 
 
 def read_like():
@@ -192,7 +192,7 @@ def read_like():
 def ask(site, spec, **more):
     header = {
         "kind": "train",
-        "experiment": "e",
+        "experiment": EXPERIMENT,
         "client": 0,
         "round": 0,
         "spec": json.dumps(spec.as_dict()),
@@ -205,8 +205,8 @@ def test_what_a_site_refuses(tmp_path):
     site, spec = Site("a", "digits", tmp_path), make_spec("fedavg", SMALL)
     assert ask(site, spec)["samples"] > 0
     assert "no request 'run'" in ask(site, spec, kind="run")["error"]
-    assert "which experiment" in ask(site, spec, experiment="../../etc")["error"]
-    assert "which experiment" in ask(site, spec, round="0")["error"]
+    assert "for experiment, which must be" in ask(site, spec, experiment="../../etc")["error"]
+    assert "for round, which must be" in ask(site, spec, round="0")["error"]
     other = make_spec("fedavg", {"data": "mnist"})
     assert "about the data 'mnist', but the site has 'digits'" in ask(site, other)["error"]
     assert "is no message" in messages.read(site.answer(b"?")).header["error"]
@@ -221,9 +221,10 @@ def test_what_comes_by_message_and_from_disk_is_moved_to_the_site_s_device(tmp_p
     site = Site("a", "digits", tmp_path)
     other_device = torch.device("meta")  # the only other device that every machine has
     monkeypatch.setattr(site, "_setup_for", lambda *_: SimpleNamespace(device=other_device))
-    SiteState(tmp_path / "e" / "a").write(0, {"head": {"w": torch.ones(2)}})
+    SiteState(tmp_path / EXPERIMENT / "a").write(0, {"head": {"w": torch.ones(2)}})
     message = messages.Message(
-        {"experiment": "e", "client": 0, "round": 1}, {"payload": {"model": {"w": torch.ones(2)}}}
+        {"experiment": EXPERIMENT, "client": 0, "round": 1},
+        {"payload": {"model": {"w": torch.ones(2)}}},
     )
     _, task, _ = site._open(message)
     assert {tensor.device for tensor in tensors(task.payload) + tensors(task.client_state)} == {

@@ -273,3 +273,12 @@ def deploy_resume(
     with resumable(run, "deploy resume"):
         done = submit.follow(control, RunFolder.open(run), quiet or None)
     show_run(run, done, as_json)
+
+
+commands = typer.Typer(
+    help="Train across real machines, on Flower.", no_args_is_help=True, add_completion=False
+)
+for command in (keys, admit, expel, serve):
+    commands.command()(command)
+commands.command("run")(deploy_run)
+commands.command("resume")(deploy_resume)

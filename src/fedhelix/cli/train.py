@@ -21,6 +21,7 @@ from fedhelix.cli.common import (
     resumable,
 )
 from fedhelix.cli.flags import settings
+from fedhelix.core.errors import UserError
 from fedhelix.report.terminal import show_comparison, show_run
 from fedhelix.runs import comparison, jobs
 from fedhelix.runs.jobs import Session
@@ -65,6 +66,12 @@ def resume(
     ],
     address: Address = None,
     track: Track = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a setting of a run, such as rounds=100."
+        ),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -73,6 +80,8 @@ def resume(
     FOLDER is what `fedhelix run` or `fedhelix compare` made.
     """
     with resumable(folder):
+        if changes and comparison.is_comparison(folder):
+            raise UserError("--set changes a single run; start a comparison with other settings.")
         if comparison.is_comparison(folder):
             session = Session(quiet or None, track)
             folders = comparison.resume_comparison(folder, session, places(address=address))
@@ -83,7 +92,7 @@ def resume(
                 "fedhelix: there is no checkpoint; the run starts again from its first round.",
                 file=sys.stderr,
             )
-        done = jobs.resume(folder, quiet=quiet or None, track=track, address=address)
+        done = jobs.resume(folder, quiet or None, track, address, changes or ())
     show_run(folder, done.summary, as_json)
 
 

@@ -87,7 +87,7 @@ class Masker:
 
     def reveal(self, experiment: str, task: ClientTask, body: Tree, kept: SiteState) -> Tree:
         """Its shares of what the server needs to unmask the sum, for one set of survivors only."""
-        survivors = body.get("survivors")
+        survivors = body.get("survivors", {}).get("clients")
         if not isinstance(survivors, Tensor):
             raise UserError("the message does not say who has answered.")
         shares = self._of(experiment, task).reveal(survivors.tolist())

@@ -17,7 +17,6 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.tree import Tree
 from fedhelix.deploy.engine import RemoteEngine
 from fedhelix.deploy.masked import round_name, to_bytes, to_tensors, to_uint32
-from fedhelix.deploy.messages import Message
 from fedhelix.engines.local import ClientResult, ClientTask
 
 
@@ -66,7 +65,8 @@ class MaskingEngine(RemoteEngine):
         bodies = dict.fromkeys(keys, everybody)
         shares = self._bytes("masking_shares", light, bodies, dropped, 2 * SHARE + TAG)
         results = self._uploads([task for task in tasks if task.client in shares], shares, dropped)
-        survivors: Tree = {"survivors": torch.tensor(sorted(results), dtype=torch.int64)}
+        answered = torch.tensor(sorted(results), dtype=torch.int64)
+        survivors: Tree = {"survivors": {"clients": answered}}
         light = [task for task in light if task.client in results]
         bodies = dict.fromkeys(results, survivors)
         revealed = self._bytes("masking_reveal", light, bodies, dropped, SHARE)
@@ -105,13 +105,13 @@ class MaskingEngine(RemoteEngine):
             i: {"shares": to_tensors({j: sent[i] for j, sent in shares.items() if i in sent})}
             for i in shares
         }
-        size, results = None, {}
-        answers: dict[int, Message] = self.request("train", tasks, self.enough, bodies)
-        for i, answer in answers.items():
+        results = self.accept(self.request("train", tasks, self.enough, bodies))
+        size = None
+        for i, result in list(results.items()):
             try:
-                size = len(to_uint32(answer.body.get("words"), size))
-                results[i] = self.result(i, answer)
-            except (UserError, ValueError, OverflowError) as problem:
+                size = len(to_uint32(result.upload.get("words"), size))
+            except UserError as problem:
                 self.refuse(i, problem)
+                del results[i]
         dropped |= self.missing
         return results

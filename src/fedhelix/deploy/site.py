@@ -27,8 +27,9 @@ from fedhelix.data.loading import canonical
 from fedhelix.deploy import messages
 from fedhelix.deploy.audit_log import AuditLog, contents
 from fedhelix.deploy.masked import Masker
-from fedhelix.deploy.messages import NAME, Message
+from fedhelix.deploy.messages import Message
 from fedhelix.deploy.remote_data import OWN, describe_data, read_site_data, site_split
+from fedhelix.deploy.schema import NAME, clipped
 from fedhelix.deploy.site_policy import SitePolicy
 from fedhelix.deploy.site_state import SiteState
 from fedhelix.engines.local import (
@@ -47,6 +48,7 @@ from fedhelix.runs.config import Config
 from fedhelix.runs.spec import RunSpec, located, read_spec
 
 Answer = tuple[dict[str, Any], Tree]  # header fields and body
+MOST_EXPERIMENTS = 256  # whose state a site keeps
 
 
 class Site:
@@ -89,10 +91,10 @@ class Site:
         begun, header = time.monotonic(), dict[str, Any]()
         try:
             self.policy.check_bytes(len(content))
-            message = messages.read(content)
+            message = messages.read_request(content)
             header = message.header
             self.policy.check_message(header, message.body, datetime.datetime.now().time())
-            fields, body = self._handler(header.get("kind"))(message)
+            fields, body = self._handlers[header["kind"]](message)
             self.policy.check_bytes(payload_bytes(body))
         except UserError as problem:
             fields, body = {"error": str(problem)}, {}
@@ -108,8 +110,9 @@ class Site:
         took = {"site": self.name, "seconds": time.monotonic() - begun}
         return messages.write({**repeated, **took, **fields}, body)
 
-    def _handler(self, kind: Any) -> Callable[[Message], Answer]:
-        handlers = {
+    @property
+    def _handlers(self) -> dict[str, Callable[[Message], Answer]]:
+        return {
             "describe": self.describe,
             "client_init": self.client_init,
             "onboard_client": self.onboard_client,
@@ -121,11 +124,6 @@ class Site:
             "evaluate": self.evaluate,
             "evaluate_received": self.evaluate_received,
         }
-        if kind not in handlers:
-            raise UserError(
-                f"there is no request {kind!r}; is the server's fedhelix newer than the site's?"
-            )
-        return handlers[kind]
 
     def describe(self, message: Message) -> Answer:
         """Describe the site's data."""
@@ -198,12 +196,8 @@ class Site:
     def _open(self, message: Message) -> tuple[Setup, ClientTask, SiteState]:
         """Everything that the client's work depends on."""
         header, body = message
-        experiment = str(header.get("experiment"))
-        client, round = header.get("client"), header.get("round")
-        if not NAME.fullmatch(experiment) or type(client) is not int or type(round) is not int:
-            raise UserError(
-                "the message does not say which experiment, client and round it is about."
-            )
+        experiment, client, round = header["experiment"], header["client"], header["round"]
+        self._check_room(experiment)
         kept = SiteState(self.folder / experiment / self.name)
         if "supplement" in body:
             kept.write_supplement(body["supplement"])
@@ -211,9 +205,19 @@ class Site:
         # The server knows a client's state only before its first round: its reply to client_init.
         client_state = to_device(kept.read(round) or body.get("client_state", {}), setup.device)
         payload = to_device(body.get("payload", {}), setup.device)
+        messages.check_tree(payload, setup.initial, shapes=True)
         flags = (header.get("trained") is True, header.get("final") is True)
         task = ClientTask(client, round, payload, client_state, *flags)
         return setup, task, kept
+
+    def _check_room(self, experiment: str) -> None:
+        """Refuse one experiment more than a site keeps the state of."""
+        known = list(self.folder.glob(f"*/{self.name}")) if self.folder.exists() else []
+        if len(known) >= MOST_EXPERIMENTS and self.folder / experiment / self.name not in known:
+            raise UserError(
+                f"the site keeps the state of {MOST_EXPERIMENTS} experiments; delete those that "
+                f"are over in '{self.folder}'."
+            )
 
     def _setup_for(self, header: Mapping[str, Any], client: int, kept: SiteState) -> Setup:
         key = json.dumps([header.get("spec"), header.get("classes"), client])
@@ -224,10 +228,14 @@ class Site:
         return self._setup[1]
 
     def _make_setup(self, header: Mapping[str, Any], client: int, kept: SiteState) -> Setup:
-        settings = json.loads(header["spec"])
+        try:
+            settings = json.loads(header["spec"])
+            name = str(settings["method"]["name"])
+        except (ValueError, TypeError, LookupError, RecursionError):
+            raise UserError("the message does not say what to run.") from None
         # A name from the registry and nothing else: FILE.py would be code that the server chooses.
-        if not is_known(str(settings["method"]["name"])):
-            raise UserError(f"the site knows no method '{settings['method']['name']}'.")
+        if not is_known(name):
+            raise UserError(f"the site knows no method '{clipped(name)}'.")
         here = {"data_dir": self.data_dir, "device": "auto", "engine": "serial"}
         spec = read_spec({**settings, **here}, "the message")
         self.policy.check_run(spec, header.get("classes"))
@@ -235,6 +243,8 @@ class Site:
             raise UserError(
                 f"the run is about the data '{spec.config.data}', but the site has '{self.source}'."
             )
+        if client >= spec.config.clients + spec.config.newcomers:
+            raise UserError(f"the run has no client {client}.")
         setup = self._setup_of(spec, header, client, kept)
         parameters = sum(setup.layers.sizes.values())
         self.policy.check_work(spec, len(setup.splits[client].train), parameters)
@@ -245,7 +255,7 @@ class Site:
     ) -> Setup:
         if self.own_data is None:
             return spec.config.federation(spec.method).engine.setup
-        data = dataclasses.replace(self.own_data, classes=header["classes"])
+        data = dataclasses.replace(self.own_data, classes=header.get("classes"))
         sizes = len(data.x), len(data.x_test)
         split = site_split(*sizes, spec.config.valid, spec.config.seed, client)
         if supplement := kept.supplement():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -24,9 +24,21 @@ def current(table: Mapping[str, Any]) -> dict[str, Any]:
     return {RENAMED.get(key, key): value for key, value in table.items()}
 
 
+def is_valid(key: str, value: Any) -> bool:
+    """Whether an entry of a record has its type; somebody may have edited the file."""
+    if key in ("refused", "missing"):
+        return isinstance(value, dict)
+    if key.endswith(("_bytes", "seconds", "clock")):
+        return isinstance(value, int | float)
+    scored = key.endswith(("accuracy", "score"))
+    return not scored or value is None or isinstance(value, int | float)
+
+
 def is_number(value: object) -> TypeGuard[float]:
     """Whether a value of a record is a finite number; a diverged model's score is null in files."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max  # an integer may be larger than any float
 
 
 def evaluated_records(records: Sequence[Record], metric: str = "accuracy") -> list[Record]:
