@@ -72,7 +72,7 @@ def test_the_sum_is_exact_under_any_two_drop_outs_at_any_stage(stage):
         assert np.array_equal(total, plain_sum(left))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.data())
 def test_the_sum_is_exact_under_drop_outs_at_mixed_stages(data):
     number = data.draw(st.integers(3, 9))
