@@ -32,6 +32,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "leaderboard": leaderboard.table,
     "leaderboard-figures": leaderboard.figures,
     "leaderboard-methods": leaderboard.searched,
+    "membership": measurements.membership,
     "options": methods.options,
     "participation": measurements.participation,
     "race": measurements.race,

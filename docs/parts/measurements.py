@@ -245,3 +245,21 @@ def audit(name: str) -> str:
     ]
     heads = ["attacker ", "share of the model seen", "PSNR in dB, median", "SSIM, median"]
     return f"`{measured['command']}`\n\n{table(['method', *heads], rows)}"
+
+
+def membership(name: str) -> str:
+    """What `fedhelix audit membership` could tell."""
+    if not exists(name):
+        return "Not run yet.\n"
+    measured = result(name)
+    rows = [
+        [
+            row["method"],
+            f"{row['advantage']:.2f}",
+            *("none" if row[key] is None else f"{row[key]:.3g}" for key in ("epsilon", "bound")),
+            f"{100 * row['accuracy']:.1f}",
+        ]
+        for row in measured["rows"]
+    ]
+    heads = ["advantage", "epsilon", "bound of the advantage", "accuracy %"]
+    return f"`{measured['command']}`\n\n{table(['method', *heads], rows)}"

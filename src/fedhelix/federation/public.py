@@ -25,6 +25,7 @@ from fedhelix.federation.setup import FederationSettings
 from fedhelix.federation.state import FederationState
 from fedhelix.methods import (
     APFL,
+    DPSGD,
     GPFL,
     IFCA,
     Ancestors,
@@ -73,6 +74,7 @@ from fedhelix.methods import (
     PFedMe,
     Private,
     Scaffold,
+    Secure,
 )
 from fedhelix.robust.defences import (
     Bucketing,
@@ -88,6 +90,7 @@ from fedhelix.robust.defences import (
 
 __all__ = [
     "APFL",
+    "DPSGD",
     "GPFL",
     "IFCA",
     "METHODS",
@@ -160,6 +163,7 @@ __all__ = [
     "Private",
     "Run",
     "Scaffold",
+    "Secure",
     "TrimmedMean",
     "Upload",
     "UserError",
