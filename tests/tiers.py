@@ -86,6 +86,7 @@ SLOW = {
     "test_scaffold_finds_the_minimum_of_the_mean_whatever_the_clients_weigh",
     "test_scripts",
     "test_sites_and_simulation_agree_to_the_bit",
+    "test_settings_are_changed_by_a_command_and_not_in_an_editor",
     "test_settings_from_a_stranger_are_a_run_or_a_sentence",
     "test_steps_agree_with_diffusers",
     "test_tables_share_their_runs",
