@@ -40,6 +40,7 @@ SLOW = {
     "test_engines_agree_on_parts",
     "test_engines_end_alike",
     "test_engines_leave_out_the_same_small_batches",
+    "test_engines_send_and_learn_only_what_trains",
     "test_engines_send_the_same",
     "test_every_cell_is_a_valid_spec",
     "test_every_engine_agrees_in_the_end",

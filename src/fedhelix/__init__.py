@@ -68,6 +68,7 @@ from fedhelix.methods import (
     Private,
     Scaffold,
 )
+from fedhelix.models.lora import add_lora
 from fedhelix.robust.defences import (
     Bucketing,
     CentredClipping,
@@ -156,6 +157,7 @@ __all__ = [
     "UserError",
     "Wrapper",
     "__version__",
+    "add_lora",
     "from_arrays",
     "from_clients",
     "load",

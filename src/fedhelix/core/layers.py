@@ -41,14 +41,17 @@ class Layer:
 class Layers:
     """What a network consists of; make one with `Layers.of(module, example)`."""
 
-    names: tuple[
-        str, ...
-    ]  # all entries, in the order of the state dict; of tied tensors only the first name
+    # All entries of a model's state, in the order of the state dict; of tied tensors only the first
+    # name.
+    names: tuple[str, ...]
     parameters: tuple[str, ...]  # the trainable ones
-    buffers: tuple[str, ...]  # those that no gradient changes: buffers and frozen parameters
+    buffers: tuple[str, ...]  # the others, such as running statistics
     sizes: dict[str, int]  # elements of each entry
     all: tuple[Layer, ...]  # in the order in which the forward pass reaches them
     tied: bool = False  # whether tensors have several names
+    # Parameters that do not require gradients: part of the network and of no state, so that they
+    # neither travel nor cost memory per client.
+    frozen: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, module: nn.Module, example: Tensor | None = None) -> Layers:
@@ -64,13 +67,17 @@ class Layers:
         for name, value in state.items():
             first_name.setdefault(id(value), name)
         own = {name: value for name, value in state.items() if first_name[id(value)] == name}
+        tied = len(own) < len(state)
+        frozen = tuple(name for name, value in own.items() if is_frozen(value))
+        own = {name: value for name, value in own.items() if not is_frozen(value)}
         return cls(
             names=tuple(own),
             parameters=tuple(name for name, value in own.items() if value.requires_grad),
             buffers=tuple(name for name, value in own.items() if not value.requires_grad),
             sizes={name: value.numel() for name, value in own.items()},
             all=read_layers(module, own, example),
-            tied=len(own) < len(state),
+            tied=tied,
+            frozen=frozen,
         )
 
     @cached_property
@@ -158,6 +165,11 @@ class Layers:
                 layers[layer.name] = layer.entries
             previous = layer
         return layers
+
+
+def is_frozen(value: Tensor) -> bool:
+    """Whether an entry is a parameter that nobody trains."""
+    return isinstance(value, nn.Parameter) and not value.requires_grad
 
 
 def read_layers(

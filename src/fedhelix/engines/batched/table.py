@@ -79,6 +79,7 @@ class PhaseTask:
             training.rule,
             training.rule.slots(training.momentum),
             self.setup.architecture,
+            self.setup.frozen,
             id(self.setup.data.x),
             context,
             tuple((name, value.dtype) for name, value in model.items()),
