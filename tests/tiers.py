@@ -64,6 +64,7 @@ SLOW = {
     "test_nodes_with_other_versions_are_refused",
     "test_of_fedavgs_model_only_the_head_is_a_bad_start_for_unseen_classes",
     "test_packed_updates_are_packed_on_the_wire",
+    "test_parallel_agrees_on_several_parts",
     "test_prototypes_are_exact_in_half_precision_too",
     "test_ray_ends_as_serial_does",
     "test_ray_is_imported_by_its_engine_alone",

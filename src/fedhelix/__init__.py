@@ -1,5 +1,6 @@
 """fedhelix: federated learning on clients whose data differ."""
 
+from fedhelix.core import metrics
 from fedhelix.core.errors import BadInput, UserError
 from fedhelix.core.method import (
     Batch,
@@ -17,7 +18,7 @@ from fedhelix.core.options import option
 from fedhelix.core.registry import METHODS, register
 from fedhelix.core.version import __version__
 from fedhelix.core.wrapper import Wrapper
-from fedhelix.data import Dataset, from_arrays, from_clients, load
+from fedhelix.data import Dataset, from_arrays, from_clients, from_table, load
 from fedhelix.data import partitions as partition
 from fedhelix.federation import Federation, FederationSettings, FederationState, Run
 from fedhelix.methods import (
@@ -160,7 +161,9 @@ __all__ = [
     "add_lora",
     "from_arrays",
     "from_clients",
+    "from_table",
     "load",
+    "metrics",
     "option",
     "partition",
     "register",

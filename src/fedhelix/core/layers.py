@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.fit import probe
+from fedhelix.core.parts import Inputs
 
 Kind = Literal["conv", "linear", "norm", "other"]
 Granularity = Literal["conv", "module", "tensor"]
@@ -54,7 +55,7 @@ class Layers:
     frozen: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, module: nn.Module, example: Tensor | None = None) -> Layers:
+    def of(cls, module: nn.Module, example: Inputs | None = None) -> Layers:
         """Read a module; a batch as example settles the order of its layers, otherwise that of
         registration holds.
         """
@@ -173,7 +174,7 @@ def is_frozen(value: Tensor) -> bool:
 
 
 def read_layers(
-    module: nn.Module, state: dict[str, Tensor], example: Tensor | None
+    module: nn.Module, state: dict[str, Tensor], example: Inputs | None
 ) -> tuple[Layer, ...]:
     """The modules that hold state, those first that the forward pass reaches first; the unreached
     come last.
@@ -206,7 +207,7 @@ def find_owner(module: nn.Module, entry: str) -> tuple[str, nn.Module]:
     return ".".join(path) or WHOLE, owner
 
 
-def call_order(module: nn.Module, parts: Iterable[nn.Module], example: Tensor) -> list[nn.Module]:
+def call_order(module: nn.Module, parts: Iterable[nn.Module], example: Inputs) -> list[nn.Module]:
     """The parts in the order of their first call."""
     order: dict[nn.Module, None] = {}
     hooks = [

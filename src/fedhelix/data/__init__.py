@@ -8,6 +8,7 @@ from fedhelix.data.loading import Availability, available, load
 from fedhelix.data.partitions import Partition, Split, class_split
 from fedhelix.data.server_data import Reserve, ServerData, even_sample
 from fedhelix.data.shifts import UNSHIFTED, Shift, ShiftedData, shifted
+from fedhelix.data.tables import from_table, is_table
 
 __all__ = [
     "UNSHIFTED",
@@ -27,6 +28,8 @@ __all__ = [
     "from_arrays",
     "from_clients",
     "from_npz",
+    "from_table",
+    "is_table",
     "load",
     "partitions",
     "rows_of",

@@ -66,7 +66,7 @@ def describe() -> dict[str, str]:
 
 def build(
     model: str | nn.Module | Callable[..., nn.Module],
-    shape: tuple[int, ...],
+    shape: Any,
     outputs: int,
     data_name: str | None = None,
     seed: int = 0,
@@ -77,9 +77,14 @@ def build(
     module; the callable gets `shape` and `outputs` if it has parameters of these names. New weights
     depend on the seed alone.
     """
-    shape = tuple(shape)
     if isinstance(model, nn.Module):
         return checked(copy.deepcopy(model))
+    if isinstance(model, str) and not all(isinstance(size, int) for size in shape):
+        raise UserError(
+            f"samples with the parts {shape} need a model of your own that takes them, "
+            f"not '{model}'."
+        )
+    shape = shape if isinstance(shape, dict) else tuple(shape)
     # Fork and seed the default generator alone: `torch.manual_seed` would reseed other devices too.
     with LENT, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seeds.key(seed, "model"))
