@@ -160,7 +160,7 @@ def test_a_network_returns_one_tensor_in_training_too():
             return (found, found) if self.training else found
 
     with pytest.raises(
-        UserError, match="the model must return one tensor, or an object .* not tuple"
+        UserError, match=r"the model must return one tensor, or an object .* not tuple"
     ):
         small(model=Two(64, 10)).fit(1, quiet=True)
 
