@@ -19,7 +19,7 @@ from fedhelix.core.tree import State, unflatten
 from fedhelix.engines.batched.convolution import StackedConvolutions
 from fedhelix.engines.batched.streams import STREAMS, fork_streams, join_streams, on_stream
 from fedhelix.engines.batched.table import PhaseTask
-from fedhelix.engines.local import Setup, base_loss, features, forward, gather
+from fedhelix.engines.local import Setup, base_loss, call, features, forward, gather
 
 # For small networks all slots are one program, with convolutions as matrix products or as grouped
 # convolutions. For large networks each slot is computed apart, on parallel streams.
@@ -119,3 +119,18 @@ def allows_padding(setup: Setup) -> bool:
     with seeded(0, setup.device):
         x, y, _ = gather(setup, torch.arange(min(2, len(setup.data.y)), device=setup.device), None)
         return setup.objective.losses(forward(setup, setup.initial, x), y).dim() > 0
+
+
+@torch.no_grad()
+def can_stack(setup: Setup) -> bool:
+    """Whether several models can run as one program; some networks look at values, for example to
+    see whether a mask is needed.
+    """
+    state = {name: torch.stack([value, value]) for name, value in setup.initial.items()}
+    samples = torch.arange(min(2, len(setup.data.y)), device=setup.device).expand(2, -1)
+    setup.module.eval()
+    try:
+        vmap(partial(call, setup))(state, gather(setup, samples, None).x)
+    except RuntimeError:
+        return False
+    return True
