@@ -54,10 +54,10 @@ def test_frozen_parameters_are_a_role_of_their_own():
     assert set(layers.frozen) == {
         "net.places",
         "net.embedding.weight",
-        *(f"net.attention.{name}.base.{kind}" for name in ("query", "key", "value")
+        *(f"net.attention.{name}.{kind}" for name in ("query", "key", "value")
           for kind in ("weight", "bias")),
-        "net.hidden.base.weight",
-        "net.hidden.base.bias",
+        "net.hidden.weight",
+        "net.hidden.bias",
     }  # fmt: skip
     assert not set(layers.frozen) & set(layers.names)
     assert layers.buffers == ("seen",)

@@ -28,7 +28,7 @@ from fedhelix.core.tree import take
 from fedhelix.engines.local import make_client, personal_model, received_model
 from fedhelix.federation.newcomers import onboard_all, onboard_one
 from fedhelix.store.records import newcomers
-from helpers import cheap, checkpoint, on_disk, same, small, timeless
+from helpers import NETWORKS, cheap, checkpoint, on_disk, same, small, timeless
 
 DIGITS = load("digits").subsample(400, 200)
 LATE = {"newcomers": 4, "newcomers_after": 2, "data": DIGITS, "partition": "shard:3", "clients": 5}
@@ -176,7 +176,7 @@ def test_every_method_takes_newcomers_in_and_resumes_across_their_arrival(
 ):
     if name == "fedbn":
         pytest.skip("needs BatchNorm; see below")
-    model = "digits-cnn"
+    model = NETWORKS.get(name, "digits-cnn")
     build(cheap(name), model=model).fit(3, out=tmp_path / "straight", quiet=True)
     part = build(cheap(name), model=model)
     run_rounds = part.run_rounds

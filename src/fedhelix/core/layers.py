@@ -8,10 +8,10 @@ Methods choose by them what travels: `layers.body`, `layers.norm`, `layers.convs
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
 
@@ -38,6 +38,14 @@ class Layer:
     reached: bool  # the forward pass calls it
 
 
+class Adapter(NamedTuple):
+    """A pair of low-rank matrices: A maps inputs to `rank` values, B those to outputs."""
+
+    a: str
+    b: str
+    rank: int
+
+
 @dataclass(frozen=True)
 class Layers:
     """What a network consists of; make one with `Layers.of(module, example)`."""
@@ -53,6 +61,7 @@ class Layers:
     # Parameters that do not require gradients: part of the network and of no state, so that they
     # neither travel nor cost memory per client.
     frozen: tuple[str, ...] = ()
+    widths: Mapping[str, int] = field(default_factory=dict)  # the first axis of each entry
 
     @classmethod
     def of(cls, module: nn.Module, example: Inputs | None = None) -> Layers:
@@ -79,6 +88,7 @@ class Layers:
             all=read_layers(module, own, example),
             tied=tied,
             frozen=frozen,
+            widths={name: value.shape[0] if value.dim() else 1 for name, value in own.items()},
         )
 
     @cached_property
@@ -122,6 +132,16 @@ class Layers:
         return tuple(
             tuple(stage) for _, stage in itertools.groupby(self.convs, lambda layer: layer.outputs)
         )
+
+    @cached_property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """The pairs that LoRA's layers, and peft's, call lora_A and lora_B."""
+        pairs = [
+            (name, name.replace("lora_A", "lora_B"), self.widths[name])
+            for name in self.parameters
+            if "lora_A" in name.split(".")
+        ]
+        return tuple(Adapter(*pair) for pair in pairs if pair[1] in self.parameters)
 
     def without(self, entries: Iterable[str]) -> tuple[str, ...]:
         """All entries but these."""

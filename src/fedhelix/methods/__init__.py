@@ -20,6 +20,7 @@ from fedhelix.methods.fedbuff import FedBuff
 from fedhelix.methods.feddbe import FedDBE
 from fedhelix.methods.feddyn import FedDyn
 from fedhelix.methods.fedfina import FedFina
+from fedhelix.methods.fedit import FedIT
 from fedhelix.methods.fedlc import FedLC
 from fedhelix.methods.fedlg import FedLG
 from fedhelix.methods.fedlp import FedLP
@@ -31,8 +32,11 @@ from fedhelix.methods.fedper import FedPer
 from fedhelix.methods.fedproto import FedProto
 from fedhelix.methods.fedprox import FedProx
 from fedhelix.methods.fedrep import FedRep
+from fedhelix.methods.fedsa_lora import FedSALoRA
 from fedhelix.methods.fedumf import FedUmf
+from fedhelix.methods.ffa_lora import FFALoRA
 from fedhelix.methods.finish import Finish
+from fedhelix.methods.flexlora import FlexLoRA
 from fedhelix.methods.gene_fl import GeneFL
 from fedhelix.methods.genfed import GenFed
 from fedhelix.methods.helix import Helix
@@ -56,6 +60,7 @@ __all__ = [
     "Compact",
     "Cull",
     "Ditto",
+    "FFALoRA",
     "FedALA",
     "FedAMP",
     "FedAU",
@@ -69,6 +74,7 @@ __all__ = [
     "FedDBE",
     "FedDyn",
     "FedFina",
+    "FedIT",
     "FedLC",
     "FedLG",
     "FedLP",
@@ -80,8 +86,10 @@ __all__ = [
     "FedProto",
     "FedProx",
     "FedRep",
+    "FedSALoRA",
     "FedUmf",
     "Finish",
+    "FlexLoRA",
     "GenFed",
     "GeneFL",
     "Helix",

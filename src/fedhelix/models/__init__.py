@@ -14,7 +14,7 @@ from fedhelix.core import seeds
 from fedhelix.core.docs import summary
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.fit import LENT, check_fits
-from fedhelix.models import cnn, dense, resnet, text
+from fedhelix.models import cnn, dense, lora, resnet, text
 
 __all__ = ["build", "check_fits", "describe", "names"]
 
@@ -35,6 +35,7 @@ NETWORKS: dict[str, Builder] = {
     "transformer": text.transformer,
     "mlp": dense.mlp,
     "linear": dense.linear,
+    "lora-mlp": lora.lora_mlp,
 }
 
 CHOSEN_BY_SHAPE = {

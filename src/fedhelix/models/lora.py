@@ -8,27 +8,29 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from fedhelix.core.errors import UserError
+from fedhelix.models.dense import mlp
 
 
-class LoRALinear(nn.Module):
-    """`base(x) + alpha / rank * B A x`; B starts at zero, so that it first computes `base(x)`."""
+class LoRALinear(nn.Linear):
+    """A frozen layer with `alpha / rank * B A x` added; B starts at zero, so nothing changes."""
 
     def __init__(self, base: nn.Linear, rank: int = 4, alpha: float = 8.0):
-        super().__init__()
-        if not 1 <= rank <= min(base.in_features, base.out_features):
+        inputs, outputs = base.in_features, base.out_features
+        super().__init__(inputs, outputs, base.bias is not None, device="meta")
+        if not 1 <= rank <= min(inputs, outputs):
             raise UserError(
-                f"rank {rank} does not fit a layer of {base.in_features} inputs and "
-                f"{base.out_features} outputs; take 1 to {min(base.weight.shape)}."
+                f"rank {rank} does not fit a layer of {inputs} inputs and {outputs} outputs; "
+                f"take 1 to {min(inputs, outputs)}."
             )
-        self.base, self.scale = base.requires_grad_(False), alpha / rank
-        self.lora_A = nn.Parameter(base.weight.new_empty(rank, base.in_features))
-        self.lora_B = nn.Parameter(base.weight.new_zeros(base.out_features, rank))
+        self.weight, self.bias, self.scale = base.weight, base.bias, alpha / rank
+        self.requires_grad_(False)
+        self.lora_A = nn.Parameter(base.weight.new_empty(rank, inputs))
+        self.lora_B = nn.Parameter(base.weight.new_zeros(outputs, rank))
         nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer with its adapter."""
-        added: Tensor = (x @ self.lora_A.T) @ self.lora_B.T
-        return self.base(x) + self.scale * added
+        return super().forward(x) + self.scale * ((x @ self.lora_A.T) @ self.lora_B.T)
 
 
 def add_lora(
@@ -63,3 +65,8 @@ def add_lora(
         adapted = LoRALinear(module.get_submodule(name), rank, alpha)  # type: ignore[arg-type]
         setattr(module.get_submodule(parent), last, adapted)
     return module
+
+
+def lora_mlp(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """The `mlp` frozen as it was drawn, with adapters of rank 4; its last layer trains."""
+    return add_lora(mlp(shape, outputs), train=["fc3"])

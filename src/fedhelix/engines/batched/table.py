@@ -72,6 +72,7 @@ class PhaseTask:
             self.setup.objective,
             self.phase.part,
             self.phase.extra,
+            self.phase.frozen,
             self.phase.model,
             training.batch_size,
             training.augment,

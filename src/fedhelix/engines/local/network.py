@@ -65,7 +65,7 @@ def module_of(setup: Setup, layer: Layer) -> nn.Module:
 def part_of(layers: Layers, phase: Phase) -> list[str]:
     """The entries that a phase trains."""
     parts = {"all": layers.names, "head": layers.head, "body": layers.body}
-    chosen = set(parts[phase.part])
+    chosen = set(parts[phase.part]) - set(phase.frozen)
     return [*(name for name in layers.parameters if name in chosen), *phase.extra]
 
 
