@@ -27,19 +27,21 @@ from fedhelix.methods.fedit import FedIT
 class FlexLoRA(FedIT):
     """The mean of B A, cut by a singular value decomposition to the rank of each client."""
 
-    ranks: str = option("", "ranks of the clients in turn, such as 2/4/8; empty: the network's")
+    ranks: str | None = option(
+        None, "ranks of the clients in turn, such as 2/4/8; auto: the network's"
+    )
 
     @property
     def capabilities(self) -> Capabilities:
         """With ranks, what travels has other shapes than the model."""
-        cut = bool(self.ranks)
+        cut = self.ranks is not None
         return replace(super().capabilities, packed_uploads=cut, packed_downloads=cut)
 
     def check(self, layers: Layers) -> None:
         """Refuse ranks that are none, or that the network does not have."""
         super().check(layers)
         most = min(adapter.rank for adapter in layers.adapters)
-        for rank in self.ranks.split("/") if self.ranks else []:
+        for rank in [] if self.ranks is None else self.ranks.split("/"):
             if not rank.isdigit() or not 1 <= int(rank) <= most:
                 raise UserError(
                     f"ranks of flexlora are whole numbers from 1 to {most}, the rank of the "
@@ -48,8 +50,10 @@ class FlexLoRA(FedIT):
 
     def _rank(self, client: int) -> int | None:
         """The rank of a client's adapters; None: the network's."""
+        if self.ranks is None:
+            return None
         ranks = self.ranks.split("/")
-        return int(ranks[client % len(ranks)]) if self.ranks else None
+        return int(ranks[client % len(ranks)])
 
     def download(self, server: Tree, client: int, ctx: Context) -> Tree:
         """Server: as much of every adapter as the client can hold."""
