@@ -85,6 +85,7 @@ from fedhelix.robust.defences import (
     NormBound,
     TrimmedMean,
 )
+from fedhelix.runs.finished import load_run
 
 __all__ = [
     "APFL",
@@ -171,6 +172,7 @@ __all__ = [
     "from_clients",
     "from_table",
     "load",
+    "load_run",
     "metrics",
     "option",
     "partition",
