@@ -23,6 +23,7 @@ SLOW = {
     "test_a_run_can_be_audited",
     "test_a_script_without_a_main_guard_works_and_its_violent_end_leaves_nothing",
     "test_a_strong_pull_holds_a_client_at_what_its_cluster_has_learnt",
+    "test_a_task_of_the_tutorial_runs",
     "test_a_sweep_is_a_comparison_of_variants",
     "test_adapters_are_equal_on_the_batched_engine",
     "test_after_an_interrupt_nothing_is_left_and_the_engine_works_again",
