@@ -18,7 +18,7 @@ OUTSIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 
 MENU: list[tuple[str, list[str]]] = [
     ("Start", ["index.md", "choosing.md", "looking-at-runs.md", "heterogeneity.md", "devices.md"]),
-    ("Extend", ["your-own-data.md", "your-own-method.md"]),
+    ("Extend", ["your-own-data.md", "tutorials/*.md", "your-own-method.md"]),
     ("Understand", ["architecture.md", "engines.md", "deployment.md", "privacy.md"]),
     ("Results", ["results.md", "results/*.md", "reproducing.md"]),
     ("Methods", ["methods.md", "methods/*.md"]),
