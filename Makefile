@@ -4,13 +4,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= runs/demo
 
-.PHONY: help demo demo-deploy test test-all lint docs hooks clean
+.PHONY: help demo demo-deploy test test-all race lint docs hooks clean
 
 help:
 	@echo "make demo   install into $(VENV) and compare five methods on the embedded data (about a minute)"
 	@echo "make demo-deploy  install Flower too; a server and three sites on this machine, compared with the simulation"
 	@echo "make test   install into $(VENV) and run the fast tests (under three minutes on two cores)"
 	@echo "make test-all  all tests, with their coverage"
+	@echo "make race DATA=DIR  fedhelix against pfl, Flower, BlazeFL and a plain loop on the CPU (under ten minutes; DIR holds fashion_mnist.npz)"
 	@echo "make lint   formatting, lint and types"
 	@echo "make docs   the site with all documentation, in build/site"
 	@echo "make hooks  check every commit with pre-commit"
@@ -45,6 +46,10 @@ test: $(VENV)/.development
 test-all: $(VENV)/.development
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --cov --cov-report=term
 
+race: $(VENV)/.development
+	$(BIN)/python benchmarks/speed/cpu.py --calibrate 0 --rounds 6 --warm-up 1 --guest-rounds 3 \
+		--contestants fedhelix pfl flower blazefl plain $(if $(DATA),--data-dir $(DATA))
+
 hooks: $(VENV)/.development
 	@command -v pre-commit > /dev/null || { echo "install pre-commit first, e.g. with: pipx install pre-commit" >&2; exit 2; }
 	pre-commit install
@@ -53,6 +58,7 @@ lint: $(VENV)/.development
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/codespell src docs README.md CHANGELOG.md CONTRIBUTING.md --skip "*.svg,*.png,*.c,*.h,*.js"
 
 docs: $(VENV)/.development
 	$(BIN)/python docs/make.py --check

@@ -17,13 +17,15 @@ DOCS = ROOT / "docs"
 OUTSIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 
 MENU: list[tuple[str, list[str]]] = [
-    ("Start", ["index.md", "choosing.md", "looking-at-runs.md", "heterogeneity.md", "devices.md"]),
-    ("Extend", ["your-own-data.md", "tutorials/*.md", "your-own-method.md"]),
-    ("Understand", ["architecture.md", "engines.md", "deployment.md", "privacy.md"]),
-    ("Results", ["results.md", "results/*.md", "reproducing.md"]),
-    ("Methods", ["methods.md", "methods/*.md"]),
-    ("Reference", ["api.md", "changelog.md", "contributing.md"]),
-]
+    ("Tutorials", ["index.md", "your-own-data.md", "tutorials/*.md", "your-own-method.md",
+                   "tutorials.md"]),
+    ("How to", ["choosing.md", "looking-at-runs.md", "heterogeneity.md", "devices.md"]),
+    ("Machines", ["engines.md", "clusters.md", "deployment.md", "privacy.md"]),
+    ("Explanation", ["architecture.md", "results.md", "results/*.md", "reproducing.md"]),
+    ("All methods", ["methods.md", "methods/*.md"]),
+    ("Reference", ["api.md", "glossary.md", "faq.md", "coming-from.md", "changelog.md",
+                   "contributing.md"]),
+]  # fmt: skip
 
 FENCED = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"(`[^`\n]+`)")
@@ -35,10 +37,18 @@ LINK = re.compile(r"\[([^\[\]]+)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 def on_config(config: Any) -> Any:
     """Build the menu: the pages that exist, in the order of `MENU`."""
     config.nav = [
-        {title: [str(page) for pattern in patterns for page in _pages(pattern)]}
+        {title: [_entry(page) for pattern in patterns for page in _pages(pattern)]}
         for title, patterns in MENU
     ]
     return config
+
+
+def _entry(page: str) -> str | dict[str, str]:
+    """A page by its own title; results have the titles of methods and are told apart."""
+    if not page.startswith("results/"):
+        return page
+    title = (DOCS / page).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+    return {f"Results: {title}": page}
 
 
 def _pages(pattern: str) -> list[str]:

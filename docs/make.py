@@ -23,6 +23,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "cluster": measurements.cluster,
     "cpu": measurements.cpu,
     "dashboard": measurements.dashboard,
+    "deep": measurements.deep,
     "deployment": measurements.deployment,
     "drawn": studies.drawn,
     "faults": measurements.faults,
@@ -34,7 +35,9 @@ PARTS: dict[str, Callable[..., str]] = {
     "scaffold": measurements.scaffold,
     "study": studies.study,
     "settings": lambda paper: claims.settings(paper, RESULTS),
+    "public": methods.public,
     "table1": measurements.table1,
+    "use": methods.use,
     "verdicts": lambda paper: claims.verdicts(paper, RESULTS),
 }
 

@@ -1,14 +1,17 @@
 """What many tests share: small federations, and comparisons of runs and trees."""
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
-from fedhelix import METHODS, Federation, Method, partition
+from fedhelix import METHODS, Federation, Method, Run, partition
 from fedhelix.core.tree import flatten, load
 from fedhelix.data import Dataset
 
@@ -93,6 +96,29 @@ def checkpoint(run: Path) -> dict[str, dict]:
     manifest = json.loads((run / "checkpoint" / "manifest.json").read_text())
     entries = {"server": manifest["server"], **manifest["clients"]}
     return {owner: load(run / "checkpoint" / entry["file"]) for owner, entry in entries.items()}
+
+
+def fit_and_stop(fed: Federation, rounds: int, after: int, out: Path, **more: Any) -> None:
+    """A fit that Ctrl-C ends after some of its rounds."""
+
+    def stop(record: dict) -> None:
+        if record["round"] == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fed.fit(rounds, out=out, quiet=True, watch=stop, **more)
+
+
+def check_resumed(build: Callable[[], Federation], folder: Path, rounds: int, after: int) -> Run:
+    """A run that is stopped, moved and resumed gives the straight run to the bit."""
+    build().fit(rounds, out=folder / "straight", quiet=True)
+    fit_and_stop(build(), rounds, after, folder / "part")
+    shutil.copytree(folder / "part", folder / "moved")
+    run = build().fit(rounds, out=folder / "moved", resume=True, quiet=True)
+    assert len(on_disk(folder / "straight")) == rounds
+    assert on_disk(folder / "moved") == on_disk(folder / "straight")
+    assert same(checkpoint(folder / "moved"), checkpoint(folder / "straight"))
+    return run
 
 
 def same(left: dict, right: dict) -> bool:

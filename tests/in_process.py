@@ -19,6 +19,7 @@ from fedhelix.deploy.transport import Transport, pack, unpack
 from fedhelix.federation.run import Run
 from fedhelix.runs.spec import RunSpec
 
+EXPERIMENT = "0123456789abcdef" * 2
 Answer = Callable[[bytes], "bytes | Late | Exception | None"]
 
 
@@ -109,7 +110,7 @@ class InProcessDeployment:
         self.grid = InProcessGrid(*(site.answer for site in self.sites))
         self.policy = RoundPolicy(**{"deadline": 60.0, "patience": 60.0, **policy})
 
-    def federation(self, spec: RunSpec, experiment: str = "experiment") -> Federation:
+    def federation(self, spec: RunSpec, experiment: str = EXPERIMENT) -> Federation:
         """As the server app makes it."""
         transport = Transport(self.grid, self.policy)
         registry = open_registry(self.folder / "sites.json", spec.config, transport)

@@ -1,7 +1,8 @@
-"""The CPU races: fedhelix's parallel engine against Flower's simulation, pfl and a plain PyTorch
-loop.
+"""The CPU races: fedhelix's parallel engine against pfl, Flower's simulation, BlazeFL and a plain
+PyTorch loop.
 
     python benchmarks/speed/cpu.py --data-dir DIR
+    make race DATA=DIR    # fewer rounds, under ten minutes on two idle cores
 
 Linux only. Makes a virtual environment for each peer (once, under --envs), writes partition,
 cohorts, batches and initial weights of each workload to files that all contestants read, tries
@@ -21,16 +22,16 @@ import os
 import shlex
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import family, machine, peak_memory, spread
+from contestant import PEERS, ROOT, Contestant, environment
+from measure import machine, spread
 from plot import draw_race
 from workloads import W1, W2, federation
 
@@ -39,15 +40,14 @@ from fedhelix.core.method import Phase
 from fedhelix.engines.local import ClientTask, batch_schedule
 from fedhelix.runs.provenance import versions
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 WORKLOADS = {"W1": W1, "W2": W2}
 MEMORY_ROUNDS = 1
+OURS = {"median": 1.0}
 # All train the same batches from the same weights, so this is far below the noise between seeds.
 EQUAL = 0.01
 
-# Contestants with the settings to try; the fastest goes into the race. Where there is one only,
-# nothing is tried.
+# Contestants with the settings to try; the fastest goes into the race. Where nothing is tried, it
+# is the last one, which was the fastest in most races.
 DEFAULT = {"threads": None, "onednn": True, "processes": 1, "cpus_per_client": None}  # as installed
 ONEDNN = ({"onednn": True}, {"onednn": False})
 CONTESTANTS: dict[str, list[dict[str, Any]]] = {
@@ -57,25 +57,17 @@ CONTESTANTS: dict[str, list[dict[str, Any]]] = {
         {"processes": processes, "threads": threads} | kernels
         for (processes, threads), kernels in itertools.product([(1, 2), (2, 1)], ONEDNN)
     ],
+    "blazefl": [
+        {"pool": pool, "parallel": 2, "threads": 1, "onednn": False}
+        for pool in ("processes", "threads")
+    ],
     "plain": [{"threads": 2} | kernels for kernels in ONEDNN],
     "flower-default": [{}],
     "pfl-default": [{}],
 }
+# The packages of which the version is shown.
+VERSIONED = {"fedhelix": "fedhelix", "flower": "flwr", "pfl": "pfl", "blazefl": "blazefl"}
 FIRST_ROUNDS_ONLY = ("plain", "flower-default", "pfl-default")
-
-
-def environment(name: str, envs: Path) -> str:
-    """The Python of a peer's virtual environment, made if need be."""
-    python, needs = envs / name / "bin" / "python", HERE / "peers" / f"{name}.txt"
-    done = envs / name / "installed.txt"
-    if not done.exists() or done.read_text() != needs.read_text():
-        print(f"installing {name} under {envs}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", str(envs / name)], check=True)
-        (envs / ".gitignore").write_text("*\n")
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, "-c", str(ROOT / "constraints.txt"), "-r", str(needs)], check=True)
-        done.write_text(needs.read_text())
-    return str(python.absolute())
 
 
 def export(fed: Federation, settings: dict[str, Any], rounds: int, folder: Path) -> None:
@@ -100,83 +92,34 @@ def export(fed: Federation, settings: dict[str, Any], rounds: int, folder: Path)
     (folder / "settings.json").write_text(json.dumps(facts))
 
 
-class Contestant:
-    """A process that runs rounds on request, and is stopped otherwise."""
+Start = Callable[[str, dict[str, Any]], Contestant]
 
-    def __init__(self, name: str, python: str, settings: dict[str, Any], log: Path):
-        kind = name.partition("-")[0]
-        script = (
-            HERE / "peers" / {"flower": "flower_peer.py", "pfl": "pfl_peer.py"}.get(kind, "own.py")
-        )
-        self.name, self.settings, self.log = name, settings, log
-        self.seconds: list[float] = []
-        self.accuracy: list[float] = []
-        with log.open("a") as errors:
-            self.process = subprocess.Popen(
-                [python, str(script), json.dumps({**settings, "contestant": kind})],
-                text=True,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,
-                cwd=log.parent,
-            )
+
+def trials(name: str, start: Start, rounds: int) -> list[dict[str, Any]]:
+    """A contestant's settings with their seconds, where there is something to try."""
+    tried: list[dict[str, Any]] = []
+    for choice in CONTESTANTS[name] if len(CONTESTANTS[name]) > 1 and rounds else []:
+        one = start(name, choice)
         try:
-            self.facts = self.listen()
-        except BaseException:
-            self.stop()
-            raise
-        self.signal(signal.SIGSTOP)
+            seconds = one.run_rounds(1 + rounds)[1:]
+        finally:
+            one.stop()
+        tried.append({**choice, "seconds": seconds})
+        print("trying", name, choice, [round(value, 2) for value in seconds], flush=True)
+    return tried
 
-    def listen(self) -> Any:
-        """The next message."""
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self.name} has ended:\n{self.log.read_text()[-3000:]}")
-        return json.loads(line)
 
-    def signal(self, number: int) -> None:
-        """Send a signal to all its processes."""
-        for pid in family(self.process.pid):
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-    def run_rounds(self, rounds: int = 1) -> list[float]:
-        """Some rounds; returns their seconds."""
-        self.signal(signal.SIGCONT)
-        time.sleep(0.3)  # to wake up
-        print(rounds, file=self.process.stdin, flush=True)
-        seconds, accuracy = zip(*self.listen(), strict=True)
-        self.signal(signal.SIGSTOP)
-        self.seconds += seconds
-        self.accuracy += accuracy
-        return list(seconds)
-
-    def peak(self, rounds: int) -> dict[str, float]:
-        """The most memory seen during some more rounds."""
-        with peak_memory(self.process.pid) as most:
-            self.run_rounds(rounds)
-        return most
-
-    def stop(self) -> None:
-        """End it, by closing its input or, after a while, by a kill."""
-        processes = family(self.process.pid)
-        self.signal(signal.SIGCONT)
-        self.process.stdin.close()
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(30)
-        for pid in processes:
-            with suppress(OSError):
-                # The folder shows that the number still belongs to the same process.
-                if Path(f"/proc/{pid}/cwd").readlink() == self.log.parent:
-                    os.kill(pid, signal.SIGKILL)
-        self.process.wait()
+def fastest(name: str, tried: list[dict[str, Any]]) -> dict[str, Any]:
+    """The settings with which a contestant runs."""
+    best = min(tried, key=lambda trial: min(trial["seconds"]), default=CONTESTANTS[name][-1])
+    return {key: value for key, value in best.items() if key != "seconds"}
 
 
 def compete(workload: str, names: list[str], args: argparse.Namespace) -> dict[str, Any]:
     """One workload: calibration, race, memory."""
     settings, total = WORKLOADS[workload], args.rounds + MEMORY_ROUNDS
-    pythons = {name: environment(name, args.envs) for name in ("flower", "pfl")}
+    kinds = {name.partition("-")[0] for name in names}
+    pythons = {name: environment(name, args.envs) for name in PEERS if name in kinds}
     with tempfile.TemporaryDirectory(prefix="race-") as folder:
         place = Path(folder)
         fed = federation(
@@ -193,58 +136,35 @@ def compete(workload: str, names: list[str], args: argparse.Namespace) -> dict[s
             python = pythons.get(name.partition("-")[0], sys.executable)
             return Contestant(name, python, {**common, **DEFAULT, **choice}, place / f"{name}.log")
 
-        chosen: dict[str, dict[str, Any]] = {}
-        tried: dict[str, list[dict[str, Any]]] = {}
-        for name in names:
-            choices, tried[name] = CONTESTANTS[name], []
-            for choice in choices if len(choices) > 1 else []:
-                one = start(name, choice)
-                try:
-                    seconds = one.run_rounds(1 + args.calibrate)[1:]
-                finally:
-                    one.stop()
-                tried[name].append({**choice, "seconds": seconds})
-                print(
-                    workload,
-                    "trying",
-                    name,
-                    choice,
-                    [round(value, 2) for value in seconds],
-                    flush=True,
-                )
-            best = min(tried[name], key=lambda trial: min(trial["seconds"]), default={})
-            chosen[name] = {key: value for key, value in best.items() if key != "seconds"}
+        tried = {name: trials(name, start, args.calibrate) for name in names}
+        chosen = {name: fastest(name, tried[name]) for name in names}
         crowd: list[Contestant] = []
-        try:
-            crowd.extend(start(name, chosen[name]) for name in names)
+        busy: list[float] = []
+        with ExitStack() as ends:  # each is stopped, even where stopping another one fails
+            for name in names:
+                crowd.append(start(name, chosen[name]))
+                ends.callback(crowd[-1].stop)
             for t in range(args.rounds):
                 early = t < args.guest_rounds
                 on = [one for one in crowd if early or one.name not in FIRST_ROUNDS_ONLY]
                 for one in on[t % len(on) :] + on[: t % len(on)]:
                     one.run_rounds()
+                busy.append(os.getloadavg()[0])
                 times = {one.name: round(one.seconds[-1], 2) for one in on}
                 accuracies = {one.name: round(one.accuracy[-1], 4) for one in on}
                 print(workload, t + 1, times, accuracies, flush=True)
             seconds = {one.name: list(one.seconds) for one in crowd}
+            processor = {one.name: list(one.processor_seconds) for one in crowd}
             accuracy = {one.name: list(one.accuracy) for one in crowd}
             peaks = {one.name: one.peak(MEMORY_ROUNDS) for one in crowd}
-        finally:
-            for one in crowd:
-                one.stop()
     timed = {name: values[args.warm_up :] for name, values in seconds.items()}
-    ratios = {
-        name: spread(
-            [theirs / ours for theirs, ours in zip(values, timed["fedhelix"], strict=False)]
-        )
-        | {"of_medians": statistics.median(values) / statistics.median(timed["fedhelix"])}
-        for name, values in timed.items()
-        if name != "fedhelix"
-    }
+    used = {name: values[args.warm_up :] for name, values in processor.items()}
+    ratios = ratios_to_ours(timed)
     last = {name: values[-1] for name, values in accuracy.items() if len(values) == args.rounds}
     furthest = max(
         abs(values[-1] - accuracy["fedhelix"][len(values) - 1]) for values in accuracy.values()
     )
-    peers = [name for name in ("flower", "pfl") if name in timed]
+    peers = [name for name in PEERS if name in timed]
     rival = min(peers, key=lambda name: statistics.median(timed[name]), default=None)
     result = {
         "settings": settings,
@@ -252,11 +172,14 @@ def compete(workload: str, names: list[str], args: argparse.Namespace) -> dict[s
         "rounds_timed": {name: len(values) for name, values in timed.items()},
         "seconds_per_round": {name: spread(values) for name, values in timed.items()},
         "ratio_to_fedhelix": ratios,
+        "processor_seconds_per_round": {name: spread(values) for name, values in used.items()},
+        "processor_ratio_to_fedhelix": ratios_to_ours(used),
         "better_peer": rival,
         "ratio_to_better_peer": ratios[rival]["of_medians"] if rival else None,
         "accuracy_after": last,
         "largest_difference_of_accuracy": furthest,
         "accuracy_is_equal": furthest <= EQUAL,
+        "load_average": busy,
         "peak_memory_MiB": peaks,
         "chosen": {
             one.name: chosen[one.name] | {k: v for k, v in one.facts.items() if k != "versions"}
@@ -272,6 +195,38 @@ def compete(workload: str, names: list[str], args: argparse.Namespace) -> dict[s
     mebibytes = {name: round(value["pss"]) for name, value in peaks.items()}
     print(workload, rounded, "accuracy", last, equal, "MiB", mebibytes, flush=True)
     return result
+
+
+def ratios_to_ours(values: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    """How many times as much as fedhelix each of the others needed, round by round."""
+    ours = values["fedhelix"]
+    return {
+        name: spread([theirs / mine for theirs, mine in zip(its, ours, strict=False)])
+        | {"of_medians": statistics.median(its) / statistics.median(ours)}
+        for name, its in values.items()
+        if name != "fedhelix"
+    }
+
+
+def rows(report: dict[str, Any], workload: str) -> list[dict[str, Any]]:
+    """What a workload measured: a row for each contestant, with the commit and the device."""
+    race, place = report[workload], report["machine"]
+    return [
+        {
+            "workload": workload,
+            "contestant": name,
+            "version": race["versions"][name].get(VERSIONED.get(name.partition("-")[0], "torch")),
+            "seconds_per_round": seconds["median"],
+            "relative_to_fedhelix": race["ratio_to_fedhelix"].get(name, OURS)["median"],
+            "processor_seconds_per_round": race["processor_seconds_per_round"][name]["median"],
+            "processor_relative_to_fedhelix": race["processor_ratio_to_fedhelix"].get(name, OURS)[
+                "median"
+            ],
+            "commit": report["versions"].get("commit"),
+            "device": f"{place['cores']} cores of {place['processor']}",
+        }
+        for name, seconds in race["seconds_per_round"].items()
+    ]
 
 
 def command(arguments: list[str]) -> str:
@@ -299,17 +254,20 @@ def main() -> None:
         "--guest-rounds", type=int, default=5, help="first rounds, which all contestants run"
     )
     parser.add_argument(
-        "--calibrate", type=int, default=1, help="rounds that each setting is tried for, after one"
+        "--calibrate",
+        type=int,
+        default=1,
+        help="rounds that each setting is tried for, after one; 0: the usually fastest, untried",
     )
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS))
     args = parser.parse_args()
     if (
         not 0 <= args.warm_up < min(args.rounds, args.guest_rounds)
-        or not 1 <= args.calibrate < args.rounds
+        or not 0 <= args.calibrate < args.rounds
     ):
         parser.error(
-            "--rounds and --guest-rounds must be more than --warm-up, and --calibrate at least 1"
+            "--rounds and --guest-rounds must be more than --warm-up, and --calibrate at least 0"
         )
     if "fedhelix" not in args.contestants:
         parser.error("fedhelix takes part")
@@ -318,8 +276,10 @@ def main() -> None:
     report = {"command": command(sys.argv[1:]), "machine": machine(), "versions": versions()}
     if os.getloadavg()[0] > 0.5:
         print("the machine is busy: the numbers will not be reliable", flush=True)
+    report["rows"] = []
     for workload in args.workloads:
         report[workload] = compete(workload, args.contestants, args)
+        report["rows"] += rows(report, workload)
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(report, indent=1) + "\n")
     draw_race(report, args.out.with_suffix(".png"))

@@ -29,6 +29,18 @@ def family(pid: int) -> list[int]:
     return pids
 
 
+def processor_seconds(pids: Iterable[int]) -> float:
+    """What some processes and their ended children have used so far."""
+    ticks = 0
+    for pid in pids:
+        try:
+            words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        ticks += sum(map(int, words[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def memory(pids: Iterable[int]) -> dict[str, float]:
     """MiB of some processes together: shared pages counted once (pss), or in each process (rss)."""
     total = {"pss": 0.0, "rss": 0.0}

@@ -14,13 +14,20 @@ from matplotlib.figure import Figure
 
 # Of the palette of Okabe and Ito; defaults are hatched, so that colour is not needed to tell them
 # apart.
-COLOURS = {"fedhelix": "#0072B2", "flower": "#E69F00", "pfl": "#009E73", "plain": "#999999"}
+COLOURS = {
+    "fedhelix": "#0072B2",
+    "flower": "#E69F00",
+    "pfl": "#009E73",
+    "blazefl": "#CC79A7",
+    "plain": "#999999",
+}
 LABELS = {
     "fedhelix": "fedhelix",
     "flower": "Flower\nbest",
     "flower-default": "Flower\ndefault",
     "pfl": "pfl\nbest",
     "pfl-default": "pfl\ndefault",
+    "blazefl": "BlazeFL\nbest",
     "plain": "plain\nloop",
 }
 TITLES = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from fedhelix.store.progress import human_bytes
 from parts.files import RESULTS, exists, fashion, percent, result, table
 
@@ -11,6 +13,12 @@ GPU = {
     "sweep": "30 runs (5 seeds × 6 learning rates) at once, 10 clients per round each",
     "resnet18-float32": "ResNet-18 on CIFAR-10, 10 clients per round, PyTorch's default precision",
     "resnet18-bfloat16": "the same in bfloat16, against the plain loop in default precision",
+}
+DEEP = {
+    "fedavg float32": "FedAvg, PyTorch's default precision",
+    "fedavg bfloat16": "FedAvg, bfloat16",
+    "gene-fl bfloat16": "GENE-FL, bfloat16",
+    "helix bfloat16": "Helix, bfloat16",
 }
 CPU = {
     "fedhelix": "fedhelix, `parallel`, two workers",
@@ -56,6 +64,20 @@ def gpu() -> str:
         times = [f"{seconds['plain']:.3g}", f"{seconds['ours']:.3g}"]
         rows.append([GPU[key], *times, f"{measured[key]['ratio']:.1f}"])
     return table(["workload", "plain loop, s per round", "batched, s per round", "ratio"], rows)
+
+
+def deep() -> str:
+    """ResNet-18 in GENE-FL's setting on a GPU."""
+    measured = result("speed-deep")
+    steps = 10 * 70  # ten clients, ten epochs of seven batches
+    plain = measured["plain loop"]["seconds_per_round"][-1]
+    rows = [["plain loop, FedAvg", f"{plain:.2f}", f"{1000 * plain / steps:.1f}", "1"]]
+    for key, words in DEEP.items():
+        seconds = statistics.median(measured[key]["seconds_per_round"][1:])
+        step = f"{measured[key]['ms_per_client_step']:.2f}"
+        rows.append([words, f"{seconds:.2f}", step, f"{plain / seconds:.1f}"])
+    heads = ["ResNet-18, ten clients, ten epochs", "s per round", "ms per client step", "ratio"]
+    return table(heads, rows)
 
 
 def cpu() -> str:

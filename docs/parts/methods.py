@@ -7,11 +7,14 @@ import inspect
 import typing
 from typing import Any
 
+import fedhelix
 from fedhelix import METHODS, FedAvg, Method, Wrapper
+from fedhelix.core.docs import summary
 from fedhelix.core.method import HOOKS
 from fedhelix.robust.defences import Defence
 from parts.files import RESULTS, ROOT, fashion, percent, result, table
 
+NEEDED_MODELS = {"fedbn": "digits-bn-cnn"}  # where the usual network of the data does not do
 PAPERS = {"gene-fl": "GENE-FL", "genfed": "GenFed", "pfedgpa": "pFedGPA"}
 TABLE1 = "../results.md#pfedgpas-table-1-the-methods-without-a-generator"
 
@@ -71,6 +74,44 @@ def _appearances(name: str) -> str:
         if any(stem.startswith(key) for stem in there)
     ]
     return f"Compared with others in the tables of {' and '.join(links)}.\n" if links else ""
+
+
+def use(name: str) -> str:
+    """How a method is called from the command line and from Python."""
+    kind, model = METHODS[name].__name__, NEEDED_MODELS.get(name, "")
+    flag, argument = (f" --model {model}", f', model="{model}"') if model else ("", "")
+    return (
+        f"Its class is `{kind}`; [the table of methods](../methods.md) says what it sends, keeps "
+        "and costs, and [Which method?](../choosing.md) when to take it.\n\n"
+        f"```bash\nfedhelix run {name}{flag}\n```\n\n"
+        f"```python\nfrom fedhelix import Federation, {kind}\n\n"
+        f'run = Federation("digits", method={kind}(){argument}).fit(rounds=10)\n```\n'
+    )
+
+
+def public() -> str:
+    """Every public name with its signature and what it is."""
+    rows = []
+    for name in sorted(fedhelix.__all__, key=str.lower):
+        value = getattr(fedhelix, name)
+        call = f"`{name}{_signature(value)}`" if callable(value) else f"`{name}`"
+        words = summary(value) if inspect.isclass(value) or callable(value) else ""
+        rows.append([call.replace("|", "\\|"), words.replace("|", "\\|")])
+    return table(["name", "what it is "], rows)
+
+
+def _signature(value: Any) -> str:
+    """The names of the arguments, with plain defaults."""
+    try:
+        parameters = inspect.signature(value).parameters.values()
+    except ValueError:
+        return "(...)"
+    plain = (bool, int, float, str, type(None))
+    shown = [
+        f"{one.name}={one.default!r}" if isinstance(one.default, plain) else str(one.name)
+        for one in parameters
+    ]
+    return f"({', '.join(shown)})"
 
 
 def hooks() -> str:

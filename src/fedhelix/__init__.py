@@ -1,180 +1,34 @@
-"""fedhelix: federated learning on clients whose data differ."""
+"""fedhelix: federated learning on clients whose data differ.
 
-from fedhelix.core import metrics
-from fedhelix.core.errors import BadInput, UserError
-from fedhelix.core.method import (
-    Batch,
-    Capabilities,
-    Client,
-    Context,
-    Local,
-    LocalRound,
-    Method,
-    Phase,
-    Upload,
-)
-from fedhelix.core.optimizers import OptimizerRule
-from fedhelix.core.options import option
-from fedhelix.core.registry import METHODS, register
-from fedhelix.core.version import __version__
-from fedhelix.core.wrapper import Wrapper
-from fedhelix.data import Dataset, from_arrays, from_clients, from_table, load
-from fedhelix.data import partitions as partition
-from fedhelix.federation import Federation, FederationSettings, FederationState, Run
-from fedhelix.methods import (
-    APFL,
-    IFCA,
-    Ancestors,
-    Calibrated,
-    Clustered,
-    Compact,
-    Cull,
-    Ditto,
-    FedALA,
-    FedAMP,
-    FedAsync,
-    FedAU,
-    FedAvg,
-    FedAvgFT,
-    FedAvgM,
-    FedBABU,
-    FedBN,
-    FedBuff,
-    FedDBE,
-    FedDyn,
-    FedFina,
-    FedIT,
-    FedLC,
-    FedLG,
-    FedLP,
-    FedLPS,
-    FedNova,
-    FedOpt,
-    FedPAC,
-    FedPer,
-    FedProto,
-    FedProx,
-    FedRep,
-    FedSALoRA,
-    FedUmf,
-    FFALoRA,
-    Finish,
-    FlexLoRA,
-    GeneFL,
-    GenFed,
-    Helix,
-    LGFedAvg,
-    LocalOnly,
-    Moon,
-    PartialFed,
-    PFedGPA,
-    PFedHN,
-    PFedMe,
-    Private,
-    Scaffold,
-)
-from fedhelix.models.lora import add_lora
-from fedhelix.robust.defences import (
-    Bucketing,
-    CentredClipping,
-    GeometricMedian,
-    Krum,
-    Median,
-    MultiKrum,
-    NearestNeighbourMixing,
-    NormBound,
-    TrimmedMean,
-)
-from fedhelix.runs.finished import load_run
+Its names are those of `federation/public.py`, and `load_run`. They are imported when one of them
+is first used, since PyTorch alone takes seconds; `fedhelix --help` needs none of them.
+"""
 
-__all__ = [
-    "APFL",
-    "IFCA",
-    "METHODS",
-    "Ancestors",
-    "BadInput",
-    "Batch",
-    "Bucketing",
-    "Calibrated",
-    "Capabilities",
-    "CentredClipping",
-    "Client",
-    "Clustered",
-    "Compact",
-    "Context",
-    "Cull",
-    "Dataset",
-    "Ditto",
-    "FFALoRA",
-    "FedALA",
-    "FedAMP",
-    "FedAU",
-    "FedAsync",
-    "FedAvg",
-    "FedAvgFT",
-    "FedAvgM",
-    "FedBABU",
-    "FedBN",
-    "FedBuff",
-    "FedDBE",
-    "FedDyn",
-    "FedFina",
-    "FedIT",
-    "FedLC",
-    "FedLG",
-    "FedLP",
-    "FedLPS",
-    "FedNova",
-    "FedOpt",
-    "FedPAC",
-    "FedPer",
-    "FedProto",
-    "FedProx",
-    "FedRep",
-    "FedSALoRA",
-    "FedUmf",
-    "Federation",
-    "FederationSettings",
-    "FederationState",
-    "Finish",
-    "FlexLoRA",
-    "GenFed",
-    "GeneFL",
-    "GeometricMedian",
-    "Helix",
-    "Krum",
-    "LGFedAvg",
-    "Local",
-    "LocalOnly",
-    "LocalRound",
-    "Median",
-    "Method",
-    "Moon",
-    "MultiKrum",
-    "NearestNeighbourMixing",
-    "NormBound",
-    "OptimizerRule",
-    "PFedGPA",
-    "PFedHN",
-    "PFedMe",
-    "PartialFed",
-    "Phase",
-    "Private",
-    "Run",
-    "Scaffold",
-    "TrimmedMean",
-    "Upload",
-    "UserError",
-    "Wrapper",
-    "__version__",
-    "add_lora",
-    "from_arrays",
-    "from_clients",
-    "from_table",
-    "load",
-    "load_run",
-    "metrics",
-    "option",
-    "partition",
-    "register",
-]
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedhelix.federation.public import *  # noqa: F403 - its `__all__` says what
+    from fedhelix.runs.finished import load_run as load_run
+else:
+    from fedhelix.core.version import __version__ as __version__
+
+    def __getattr__(name: str) -> Any:
+        """A subpackage or a public name; `__all__` is one, too."""
+        unknown = AttributeError(f"module 'fedhelix' has no attribute '{name}'")
+        if name.startswith("_") and name != "__all__":
+            raise unknown
+        if find_spec(f"fedhelix.{name}"):
+            return import_module(f"fedhelix.{name}")
+        public = import_module("fedhelix.federation.public")
+        globals().update({known: getattr(public, known) for known in public.__all__})
+        globals()["load_run"] = import_module("fedhelix.runs.finished").load_run
+        globals()["__all__"] = sorted([*public.__all__, "load_run"])
+        if name not in globals():
+            raise unknown
+        return globals()[name]
+
+    def __dir__() -> list[str]:
+        """All names, whether or not they are imported yet."""
+        return sorted({*globals(), *__getattr__("__all__")})

@@ -218,3 +218,27 @@ def test_owners_follow_the_hold_out_and_must_be_complete():
     assert len(data.owners) == len(data.x)
     with pytest.raises(UserError, match="3 owners for 40 samples"):
         from_arrays(x, y, owners=[1, 2, 3])
+
+
+def test_every_owner_is_a_client_and_is_tested_on_its_own_samples():
+    """One in five samples of each owner is held out; a single sample is trained on."""
+    draw = np.random.default_rng(0)
+    owners = np.repeat(np.arange(40), [1] * 30 + [10] * 10)
+    x, y = np.stack([owners, draw.normal(size=130)], axis=1), draw.integers(0, 2, 130)
+    fed_data = from_arrays(x, y, owners=owners, name="owned")
+    with pytest.warns(UserWarning, match="30 of the 40 clients of 'owned' have no test samples"):
+        splits = partitions.natural().split(fed_data, seed=0)
+    assert len(splits) == 40
+    assert [len(split.test) for split in splits] == [0] * 30 + [2] * 10
+    for owner, split in enumerate(splits):
+        assert (fed_data.x_test[split.test, 0] == owner).all()
+    with pytest.raises(UserError, match="too few samples of each owner for a test pool"):
+        from_arrays(x[:30], y[:30], owners=owners[:30])
+
+
+@pytest.mark.parametrize("given", ["x", "y"])
+def test_a_value_that_is_no_number_is_named_by_its_own_row(given):
+    arrays = {"x": np.ones((50, 2)), "y": np.linspace(0, 1, 50)}
+    arrays[given][37] = np.nan
+    with pytest.raises(UserError, match=f"{given} of 'table' has nan in sample 37;"):
+        from_arrays(**arrays, name="table")

@@ -206,7 +206,9 @@ class TestRules:
 
     def test_natural_client_without_own_test_samples(self):
         data = from_clients([(np.zeros((1, 1)), [0]), (np.ones((20, 1)), [0, 1] * 10)])
-        assert all(len(split.test) for split in natural().split(data, 0))
+        with pytest.warns(UserWarning, match="1 of the 2 clients"):
+            splits = natural().split(data, 0)
+        assert [len(split.test) for split in splits] == [0, 4]
 
     def test_regression(self):
         data = from_arrays(np.zeros((100, 2)), np.linspace(0, 1, 100))

@@ -64,7 +64,7 @@ HARMS = {
     "is about round 7 instead of 1": forged({"round": 7}),
     "is about site 'site-0' instead of 'site-1'": forged({"site": "site-0"}),
     "is about client 0 instead of 1": forged({"client": 0}),
-    "is about experiment 'another' instead of 'experiment'": forged({"experiment": "another"}),
+    "is about experiment 'another' instead of '0123": forged({"experiment": "another"}),
     "has -3 for samples": forged({"samples": -3}),
     "has 'many' for samples": forged({"samples": "many"}),
     "holds no tensor for 'fc.weight'": forged(change_body=replaced(None)),
@@ -115,7 +115,7 @@ def test_an_upload_that_lacks_what_all_others_have_is_refused(tmp_path):
 
     deployment = disturb(InProcessDeployment(tmp_path / "again", 3), forged(change_body=cut))
     assert (
-        "another shape for 'control/"
+        "another shape or type for 'control/"
         in deployment.fit(spec_for("scaffold")).records[1]["missing"]["1"]
     )
 
@@ -264,11 +264,12 @@ def test_a_site_that_restarts_while_it_works_gets_its_request_again(tmp_path):
 
 
 def test_a_name_belongs_to_its_key(tmp_path):
-    deployment = InProcessDeployment(tmp_path, 2, patience=0.3)
+    deployment = InProcessDeployment(tmp_path, 2, patience=0.3, minimum=2)
     deployment.grid.names = dict(
         zip(deployment.grid.answers, ["site-0", "somebody else"], strict=True)
     )
-    with pytest.raises(EngineFailure, match=r"connected: site-0\)"):
+    said = "connected: site-0; node 102 'somebody else' is not let in as 'site-1'"
+    with pytest.raises(EngineFailure, match=said):
         deployment.federation(spec_for(clients=2))
 
 

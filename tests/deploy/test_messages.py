@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.tree import encode
-from fedhelix.deploy import messages
+from fedhelix.deploy import messages, schema
 from helpers import same
 
 INITIAL = {"weight": torch.zeros(3, 2), "count": torch.zeros((), dtype=torch.int64)}
@@ -97,22 +97,109 @@ def test_trees_that_no_method_sends_are_refused(body, said):
         messages.check_tree(messages.read(encode({"header": "{}", "body": body})).body, INITIAL)
 
 
-def test_numbers_and_expectations():
-    header = {"round": 2, "samples": 10, "flag": True, "loss": float("nan")}
+def test_expectations():
+    header = {"round": 2, "flag": True}
     messages.expect(header, round=2)
-    with pytest.raises(UserError, match="is about round 2 instead of 3"):
-        messages.expect(header, round=3)
-    assert messages.number(header, "samples", low=1) == 10
-    assert messages.number(header, "loss") != messages.number(header, "loss")
-    for key, low in (("flag", 0), ("nothing", 0), ("samples", 11)):
-        with pytest.raises(UserError, match=f"for {key}, which must be a number"):
-            messages.number(header, key, low)
+    for wanted in ({"round": 3}, {"flag": 1}, {"client": 0}):
+        with pytest.raises(UserError, match=f"is about {next(iter(wanted))}"):
+            messages.expect(header, **wanted)
 
 
-def test_names():
-    assert messages.name({"used": "archive-tuned"}, "used") == "archive-tuned"
-    for bad in (None, 3, True, "", "two words", "../up", "-x", "x" * 64, ["tuned"]):
-        with pytest.raises(UserError, match="for used, which must be a name"):
-            messages.name({"used": bad}, "used")
-    with pytest.raises(UserError, match="has None for used"):
-        messages.name({}, "used")
+GOOD = {"site": "a", "seconds": 0.5, "samples": 10, "loss": float("nan")}
+SCORES = {"site": "a", "seconds": 1, "test": 0.5, "test_loss": 2, "valid": 0.1, "used": "model"}
+HUGE = 10**400
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "bad"),
+    [
+        *(("train", "samples", bad) for bad in (0, -3, 2.0, True, None, "many", HUGE, [1])),
+        *(("train", "loss", bad) for bad in (HUGE, -HUGE, 1.7e308, None, True, "1", {})),
+        *(("train", "seconds", bad) for bad in (-1.0, HUGE, None, "1", float("-inf"))),
+        *(("train", "site", bad) for bad in ("", None, "a/b", "x" * 64, 3)),
+        *(("evaluate", key, HUGE) for key in ("test", "test_loss", "valid")),
+        *(
+            ("evaluate", "used", bad)
+            for bad in (None, 3, True, "", "two words", "../up", "-x", "x" * 64, ["tuned"])
+        ),
+    ],
+)
+def test_a_field_that_breaks_the_schema_is_named(kind, key, bad):
+    good = GOOD if kind == "train" else SCORES
+    assert messages.read_answer(messages.write(good), kind).header["site"] == "a"
+    with pytest.raises(UserError, match=f"for {key}, which must be") as refused:
+        messages.read_answer(messages.write({**good, key: bad}), kind)
+    assert len(str(refused.value)) < 500
+
+
+REQUEST = {
+    "kind": "train",
+    "experiment": "0123456789abcdef" * 2,
+    "client": 0,
+    "round": 0,
+    "spec": "{}",
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "bad"),
+    [
+        *(("client", bad) for bad in (-1, 10**9, HUGE, None, "0", 0.0, False)),
+        *(("round", bad) for bad in (-1, 10**18, HUGE, None)),
+        *(("experiment", bad) for bad in ("1e400", "None", "NaN", None, "..", "A" * 32)),
+        *(("classes", bad) for bad in (0, -1, 10**9, "3")),
+        ("spec", None),
+        ("trained", "yes"),
+    ],
+)
+def test_a_site_refuses_requests_that_break_the_schema(key, bad):
+    assert messages.read_request(messages.write(REQUEST)).header["kind"] == "train"
+    with pytest.raises(UserError, match=f"for {key}, which must be"):
+        messages.read_request(messages.write({**REQUEST, key: bad}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.complex64, torch.uint16])
+def test_tensors_that_no_method_computes_with_are_refused(dtype):
+    body = {"control": {"w": torch.zeros(2).to(dtype)}}
+    with pytest.raises(UserError, match=f"holds a tensor of {dtype} at 'control/w'"):
+        messages.read(messages.write(GOOD, body))
+
+
+def test_an_index_of_entries_that_contradicts_itself_is_refused():
+    good = encode({"header": "{}", "body": {"model": {"w": torch.ones(2)}}})
+    size = int.from_bytes(good[:8], "little")
+    table = json.loads(good[8 : 8 + size])
+    for name in ("body/model/w/x", "body/model/w/0", "body/model/w"):
+        entries = {"header": "{}", "body/model/w": None, "body/model/w/": None, name: 1}
+        text = json.dumps({**table, "__metadata__": {"entries": json.dumps(entries)}}).encode()
+        with pytest.raises(UserError, match="is no message"):
+            messages.read(struct.pack("<Q", len(text)) + text + good[8 + size :])
+
+
+DATA = {
+    "site": "a", "seconds": 0.0, "data": "own", "train": 5, "test": 1, "shape": [3],
+    "target": [], "dtype": "torch.float32", "classes": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "bad"),
+    [
+        ("train", 10**12),
+        ("shape", [10**6, 10**6]),
+        ("shape", [0]),
+        ("shape", "3"),
+        ("target", [-1]),
+        ("dtype", "torch.load"),
+        ("classes", 10**9),
+    ],
+)
+def test_an_odd_description_is_refused(key, bad):
+    assert messages.read_answer(messages.write(DATA), "describe").header["train"] == 5
+    with pytest.raises(UserError, match=f"for {key}, which must be"):
+        messages.read_answer(messages.write({**DATA, key: bad}), "describe")
+
+
+def test_a_strangers_words_stay_short_and_printable():
+    said = schema.clipped("\ud800\x1b[2J" + "x" * 10**6)
+    assert len(said) <= 303 and said.isprintable()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedhelix import METHODS
+from fedhelix import METHODS, load
 from fedhelix.core.errors import UserError
 from fedhelix.deploy import messages
 from fedhelix.engines.local import ClientTask
@@ -31,6 +31,14 @@ def spec_for(spec, **more):
     return make_spec(spec, {**CHEAP, **options, "model": NETWORKS.get(spec, "digits-cnn"), **more})
 
 
+@pytest.fixture(scope="module")
+def few(tmp_path_factory) -> str:
+    """A file with some of the digits."""
+    path, digits = tmp_path_factory.mktemp("data") / "few.npz", load("digits")
+    np.savez(path, x=digits.x[:300].numpy(), y=digits.y[:300].numpy())
+    return str(path)
+
+
 def in_simulation(spec):
     fed = spec.config.federation(spec.method, engine="serial")
     return fed.fit(spec.config.rounds, eval_every=spec.config.eval_every, quiet=True)
@@ -44,9 +52,10 @@ IN_ROUNDS = [
 
 
 @pytest.mark.parametrize("spec", [*IN_ROUNDS, "genfed+fedau"])
-def test_sites_and_simulation_agree(spec, tmp_path):
-    spec = spec_for(spec)
-    across, here = InProcessDeployment(tmp_path, 3).fit(spec), in_simulation(spec)
+def test_sites_and_simulation_agree(spec, few, tmp_path):
+    spec = spec_for(spec, data=few, batch_size=32)
+    deployment = InProcessDeployment(tmp_path, 3, few, common=True)
+    across, here = deployment.fit(spec), in_simulation(spec)
     assert same(across.state.server, here.state.server)
     for one, other in zip(across.records, here.records, strict=True):
         for key, value in other.items():

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.tree import tensors
@@ -19,11 +20,11 @@ from fedhelix.deploy.remote_data import (
     read_site_data,
     site_split,
 )
-from fedhelix.deploy.site import Site, SiteState, site_setup
+from fedhelix.deploy.site import Site, SiteState, latest_model, site_setup
 from fedhelix.deploy.submit import create
 from fedhelix.runs.spec import make_spec
 from helpers import same
-from in_process import InProcessDeployment
+from in_process import EXPERIMENT, InProcessDeployment
 
 SMALL = {
     "clients": 3,
@@ -146,7 +147,7 @@ def test_small_sites_get_supplements_once(tmp_path):
     run = deployment.fit(make_spec("fedavg", {**SMALL, **requested}))
     assert run.federation.supplements == {2: 6} and sum(sent) == 1
     assert run.records[0]["other_bytes"] == 6 * 4 * (5 + 1)
-    supplement = SiteState(tmp_path / "kept" / "experiment" / "site-2").supplement()
+    supplement = SiteState(tmp_path / "kept" / EXPERIMENT / "site-2").supplement()
     assert supplement["x"].shape == (6, 5)
     # 12 samples: 2 for tests, 1 for validation, 9 to train on, and the supplement.
     message = messages.write(
@@ -167,7 +168,7 @@ def test_sites_must_have_samples_of_one_kind(tmp_path):
         UserError, match=r"site 'b' has samples with shape \[4\], but 'a' has \[3\]"
     ):
         common_description({"a": describe_data(one), "b": describe_data(other)})
-    with pytest.raises(UserError, match="one of the sites 'b' and 'a' has a regression"):
+    with pytest.raises(UserError, match="site 'b' has a regression, but 'a' has a classification"):
         common_description({"a": describe_data(one), "b": describe_data(real)})
     assert (
         placeholder_data(describe_data(one)).shape == (3,)
@@ -179,10 +180,10 @@ def test_parts_are_the_same_on_both_sides():
     server = RemotePartition([(100, 20), (1, 0)], valid=0.1).split(
         placeholder_data(describe_data(read_like())), seed=3
     )
-    mine = site_split(100, 20, 0.1, 3, 0)
-    assert [len(part) for part in vars(server[0]).values()] == [90, 10, 20]
-    assert [len(part) for part in vars(server[1]).values()] == [1, 0, 0]
-    assert same({"it": torch.from_numpy(server[0].train)}, {"it": torch.from_numpy(mine.train)})
+    sites = [site_split(100, 20, 0.1, 3, 0), site_split(1, 0, 0.1, 3, 1)]
+    for parts in (server, sites):
+        assert [len(part) for part in vars(parts[0]).values()] == [90, 10, 20]
+        assert [len(part) for part in vars(parts[1]).values()] == [1, 0, 0]
 
 
 def read_like():
@@ -192,7 +193,7 @@ def read_like():
 def ask(site, spec, **more):
     header = {
         "kind": "train",
-        "experiment": "e",
+        "experiment": EXPERIMENT,
         "client": 0,
         "round": 0,
         "spec": json.dumps(spec.as_dict()),
@@ -205,8 +206,8 @@ def test_what_a_site_refuses(tmp_path):
     site, spec = Site("a", "digits", tmp_path), make_spec("fedavg", SMALL)
     assert ask(site, spec)["samples"] > 0
     assert "no request 'run'" in ask(site, spec, kind="run")["error"]
-    assert "which experiment" in ask(site, spec, experiment="../../etc")["error"]
-    assert "which experiment" in ask(site, spec, round="0")["error"]
+    assert "for experiment, which must be" in ask(site, spec, experiment="../../etc")["error"]
+    assert "for round, which must be" in ask(site, spec, round="0")["error"]
     other = make_spec("fedavg", {"data": "mnist"})
     assert "about the data 'mnist', but the site has 'digits'" in ask(site, other)["error"]
     assert "is no message" in messages.read(site.answer(b"?")).header["error"]
@@ -221,9 +222,10 @@ def test_what_comes_by_message_and_from_disk_is_moved_to_the_site_s_device(tmp_p
     site = Site("a", "digits", tmp_path)
     other_device = torch.device("meta")  # the only other device that every machine has
     monkeypatch.setattr(site, "_setup_for", lambda *_: SimpleNamespace(device=other_device))
-    SiteState(tmp_path / "e" / "a").write(0, {"head": {"w": torch.ones(2)}})
+    SiteState(tmp_path / EXPERIMENT / "a").write(0, {"head": {"w": torch.ones(2)}})
     message = messages.Message(
-        {"experiment": "e", "client": 0, "round": 1}, {"payload": {"model": {"w": torch.ones(2)}}}
+        {"experiment": EXPERIMENT, "client": 0, "round": 1},
+        {"payload": {"model": {"w": torch.ones(2)}}},
     )
     _, task, _ = site._open(message)
     assert {tensor.device for tensor in tensors(task.payload) + tensors(task.client_state)} == {
@@ -313,3 +315,33 @@ def test_labels_of_the_sites_own_samples_cannot_be_flipped(tmp_path):
         ]
         == "ipm"
     )
+
+
+def test_a_site_says_what_it_does_and_keeps_its_own_model(tmp_path, capfd):
+    """After the last round each site has the network's entries in one file."""
+    folders = [blobs(tmp_path / f"data-{n}", n) for n in range(2)]
+    deployment = InProcessDeployment(tmp_path, 2, folders)
+    spec = make_spec("fedavg", {**SMALL, "clients": 2, "data": "own"})
+    run = deployment.fit(spec, out=tmp_path / "run")
+    lines = capfd.readouterr().err.splitlines()
+    assert sum(line.startswith("fedhelix: round 2: 43 samples, loss ") for line in lines) == 2
+    assert sum(line.startswith("fedhelix: after round 2: accuracy ") for line in lines) == 2
+    (found,) = tmp_path.rglob("site-1/model.safetensors")
+    kept = load_file(latest_model(found.parents[2], "site-1"))
+    expected = run.model().state_dict()
+    assert kept.keys() == expected.keys()
+    assert all(torch.equal(kept[name], value) for name, value in expected.items())
+    with pytest.raises(UserError, match="the site 'site-9' has no model in"):
+        latest_model(found.parents[2], "site-9")
+
+
+def test_a_method_that_scores_models_says_which_term_is_missing(tmp_path):
+    spec = make_spec("genfed", {**SMALL, "data": "own"})
+    with pytest.raises(UserError, match=r"genfed scores models .* --term server_data=FILE.npz"):
+        create(spec, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"there is no folder '.*nowhere' with the site's samples"):
+        Site("a", str(tmp_path / "nowhere"), tmp_path)

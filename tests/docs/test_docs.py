@@ -25,6 +25,8 @@ WITH_CODE = [
     "docs/methods.md",
     "docs/devices.md",
     "docs/heterogeneity.md",
+    "docs/tutorials.md",
+    "docs/coming-from.md",
 ]
 WITH_COMMANDS = [
     "README.md",
@@ -145,7 +147,7 @@ def test_method_pages_have_a_figure_and_generated_parts():
         text = page.read_text(encoding="utf-8")
         assert page.stem in METHODS, f"there is no method {page.stem}"
         assert (ROOT / "docs" / "figures" / "methods" / f"{page.stem}.svg").exists()
-        for part in ("options", "results"):
+        for part in ("use", "options", "results"):
             assert f"<!-- made: {part} {page.stem} -->" in text
 
 

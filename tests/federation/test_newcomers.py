@@ -28,7 +28,7 @@ from fedhelix.core.tree import take
 from fedhelix.engines.local import make_client, personal_model, received_model
 from fedhelix.federation.newcomers import onboard_all, onboard_one
 from fedhelix.store.records import newcomers
-from helpers import NETWORKS, cheap, checkpoint, on_disk, same, small, timeless
+from helpers import NETWORKS, cheap, check_resumed, same, small, timeless
 
 DIGITS = load("digits").subsample(400, 200)
 LATE = {"newcomers": 4, "newcomers_after": 2, "data": DIGITS, "partition": "shard:3", "clients": 5}
@@ -171,29 +171,11 @@ def test_the_initial_download_is_counted():
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_every_method_takes_newcomers_in_and_resumes_across_their_arrival(
-    name, tmp_path, monkeypatch
-):
+def test_every_method_takes_newcomers_in_and_resumes_across_their_arrival(name, tmp_path):
     if name == "fedbn":
         pytest.skip("needs BatchNorm; see below")
     model = NETWORKS.get(name, "digits-cnn")
-    build(cheap(name), model=model).fit(3, out=tmp_path / "straight", quiet=True)
-    part = build(cheap(name), model=model)
-    run_rounds = part.run_rounds
-    with monkeypatch.context() as patch:
-        patch.setattr(part, "run_rounds", lambda *args: stop_after(2, run_rounds(*args)))
-        with pytest.raises(KeyboardInterrupt):
-            part.fit(3, out=tmp_path / "part", quiet=True)
-    build(cheap(name), model=model).fit(3, out=tmp_path / "part", resume=True, quiet=True)
-    assert on_disk(tmp_path / "part") == on_disk(tmp_path / "straight")
-    assert same(checkpoint(tmp_path / "part"), checkpoint(tmp_path / "straight"))
-
-
-def stop_after(rounds, played):
-    for number, step in enumerate(played):
-        if number == rounds:
-            raise KeyboardInterrupt
-        yield step
+    check_resumed(lambda: build(cheap(name), model=model), tmp_path, 3, after=2)
 
 
 def test_newcomers_draw_their_own_batch_norm():

@@ -138,7 +138,7 @@ def test_packed_updates_are_unpacked_before():
     ],
     ids=["sign-flip", "ipm", "label-flip"],
 )
-@pytest.mark.filterwarnings("ignore:training seems to diverge")  # where nobody is dropped
+@pytest.mark.filterwarnings("ignore:training has diverged")  # where nobody is dropped
 def test_it_withstands_four_attackers_of_ten(attack, options):
     accuracies = [
         small(method, attack=attack, **ATTACKED, **options)
@@ -149,7 +149,7 @@ def test_it_withstands_four_attackers_of_ten(attack, options):
     assert accuracies[1] > max(0.8, accuracies[0] + 0.1), accuracies
 
 
-@pytest.mark.filterwarnings("ignore:training seems to diverge")  # where nobody is dropped
+@pytest.mark.filterwarnings("ignore:training has diverged")  # where nobody is dropped
 def test_without_validation_data_it_withstands_a_flipped_sign():
     more = {**ATTACKED, "validation_size": 0.0, "attack": "sign-flip", "attack_scale": 4.0}
     more |= {"attack_share": 0.3}

@@ -4,13 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from fedhelix import Batch, FedProto, Local, LocalOnly, Phase, Upload, UserError, partition
+from fedhelix import Batch, FedProto, Local, LocalOnly, Phase, Upload, UserError, load, partition
 from fedhelix.data import Dataset
 from fedhelix.engines.local import ClientTask, make_client
 from helpers import same, small, two_quadratics
 
 X = torch.tensor([[1.0, 0], [3, 0], [0, 2], [5, 6], [0, 4]])
 Y = torch.tensor([0, 0, 1, 0, 1])
+FEW = load("digits").subsample(150, 50)
 
 
 def features_are_inputs(**more):
@@ -112,7 +113,9 @@ def test_without_the_distance_it_is_local_training(model):
 def test_the_pull_brings_the_clients_features_together():
     spread = []
     for strength in (0.0, 3.0):
-        run = small(FedProto(strength=strength), "mlp", cohort=6, epochs=3).fit(5, quiet=True)
+        run = small(FedProto(strength=strength), "mlp", cohort=6, epochs=3).fit(
+            5, quiet=True, eval_every=5
+        )
         setup = run.federation.engine.setup
         prototypes = run.state.server["prototypes"]
         gaps = []
@@ -128,7 +131,7 @@ def test_the_pull_brings_the_clients_features_together():
 
 
 def test_prototypes_are_exact_in_half_precision_too():
-    run = small(FedProto(), "mlp", precision="bfloat16").fit(2, quiet=True)
+    run = small(FedProto(), "mlp", data=FEW, precision="bfloat16").fit(2, quiet=True)
     assert {value.dtype for value in run.state.server["prototypes"].values()} == {torch.float32}
 
 

@@ -1,6 +1,5 @@
 """A personal finish: what a client ends up with, by validation losses worked out by hand."""
 
-import shutil
 from dataclasses import dataclass, replace
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 
 from fedhelix import Calibrated, Ditto, FedAvg, FedAvgFT, Finish, LocalOnly, Method, Wrapper
 from fedhelix.engines.local import ClientTask, make_client, personal_model
-from helpers import checkpoint, close, on_disk, same, small, two_quadratics
+from helpers import check_resumed, close, same, small, two_quadratics
 
 NAMES = ("received", "tuned", "archive", "archive-tuned")
 
@@ -165,25 +164,8 @@ def test_what_is_recorded_is_what_clients_use():
 
 
 def test_a_resumed_run_is_the_straight_one(tmp_path):
-    def build():
-        return small(Finish(archive=0.5))
-
-    build().fit(3, out=tmp_path / "straight", quiet=True)
-    fed = build()
-    rounds = fed.run_rounds
-
-    def interrupted(*args):
-        yield next(rounds(*args))
-        raise KeyboardInterrupt
-
-    fed.run_rounds = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        fed.fit(3, out=tmp_path / "part", quiet=True)
-    shutil.copytree(tmp_path / "part", tmp_path / "moved")
-    build().fit(3, out=tmp_path / "moved", resume=True, quiet=True)
-    assert on_disk(tmp_path / "moved") == on_disk(tmp_path / "straight")
-    assert same(checkpoint(tmp_path / "moved"), checkpoint(tmp_path / "straight"))
-    assert "used" in on_disk(tmp_path / "moved")[-1]
+    run = check_resumed(lambda: small(Finish(archive=0.5)), tmp_path, 3, after=1)
+    assert "used" in run.records[-1]
 
 
 @pytest.mark.parametrize("engine", ["parallel", "batched"])

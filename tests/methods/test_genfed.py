@@ -190,6 +190,8 @@ def test_wrapped_methods_on_the_command_line(cli, tmp_path):
         1,
         "--engine",
         "serial",
+        "--kernels",
+        "native",
         "-q",
     ]
     done = cli("compare", "fedavg", "genfed", "genfed+fedprox", *few, "--out", "both")

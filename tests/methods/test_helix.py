@@ -1,7 +1,5 @@
 """Helix: a chain of parts that can be switched off, good at everything for few bytes."""
 
-import shutil
-
 import pytest
 import torch
 
@@ -20,7 +18,7 @@ from fedhelix import (
 from fedhelix.core.registry import is_wrapper, make, resolve
 from fedhelix.runs.spec import make_spec, read_spec
 from fedhelix.store import RunFolder
-from helpers import checkpoint, close, on_disk, same, small
+from helpers import check_resumed, close, on_disk, same, small
 
 DIGITS = load("digits").subsample(300, 100)
 
@@ -113,8 +111,8 @@ def test_clients_are_better_off_than_with_fedavg_for_a_tenth_of_the_bytes():
     go either way.
     """
     more = {
-        "data": "digits", "model": "digits-cnn", "partition": "dirichlet:0.1", "clients": 20,
-        "cohort": 10, "validation_size": 0.1, "batch_size": 16, "epochs": 2,
+        "data": "digits", "model": "mlp", "partition": "dirichlet:0.1", "clients": 20,
+        "cohort": 10, "validation_size": 0.1, "batch_size": 16, "epochs": 2, "kernels": "native",
     }  # fmt: skip
     found = [
         [
@@ -142,21 +140,7 @@ def test_few_rounds_and_few_bytes_serve_every_client():
 
 
 def test_a_resumed_run_is_the_straight_one(tmp_path):
-    build().fit(3, out=tmp_path / "straight", quiet=True)
-    fed = build()
-    rounds = fed.run_rounds
-
-    def interrupted(*args):
-        yield next(rounds(*args))
-        raise KeyboardInterrupt
-
-    fed.run_rounds = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        fed.fit(3, out=tmp_path / "part", quiet=True)
-    shutil.copytree(tmp_path / "part", tmp_path / "moved")
-    build().fit(3, out=tmp_path / "moved", resume=True, quiet=True)
-    assert on_disk(tmp_path / "moved") == on_disk(tmp_path / "straight")
-    assert same(checkpoint(tmp_path / "moved"), checkpoint(tmp_path / "straight"))
+    check_resumed(build, tmp_path, 3, after=1)
 
 
 @pytest.mark.parametrize("engine", ["parallel", "batched"])

@@ -12,7 +12,7 @@ from fedhelix import METHODS, FedAvg, FedAvgM, FedLG, FedPer, Private, Upload, U
 from fedhelix.components.accounting import Accounting
 from fedhelix.core.seeds import secret_normal
 from fedhelix.engines.local import ClientTask, make_client
-from helpers import checkpoint, on_disk, same, small, timeless
+from helpers import check_resumed, checkpoint, same, small, timeless
 
 pytest.importorskip("dp_accounting")
 uncounted = pytest.mark.usefixtures("uncounted_budget")
@@ -189,22 +189,9 @@ def test_a_client_whose_budget_is_spent_takes_part_no_more():
 
 
 def test_a_resumed_run_keeps_the_ledger_to_the_bit(tmp_path):
-    def fresh():
-        return small(Private(quantile=0.5, epsilon=20.0))
-
-    fresh().fit(3, out=tmp_path / "straight", quiet=True)
-
-    def stop(record):
-        if record["round"] == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fresh().fit(3, out=tmp_path / "part", quiet=True, watch=stop)
+    check_resumed(lambda: small(Private(quantile=0.5, epsilon=20.0)), tmp_path, 3, after=2)
     ledger = checkpoint(tmp_path / "part")["server"]["privacy"]["ledger"]
     assert sum(sum(rounds.values()) for rounds in ledger.values()) == 6
-    fresh().fit(3, out=tmp_path / "part", resume=True, quiet=True)
-    assert on_disk(tmp_path / "part") == on_disk(tmp_path / "straight")
-    assert same(checkpoint(tmp_path / "part"), checkpoint(tmp_path / "straight"))
 
 
 @pytest.mark.parametrize("noise_by", ["server", "clients"])

@@ -85,6 +85,7 @@ def test_a_summary_by_hand():
         "refused": 2,
         "missing": 0,
         "seconds": 3.0,
+        "diverged": None,
         "complete": True,
     }
 

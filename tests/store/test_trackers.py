@@ -7,23 +7,12 @@ import pytest
 from fedhelix.core.errors import UserError
 from fedhelix.methods import GenFed
 from fedhelix.store.trackers import numbers, tracker
-from helpers import small
-
-
-def stopped_after(rounds: int, federation, **how):
-    """A fit that is stopped by Ctrl-C after some rounds."""
-
-    def stop(record):
-        if record["round"] == rounds:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        federation.fit(3, quiet=True, watch=stop, **how)
+from helpers import fit_and_stop, small
 
 
 def test_tensorboard_reads_what_was_written_and_resumed(tmp_path):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    stopped_after(2, small(GenFed()), out=tmp_path / "run", track="tensorboard")
+    fit_and_stop(small(GenFed()), 3, 2, tmp_path / "run", track="tensorboard")
     run = small(GenFed()).fit(3, out=tmp_path / "run", resume=True, track="tensorboard", quiet=True)
     logged = events.EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     for key in ("personal_accuracy", "uplink_bytes", "train_loss", "metadata/rho"):
@@ -45,7 +34,7 @@ def test_mlflow_reads_what_was_written_and_resumed(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "trial")
     mlflow.set_tracking_uri(None)
-    stopped_after(1, small(), out=tmp_path / "run", track="mlflow")
+    fit_and_stop(small(), 3, 1, tmp_path / "run", track="mlflow")
     client = mlflow.MlflowClient()
     identity = (tmp_path / "run" / "mlflow.txt").read_text()
     assert client.get_run(identity).info.status == "KILLED"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -11,39 +12,29 @@ from typing import Annotated
 import click
 import typer
 
-from fedhelix.cli import audit, bench, catalog, deploy, report, train
+from fedhelix.cli.commands import COMMANDS, LazyGroup
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.core.version import __version__
-from fedhelix.engines.blame import culprit, described
 
 DEBUG = "FEDHELIX_DEBUG"  # set: exceptions in a method's hooks come with their traceback
+
+NO_SPACE = (
+    "there is no space left on the device; no complete round is lost: free some space, then go on "
+    "with `fedhelix resume FOLDER`, or repeat the command if it is a sweep or a bench."
+)
 
 app = typer.Typer(
     name="fedhelix",
     help="Federated learning on clients whose data differ: train, compare and understand.",
+    cls=LazyGroup,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (train.run, train.resume, train.compare, train.sweep, bench.bench, audit.audit):
-    app.command()(command)
-app.command()(catalog.methods)
-app.command()(catalog.data)
-app.command("models")(catalog.show_models)
-app.command()(deploy.up)
-app.command()(deploy.site)
-
-deployment = typer.Typer(help="Train across real machines, on Flower.", no_args_is_help=True)
-for command in (deploy.keys, deploy.admit, deploy.expel, deploy.serve):
-    deployment.command()(command)
-deployment.command("run")(deploy.deploy_run)
-deployment.command("resume")(deploy.deploy_resume)
-app.add_typer(deployment, name="deploy")
-
-for command in report.COMMANDS:
-    app.command()(command)
+for name, entry in COMMANDS.items():
+    app.command(name, help=entry.summary)(lambda: None)
 
 
 @app.callback(invoke_without_command=True)
@@ -73,6 +64,10 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         _stop("stopped.", 130)
     except Exception as problem:
+        from fedhelix.engines.blame import culprit, described
+
+        if _is_full(problem) and not os.environ.get(DEBUG):
+            _stop(NO_SPACE, 1)
         if os.environ.get(DEBUG) or not (
             culprit(problem) or isinstance(problem, EngineFailure | OSError)
         ):
@@ -83,6 +78,11 @@ def main() -> None:
         _stop(f"{sentence} (set {DEBUG}=1 for the traceback)" if hidden else sentence, 1)
     else:
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _is_full(problem: Exception) -> bool:
+    """Whether a file could not be written because there is no space left."""
+    return isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _stop(sentence: str, code: int) -> None:

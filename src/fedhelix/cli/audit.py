@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from fedhelix.cli.common import Json
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.files import writable, write_atomically
 from fedhelix.core.options import build
+from fedhelix.report.terminal import listing
 
 ATTACKS = ("idlg",)
 
@@ -92,7 +92,7 @@ def _assigned(assignments: Sequence[str]) -> dict[str, str]:
 
 def _print(rows: Sequence[Mapping[str, Any]]) -> None:
     columns = ("method", "attacker", "sees", "labels found", "PSNR, median", "best", "SSIM")
-    table = Table(*columns, box=None, padding=(0, 2))
+    table = listing(*columns)
     for row in rows:
         labels = "" if row["labels"] is None else f"{row['labels']:.0%}"
         psnr = (f"{row['psnr']:.1f} dB", f"{row['best psnr']:.1f} dB")

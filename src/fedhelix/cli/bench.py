@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from fedhelix.cli.common import Address, EngineName, Json, Minutes, Quiet, Workers, places
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.files import writable, write_atomically
+from fedhelix.report.terminal import listing
 from fedhelix.runs.comparison import check_seeds
 from fedhelix.runs.jobs import is_begun
 
@@ -113,7 +113,7 @@ def bench(  # noqa: PLR0913 - one for every flag
 def _list_studies(console: Console) -> None:
     from fedhelix.papers import STUDIES
 
-    table = Table("study", "what it is", box=None, padding=(0, 2))
+    table = listing("study", "what it is")
     for study in STUDIES.values():
         table.add_row(study.name, study.title)
     console.print(table)

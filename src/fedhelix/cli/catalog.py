@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from fedhelix import models
 from fedhelix.cli.common import Json
@@ -20,24 +19,29 @@ from fedhelix.core.options import build
 from fedhelix.core.registry import METHODS, resolve
 from fedhelix.data import available
 from fedhelix.methods import FedAvg
-from fedhelix.report.terminal import console
+from fedhelix.report.terminal import console, listing
 from fedhelix.runs.config import Config
 
 
 def methods(
     name: Annotated[
-        str | None, typer.Argument(help="Show one method with all its options.")
+        str | None,
+        typer.Argument(help="One method, or a pair such as genfed+fedau, with all its options."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What each method is, its options with defaults and meaning, and its paper.
-
-    NAME shows one method alone, or a pair such as genfed+fedau.
-    """
+    """The methods, each in one line; with NAME one of them, its options and its paper."""
     chosen = {kind.name: kind for kind in resolve(name)} if name else dict(sorted(METHODS.items()))
     facts = {key: _describe(kind) for key, kind in chosen.items()}
     if as_json:
         print(json.dumps(facts, indent=2))
+        return
+    if name is None:
+        table = listing("method", "what it is")
+        for key, fact in facts.items():
+            table.add_row(key, escape(fact["what"]))
+        console.print(table)
+        console.print("`fedhelix methods NAME` shows the options of one.", highlight=False)
         return
     for key, fact in facts.items():
         console.print(f"[bold cyan]{key}[/]  {fact['what']}", highlight=False)
@@ -100,7 +104,7 @@ def data(
         rows = [dataclasses.asdict(item) for item in data_sets]
         print(json.dumps(rows, indent=2, default=str))
         return
-    table = Table("data set", "here", "where, or how to get it", box=None, padding=(0, 2))
+    table = listing("data set", "here", "where, or how to get it")
     for item in data_sets:
         table.add_row(
             item.name,
@@ -124,7 +128,7 @@ def _show_clients(settings: dict[str, Any], as_json: bool) -> None:
         "shift": census.get("shift", ()),
     }
     shown = {title: column for title, column in columns.items() if len(column)}
-    table = Table(*shown, box=None, padding=(0, 2))
+    table = listing(*shown)
     for row in zip(*shown.values(), strict=True):
         table.add_row(*map(str, row))
     console.print(table)
@@ -132,7 +136,7 @@ def _show_clients(settings: dict[str, Any], as_json: bool) -> None:
 
 def show_models() -> None:
     """The networks by name."""
-    table = Table("model", "what it is", box=None, padding=(0, 2))
+    table = listing("model", "what it is")
     for name, words in models.describe().items():
         table.add_row(name, words)
     console.print(table)

@@ -12,10 +12,19 @@ import typer
 
 from fedhelix.store import COMPARISON
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")]
+OUTPUT = "Output"  # the panel of help pages with what becomes of results
+
+Json = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=OUTPUT)
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="No progress display.", rich_help_panel=OUTPUT)
+]
 Track = Annotated[
-    str | None, typer.Option(help="Write every round there too: tensorboard or mlflow.")
+    str | None,
+    typer.Option(
+        help="Write every round there too: tensorboard or mlflow.", rich_help_panel=OUTPUT
+    ),
 ]
 Minutes = Annotated[
     float | None, typer.Option(help="Stop after this time; the same command goes on later.")
@@ -31,7 +40,12 @@ Workers = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", "-o", help="The run folder itself (default: a new one in runs/)."),
+    typer.Option(
+        "--out",
+        "-o",
+        help="The run folder itself (default: a new one in runs/).",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 
 

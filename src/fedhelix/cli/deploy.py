@@ -14,6 +14,9 @@ import typer
 
 from fedhelix.cli.common import Json, Out, Quiet, resumable
 from fedhelix.cli.flags import settings
+from fedhelix.cli.pages import App
+from fedhelix.core.errors import UserError
+from fedhelix.core.files import write_atomically
 from fedhelix.deploy import need_flower, submit
 from fedhelix.deploy.policy import RoundPolicy
 from fedhelix.report.terminal import show_run
@@ -89,20 +92,47 @@ def up(
     print("everything is stopped.")
 
 
+SiteName = Annotated[str, typer.Option(help="The site's name, as its key is registered.")]
+SiteFolder = Annotated[Path, typer.Option(help="The site's state lies here.")]
+
+
+def site_model(
+    name: SiteName,
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("model.safetensors"),
+    folder: SiteFolder = Path("site"),
+) -> None:
+    """Copy the site's own model after its latest complete run into one safetensors file.
+
+    Its entries are those of the network's `state_dict`, for `load_state_dict`.
+    """
+    need_flower()
+    from fedhelix.deploy.site import latest_model
+
+    write_atomically(out, latest_model(folder, name).read_bytes())
+    print(out)
+
+
 def site(
-    name: Annotated[str, typer.Option(help="The site's name, as its key is registered.")],
-    superlink: Annotated[str, typer.Option(help="The server's HOST:PORT.")],
+    ctx: typer.Context,
+    name: SiteName = "",
+    superlink: Annotated[str, typer.Option(help="The server's HOST:PORT.")] = "",
     data: Annotated[
         str, typer.Option(help="A folder or FILE.npz with own samples, or a data set's name.")
-    ],
-    cert: Annotated[Path, typer.Option(help="The server's authority, ca.pem.")],
-    key: Annotated[Path, typer.Option(help="The site's private key.")],
-    folder: Annotated[Path, typer.Option(help="The site's state lies here.")] = Path("site"),
+    ] = "",
+    cert: Annotated[Path | None, typer.Option(help="The server's authority, ca.pem.")] = None,
+    key: Annotated[Path | None, typer.Option(help="The site's private key.")] = None,
+    folder: SiteFolder = Path("site"),
     data_dir: DataDir = None,
     # Set by `up`, which gives all sites one FILE.npz.
     common: Annotated[bool, typer.Option("--common", hidden=True)] = False,
 ) -> None:
     """Run one site with its own data, for as long as the server has work for it."""
+    if ctx.invoked_subcommand is not None:
+        return
+    if cert is None or key is None or not (name and superlink and data):
+        given = {"name": name, "superlink": superlink, "data": data, "cert": cert, "key": key}
+        missing = [f"--{word}" for word, value in given.items() if not value]
+        raise UserError(f"a site also needs {', '.join(missing)}; see `fedhelix site --help`.")
     need_flower()
     from fedhelix.deploy.node import connect
     from fedhelix.deploy.site import Site
@@ -115,6 +145,9 @@ def site(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         connect(superlink, cert, key, worker, folder / f"{name}.node")
+    except KeyboardInterrupt:
+        print(f"fedhelix: the site {name} is stopped; the same command goes on.", file=sys.stderr)
+        raise SystemExit(130) from None
     finally:
         worker.stop()
 
@@ -235,3 +268,16 @@ def deploy_resume(
     with resumable(run, "deploy resume"):
         done = submit.follow(control, RunFolder.open(run), quiet or None)
     show_run(run, done, as_json)
+
+
+sites = App(invoke_without_command=True, add_completion=False)
+sites.callback()(site)
+sites.command("model")(site_model)
+
+commands = App(
+    help="Train across real machines, on Flower.", no_args_is_help=True, add_completion=False
+)
+for command in (keys, admit, expel, serve):
+    commands.command()(command)
+commands.command("run")(deploy_run)
+commands.command("resume")(deploy_resume)

@@ -12,11 +12,32 @@ from typing import Annotated, Any
 
 import typer
 
+from fedhelix.cli.common import OUTPUT
 from fedhelix.core.errors import UserError
 from fedhelix.core.registry import is_known
 from fedhelix.runs.config import Config, layered
 from fedhelix.runs.presets import PRESETS
 from fedhelix.runs.spec import groups_of
+
+# The panels of a help page, with the flags that are used most first; all others are in the last.
+PANELS = {
+    "Data": "data clients partition shift standardize model valid data_dir train_samples "
+    "test_samples",
+    "Federation": "rounds cohort seed participation client_weights newcomers newcomers_after",
+    "Training": "epochs batch_size lr lr_decay momentum weight_decay optimizer augment precision",
+    "Engine": "engine device workers address kernels",
+    OUTPUT: "eval_every eval_clients eval_trained checkpoint_every client_state",
+}
+REST = "Advanced"
+ORDER = " ".join(PANELS.values()).split()
+
+
+def _panel(name: str) -> str:
+    return next((panel for panel, names in PANELS.items() if name in names.split()), REST)
+
+
+def _place(field: dataclasses.Field[Any]) -> int:
+    return ORDER.index(field.name) if field.name in ORDER else len(ORDER)
 
 
 def settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -28,10 +49,11 @@ def settings(command: Callable[..., None]) -> Callable[..., None]:
     fixed = [p.replace(annotation=notes[p.name]) for p in given]
     hints = typing.get_type_hints(Config)
     flags = []
-    for field in dataclasses.fields(Config):
+    for field in sorted(dataclasses.fields(Config), key=_place):
         default = "auto" if field.default is None else field.default
         meaning = field.metadata["meaning"]
-        words = f"{meaning[0].upper()}{meaning[1:]} (default: {str(default).lower()})."
+        words = f"{meaning[0].upper()}{meaning[1:]}"
+        words += "." if "(auto:" in words else f" (default: {str(default).lower()})."
         name = "--" + field.name.replace("_", "-")
         kind: Any = (
             bool if hints[field.name] is bool else str
@@ -39,7 +61,11 @@ def settings(command: Callable[..., None]) -> Callable[..., None]:
         both = f"{name}/--no{name[1:]}" if kind is bool else name
         metavar = None if kind is bool else {int: "N", float: "X"}.get(hints[field.name], "TEXT")
         note = typer.Option(
-            both, help=words, metavar=metavar, show_default=False, rich_help_panel="Settings"
+            both,
+            help=words,
+            metavar=metavar,
+            show_default=False,
+            rich_help_panel=_panel(field.name),
         )
         flags.append(_parameter(field.name, kind | None, note))
     extra = [
@@ -49,12 +75,14 @@ def settings(command: Callable[..., None]) -> Callable[..., None]:
             typer.Option(help="Settings from a TOML file, such as a run's config.toml."),
         ),
         _parameter(
-            "preset", str | None, typer.Option(help=f"Named settings: {', '.join(PRESETS)}.")
+            "preset",
+            str | None,
+            typer.Option(metavar="NAME", help=f"Settings of a paper: {', '.join(PRESETS)}."),
         ),
         _parameter(
             "set",
             list[str] | None,
-            typer.Option(metavar="KEY=VALUE", help="Any key, such as method.mu=0.1."),
+            typer.Option(metavar="KEY=VALUE", help="Any setting, or a method's: fedprox.mu=0.1."),
         ),
     ]
     names = [flag.name for flag in flags]
@@ -67,8 +95,11 @@ def settings(command: Callable[..., None]) -> Callable[..., None]:
         _check_groups(assigned or [], given.get("methods") or [given["method"]])
         command(**given, values=values)
 
-    wrapped.__signature__ = inspect.Signature([*fixed, *extra, *flags])  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in [*fixed, *extra, *flags]}
+    # Panels appear in the order of their first flag: settings by use, output before the rest.
+    usual = [flag for flag in flags if _panel(flag.name) != REST]
+    parameters = [*fixed[:1], *extra, *usual, *fixed[1:], *flags[len(usual) :]]
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
     return wrapped
 
 

@@ -115,6 +115,3 @@ def serve(
     from fedhelix.report.server import serve as start
 
     start(folder, host, port, token)
-
-
-COMMANDS = (plot, report, export, serve)

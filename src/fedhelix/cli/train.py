@@ -21,6 +21,7 @@ from fedhelix.cli.common import (
     resumable,
 )
 from fedhelix.cli.flags import settings
+from fedhelix.core.errors import UserError
 from fedhelix.report.terminal import show_comparison, show_run
 from fedhelix.runs import comparison, jobs
 from fedhelix.runs.jobs import Session
@@ -65,6 +66,12 @@ def resume(
     ],
     address: Address = None,
     track: Track = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a setting of a run, such as rounds=100."
+        ),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -73,6 +80,8 @@ def resume(
     FOLDER is what `fedhelix run` or `fedhelix compare` made.
     """
     with resumable(folder):
+        if changes and comparison.is_comparison(folder):
+            raise UserError("--set changes a single run; start a comparison with other settings.")
         if comparison.is_comparison(folder):
             session = Session(quiet or None, track)
             folders = comparison.resume_comparison(folder, session, places(address=address))
@@ -83,7 +92,7 @@ def resume(
                 "fedhelix: there is no checkpoint; the run starts again from its first round.",
                 file=sys.stderr,
             )
-        done = jobs.resume(folder, quiet=quiet or None, track=track, address=address)
+        done = jobs.resume(folder, quiet or None, track, address, changes or ())
     show_run(folder, done.summary, as_json)
 
 
@@ -101,10 +110,13 @@ def compare(
     """Train several methods on the same clients and cohorts, and show them side by side.
 
     METHOD is a name from `fedhelix methods`, or FILE.py with one of your own. Options of one method
-    are set by its name:  fedhelix compare fedavg fedprox --set fedprox.mu=0.1 --seeds 3
+    are set by its name:
 
-    METHOD@KEY=VALUE,... is a variant with settings of its own:  fedhelix compare fedavg
-    fedavg@lr=0.01,epochs=5
+      fedhelix compare fedavg fedprox --set fedprox.mu=0.1 --seeds 3
+
+    METHOD@KEY=VALUE,... is a variant with settings of its own:
+
+      fedhelix compare fedavg fedavg@lr=0.01,epochs=5
     """
     folder = out or jobs.free_folder(
         "compare-" + "-".join(spec.label for spec in make_specs(methods, values))[:60]
@@ -129,8 +141,7 @@ def sweep(
     """Run every combination of some settings, with several seeds, and show all of them side by
     side.
 
-    FILE says what to run. The same command goes on where it was stopped, and leaves out what is
-    finished:
+    FILE says what to run, for example:
 
       methods = ["fedavg", "genfed"]
       seeds = 3
@@ -139,6 +150,8 @@ def sweep(
       [grid]
       lr = [0.05, 0.1]
       "genfed.rho_max" = [3, 5]
+
+    The same command goes on where it was stopped, and leaves out what is finished.
     """
     grid, folder = read_sweep(file), out or RUNS / f"sweep-{file.stem}"
     with resumable(folder):

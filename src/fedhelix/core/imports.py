@@ -51,7 +51,7 @@ def import_file(path: str) -> str:
     except ImportError as problem:
         reason = import_hint(problem) or f"{type(problem).__name__}: {problem}"
         raise UserError(f"'{path}' cannot be imported: {reason}.") from problem
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         raise UserError(
             f"'{path}' cannot be imported: {type(problem).__name__}: {problem}."
         ) from problem

@@ -61,6 +61,8 @@ class Capabilities:
     buffer: int | None = None  # it is asynchronous: a round ends with so many uploads
     several_models: bool = False  # the server keeps several models; wrappers must stand inside
     outermost: bool = False  # it protects single uploads; nothing outside may look at them
+    final_work: bool = False  # the last round takes longer than the others
+    if_loss_rises: str = ""  # advice of its own, given at the first round with a higher loss
     # What clients of several runs must have in common to train as one program; None: plain loss.
     loss_key: Hashable | None = None
 

@@ -25,6 +25,11 @@ State = dict[str, Tensor]
 Tree = dict[str, Any]
 
 SEPARATOR = "/"
+# What safetensors and JSON raise for bytes that are not what they should be.
+UNREADABLE = (
+    safetensors.SafetensorError, ValueError, LookupError, TypeError, AttributeError,
+    RecursionError, OverflowError,
+)  # fmt: skip
 COPY_WITHIN = 1e-4  # of an update's length; honest clients are never that near to each other
 
 
@@ -198,6 +203,10 @@ def unflatten(flat: Mapping[str, Any]) -> Tree:
         place = tree
         for parent in parents:
             place = place.setdefault(parent, {})
+            if not isinstance(place, dict):
+                raise UserError(f"'{parent}' is a level and a value of the tree at once.")
+        if name in place:
+            raise UserError(f"the tree has '{name}' twice in one place.")
         if name:
             place[name] = value
     return tree
@@ -232,14 +241,7 @@ def decode(content: bytes) -> Tree:
         return unflatten(
             {name: arrays.get(name, value) for name, value in (entries or arrays).items()}
         )
-    except (
-        safetensors.SafetensorError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as problem:
+    except UNREADABLE as problem:
         raise UserError(f"these bytes are no tree: {type(problem).__name__}: {problem}.") from None
 
 
@@ -254,8 +256,10 @@ def load(path: Path, device: torch.device | str = "cpu") -> Tree:
         with safetensors.safe_open(str(path), framework="pt", device=str(device)) as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             entries = json.loads((file.metadata() or {}).get("entries", "{}"))
+        return unflatten(
+            {name: arrays.get(name, value) for name, value in (entries or arrays).items()}
+        )
     except FileNotFoundError:
         raise UserError(f"'{path}' is missing.") from None
-    except (safetensors.SafetensorError, OSError, ValueError) as problem:
+    except (OSError, *UNREADABLE) as problem:
         raise UserError(f"'{path}' is damaged: {problem}.") from None
-    return unflatten({name: arrays.get(name, value) for name, value in (entries or arrays).items()})

@@ -6,6 +6,7 @@ from fedhelix.data.augment import crop_and_flip, draw_crops
 from fedhelix.data.datasets import Dataset, rows_of
 from fedhelix.data.loading import Availability, available, load
 from fedhelix.data.partitions import Partition, Split, class_split
+from fedhelix.data.scaling import Scaling, scaled
 from fedhelix.data.server_data import Reserve, ServerData, even_sample
 from fedhelix.data.shifts import UNSHIFTED, Shift, ShiftedData, shifted
 from fedhelix.data.tables import from_table, is_table
@@ -16,6 +17,7 @@ __all__ = [
     "Dataset",
     "Partition",
     "Reserve",
+    "Scaling",
     "ServerData",
     "Shift",
     "ShiftedData",
@@ -33,5 +35,6 @@ __all__ = [
     "load",
     "partitions",
     "rows_of",
+    "scaled",
     "shifted",
 ]

@@ -51,8 +51,9 @@ def from_arrays(
       regression; several labels of 0 and 1 (N×L) are labels of which several may hold, other
       integers (N×T, N×H×W) the classes of tokens or pixels. A number of classes or None
       (regression) decides otherwise.
-    * Without a test pool 20 % of the samples, class by class, are held out as one.
     * `owners` says for each sample whose it is; a federation then takes its clients from there.
+    * Without a test pool 20 % of the samples, class by class, are held out as one; with owners
+      20 % of each owner's, who are tested on these. An owner with a single sample trains on it.
     """
     if (x_test is None) != (y_test is None):
         raise UserError(f"'{name}' has only one of x_test and y_test; give both or none.")
@@ -63,22 +64,24 @@ def from_arrays(
         raise UserError(
             f"'{name}' has {len(whose)} owners for {len(inputs)} samples; give one for each."
         )
+    whose_test = None
     if x_test is not None:
         test_inputs, test_targets = read_pair(x_test, y_test, f"the test part of '{name}'")
     else:
         count_classes(classes, targets, targets[:0])  # says what whole numbers are
-        held = held_out(targets, classes, numpy_draw(seed, "hold-out"))
+        held = _held_out_pool(targets, classes, whose, seed)
         if not held.any():
+            few = "of each class" if whose is None else "of each owner"
             raise UserError(
-                f"'{name}' has too few samples of each class for a test pool; "
-                "give x_test and y_test."
+                f"'{name}' has too few samples {few} for a test pool; give x_test and y_test."
             )
         test_inputs, test_targets = inputs[held], targets[held]
         inputs, targets = inputs[~held], targets[~held]
-        whose = None if whose is None else whose[~held]
+        if whose is not None:
+            whose, whose_test = whose[~held], whose[held]
     return assembled(
         name, (inputs, targets), (test_inputs, test_targets), classes, mean, std,
-        owners=whose, labels=labels,
+        owners=whose, owners_test=whose_test, labels=labels,
     )  # fmt: skip
 
 
@@ -263,13 +266,32 @@ def held_out(targets: Tensor, classes: Classes, draw: np.random.Generator) -> np
     return mask
 
 
+def _held_out_pool(
+    targets: Tensor, classes: Classes, owners: np.ndarray | None, seed: int
+) -> np.ndarray:
+    """A mask of the test samples: a share of all, or of each owner's."""
+    if owners is None:
+        return held_out(targets, classes, numpy_draw(seed, "hold-out"))
+    mask = np.zeros(len(targets), dtype=bool)
+    for number, owner in enumerate(np.unique(owners)):
+        mine = np.flatnonzero(owners == owner)
+        mask[mine] = _held_out_of_one(targets[mine], classes, seed, number)
+    return mask
+
+
+def _held_out_of_one(targets: Tensor, classes: Classes, seed: int, number: int) -> np.ndarray:
+    """A mask of one owner's test samples: at least one, unless it has only one sample."""
+    held = held_out(targets, classes, numpy_draw(seed, "hold-out", number))
+    if not held.any() and len(targets) > 1:
+        held[-1] = True
+    return held
+
+
 def hold_out_each(parts: list[Pair], classes: Classes, seed: int) -> tuple[list[Pair], list[Pair]]:
     """Every client's samples cut into training and test samples."""
     train, test = [], []
     for index, (x, y) in enumerate(parts):
-        held = held_out(y, classes, numpy_draw(seed, "hold-out", index))
-        if not held.any() and len(y) > 1:
-            held[-1] = True
+        held = _held_out_of_one(y, classes, seed, index)
         train.append((x[~held], y[~held]))
         test.append((x[held], y[held]))
     return train, test

@@ -61,7 +61,7 @@ def _check_inputs(pool: Pool) -> None:
         raise UserError(
             f"{x_name} of '{data_name}' has {len(x)} samples, but there are {len(owners)} owners."
         )
-    _check_finite(data_name, x_name, x)
+    check_finite(f"'{data_name}'", x_name, x)
 
 
 def _check_regression(pool: Pool) -> None:
@@ -72,7 +72,7 @@ def _check_regression(pool: Pool) -> None:
             f"{pool.y_name} of '{pool.data_name}' must be float32 for a regression, "
             f"not {pool.y.dtype}."
         )
-    _check_finite(pool.data_name, pool.y_name, pool.y)
+    check_finite(f"'{pool.data_name}'", pool.y_name, pool.y)
 
 
 def _check_labels(pool: Pool, classes: int) -> None:
@@ -91,13 +91,14 @@ def _check_labels(pool: Pool, classes: int) -> None:
         )
 
 
-def _check_finite(data_name: str, name: str, values: Tensor) -> None:
+def check_finite(where: str, name: str, values: Tensor) -> None:
+    """Refuse values that are no numbers, and name the first sample with one."""
     if not values.is_floating_point():
         return
     finite = values.isfinite()
     if not bool(finite.all()):
         place = (~finite).nonzero()[0].tolist()
         raise UserError(
-            f"{name} of '{data_name}' has {float(values[tuple(place)])} in sample {place[0]}; "
+            f"{name} of {where} has {float(values[tuple(place)])} in sample {place[0]}; "
             "every value must be finite."
         )

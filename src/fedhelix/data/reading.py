@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.metrics import IGNORED
+from fedhelix.data.checks import check_finite
 from fedhelix.data.fields import Parts, is_ragged, padded
 
 Samples = Tensor | Parts
@@ -75,6 +76,9 @@ def read_pair(x: Any, y: Any, where: str) -> Pair:
         )
     if len(targets) == 0:
         raise UserError(f"{where} is empty; at least one sample is needed.")
+    if isinstance(inputs, Tensor):
+        check_finite(where, "x", inputs)  # here, where samples have the user's numbers
+    check_finite(where, "y", targets)
     return inputs, targets
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from fedhelix.core.errors import UserError, unknown
-from fedhelix.data.arrays import Classes, assembled, from_arrays, hold_out_each, pool
+from fedhelix.data.arrays import Classes, from_arrays
 from fedhelix.data.datasets import Dataset
 from fedhelix.data.fields import is_ragged
-from fedhelix.data.reading import coded, is_text, read_pair, stacked
+from fedhelix.data.reading import is_text, stacked
 
 TARGETS = ("label", "labels", "target", "y")  # columns that are the target unless one is named
 
@@ -52,32 +52,10 @@ def from_table(
         if column not in columns:
             raise unknown(f"column of '{name}'", column, columns)
     x, y = read_inputs_of(table, chosen, name), column_of(table, target)
-    more: dict[str, Any] = {"classes": classes, "name": name, "seed": seed}
-    if test is not None:
-        rows = read_inputs_of(test, chosen, name), column_of(test, target)
-        owners = None if owner is None else column_of(table, owner)
-        return from_arrays(x, y, *rows, owners=owners, **more)
-    if owner is None:
-        return from_arrays(x, y, **more)
-    return by_owner(x, y, column_of(table, owner), classes, name, seed)
-
-
-def by_owner(x: Any, y: Any, owners: Any, classes: Classes, name: str, seed: int) -> Dataset:
-    """Every owner's rows cut into training and test samples."""
-    (y,), labels = coded([y])
-    inputs, targets = read_pair(x, y, f"'{name}'")
-    names, index = np.unique(np.asarray(owners).astype(str), return_inverse=True)
-    rows = [np.flatnonzero(index == place) for place in range(len(names))]
-    parts = [(inputs[place], targets[place]) for place in rows]
-    train, test = hold_out_each(parts, classes, seed)
-    if not any(len(part) for _, part in test):
-        raise UserError(f"each owner of '{name}' has a single row, and none is left to test with.")
-    x, y, whose = pool(train, f"an owner of '{name}'")
-    x_test, y_test, whose_test = pool(test, f"an owner of '{name}'")
-    return assembled(
-        name, (x, y), (x_test, y_test), classes, None, None,
-        owners=names[whose], owners_test=names[whose_test], labels=labels,
-    )  # fmt: skip
+    owners = None if owner is None else np.asarray(column_of(table, owner)).astype(str)
+    x_test = None if test is None else read_inputs_of(test, chosen, name)
+    y_test = None if test is None else column_of(test, target)
+    return from_arrays(x, y, x_test, y_test, classes, name, owners=owners, seed=seed)
 
 
 def names_of(table: Any) -> list[str]:

@@ -12,6 +12,7 @@ from fedhelix.core.tree import State, Tree, flatten, to_device
 from fedhelix.deploy import messages
 from fedhelix.deploy.messages import Message
 from fedhelix.deploy.registry import SiteRegistry
+from fedhelix.deploy.schema import clipped
 from fedhelix.deploy.transport import Request, Transport
 from fedhelix.engines.base import Engine, Evaluation
 from fedhelix.engines.local import ClientResult, ClientTask, PersonalModel, Scores, Setup
@@ -77,8 +78,8 @@ class RemoteEngine(Engine):
         answers = {registry.client_of(site): answer for site, answer in replies.answers.items()}
         for client in answers:
             self.supplements.pop(client, None)
-        times = [answer.header.get("seconds") for answer in answers.values()]
-        self._site_seconds += max((time for time in times if isinstance(time, float)), default=0.0)
+        times = [answer.header["seconds"] for answer in answers.values()]
+        self._site_seconds += max(filter(math.isfinite, times), default=0.0)
         return answers
 
     def _write(self, kind: str, task: ClientTask) -> Request:
@@ -102,19 +103,7 @@ class RemoteEngine(Engine):
     def run_clients(self, tasks: Sequence[ClientTask]) -> list[ClientResult]:
         """The results of the sites with a valid answer; none if they are fewer than the minimum."""
         self.transport.wait_for_minimum(self.registry.sites)
-        results = {}
-        for client, answer in self._request("train", tasks, self.enough).items():
-            try:
-                messages.check_tree(answer.body, self.setup.initial)
-                samples = int(messages.number(answer.header, "samples", low=1))
-                loss = messages.number(answer.header, "loss")
-                upload = to_device(answer.body, self.setup.device)
-                results[client] = ClientResult(client, samples, upload, {}, loss)
-            except (UserError, ValueError, OverflowError) as problem:
-                self._refuse(client, problem)
-        for client, why in inconsistent_uploads(results).items():
-            self._refuse(client, why)
-            del results[client]
+        results = self.accept(self._request("train", tasks, self.enough))
         least = self.transport.policy.minimum
         if len(results) < least:
             self._stop_if_hopeless(len(tasks), least)
@@ -125,14 +114,40 @@ class RemoteEngine(Engine):
         self._has_begun = True
         return [results[task.client] for task in tasks if task.client in results]
 
+    def accept(self, answers: Mapping[int, Message]) -> dict[int, ClientResult]:
+        """The results in those answers that are valid; the others are refused."""
+        results = {}
+        for client, answer in answers.items():
+            try:
+                messages.check_tree(answer.body, self.setup.initial)
+            except UserError as problem:
+                self._refuse(client, problem)
+                continue
+            samples, loss = answer.header["samples"], float(answer.header["loss"])
+            upload = to_device(answer.body, self.setup.device)
+            results[client] = ClientResult(client, samples, upload, {}, loss)
+        uploads = {client: result.upload for client, result in results.items() if result.upload}
+        for client, why in inconsistent_trees(uploads).items():
+            self._refuse(client, why)
+            del results[client]
+        return results
+
     def _stop_if_hopeless(self, requested: int, least: int) -> None:
         """Stop a run in which too many sites refuse from the start: all rounds would be empty."""
         if not self._has_begun and self._refusing and requested - len(self._refusing) < least:
             raise _stopped(self.missing[min(self._refusing)])
 
     def client_init(self, tasks: Sequence[ClientTask]) -> dict[int, Tree]:
-        """What the sites send before round 0; all of them must answer."""
-        return self._request_all("client_init", tasks)
+        """What the sites send before round 0; the record of that round says whose is missing."""
+        trees = self._trees("client_init", tasks)
+        for client, why in inconsistent_trees(trees).items():
+            self._refuse(client, why)
+            del trees[client]
+        if len(trees) < min(self.transport.policy.minimum, len(tasks)):
+            raise _stopped(next(iter(self.missing.values())))
+        for client, why in self.missing.items():
+            self.transport.dropped[f"client {client}"] = why
+        return trees
 
     def onboard_client(self, task: ClientTask) -> Tree:
         """A newcomer's turn in its dialogue with the server, which waits for it to connect."""
@@ -150,19 +165,25 @@ class RemoteEngine(Engine):
         return client < len(sites) and sites[client] in self.transport.connected
 
     def _request_all(self, kind: str, tasks: Sequence[ClientTask]) -> dict[int, Tree]:
-        """Answers outside of rounds; the run cannot go on without all of them."""
-        trees = {}
-        for client, answer in self._request(kind, tasks).items():
-            try:
-                messages.check_tree(answer.body, self.setup.initial)
-                trees[client] = to_device(answer.body, self.setup.device)
-                if not finite([answer.body])[0]:
-                    raise UserError("holds values that are not finite.")
-            except UserError as problem:
-                self._refuse(client, problem)
+        """Answers outside of rounds without which the run cannot go on."""
+        trees = self._trees(kind, tasks)
         if self.missing:
             raise _stopped(next(iter(self.missing.values())))
-        return {task.client: trees[task.client] for task in tasks}
+        return trees
+
+    def _trees(self, kind: str, tasks: Sequence[ClientTask]) -> dict[int, Tree]:
+        """The valid trees that sites send outside of rounds, in the order of the tasks."""
+        trees, answers = {}, self._request(kind, tasks)
+        for client in (task.client for task in tasks if task.client in answers):
+            body = answers[client].body
+            try:
+                messages.check_tree(body, self.setup.initial)
+                if not finite([body])[0]:
+                    raise UserError("holds values that are not finite.")
+                trees[client] = to_device(body, self.setup.device)
+            except UserError as problem:
+                self._refuse(client, problem)
+        return trees
 
     def personal(self, tasks: Sequence[ClientTask]) -> list[PersonalModel]:
         """Raise UserError: personal models never leave their sites."""
@@ -184,13 +205,9 @@ class RemoteEngine(Engine):
     def _scores(self, kind: str, tasks: Sequence[ClientTask]) -> list[Scores]:
         nothing = Scores(math.nan, math.nan, math.nan)
         scores: dict[int, Scores] = {}
-        for client, answer in self._request(kind, tasks).items():
-            try:
-                test, loss, valid = (messages.number(answer.header, key) for key in SCORED)
-                used = messages.name(answer.header, "used")
-                scores[client] = Scores(test, loss, valid, used)
-            except UserError as problem:
-                self._refuse(client, problem)
+        for client, (header, _) in self._request(kind, tasks).items():
+            test, loss, valid = (float(header[key]) for key in SCORED)
+            scores[client] = Scores(test, loss, valid, header["used"])
         return [scores.get(task.client, nothing) for task in tasks]
 
     def report(self) -> dict[str, Any]:
@@ -213,39 +230,42 @@ def _stopped(why: str) -> EngineFailure:
     return EngineFailure(f"{why.rstrip('.')}; continue the run when that is fixed.")
 
 
-def inconsistent_uploads(results: Mapping[int, ClientResult]) -> dict[int, str]:
-    """Uploads that lack a group which all others have, or differ in shape where all others agree.
+def inconsistent_trees(trees: Mapping[int, Tree]) -> dict[int, str]:
+    """Trees that lack a group which all others have, or differ in form where all others agree.
 
     The model's entries, packed or not, are checked against the network elsewhere. For the rest of
-    a method's upload the other clients are the only reference.
+    what a method sends the other clients are the only reference.
     """
-    uploads = {
-        client: flatten(result.upload) for client, result in results.items() if result.upload
-    }
+    flat = {client: flatten(tree) for client, tree in trees.items()}
     problems = {}
-    for client, upload in uploads.items():
-        others = [other for number, other in uploads.items() if number != client]
-        if len(others) >= 2 and (problem := _inconsistency(upload, others)):
+    for client, tree in flat.items():
+        others = [other for number, other in flat.items() if number != client]
+        if len(others) >= 2 and (problem := _inconsistency(tree, others)):
             problems[client] = problem
     return problems
 
 
-def _inconsistency(upload: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str | None:
-    """How one flat upload differs from what all others have in common, if it does."""
+def _inconsistency(tree: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str | None:
+    """How one flat tree differs from what all others have in common, if it does."""
     groups = Counter(group for other in others for group in _groups(other))
     common = {group for group, count in groups.items() if count == len(others)}
-    if lacking := common - _groups(upload):
+    if lacking := common - _groups(tree):
         return f"lacks '{min(lacking)}', which all others have."
     problem = None
-    for path, value in upload.items():
+    for path, value in tree.items():
         if path.startswith(("model/", "packed/")):
             continue
-        shapes = {getattr(other[path], "shape", None) for other in others if path in other}
-        if len(shapes) == 1 and getattr(value, "shape", None) not in shapes:
-            problem = f"has another shape for '{path}' than all others."
+        forms = {_form(other[path]) for other in others if path in other}
+        if len(forms) == 1 and _form(value) not in forms:
+            problem = f"has another shape or type for '{clipped(path)}' than all others."
     return problem
 
 
-def _groups(upload: Mapping[str, Any]) -> set[str]:
+def _form(value: object) -> tuple[object, object]:
+    """Shape and type of a tensor; numbers are alike."""
+    return getattr(value, "shape", None), getattr(value, "dtype", value is None)
+
+
+def _groups(tree: Mapping[str, Any]) -> set[str]:
     """The first parts of the paths: "model", "control", ..."""
-    return {path.partition("/")[0] for path in upload}
+    return {path.partition("/")[0] for path in tree}

@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.files import write_atomically
-from fedhelix.deploy.messages import NAME
+from fedhelix.deploy.schema import NAME
 
 DAYS = 825  # of validity: the longest that common software accepts
 ISSUER = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedhelix deployment")])

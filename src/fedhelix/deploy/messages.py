@@ -1,13 +1,14 @@
 """The messages between the server and its sites.
 
 A message is one safetensors file: a JSON header and a tree of tensors. Reading one never executes
-code, whoever wrote it. Invalid content is refused with a sentence that says what is wrong.
+code, whoever wrote it. Invalid content is refused with a sentence that says what is wrong; what
+a header may hold is in `schema.py`.
 """
 
 from __future__ import annotations
 
 import json
-import re
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -15,10 +16,9 @@ from torch import Tensor
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.tree import State, Tree, decode, encode, flatten, payload_bytes
+from fedhelix.deploy import schema
 from fedhelix.federation.uploads import LARGEST
 
-# Names of sites and experiments; they are safe as file names too.
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 # Header fields that an answer repeats from its request.
 REPEATED = ("kind", "experiment", "round", "client")
 HEADER_BYTES = 1 << 20  # allowed for names and header
@@ -44,12 +44,52 @@ def read(content: bytes, max_bytes: int | None = None) -> Message:
     try:
         tree = decode(content)
         header, body = json.loads(tree["header"]), tree.get("body", {})
-        depth = max((path.count("/") for path in flatten({"body": body})), default=0)
+        flat = flatten({"body": body})
     except (UserError, ValueError, KeyError, TypeError, RecursionError) as problem:
-        raise UserError(f"is no message: {problem}") from None
+        raise UserError(f"is no message: {schema.clipped(problem)}") from None
+    depth = max((path.count("/") for path in flat), default=0)
     if not isinstance(header, dict) or not isinstance(body, dict) or depth > MAX_DEPTH:
         raise UserError("is no message: it lacks its parts.")
+    for path, value in flat.items():
+        if unfit := _unfit(value):
+            raise UserError(f"holds {unfit} at '{schema.clipped(path.removeprefix('body/'))}'.")
     return Message(header, body)
+
+
+def _unfit(value: object) -> str | None:
+    """What is wrong with a value as part of a tree."""
+    if isinstance(value, Tensor):
+        return None if str(value.dtype) in schema.DTYPES else f"a tensor of {value.dtype}"
+    if value is None or isinstance(value, bool) or schema.is_real(value):
+        return None
+    large = isinstance(value, int | float)
+    return "a number that is too large" if large else f"a {type(value).__name__}"
+
+
+def read_request(content: bytes) -> Message:
+    """Parse a request to a site."""
+    message = read(content)
+    kind = message.header.get("kind")
+    if kind not in schema.KINDS:
+        raise UserError(
+            f"there is no request {schema.clipped(repr(kind))}; is the server's fedhelix newer "
+            "than the site's?"
+        )
+    if kind != "describe":
+        schema.check(message.header, schema.REQUEST)
+    if not all(isinstance(part, dict) for part in message.body.values()):
+        raise UserError("the message's parts are no trees.")
+    return message
+
+
+def read_answer(content: bytes, kind: str, max_bytes: int | None = None) -> Message:
+    """Parse a site's answer to a request of a kind; its header may be an error's instead."""
+    message = read(content, max_bytes)
+    failed = "error" in message.header
+    schema.check(message.header, schema.ERROR if failed else schema.ANSWERS[kind])
+    if kind == "describe" and "shape" in message.header:
+        schema.check(message.header, schema.OWN_DATA)
+    return message
 
 
 def max_message_bytes(initial: State) -> int:
@@ -57,14 +97,14 @@ def max_message_bytes(initial: State) -> int:
     return LARGEST * payload_bytes(initial) + HEADER_BYTES
 
 
-def check_tree(tree: Tree, initial: State) -> None:
+def check_tree(tree: Tree, initial: State, shapes: bool = False) -> None:
     """Raise UserError for a tree that no method could have sent.
 
-    Shapes and finite values are checked later, with the other uploads of the round.
+    Of an upload, shapes and finite values are checked later, with the others of the round.
     """
     for path, value in flatten(tree).items():
-        if not isinstance(value, Tensor | int | float | None):
-            raise UserError(f"holds a {type(value).__name__} at '{path}'.")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"holds {value} at '{schema.clipped(path)}'.")
     model = tree.get("model", {})
     if not isinstance(model, dict):
         raise UserError("holds something else than a model under 'model'.")
@@ -73,26 +113,13 @@ def check_tree(tree: Tree, initial: State) -> None:
             raise UserError(f"holds no tensor for '{name}'.")
         if name in initial and value.dtype != initial[name].dtype:
             raise UserError(f"has {value.dtype} for '{name}' instead of {initial[name].dtype}.")
+        if shapes and name in initial and value.shape != initial[name].shape:
+            raise UserError(f"has another shape for '{name}' than the network.")
 
 
 def expect(header: Mapping[str, Any], **wanted: Any) -> None:
     """Raise UserError unless the header fields have these values."""
     for key, value in wanted.items():
-        if header.get(key) != value:
-            raise UserError(f"is about {key} {header.get(key)!r} instead of {value!r}.")
-
-
-def name(header: Mapping[str, Any], key: str) -> str:
-    """A short text from a header."""
-    value = header.get(key)
-    if not isinstance(value, str) or not NAME.fullmatch(value):
-        raise UserError(f"has {value!r} for {key}, which must be a name.")
-    return value
-
-
-def number(header: Mapping[str, Any], key: str, low: float = float("-inf")) -> float:
-    """A number from a header; NaN is allowed."""
-    value = header.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < low:
-        raise UserError(f"has {value!r} for {key}, which must be a number.")
-    return value
+        found = header.get(key)
+        if type(found) is not type(value) or found != value:
+            raise UserError(f"is about {key} {schema.clipped(repr(found))} instead of {value!r}.")

@@ -6,10 +6,11 @@ seconds, and runs code that comes with a run. This one runs only the fedhelix in
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -73,13 +74,44 @@ def connect(
     """
     keys, root = read_key(key), certificate.read_bytes()
     deactivate(superlink, root, keys, node_file)
+    logging.getLogger("flwr").addFilter(_no_exit_message)
     while True:
-        with http_request_response(superlink, False, root, keys) as connection:
+        with _activated(superlink, root, keys, key, node_file) as connection:
             write_atomically(node_file, str(connection[0]).encode())
             print(f"fedhelix: connected to {superlink}.", file=sys.stderr, flush=True)
             handler.start()
             Node(*connection).serve(handler.answer)
         time.sleep(RECONNECT_SECONDS)
+
+
+def _no_exit_message(record: logging.LogRecord) -> bool:
+    """Flower's page about a failed connection is left out; one sentence says it."""
+    return not record.getMessage().startswith("Exit Code:")
+
+
+@contextmanager
+def _activated(
+    superlink: str, root: bytes, keys: KeyPair, key: Path, node_file: Path
+) -> Iterator[Any]:
+    """A connection to the SuperLink; raises UserError where it refuses this key."""
+    was_connected = node_file.exists()
+    with ExitStack() as stack:
+        try:
+            connection = stack.enter_context(http_request_response(superlink, False, root, keys))
+        except SystemExit as end:
+            raise UserError(_refusal(end, superlink, key, was_connected)) from None
+        yield connection
+
+
+def _refusal(end: SystemExit, superlink: str, key: Path, was_connected: bool) -> str:
+    """Why the server did not let a site in, and what to do."""
+    if not isinstance(end.__context__, httpx.HTTPStatusError):
+        return f"there is no connection to {superlink}: {end.__context__}."
+    admit = f"on the server, `fedhelix deploy admit {key.stem}` admits it"
+    connected = "another site is connected with it; stop that one, or wait a minute after a crash"
+    reasons = (connected, f"it is not admitted: {admit}")
+    first, second = reasons if was_connected else reasons[::-1]
+    return f"the server at {superlink} refuses the key '{key}': {first}; or {second}."
 
 
 def deactivate(superlink: str, root: bytes, keys: KeyPair, node_file: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.files import write_atomically
+from fedhelix.store.json import loads
 
 SiteDescription = Mapping[str, Any]  # what a site says about its data
 
@@ -26,7 +27,7 @@ class SiteRegistry:
         self.on_join: Callable[[int, SiteDescription], None] = lambda client, description: None
         if path is not None and path.exists():
             try:
-                self.descriptions = dict(json.loads(path.read_bytes()))
+                self.descriptions = dict(loads(path.read_bytes()))
             except (ValueError, TypeError) as problem:
                 raise UserError(f"'{path}' is damaged: {problem}.") from None
 

@@ -13,6 +13,7 @@ import torch
 from fedhelix.core.errors import UserError
 from fedhelix.core.seeds import numpy_draw
 from fedhelix.data import Dataset, Partition, Split, from_arrays, from_npz
+from fedhelix.deploy.schema import DTYPES
 
 OWN = "own"  # in place of a data set's name: every site has its own samples
 
@@ -29,9 +30,7 @@ class RemotePartition(Partition):
     def split(self, data: Dataset, seed: int, exclude: np.ndarray | None = None) -> list[Split]:
         """The split of every client."""
         counts: list[tuple[int, int]] = vars(self)["counts"]
-        return [
-            site_split(train, test, self.valid, seed, i) for i, (train, test) in enumerate(counts)
-        ]
+        return [remote_split(train, test, self.valid) for train, test in counts]
 
     def divided(self, *_: object) -> list[Partition]:
         """The partition as it is: newcomers have the last numbers and bring their own samples."""
@@ -41,8 +40,19 @@ class RemotePartition(Partition):
 def site_split(train: int, test: int, valid: float, seed: int, client: int) -> Split:
     """Split a site's samples: a share of the training samples is held out for validation."""
     order = numpy_draw(seed, "partition-valid", client).permutation(train)
-    held_out = 0 if train < 2 or not valid else int(np.clip(round(valid * train), 1, train - 1))
+    held_out = _held_out(train, valid)
     return Split(order[held_out:], order[:held_out], np.arange(test))
+
+
+def remote_split(train: int, test: int, valid: float) -> Split:
+    """As many places as `site_split` gives a site; zeros take no memory until they are used."""
+    held_out = _held_out(train, valid)
+    sizes = train - held_out, held_out, test
+    return Split(*(np.zeros(size, dtype=np.int64) for size in sizes))
+
+
+def _held_out(train: int, valid: float) -> int:
+    return 0 if train < 2 or not valid else int(np.clip(round(valid * train), 1, train - 1))
 
 
 def read_site_data(path: str | Path) -> Dataset:
@@ -82,41 +92,55 @@ def describe_data(data: Dataset) -> dict[str, Any]:
 
 def common_description(descriptions: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The description that holds for all sites; raises UserError that names a site that differs."""
-    names = list(descriptions)
-    for name in names:
-        if "shape" not in descriptions[name]:
-            raise UserError(
-                f"site '{name}' has no samples of its own, but a part of "
-                f"'{descriptions[name].get('data')}'; the run must be about these data, and not "
-                f"about '{OWN}'."
-            )
-    first = descriptions[names[0]]
-    for name in names[1:]:
-        _check_alike(name, descriptions[name], names[0], first)
+    first, *rest = descriptions
+    for name in (first, *rest):
+        if why := difference(descriptions[name], descriptions[first], first):
+            raise UserError(f"site '{name}' {why}.")
     classes = [description["classes"] for description in descriptions.values()]
-    return {**first, "classes": None if None in classes else max(classes)}
+    return {**descriptions[first], "classes": None if None in classes else max(classes)}
 
 
-def _check_alike(
-    name: str, description: Mapping[str, Any], other_name: str, other: Mapping[str, Any]
-) -> None:
+def odd_sites(descriptions: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """The sites whose data differ from those of more than half of all, and how."""
+    for name, description in descriptions.items():
+        odd = {
+            other: why
+            for other, theirs in descriptions.items()
+            if (why := difference(theirs, description, name))
+        }
+        if name not in odd and 2 * len(odd) < len(descriptions):
+            return odd
+    return {}
+
+
+def difference(
+    description: Mapping[str, Any], other: Mapping[str, Any], other_name: str
+) -> str | None:
+    """Why a site's data cannot be trained on together with another's, or None."""
+    if "shape" not in description:
+        return (
+            f"has no samples of its own, but a part of '{description.get('data')}'; the run must "
+            f"be about these data, and not about '{OWN}'"
+        )
     for key in ("shape", "target", "dtype"):
-        if description[key] != other[key]:
-            raise UserError(
-                f"site '{name}' has samples with {key} {description[key]}, but '{other_name}' "
-                f"has {other[key]}."
+        if description[key] != other.get(key):
+            return (
+                f"has samples with {key} {description[key]}, but '{other_name}' has "
+                f"{other.get(key)}"
             )
     if (description["classes"] is None) != (other["classes"] is None):
-        raise UserError(
-            f"one of the sites '{name}' and '{other_name}' has a regression, the other a "
-            "classification."
+        kinds = "classification", "regression"
+        return (
+            f"has a {kinds[description['classes'] is None]}, but '{other_name}' has a "
+            f"{kinds[other['classes'] is None]}"
         )
+    return None
 
 
 def placeholder_data(description: Mapping[str, Any]) -> Dataset:
     """Data for a server that has none: one sample of zeros, which fixes the network's input."""
     classes = description["classes"]
-    dtype = getattr(torch, str(description["dtype"]).removeprefix("torch."))
+    dtype = DTYPES[description["dtype"]]
     x = torch.zeros(1, *description["shape"], dtype=dtype)
     y = torch.zeros(1, *description["target"], dtype=torch.int64 if classes else torch.float32)
     return Dataset(OWN, x, y, x, y, classes)

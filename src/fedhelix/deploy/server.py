@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from fedhelix.deploy.remote_data import (
     OWN,
     RemotePartition,
     common_description,
+    difference,
+    odd_sites,
     placeholder_data,
-    site_split,
+    remote_split,
 )
 from fedhelix.deploy.transport import Transport
 from fedhelix.federation.federation import Federation
@@ -61,6 +64,10 @@ def open_registry(path: Path, config: Config, transport: Transport) -> SiteRegis
     registry = SiteRegistry(path, config.clients + config.newcomers)
     if not registry.sites:
         transport.wait_for_count(transport.policy.begin or config.clients)
+        if config.data == OWN:
+            here = {site: transport.descriptions[site] for site in transport.connected}
+            for site, why in odd_sites(here).items():
+                transport.turn_away(site, why)
         registry.enrol(transport.descriptions, transport.connected)
     return registry
 
@@ -76,6 +83,7 @@ def make_federation(
         description = common_description(registry.descriptions)
         overrides = _data_of_sites(spec, policy.server_data, registry, description)
         header["classes"] = description["classes"]
+        transport.unfit = partial(difference, other=description, other_name="others")
     cohort = cohort_size(config)
     enough = cohort if policy.extra else None
     evaluates = config.data != OWN or policy.server_data is not None
@@ -120,9 +128,7 @@ def _connect_data(federation: Federation, registry: SiteRegistry, config: Config
         engine.supplements[client] = {"x": x, "y": y}
 
     def update_split(client: int, site: SiteDescription) -> None:
-        federation.splits[client] = site_split(
-            site["train"], site["test"], config.valid, config.seed, client
-        )
+        federation.splits[client] = remote_split(site["train"], site["test"], config.valid)
 
     registry.on_join = update_split
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -12,24 +14,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
 
 from fedhelix.core.errors import UserError
+from fedhelix.core.files import write_atomically
 from fedhelix.core.objective import objective_for
 from fedhelix.core.registry import is_known
-from fedhelix.core.shift import without_shift
-from fedhelix.core.tree import Tree, load, save, to_device
+from fedhelix.core.shift import load_shifted, without_shift
+from fedhelix.core.tree import State, Tree, load, save, to_device
 from fedhelix.data import Dataset, Split
 from fedhelix.data.loading import canonical
 from fedhelix.deploy import messages
-from fedhelix.deploy.messages import NAME, Message
+from fedhelix.deploy.messages import Message
 from fedhelix.deploy.remote_data import OWN, describe_data, read_site_data, site_split
+from fedhelix.deploy.schema import NAME, clipped
 from fedhelix.engines.local import (
     ClientTask,
     Setup,
-    evaluate,
     evaluate_clients,
     make_client,
+    personal_model,
     predict,
     received_model,
     run_client,
@@ -38,8 +43,12 @@ from fedhelix.federation.inputs import client_setup, device_of, network
 from fedhelix.federation.uploads import keep_states
 from fedhelix.runs.config import Config
 from fedhelix.runs.spec import RunSpec, located, read_spec
+from fedhelix.store.progress import human_seconds
+
+MODEL = "model.safetensors"  # a client's own model at the end of a run
 
 Answer = tuple[dict[str, Any], Tree]  # header fields and body
+MOST_EXPERIMENTS = 256  # whose state a site keeps
 
 
 class Site:
@@ -77,9 +86,9 @@ class Site:
         """Answer a request; errors become answers too."""
         begun, header = time.monotonic(), dict[str, Any]()
         try:
-            message = messages.read(content)
+            message = messages.read_request(content)
             header = message.header
-            fields, body = self._handler(header.get("kind"))(message)
+            fields, body = self._handlers[header["kind"]](message)
         except UserError as problem:
             fields, body = {"error": str(problem)}, {}
         except Exception as problem:
@@ -89,8 +98,9 @@ class Site:
         took = {"site": self.name, "seconds": time.monotonic() - begun}
         return messages.write({**repeated, **took, **fields}, body)
 
-    def _handler(self, kind: Any) -> Callable[[Message], Answer]:
-        handlers = {
+    @property
+    def _handlers(self) -> dict[str, Callable[[Message], Answer]]:
+        return {
             "describe": self.describe,
             "client_init": self.client_init,
             "onboard_client": self.onboard_client,
@@ -99,11 +109,6 @@ class Site:
             "evaluate": self.evaluate,
             "evaluate_received": self.evaluate_received,
         }
-        if kind not in handlers:
-            raise UserError(
-                f"there is no request {kind!r}; is the server's fedhelix newer than the site's?"
-            )
-        return handlers[kind]
 
     def describe(self, message: Message) -> Answer:
         """Describe the site's data."""
@@ -132,7 +137,10 @@ class Site:
         drawn_once = setup.method.capabilities.outermost  # noise that is drawn anew protects less
         if drawn_once and (sent := kept.sent(task.round)):
             return sent["fields"], to_device(sent["upload"], setup.device)
+        begun = time.monotonic()
         result = run_client(setup, task)
+        took = human_seconds(time.monotonic() - begun)
+        say(f"round {task.round + 1}: {result.samples} samples, loss {result.loss:.4g}, {took}")
         kept.write(task.round, keep_states([result], {task.client: task.client_state})[task.client])
         fields = {"samples": result.samples, "loss": result.loss}
         if drawn_once:
@@ -141,8 +149,14 @@ class Site:
 
     def evaluate(self, message: Message) -> Answer:
         """The scores of the client's personal model on its own samples."""
-        setup, task, _ = self._open(message)
-        return evaluate(setup, task)._asdict(), {}
+        setup, task, kept = self._open(message)
+        used = personal_model(setup, task)
+        if task.final:
+            kept.write_model(setup, used.state)
+        outputs = partial(predict, setup, without_shift(used.state))
+        scores = evaluate_clients(setup, {task.client: used}, outputs)[task.client]
+        say(f"after round {task.round}: {setup.objective.name} {scores.test:.4f} on own samples")
+        return scores._asdict(), {}
 
     def evaluate_received(self, message: Message) -> Answer:
         """The scores of the model as received, before any training by the client."""
@@ -154,12 +168,8 @@ class Site:
     def _open(self, message: Message) -> tuple[Setup, ClientTask, SiteState]:
         """Everything that the client's work depends on."""
         header, body = message
-        experiment = str(header.get("experiment"))
-        client, round = header.get("client"), header.get("round")
-        if not NAME.fullmatch(experiment) or type(client) is not int or type(round) is not int:
-            raise UserError(
-                "the message does not say which experiment, client and round it is about."
-            )
+        experiment, client, round = header["experiment"], header["client"], header["round"]
+        self._check_room(experiment)
         kept = SiteState(self.folder / experiment / self.name)
         if "supplement" in body:
             kept.write_supplement(body["supplement"])
@@ -167,9 +177,19 @@ class Site:
         # The server knows a client's state only before its first round: its reply to client_init.
         client_state = to_device(kept.read(round) or body.get("client_state", {}), setup.device)
         payload = to_device(body.get("payload", {}), setup.device)
+        messages.check_tree(payload, setup.initial, shapes=True)
         flags = (header.get("trained") is True, header.get("final") is True)
         task = ClientTask(client, round, payload, client_state, *flags)
         return setup, task, kept
+
+    def _check_room(self, experiment: str) -> None:
+        """Refuse one experiment more than a site keeps the state of."""
+        known = list(self.folder.glob(f"*/{self.name}")) if self.folder.exists() else []
+        if len(known) >= MOST_EXPERIMENTS and self.folder / experiment / self.name not in known:
+            raise UserError(
+                f"the site keeps the state of {MOST_EXPERIMENTS} experiments; delete those that "
+                f"are over in '{self.folder}'."
+            )
 
     def _setup_for(self, header: Mapping[str, Any], client: int, kept: SiteState) -> Setup:
         key = json.dumps([header.get("spec"), header.get("classes"), client])
@@ -180,19 +200,25 @@ class Site:
         return self._setup[1]
 
     def _make_setup(self, header: Mapping[str, Any], client: int, kept: SiteState) -> Setup:
-        settings = json.loads(header["spec"])
+        try:
+            settings = json.loads(header["spec"])
+            name = str(settings["method"]["name"])
+        except (ValueError, TypeError, LookupError, RecursionError):
+            raise UserError("the message does not say what to run.") from None
         # A name from the registry and nothing else: FILE.py would be code that the server chooses.
-        if not is_known(str(settings["method"]["name"])):
-            raise UserError(f"the site knows no method '{settings['method']['name']}'.")
+        if not is_known(name):
+            raise UserError(f"the site knows no method '{clipped(name)}'.")
         here = {"data_dir": self.data_dir, "device": "auto", "engine": "serial"}
         spec = read_spec({**settings, **here}, "the message")
         if spec.config.data != self.source:
             raise UserError(
                 f"the run is about the data '{spec.config.data}', but the site has '{self.source}'."
             )
+        if client >= spec.config.clients + spec.config.newcomers:
+            raise UserError(f"the run has no client {client}.")
         if self.own_data is None:
             return spec.config.federation(spec.method).engine.setup
-        data = dataclasses.replace(self.own_data, classes=header["classes"])
+        data = dataclasses.replace(self.own_data, classes=header.get("classes"))
         sizes = len(data.x), len(data.x_test)
         split = site_split(*sizes, spec.config.valid, spec.config.seed, client)
         if supplement := kept.supplement():
@@ -205,6 +231,21 @@ class Site:
         return site_setup(spec, data, [empty] * client + [split])
 
 
+def say(line: str) -> None:
+    """One line into the site's log; stdout of a site's worker carries its answers."""
+    print(f"fedhelix: {line}.", file=sys.stderr, flush=True)
+
+
+def latest_model(folder: Path, name: str) -> Path:
+    """The file with a site's own model after its latest complete run."""
+    found = sorted(folder.glob(f"*/{name}/{MODEL}"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise UserError(
+            f"the site '{name}' has no model in '{folder}' yet; it gets one when a run is complete."
+        )
+    return found[-1]
+
+
 def common_source(data: str) -> str:
     """The canonical name of a common data set: one from the catalogue, or the path of FILE.npz."""
     if data.endswith(".npz"):
@@ -213,6 +254,8 @@ def common_source(data: str) -> str:
         return canonical(data)
     except UserError:
         if not Path(data).is_dir():
+            if "/" in data or os.sep in data:
+                raise UserError(f"there is no folder '{data}' with the site's samples.") from None
             raise
         raise UserError(
             f"'{data}' is a folder; pack its arrays into one FILE.npz to spread them over sites, "
@@ -276,6 +319,12 @@ class SiteState:
     def write_sent(self, answer: Tree) -> None:
         """Store the answer of a round before it leaves."""
         save(answer, self._sent_path)
+
+    def write_model(self, setup: Setup, state: State) -> None:
+        """Store the client's own model at the end of the run, as the network's entries."""
+        example = setup.data.prepare(setup.data.x[:8])
+        module = load_shifted(setup.module, state, setup.layers, example)
+        write_atomically(self.folder / MODEL, safetensors.torch.save(module.state_dict()))
 
     def supplement(self) -> Tree:
         """The samples that the server has supplied, if any."""

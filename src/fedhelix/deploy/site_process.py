@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -83,6 +84,7 @@ def main() -> None:
         parser.add_argument(name)
     parser.add_argument("--common", action="store_true")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the node, which ends this process
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # printed text must not end up between two answers
     site = Site(

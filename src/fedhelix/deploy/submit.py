@@ -58,6 +58,12 @@ def create(spec: RunSpec, out: Path, policy: Sequence[str] = ()) -> RunFolder:
     _check_effects(spec.config)
     values = dict(text.partition("=")[::2] for text in policy)
     checked = _checked(build(RoundPolicy, values, "the deployment's round policy"), spec.config)
+    scores = spec.method.capabilities.server_validation
+    if scores and spec.config.data == OWN and checked.server_data is None:
+        raise UserError(
+            f"{spec.method.label} scores models on samples of the server, which has none where "
+            "sites have their own; add --term server_data=FILE.npz, or take another method."
+        )
     deployment = {"experiment": uuid.uuid4().hex, **vars(checked)}
     return RunFolder.create(out, spec.as_dict() | {"deployment": deployment})
 

@@ -19,6 +19,7 @@ from fedhelix.deploy import messages
 from fedhelix.deploy.messages import Message
 from fedhelix.deploy.policy import RoundPolicy
 from fedhelix.deploy.registry import SiteDescription
+from fedhelix.deploy.schema import clipped
 
 RECORD = "message"  # key of our content in a Flower message
 MESSAGE_TYPE = "query"  # of every Flower message; the kind of request is in our own header
@@ -96,6 +97,9 @@ class Transport:
     sent: int = 0  # bytes since the last report
     received: int = 0
     dropped: dict[str, str] = field(default_factory=dict)  # whose answer was dropped, and why
+    left_out: dict[int, str] = field(default_factory=dict)  # nodes that are no sites of the run
+    # What is wrong with the description of a site that comes later, if anything.
+    unfit: Callable[[SiteDescription], str | None] = lambda description: None
     _nodes: dict[int, str] = field(default_factory=dict)  # connected nodes and their sites
     _activated: dict[int, str] = field(default_factory=dict)
     _pending: dict[str, PendingRequest] = field(default_factory=dict)  # by Flower's message id
@@ -114,6 +118,7 @@ class Transport:
         nodes = {info.node_id: info for info in self.grid.get_nodes()}
         self._activated = {node: info.last_activated_at for node, info in nodes.items()}
         self._nodes = {node: site for node, site in self._nodes.items() if node in nodes}
+        self.left_out = {node: why for node, why in self.left_out.items() if node in nodes}
         identifying = {request.node for request in self._pending.values() if not request.site}
         due, content = time.monotonic() + self.policy.deadline, messages.write(DESCRIBE)
         requests = [
@@ -202,8 +207,17 @@ class Transport:
                 replies.answers[site] = answer
 
     def wait_for_count(self, count: int) -> None:
-        """Before the first round: wait until so many sites are connected."""
-        self.require(lambda: len(self.connected) >= count, f"{count} sites")
+        """Before the first round: wait until so many sites are connected.
+
+        One that was left out is not waited for, if enough others are there.
+        """
+        least = min(self.policy.minimum, count)
+
+        def complete() -> bool:
+            here = len(self.connected)
+            return here >= least and here + len(self.left_out) >= count
+
+        self.require(complete, f"{count} sites")
 
     def wait_for_minimum(self, sites: Iterable[str]) -> None:
         """Before a round: wait until the policy's minimum of these sites is connected."""
@@ -220,9 +234,12 @@ class Transport:
         """Wait for sites without which the run cannot go on."""
         if not self._wait(condition, self.policy.patience):
             here = ", ".join(sorted(self.connected)) or "none"
+            others = "".join(
+                f"; node {node} {why.rstrip('.')}" for node, why in sorted(self.left_out.items())
+            )
             raise EngineFailure(
-                f"{who} were not connected within {self.policy.patience:g} s (connected: {here}); "
-                "start them and continue the run."
+                f"{who} were not connected within {self.policy.patience:g} s (connected: {here}"
+                f"{others}); start them and continue the run."
             )
 
     def _wait(self, condition: Callable[[], bool], seconds: float) -> bool:
@@ -233,7 +250,26 @@ class Transport:
             time.sleep(poll_interval(waited))
             self.refresh()
             list(self._pull(messages.HEADER_BYTES))
+            self._give_up_identifying()
         return True
+
+    def _give_up_identifying(self) -> None:
+        """Leave out the nodes that have not said in time which sites they are."""
+        for key, request in list(self._pending.items()):
+            if not request.site and request.due < time.monotonic():
+                del self._pending[key]
+                self._leave_out(request.node, "", "did not say which site it is")
+
+    def _leave_out(self, node: int, site: str, why: str) -> None:
+        """Go on without a node; the next record says so."""
+        self.left_out[node] = f"'{site}' {why}" if site else why
+        self.dropped[site or f"node {node}"] = why
+
+    def turn_away(self, site: str, why: str) -> None:
+        """Leave out a site that is connected."""
+        for node in [node for node, name in self._nodes.items() if name == site]:
+            self._nodes[node] = ""
+            self._leave_out(node, site, why)
 
     def _pull(self, max_bytes: int) -> Iterator[tuple[PendingRequest, Message | str]]:
         """The replies that have come in: answers, or what is wrong with them."""
@@ -252,35 +288,42 @@ class Transport:
     def _read(
         self, message: FlowerMessage, request: PendingRequest, max_bytes: int
     ) -> Message | str:
-        if message.has_error():
-            return f"could not answer: {message.error.reason}"
+        """A site's answer, or why there is none: whatever it sent, it does not stop the round."""
         try:
+            if message.has_error():
+                return f"could not answer: {clipped(message.error.reason)}"
             content = unpack(message)
             self.received += len(content)
-            answer = messages.read(content, max_bytes)
+            answer = messages.read_answer(content, request.header["kind"], max_bytes)
             if "error" in answer.header:
-                return f"answered: {answer.header['error']}"
+                return f"answered: {clipped(answer.header['error'])}"
             repeated = [key for key in messages.REPEATED if key in request.header]
             messages.expect(answer.header, **{key: request.header[key] for key in repeated})
             if request.site:
                 messages.expect(answer.header, site=request.site)
         except UserError as problem:
             return f"sent an answer that {problem}"
+        except Exception as problem:
+            return f"sent an answer that cannot be read: {clipped(repr(problem))}"
         return answer
 
     def _identify(self, request: PendingRequest, answer: Message | str) -> None:
         """Store which site a node is; a name that belongs to another key is refused."""
         if isinstance(answer, str):
-            self.dropped[f"node {request.node}"] = answer
+            self._leave_out(request.node, "", answer)
             return
-        site = str(answer.header.get("site"))
+        site = answer.header["site"]
         names = {info.node_id: info.name for info in self.grid.get_nodes()}
-        registered = names.get(request.node)
-        if registered and registered != site:
-            self.dropped[site] = f"is not let in: the key belongs to '{registered}'"
-            site = ""
-        for node in [node for node, name in self._nodes.items() if site and name == site]:
+        owner = names.get(request.node) or site
+        why = self.unfit(answer.header)
+        if owner != site:
+            why = f"is not let in as '{site}': the key belongs to '{owner}'"
+        if why:
+            self._nodes[request.node] = ""  # it is not identified again
+            self._leave_out(request.node, owner, why)
+            return
+        for node in [node for node, name in self._nodes.items() if name == site]:
             self._nodes[node] = ""  # the site came back as another node
-        self._nodes[request.node] = site  # an unnamed node is not identified again
-        if site:
-            self.descriptions[site] = answer.header
+        self._nodes[request.node] = site
+        self.left_out.pop(request.node, None)
+        self.descriptions[site] = answer.header

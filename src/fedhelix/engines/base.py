@@ -51,6 +51,11 @@ class Engine(ABC):
         # Clients that did not answer the last call, with the reason; a simulation misses none.
         self.missing: Mapping[int, str] = {}
 
+    @property
+    def used(self) -> str:
+        """The name of the engine that does the work, which may be another one's."""
+        return self.name
+
     @abstractmethod
     def run_clients(self, tasks: Sequence[ClientTask]) -> list[ClientResult]:
         """The results of the tasks, in order; missing clients are left out."""

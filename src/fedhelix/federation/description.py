@@ -12,7 +12,7 @@ import numpy as np
 from fedhelix.core import toml
 from fedhelix.core.errors import UserError
 from fedhelix.core.options import options_of
-from fedhelix.data import UNSHIFTED, ServerData, Shift
+from fedhelix.data import UNSHIFTED, Scaling, ServerData, Shift
 from fedhelix.engines.local import Training
 from fedhelix.federation.devices import RATES, Devices
 from fedhelix.federation.sampling import Newcomers, Participation
@@ -24,6 +24,7 @@ from fedhelix.store.records import Record
 GROUPS = {
     "training": Training,
     "server_data": ServerData,
+    "scaling": Scaling,
     "shift": Shift,
     "participation": Participation,
     "newcomers": Newcomers,
@@ -62,7 +63,7 @@ def facts(fed: FederationSetup) -> dict[str, Any]:
         "clients": fed.clients,
         "seed": fed.seed,
         **({} if fed.settings.target is None else {"target": fed.settings.target}),
-        "engine": f"{fed.engine.name} ({fed.engine.why})",
+        "engine": f"{fed.engine.used} ({fed.engine.why})",
     }
 
 

@@ -93,7 +93,8 @@ def _personal(
     if tested.any():
         record["loss"] = float(losses[tested].mean())
         record[f"personal_{name}"] = float(tests[tested].mean())
-        record["personal_p10"] = float(np.percentile(tests[tested], 10))
+        with np.errstate(invalid="ignore"):  # a diverged model's score may be infinite
+            record["personal_p10"] = float(np.percentile(tests[tested], 10))
         if ctx.round == ctx.rounds - 1 and _personalizes(fed, tasks):
             received = np.array([score.test for score in fed.engine.evaluate_received(tasks)])
             record["untuned"] = received.tolist()

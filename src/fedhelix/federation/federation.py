@@ -53,7 +53,7 @@ class Federation(FederationSetup):
       server_only;
     - clients: participation, participation_alpha, client_weights, newcomers, newcomers_after,
       newcomers_classes, newcomers_samples;
-    - how groups of them differ: shift;
+    - the inputs' scale: standardize; how groups of clients differ: shift;
     - time: devices, device_speed, device_upload, device_download, availability, deadline, late,
       over_select, target;
     - attacks: attack, attack_share, attack_scale.
@@ -164,9 +164,13 @@ class Federation(FederationSetup):
                 done = run.state.round
                 writer = tracker(track, run.folder.path, run.folder.config, done)
                 sinks.append(TrackerSink(writer))
-            progress = Progress(rounds, title or self.method.label, run.state.round, quiet)
+            progress = Progress(
+                rounds, title or self.method.label, run.state.round, quiet,
+                final_work=self.method.capabilities.final_work,
+            )  # fmt: skip
             sinks.append(ProgressSink(progress, list(run.records)))
-            sinks.append(DivergenceSink(list(run.records)))
+            advice = self.method.capabilities.if_loss_rises
+            sinks.append(DivergenceSink(list(run.records), advice))
             if watch is not None:
                 sinks.append(WatchSink(watch))
             # The folder is entered last, so that after a failure it is the first to be closed.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -13,6 +14,7 @@ import numpy as np
 from fedhelix.core.hooks import checked, other_bytes, recorded
 from fedhelix.core.tree import payload_bytes
 from fedhelix.engines.local import ClientTask
+from fedhelix.federation import guard
 from fedhelix.federation.evaluation import evaluate
 from fedhelix.federation.newcomers import onboard_all
 from fedhelix.federation.setup import FederationSetup
@@ -32,7 +34,9 @@ def initialize(fed: FederationSetup, rounds: int) -> FederationState:
     ctx = fed.context(0, rounds)
     tasks = [ClientTask(i, 0, {}, {}) for i in range(ctx.clients)]
     inits = fed.engine.client_init(tasks) if fed.method.capabilities.client_init else {}
-    server, replies = checked(fed.method).server_init(inits, ctx)
+    server, replies, harmful = guard.server_init(fed.method, inits, ctx, fed.engine.deployed)
+    for client, why in harmful.items():
+        warnings.warn(f"the first message of client {client} {why}.", stacklevel=2)
     sent = sum(payload_bytes(tree) for trees in (inits, replies) for tree in trees.values())
     supplements = fed.data.sample_bytes * sum(fed.supplements.values())
     return FederationState(0, server, dict(replies), set(replies), sent + supplements)
@@ -57,7 +61,8 @@ def run_rounds(
         results = fed.engine.run_clients(tasks)
         missing = {str(client): why for client, why in fed.engine.missing.items()}
         turn = fed.schedule.turn(t, state.clock, pending, tasks, results)
-        plain, refused = decode_uploads(fed.method, turn.results, turn.payloads, ctx)
+        strangers = fed.engine.deployed
+        plain, refused = decode_uploads(fed.method, turn.results, turn.payloads, ctx, strangers)
         known = {result.client for result in plain}
         answered = [work.task for work in turn.arrived if work.task.client in known]
         if fed.settings.forges:
@@ -70,8 +75,8 @@ def run_rounds(
         server, setup_bytes = state.server, state.setup_bytes
         if uploads:
             uploads = turn.dated(uploads, t)
-            weights = method.weights(server, uploads, ctx)
-            server = method.aggregate(server, uploads, weights, ctx)
+            server, harmful = guard.aggregate(fed.method, server, uploads, ctx, strangers)
+            invalid |= harmful
         state = FederationState(
             t + 1,
             server,

@@ -19,7 +19,8 @@ from fedhelix.federation.export import Format, export, model_card
 from fedhelix.federation.predictions import decided, outputs_for
 from fedhelix.federation.setup import FederationSetup
 from fedhelix.federation.state import FederationState
-from fedhelix.store import RunFolder
+from fedhelix.store import RunFolder, notebook
+from fedhelix.store.progress import human_bytes
 from fedhelix.store.records import Record, summarise, time_to
 
 if TYPE_CHECKING:
@@ -49,6 +50,18 @@ class Run:
         facts, name = description.facts(self.federation), self.federation.objective.name
         agreement = description.cluster_agreement(self.federation, self.records)
         return summarise(self.records, facts | agreement, name)
+
+    def _repr_html_(self) -> str:
+        """The result as a small table, where a notebook shows the run."""
+        summary = self.summary
+        named = (key for key in summary if key.startswith(("final_", "personal_")))
+        rows = {key.replace("_", " "): summary[key] for key in named if summary[key] is not None}
+        shown = {name: f"{value:.4f}" for name, value in rows.items()}
+        shown |= {"uploaded": human_bytes(summary["uplink_bytes"]), "engine": summary["engine"]}
+        if summary["diverged"]:
+            shown["diverged"] = f"since round {summary['diverged']}"
+        rounds = f"{summary['rounds']} rounds on {summary['data']}, {summary['clients']} clients"
+        return notebook.table(f"{summary['method']}: {rounds}", shown)
 
     def time_to(self, level: float) -> float | None:
         """The simulated seconds until the accuracy (or score) reaches a level; None if it never

@@ -24,9 +24,11 @@ from fedhelix.data import (
     Dataset,
     Partition,
     Reserve,
+    Scaling,
     ServerData,
     Shift,
     Split,
+    scaled,
     shifted,
 )
 from fedhelix.engines import Engine, engine_for
@@ -51,7 +53,9 @@ NOTHING: Mapping[int, list[int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class FederationSettings(Attack, Devices, Newcomers, Participation, ServerData, Shift, Training):
+class FederationSettings(
+    Attack, Devices, Newcomers, Participation, Scaling, ServerData, Shift, Training
+):
     """The settings of a federation, the same for every method."""
 
 
@@ -138,6 +142,8 @@ class FederationSetup:
                 "but sites keep theirs."
             )
         self._check_shift()
+        if self.data_is_here:
+            pool = scaled(pool, settings.standardize)
         parts = partition.divided(pool, settings.newcomers, settings.newcomers_classes, self.seed)
         self.reserve = Reserve.of(pool, parts[0], settings, self.seed)
         if self.method.capabilities.server_validation and not len(self.reserve.scoring):
@@ -168,6 +174,11 @@ class FederationSetup:
 
     def _check_shift(self) -> None:
         settings = self.settings
+        if not self.data_is_here and settings.standardize:
+            raise UserError(
+                "standardize needs all samples in one place, but sites keep theirs; scale them "
+                "there."
+            )
         if not self.data_is_here and settings.shift != UNSHIFTED:
             raise UserError(
                 f"shift = {settings.shift} changes samples, but sites keep theirs, which differ "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import warnings
 from collections import ChainMap
 from collections.abc import Callable, Mapping
@@ -13,10 +12,8 @@ from fedhelix.core.tree import Tree
 from fedhelix.federation.state import FederationState
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import Progress
-from fedhelix.store.records import Record
+from fedhelix.store.records import ADVICE, Record, diverged_since, is_number, with_losses
 from fedhelix.store.trackers import Tracker
-
-RISING, RISE = 3, 1.25  # so many rounds with so many times the first round's loss
 
 
 class Sink:
@@ -149,33 +146,41 @@ class ProgressSink(Sink):
 
 
 class DivergenceSink(Sink):
-    """Warns once when the clients' loss has risen above that of the first round."""
+    """Warns once when training has diverged; with the method's own advice already at the first
+    round whose loss lies above that of the first one.
+    """
 
-    def __init__(self, earlier: list[Record]):
-        self.losses: list[float] = []  # of the rounds in which a client finished
-        self.warned = False
-        for record in earlier:
-            self._note(record)
-
-    def _note(self, record: Record) -> None:
-        if len(record["participants"]) > len(record["missing"]):
-            self.losses.append(record["train_loss"])
+    def __init__(self, earlier: list[Record], advice: str = ""):
+        self.records, self.advice, self.warned = earlier, advice, False
 
     def update(self, record: Record, state: FederationState) -> None:
         """Compare the last rounds with the first one."""
-        self._note(record)
-        if self.warned or len(self.losses) <= RISING:
+        self.records.append(record)
+        if self.warned:
             return
-        first, last = self.losses[0], statistics.fmean(self.losses[-RISING:])
-        if last <= RISE * first:
-            return
-        self.warned = True
-        warnings.warn(
-            f"training seems to diverge: the clients' mean loss was {first:.3g} in the first round "
-            f"and is {last:.3g} in the {RISING} rounds up to round {record['round']}; "
-            "a smaller lr, less momentum or fewer epochs may help.",
-            stacklevel=3,
-        )
+        problem = self._rising() if self.advice else ""
+        if since := diverged_since(self.records):
+            problem = f"training has diverged since round {since}"
+        if problem:
+            self.warned = True
+            advice = self.advice or f"what may help: {ADVICE}"
+            warnings.warn(f"{problem}{self._change()}; {advice}.", stacklevel=3)
+
+    def _losses(self) -> tuple[object, object]:
+        """The clients' mean loss in the first round with any and in the last one."""
+        rounds = with_losses(self.records)
+        return (rounds[0]["train_loss"], rounds[-1]["train_loss"]) if rounds else (None, None)
+
+    def _rising(self) -> str:
+        first, last = self._losses()
+        rises = is_number(first) and is_number(last) and last > first
+        return f"the loss rises in round {self.records[-1]['round']}" if rises else ""
+
+    def _change(self) -> str:
+        first, last = self._losses()
+        if not is_number(first) or not is_number(last):
+            return ": losses are no numbers any more"
+        return f": the clients' mean loss was {first:.3g} in the first round and is {last:.3g}"
 
 
 class WatchSink(Sink):

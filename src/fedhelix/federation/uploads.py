@@ -69,10 +69,14 @@ def keep_states(results: Sequence[ClientResult], before: Mapping[int, Tree]) -> 
 
 
 def decode_uploads(
-    method: Method, results: Sequence[ClientResult], payloads: Mapping[int, Tree], ctx: Context
+    method: Method,
+    results: Sequence[ClientResult],
+    payloads: Mapping[int, Tree],
+    ctx: Context,
+    strangers: bool = False,
 ) -> tuple[list[ClientResult], dict[str, str]]:
     """The results with their uploads unpacked, and why some could not be; an empty one is
-    silence.
+    silence. What `strangers` send may raise anything.
     """
     decoded, refused = [], {}
     for result in results:
@@ -81,6 +85,12 @@ def decode_uploads(
             upload = method.decode(*args) if result.upload else {}
         except UserError as problem:
             refused[str(result.client)] = str(problem).rstrip(".")
+            continue
+        except Exception as problem:
+            if not strangers:
+                raise
+            words = f"{type(problem).__name__}: {problem}".partition("\n")[0][:200]
+            refused[str(result.client)] = f"cannot be unpacked: {words}"
             continue
         upload = HOOKS["decode"].check(f"{method.label}.decode", upload, args)
         decoded.append(result._replace(upload=upload))

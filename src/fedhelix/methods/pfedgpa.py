@@ -35,7 +35,7 @@ class PFedGPA(Recipe, FedAvgFT):
     @property
     def capabilities(self) -> Capabilities:
         """Each client's own upload is what its model is made from."""
-        return replace(super().capabilities, single_uploads=True)
+        return replace(super().capabilities, single_uploads=True, final_work=True)
 
     def check(self, layers: Layers) -> None:
         """Something must be left to generate."""

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedhelix.core.method import Batch, Client, Context, Local, LocalRound, Upload
+from fedhelix.core.method import (
+    Batch,
+    Capabilities,
+    Client,
+    Context,
+    Local,
+    LocalRound,
+    Upload,
+)
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
 from fedhelix.core.tree import Tree, add, masked_mean, subtract, take, zeros
 from fedhelix.methods.fedavg import FedAvg
+
+ADVICE = (
+    "SCAFFOLD needs small steps where clients have few classes: take control = steps, momentum = 0 "
+    "and an lr of 0.05 or less"
+)
 
 
 @register("scaffold", paper="Karimireddy et al., ICML 2020, arXiv:1910.06378")
@@ -33,6 +46,11 @@ class Scaffold(FedAvg):
         "gradient", "the gradient at the received model, or over the steps"
     )
     server_lr: float = option(1.0, "step of the server along the mean update", above=0)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """As FedAvg, with advice for clients of few classes."""
+        return replace(super().capabilities, if_loss_rises=ADVICE)
 
     def server_init(
         self, client_inits: Mapping[int, Tree], ctx: Context

@@ -30,6 +30,8 @@ ADDED = {
     "client_weights": "samples",
     "server_only": False,
     "eval_trained": False,
+    "shift": "none",
+    "newcomers_samples": None,
 }
 
 CellRuns = list[tuple[Cell, dict[Path, RunSpec]]]  # the runs of every cell by folder

@@ -13,6 +13,7 @@ from fedhelix.report.results import Result
 from fedhelix.report.tables import comparison
 from fedhelix.report.wording import INCIDENT_WORDS, MEASURES, count, percent, plain
 from fedhelix.store.progress import human_bytes
+from fedhelix.store.records import ADVICE, diverged_since
 
 MOST_TILES = 4
 MOST_METHODS = 6  # named in a title
@@ -85,7 +86,9 @@ def _warnings_of(result: Result) -> Iterator[str]:
     if result.damage:
         yield result.damage
     metric = result.main_metric()
-    if metric and np.isnan(result.final(metric)):
+    if since := diverged_since(result.records):
+        yield f"{result.name} has diverged since round {since}. What may help: {ADVICE}."
+    elif metric and np.isnan(result.final(metric)):
         yield f"{result.name} has diverged: its {MEASURES[metric]} is not a number any more."
     for kind in INCIDENT_WORDS:
         yield from _incident_warning(result, kind)

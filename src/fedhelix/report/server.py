@@ -12,11 +12,11 @@ import json
 import re
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.imports import from_extra
@@ -90,6 +90,21 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def host_of(url: str) -> str:
+    """The host in an address; empty if there is none."""
+    try:
+        parts = urlsplit(url)
+        return parts.hostname or "" if parts.port is None or parts.port else ""
+    except ValueError:
+        return ""
+
+
+def _is_foreign(headers: Mapping[str, str]) -> bool:
+    """Whether a request comes from a page of another server."""
+    origin = headers.get("origin")
+    return origin is not None and origin.partition("://")[2] != headers.get("host")
+
+
 def dashboard(folder: Path, token: str | None = None) -> Any:
     """The web application."""
     applications = from_extra("starlette.applications", "report")
@@ -125,9 +140,11 @@ class Guard:
         request = Request(scope)
         response: Any = self.app
         given = request.query_params.get("token", "")
-        if self.token is None:
+        if _is_foreign(request.headers):
+            response = PlainTextResponse("This dashboard answers to its own page only.\n", 403)
+        elif self.token is None:
             # DNS rebinding: a page elsewhere may resolve its own host name to 127.0.0.1.
-            if not is_loopback(request.url.hostname or ""):
+            if not is_loopback(host_of(f"http://{request.headers.get('host', '')}")):
                 response = PlainTextResponse("This dashboard answers to localhost only.\n", 403)
         elif self._is_token(given):
             response = RedirectResponse("/", 303)

@@ -26,9 +26,16 @@ DOTS_PER_INCH = 200
 FORMATS = (".png", ".svg", ".pdf")
 
 
+class Sheet(Figure):
+    """A figure that a notebook shows where it is the last value of a cell."""
+
+    def _repr_png_(self) -> bytes:
+        return content(self, "png")
+
+
 def sheet(width: float = HALF_PAGE[0], height: float = HALF_PAGE[1]) -> Figure:
     """An empty figure without a display or global state, so that threads can draw it too."""
-    return Figure(figsize=(width, height), layout="constrained")
+    return Sheet(figsize=(width, height), layout="constrained")
 
 
 def tidy(axes: Axes, title: str) -> None:

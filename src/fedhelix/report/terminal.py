@@ -13,8 +13,17 @@ from rich.table import Table
 
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import human_bytes, human_seconds
+from fedhelix.store.records import ADVICE
 
 console = Console()
+
+
+def listing(*headers: str) -> Table:
+    """A table whose names are never cut: first columns stay whole, the last one is wrapped."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for place, header in enumerate(headers, start=1):
+        table.add_column(header, no_wrap=place < len(headers), overflow="fold")
+    return table
 
 
 def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
@@ -37,6 +46,11 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
                 f"fedhelix: {summary[key]} {fate}; metrics.jsonl says which and why.",
                 file=sys.stderr,
             )
+    if since := summary.get("diverged"):
+        print(
+            f"fedhelix: the run has diverged since round {since}; what may help: {ADVICE}.",
+            file=sys.stderr,
+        )
     if not console.is_terminal:
         words = {
             "method": summary["method"],
@@ -46,7 +60,9 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
         }
         print(" ".join(f"{key}={value}" for key, value in words.items()))
         return
-    table = Table(box=None, show_header=False, padding=(0, 2))
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for key, value in metrics.items():
         table.add_row(key.replace("_", " "), value)
     table.add_row("best round (on validation, else the last)", str(summary["best_round"]))
@@ -76,6 +92,6 @@ def show_comparison(folder: Path, folders: list[RunFolder], as_json: bool) -> No
         print(table.reset_index().to_json(orient="records", indent=2))
         return
     wide = console if console.is_terminal else Console(width=160)
-    wide.print(render(table))
+    wide.print(render(table, wide.width))
     # Plain `print`, so that paths are neither wrapped nor read as markup.
     print(f"figure: {figure}\nruns:   {folder}")

@@ -116,12 +116,14 @@ def _write_note(out: Path, note: dict[str, Any]) -> None:
             there = toml.read(out / COMPARISON)
             if _compared(there) != _compared(note):
                 raise UserError(f"'{out}' holds another comparison; choose another folder.")
-        elif any(out.iterdir()):
+        elif any(not path.match(f".{COMPARISON}.*") for path in out.iterdir()):
             raise UserError(
                 f"'{out}' is not empty; choose an empty or a new folder for the comparison."
             )
         else:
             write_atomically(out / COMPARISON, toml.dumps(note).encode())
+            for left in out.glob(f".{COMPARISON}.*"):  # by a process that was killed
+                left.unlink(missing_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise UserError(f"'{out}' is a file or lies below one; choose a folder.") from None
     except OSError as problem:

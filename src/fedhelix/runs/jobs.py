@@ -21,7 +21,7 @@ from fedhelix.federation.inputs import device_of
 from fedhelix.runs.config import PLACES, Config
 from fedhelix.runs.provenance import device_name
 from fedhelix.runs.remote import run_on_actors
-from fedhelix.runs.spec import RunSpec, read_spec
+from fedhelix.runs.spec import RunSpec, changed_config, read_spec
 from fedhelix.store import RUNS, RunFolder
 from fedhelix.store.progress import Progress
 from fedhelix.store.records import Record
@@ -37,9 +37,19 @@ def start(spec: RunSpec, out: Path, quiet: bool | None = None, track: str | None
 
 
 def resume(
-    path: Path, quiet: bool | None = None, track: str | None = None, address: str | None = None
+    path: Path,
+    quiet: bool | None = None,
+    track: str | None = None,
+    address: str | None = None,
+    changes: Sequence[str] = (),
 ) -> Run:
-    """Continue a run that was stopped at any moment, where it began or on another Ray cluster."""
+    """Continue a run that was stopped at any moment, where it began or on another Ray cluster.
+
+    `changes` are KEY=VALUE of settings that are to be others from now on.
+    """
+    if changes:
+        with RunFolder.open(path) as folder:
+            folder.write_config(changed_config(folder.config, path, changes))
     return Session(quiet=quiet, track=track).resume(path, address=address)
 
 

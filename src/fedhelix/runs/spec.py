@@ -15,7 +15,7 @@ from fedhelix.core.options import find
 from fedhelix.core.registry import is_file, is_known, make, option_names, parts, resolve
 from fedhelix.core.renamed import OPTIONS
 from fedhelix.federation.devices import FILES
-from fedhelix.runs.config import Config, flat
+from fedhelix.runs.config import Config, flat, layered
 from fedhelix.runs.provenance import device_name, versions
 
 # Settings that must not, or need not, differ between the methods of a comparison.
@@ -144,6 +144,18 @@ def read_spec(config: Mapping[str, Any], where: str | Path) -> RunSpec:
         for key, value in values.items()
     }
     return make_spec(name, values)
+
+
+def changed_config(
+    config: Mapping[str, Any], where: str | Path, changes: Sequence[str]
+) -> dict[str, Any]:
+    """A run folder's config with some KEY=VALUE set anew."""
+    if "deployment" in config:
+        raise UserError(f"the settings of '{where}' are known to its sites and cannot be changed.")
+    spec, assigned = read_spec(config, where), layered(assignments=list(changes))
+    known = {key: value for key, value in flat(spec.as_dict()).items() if key != "method.name"}
+    new = make_spec(spec.spec, {key: known[key] for key in known.keys() - assigned} | assigned)
+    return {**config, **new.as_dict(), "versions": config.get("versions")}
 
 
 def located(values: Mapping[str, Any]) -> dict[str, Any]:

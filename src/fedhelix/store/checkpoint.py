@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.files import write_atomically
 from fedhelix.core.tree import Tree
 from fedhelix.store.json import read_json
+from fedhelix.store.seal import DIGEST, SEALED, with_digest
 
 # All files that a checkpoint may write, temporary ones included.
 OURS = (
@@ -33,10 +33,15 @@ class Checkpoint:
         self.manifest_path = path / "manifest.json"
 
     def write(
-        self, round: int, server: Tree, client_states: Mapping[int, Tree], timing: Tree
+        self,
+        round: int,
+        server: Tree,
+        client_states: Mapping[int, Tree],
+        timing: Tree,
+        seals: Mapping[str, Any],
     ) -> None:
         """Save the server's state, the changed client states and, if there is a clock, what it says
-        and who is at work; an empty state is removed.
+        and who is at work; an empty state is removed. `seals` says how the run's other files are.
         """
         old = self._manifest() or {"server": None, "clients": {}}
         in_use = _named_files(old)
@@ -47,13 +52,33 @@ class Checkpoint:
                 stem = f"client-{client:06d}-{round:06d}"
                 clients[str(client)] = self._write_file(stem, state, before, in_use)
         entry = self._write_file(f"server-{round:06d}", server, old["server"], in_use)
-        manifest = {"round": round, "server": entry, "clients": clients}
+        manifest = {"round": round, "server": entry, "clients": clients, **seals}
         if timing:
             manifest["timing"] = self._write_file(
                 f"timing-{round:06d}", timing, old.get("timing"), in_use
             )
-        write_atomically(self.manifest_path, json.dumps(manifest, indent=1).encode())
+        write_atomically(self.manifest_path, with_digest(manifest))
         self._sweep(_named_files(manifest))
+
+    def seals(self) -> dict[str, Any]:
+        """How the run's other files were at the last checkpoint; empty in runs of version 0.1."""
+        manifest = self._manifest() or {}
+        return {key: manifest[key] for key in SEALED if key in manifest}
+
+    def seal(self, name: str, digest: str | None) -> None:
+        """Change what is known of one file; with None it may be written."""
+        manifest = self._manifest()
+        if manifest is None or manifest.get("files", {}).get(name) == digest:
+            return
+        files = {**manifest.get("files", {}), name: digest}
+        manifest["files"] = {key: value for key, value in files.items() if value is not None}
+        write_atomically(self.manifest_path, with_digest(manifest))
+
+    def clean(self) -> None:
+        """Delete what killed writes have left behind."""
+        for pattern in OURS:
+            for path in self.path.glob(pattern) if pattern.startswith(".") else ():
+                path.unlink(missing_ok=True)
 
     def read(
         self, device: str, lazily: bool = False
@@ -85,6 +110,12 @@ class Checkpoint:
         manifest = read_json(self.manifest_path)
         if manifest is None:
             return None
+        digest = manifest.pop(DIGEST, None)
+        if (digest or manifest.keys() & SEALED) and not self._is_whole(manifest):
+            raise UserError(
+                f"'{self.manifest_path}' is damaged: its checksum is wrong; "
+                "restore it from a backup."
+            )
         try:
             complete = type(manifest["round"]) is int and all(
                 map(str.isdecimal, manifest["clients"])
@@ -100,6 +131,13 @@ class Checkpoint:
                 f"'{self.manifest_path}' is damaged: it is not the manifest of a checkpoint."
             )
         return manifest
+
+    def _is_whole(self, manifest: Mapping[str, Any]) -> bool:
+        """Whether the file is what a manifest with this content would be written as."""
+        try:
+            return self.manifest_path.read_bytes() == with_digest(manifest)
+        except FileNotFoundError:
+            return False
 
     def _write_file(
         self, stem: str, state: Tree, before: dict[str, str] | None, in_use: set[str]

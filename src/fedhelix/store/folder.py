@@ -8,7 +8,8 @@
     summary.json     the result
     lock             present while a process writes the run
 
-Reading needs no lock, so a report can watch a run that is still going on.
+The checkpoint's manifest has checksums of the other files too. Reading needs no lock, so a report
+can watch a run that is still going on.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -26,15 +28,19 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.files import write_atomically
 from fedhelix.core.tree import Tree
 from fedhelix.store.checkpoint import Checkpoint, States
-from fedhelix.store.json import json_line, read_json, strict
+from fedhelix.store.json import json_line, loads, read_json, strict
 from fedhelix.store.lock import Lock
-from fedhelix.store.records import current
+from fedhelix.store.records import current, is_valid
+from fedhelix.store.seal import Tally, changed, digest, sealed_part
 
 if TYPE_CHECKING:
     import pandas as pd
 
 FORMAT = 2  # 1: version 0.1, with other names for some keys of records and clients
 RUNS = Path("runs")  # where the command line puts runs
+CHOICES = "choices.json"
+FILES = ("config.toml", "clients.json", CHOICES, "summary.json")  # those with a checksum
+LOCK_SECONDS = 60  # after which a lock that was moved aside is nobody's
 COMPARISON = "comparison.toml"  # the file that makes a folder of runs a comparison
 
 
@@ -49,6 +55,7 @@ class RunFolder:
         self.path = Path(path)
         self._lock = Lock(self.path / "lock")
         self._checkpoint = Checkpoint(self.path / "checkpoint")
+        self._tally: Tally | None = None  # of metrics.jsonl, once this process writes it
 
     @classmethod
     def create(cls, path: Path | str, config: Mapping[str, Any]) -> RunFolder:
@@ -89,7 +96,19 @@ class RunFolder:
 
     def __enter__(self) -> RunFolder:
         self._lock.acquire()
+        self._clean()
         return self
+
+    def _clean(self) -> None:
+        """Delete the temporary files of a process that was killed."""
+        for name in (*FILES, self._metrics_path.name):
+            for path in self.path.glob(f".{name}.*"):
+                path.unlink(missing_ok=True)
+        for path in self.path.glob(".lock.*"):
+            with suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > LOCK_SECONDS:
+                    path.unlink()
+        self._checkpoint.clean()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -130,6 +149,7 @@ class RunFolder:
         """The settings of the run, with the number of the folder's format."""
         if not self._config_path.is_file():
             raise UserError(f"'{self.path}' is not a run: it holds no config.toml.")
+        self._check(self._config_path.name, "; settings are changed by `fedhelix resume --set`")
         config = toml.read(self._config_path)
         number = config.get("format")
         if type(number) is not int:
@@ -144,26 +164,51 @@ class RunFolder:
             )
         return config
 
-    def records(self) -> list[dict[str, Any]]:
-        """The records of all rounds; a last line that is only half written is left out."""
-        if not self._metrics_path.exists():
-            return []
+    def _check(self, name: str, more: str = "") -> None:
+        """Raise UserError if a file is not as the checkpoint knows it."""
+        path = self.path / name
+        for again in (True, False):
+            known = self._checkpoint.seals().get("files", {}).get(name)
+            try:
+                if known is None or digest(path.read_bytes()) == known:
+                    return
+            except FileNotFoundError:
+                pass
+            except OSError as problem:
+                raise UserError(f"'{path}' cannot be read: {problem.strerror}.") from None
+            if not again:  # the second look: a process may be writing both just now
+                raise changed(path, more)
+
+    def _metrics(self) -> bytes:
+        """The content of metrics.jsonl, as far as there is a checkpoint with its checksum."""
+        seal = self._checkpoint.seals().get("metrics")
         try:
-            complete_lines = self._metrics_path.read_bytes().split(b"\n")[:-1]
+            content = self._metrics_path.read_bytes()
+        except FileNotFoundError:
+            content = b""
         except OSError as problem:
             raise UserError(f"'{self._metrics_path}' cannot be read: {problem.strerror}.") from None
+        if seal is not None:
+            sealed_part(content, seal, self._metrics_path)
+        return content
+
+    def records(self) -> list[dict[str, Any]]:
+        """The records of all rounds; a last line that is only half written is left out."""
+        complete_lines = self._metrics().split(b"\n")[:-1]
         return [self._record(line, number) for number, line in enumerate(complete_lines, start=1)]
 
     def _record(self, line: bytes, number: int) -> dict[str, Any]:
         damaged = f"line {number} of '{self._metrics_path}' is damaged"
         try:
-            record = json.loads(line)
+            record = loads(line)
         except ValueError as problem:
             raise UserError(f"{damaged}: {problem}.") from None
         if not isinstance(record, dict) or type(record.get("round")) is not int:
             raise UserError(f"{damaged}: it is not the record of a round.")
+        if record["round"] != number:
+            raise UserError(f"{damaged}: it is the record of round {record['round']}.")
         for key, value in record.items():
-            if not _is_valid(key, value):
+            if not is_valid(key, value):
                 raise UserError(f"{damaged}: its {key} cannot be {value}.")
         return current(record)
 
@@ -178,48 +223,65 @@ class RunFolder:
     def append(self, record: Mapping[str, Any]) -> None:
         """Append the record of one round; it is on disk when this returns."""
         self._lock.acquire()
+        line = json_line(record)
+        self._tallied().add(line)
         with self._metrics_path.open("ab") as file:
-            file.write(json_line(record))
+            file.write(line)
             file.flush()
             os.fsync(file.fileno())
 
+    def _tallied(self) -> Tally:
+        if self._tally is None:
+            self._tally = Tally(self._metrics())
+        return self._tally
+
     @property
     def summary(self) -> dict[str, Any] | None:
-        """The result, or None if the run has not written one."""
+        """The result, or None if the run has not written one, or if somebody has deleted it."""
+        if self._summary_path.exists():
+            self._check(self._summary_path.name)
         return read_json(self._summary_path)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the result, replacing an earlier one."""
+        content = json.dumps(strict(summary), indent=2, allow_nan=False).encode() + b"\n"
+        self._replace(self._summary_path.name, content)
+        self._checkpoint.seal(self._summary_path.name, digest(content))
+
+    def _replace(self, name: str, content: bytes) -> None:
+        """Write a file anew; the checkpoint forgets the old one first, in case of a kill."""
         self._lock.acquire()
-        write_atomically(
-            self._summary_path,
-            json.dumps(strict(summary), indent=2, allow_nan=False).encode() + b"\n",
-        )
+        self._checkpoint.seal(name, None)
+        write_atomically(self.path / name, content)
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Change the settings on purpose."""
+        content = toml.dumps({"format": FORMAT, **config}).encode()
+        self._replace(self._config_path.name, content)
+        self._checkpoint.seal(self._config_path.name, digest(content))
 
     @property
     def clients(self) -> dict[str, Any]:
         """The clients' data and which are malicious; empty if the run has not written it."""
+        self._check(self._clients_path.name)
         return current(read_json(self._clients_path) or {})
 
     def write_clients(self, census: Mapping[str, Any]) -> None:
         """Write the clients' data and which are malicious."""
-        self._lock.acquire()
-        write_atomically(
-            self._clients_path, json.dumps(strict(census), allow_nan=False).encode() + b"\n"
-        )
+        content = json.dumps(strict(census), allow_nan=False).encode() + b"\n"
+        if not self._clients_path.exists() or self._clients_path.read_bytes() != content:
+            self._replace(self._clients_path.name, content)
 
     @property
     def choices(self) -> dict[str, Any]:
         """The choices that the engine has made by timing."""
-        return read_json(self.path / "choices.json") or {}
+        self._check(CHOICES)
+        return read_json(self.path / CHOICES) or {}
 
     def write_choices(self, choices: Mapping[str, str]) -> None:
         """Save the engine's choices, so that a resumed run computes the same numbers."""
         if choices and choices != self.choices:
-            self._lock.acquire()
-            write_atomically(
-                self.path / "choices.json", json.dumps(dict(choices), indent=1).encode() + b"\n"
-            )
+            self._replace(CHOICES, json.dumps(dict(choices), indent=1).encode() + b"\n")
 
     def checkpoint(
         self,
@@ -234,7 +296,12 @@ class RunFolder:
         checkpoint stays valid.
         """
         self._lock.acquire()
-        self._checkpoint.write(round, server, client_states, timing or {})
+        paths = [self.path / name for name in FILES if (self.path / name).exists()]
+        seals = {
+            "files": {path.name: digest(path.read_bytes()) for path in paths},
+            "metrics": self._tallied().seal(),
+        }
+        self._checkpoint.write(round, server, client_states, timing or {}, seals)
 
     @property
     def rounds_saved(self) -> int:
@@ -263,18 +330,13 @@ class RunFolder:
         are used, as in `states`.
         """
         self._lock.acquire()
-        records = self.records()
+        records, seal = self.records(), self._checkpoint.seals().get("metrics")
         state = self._checkpoint.read(device, lazily)
-        kept = [record for record in records if state is not None and record["round"] <= state[0]]
-        write_atomically(self._metrics_path, b"".join(map(json_line, kept)))
+        if seal is None:
+            last = 0 if state is None else state[0]
+            content = b"".join(json_line(record) for record in records if record["round"] <= last)
+        else:
+            content = sealed_part(self._metrics(), seal, self._metrics_path)
+        write_atomically(self._metrics_path, content)
+        self._tally = Tally(content)
         return state
-
-
-def _is_valid(key: str, value: Any) -> bool:
-    """Whether an entry of a record has its type; somebody may have edited the file."""
-    if key in ("refused", "missing"):
-        return isinstance(value, dict)
-    if key.endswith(("_bytes", "seconds", "clock")):
-        return isinstance(value, int | float)
-    scored = key.endswith(("accuracy", "score"))
-    return not scored or value is None or isinstance(value, int | float)

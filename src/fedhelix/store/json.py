@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,38 @@ import numpy as np
 
 from fedhelix.core.errors import UserError
 
+# More digits or a larger exponent than most numbers have: these are looked at one by one.
+SUSPICIOUS = re.compile(rb"\d{19}|[eE]\+?\d{3}")
+MOST_DIGITS = 20  # of an integer
+
+
+def loads(content: bytes) -> Any:
+    """Parse JSON; ValueError too for numbers that no double holds, and for what nests too deep."""
+    odd = SUSPICIOUS.search(content) is not None
+    try:
+        if odd:
+            return json.loads(content, parse_int=_integer, parse_float=_real)
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits")
+    return int(digits)
+
+
+def _real(digits: str) -> float:
+    if not math.isfinite(value := float(digits)):
+        raise ValueError(f"the number {digits[:MOST_DIGITS]} is too large")
+    return value
+
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """A JSON object from a file; None when there is no such file."""
     try:
-        content = json.loads(path.read_bytes())
+        content = loads(path.read_bytes())
     except FileNotFoundError:
         return None
     except OSError as problem:

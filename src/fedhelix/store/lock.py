@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import time
 import uuid
@@ -13,6 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from fedhelix.core.errors import UserError
+
+# What a file raises that is no lock of ours.
+UNSIGNED = (
+    ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError,
+)  # fmt: skip
 
 
 class Lock:
@@ -35,7 +41,7 @@ class Lock:
             owner = self._owner()
             if owner is not None and not _alive(owner):
                 self._remove(known)
-            handle = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            self._create()
         except FileExistsError:
             who = f"process {owner['pid']} on {owner['host']}" if owner else "another process"
             raise UserError(
@@ -46,12 +52,24 @@ class Lock:
             raise UserError(
                 f"'{self.path.parent}' cannot be written: {problem.strerror}."
             ) from None
-        with os.fdopen(handle, "w") as file:
-            json.dump(
-                {"pid": os.getpid(), "host": socket.gethostname(), "process": self.this_process},
-                file,
-            )
         self.held = True
+
+    def _create(self) -> None:
+        """Make the file with its signature in one step, so that no kill leaves an unsigned one."""
+        owner = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "process": self.this_process,
+            "started": started(os.getpid()),
+        }
+        signed = self.path.with_name(f".lock.{secrets.token_hex(8)}")
+        _write_new(signed, owner)
+        try:
+            os.link(signed, self.path)
+        except PermissionError:  # a file system without hard links
+            _write_new(self.path, owner)
+        finally:
+            signed.unlink(missing_ok=True)
 
     def release(self) -> None:
         """Release the lock, if this process holds it."""
@@ -83,23 +101,43 @@ class Lock:
             return _signature(self.path.read_bytes())
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError):
+        except UNSIGNED:
             unsigned_for = time.time() - self.path.stat().st_mtime
-            dead = {"pid": 0, "host": socket.gethostname(), "process": ""}
+            dead = {"pid": 0, "host": socket.gethostname(), "process": "", "started": None}
             return dead if unsigned_for > self.seconds_to_sign else None
+
+
+def _write_new(path: Path, owner: Mapping[str, Any]) -> None:
+    handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    with os.fdopen(handle, "w") as file:
+        json.dump(owner, file)
 
 
 def writer_lives(lock: bytes) -> bool:
     """Whether the process that signed a lock is still running."""
     try:
         return _alive(_signature(lock))
-    except (ValueError, KeyError, TypeError, OverflowError):
+    except UNSIGNED:
         return False
 
 
 def _signature(lock: bytes) -> dict[str, Any]:
     owner = json.loads(lock)
-    return {"pid": int(owner["pid"]), "host": str(owner["host"]), "process": str(owner["process"])}
+    return {
+        "pid": int(owner["pid"]),
+        "host": str(owner["host"]),
+        "process": str(owner["process"]),
+        "started": owner.get("started"),
+    }
+
+
+def started(pid: int) -> int | None:
+    """When a process started, in ticks since the machine did; None where it cannot be known."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_bytes()
+        return int(status.rpartition(b")")[2].split()[19])  # its name may hold anything
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _alive(owner: Mapping[str, Any]) -> bool:
@@ -107,7 +145,7 @@ def _alive(owner: Mapping[str, Any]) -> bool:
         return True  # unknown from here
     if owner["pid"] == os.getpid():
         return owner["process"] == Lock.this_process
-    if owner["pid"] <= 0:
+    if not 0 < owner["pid"] < 2**31:
         return False
     if os.name == "nt":
         return True  # on Windows os.kill would end the process instead of probing it
@@ -116,5 +154,7 @@ def _alive(owner: Mapping[str, Any]) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
-    return True
+        pass
+    # The number may belong to another program by now.
+    now = started(owner["pid"])
+    return owner["started"] is None or now is None or owner["started"] == now

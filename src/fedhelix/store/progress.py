@@ -12,6 +12,11 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Display
 from rich.progress import track as rich_track
 from rich.table import Column
+from rich.text import Text
+
+from fedhelix.store import notebook
+from fedhelix.store.notebook import CellOutput
+from fedhelix.store.records import diverged_since
 
 Item = TypeVar("Item")
 
@@ -32,10 +37,11 @@ _shown: ContextVar[Display | None] = ContextVar("shown", default=None)
 class Progress:
     """Shows the progress of a run; use it in a `with` statement and give `update` each record.
 
-    On a terminal there is a bar with the latest accuracies, the uploaded bytes and the time left.
-    Elsewhere there is nothing, or with `lines` one line of `key=value` pairs per evaluated round.
-    `quiet=True` shows nothing anywhere, `quiet=False` something everywhere. A resumed run starts at
-    `done` rounds; give `update` its earlier records too, so that the numbers continue.
+    On a terminal and in a notebook there is a bar with the latest accuracies, the uploaded bytes
+    and the time left. Elsewhere there is nothing, or with `lines` one line of `key=value` pairs per
+    evaluated round. `quiet=True` shows nothing anywhere, `quiet=False` something everywhere. A
+    resumed run starts at `done` rounds; give `update` its earlier records too, so that the numbers
+    continue. `final_work` says that the last round takes longer than the others.
     """
 
     def __init__(
@@ -46,15 +52,19 @@ class Progress:
         quiet: bool | None = None,
         lines: bool = False,
         console: Console | None = None,
+        final_work: bool = False,
     ) -> None:
         # The error stream, so that a command's own output can be piped.
         self._console = console or Console(stderr=True)
         bar = self._console.is_terminal and not quiet
         self._lines = not bar and not quiet and (lines or quiet is False)
         self._total, self._first, self._done = total, done, done
+        self._final_work = " and the final fit" if final_work else ""
         self._latest: dict[str, float] = {}
         self._uploaded = self._refused = 0
         self._clock: float | None = None
+        self._records: list[Mapping[str, Any]] = []
+        self._diverged: int | None = None
         self._started = monotonic()
         # On a narrow terminal the numbers matter more than the elapsed time; the bar shrinks.
         elapsed = (
@@ -75,6 +85,8 @@ class Progress:
             expand=True,
             disable=not bar,
         )
+        self._title = title
+        self._cell = CellOutput() if self._console.is_jupyter and not quiet else None
         self._task = self._display.add_task(title, total=total, completed=done, numbers="", left="")
 
     def __enter__(self) -> Progress:
@@ -94,6 +106,8 @@ class Progress:
         self._uploaded += record.get("uplink_bytes") or 0
         self._refused += len(record.get("refused") or ())
         self._clock = record.get("clock")
+        self._records.append(record)
+        self._diverged = diverged_since(self._records)
         is_new = record["round"] > self._first
         self._done = max(self._done, record["round"])
         if self._lines and metrics and is_new:
@@ -103,6 +117,10 @@ class Progress:
         self._display.update(
             self._task, completed=self._done, numbers=self._numbers(), left=self._time_left()
         )
+        if self._cell is not None:
+            words = f"{self._numbers()} {self._time_left()}"
+            plain = Text.from_markup(words).plain
+            self._cell.show(notebook.bar(self._title, self._done, self._total, plain))
 
     def _numbers(self) -> str:
         parts = [f"{SHOWN[key]} {_number(key, value)}" for key, value in self._latest.items()]
@@ -111,6 +129,8 @@ class Progress:
             parts.append(f"clock {human_seconds(self._clock)}")
         if self._refused:
             parts.append(f"[yellow]{self._refused} refused[/yellow]")
+        if self._diverged:
+            parts.append(f"[red]diverged since round {self._diverged}[/red]")
         return " · ".join(parts)
 
     def _time_left(self) -> str:
@@ -119,11 +139,14 @@ class Progress:
         left = self._total - self._done
         if now_done <= 0 or left <= 0:
             return ""
-        return f"{human_seconds((monotonic() - self._started) / now_done * left)} left"
+        seconds = (monotonic() - self._started) / now_done * left
+        return f"{human_seconds(seconds)}{self._final_work} left"
 
     def _line(self, record: Mapping[str, Any], metrics: Mapping[str, float]) -> str:
         values = [f"round={record['round']}", f"rounds={self._total}"]
         values += [f"{key}={value:.4f}" for key, value in metrics.items()]
+        if self._diverged:
+            values.append(f"diverged_since={self._diverged}")
         values += [f"uploaded_bytes={self._uploaded}", f"seconds={monotonic() - self._started:.1f}"]
         return " ".join(values)
 
@@ -149,11 +172,13 @@ def below(items: Sequence[Item], title: str) -> Iterator[Item]:
     if display is None:
         yield from items
         return
-    task = display.add_task(title, total=len(items), numbers="", left="")
+    display.update(display.task_ids[0], left="")  # rounds before say nothing about this work
+    task, started = display.add_task(title, total=len(items), numbers="", left=""), monotonic()
     try:
-        for item in items:
+        for done, item in enumerate(items, start=1):
             yield item
-            display.advance(task)
+            left = (monotonic() - started) / done * (len(items) - done)
+            display.update(task, advance=1, left=f"{human_seconds(left)} left")
     finally:
         display.remove_task(task)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any, TypeGuard
 
 Record = dict[str, Any]
@@ -15,6 +17,11 @@ HOUR = 3600  # seconds
 LAST = 10  # rounds whose mean is the result of a phase
 NEAR_PEAK = 0.95  # of its own peak: from there on a curve counts as converged
 
+# A run has diverged after so many rounds with so many times the loss of the first round (which
+# counts as SMALL where it is below), or after one with an absurd loss.
+RISING, RISE, ABSURD, SMALL = 3, 1.25, 100, 1e-3
+ADVICE = "scale the inputs (standardize), lower lr, or take less momentum or fewer epochs"
+
 # Keys of version 0.1, and what they are called now.
 RENAMED = {"notes": "metadata", "unjudged": "unevaluated", "judged": "evaluated"}
 
@@ -24,9 +31,21 @@ def current(table: Mapping[str, Any]) -> dict[str, Any]:
     return {RENAMED.get(key, key): value for key, value in table.items()}
 
 
+def is_valid(key: str, value: Any) -> bool:
+    """Whether an entry of a record has its type; somebody may have edited the file."""
+    if key in ("refused", "missing"):
+        return isinstance(value, dict)
+    if key.endswith(("_bytes", "seconds", "clock")):
+        return isinstance(value, int | float)
+    scored = key.endswith(("accuracy", "score"))
+    return not scored or value is None or isinstance(value, int | float)
+
+
 def is_number(value: object) -> TypeGuard[float]:
     """Whether a value of a record is a finite number; a diverged model's score is null in files."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max  # an integer may be larger than any float
 
 
 def evaluated_records(records: Sequence[Record], metric: str = "accuracy") -> list[Record]:
@@ -72,10 +91,40 @@ def summarise(
             for key in ("refused", "missing")
         },
         "seconds": sum(record["seconds"] for record in records),
+        "diverged": diverged_since(records),
         **_timed(records, facts.get("target")),
         **(newcomers(records[:arrived], records[arrived:], metric) if arrived else {}),
         "complete": True,
     }
+
+
+def with_losses(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The records of rounds in which a client finished its training."""
+    return [
+        record
+        for record in records
+        if "train_loss" in record
+        and len(record.get("participants", "?")) > len(record.get("missing") or ())
+    ]
+
+
+def diverged_since(records: Sequence[Mapping[str, Any]]) -> int | None:
+    """The round from which on losses are no numbers or far above that of the first round; None
+    where training goes well at the end.
+    """
+    rounds = with_losses(records)
+    start = rounds[0]["train_loss"] if rounds else None
+    first = max(start, SMALL) if is_number(start) else SMALL
+    tail = list(takewhile(lambda record: _loss_of(record) > RISE * first, reversed(rounds)))
+    if len(tail) < RISING and not any(_loss_of(record) > ABSURD * first for record in tail):
+        return None
+    return int(tail[-1]["round"])
+
+
+def _loss_of(record: Mapping[str, Any]) -> float:
+    """The clients' mean loss; infinite where it or the loss on test samples is no number."""
+    losses = [record[key] for key in ("train_loss", "loss") if key in record]
+    return float(losses[0]) if all(map(is_number, losses)) else math.inf
 
 
 def time_to(records: Sequence[Record], level: float) -> float | None:

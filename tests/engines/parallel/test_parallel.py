@@ -218,6 +218,7 @@ def test_what_cannot_be_sent_runs_in_this_process():
         actual = engine.run_clients(tasks_of(fed))
         engine.evaluate(tasks_of(fed))
     assert len(warned) == 1 and equal_results(actual, fed.engine.run_clients(tasks_of(fed)))
+    assert engine.used == "serial" and engine.why.startswith("the federation cannot be sent")
 
 
 FILE = """

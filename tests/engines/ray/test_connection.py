@@ -21,6 +21,6 @@ def test_an_address_is_for_ray_alone():
 
 
 def test_ray_is_imported_by_its_engine_alone():
-    code = "import sys, fedhelix, fedhelix.cli.app; print('ray' in sys.modules)"
+    code = "import sys, fedhelix.cli.train, fedhelix.federation.public; print('ray' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

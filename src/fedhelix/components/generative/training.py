@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -40,18 +40,13 @@ def train(
     device = parameters[0].device
     done, rate = torch.zeros((), device=device), torch.tensor(lr, device=device)
     on_gpu = device.type == "cuda"
-    optimiser = torch.optim.AdamW(
-        parameters, lr=rate, weight_decay=WEIGHT_DECAY, fused=True, capturable=on_gpu
-    )
+    optimise = adamw(parameters, rate)
     smooth = [parameter.detach().clone() for parameter in parameters]
 
     def step() -> None:
-        for parameter, grad in zip(
-            parameters, torch.autograd.grad(loss(), parameters), strict=True
-        ):
-            parameter.grad = grad
+        grads = torch.autograd.grad(loss(), parameters)
         rate.copy_(lr * (1 + torch.cos(done * (math.pi / steps))) / 2)
-        optimiser.step()
+        optimise(grads)
         done.add_(1)
         torch._foreach_lerp_(smooth, [parameter.detach() for parameter in parameters], 1 - average)
 
@@ -64,6 +59,24 @@ def train(
     for parameter, value in zip(parameters, smooth, strict=True):
         parameter.data.copy_(value)
     module.eval()
+
+
+def adamw(parameters: Sequence[nn.Parameter], rate: Tensor) -> Callable[[Sequence[Tensor]], None]:
+    """A step of AdamW along given gradients: that of `torch.optim`, whose import takes longer than
+    the training of a small network.
+    """
+    values = [parameter.detach() for parameter in parameters]
+    means, squares = ([torch.zeros_like(value) for value in values] for _ in range(2))
+    counts = [torch.zeros((), device=value.device) for value in values]
+
+    def step(grads: Sequence[Tensor]) -> None:
+        torch._foreach_add_(counts, 1)
+        torch._fused_adamw_(
+            values, list(grads), means, squares, [], counts, lr=rate, beta1=0.9, beta2=0.999,
+            weight_decay=WEIGHT_DECAY, eps=1e-8, amsgrad=False, maximize=False,
+        )  # fmt: skip
+
+    return step
 
 
 def recorded(step: Callable[[], None], draws: torch.Generator) -> Callable[[], None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import warnings
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -270,7 +271,7 @@ class Natural(Partition):
     def tests(
         self, data: Dataset, members: np.ndarray, sizes: np.ndarray, draw: np.random.Generator
     ) -> list[np.ndarray]:
-        """Each owner's test samples; owners without any are tested as in other partitions."""
+        """Each owner's test samples; owners without any are not evaluated."""
         if self.ids is not None or data.owners_test is None:
             return super().tests(data, members, sizes, draw)
         names, _ = self.owners(data)
@@ -284,9 +285,12 @@ class Natural(Partition):
         owner = np.searchsorted(names, data.owners_test[usable])
         usable = usable[np.argsort(owner, kind="stable")]
         parts = segments(usable, np.bincount(owner, minlength=len(names)))
-        if not all(len(part) for part in parts):
-            drawn = super().tests(data, members, sizes, draw)
-            parts = [part if len(part) else other for part, other in zip(parts, drawn, strict=True)]
+        if lacking := sum(not len(part) for part in parts):
+            warnings.warn(
+                f"{lacking} of the {len(parts)} clients of '{data.name}' have no test samples of "
+                "their own; they train, but are not evaluated.",
+                stacklevel=2,
+            )
         return [part[: self.test_samples] for part in parts]
 
     def owners(self, data: Dataset) -> tuple[np.ndarray, np.ndarray]:

@@ -58,6 +58,11 @@ class Parallel(Engine):
         self.alone = False  # no workers could start: everything runs in this process
         self._pool: WorkerPool | None = None
 
+    @property
+    def used(self) -> str:
+        """Parallel, or serial where no workers could start."""
+        return "serial" if self.alone else self.name
+
     def run_clients(self, tasks: Sequence[ClientTask]) -> list[ClientResult]:
         """The results of the tasks, in order."""
         return self._each(run_client, tasks)
@@ -136,7 +141,7 @@ class Parallel(Engine):
                 return self._open_pool().run(items, shared, self.workers)
             except NoWorkers as problem:
                 self._abandon()
-                self.alone = True
+                self.alone, self.why = True, f"{problem}"
                 warnings.warn(f"clients run one after the other, because {problem}.", stacklevel=2)
             except BaseException:
                 self._abandon()

@@ -45,10 +45,33 @@ def folder_for(size: int) -> tempfile.TemporaryDirectory[str]:
     """A folder for shared files: in memory if it can hold twice `size` bytes, otherwise on disk."""
     memory = Path("/dev/shm")
     usable = memory.is_dir() and os.access(memory, os.W_OK)
+    if usable:
+        _clean(memory)
     fits = usable and shutil.disk_usage(memory).free > 2 * size
     return tempfile.TemporaryDirectory(
-        prefix="fedhelix-", dir=memory if fits else None, ignore_cleanup_errors=True
+        prefix=f"fedhelix-{_namespace()}-{os.getpid()}-",
+        dir=memory if fits else None,
+        ignore_cleanup_errors=True,
     )
+
+
+def _clean(memory: Path) -> None:
+    """Delete the folders of processes that were killed."""
+    for folder in memory.glob(f"fedhelix-{_namespace()}-*-*"):
+        try:
+            os.kill(int(folder.name.split("-")[2]), 0)
+        except (ProcessLookupError, OverflowError):
+            shutil.rmtree(folder, ignore_errors=True)
+        except (PermissionError, ValueError):
+            continue  # of another user
+
+
+def _namespace() -> int:
+    """Tells containers apart, which may share memory but not the numbers of processes."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return 0
 
 
 def share(tensors: Iterable[Tensor], path: Path) -> dict[int, Place]:

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -108,7 +108,9 @@ class WorkerLoop:
 
     def results(self, work: Calls) -> list[Any]:
         """The results of the calls, up to the first failure."""
-        setup = replace(self.setup, splits=work.splits) if work.splits else self.setup  # type: ignore
+        setup = self.setup
+        if setup is not None and work.splits:  # which are only looked up by client
+            setup = replace(setup, splits=cast("Sequence[Split]", work.splits))
         results: list[Any] = []
         for function, arguments in work.calls:
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -204,22 +205,22 @@ class Cluster:
             )
 
 
-class Tasks:
+class Tasks(ABC):
     """Tasks of one kind, and how they are sent and received; the engine says how."""
 
     sizes: Sequence[int]
 
+    @abstractmethod
     def message(self, taken: Sequence[int]) -> tuple[Any, ...]:
         """The arguments of an actor's `work` for some of the tasks."""
-        raise NotImplementedError
 
+    @abstractmethod
     def opened(self, received: Any) -> Sequence[Any]:
         """The results in an answer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def label(self, index: int) -> str:
         """A task in error messages."""
-        raise NotImplementedError
 
 
 def idle_actor(node: str, gpu: bool) -> Any | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from fedhelix.store.json import loads
 from fedhelix.store.records import current
 
 MOST_BYTES_OF_A_FILE = 2**24
@@ -81,8 +81,8 @@ def read_table(path: Path, parse: Callable[[str], Any]) -> tuple[dict[str, Any],
 def parse_record(line: bytes) -> dict[str, Any] | None:
     """A JSON object with the keys of this version; None for anything else."""
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        record = loads(line)
+    except ValueError:
         return None
     return current(record) if isinstance(record, dict) else None
 

@@ -1,0 +1,111 @@
+"""All commands by name. Their modules import PyTorch, so each is imported when its command runs."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import NamedTuple
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from fedhelix.cli.pages import App
+
+
+class Entry(NamedTuple):
+    """Where a command is, and the first sentence of its help."""
+
+    module: str
+    function: str
+    summary: str
+
+
+COMMANDS = {
+    "run": Entry("train", "run", "Train one method and keep everything in a run folder."),
+    "resume": Entry(
+        "train",
+        "resume",
+        "Continue a run or a comparison that was stopped; the result is the same as without the "
+        "stop.",
+    ),
+    "compare": Entry(
+        "train",
+        "compare",
+        "Train several methods on the same clients and cohorts, and show them side by side.",
+    ),
+    "sweep": Entry(
+        "train",
+        "sweep",
+        "Run every combination of some settings, with several seeds, and show all of them side by "
+        "side.",
+    ),
+    "bench": Entry(
+        "bench", "bench", "Run a paper's experiment and print our figures beside the paper's."
+    ),
+    "audit": Entry(
+        "audit",
+        "audit",
+        "What an attacker can rebuild of a client's images from what a method uploads.",
+    ),
+    "methods": Entry(
+        "catalog",
+        "methods",
+        "What each method is, its options with defaults and meaning, and its paper.",
+    ),
+    "data": Entry("catalog", "data", "Which data sets are here, and how to get the others."),
+    "models": Entry("catalog", "show_models", "The networks by name."),
+    "doctor": Entry(
+        "doctor",
+        "doctor",
+        "What is installed, which engine and kernels run here, and which data are at hand.",
+    ),
+    "up": Entry(
+        "deploy",
+        "up",
+        "Start a server and some sites on this machine, with TLS and keys; Ctrl-C stops "
+        "everything.",
+    ),
+    "site": Entry(
+        "deploy",
+        "sites",
+        "Run one site with its own data, for as long as the server has work for it.",
+    ),
+    "plot": Entry("report", "plot", "Draw every figure that the runs allow."),
+    "report": Entry(
+        "report",
+        "report",
+        "Write a report: one HTML file that opens without a network, or Markdown or a LaTeX table "
+        "for papers.",
+    ),
+    "export": Entry(
+        "report",
+        "export",
+        "Write the records of runs as one flat table, a row per round, for other programs.",
+    ),
+    "serve": Entry(
+        "report", "serve", "Show runs in the browser and follow those that are going on."
+    ),
+    "deploy": Entry("deploy", "commands", "Train across real machines, on Flower."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """A group whose help needs names and sentences alone; what runs is loaded."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The loaded command that the arguments name."""
+        name, named, rest = super().resolve_command(ctx, args)
+        return name, load(name) if name in COMMANDS else named, rest
+
+
+def load(name: str) -> click.Command:
+    """The command or group of that name, from its module."""
+    entry = COMMANDS[name]
+    found = getattr(import_module(f"fedhelix.cli.{entry.module}"), entry.function)
+    if not isinstance(found, typer.Typer):
+        alone = App(add_completion=False, rich_markup_mode="rich")
+        alone.command(name)(found)
+        found = alone
+    return typer.main.get_command(found)

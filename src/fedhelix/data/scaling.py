@@ -1,0 +1,64 @@
+"""The scale of the inputs: columns of a table that differ widely are noticed, and standardised."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedhelix.core.errors import UserError
+from fedhelix.core.options import Checked, option
+from fedhelix.data.datasets import Dataset
+
+LARGE = 20.0  # a mean or standard deviation above it makes steps of usual learning rates too long
+
+
+@dataclass(frozen=True)
+class Scaling(Checked):
+    """Whether inputs are standardised."""
+
+    standardize: bool = option(
+        False,
+        "give every column of a table (or channel of images) mean 0 and standard deviation 1",
+    )
+
+
+def scaled(data: Dataset, standardize: bool) -> Dataset:
+    """The data with standardised inputs; without `standardize` as they are, with a warning where
+    columns of a table are large.
+    """
+    if not standardize:
+        _warn_if_large(data)
+        return data
+    if data.x.dtype == torch.int64:
+        raise UserError(f"standardize scales numbers, but the inputs of '{data.name}' are tokens.")
+    if data.mean is not None:
+        raise UserError(
+            f"'{data.name}' has a mean and std of its own already; leave out standardize."
+        )
+    std, mean = _moments(data.x)
+    std = torch.where(std > 0, std, torch.ones_like(std))  # a constant column becomes zero
+    return replace(data, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
+
+
+def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Standard deviation and mean of each column or channel; pixels on the scale from 0 to 1."""
+    values = x.double() / (255 if x.dtype == torch.uint8 else 1)
+    axes = [axis for axis in range(x.dim()) if axis != 1]
+    return torch.std_mean(values, dim=axes, correction=0)
+
+
+def _warn_if_large(data: Dataset) -> None:
+    if data.x.dim() != 2 or not data.x.is_floating_point() or data.mean is not None:
+        return
+    std, mean = _moments(data.x)
+    largest = int(torch.maximum(std, mean.abs()).argmax())
+    if max(float(std[largest]), abs(float(mean[largest]))) > LARGE:
+        warnings.warn(
+            f"the inputs of '{data.name}' are not scaled (column {largest} has mean "
+            f"{float(mean[largest]):.3g} and standard deviation {float(std[largest]):.3g}), so "
+            "training may diverge; standardize=True, or --standardize, scales them.",
+            stacklevel=2,
+        )

@@ -1,0 +1,75 @@
+"""Help pages and tables: arguments with their meaning, groups, nothing cut at 80 columns."""
+
+import io
+import re
+import tomllib
+
+import pandas as pd
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from fedhelix.cli.app import app
+from fedhelix.core.registry import METHODS
+from fedhelix.report.tables import render
+from fedhelix.runs.config import Config
+
+
+def page(*words):
+    result = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "80", "TERM": "dumb"})
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_settings_are_grouped_with_the_most_used_first():
+    text = page("run")
+    titles = re.findall(r"─ (\w+) ─", text)
+    assert titles == [
+        "Arguments", "Options", "Data", "Federation", "Training", "Engine", "Output", "Advanced"
+    ]  # fmt: skip
+    missing = [name for name in Config.names if f"--{name.replace('_', '-')} " not in text]
+    assert not missing
+    assert text.index("--data ") < text.index("--rounds ") < text.index("--lr ")
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "sweep", "resume", "report", "data"])
+def test_arguments_have_help(command):
+    panel = page(command).partition("─ Arguments ─")[2].partition("╰")[0]
+    words = re.sub(r"[│*]|\[required\]|\b[A-Z]+\b", "", panel)
+    assert len(words.split()) > 5, panel
+
+
+def test_the_example_of_a_sweep_works_when_copied():
+    text = page("sweep")
+    lines = [line[1:].rstrip() for line in text.splitlines()]
+    start = next(at for at, line in enumerate(lines) if "methods =" in line)
+    example = tomllib.loads("\n".join(lines[start : lines.index("", start)]))
+    assert example["settings"] == {"rounds": 20}
+    assert example["grid"] == {"lr": [0.05, 0.1], "genfed.rho_max": [3, 5]}
+
+
+def test_methods_are_one_liners_and_one_method_has_its_options():
+    runner = CliRunner()
+    listed = runner.invoke(app, ["methods"]).output
+    assert all(re.search(rf"^{re.escape(name)}\s+\w", listed, re.M) for name in METHODS)
+    assert "method.mu" not in listed
+    assert "method.mu = " in runner.invoke(app, ["methods", "fedprox"]).output
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_a_comparison_fits_and_no_name_is_cut(width):
+    names = ["gene-fl", "genfed (lr=0.05, rho_max=3)", "fedavg-ft"]
+    row = {
+        "seeds": 3, "rounds": 20, "accuracy": 0.5, "accuracy_se": 0.01, "personal_accuracy": 0.9,
+        "personal_accuracy_se": 0.01, "personal_p10": 0.1, "personal_p10_se": 0.01,
+        "personal_accuracy_at_best": 0.91, "personal_accuracy_at_best_se": 0.01,
+        "difference": 0.1, "difference_se": 0.01, "uplink_bytes": 2e6, "seconds": 12.0,
+    }  # fmt: skip
+    table = pd.DataFrame([row] * 3, index=pd.Index(names, name="method"))
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(render(table, width))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text and all(name in text for name in names)
+    assert "90.0 ± 1.0" in text
+    assert ("worst" in text) == (width >= 120)

@@ -1,0 +1,118 @@
+"""One evil site out of four, which may send what it likes, never stops a run of any method."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from fedhelix import METHODS
+from fedhelix.core.tree import flatten
+from fedhelix.deploy import messages
+from fedhelix.runs.spec import make_spec
+from fedhelix.store.json import json_line
+from fuzz.mutations import mutated
+from helpers import CHEAP
+from in_process import InProcessDeployment
+
+EVIL, SITES, ROUNDS = 2, 4, 4
+NETWORKS = {"fedbn": "digits-bn-cnn"}
+OPTIONS = {**CHEAP, "clustered": {"clusters": 2}, "gene-fl": {"clusters": 2}}
+SMALL = {
+    "clients": SITES, "rounds": ROUNDS, "epochs": 1, "batch_size": 16, "kernels": "onednn",
+    "eval_every": 2, "lr": 0.01,
+}  # fmt: skip
+IN_ROUNDS = [name for name, kind in METHODS.items() if kind().capabilities.buffer is None]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """A file with few samples, of which sites take their parts."""
+    draw = np.random.default_rng(0)
+    y = np.arange(96) % 3
+    x = (draw.normal(size=(96, 1, 8, 8)) + y[:, None, None, None]).astype(np.float32)
+    path = tmp_path_factory.mktemp("data") / "images.npz"
+    np.savez(path, x=x, y=y)
+    return str(path)
+
+
+def evil(honest, seed):
+    """An honest site's answers, spoilt: each in one of many ways."""
+    draw = random.Random(seed)
+    earlier = []
+
+    def answer(content):
+        said = honest(content)
+        earlier.append(said)
+        if messages.read(content).header["kind"] == "describe":
+            return said
+        if draw.random() < 0.15:
+            return draw.choice(earlier)  # replies to other rounds and requests
+        return mutated(said, draw)
+
+    return answer
+
+
+def deploy(tmp_path, spec, images, seed):
+    model = NETWORKS.get(spec, "mlp")
+    options = {f"method.{key}": value for key, value in OPTIONS.get(spec, {}).items()}
+    deployment = InProcessDeployment(tmp_path, SITES, images, common=True, deadline=1.0)
+    names = [f"site-{n}" for n in range(SITES)]
+    nodes = list(deployment.grid.answers)
+    deployment.grid.names = dict(zip(nodes, names, strict=True))
+    node = nodes[EVIL]
+    deployment.grid.answers[node] = evil(deployment.grid.answers[node], seed)
+    more = {"model": model, "data": images, "partition": "iid", **options}
+    return deployment.fit(make_spec(spec, {**SMALL, **more}))
+
+
+@pytest.mark.filterwarnings("ignore")  # of models that diverge
+@pytest.mark.parametrize("spec", [*IN_ROUNDS, "genfed+fedau", "compact+scaffold", "median+fedavg"])
+def test_one_evil_site_stops_no_run(spec, tmp_path, images):
+    run = deploy(tmp_path, spec, images, spec)
+    assert len(run.records) == ROUNDS
+    for record in run.records:
+        assert json_line(record)
+        troubles = record["missing"] | record["refused"] | record.get("unevaluated", {})
+        # Values that are huge, but finite, may spoil what the others train on.
+        assert all("finite" in why for client, why in troubles.items() if client != str(EVIL))
+    before = flatten(run.federation.initialize(ROUNDS).server)
+    for path, value in flatten(run.state.server).items():
+        if torch.is_tensor(value) and path in before and before[path].isfinite().all():
+            assert value.isfinite().all(), path
+
+
+def test_an_evil_site_that_is_left_out_does_not_keep_the_others_waiting(tmp_path, images):
+    spec = make_spec("fedavg", {**SMALL, "rounds": 1, "data": images, "partition": "iid"})
+    for said in ({"site": "site-0"}, {"site": None}, {"seconds": 10**400}):
+        deployment = InProcessDeployment(tmp_path, SITES, images, common=True)
+        nodes = list(deployment.grid.answers)
+        deployment.grid.names = {node: f"site-{n}" for n, node in enumerate(nodes)}
+        honest = deployment.grid.answers[nodes[EVIL]]
+
+        def lie(content, honest=honest, said=said):
+            header, body = messages.read(honest(content))
+            return messages.write({**header, **said}, body)
+
+        deployment.grid.answers[nodes[EVIL]] = lie
+        (record,) = deployment.fit(spec).records
+        assert record["missing"] == {"3": "no site has taken this place yet"}
+        (who,) = record["troubles"]
+        assert who in ("site-2", "node 103")
+        (tmp_path / "sites.json").unlink()
+
+
+def test_a_site_with_an_odd_description_is_left_out_and_named(tmp_path):
+    folders = [tmp_path / f"data-{n}" for n in range(SITES)]
+    for n, folder in enumerate(folders):
+        folder.mkdir()
+        shape = (30, 5) if n != EVIL else (30, 7)
+        np.save(folder / "x.npy", np.random.default_rng(n).normal(size=shape).astype(np.float32))
+        np.save(folder / "y.npy", np.arange(30) % 3)
+    deployment = InProcessDeployment(tmp_path, SITES, [str(folder) for folder in folders])
+    settings = {**SMALL, "rounds": 2, "data": "own", "model": "mlp"}
+    run = deployment.fit(make_spec("fedavg", settings))
+    assert run.records[0]["troubles"]["site-2"].startswith("has samples with shape [7], but")
+    assert [record["missing"] for record in run.records] == [
+        {"3": "no site has taken this place yet"}
+    ] * 2

@@ -1,0 +1,105 @@
+"""A run that diverges says so: while it runs, in its summary and in its report."""
+
+import io
+import json
+
+import pytest
+import torch
+from rich.console import Console
+
+from fedhelix import Federation, Scaffold
+from fedhelix.report.headline import warnings as report_warnings
+from fedhelix.report.results import Result
+from fedhelix.report.terminal import show_run
+from fedhelix.store.progress import Progress
+from fedhelix.store.records import diverged_since
+
+
+def records(*losses, **other):
+    return [
+        {"round": number, "train_loss": loss, "participants": [0], "missing": {}, **other}
+        for number, loss in enumerate(losses, start=1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("losses", "since"),
+    [
+        ((2.0, 1.0, 0.5), None),
+        ((2.0, 2.4, 2.4, 2.4), None),  # above the first, but by less than a quarter
+        ((2.0, 2.6, 2.6, 2.6), 2),
+        ((2.0, 1.0, 2.6, 2.6), None),  # two rounds may be chance
+        ((2.0, 1.0, 201.0), 3),  # a hundred times the first loss is none
+        ((2.0, float("nan")), 2),
+        ((2.0, None, None), 2),  # as files have it
+        ((float("inf"), float("inf")), 1),
+        ((2.0, float("nan"), 1.0), None),  # it has recovered
+        ((), None),
+    ],
+)
+def test_the_round_from_which_on_losses_are_bad(losses, since):
+    assert diverged_since(records(*losses)) == since
+
+
+def test_a_loss_on_test_samples_that_is_no_number_counts_and_rounds_without_clients_do_not():
+    assert diverged_since(records(1.0, 0.5, loss=None)) == 1
+    idle = [{**one, "participants": [3], "missing": {"3": "away"}} for one in records(float("nan"))]
+    assert diverged_since(idle) is None
+
+
+def plants():
+    """Two clients whose inputs are so large that usual steps are far too long."""
+    draw = torch.Generator().manual_seed(0)
+    xs = [1000 * torch.randn(40, 3, generator=draw) for _ in range(2)]
+    return [(x, x.sum(1)) for x in xs]
+
+
+def test_a_diverged_run_is_named_in_warning_summary_and_report(tmp_path, capsys):
+    with pytest.warns(UserWarning) as warned:
+        run = Federation(plants(), model="linear", engine="serial").fit(
+            4, out=tmp_path / "run", quiet=True
+        )
+    sentences = [str(one.message) for one in warned]
+    assert sum("diverged since round 1" in one and "standardize" in one for one in sentences) == 1
+    assert run.summary["diverged"] == 1
+    kept = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert kept["diverged"] == 1
+
+    result = Result("a", "fedavg", {}, {}, 0, True, run.records, kept, {}, {})
+    (sentence,) = [one for one in report_warnings([result]) if "diverged" in one]
+    assert sentence.startswith("a has diverged since round 1. What may help: scale the inputs")
+    show_run(tmp_path / "run", kept, as_json=False)
+    assert "has diverged since round 1" in capsys.readouterr().err
+
+
+def test_standardised_inputs_do_not_diverge(recwarn):
+    run = Federation(plants(), model="linear", engine="serial", standardize=True, lr=0.01).fit(
+        3, quiet=True
+    )
+    assert run.summary["diverged"] is None
+    assert not [one for one in recwarn if "not scaled" in str(one.message)]
+
+
+def test_the_progress_says_it():
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=160)
+    with Progress(3, "fedavg", console=console) as progress:
+        for record in records(1.0, float("nan")):
+            progress.update(record)
+    assert "diverged since round 2" in screen.getvalue()
+    lines = io.StringIO()
+    with Progress(3, "fedavg", lines=True, console=Console(file=lines, width=160)) as progress:
+        for record in records(1.0, float("nan"), accuracy=0.1):
+            progress.update(record)
+    assert "diverged_since=2" in lines.getvalue().splitlines()[-1]
+
+
+def test_scaffold_warns_at_the_first_rising_round():
+    """With the defaults it falls to chance where clients have few classes; its docs say why."""
+    fed = Federation("digits", "dirichlet:0.1", method=Scaffold(), engine="serial")
+    with pytest.warns(UserWarning, match="control = steps, momentum = 0") as warned:
+        run = fed.fit(5, quiet=True, eval_every=5)
+    losses = [record["train_loss"] for record in run.records]
+    first = next(round for round, loss in enumerate(losses, start=1) if loss > losses[0])
+    (sentence,) = [str(one.message) for one in warned if "loss rises" in str(one.message)]
+    assert sentence.startswith(f"the loss rises in round {first}: ")

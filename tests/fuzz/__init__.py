@@ -1,0 +1,1 @@
+"""Bad input of every kind: messages, files, requests."""
