@@ -96,6 +96,20 @@ SKETCHES = {
     "ifca": Sketch(
         "ttttt", "several models, each the\nmean of its clients'", "choose the best one;\ntrain it"
     ),
+    "knn-per": Sketch(
+        "ttttt", "mean of the models", "train; use it with the\nlabels of near samples"
+    ),
+    "fedcp": Sketch(
+        "ttttt",
+        "mean of bodies, policies,\nand heads",
+        "train; a policy divides the\nfeatures between two heads",
+        "    s",
+    ),
+    "gpfl": Sketch(
+        "tttts",
+        "mean of bodies, valves,\nclass embeddings",
+        "train for the embeddings\nand for its own head",
+    ),
     "local": Sketch("sssss", "not involved", "train alone", arrows="none"),
     "fedbn": Sketch("tstst", "mean of all but\nBatchNorm", "train; BatchNorm\nis personal"),
     "fedper": Sketch("tttts", "mean of the bodies", "train; the last\nlayer is personal"),

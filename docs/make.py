@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from parts import claims, measurements, methods, studies
+from parts import claims, leaderboard, measurements, methods, studies
 from parts.files import RESULTS, ROOT
 
 PART = re.compile(r"(<!-- made: ([^>]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -29,6 +29,9 @@ PARTS: dict[str, Callable[..., str]] = {
     "faults": measurements.faults,
     "gpu": measurements.gpu,
     "hooks": methods.hooks,
+    "leaderboard": leaderboard.table,
+    "leaderboard-figures": leaderboard.figures,
+    "leaderboard-methods": leaderboard.searched,
     "options": methods.options,
     "participation": measurements.participation,
     "results": methods.results,

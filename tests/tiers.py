@@ -8,6 +8,7 @@ SLOW = {
     "test_a_backdoor_opens_and_leaves_the_accuracy_alone",
     "test_a_dead_worker_is_replaced_and_the_second_death_names_the_client",
     "test_a_defence_takes_what_it_is_told",
+    "test_a_board_is_searched_on_validation_resumed_and_drawn",
     "test_a_federation_learns_and_engines_agree",
     "test_a_gene_that_rotates_sends_every_unit_in_turn",
     "test_a_gene_with_a_budget_shrinks_when_told_to",

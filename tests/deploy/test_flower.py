@@ -11,12 +11,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from flwr.app import Message
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink import main as flowers
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
 from fedhelix.deploy import control, superlink
+from fedhelix.deploy.app import pull_whole
+from fedhelix.deploy.transport import pack
 
 SUPPORTED = "1.41"  # minor version; any patch release of it
 
@@ -98,3 +104,15 @@ def test_a_scoped_middleware_only_passes_other_requests_on(cls, path):
     assert issubclass(cls, BaseHTTPMiddleware)
     passed = asyncio.run(cls(app).dispatch(Request(scope), endpoint))
     assert passed is response and response.status_code == 200
+
+
+def test_objects_that_make_no_message_cost_their_sender_only():
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+    message = Message(pack(b"content"), 7, "query")
+    objects = get_all_nested_objects(message)
+    contents = {key: one.deflate() for key, one in objects.items()}
+    ids = [key for key in contents if key != message.object_id] + [message.object_id]
+    assert pull_whole(object_ids=ids, pull_object_fn=contents.__getitem__) == contents
+    for bad in (b"", b"Message 0 5\x00garbage", contents[ids[0]]):
+        with pytest.raises(ObjectPullError):
+            pull_whole(ids, {**contents, ids[-1]: bad}.__getitem__)

@@ -53,8 +53,12 @@ VARIANTS = {
     "scaffold": [{"control": "steps"}],
 }
 # Numbers that a client uploads besides its model: density of the mask and accuracy on validation
-# samples; shares of ten classes; local work; shares and variance; the choice, of eight bytes.
-EXTRA = {"gene-fl": 2, "fedproto": 10, "fednova": 1, "fedpac": 11, "ifca": 2}
+# samples; shares of ten classes; local work; shares and variance; the choice, of eight bytes; a
+# policy for 64 features; class embeddings and a valve for as many.
+EXTRA = {
+    "gene-fl": 2, "fedproto": 10, "fednova": 1, "fedpac": 11, "ifca": 2,
+    "fedcp": 8576, "gpfl": 9216,
+}  # fmt: skip
 METHOD_CASES = [
     cheap(name, **options)
     for name in METHODS

@@ -59,6 +59,13 @@ def test_a_hundred_clients_are_sampled_and_large_networks_generated_in_part():
     assert settings["pfedgpa.slice"] == "last:2"
 
 
+def test_pfedhn_also_visits_one_client_after_the_other_as_often():
+    usual = cell("pfedgpa-table1", "pFedHN", "CIFAR-10 100")
+    alone = cell("pfedgpa-table1", "pFedHN, client after client", "CIFAR-10 100")
+    assert alone.paper == usual.paper and alone.settings["cohort"] == 1
+    assert alone.settings["rounds"] == 30 * usual.settings["rounds"] == alone.settings["eval_every"]
+
+
 def test_tables_share_their_runs(tmp_path):
     one, other = (
         {path for _, runs in STUDIES[name].specs("gpu", tmp_path, {}) for path in runs}

@@ -22,6 +22,17 @@ from fedhelix.runs.jobs import is_begun
 if TYPE_CHECKING:
     from fedhelix.papers import Scale
 
+Seeds = Annotated[int | None, typer.Option(help="Repetitions (default: the study's own number).")]
+RunsFolder = Annotated[
+    Path, typer.Option("--out", "-o", help="Where the runs are; finished ones are not run again.")
+]
+Save = Annotated[
+    Path | None, typer.Option(help="Folder for NAME-SCALE.json (default: the one of the runs).")
+]
+DataDir = Annotated[str | None, typer.Option(help="Folder with the data sets.")]
+DeviceName = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
+Commit = Annotated[str, typer.Option(help="The commit to record where git is not installed.")]
+
 
 def bench(  # noqa: PLR0913 - one for every flag
     *,
@@ -32,29 +43,19 @@ def bench(  # noqa: PLR0913 - one for every flag
     scale: Annotated[
         str, typer.Option(help="quick (a CPU, minutes), gpu (smaller than the paper) or paper.")
     ] = "quick",
-    seeds: Annotated[
-        int | None, typer.Option(help="Repetitions (default: the study's own number).")
-    ] = None,
+    seeds: Seeds = None,
     minutes: Minutes = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Only this row or column (may be repeated).")
     ] = None,
-    out: Annotated[
-        Path,
-        typer.Option("--out", "-o", help="Where the runs are; finished ones are not run again."),
-    ] = Path("runs/bench"),
-    save: Annotated[
-        Path | None,
-        typer.Option(help="Folder for NAME-SCALE.json (default: the one of the runs)."),
-    ] = None,
-    data_dir: Annotated[str | None, typer.Option(help="Folder with the data sets.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    out: RunsFolder = Path("runs/bench"),
+    save: Save = None,
+    data_dir: DataDir = None,
+    device: DeviceName = "auto",
     engine: EngineName = None,
     address: Address = None,
     workers: Workers = None,
-    commit: Annotated[
-        str, typer.Option(help="The commit to record where git is not installed.")
-    ] = "",
+    commit: Commit = "",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -65,7 +66,9 @@ def bench(  # noqa: PLR0913 - one for every flag
     fedhelix bench genfed-table2 --scale quick
     """
     from fedhelix.papers import STUDIES
+    from fedhelix.papers.figures import figure
     from fedhelix.papers.study import run_studies
+    from fedhelix.report import style
 
     console = Console() if sys.stdout.isatty() else Console(width=200)
     if not names:
@@ -75,7 +78,7 @@ def bench(  # noqa: PLR0913 - one for every flag
     for name in names:
         if name not in STUDIES:
             raise unknown("study", name, STUDIES)
-    _check_arguments(seeds, commit, out)
+    check_arguments(seeds, commit, out)
     writable(save or out)
     where = places(data_dir=data_dir, engine=engine, address=address, workers=workers)
     studies = [STUDIES[name] for name in dict.fromkeys(names)]
@@ -99,7 +102,9 @@ def bench(  # noqa: PLR0913 - one for every flag
         repetitions = f" --seeds {seeds}" if seeds else ""
         command = f"fedhelix bench {name} --scale {scale}{repetitions}"
         reports[number] = report = {"command": command, **report}
-        _write(report, (save or out) / f"{name}-{scale}.json", out)
+        path = (save or out) / f"{name}-{scale}.json"
+        if write_report(report, path, out) and (drawing := figure(report)) is not None:
+            style.save(drawing, path.with_suffix(".png"))
         if not as_json:
             _print(report, only or [], console)
     if as_json:
@@ -128,7 +133,8 @@ def _checked_scale(scale: str) -> Scale:
     raise unknown("scale", scale, get_args(Scale))
 
 
-def _check_arguments(seeds: int | None, commit: str, out: Path) -> None:
+def check_arguments(seeds: int | None, commit: str, out: Path) -> None:
+    """Refuse a number of seeds, a commit or a folder that cannot be meant."""
     if seeds is not None:
         check_seeds(seeds)
     if commit and not re.fullmatch(r"[0-9a-f]{7,40}", commit):
@@ -137,19 +143,14 @@ def _check_arguments(seeds: int | None, commit: str, out: Path) -> None:
         raise UserError(f"'{out}' is a run itself; choose a folder for the runs of a bench.")
 
 
-def _write(report: Mapping[str, Any], path: Path, out: Path) -> None:
-    """The figures and the drawing; an earlier result that was made of more runs stays."""
-    from fedhelix.papers.figures import figure
-    from fedhelix.report import style
-
+def write_report(report: Mapping[str, Any], path: Path, out: Path) -> bool:
+    """Write the figures, unless an earlier result was made of more runs; whether they were."""
     if (known := _runs_in(path)) > _runs_of(report):
         words = f"'{path}' was made of {known} runs, more than there are in '{out}'"
         print(f"fedhelix: {words}; it stays as it is.", file=sys.stderr)
-        return
+        return False
     write_atomically(path, (json.dumps(report, indent=1) + "\n").encode())
-    drawing = figure(report)
-    if drawing is not None:
-        style.save(drawing, path.with_suffix(".png"))
+    return True
 
 
 def _print(report: Mapping[str, Any], only: list[str], console: Console) -> None:

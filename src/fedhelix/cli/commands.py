@@ -42,6 +42,11 @@ COMMANDS = {
     "bench": Entry(
         "bench", "bench", "Run a paper's experiment and print our figures beside the paper's."
     ),
+    "leaderboard": Entry(
+        "leaderboard",
+        "leaderboard",
+        "Rank methods over data sets and kinds of heterogeneity.",
+    ),
     "audit": Entry(
         "audit",
         "audit",
@@ -50,7 +55,7 @@ COMMANDS = {
     "methods": Entry(
         "catalog",
         "methods",
-        "What each method is, its options with defaults and meaning, and its paper.",
+        "The methods, each in one line; with NAME one of them, its options and its paper.",
     ),
     "data": Entry("catalog", "data", "Which data sets are here, and how to get the others."),
     "models": Entry("catalog", "show_models", "The networks by name."),

@@ -281,3 +281,7 @@ for command in (keys, admit, expel, serve):
     commands.command()(command)
 commands.command("run")(deploy_run)
 commands.command("resume")(deploy_resume)
+
+site_commands = App(invoke_without_command=True, add_completion=False)
+site_commands.callback()(site)
+site_commands.command("model")(site_model)

@@ -132,6 +132,13 @@ def one_number(where: str, value: Any, args: tuple[Any, ...]) -> Tensor:
     return value
 
 
+def outputs(where: str, value: Any, args: tuple[Any, ...]) -> Tensor:
+    """One row for every sample."""
+    if not isinstance(value, Tensor) or value.dim() < 1 or len(value) != len(args[1]):
+        raise wrong(where, "a tensor with one row for every sample", value)
+    return value
+
+
 def upload(where: str, value: Any, args: tuple[Any, ...]) -> tuple[Tree, Tree]:
     """What is sent, with tensors as its `model`, and what is kept."""
     sent, kept = _pair(where, value, "what is sent", "what is kept")

@@ -25,6 +25,16 @@ def without_shift(state: Mapping[str, Tensor]) -> State:
     return {name: value for name, value in state.items() if not name.startswith("(")}
 
 
+def unshifted(state: Mapping[str, Tensor]) -> State:
+    """All entries but the shift."""
+    return {name: value for name, value in state.items() if name != SHIFT}
+
+
+def is_extended(state: Mapping[str, Tensor]) -> bool:
+    """Whether a method has added entries of its own to the network's and the shift."""
+    return any(name.startswith("(") for name in unshifted(state))
+
+
 def shifted(state: Mapping[str, Tensor], outputs: Tensor) -> Tensor:
     """The outputs of a network with this state, after its shift."""
     return outputs + state[SHIFT] if SHIFT in state else outputs

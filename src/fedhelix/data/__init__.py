@@ -4,6 +4,7 @@ from fedhelix.data import partitions
 from fedhelix.data.arrays import from_arrays, from_clients, from_npz
 from fedhelix.data.augment import crop_and_flip, draw_crops
 from fedhelix.data.datasets import Dataset, rows_of
+from fedhelix.data.federated import from_ag_news, from_har, from_hub, from_leaf
 from fedhelix.data.loading import Availability, available, load
 from fedhelix.data.partitions import Partition, Split, class_split
 from fedhelix.data.scaling import Scaling, scaled
@@ -27,8 +28,12 @@ __all__ = [
     "crop_and_flip",
     "draw_crops",
     "even_sample",
+    "from_ag_news",
     "from_arrays",
     "from_clients",
+    "from_har",
+    "from_hub",
+    "from_leaf",
     "from_npz",
     "from_table",
     "is_table",

@@ -11,6 +11,7 @@ from fedhelix.core.errors import UserError, unknown
 from fedhelix.data import sources
 from fedhelix.data.builtin import BUILT_IN
 from fedhelix.data.datasets import Dataset
+from fedhelix.data.federated import FOLDERS, find_folder
 
 
 @dataclass(frozen=True)
@@ -30,22 +31,28 @@ def load(name: str = "digits", data_dir: str | Path | None = None) -> Dataset:
     Those in `BUILT_IN` need no file. The others are searched for in `data_dir` (or the folder that
     FEDHELIX_DATA names), in the user's cache and in the system's folder of data sets; otherwise
     they are downloaded through Hugging Face `datasets`, if that is installed. Official files are
-    read as they are; so is NAME.npz with x_train, y_train, x_test, y_test (uint8, N×H×W or
+    read as they are, those of femnist, shakespeare, har and ag-news in a folder of this name; so is
+    NAME.npz with x_train, y_train, x_test, y_test (uint8, N×H×W or
     N×H×W×C).
     """
     folder = sources.explicit_folder(data_dir)
     known = canonical(name)
     if known in BUILT_IN:
         return BUILT_IN[known].make()
+    if known in FOLDERS:
+        place = find_folder(known, sources.roots(folder))
+        if place is None:
+            raise UserError(f"{known} is not on this machine; {_advice(known)}.")
+        return FOLDERS[known].read(place)
     source = sources.SOURCES[known]
     stored = sources.find(source, folder)
     raw = stored.read() if stored else sources.download(source, folder)
-    place = stored.path if stored else source.hub
+    origin = stored.path if stored else source.hub
     x, y, x_test, y_test = (torch.from_numpy(array) for array in raw)
     try:
         return Dataset(known, x, y, x_test, y_test, source.classes, source.mean, source.std)
     except UserError as problem:
-        raise UserError(f"'{place}' does not hold {known}: {problem}") from None
+        raise UserError(f"'{origin}' does not hold {known}: {problem}") from None
 
 
 def available(data_dir: str | Path | None = None) -> list[Availability]:
@@ -66,12 +73,21 @@ def available(data_dir: str | Path | None = None) -> list[Availability]:
                 rows.append(Availability(name, path, *stored.sizes(), how="nothing to do"))
         except UserError as problem:  # a damaged file must not hide the other data sets
             rows.append(Availability(name, None, None, None, how=str(problem)))
+    for name in FOLDERS:
+        place = find_folder(name, sources.roots(folder))
+        how = _advice(name) if place is None else "nothing to do"
+        rows.append(Availability(name, None if place is None else str(place), None, None, how))
     return rows
+
+
+def _advice(name: str) -> str:
+    """How to get a data set that is a folder of official files."""
+    return f"{FOLDERS[name].how} and put the files into the folder '{name}' of data_dir"
 
 
 def canonical(name: str) -> str:
     """The name as the library spells it: `Fashion_MNIST` is fashion-mnist."""
-    known = (*BUILT_IN, *sources.SOURCES)
+    known = (*BUILT_IN, *sources.SOURCES, *FOLDERS)
     spelled = str(name).strip().lower().replace("_", "-")
     if spelled not in known:
         raise unknown("data set", name, known)

@@ -21,7 +21,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.files import write_atomically
 from fedhelix.core.objective import objective_for
 from fedhelix.core.registry import is_known
-from fedhelix.core.shift import load_shifted, without_shift
+from fedhelix.core.shift import load_shifted, unshifted
 from fedhelix.core.tree import State, Tree, load, save, to_device
 from fedhelix.data import Dataset, Split
 from fedhelix.data.loading import canonical
@@ -153,7 +153,7 @@ class Site:
         used = personal_model(setup, task)
         if task.final:
             kept.write_model(setup, used.state)
-        outputs = partial(predict, setup, without_shift(used.state))
+        outputs = partial(predict, setup, unshifted(used.state))
         scores = evaluate_clients(setup, {task.client: used}, outputs)[task.client]
         say(f"after round {task.round}: {setup.objective.name} {scores.test:.4f} on own samples")
         return scores._asdict(), {}
@@ -162,7 +162,7 @@ class Site:
         """The scores of the model as received, before any training by the client."""
         setup, task, _ = self._open(message)
         used = received_model(setup, task)
-        outputs = partial(predict, setup, without_shift(used.state))
+        outputs = partial(predict, setup, unshifted(used.state))
         return evaluate_clients(setup, {task.client: used}, outputs)[task.client]._asdict(), {}
 
     def _open(self, message: Message) -> tuple[Setup, ClientTask, SiteState]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedhelix.core.objective import evaluate_outputs
-from fedhelix.core.shift import without_shift
+from fedhelix.core.shift import unshifted, without_shift
 from fedhelix.core.tree import State, Tree
 from fedhelix.engines.local import (
     ClientResult,
@@ -117,7 +117,9 @@ class Engine(ABC):
         groups: dict[object, list[tuple[ClientTask, PersonalModel]]] = {}
         alone: list[ClientTask] = []
         for task in tasks:
-            used = unpersonalized_model(self.setup, task)
+            # A model of which the method makes more than the network's outputs is shared by nobody.
+            shares = not self.setup.method.overrides("predict")
+            used = unpersonalized_model(self.setup, task) if shares else None
             if used is None:
                 alone.append(task)
             else:
@@ -153,7 +155,7 @@ class Engine(ABC):
         scores = []
         for task in tasks:
             used = received_model(self.setup, task)
-            outputs = partial(self.outputs, without_shift(used.state))
+            outputs = partial(self.outputs, unshifted(used.state))
             scores.append(evaluate_clients(self.setup, {task.client: used}, outputs)[task.client])
         return scores
 

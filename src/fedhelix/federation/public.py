@@ -26,6 +26,7 @@ from fedhelix.federation.setup import FederationSettings
 from fedhelix.federation.state import FederationState
 from fedhelix.methods import (
     APFL,
+    GPFL,
     IFCA,
     Ancestors,
     Calibrated,
@@ -43,6 +44,7 @@ from fedhelix.methods import (
     FedBABU,
     FedBN,
     FedBuff,
+    FedCP,
     FedDBE,
     FedDyn,
     FedFina,
@@ -66,6 +68,7 @@ from fedhelix.methods import (
     GeneFL,
     GenFed,
     Helix,
+    KNNPer,
     LGFedAvg,
     LocalOnly,
     Moon,
@@ -91,6 +94,7 @@ from fedhelix.robust.defences import (
 
 __all__ = [
     "APFL",
+    "GPFL",
     "IFCA",
     "METHODS",
     "Ancestors",
@@ -118,6 +122,7 @@ __all__ = [
     "FedBABU",
     "FedBN",
     "FedBuff",
+    "FedCP",
     "FedDBE",
     "FedDyn",
     "FedFina",
@@ -144,6 +149,7 @@ __all__ = [
     "GeneFL",
     "GeometricMedian",
     "Helix",
+    "KNNPer",
     "Krum",
     "LGFedAvg",
     "Local",

@@ -12,8 +12,9 @@ from torch import nn
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.hooks import checked
-from fedhelix.core.shift import load_shifted
+from fedhelix.core.shift import is_extended, load_shifted
 from fedhelix.core.tree import State, to_device
+from fedhelix.engines.local import UsedModel
 from fedhelix.federation import description, newcomers
 from fedhelix.federation.export import Format, export, model_card
 from fedhelix.federation.predictions import decided, outputs_for
@@ -142,5 +143,7 @@ class Run:
     def _module(self, state: State) -> nn.Module:
         fed = self.federation
         example = fed.data.prepare(fed.data.x[:8])
-        module = fed.engine.setup.module
-        return load_shifted(module, to_device(state, fed.device), fed.layers, example)
+        module, state = fed.engine.setup.module, to_device(state, fed.device)
+        if fed.method.overrides("predict") and is_extended(state):
+            return UsedModel(fed.engine.setup, state).eval()
+        return load_shifted(module, state, fed.layers, example)

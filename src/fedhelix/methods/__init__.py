@@ -17,6 +17,7 @@ from fedhelix.methods.fedavgm import FedAvgM
 from fedhelix.methods.fedbabu import FedBABU
 from fedhelix.methods.fedbn import FedBN
 from fedhelix.methods.fedbuff import FedBuff
+from fedhelix.methods.fedcp import FedCP
 from fedhelix.methods.feddbe import FedDBE
 from fedhelix.methods.feddyn import FedDyn
 from fedhelix.methods.fedfina import FedFina
@@ -39,8 +40,10 @@ from fedhelix.methods.finish import Finish
 from fedhelix.methods.flexlora import FlexLoRA
 from fedhelix.methods.gene_fl import GeneFL
 from fedhelix.methods.genfed import GenFed
+from fedhelix.methods.gpfl import GPFL
 from fedhelix.methods.helix import Helix
 from fedhelix.methods.ifca import IFCA
+from fedhelix.methods.knn_per import KNNPer
 from fedhelix.methods.lg_fedavg import LGFedAvg
 from fedhelix.methods.local import LocalOnly
 from fedhelix.methods.moon import Moon
@@ -53,6 +56,7 @@ from fedhelix.methods.scaffold import Scaffold
 
 __all__ = [
     "APFL",
+    "GPFL",
     "IFCA",
     "Ancestors",
     "Calibrated",
@@ -71,6 +75,7 @@ __all__ = [
     "FedBABU",
     "FedBN",
     "FedBuff",
+    "FedCP",
     "FedDBE",
     "FedDyn",
     "FedFina",
@@ -93,6 +98,7 @@ __all__ = [
     "GenFed",
     "GeneFL",
     "Helix",
+    "KNNPer",
     "LGFedAvg",
     "LocalOnly",
     "Moon",

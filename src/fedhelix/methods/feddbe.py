@@ -32,7 +32,7 @@ class FedDBE(FedAvg):
     Behind a linear head the memory is a shift of the outputs.
     """
 
-    kappa: float = option(1.0, "weight of the pull of the mean features", low=0)
+    kappa: float = option(10.0, "weight of the pull of the mean features", low=0)
 
     def check(self, layers: Layers) -> None:
         """The memory is between the head and the layers below."""

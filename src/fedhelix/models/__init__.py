@@ -52,7 +52,7 @@ FOR_DATA = {
     "svhn": "fedpac-cnn",
     "cifar100": "resnet18",
 }
-FOR_TEXT = {"synthetic-text": "transformer"}
+FOR_TEXT = {"synthetic-text": "transformer", "shakespeare": "transformer"}
 
 
 def names() -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedhelix.papers import devices, gene_fl, genfed, helix, pfedgpa
+from fedhelix.papers import concept, devices, gene_fl, genfed, helix, pfedgpa
 from fedhelix.papers.cells import Cell, Scale
 from fedhelix.papers.study import Study
 
@@ -14,6 +14,7 @@ STUDIES: dict[str, Study] = {
         *gene_fl.STUDIES,
         *pfedgpa.STUDIES,
         *devices.STUDIES,
+        *concept.STUDIES,
     ]
 }
 

@@ -63,7 +63,7 @@ class Study:
         """The runs of every cell by folder; `only` limits them to these rows and columns."""
         count = self.seeds[scale] if seeds is None else seeds
         return [
-            (cell, _runs(cell, out, overrides, count))
+            (cell, cell_runs(cell, out, overrides, count))
             for cell in self.cells(scale)
             if not only or cell.row in only or cell.column in only
         ]
@@ -176,7 +176,10 @@ def _check_names(only: Sequence[str], studies: Sequence[Study], scale: Scale) ->
             raise unknown("row or column", name, names)
 
 
-def _runs(cell: Cell, out: Path, overrides: Mapping[str, Any], seeds: int) -> dict[Path, RunSpec]:
+def cell_runs(
+    cell: Cell, out: Path, overrides: Mapping[str, Any], seeds: int
+) -> dict[Path, RunSpec]:
+    """The runs of a cell by folder, one for each seed."""
     settings = {"checkpoint_every": 25, **cell.settings, **overrides}
     specs = [make_spec(cell.method, {**settings, "seed": seed}) for seed in range(seeds)]
     return {out / folder_name(spec): spec for spec in specs}

@@ -39,7 +39,8 @@ class Config(FederationSettings):
     data: str = option(
         "digits",
         "digits, wine, breast-cancer, synthetic-text, synthetic-series, mnist, "
-        "fashion-mnist, emnist, cifar10, cifar100, svhn, or FILE.npz",
+        "fashion-mnist, emnist, cifar10, cifar100, svhn, femnist, shakespeare, har, ag-news, "
+        "or FILE.npz",
     )
     data_dir: str | None = option(
         None, "folder with NAME.npz or the official files (or set FEDHELIX_DATA)"

@@ -12,20 +12,23 @@ from torch import Tensor
 from fedhelix.components.generative.buffer import Buffer, distances, neighbourhoods, shaken
 from fedhelix.components.generative.diffusion import Inversion
 from fedhelix.components.generative.generator import FEWEST, Generator, Size, SizeName, size_for
+from fedhelix.components.generative.mixture import Known, denoised, fitted_width, own_noise
 from fedhelix.components.generative.training import Watch, unwatched
 from fedhelix.components.generative.vectors import Layout, Normalise
 from fedhelix.core.errors import UserError
 from fedhelix.core.options import Checked, option
 from fedhelix.core.tree import Tree
 
-How = Literal["invert", "direct", "reconstruct", "own", "own_mean", "neighbours", "shrink", "noise"]
+How = Literal[
+    "invert", "direct", "reconstruct", "mixture", "own", "own_mean", "neighbours", "shrink", "noise"
+]
 
 
 @dataclass(frozen=True)
 class Recipe(Checked):
     """The options of generation.
 
-    The ways after `reconstruct` learn nothing; they are baselines that a generator has to beat.
+    The ways after `mixture` learn nothing; they are baselines that a generator has to beat.
     """
 
     # Generated models are good already; steps as large as in training would undo some of that.
@@ -42,7 +45,8 @@ class Recipe(Checked):
 
     generate: How = option(
         "invert",
-        "what clients get: invert, direct, reconstruct, or a baseline that learns nothing",
+        "what clients get: invert, direct, reconstruct, mixture (of other clients' vectors, in "
+        "closed form), or a baseline that learns nothing",
     )
     learn: Literal["update", "upload"] = option(
         "update",
@@ -74,6 +78,13 @@ class Recipe(Checked):
     near: int = option(4, "vectors in a neighbourhood, for neighbours, shrink and near", low=1)
     amount: float = option(
         0.5, "how far shrink goes to the neighbourhood's mean, how loud noise is", low=0
+    )
+
+    by_age: bool = option(
+        True, "mixture: compare vectors of one age, and generate what they would be today"
+    )
+    age_fade: float = option(
+        0.5, "mixture: how much less vectors explain for each round that their ages differ", low=0
     )
 
     newcomer: Literal["guide", "alone", "nearest", "model", "random"] = option(
@@ -161,12 +172,26 @@ class Recipe(Checked):
             return generator.invert(
                 inverted, self.inversion_start, seed, self.inversion_mode, self.inversion_samples
             )
+        if self.generate == "mixture":
+            return self.mixture(known)
         if self.generate == "own_mean":
             return known.means()
         if self.generate == "noise":
             return shaken(uploads, self.amount, seed)
         share = {"neighbours": 1.0, "shrink": self.amount}.get(self.generate, 0.0)
         return uploads + share * (neighbourhoods(uploads, self.near) - uploads)
+
+    def mixture(self, known: Buffer) -> Tensor:
+        """The last upload of every client, denoised by the exact mixture of all others'."""
+        latest = known.rounds.max()
+        everything = Known(known.vectors, known.clients, (latest - known.rounds).float())
+        everything = Known(*(column.to(known.vectors.device) for column in everything))
+        noise, fade = own_noise(everything), self.age_fade if self.by_age else 0.0
+        last = {client: row for row, client in enumerate(known.clients.tolist())}
+        rows = [last[client] for client in known.owners]
+        observed = Known(*(column[rows] for column in everything))
+        width = fitted_width(everything, noise, fade)
+        return denoised(everything, observed, width, noise[rows], fade, self.by_age)
 
 
 def novelty(known: Buffer, made: Tensor, generator: Generator | None) -> dict[str, Any]:

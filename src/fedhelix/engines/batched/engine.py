@@ -16,7 +16,7 @@ from torch.func import vmap
 
 from fedhelix.core.method import LocalRound, Phase
 from fedhelix.core.objective import evaluate_all
-from fedhelix.core.shift import SHIFT, all_shifted
+from fedhelix.core.shift import SHIFT, all_shifted, unshifted
 from fedhelix.core.tree import State
 from fedhelix.data import rows_of
 from fedhelix.engines.base import Engine
@@ -34,6 +34,7 @@ from fedhelix.engines.local import (
     Subset,
     call,
     chosen_model,
+    evaluate_clients,
     phases_of,
     predict,
     samples_of,
@@ -149,6 +150,13 @@ class Batched(Engine):
     def evaluate_each(self, tasks: Sequence[ClientTask]) -> list[Scores]:
         """Scores of clients that each use a different model, many at once."""
         models, splits = self.personal(tasks), [self.setup.splits[task.client] for task in tasks]
+        if self.setup.method.overrides("predict"):
+            return [
+                evaluate_clients(
+                    self.setup, {task.client: used}, partial(self.outputs, unshifted(used.state))
+                )[task.client]
+                for task, used in zip(tasks, models, strict=True)
+            ]
         states = [model.state for model in models]
         test = self._evaluate_parts(states, "test", [split.test for split in splits])
         valid = self._evaluate_parts(states, "train", [split.valid for split in splits])

@@ -4,6 +4,7 @@ from fedhelix.engines.local.batches import BatchSchedule, batch_schedule, gather
 from fedhelix.engines.local.evaluation import evaluate, evaluate_clients
 from fedhelix.engines.local.network import (
     EVALUATED_AT_ONCE,
+    UsedModel,
     base_loss,
     call,
     features,
@@ -50,6 +51,7 @@ __all__ = [
     "Setup",
     "Subset",
     "Training",
+    "UsedModel",
     "base_loss",
     "batch_schedule",
     "call",

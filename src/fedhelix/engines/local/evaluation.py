@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedhelix.core.objective import evaluate_outputs
-from fedhelix.core.shift import SHIFT, without_shift
+from fedhelix.core.shift import SHIFT, unshifted
 from fedhelix.engines.local.batches import samples_of
 from fedhelix.engines.local.network import predict
 from fedhelix.engines.local.setup import ClientTask, Outputs, PersonalModel, Scores, Setup, Subset
@@ -84,5 +84,5 @@ def _shifted_apart(
 def evaluate(setup: Setup, task: ClientTask) -> Scores:
     """A client's personal model on its own samples."""
     used = personal_model(setup, task)
-    outputs = partial(predict, setup, without_shift(used.state))
+    outputs = partial(predict, setup, unshifted(used.state))
     return evaluate_clients(setup, {task.client: used}, outputs)[task.client]

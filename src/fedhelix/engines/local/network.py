@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedhelix.core.layers import WHOLE, Layer, Layers
-from fedhelix.core.method import Batch, Phase
+from fedhelix.core.method import Batch, Local, Phase
 from fedhelix.core.parts import Inputs, arguments, output_of
-from fedhelix.core.shift import shifted, without_shift
+from fedhelix.core.shift import is_extended, shifted, unshifted, without_shift
 from fedhelix.core.tree import State
 from fedhelix.data import rows_of
 from fedhelix.engines.kernels import applied
@@ -43,6 +44,32 @@ def call(setup: Setup, params: Mapping[str, Tensor], x: Inputs) -> Tensor:
     entries = without_shift(params)
     outputs = functional_call(setup.module, entries, *arguments(x), tie_weights=setup.layers.tied)
     return shifted(params, output_of(outputs))
+
+
+def use(setup: Setup, state: Mapping[str, Tensor], x: Inputs) -> Tensor:
+    """A model's outputs for prepared samples as its method uses it."""
+    if not setup.method.overrides("predict") or not is_extended(state):
+        return call(setup, state, x)
+    network = {"outputs": partial(call, setup), "features": partial(features, setup)}
+    local = Local({}, Phase(), setup.layers, partial(base_loss, setup), **network)
+    return setup.hooks.predict(state, x, local)
+
+
+class UsedModel(nn.Module):
+    """A client's model as its method uses it, for prepared samples."""
+
+    def __init__(self, setup: Setup, state: State):
+        super().__init__()
+        self.setup, self.names = setup, list(state)
+        for number, value in enumerate(state.values()):
+            self.register_buffer(f"entry{number}", value)
+
+    def forward(self, *args: Tensor, **parts: Tensor) -> Tensor:
+        """The outputs."""
+        x: Inputs = parts or (args[0] if len(args) == 1 else args)
+        self.setup.module.eval()
+        state = {name: self.get_buffer(f"entry{n}") for n, name in enumerate(self.names)}
+        return shifted(state, use(self.setup, unshifted(state), x))
 
 
 def features(setup: Setup, params: Mapping[str, Tensor], x: Inputs) -> Tensor:
@@ -77,8 +104,7 @@ def predict(setup: Setup, state: State, subset: Subset, indices: Tensor) -> Tens
     x, indices = samples_of(setup, subset)[0], indices.to(setup.device)
     with applied(setup.kernels, setup.module):
         parts = [
-            call(setup, state, setup.data.prepare(rows_of(x, part)))
-            for part in indices.split(batch)
+            use(setup, state, setup.data.prepare(rows_of(x, part))) for part in indices.split(batch)
         ]
     return torch.cat(parts)
 

@@ -31,10 +31,26 @@ def table_1(scale: Scale) -> list[Cell]:
             name = data if scale == "quick" else f"{data} {clients}"
             rows = [*METHODS, *OURS] if clients == CLIENTS[0] else METHODS
             column = Column(name, settings(scale, data, clients))
-            cells += cross(rows, [column], TABLES["table1"])
+            cells += [*cross(rows, [column], TABLES["table1"]), _one_by_one(column)]
     if scale != "quick":
         cells += _as_fedpac(scale)
     return cells
+
+
+def _one_by_one(column: Column) -> Cell:
+    """pFedHN as its reference works: one client after the other, each with a whole step of the
+    hypernetwork; as many visits to clients as in the other rows.
+    """
+    cohort, rounds = (int(column.settings[key]) for key in ("cohort", "rounds"))
+    alone = {
+        **column.settings,
+        "cohort": 1,
+        "rounds": cohort * rounds,
+        "eval_every": cohort * int(column.settings.get("eval_every", 1)),
+        "pfedhn.server_lr": 0.01,
+    }
+    paper = TABLES["table1"].at("pFedHN", column.name)
+    return Cell("pFedHN, client after client", column.name, "pfedhn", alone, paper)
 
 
 def _as_fedpac(scale: Scale) -> list[Cell]:

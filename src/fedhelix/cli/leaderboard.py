@@ -1,0 +1,110 @@
+"""`fedhelix leaderboard`: methods, settings and seeds, with a search of equal size for each."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedhelix.cli.bench import (
+    Commit,
+    DataDir,
+    DeviceName,
+    RunsFolder,
+    Save,
+    Seeds,
+    check_arguments,
+    write_report,
+)
+from fedhelix.cli.common import Address, EngineName, Json, Minutes, Quiet, Workers, places
+from fedhelix.core.errors import unknown
+from fedhelix.core.files import writable
+
+if TYPE_CHECKING:
+    from fedhelix.papers.leaderboard.settings import BoardScale
+
+
+def leaderboard(  # noqa: PLR0913 - one for every flag
+    *,
+    scale: Annotated[str, typer.Option(help="quick (a CPU, an hour) or gpu.")] = "quick",
+    seeds: Seeds = None,
+    minutes: Minutes = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only this method or setting (may be repeated).")
+    ] = None,
+    out: RunsFolder = Path("runs/leaderboard"),
+    save: Save = None,
+    data_dir: DataDir = None,
+    device: DeviceName = "auto",
+    engine: EngineName = None,
+    address: Address = None,
+    workers: Workers = None,
+    commit: Commit = "",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Rank methods over data sets and kinds of heterogeneity.
+
+    Every method tries equally many settings, judged on validation samples; the best are run with
+    all seeds. Runs are kept, so the same command goes on where it stopped:
+    fedhelix leaderboard --scale quick --minutes 30
+    """
+    from fedhelix.papers.leaderboard import draw, run_leaderboard
+    from fedhelix.report import style
+
+    chosen = _checked_scale(scale)
+    check_arguments(seeds, commit, out)
+    writable(save or out)
+    where = places(data_dir=data_dir, engine=engine, address=address, workers=workers)
+    try:
+        report, done = run_leaderboard(
+            chosen, out, {"device": device} | where, seeds, minutes, only or [], quiet or None
+        )
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on where it was.", file=sys.stderr)
+        raise SystemExit(130) from None
+    report["versions"] |= {"commit": commit} if commit else {}
+    repetitions = f" --seeds {seeds}" if seeds else ""
+    report = {"command": f"fedhelix leaderboard --scale {scale}{repetitions}", **report}
+    path = (save or out) / f"leaderboard-{scale}.json"
+    if write_report(report, path, out):
+        for name, drawing in draw(report).items():
+            style.save(drawing, path.with_name(f"{path.stem}-{name}.png"))
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        _print(report, Console() if sys.stdout.isatty() else Console(width=200))
+    if not done:
+        print(
+            "fedhelix: the time is up; the same command goes on where it stopped.", file=sys.stderr
+        )
+
+
+def _checked_scale(scale: str) -> BoardScale:
+    from fedhelix.papers.leaderboard.settings import BoardScale
+
+    for known in get_args(BoardScale):
+        if scale == known:
+            return known
+    raise unknown("scale", scale, get_args(BoardScale))
+
+
+def _print(report: Mapping[str, Any], console: Console) -> None:
+    from fedhelix.papers.tables import render
+
+    console.print(render(report, "accuracy"))
+    if report["ranking"] is None:
+        console.print("No ranks yet: no setting is complete.")
+        return
+    table = Table("method", "mean rank", "95 % interval", box=None, padding=(0, 2))
+    rows = report["ranking"]["rows"].items()
+    for name, row in sorted(rows, key=lambda known: known[1]["rank"]):
+        low, high = row["interval"]
+        table.add_row(name, f"{row['rank']:.2f}", f"{low:.2f} to {high:.2f}")
+    console.print(table)

@@ -1,0 +1,8 @@
+"""The leaderboard: methods that search alike on validation samples, and their ranks."""
+
+from __future__ import annotations
+
+from fedhelix.papers.leaderboard.board import run_leaderboard
+from fedhelix.papers.leaderboard.figures import draw
+
+__all__ = ["draw", "run_leaderboard"]
