@@ -64,6 +64,12 @@ SKETCHES = {
         "ttttt", "mean of the models", "learn how much of the\nnew head to take; train", "fffss"
     ),
     "fedlc": Sketch("ttttt", "mean of the models", "train with margins\nby class sizes"),
+    "fedit": Sketch("ftftf", "mean of A\nand of B", "train the adapters"),
+    "ffa-lora": Sketch("ftftf", "mean of B", "train B;\nA stays as drawn"),
+    "fedsa-lora": Sketch("ftfsf", "mean of A", "train both;\nB stays here"),
+    "flexlora": Sketch(
+        "ftftf", "mean of B A, cut to\neach client's rank", "train adapters\nof its own rank"
+    ),
     "fednova": Sketch(
         "ttttt", "mean update per\nlocal work", "train; tell how far\nthe steps went"
     ),

@@ -17,7 +17,8 @@ DOCS = ROOT / "docs"
 OUTSIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 
 MENU: list[tuple[str, list[str]]] = [
-    ("Tutorials", ["index.md", "your-own-data.md", "your-own-method.md", "tutorials.md"]),
+    ("Tutorials", ["index.md", "your-own-data.md", "tutorials/*.md", "your-own-method.md",
+                   "tutorials.md"]),
     ("How to", ["choosing.md", "looking-at-runs.md", "heterogeneity.md", "devices.md"]),
     ("Machines", ["engines.md", "clusters.md", "deployment.md", "privacy.md"]),
     ("Explanation", ["architecture.md", "results.md", "leaderboard.md", "results/*.md",

@@ -24,6 +24,12 @@ CHEAP: dict[str, dict[str, Any]] = {
 }
 
 
+# Networks for methods that need something special.
+NETWORKS = {"fedbn": "digits-bn-cnn"} | dict.fromkeys(
+    ("fedit", "ffa-lora", "fedsa-lora", "flexlora"), "lora-mlp"
+)
+
+
 def cheap(name: str, **options: Any) -> Method:
     """A method by name."""
     return METHODS[name](**CHEAP.get(name, {}) | options)

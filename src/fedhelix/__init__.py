@@ -1,7 +1,7 @@
 """fedhelix: federated learning on clients whose data differ.
 
-Its names are those of `federation/public.py`. They are imported when one of them is first used,
-since PyTorch alone takes seconds; `fedhelix --help` needs none of them.
+Its names are those of `federation/public.py`, and `load_run`. They are imported when one of them
+is first used, since PyTorch alone takes seconds; `fedhelix --help` needs none of them.
 """
 
 from importlib import import_module
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedhelix.federation.public import *  # noqa: F403 - its `__all__` says what
+    from fedhelix.runs.finished import load_run as load_run
 else:
     from fedhelix.core.version import __version__ as __version__
 
@@ -21,7 +22,9 @@ else:
         if find_spec(f"fedhelix.{name}"):
             return import_module(f"fedhelix.{name}")
         public = import_module("fedhelix.federation.public")
-        globals().update({known: getattr(public, known) for known in ("__all__", *public.__all__)})
+        globals().update({known: getattr(public, known) for known in public.__all__})
+        globals()["load_run"] = import_module("fedhelix.runs.finished").load_run
+        globals()["__all__"] = sorted([*public.__all__, "load_run"])
         if name not in globals():
             raise unknown
         return globals()[name]

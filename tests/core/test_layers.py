@@ -205,8 +205,8 @@ def test_frozen_parameters_are_not_trained():
     net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     net[0].requires_grad_(False)
     layers = Layers.of(net)
-    assert layers.parameters == ("1.weight", "1.bias")
-    assert layers.buffers == ("0.weight", "0.bias")
+    assert layers.names == layers.parameters == ("1.weight", "1.bias")
+    assert layers.frozen == ("0.weight", "0.bias") and not layers.buffers
 
 
 def test_a_parametrised_convolution_is_one_unit():

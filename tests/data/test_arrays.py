@@ -23,9 +23,9 @@ class Squares(TorchDataset):
         return torch.full((3,), float(index + self.offset)), index % 2
 
 
-class Ragged(Squares):
+class Unlabelled(Squares):
     def __getitem__(self, index: int):
-        return torch.zeros(index), 0
+        return index
 
 
 class TestFromArrays:
@@ -90,13 +90,16 @@ class TestFromArrays:
             ({"y": [0, 1, -2, 0]}, "labels outside the classes: -2"),
             ({"y": [0, 1, 2, 9], "classes": 3, "x_test": [[0.0]], "y_test": [0]}, "9 at index 3"),
             ({"y": [0, 1, 2.5, 0], "classes": 3}, "must be whole numbers"),
-            ({"y": list("abcd")}, "y of 'data' must be numbers"),
+            ({"y": ["a", "b", 3, None]}, "y of 'data' must be numbers"),
+            ({"y": list("abcd"), "x_test": [[1.0]], "y_test": [0]}, "some labels are text"),
             ({"y": [0, 1]}, r"shapes are \(4, 1\) and \(2,\)"),
             (
                 {"x": [[1.0], [2.0], [3.0], [float("nan")]], "x_test": [[0.0]], "y_test": [0]},
                 "nan in sample 3",
             ),
-            ({"x": [[1.0], [2.0, 3.0]]}, "x of 'data' is no array"),
+            ({"x": [[1.0], [2.0, 3.0]]}, "must have one entry per sample"),
+            ({"x": [[1.0], [[2.0], [3.0]]]}, "x of 'data' may differ in their lengths alone"),
+            ({"y": range(200), "x": [[1.0]] * 200}, "classes=None makes it a regression"),
             ({"x": np.zeros((0, 1)), "y": []}, "'data' is empty"),
             ({"x": [[1.0]], "y": [0]}, "too few samples"),
             ({"x_test": [[1.0]]}, "only one of x_test and y_test"),
@@ -149,7 +152,7 @@ class TestFromClients:
                 "each client of 'data' has a single sample, and none is left to test with",
             ),
             ([[(1, 2, 3)] * 3], None, "client 0 of 'data' has 3 entries"),
-            ([Squares(3), Ragged(3)], None, "client 1 of 'data' cannot be read as samples"),
+            ([Squares(3), Unlabelled(3)], None, "client 1 of 'data' cannot be read as samples"),
             ([iter([1])], None, "client 0 of 'data' is a list_iterator"),
             ([(np.zeros((2, 4)),)], None, "client 0 of 'data' has 1 entries"),
             ([Squares(3)], [Squares(3), Squares(3)], "has 1 clients, but test has 2 parts"),

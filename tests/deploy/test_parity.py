@@ -12,10 +12,9 @@ from fedhelix.deploy import messages
 from fedhelix.engines.local import ClientTask
 from fedhelix.runs.spec import make_spec
 from helpers import CHEAP as QUICK
-from helpers import same
+from helpers import NETWORKS, same
 from in_process import InProcessDeployment
 
-NETWORKS = {"fedbn": "digits-bn-cnn"}
 OPTIONS = {**QUICK, "clustered": {"clusters": 2}, "gene-fl": {"clusters": 2}}
 CHEAP = {
     "clients": 3,

@@ -28,7 +28,7 @@ from fedhelix.core.tree import take
 from fedhelix.engines.local import make_client, personal_model, received_model
 from fedhelix.federation.newcomers import onboard_all, onboard_one
 from fedhelix.store.records import newcomers
-from helpers import cheap, check_resumed, same, small, timeless
+from helpers import NETWORKS, cheap, check_resumed, same, small, timeless
 
 DIGITS = load("digits").subsample(400, 200)
 LATE = {"newcomers": 4, "newcomers_after": 2, "data": DIGITS, "partition": "shard:3", "clients": 5}
@@ -174,7 +174,8 @@ def test_the_initial_download_is_counted():
 def test_every_method_takes_newcomers_in_and_resumes_across_their_arrival(name, tmp_path):
     if name == "fedbn":
         pytest.skip("needs BatchNorm; see below")
-    check_resumed(lambda: build(cheap(name), model="digits-cnn"), tmp_path, 3, after=2)
+    model = NETWORKS.get(name, "digits-cnn")
+    check_resumed(lambda: build(cheap(name), model=model), tmp_path, 3, after=2)
 
 
 def test_newcomers_draw_their_own_batch_norm():

@@ -160,7 +160,7 @@ def test_bad_models_get_a_sentence(model, shape, sentence):
             nn.Linear(9, 5),
             "the model does not fit the data: a batch of shape \\(2, 4\\) fails with",
         ),
-        (nn.LSTM(4, 5), "must return one tensor, not tuple"),
+        (nn.LSTM(4, 5), "must return one tensor, or an object with .* not tuple"),
     ],
 )
 def test_check_fits_refuses(module, sentence):

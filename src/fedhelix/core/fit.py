@@ -9,24 +9,25 @@ import torch
 from torch import Tensor, nn
 
 from fedhelix.core.errors import UserError
+from fedhelix.core.parts import Inputs, arguments, output_of, shapes
 
 LENT = threading.RLock()
 """Held while PyTorch's default generator, which is one for all threads, is lent a seed."""
 
 
-def probe(module: nn.Module, example: Tensor) -> Any:
+def probe(module: nn.Module, example: Inputs) -> Any:
     """The output for a batch in evaluation mode, without gradients; modes, statistics and
     generators stay untouched.
     """
-    modes = {part: part.training for part in module.modules()}
+    modes, (args, keywords) = {p: p.training for p in module.modules()}, arguments(example)
     module.eval()
     try:
         with LENT, torch.no_grad(), torch.random.fork_rng(devices=[]):
-            return module(example)
+            return module(*args, **keywords)
     except Exception as problem:  # a user's own network may fail in any way
         reason = str(problem).strip().partition("\n")[0].rstrip(".") or type(problem).__name__
         raise UserError(
-            f"the model does not fit the data: a batch of shape {tuple(example.shape)} fails "
+            f"the model does not fit the data: a batch of shape {shapes(example)} fails "
             f"with '{reason}'."
         ) from problem
     finally:
@@ -34,16 +35,16 @@ def probe(module: nn.Module, example: Tensor) -> Any:
             part.training = training
 
 
-def check_fits(module: nn.Module, example: Tensor, outputs: int | None = None) -> None:
+def check_fits(module: nn.Module, example: Inputs, outputs: int | None = None) -> Tensor:
     """Refuse a network that fails on a prepared batch, or that does not give `outputs` numbers per
-    sample.
+    sample; returns its outputs.
     """
-    output = probe(module, example)
-    if not isinstance(output, Tensor):
-        raise UserError(f"the model must return one tensor, not {type(output).__name__}.")
-    expected = (len(example), outputs)
-    if outputs is not None and tuple(output.shape) != expected:
+    output = output_of(probe(module, example))
+    args, keywords = arguments(example)
+    size = len(next(iter((*args, *keywords.values()))))
+    if outputs is not None and tuple(output.shape) != (size, outputs):
         raise UserError(
-            f"the model's output does not fit the classes: a batch of {len(example)} gives shape "
-            f"{tuple(output.shape)}, and {expected} is needed."
+            f"the model's output does not fit the classes: a batch of {size} gives shape "
+            f"{tuple(output.shape)}, and {(size, outputs)} is needed."
         )
+    return output

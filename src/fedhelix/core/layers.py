@@ -8,15 +8,16 @@ Methods choose by them what travels: `layers.body`, `layers.norm`, `layers.convs
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.fit import probe
+from fedhelix.core.parts import Inputs
 
 Kind = Literal["conv", "linear", "norm", "other"]
 Granularity = Literal["conv", "module", "tensor"]
@@ -37,21 +38,33 @@ class Layer:
     reached: bool  # the forward pass calls it
 
 
+class Adapter(NamedTuple):
+    """A pair of low-rank matrices: A maps inputs to `rank` values, B those to outputs."""
+
+    a: str
+    b: str
+    rank: int
+
+
 @dataclass(frozen=True)
 class Layers:
     """What a network consists of; make one with `Layers.of(module, example)`."""
 
-    names: tuple[
-        str, ...
-    ]  # all entries, in the order of the state dict; of tied tensors only the first name
+    # All entries of a model's state, in the order of the state dict; of tied tensors only the first
+    # name.
+    names: tuple[str, ...]
     parameters: tuple[str, ...]  # the trainable ones
-    buffers: tuple[str, ...]  # those that no gradient changes: buffers and frozen parameters
+    buffers: tuple[str, ...]  # the others, such as running statistics
     sizes: dict[str, int]  # elements of each entry
     all: tuple[Layer, ...]  # in the order in which the forward pass reaches them
     tied: bool = False  # whether tensors have several names
+    # Parameters that do not require gradients: part of the network and of no state, so that they
+    # neither travel nor cost memory per client.
+    frozen: tuple[str, ...] = ()
+    widths: Mapping[str, int] = field(default_factory=dict)  # the first axis of each entry
 
     @classmethod
-    def of(cls, module: nn.Module, example: Tensor | None = None) -> Layers:
+    def of(cls, module: nn.Module, example: Inputs | None = None) -> Layers:
         """Read a module; a batch as example settles the order of its layers, otherwise that of
         registration holds.
         """
@@ -64,13 +77,18 @@ class Layers:
         for name, value in state.items():
             first_name.setdefault(id(value), name)
         own = {name: value for name, value in state.items() if first_name[id(value)] == name}
+        tied = len(own) < len(state)
+        frozen = tuple(name for name, value in own.items() if is_frozen(value))
+        own = {name: value for name, value in own.items() if not is_frozen(value)}
         return cls(
             names=tuple(own),
             parameters=tuple(name for name, value in own.items() if value.requires_grad),
             buffers=tuple(name for name, value in own.items() if not value.requires_grad),
             sizes={name: value.numel() for name, value in own.items()},
             all=read_layers(module, own, example),
-            tied=len(own) < len(state),
+            tied=tied,
+            frozen=frozen,
+            widths={name: value.shape[0] if value.dim() else 1 for name, value in own.items()},
         )
 
     @cached_property
@@ -114,6 +132,16 @@ class Layers:
         return tuple(
             tuple(stage) for _, stage in itertools.groupby(self.convs, lambda layer: layer.outputs)
         )
+
+    @cached_property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """The pairs that LoRA's layers, and peft's, call lora_A and lora_B."""
+        pairs = [
+            (name, name.replace("lora_A", "lora_B"), self.widths[name])
+            for name in self.parameters
+            if "lora_A" in name.split(".")
+        ]
+        return tuple(Adapter(*pair) for pair in pairs if pair[1] in self.parameters)
 
     def without(self, entries: Iterable[str]) -> tuple[str, ...]:
         """All entries but these."""
@@ -160,8 +188,13 @@ class Layers:
         return layers
 
 
+def is_frozen(value: Tensor) -> bool:
+    """Whether an entry is a parameter that nobody trains."""
+    return isinstance(value, nn.Parameter) and not value.requires_grad
+
+
 def read_layers(
-    module: nn.Module, state: dict[str, Tensor], example: Tensor | None
+    module: nn.Module, state: dict[str, Tensor], example: Inputs | None
 ) -> tuple[Layer, ...]:
     """The modules that hold state, those first that the forward pass reaches first; the unreached
     come last.
@@ -194,7 +227,7 @@ def find_owner(module: nn.Module, entry: str) -> tuple[str, nn.Module]:
     return ".".join(path) or WHOLE, owner
 
 
-def call_order(module: nn.Module, parts: Iterable[nn.Module], example: Tensor) -> list[nn.Module]:
+def call_order(module: nn.Module, parts: Iterable[nn.Module], example: Inputs) -> list[nn.Module]:
     """The parts in the order of their first call."""
     order: dict[nn.Module, None] = {}
     hooks = [

@@ -22,6 +22,7 @@ from fedhelix.core import returns
 from fedhelix.core.docs import summary
 from fedhelix.core.layers import Layers
 from fedhelix.core.options import Checked
+from fedhelix.core.parts import Inputs
 from fedhelix.core.returns import Check, Phase
 from fedhelix.core.tree import State, Tree, drop, masked_mean, take
 from fedhelix.core.views import Batch, Client, Context, Local, LocalRound, Scorer, Upload
@@ -234,7 +235,7 @@ class Method(Checked):
         return "model"
 
     @hook("client", returns.outputs)
-    def predict(self, params: Mapping[str, Tensor], x: Tensor, local: Local) -> Tensor:
+    def predict(self, params: Mapping[str, Tensor], x: Inputs, local: Local) -> Tensor:
         """The outputs of its model for samples, where `start` added entries to it: a pure function
         that may look at these and at the network's features.
         """

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedhelix.core.errors import UserError
+from fedhelix.core.metrics import IGNORED, f1
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metric = Callable[[Tensor, Tensor], Tensor | float]
@@ -26,9 +27,46 @@ def squared_error(output: Tensor, target: Tensor) -> Tensor:
     return (output.reshape(target.shape) - target).square().reshape(len(target), -1).mean(1)
 
 
+def token_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """The mean over a sample's tokens or pixels, one value per sample; -100 marks padding."""
+    values = F.cross_entropy(
+        by_class(output, target), target, reduction="none", ignore_index=IGNORED
+    )
+    counted = (target != IGNORED).flatten(1)
+    return values.flatten(1).sum(1) / counted.sum(1).clamp_min(1)
+
+
+def binary_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """The mean over a sample's labels, each of which may hold or not; one value per sample."""
+    values = F.binary_cross_entropy_with_logits(
+        output.reshape(target.shape), target.to(output.dtype), reduction="none"
+    )
+    return values.reshape(len(target), -1).mean(1)
+
+
+def by_class(output: Tensor, target: Tensor) -> Tensor:
+    """Outputs of tokens (N×T×C) or pixels (N×C×H×W) with the classes as second axis."""
+    last = output.shape[:-1] == target.shape
+    second = (output.shape[0], *output.shape[2:]) == tuple(target.shape)
+    if not last and not second:
+        raise UserError(
+            f"outputs of shape {tuple(output.shape)} do not fit targets of shape "
+            f"{tuple(target.shape)}; one score for every class is needed, on the last axis or on "
+            "the second."
+        )
+    return output.movedim(-1, 1) if last and (target.dim() < 3 or not second) else output
+
+
 def accuracy(output: Tensor, target: Tensor) -> Tensor:
     """The share of samples whose largest output is the right class."""
     return correct(output, target).mean()
+
+
+def token_accuracy(output: Tensor, target: Tensor) -> Tensor:
+    """The share of tokens or pixels whose largest output is the right class."""
+    counted = target != IGNORED
+    right = (by_class(output, target).argmax(1) == target) & counted
+    return right.sum() / counted.sum()
 
 
 def correct(output: Tensor, target: Tensor) -> Tensor:
@@ -52,7 +90,8 @@ def r2(output: Tensor, target: Tensor) -> Tensor:
 class Objective:
     """A loss to train with and a metric to judge by, of which more is better.
 
-    `loss(output, target)` returns one value per sample (their mean is minimised) or a scalar;
+    `loss(output, target)` returns one value per sample (their mean is minimised), one for each
+    entry of the target, or a scalar;
     `metric(outputs, targets)` sees all samples of a test part at once. `name` is the metric's name
     in records. `by_sample` is the metric of each sample alone, where the metric is just their mean:
     that saves time.
@@ -63,9 +102,14 @@ class Objective:
     name: str = "score"
     by_sample: Metric | None = None
 
+    def losses(self, output: Tensor, target: Tensor) -> Tensor:
+        """The loss of every sample, or one number where the loss gives no more."""
+        values = self.loss(output, target)
+        return values.flatten(1).mean(1) if values.dim() > 1 else values
+
     def mean_loss(self, output: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """The mean loss of a batch; samples that only pad it (`mask` = 0) do not count."""
-        values = self.loss(output, target)
+        values = self.losses(output, target)
         if mask is None or values.dim() == 0:
             return values.mean()
         return (values * mask).sum() / mask.sum().clamp_min(1)
@@ -84,14 +128,23 @@ class Objective:
 
 
 def objective_for(
-    classes: int | None, loss: Loss | None = None, metric: Metric | None = None
+    classes: int | None,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
+    targets: Tensor | None = None,
 ) -> Objective:
-    """Classification when there are classes, regression when there are none; both parts can be
-    replaced.
+    """Classification when there are classes; otherwise the type of the targets decides: true or
+    false are labels of which several may hold, whole numbers the classes of tokens or pixels, other
+    numbers a regression. Loss and metric can be replaced.
     """
     for name, given in (("loss", loss), ("metric", metric)):
         if given is not None and not callable(given):
             raise UserError(f"{name} is a function of outputs and targets, not {given!r}.")
+    if classes is None and targets is not None and targets.dtype == torch.bool:
+        return Objective(loss or binary_cross_entropy, metric or f1, "score")
+    if classes is None and targets is not None and targets.dtype == torch.int64:
+        name = "score" if metric else "accuracy"
+        return Objective(loss or token_cross_entropy, metric or token_accuracy, name)
     if classes is None:
         return Objective(loss or squared_error, metric or r2, "score")
     if metric is not None:
@@ -118,3 +171,45 @@ def evaluate_all(
     flat = [value.double().to(pair[1].device) for pair in pairs for value in pair]
     values = iter(torch.stack(flat).tolist() if flat else [])
     return [(next(values), next(values)) if len(target) else empty for target in targets]
+
+
+@torch.no_grad()
+def check_loss(objective: Objective, output: Tensor, target: Tensor) -> None:
+    """Refuse a loss of the wrong shape, which broadcasting would hide."""
+    shapes = f"outputs of shape {tuple(output.shape)} and targets of shape {tuple(target.shape)}"
+    column = output.dim() == target.dim() + 1 and output.shape[-1] == 1
+    advice = "; compare o.squeeze(-1) with the targets" if column else ""
+    value = _loss_or_error(objective, output, target, shapes)
+    right = ((), (len(target),), tuple(target.shape))
+    if not isinstance(value, Tensor) or tuple(value.shape) not in right:
+        shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+        raise UserError(
+            f"loss must return one value per sample or one number; for {shapes} it returns "
+            f"a {type(value).__name__}{shape}{advice}."
+        )
+    if column and not value.dim() and len(target) > 1:
+        _refuse_broadcast(objective, output, target, value, f"{shapes}{advice}")
+
+
+def _loss_or_error(objective: Objective, output: Tensor, target: Tensor, shapes: str) -> Tensor:
+    try:
+        return objective.loss(output, target)
+    except UserError:
+        raise
+    except Exception as problem:  # a user's own loss may fail in any way
+        reason = str(problem).strip().partition("\n")[0].rstrip(".") or type(problem).__name__
+        raise UserError(f"loss fails for {shapes} with '{reason}'.") from problem
+
+
+def _refuse_broadcast(
+    objective: Objective, output: Tensor, target: Tensor, value: Tensor, what: str
+) -> None:
+    """A loss that is one number compares every output with every target if it is another one for
+    outputs without their last axis.
+    """
+    try:
+        flat = objective.loss(output.squeeze(-1), target)
+    except Exception:  # it needs that axis, and so does not broadcast
+        return
+    if flat.shape == value.shape and not torch.allclose(flat, value, rtol=1e-3):
+        raise UserError(f"loss compares every output with every target: it gets {what}.")

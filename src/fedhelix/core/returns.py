@@ -33,6 +33,7 @@ class Phase:
     model: str = "model"  # which of the models that `start` returned
     rate: float = 1.0  # factor on the learning rate
     extra: tuple[str, ...] = ()  # entries that `start` added to the model and that train, too
+    frozen: tuple[str, ...] = ()  # entries of the part that stay as they are
 
     def __post_init__(self) -> None:
         if self.part not in PARTS:

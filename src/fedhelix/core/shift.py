@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhelix.core.layers import Layers
+from fedhelix.core.parts import Inputs, arguments, output_of
 from fedhelix.core.tree import State
 
 SHIFT = "(shift)"  # the name of the entry
@@ -57,14 +58,13 @@ class Shifted(nn.Module):
         self.network = network
         self.register_buffer("shift", shift)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, *args: Tensor, **keywords: Tensor) -> Tensor:
         """The shifted outputs."""
-        outputs: Tensor = self.network(x) + self.shift
-        return outputs
+        return output_of(self.network(*args, **keywords)) + self.shift
 
 
 @torch.no_grad()
-def load_shifted(network: nn.Module, state: State, layers: Layers, example: Tensor) -> nn.Module:
+def load_shifted(network: nn.Module, state: State, layers: Layers, example: Inputs) -> nn.Module:
     """A copy of the network with this state, in evaluation mode.
 
     A shift goes into the bias of the head, where that gives the same outputs for an example;
@@ -74,12 +74,13 @@ def load_shifted(network: nn.Module, state: State, layers: Layers, example: Tens
     module.load_state_dict(without_shift(state), strict=False)
     if SHIFT not in state:
         return module
-    shift = state[SHIFT]
-    expected = module(example) + shift
+    shift, (args, keywords) = state[SHIFT], arguments(example)
+    expected = output_of(module(*args, **keywords)) + shift
     biases = [name for name in layers.head if state[name].shape == shift.shape]
     if biases:
         folded = copy.deepcopy(module)
         folded.load_state_dict({biases[-1]: state[biases[-1]] + shift}, strict=False)
-        if torch.allclose(folded(example), expected, rtol=1e-4, atol=1e-4):
+        outputs = output_of(folded(*args, **keywords))
+        if torch.allclose(outputs, expected, rtol=1e-4, atol=1e-4):
             return folded
     return Shifted(module, shift).eval()

@@ -135,8 +135,9 @@ def masked_mean(
             merged[name] = values.amax(0)
             continue
         share = torch.tensor([weight for _, weight in chosen], dtype=torch.float64)
-        share = (share / share.sum()).to(values.dtype).to(values.device)
-        merged[name] = (values * share.view(-1, *[1] * old.dim())).sum(0)
+        wide = values.float() if values.element_size() < 4 else values  # half precision
+        share = (share / share.sum()).to(wide.dtype).to(wide.device)
+        merged[name] = (wide * share.view(-1, *[1] * old.dim())).sum(0).to(values.dtype)
     return merged
 
 

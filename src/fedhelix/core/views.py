@@ -12,6 +12,7 @@ from torch import Tensor
 from fedhelix.core import seeds
 from fedhelix.core.errors import UserError
 from fedhelix.core.layers import Layers
+from fedhelix.core.parts import Inputs
 from fedhelix.core.renamed import HasRenamed
 from fedhelix.core.returns import Phase
 from fedhelix.core.tree import State, Tree
@@ -22,7 +23,7 @@ Scorer = Callable[[Sequence[State]], list[tuple[float, float]]]  # metric and lo
 class Batch(NamedTuple):
     """Samples of one training step; `mask` is 0 for samples that only fill the batch up."""
 
-    x: Tensor
+    x: Inputs
     y: Tensor
     mask: Tensor | None = None
 
@@ -70,14 +71,14 @@ class Client(HasRenamed):
     layers: Layers
     initial: State  # the initial model, which everybody can make from the seed
     seed: int
-    inputs: Callable[[], Tensor]  # its training samples, prepared as the model gets them
+    inputs: Callable[[], Inputs]  # its training samples, prepared as the model gets them
     targets: Callable[[], Tensor]
     raw_inputs: Callable[[], Tensor]  # its training samples as they are, pixels between 0 and 1
     # The loss of one prepared sample in evaluation mode; may be vmapped.
-    sample_loss: Callable[[State, Tensor, Tensor], Tensor]
+    sample_loss: Callable[[State, Inputs, Tensor], Tensor]
     # The mean over some prepared samples of the squared gradients of some entries, in evaluation
     # mode; None where the network has layers that only `sample_loss` can differentiate.
-    squared_gradients: Callable[[State, Sequence[str], Tensor, Tensor], State | None]
+    squared_gradients: Callable[[State, Sequence[str], Inputs, Tensor], State | None]
     # The metric of a model on its validation samples; not-a-number without any.
     valid: Callable[[State], float]
     # The loss of a model on each of its validation samples, of which there may be none.
@@ -124,9 +125,9 @@ class Local(HasRenamed):
     # The mean loss of a model's state on a batch.
     base_loss: Callable[[Mapping[str, Tensor], Batch], Tensor]
     # The outputs of a model's state for samples.
-    outputs: Callable[[Mapping[str, Tensor], Tensor], Tensor]
+    outputs: Callable[[Mapping[str, Tensor], Inputs], Tensor]
     # What the head of the model gets for samples, one row each.
-    features: Callable[[Mapping[str, Tensor], Tensor], Tensor]
+    features: Callable[[Mapping[str, Tensor], Inputs], Tensor]
 
     renamed: ClassVar = {"units": "layers", "anchor": "context", "risk": "base_loss"}
 

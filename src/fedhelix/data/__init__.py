@@ -10,6 +10,7 @@ from fedhelix.data.partitions import Partition, Split, class_split
 from fedhelix.data.scaling import Scaling, scaled
 from fedhelix.data.server_data import Reserve, ServerData, even_sample
 from fedhelix.data.shifts import UNSHIFTED, Shift, ShiftedData, shifted
+from fedhelix.data.tables import from_table, is_table
 
 __all__ = [
     "UNSHIFTED",
@@ -34,6 +35,8 @@ __all__ = [
     "from_hub",
     "from_leaf",
     "from_npz",
+    "from_table",
+    "is_table",
     "load",
     "partitions",
     "rows_of",

@@ -9,17 +9,19 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
 
 from fedhelix.core.errors import UserError
+from fedhelix.core.metrics import IGNORED
 from fedhelix.core.seeds import numpy_draw
-from fedhelix.data.checks import check_finite, describe
+from fedhelix.data.checks import describe
 from fedhelix.data.datasets import Dataset
+from fedhelix.data.fields import Fields, Parts, cat_padded, joined
 from fedhelix.data.readers import NPZ_ERRORS
+from fedhelix.data.reading import Pair, Samples, coded, raw_pair, read_pair
 from fedhelix.data.sampling import stratified
 
 Classes = int | Literal["auto"] | None
-Pair = tuple[Tensor, Tensor]
+MOST_CLASSES = 50  # that whole numbers are taken for without a word, in few samples
 HELD_OUT = 0.2
 """The share of samples that becomes the test pool when the user gives none."""
 
@@ -42,14 +44,20 @@ def from_arrays(
     * uint8 means pixels: N×H×W becomes N×1×H×W, and N×H×W×C (C is 1 or 3) becomes N×C×H×W. Floats
       become float32 and keep their shape. Other integers become int64 and reach the network as they
       are (tokens); give a table of whole numbers as floats.
-    * `classes="auto"`: integer labels are a classification with as many classes as the largest
-      label says, float labels a regression. A number or None (regression) decides otherwise.
+    * A dict or tuple of arrays is several parts of each sample: the network's keyword or positional
+      arguments. A list of sequences of different lengths is padded, and the network also gets a
+      mask.
+    * `classes="auto"`: one integer or text label per sample is a classification, float targets a
+      regression; several labels of 0 and 1 (N×L) are labels of which several may hold, other
+      integers (N×T, N×H×W) the classes of tokens or pixels. A number of classes or None
+      (regression) decides otherwise.
     * `owners` says for each sample whose it is; a federation then takes its clients from there.
     * Without a test pool 20 % of the samples, class by class, are held out as one; with owners
       20 % of each owner's, who are tested on these. An owner with a single sample trains on it.
     """
     if (x_test is None) != (y_test is None):
         raise UserError(f"'{name}' has only one of x_test and y_test; give both or none.")
+    (y, y_test), labels = coded([y, y_test])
     inputs, targets = read_pair(x, y, f"'{name}'")
     whose = None if owners is None else np.asarray(owners)
     if whose is not None and len(whose) != len(inputs):
@@ -60,6 +68,7 @@ def from_arrays(
     if x_test is not None:
         test_inputs, test_targets = read_pair(x_test, y_test, f"the test part of '{name}'")
     else:
+        count_classes(classes, targets, targets[:0])  # says what whole numbers are
         held = _held_out_pool(targets, classes, whose, seed)
         if not held.any():
             few = "of each class" if whose is None else "of each owner"
@@ -70,11 +79,33 @@ def from_arrays(
         inputs, targets = inputs[~held], targets[~held]
         if whose is not None:
             whose, whose_test = whose[~held], whose[held]
-    count = count_classes(classes, targets, test_targets)
-    targets, test_targets = (as_targets(part, count, name) for part in (targets, test_targets))
-    return Dataset(
-        name, inputs, targets, test_inputs, test_targets, count, mean, std, whose, whose_test
-    )
+    return assembled(
+        name, (inputs, targets), (test_inputs, test_targets), classes, mean, std,
+        owners=whose, owners_test=whose_test, labels=labels,
+    )  # fmt: skip
+
+
+def assembled(
+    name: str,
+    train: Pair,
+    test: Pair,
+    classes: Classes,
+    mean: tuple[float, ...] | None,
+    std: tuple[float, ...] | None,
+    **more: Any,
+) -> Dataset:
+    """A data set of samples that were read: parts are packed, targets get their type."""
+    (x, y), (x_test, y_test) = train, test
+    if y.dim() == y_test.dim() > 1 and y.shape[1] != y_test.shape[1]:
+        y, y_test = cat_padded([y, y_test], IGNORED).split([len(y), len(y_test)])
+    count = count_classes(classes, y, y_test)
+    y, y_test = as_targets([y, y_test], classes, count, name)
+    fields = None
+    if isinstance(x, Parts) or isinstance(x_test, Parts):
+        both = joined([x, x_test])
+        fields, size = Fields.of(both), len(x)
+        x, x_test = fields.pack(both[:size]), fields.pack(both[size:])
+    return Dataset(name, x, y, x_test, y_test, count, mean, std, fields=fields, **more)
 
 
 def from_npz(path: str | Path) -> Dataset:
@@ -111,14 +142,20 @@ def from_clients(
 ) -> Dataset:
     """A data set from data that already belong to clients; the `natural` partition keeps them so.
 
-    `clients` has for each client a pair (x, y) or a map-style torch Dataset of such samples; arrays
+    `clients` has for each client a pair (x, y) or a map-style torch Dataset of such samples; they
     are read as in `from_arrays`. `test` is one pair or Dataset for a common test pool, or a list
     with one for each client; None holds out 20 % of every client's samples as its test part (a
     client with a single sample keeps it for training).
     """
-    parts = [read_part(part, f"client {index} of '{name}'") for index, part in enumerate(clients)]
-    if not parts:
+    raw = [raw_pair(part, f"client {index} of '{name}'") for index, part in enumerate(clients)]
+    if not raw:
         raise UserError(f"'{name}' has no clients; give at least one pair (x, y).")
+    raw_tests = raw_test_parts(test, len(raw), name)
+    targets, labels = coded([y for _, y in (*raw, *raw_tests)])
+    parts = [
+        read_pair(x, y, f"client {index} of '{name}'")
+        for index, ((x, _), y) in enumerate(zip(raw, targets, strict=False))
+    ]
     if test is None:
         train, tests = hold_out_each(parts, classes, seed)
         if not any(len(y) for _, y in tests):
@@ -127,97 +164,35 @@ def from_clients(
                 "give two."
             )
     else:
-        train, tests = parts, read_tests(test, len(parts), name)
+        train, tests = (
+            parts,
+            [
+                read_pair(x, y, f"test part {index} of '{name}'")
+                for index, ((x, _), y) in enumerate(
+                    zip(raw_tests, targets[len(raw) :], strict=True)
+                )
+            ],
+        )
     x, y, owners = pool(train, f"client {{}} of '{name}'")
     x_test, y_test, owners_test = pool(tests, f"test part {{}} of '{name}'")
     has_common_test = test is not None and not isinstance(test, list)
-    count = count_classes(classes, y, y_test)
-    y, y_test = (as_targets(part, count, name) for part in (y, y_test))
-    return Dataset(
-        name, x, y, x_test, y_test, count, mean, std, owners,
-        None if has_common_test else owners_test,
+    return assembled(
+        name, (x, y), (x_test, y_test), classes, mean, std, owners=owners,
+        owners_test=None if has_common_test else owners_test, labels=labels,
     )  # fmt: skip
 
 
-def read_tests(test: Any, clients: int, name: str) -> list[Pair]:
+def raw_test_parts(test: Any, clients: int, name: str) -> list[tuple[Any, Any]]:
     """The test parts that the user gave: a list with one per client, or one common part."""
+    if test is None:
+        return []
     if not isinstance(test, list):
-        return [read_part(test, f"the test part of '{name}'")]
+        return [raw_pair(test, f"the test part of '{name}'")]
     if len(test) != clients:
         raise UserError(
             f"'{name}' has {clients} clients, but test has {len(test)} parts; give one for each."
         )
-    return [read_part(part, f"test part {index} of '{name}'") for index, part in enumerate(test)]
-
-
-def read_part(part: Any, where: str) -> Pair:
-    """One client's samples from a pair or a map-style data set."""
-    if isinstance(part, TensorDataset) and len(part.tensors) == 2:
-        part = part.tensors
-    if isinstance(part, tuple | list):
-        if len(part) != 2:
-            raise UserError(
-                f"{where} has {len(part)} entries; a pair (x, y) or a torch Dataset is right."
-            )
-        return read_pair(part[0], part[1], where)
-    if not hasattr(part, "__len__") or not hasattr(part, "__getitem__"):
-        raise UserError(
-            f"{where} is a {type(part).__name__}; "
-            "a pair (x, y) or a map-style torch Dataset is right."
-        )
-    if len(part) == 0:
-        raise UserError(f"{where} is empty; at least one sample is needed.")
-    try:
-        inputs, targets = zip(*(part[index] for index in range(len(part))), strict=True)
-        x, y = (np.stack([np.asarray(one) for one in values]) for values in (inputs, targets))
-    except (TypeError, ValueError) as problem:
-        raise UserError(
-            f"{where} cannot be read as samples (x, y) of one shape: {problem}."
-        ) from None
-    return read_pair(x, y, where)
-
-
-def read_pair(x: Any, y: Any, where: str) -> Pair:
-    """Inputs and raw targets as tensors of equal length."""
-    inputs, targets = as_tensor(x, f"x of {where}"), as_tensor(y, f"y of {where}")
-    if inputs.dtype == torch.uint8 and inputs.dim() == 3:
-        inputs = inputs[:, None]
-    elif (
-        inputs.dtype == torch.uint8
-        and inputs.dim() == 4
-        and inputs.shape[3] in (1, 3)
-        and inputs.shape[1] > 3
-    ):
-        inputs = inputs.permute(0, 3, 1, 2).contiguous()
-    if inputs.dtype == torch.bool:
-        inputs = inputs.float()
-    if inputs.dim() == 0 or targets.dim() == 0 or len(inputs) != len(targets):
-        raise UserError(
-            f"x and y of {where} must have one entry per sample, but their shapes are "
-            f"{tuple(inputs.shape)} and {tuple(targets.shape)}."
-        )
-    if len(inputs) == 0:
-        raise UserError(f"{where} is empty; at least one sample is needed.")
-    for kind, values in (("x", inputs), ("y", targets)):
-        check_finite(where, kind, values)  # here, where samples have the user's numbers
-    return inputs, targets
-
-
-def as_tensor(values: Any, where: str) -> Tensor:
-    """Numbers as uint8, bool, int64 or float32; arrays of such a type are not copied."""
-    if not isinstance(values, Tensor):
-        try:
-            array = np.asarray(values)
-        except ValueError as problem:
-            raise UserError(f"{where} is no array: {problem}.") from None
-        if array.dtype.kind not in "biuf":
-            raise UserError(f"{where} must be numbers, not {array.dtype}.")
-        if array.dtype.kind == "u" and array.dtype != np.uint8:
-            array = array.astype(np.int64)  # torch knows few unsigned types
-        values = torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
-    if values.is_floating_point():
-        return values.detach().float()
-    return values if values.dtype in (torch.uint8, torch.bool) else values.long()
+    return [raw_pair(part, f"test part {index} of '{name}'") for index, part in enumerate(test)]
 
 
 def count_classes(classes: Classes, targets: Tensor, test_targets: Tensor) -> int | None:
@@ -230,22 +205,47 @@ def count_classes(classes: Classes, targets: Tensor, test_targets: Tensor) -> in
                 f"classes must be 'auto', None or a whole number above 0, not {classes!r}."
             )
         return classes
-    if targets.is_floating_point():
+    if targets.is_floating_point() or targets[0].numel() > 1:
         return None
-    largest = max(int(targets.max()), int(test_targets.max()), 0)
+    both = torch.cat([targets.flatten(), test_targets.flatten()])
+    largest = max(int(both.max()), 0)
     samples = len(targets) + len(test_targets)
     if largest > 1000 + samples:
         raise UserError(
             f"labels go up to {largest}, but there are only {samples} samples; "
             "number classes from 0."
         )
+    different = len(both.unique())
+    if different > max(MOST_CLASSES, samples // 4):
+        raise UserError(
+            f"y has {different} different whole numbers in {samples} samples; classes=None makes "
+            f"it a regression, classes={1 + largest} a classification."
+        )
     return 1 + largest
 
 
-def as_targets(targets: Tensor, classes: int | None, name: str) -> Tensor:
-    """Labels as one int64 vector, or targets as float32."""
-    if classes is None:
-        return targets.float()
+def as_targets(
+    parts: list[Tensor], classes: Classes, count: int | None, name: str
+) -> tuple[Tensor, ...]:
+    """Targets in the type that says what they are; see `Dataset.y`."""
+    whole = not any(part.is_floating_point() for part in parts)
+    several = all(part.dim() > 1 and part[0].numel() > 1 for part in parts)
+    if classes is None or (not whole and count is None):
+        return tuple(part.float() for part in parts)
+    if several and classes == "auto" and all(is_multi_label(part) for part in parts):
+        return tuple(part.bool() for part in parts)
+    if several and whole:
+        return tuple(part.long() for part in parts)
+    return tuple(as_labels(part, name) for part in parts)
+
+
+def is_multi_label(targets: Tensor) -> bool:
+    """Whether targets are N×L and say of each label whether it holds."""
+    return targets.dim() == 2 and bool(((targets == 0) | (targets == 1)).all())
+
+
+def as_labels(targets: Tensor, name: str) -> Tensor:
+    """Labels as one int64 vector."""
     if targets.dim() == 2 and targets.shape[1] == 1:
         targets = targets[:, 0]
     whole = targets.long()
@@ -297,10 +297,15 @@ def hold_out_each(parts: list[Pair], classes: Classes, seed: int) -> tuple[list[
     return train, test
 
 
-def pool(parts: list[Pair], where: str) -> tuple[Tensor, Tensor, np.ndarray]:
+def pool(parts: list[Pair], where: str) -> tuple[Samples, Tensor, np.ndarray]:
     """All parts as one, with the number of the part that each sample came from."""
     first_x, first_y = parts[0]
+    owners = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
+    if any(isinstance(x, Parts) for x, _ in parts):
+        targets = cat_padded([y for _, y in parts], IGNORED)
+        return joined([x for x, _ in parts]), targets, owners
     for index, (x, y) in enumerate(parts):
+        assert isinstance(x, Tensor) and isinstance(first_x, Tensor)
         if x.shape[1:] != first_x.shape[1:] or x.dtype != first_x.dtype:
             raise UserError(
                 f"{where.format(index)} has samples of {describe(x)}, "
@@ -311,5 +316,5 @@ def pool(parts: list[Pair], where: str) -> tuple[Tensor, Tensor, np.ndarray]:
                 f"{where.format(index)} has targets of {describe(y)}, "
                 f"the first of {describe(first_y)}."
             )
-    owners = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
-    return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]), owners
+    inputs = torch.cat([x for x, _ in parts if isinstance(x, Tensor)])
+    return inputs, torch.cat([y for _, y in parts]), owners

@@ -65,7 +65,9 @@ def _check_inputs(pool: Pool) -> None:
 
 
 def _check_regression(pool: Pool) -> None:
-    if pool.y.dtype != torch.float32:
+    if pool.y.dtype not in (torch.float32, torch.bool, torch.int64) or (
+        pool.y.dtype != torch.float32 and pool.y.dim() < 2
+    ):
         raise UserError(
             f"{pool.y_name} of '{pool.data_name}' must be float32 for a regression, "
             f"not {pool.y.dtype}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch import Tensor
 from fedhelix.core.errors import UserError
 from fedhelix.core.seeds import numpy_draw
 from fedhelix.data.checks import Pool, check_pool, describe
+from fedhelix.data.fields import Fields
 from fedhelix.data.sampling import stratified
 
 POOLS = ("x", "y", "x_test", "y_test")
@@ -41,17 +43,22 @@ class Dataset:
     x: Tensor
     """uint8 pixels, float32 values or int64 tokens; images N×C×H×W, tables N×D."""
     y: Tensor
-    """int64 labels, or float32 targets (regression)."""
+    """One int64 label per sample; otherwise float32 (regression), bool (labels of which several may
+    hold) or int64 (the classes of tokens or pixels; -100 does not count)."""
     x_test: Tensor
     y_test: Tensor
     classes: int | None
-    """How many classes; None: not a classification."""
+    """How many classes; None: not one label per sample."""
     mean: tuple[float, ...] | None = None
     """Per channel, on the [0, 1] scale."""
     std: tuple[float, ...] | None = None
     owners: np.ndarray | None = None
     """Who owns each sample, where the data come with owners."""
     owners_test: np.ndarray | None = None
+    fields: Fields | None = None
+    """Where samples have several parts: how these lie in the rows of x."""
+    labels: tuple[str, ...] | None = None
+    """What the classes are called, where the data say."""
     # Made once, on the data's device: a copy from the host in every batch would be slow and cannot
     # be captured in a CUDA graph.
     _shift: Tensor | None = dataclasses.field(init=False, default=None)
@@ -69,21 +76,39 @@ class Dataset:
             )
         if (self.mean is None) != (self.std is None):
             raise UserError(f"'{self.name}' has only one of mean and std; give both or none.")
+        if self.mean is not None and self.fields is not None:
+            raise UserError(f"'{self.name}' has samples of several parts, so mean has no meaning.")
         if self.mean is not None and self.std is not None:
             object.__setattr__(self, "_shift", self._per_channel("mean", self.mean))
             object.__setattr__(self, "_scale", self._per_channel("std", self.std))
 
     def __repr__(self) -> str:
-        kind = "regression" if self.classes is None else f"{self.classes} classes"
+        kinds = {torch.bool: "labels", torch.int64: "classes of each token or pixel"}
+        kind = f"{self.classes} classes" if self.classes else kinds.get(self.y.dtype, "regression")
+        sample = describe(self.x) if self.fields is None else str(self.fields)
         return (
-            f"Dataset({self.name}: {len(self.x)} train, {len(self.x_test)} test, "
-            f"{describe(self.x)}, {kind})"
+            f"Dataset({self.name}: {len(self.x)} train, {len(self.x_test)} test, {sample}, {kind})"
         )
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one sample."""
-        return tuple(self.x.shape[1:])
+    def shape(self) -> Any:
+        """The shape of one sample, or those of its parts by name or in order."""
+        return tuple(self.x.shape[1:]) if self.fields is None else self.fields.shape
+
+    @property
+    def sample_bytes(self) -> int:
+        """What one sample weighs on the wire, with its target: 4 bytes for every value."""
+        values = self.x[0].numel() if self.fields is None else self.fields.values
+        return 4 * (values + self.y[0].numel())
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs a network needs: one for each class, or for each number."""
+        if self.classes is not None:
+            return self.classes
+        if self.y.dtype == torch.int64:
+            return 1 + max(int(self.y.max()), int(self.y_test.max()))
+        return math.prod(self.y.shape[1:])
 
     def codes(self, targets: Tensor) -> np.ndarray:
         """Labels as NumPy; a regression counts as one class."""
@@ -93,11 +118,13 @@ class Dataset:
             else targets.cpu().numpy()
         )
 
-    def prepare(self, x: Tensor) -> Tensor:
+    def prepare(self, x: Tensor) -> Any:
         """A gathered batch as network input: pixels become floats in [0, 1], then are normalised.
 
         There may be any axes before the sample's (batch, clients × batch); tokens pass through.
         """
+        if self.fields is not None:
+            return self.fields.unpack(x)
         if x.dtype == torch.uint8:
             x = x.float() / 255
         if self._shift is None or self._scale is None or not x.is_floating_point():
@@ -165,7 +192,7 @@ class Dataset:
 
     def joined(self, other: Dataset) -> Dataset:
         """Both data sets as one, the other's samples last and without owners."""
-        if self.shape != other.shape or self.x.dtype != other.x.dtype:
+        if self.x.shape[1:] != other.x.shape[1:] or self.x.dtype != other.x.dtype:
             raise UserError(
                 f"{other.name} has samples of {describe(other.x)}, "
                 f"'{self.name}' has {describe(self.x)}."

@@ -47,7 +47,7 @@ class ShiftKind:
             "classes": data.classes is not None,
             "images": images,
             "colour images": images and data.x.shape[1] == 3,
-            "numbers": data.x.dtype != torch.int64,
+            "numbers": data.x.dtype != torch.int64 and data.fields is None,
         }
         if not fits[self.needs]:
             has = "no classes" if self.needs == "classes" else f"samples of {describe(data.x)}"

@@ -313,8 +313,8 @@ def common_source(data: str) -> str:
 def site_setup(spec: RunSpec, data: Dataset, splits: list[Split]) -> Setup:
     """What `Federation` sets up for its engine, for one site with its own samples."""
     config = spec.config
-    module, layers = network(config.model, data, spec.method, config.seed)
-    objective = objective_for(data.classes, None, None)
+    objective = objective_for(data.classes, targets=data.y)
+    module, layers = network(config.model, data, spec.method, config.seed, objective)
     setup = Setup(
         spec.method, module, layers, {}, data, splits, config, objective, config.seed,
         device_of("auto"),

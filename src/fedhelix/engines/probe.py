@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedhelix.core.layers import Layer
+from fedhelix.core.parts import arguments
 from fedhelix.core.tree import State
 from fedhelix.engines.kernels import applied
 from fedhelix.engines.local import EVALUATED_AT_ONCE, Setup, Subset, module_of, predict, samples_of
@@ -63,7 +64,7 @@ def with_statistics(
     try:
         with applied(setup.kernels, setup.module):
             batch = setup.data.prepare(samples_of(setup, subset)[0][chosen])
-            functional_call(setup.module, {**model, **fresh}, (batch,))
+            functional_call(setup.module, {**model, **fresh}, *arguments(batch))
     finally:
         for module, momentum in zip(modules, momenta, strict=True):
             module.momentum = momentum

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.method import Context, Method
 from fedhelix.core.objective import Loss, Metric
 from fedhelix.core.options import convert
-from fedhelix.data import Dataset, Partition
+from fedhelix.data import Partition
 from fedhelix.engines import Engine
 from fedhelix.engines.kernels import Kernels
 from fedhelix.engines.local import Setup
@@ -39,10 +39,11 @@ Place = Literal["memory", "disk"]
 class Federation(FederationSetup):
     """Clients with their data, a model, and a method that trains it across them.
 
-    `data` is a name for `load`, a `Dataset`, or a list with one (x, y) pair or torch data set per
-    client. `partition` says who owns which sample: a value of `fedhelix.partition`, or text such
-    as "dirichlet:0.1". `model` is a name, an `nn.Module`, or a function that makes one. `method`
-    is a name such as "genfed+fedau", or a value such as `GenFed(FedAU())`.
+    `data` is a name for `load`, a `Dataset`, a table (pandas or Hugging Face), a torch data set, or
+    a list with one (x, y) pair or torch data set per client. `partition` says who owns which
+    sample: a value of `fedhelix.partition`, or text such as "dirichlet:0.1". `model` is a name, an
+    `nn.Module`, or a function that makes one. `method` is a name such as "genfed+fedau", or a value
+    such as `GenFed(FedAU())`.
 
     Everything else has a sensible default. The fields of `FederationSettings` are keywords too:
 
@@ -62,7 +63,7 @@ class Federation(FederationSetup):
 
     def __init__(  # noqa: PLR0913 - every argument but data has a default
         self,
-        data: str | Dataset | Sequence[Any] = "digits",
+        data: Any = "digits",
         partition: str | Partition | None = None,
         *,
         model: Model = "auto",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -16,25 +15,51 @@ from fedhelix.core.fit import check_fits
 from fedhelix.core.hooks import checked
 from fedhelix.core.layers import Layers
 from fedhelix.core.method import Method
+from fedhelix.core.objective import Objective, check_loss, cross_entropy, squared_error
 from fedhelix.core.registry import make
-from fedhelix.data import Dataset, Partition, from_clients, load, partitions
+from fedhelix.data import (
+    Dataset,
+    Partition,
+    from_arrays,
+    from_clients,
+    from_table,
+    is_table,
+    load,
+    partitions,
+)
+from fedhelix.data.reading import raw_pair
 from fedhelix.engines.kernels import Kernels
 from fedhelix.engines.kernels.choice import choose
 from fedhelix.engines.local import Setup
 from fedhelix.methods import FedAvg
 
+SEVERAL = 3  # samples that tell whether network, loss and data fit
 Model = str | nn.Module | Callable[[], nn.Module]
 
 
-def read_data(data: str | Dataset | Sequence[Any]) -> Dataset:
-    """A data set by its name, as it is, or made of one part per client."""
+def read_data(data: Any, partition: str | Partition | None) -> Dataset:
+    """A data set by its name, as it is, from a table, a torch data set, or one part per client."""
     if isinstance(data, str):
         return load(data)
-    return data if isinstance(data, Dataset) else from_clients(data)
+    if isinstance(data, Dataset):
+        return data
+    if is_table(data):
+        return from_table(data, owner=owner_column(partition))
+    if isinstance(data, torch.utils.data.Dataset):
+        return from_arrays(*raw_pair(data, "the data set"))
+    return from_clients(data)
+
+
+def owner_column(partition: str | Partition | None) -> str | None:
+    """The column of a table that `partition.natural("column")` names."""
+    ids = getattr(partition, "ids", None)
+    return str(ids) if ids is not None and ids.ndim == 0 else None
 
 
 def read_partition(partition: str | Partition | None, pool: Dataset, clients: int) -> Partition:
     """A partition as it is or from text; None takes the usual one for these data."""
+    if owner_column(partition) is not None and pool.owners is not None:
+        partition = replace(partition, ids=None)  # type: ignore[type-var]
     if partition is None:
         partition = partitions.usual(pool)
     if isinstance(partition, str):
@@ -54,12 +79,15 @@ def read_method(method: str | Method | None) -> Method:
     return chosen
 
 
-def network(model: Model, pool: Dataset, method: Method, seed: int) -> tuple[nn.Module, Layers]:
+def network(
+    model: Model, pool: Dataset, method: Method, seed: int, objective: Objective
+) -> tuple[nn.Module, Layers]:
     """The network for these data and its layers, if it fits them and the method can use it."""
-    outputs = pool.classes if pool.classes is not None else math.prod(pool.y.shape[1:])
-    module = models.build(model, pool.shape, outputs, data_name=pool.name, seed=seed)
-    example = pool.prepare(pool.x[:2]).cpu()  # where a new network is
-    check_fits(module, example, outputs)
+    module = models.build(model, pool.shape, pool.outputs, data_name=pool.name, seed=seed)
+    example = pool.prepare(pool.x[:SEVERAL].cpu())  # where a new network is
+    usual = objective.loss in (cross_entropy, squared_error)
+    outputs = check_fits(module, example, pool.outputs if usual else None)
+    check_loss(objective, outputs.float(), pool.y[:SEVERAL].cpu())
     layers = Layers.of(module, example)
     checked(method).check(layers)
     return module, layers

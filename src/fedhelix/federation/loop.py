@@ -38,8 +38,7 @@ def initialize(fed: FederationSetup, rounds: int) -> FederationState:
     for client, why in harmful.items():
         warnings.warn(f"the first message of client {client} {why}.", stacklevel=2)
     sent = sum(payload_bytes(tree) for trees in (inits, replies) for tree in trees.values())
-    sample = 4 * (math.prod(fed.data.shape) + math.prod(fed.data.y.shape[1:]))
-    supplements = sample * sum(fed.supplements.values())
+    supplements = fed.data.sample_bytes * sum(fed.supplements.values())
     return FederationState(0, server, dict(replies), set(replies), sent + supplements)
 
 

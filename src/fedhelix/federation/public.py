@@ -1,5 +1,6 @@
 """The names that `import fedhelix` offers."""
 
+from fedhelix.core import metrics
 from fedhelix.core.errors import BadInput, UserError
 from fedhelix.core.method import (
     Batch,
@@ -17,7 +18,7 @@ from fedhelix.core.options import option
 from fedhelix.core.registry import METHODS, register
 from fedhelix.core.version import __version__
 from fedhelix.core.wrapper import Wrapper
-from fedhelix.data import Dataset, from_arrays, from_clients, load
+from fedhelix.data import Dataset, from_arrays, from_clients, from_table, load
 from fedhelix.data import partitions as partition
 from fedhelix.federation.federation import Federation
 from fedhelix.federation.run import Run
@@ -48,6 +49,7 @@ from fedhelix.methods import (
     FedDBE,
     FedDyn,
     FedFina,
+    FedIT,
     FedLC,
     FedLG,
     FedLP,
@@ -59,8 +61,11 @@ from fedhelix.methods import (
     FedProto,
     FedProx,
     FedRep,
+    FedSALoRA,
     FedUmf,
+    FFALoRA,
     Finish,
+    FlexLoRA,
     GeneFL,
     GenFed,
     Helix,
@@ -76,6 +81,7 @@ from fedhelix.methods import (
     Scaffold,
     Secure,
 )
+from fedhelix.models.lora import add_lora
 from fedhelix.robust.defences import (
     Bucketing,
     CentredClipping,
@@ -108,6 +114,7 @@ __all__ = [
     "Cull",
     "Dataset",
     "Ditto",
+    "FFALoRA",
     "FedALA",
     "FedAMP",
     "FedAU",
@@ -122,6 +129,7 @@ __all__ = [
     "FedDBE",
     "FedDyn",
     "FedFina",
+    "FedIT",
     "FedLC",
     "FedLG",
     "FedLP",
@@ -133,11 +141,13 @@ __all__ = [
     "FedProto",
     "FedProx",
     "FedRep",
+    "FedSALoRA",
     "FedUmf",
     "Federation",
     "FederationSettings",
     "FederationState",
     "Finish",
+    "FlexLoRA",
     "GenFed",
     "GeneFL",
     "GeometricMedian",
@@ -169,9 +179,12 @@ __all__ = [
     "UserError",
     "Wrapper",
     "__version__",
+    "add_lora",
     "from_arrays",
     "from_clients",
+    "from_table",
     "load",
+    "metrics",
     "option",
     "partition",
     "register",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import nn
 
 from fedhelix.core.errors import UserError
@@ -14,6 +16,8 @@ from fedhelix.core.shift import is_extended, load_shifted
 from fedhelix.core.tree import State, to_device
 from fedhelix.engines.local import UsedModel
 from fedhelix.federation import description, newcomers
+from fedhelix.federation.export import Format, export, model_card
+from fedhelix.federation.predictions import decided, outputs_for
 from fedhelix.federation.setup import FederationSetup
 from fedhelix.federation.state import FederationState
 from fedhelix.store import RunFolder, notebook
@@ -103,6 +107,38 @@ class Run:
             )
         ctx = fed.context(self.state.round, self.state.round)
         return self._module(fed.engine.personal(fed.tasks(self.state, [client], ctx))[0].state)
+
+    def network(self, client: int | None = None) -> nn.Module:
+        """The personal model of a client, or the server's."""
+        module = self.model() if client is None else self.personal(client)
+        if module is None:
+            raise UserError(
+                f"{self.federation.method.label} has no global model; say which client's, such as "
+                "client=0."
+            )
+        return module
+
+    def predict(self, x: Any, client: int | None = None, raw: bool = False) -> np.ndarray:
+        """What a client's model (without one: the server's) says about samples.
+
+        `x` is an array, a data frame or a tensor such as the training samples, not yet prepared.
+        The result are classes (by name, where the data have names), labels or values; with `raw`
+        the network's outputs.
+        """
+        data = self.federation.data
+        outputs = outputs_for(self.network(client), data, x)
+        return outputs.numpy() if raw else decided(data, outputs)
+
+    def export(
+        self,
+        folder: str | Path,
+        formats: Sequence[Format] = ("safetensors",),
+        client: int | None = None,
+    ) -> Path:
+        """Write a model for others, with a card: safetensors, torch (`torch.export`) or onnx."""
+        fed, last = self.federation, self.records[-1]
+        card = model_card(fed, self.summary, last, formats, client)
+        return export(self.network(client), fed, Path(folder), formats, card)
 
     def _module(self, state: State) -> nn.Module:
         fed = self.federation

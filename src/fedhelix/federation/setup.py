@@ -69,7 +69,7 @@ class FederationSetup:
 
     def __init__(  # noqa: PLR0913 - those of Federation
         self,
-        data: str | Dataset | Sequence[Any],
+        data: Any,
         partition: str | Partition | None,
         *,
         model: Model,
@@ -89,7 +89,7 @@ class FederationSetup:
         settings: FederationSettings | None,
         options: dict[str, Any],
     ):
-        pool = read_data(data)
+        pool = read_data(data, partition)
         self.method = read_method(method)
         self.seed, self.device = convert("seed", seed, int), device_of(device)
         self.eval_trained = convert("eval_trained", eval_trained, bool)
@@ -111,13 +111,13 @@ class FederationSetup:
         self.schedule = schedule_for(
             self.settings, self.devices, self.method, self.cohort_size, self._samples_trained
         )
-        module, self.layers = network(model, pool, self.method, self.seed)
+        self.objective = objective_for(pool.classes, loss, metric, pool.y)
+        module, self.layers = network(model, pool, self.method, self.seed, self.objective)
         self._check_attack()
         self.attackers = Attackers(self.settings, self.clients, self.layers.parameters, self.seed)
         self.studied = self.attackers.studied(pool, self.splits, len(self.reserve.scoring))
         self.triggered = self.attackers.triggered(pool)
         pool, self.splits = self.attackers.poison(pool, self.splits)
-        self.objective = objective_for(pool.classes, loss, metric)
         setup = client_setup(
             Setup(
                 self.method, module, self.layers, {}, pool, self.splits, self.settings,

@@ -22,6 +22,7 @@ from fedhelix.methods.fedcp import FedCP
 from fedhelix.methods.feddbe import FedDBE
 from fedhelix.methods.feddyn import FedDyn
 from fedhelix.methods.fedfina import FedFina
+from fedhelix.methods.fedit import FedIT
 from fedhelix.methods.fedlc import FedLC
 from fedhelix.methods.fedlg import FedLG
 from fedhelix.methods.fedlp import FedLP
@@ -33,8 +34,11 @@ from fedhelix.methods.fedper import FedPer
 from fedhelix.methods.fedproto import FedProto
 from fedhelix.methods.fedprox import FedProx
 from fedhelix.methods.fedrep import FedRep
+from fedhelix.methods.fedsa_lora import FedSALoRA
 from fedhelix.methods.fedumf import FedUmf
+from fedhelix.methods.ffa_lora import FFALoRA
 from fedhelix.methods.finish import Finish
+from fedhelix.methods.flexlora import FlexLoRA
 from fedhelix.methods.gene_fl import GeneFL
 from fedhelix.methods.genfed import GenFed
 from fedhelix.methods.gpfl import GPFL
@@ -63,6 +67,7 @@ __all__ = [
     "Compact",
     "Cull",
     "Ditto",
+    "FFALoRA",
     "FedALA",
     "FedAMP",
     "FedAU",
@@ -77,6 +82,7 @@ __all__ = [
     "FedDBE",
     "FedDyn",
     "FedFina",
+    "FedIT",
     "FedLC",
     "FedLG",
     "FedLP",
@@ -88,8 +94,10 @@ __all__ = [
     "FedProto",
     "FedProx",
     "FedRep",
+    "FedSALoRA",
     "FedUmf",
     "Finish",
+    "FlexLoRA",
     "GenFed",
     "GeneFL",
     "Helix",

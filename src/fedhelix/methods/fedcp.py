@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from fedhelix.core.method import Batch, Client, Local, LocalRound
 from fedhelix.core.options import option
+from fedhelix.core.parts import Inputs
 from fedhelix.core.registry import register
 from fedhelix.core.tree import State, Tree, take
 from fedhelix.methods.companion import Companion, head_outputs, linear_entries
@@ -65,7 +66,7 @@ class FedCP(Companion):
         personal, shared = hidden.chunk(2, dim=-1)
         return (personal - shared).sigmoid()
 
-    def predict(self, params: Mapping[str, Tensor], x: Tensor, local: Local) -> Tensor:
+    def predict(self, params: Mapping[str, Tensor], x: Inputs, local: Local) -> Tensor:
         """Client: both heads together, each with its share of the features."""
         features = local.features(params, x)
         share = self._policy(params, features)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fedhelix.core.layers import Layers
 from fedhelix.core.method import Batch, Capabilities, Client, Local
 from fedhelix.core.options import option
+from fedhelix.core.parts import Inputs
 from fedhelix.core.registry import register
 from fedhelix.core.tree import State, Tree
 from fedhelix.methods.companion import COMPANION, Companion, head_outputs, linear_entries
@@ -71,7 +72,7 @@ class GPFL(Companion):
         norm = params[f"({name} norm weight)"], params[f"({name} norm bias)"]
         return F.layer_norm(hidden, hidden.shape[-1:], *norm)
 
-    def predict(self, params: Mapping[str, Tensor], x: Tensor, local: Local) -> Tensor:
+    def predict(self, params: Mapping[str, Tensor], x: Inputs, local: Local) -> Tensor:
         """Client: its head on its personal features."""
         own = self._valve(params, local.features(params, x), params[OWN])
         return head_outputs(params, local.layers, own)

@@ -13,6 +13,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.layers import Layers
 from fedhelix.core.method import Capabilities, Client, Local, LocalRound
 from fedhelix.core.options import option
+from fedhelix.core.parts import Inputs
 from fedhelix.core.registry import register
 from fedhelix.core.tree import State, Tree
 from fedhelix.methods.fedavg import FedAvg
@@ -57,7 +58,7 @@ class KNNPer(FedAvg):
             str(weight): {**model, **store, WEIGHT: keys.new_tensor(weight)} for weight in WEIGHTS
         }
 
-    def predict(self, params: Mapping[str, Tensor], x: Tensor, local: Local) -> Tensor:
+    def predict(self, params: Mapping[str, Tensor], x: Inputs, local: Local) -> Tensor:
         """Client: the logarithm of the mixture."""
         outputs = local.outputs(params, x)
         distances = torch.cdist(local.features(params, x), params[KEYS])

@@ -14,7 +14,7 @@ from fedhelix.core import seeds
 from fedhelix.core.docs import summary
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.fit import LENT, check_fits
-from fedhelix.models import cnn, dense, resnet, text
+from fedhelix.models import cnn, dense, lora, resnet, text
 
 __all__ = ["build", "check_fits", "describe", "names"]
 
@@ -35,6 +35,7 @@ NETWORKS: dict[str, Builder] = {
     "transformer": text.transformer,
     "mlp": dense.mlp,
     "linear": dense.linear,
+    "lora-mlp": lora.lora_mlp,
 }
 
 CHOSEN_BY_SHAPE = {
@@ -66,7 +67,7 @@ def describe() -> dict[str, str]:
 
 def build(
     model: str | nn.Module | Callable[..., nn.Module],
-    shape: tuple[int, ...],
+    shape: Any,
     outputs: int,
     data_name: str | None = None,
     seed: int = 0,
@@ -77,9 +78,14 @@ def build(
     module; the callable gets `shape` and `outputs` if it has parameters of these names. New weights
     depend on the seed alone.
     """
-    shape = tuple(shape)
     if isinstance(model, nn.Module):
         return checked(copy.deepcopy(model))
+    if isinstance(model, str) and not all(isinstance(size, int) for size in shape):
+        raise UserError(
+            f"samples with the parts {shape} need a model of your own that takes them, "
+            f"not '{model}'."
+        )
+    shape = shape if isinstance(shape, dict) else tuple(shape)
     # Fork and seed the default generator alone: `torch.manual_seed` would reseed other devices too.
     with LENT, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seeds.key(seed, "model"))

@@ -94,7 +94,7 @@ def chosen_images(victim: Victim, settings: Audit) -> tuple[Tensor, Tensor]:
     fed = victim.federation
     order = numpy_draw(settings.seed, "audit").permutation(len(fed.data.y))
     indices = torch.from_numpy(order[: settings.images]).to(fed.device)
-    return unscaled(fed.data.x[indices]).double(), fed.data.y[indices]
+    return unscaled(fed.data, fed.data.x[indices]).double(), fed.data.y[indices]
 
 
 def observed(victim: Victim, truth: Tensor, labels: Tensor) -> State:

@@ -16,7 +16,7 @@ import pytest
 from fedhelix import METHODS, FedAvg
 from fedhelix.core.errors import EngineFailure
 from fedhelix.core.options import option
-from helpers import agree, cheap, small
+from helpers import NETWORKS, agree, cheap, small
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -81,7 +81,7 @@ def test_the_number_of_actors_does_not_matter():
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_equal_on_ray(name):
-    assert_equal_to_serial(cheap(name), 2, "digits-bn-cnn" if name == "fedbn" else "mlp")
+    assert_equal_to_serial(cheap(name), 2, NETWORKS.get(name, "mlp"))
 
 
 @pytest.mark.timeout(300)

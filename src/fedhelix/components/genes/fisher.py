@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Literal
 
 import torch
@@ -12,16 +13,17 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from fedhelix.core.method import Client
+from fedhelix.core.parts import Inputs, each
 from fedhelix.core.tree import State
 
-SampleLoss = Callable[[State, Tensor, Tensor], Tensor]  # of one sample under a model
+SampleLoss = Callable[[State, Inputs, Tensor], Tensor]  # of one sample under a model
 Normalisation = Literal["layer_minmax", "global_minmax", "layer_rank"]
 
 AT_ONCE = 2**28  # gradient values that may be in memory at a time: 1 GiB
 
 
 def fisher_values(
-    loss: SampleLoss, state: State, names: Iterable[str], x: Tensor, y: Tensor
+    loss: SampleLoss, state: State, names: Iterable[str], x: Inputs, y: Tensor
 ) -> State:
     """The empirical diagonal Fisher: for each parameter the mean over samples of its squared
     gradient.
@@ -34,10 +36,11 @@ def fisher_values(
     chunk = max(1, AT_ONCE // max(1, sum(value.numel() for value in free.values())))
     of_each = vmap(grad(lambda mine, one, label: loss({**fixed, **mine}, one, label)), (None, 0, 0))
     total = {name: torch.zeros_like(value) for name, value in free.items()}
-    for some, labels in zip(x.split(chunk), y.split(chunk), strict=True):
+    for at in range(0, len(y), chunk):
+        some, labels = each(itemgetter(slice(at, at + chunk)), x), y[at : at + chunk]
         for name, gradient in of_each(free, some, labels).items():
             total[name] += gradient.square().sum(0)
-    return {name: value / len(x) for name, value in total.items()}
+    return {name: value / len(y) for name, value in total.items()}
 
 
 def normalise(fisher: Mapping[str, Tensor], how: Normalisation = "layer_minmax") -> State:
@@ -92,9 +95,10 @@ def client_fisher(
         ]
         return {name: torch.stack([part[name] for part in squares]).mean(0) for name in names}
     x, y = client.inputs(), client.targets()
-    order = torch.randperm(len(x), generator=client.draw("fisher"))
-    some = order[:most].to(x.device)
-    found = client.squared_gradients(model, names, x[some], y[some])
+    order = torch.randperm(len(y), generator=client.draw("fisher"))
+    some = order[:most].to(y.device)
+    chosen = each(lambda part: part[some], x)
+    found = client.squared_gradients(model, names, chosen, y[some])
     if found is None:
-        return fisher_values(client.sample_loss, model, names, x[some], y[some])
+        return fisher_values(client.sample_loss, model, names, chosen, y[some])
     return found

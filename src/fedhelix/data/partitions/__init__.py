@@ -107,7 +107,10 @@ def fedpac(clients: int, share: float = 0.2, samples: int = 1000, **common: Any)
 
 
 def natural(ids: Any = None, **common: Any) -> Partition:
-    """Every owner is a client; `ids` says who owns each training sample where the data do not."""
+    """Every owner is a client; `ids` says who owns each training sample where the data do not.
+
+    Of a table, `ids` may be the name of the column with the owners.
+    """
     values = {"ids": None if ids is None else np.asarray(ids), **common}
     return build(Natural, values, "the natural partition")
 

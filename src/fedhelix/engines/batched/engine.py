@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import ClassVar
 
 import numpy as np
@@ -21,6 +21,7 @@ from fedhelix.core.tree import State
 from fedhelix.data import rows_of
 from fedhelix.engines.base import Engine
 from fedhelix.engines.batched.convolution import StackedConvolutions
+from fedhelix.engines.batched.gradients import can_stack
 from fedhelix.engines.batched.scheduler import WIDTHS, Scheduler
 from fedhelix.engines.batched.table import PhaseTask
 from fedhelix.engines.local import (
@@ -35,6 +36,7 @@ from fedhelix.engines.local import (
     chosen_model,
     evaluate_clients,
     phases_of,
+    predict,
     samples_of,
     start_personal,
     start_round,
@@ -58,6 +60,11 @@ class Batched(Engine):
         # The engines of several runs can share stacks, and the choices made for them by timing.
         self.scheduler = scheduler or Scheduler(slots, self.choices)
         self.choices = self.scheduler.choices
+
+    @cached_property
+    def can_stack(self) -> bool:
+        """Whether several models can run as one program."""
+        return can_stack(self.setup)
 
     def run_clients(self, tasks: Sequence[ClientTask]) -> list[ClientResult]:
         """The results of the tasks, in order."""
@@ -194,6 +201,9 @@ class Batched(Engine):
         longest = max((len(part) for part in indices), default=0)
         if not longest:
             return [x.new_zeros(0) for _ in indices]
+        if not self.can_stack:
+            pairs = zip(states, indices, strict=True)
+            return [predict(setup, state, subset, part) for state, part in pairs]
         models = max(1, at_once // longest)  # in one stack
         columns = max(1, (at_once if device.type == "cuda" else FEW) // min(models, len(states)))
         run = vmap(partial(call, setup))

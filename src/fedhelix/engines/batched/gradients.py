@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Literal
 
 import torch
@@ -12,12 +13,13 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
 from fedhelix.core.method import Batch, Local
+from fedhelix.core.parts import Inputs, each
 from fedhelix.core.seeds import seeded
 from fedhelix.core.tree import State, unflatten
 from fedhelix.engines.batched.convolution import StackedConvolutions
 from fedhelix.engines.batched.streams import STREAMS, fork_streams, join_streams, on_stream
 from fedhelix.engines.batched.table import PhaseTask
-from fedhelix.engines.local import Setup, base_loss, features, forward, gather
+from fedhelix.engines.local import Setup, base_loss, call, features, forward, gather
 
 # For small networks all slots are one program, with convolutions as matrix products or as grouped
 # convolutions. For large networks each slot is computed apart, on parallel streams.
@@ -42,7 +44,7 @@ class Gradients:
         return compute(params, fixed, context, batch, out)
 
     def _loss(
-        self, params: State, fixed: State, context: State, x: Tensor, y: Tensor, mask: Tensor | None
+        self, params: State, fixed: State, context: State, x: Inputs, y: Tensor, mask: Tensor | None
     ) -> Tensor:
         """The loss of one slot, as the method defines it."""
         setup = self.example.setup
@@ -73,15 +75,17 @@ class Gradients:
     ) -> Tensor:
         """Slot by slot, on parallel streams where there are any."""
         losses: list[Tensor] = []
-        streams = fork_streams(batch.x.device, min(STREAMS, len(batch.y)))
+        streams = fork_streams(batch.y.device, min(STREAMS, len(batch.y)))
         for slot in range(len(batch.y)):
             with on_stream(streams, slot):
                 leaves = {
                     name: value[slot].detach().requires_grad_() for name, value in params.items()
                 }
                 mask = None if batch.mask is None else batch.mask[slot]
-                x, y = _channels_last(batch.x[slot]), batch.y[slot]
-                loss = self._loss(leaves, _select(fixed, slot), _select(context, slot), x, y, mask)
+                x = each(_channels_last, each(itemgetter(slot), batch.x))
+                loss = self._loss(
+                    leaves, _select(fixed, slot), _select(context, slot), x, batch.y[slot], mask
+                )
                 grads = torch.autograd.grad(
                     loss, list(leaves.values()), allow_unused=True, materialize_grads=True
                 )
@@ -114,4 +118,19 @@ def allows_padding(setup: Setup) -> bool:
         return False
     with seeded(0, setup.device):
         x, y, _ = gather(setup, torch.arange(min(2, len(setup.data.y)), device=setup.device), None)
-        return setup.objective.loss(forward(setup, setup.initial, x), y).dim() > 0
+        return setup.objective.losses(forward(setup, setup.initial, x), y).dim() > 0
+
+
+@torch.no_grad()
+def can_stack(setup: Setup) -> bool:
+    """Whether several models can run as one program; some networks look at values, for example to
+    see whether a mask is needed.
+    """
+    state = {name: torch.stack([value, value]) for name, value in setup.initial.items()}
+    samples = torch.arange(min(2, len(setup.data.y)), device=setup.device).expand(2, -1)
+    setup.module.eval()
+    try:
+        vmap(partial(call, setup))(state, gather(setup, samples, None).x)
+    except RuntimeError:
+        return False
+    return True

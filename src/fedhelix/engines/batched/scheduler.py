@@ -14,7 +14,7 @@ import torch
 
 from fedhelix.core.errors import EngineFailure
 from fedhelix.core.seeds import seeded
-from fedhelix.engines.batched.gradients import Mode
+from fedhelix.engines.batched.gradients import Mode, can_stack
 from fedhelix.engines.batched.stack import Stack
 from fedhelix.engines.batched.table import BatchTable, PhaseTask, Slot
 from fedhelix.engines.remembered import remembered
@@ -177,7 +177,7 @@ class Scheduler:
         if known in get_args(Mode):
             return cast(Mode, known)
         if example.setup.device.type != "cuda":
-            return "grouped"
+            return "grouped" if can_stack(example.setup) else "apart"
         if example.setup.training.precision != "float32":
             return "apart"  # the stacked programs do not support mixed precision
         gpu = torch.cuda.get_device_name(example.setup.device)

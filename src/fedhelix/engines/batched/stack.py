@@ -11,7 +11,7 @@ import copy
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,7 +68,8 @@ class Stack:
         device, width = setup.device, self.width
         self.names = part_of(setup.layers, self.example.phase)
         self.shapes = [model[name].shape for name in self.names]
-        dtype = common_type(model[name] for name in self.names)
+        self.types = [model[name].dtype for name in self.names]
+        dtype = common_type(self.types)
         lengths = [-(-model[name].numel() // ALIGNED) * ALIGNED for name in self.names]
         self.starts = list(itertools.accumulate(lengths, initial=0))
         self.flat = torch.zeros(width, self.starts[-1], dtype=dtype, device=device)
@@ -114,6 +115,11 @@ class Stack:
         outputs, inputs, *kernel = shape
         return values.view(*lead, outputs, *kernel, inputs).movedim(-1, -3)
 
+    def typed(self, flat: Tensor) -> State:
+        """The same in the types of the network; entries of the row's type are still views."""
+        pairs = zip(self.views(flat).items(), self.types, strict=True)
+        return {name: value.to(dtype) for (name, value), dtype in pairs}
+
     def load(self, place: int, phase_task: PhaseTask, row: int) -> None:
         """Put a task into a slot."""
         model = phase_task.local.models[phase_task.phase.model]
@@ -139,8 +145,8 @@ class Stack:
         """Take a finished task out of its slot: its model and its summed loss."""
         slot = self.slots[place]
         assert slot is not None
-        views = self.views(self.flat[place].clone())
-        model = {name: value.contiguous() for name, value in views.items()}
+        typed = self.typed(self.flat[place].clone())
+        model = {name: value.contiguous() for name, value in typed.items()}
         model |= {name: value[place].clone() for name, value in self.fixed.items()}
         task = slot.phase_task
         started = task.local.models[task.phase.model]
@@ -176,13 +182,17 @@ class Stack:
         flat, gradient = select(self.flat), select(self.gradient)
         fixed = {name: select(value) for name, value in self.fixed.items()}
         context = {name: select(value) for name, value in self.context.items()}
-        loss = self.gradients(self.views(flat), fixed, context, batch, self.views(gradient))
+        loss = self.gradients(self.typed(flat), fixed, context, batch, self.views(gradient))
         with torch.no_grad():
             buffers, taken = [select(value) for value in self.optimizer_state], select(self.taken)
             taken += 1
             settings = (select(self.lr), select(self.momentum), select(self.decay))
             state = [[value] for value in buffers]
             self.rule.update([flat], [gradient], state, StepSettings(*settings, taken))
+            if len(set(self.types)) > 1:
+                torch._foreach_copy_(
+                    list(self.views(flat).values()), list(self.typed(flat).values())
+                )
             if places is None:
                 self.loss += loss
                 self.row += self.busy
@@ -244,7 +254,6 @@ class Stack:
         return (time.perf_counter() - began) / repetitions
 
 
-def common_type(values: Iterable[Tensor]) -> torch.dtype | None:
-    """The type that can hold all tensors; None if there are none."""
-    types = {value.dtype for value in values}
+def common_type(types: Collection[torch.dtype]) -> torch.dtype | None:
+    """The type that can hold all values of these types; None if there are none."""
     return functools.reduce(torch.promote_types, types) if types else None

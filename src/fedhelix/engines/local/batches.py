@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fedhelix.core.method import Batch, Phase
+from fedhelix.core.parts import arguments
 from fedhelix.core.seeds import draw
-from fedhelix.data import crop_and_flip, draw_crops, rows_of
+from fedhelix.data import Dataset, crop_and_flip, draw_crops, rows_of
 from fedhelix.engines.local.setup import ClientTask, Setup, Subset
 
 SMALLEST = 8  # samples from which BatchNorm can estimate a mean and a variance
@@ -87,8 +88,11 @@ def gather(setup: Setup, samples: Tensor, crops: Tensor | None) -> Batch:
     return Batch(setup.data.prepare(x), setup.data.y[samples])
 
 
-def unscaled(x: Tensor) -> Tensor:
+def unscaled(data: Dataset, x: Tensor) -> Tensor:
     """Samples before they are normalised: pixels between 0 and 1, other values as they are."""
+    if data.fields is not None:
+        args, keywords = arguments(data.prepare(x))
+        return torch.cat([part.float().flatten(1) for part in (*args, *keywords.values())], 1)
     return x.float() / 255 if x.dtype == torch.uint8 else x.float()
 
 

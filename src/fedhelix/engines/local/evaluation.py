@@ -57,7 +57,7 @@ def _evaluate_parts(
     # One copy from the device for all clients, instead of several waits for each of them.
     values = (
         torch.as_tensor(rule(predicted, targets))
-        for rule in (setup.objective.by_sample, setup.objective.loss)
+        for rule in (setup.objective.by_sample, setup.objective.losses)
     )
     table = torch.stack(list(values)).double().cpu().numpy()
     means = [table[:, place].mean(1) if len(place) else np.full(2, math.nan) for place in places]

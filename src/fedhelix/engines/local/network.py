@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedhelix.core.errors import UserError
 from fedhelix.core.layers import WHOLE, Layer, Layers
 from fedhelix.core.method import Batch, Local, Phase
+from fedhelix.core.parts import Inputs, arguments, output_of
 from fedhelix.core.shift import is_extended, shifted, unshifted, without_shift
 from fedhelix.core.tree import State
 from fedhelix.data import rows_of
@@ -29,27 +29,24 @@ def base_loss(setup: Setup, params: Mapping[str, Tensor], batch: Batch) -> Tenso
     return setup.objective.mean_loss(forward(setup, params, batch.x), batch.y, batch.mask)
 
 
-def forward(setup: Setup, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+def forward(setup: Setup, params: Mapping[str, Tensor], x: Inputs) -> Tensor:
     """A model's outputs for prepared samples, in training precision."""
     half = setup.training.precision == "bfloat16"
     with torch.autocast(setup.device.type, torch.bfloat16) if half else nullcontext():
         outputs = call(setup, params, x)
-    if not isinstance(outputs, Tensor):  # evaluation mode was checked at set-up
-        kind = type(outputs).__name__
-        raise UserError(f"the model must return one tensor when it is trained, too, not {kind}.")
     return outputs.float()
 
 
-def call(setup: Setup, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+def call(setup: Setup, params: Mapping[str, Tensor], x: Inputs) -> Tensor:
     """A model's outputs; PyTorch's search for tied weights, as slow as a small layer, is skipped
     where there are none.
     """
     entries = without_shift(params)
-    outputs = functional_call(setup.module, entries, (x,), tie_weights=setup.layers.tied)
-    return shifted(params, outputs)
+    outputs = functional_call(setup.module, entries, *arguments(x), tie_weights=setup.layers.tied)
+    return shifted(params, output_of(outputs))
 
 
-def use(setup: Setup, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
+def use(setup: Setup, state: Mapping[str, Tensor], x: Inputs) -> Tensor:
     """A model's outputs for prepared samples as its method uses it."""
     if not setup.method.overrides("predict") or not is_extended(state):
         return call(setup, state, x)
@@ -67,14 +64,15 @@ class UsedModel(nn.Module):
         for number, value in enumerate(state.values()):
             self.register_buffer(f"entry{number}", value)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, *args: Tensor, **parts: Tensor) -> Tensor:
         """The outputs."""
+        x: Inputs = parts or (args[0] if len(args) == 1 else args)
         self.setup.module.eval()
         state = {name: self.get_buffer(f"entry{n}") for n, name in enumerate(self.names)}
         return shifted(state, use(self.setup, unshifted(state), x))
 
 
-def features(setup: Setup, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+def features(setup: Setup, params: Mapping[str, Tensor], x: Inputs) -> Tensor:
     """The inputs of the head for prepared samples, one row each."""
     seen: list[Tensor] = []
     head = module_of(setup, setup.layers.weighted[-1])
@@ -94,7 +92,7 @@ def module_of(setup: Setup, layer: Layer) -> nn.Module:
 def part_of(layers: Layers, phase: Phase) -> list[str]:
     """The entries that a phase trains."""
     parts = {"all": layers.names, "head": layers.head, "body": layers.body}
-    chosen = set(parts[phase.part])
+    chosen = set(parts[phase.part]) - set(phase.frozen)
     return [*(name for name in layers.parameters if name in chosen), *phase.extra]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -78,6 +79,15 @@ class Setup:
     def architecture(self) -> str:
         """Equal for networks that can be stacked."""
         return str(self.module)
+
+    @cached_property
+    def frozen(self) -> str:
+        """Equal for networks whose frozen parameters are."""
+        digest = hashlib.sha256()
+        for name in self.layers.frozen:
+            value = self.module.get_parameter(name).detach().cpu().contiguous()
+            digest.update(name.encode() + value.view(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
 
 class ClientTask(NamedTuple):

@@ -7,12 +7,14 @@ gradient of what came out. Both are known for every sample after one pass.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedhelix.core.parts import Inputs, each
 from fedhelix.core.tree import State
 from fedhelix.engines.local.network import call
 from fedhelix.engines.local.setup import Setup
@@ -24,7 +26,7 @@ Passed = tuple[Tensor, Tensor]  # what went into a layer, and the gradient of wh
 
 
 def squared_gradients(
-    setup: Setup, state: State, names: Sequence[str], x: Tensor, y: Tensor
+    setup: Setup, state: State, names: Sequence[str], x: Inputs, y: Tensor
 ) -> State | None:
     """For each entry the mean over samples of its squared gradient, in evaluation mode.
 
@@ -35,20 +37,21 @@ def squared_gradients(
         return None
     setup.module.eval()
     total: State = {}
-    for part, targets in zip(x.split(SAMPLES_AT_ONCE), y.split(SAMPLES_AT_ONCE), strict=True):
-        passed = _pass(setup, state, set(owners.values()), part, targets)
+    for at in range(0, len(y), SAMPLES_AT_ONCE):
+        rows = slice(at, at + SAMPLES_AT_ONCE)
+        passed = _pass(setup, state, set(owners.values()), each(itemgetter(rows), x), y[rows])
         if passed is None:
             return None
         for name, layer in owners.items():
             prefix, _, entry = name.rpartition(".")
             with torch.no_grad():
-                found = _squares(layer, entry, state, prefix, *passed[layer]) / len(x)
+                found = _squares(layer, entry, state, prefix, *passed[layer]) / len(y)
             total[name] = total[name] + found if name in total else found
     return total
 
 
 def _pass(
-    setup: Setup, state: State, layers: Collection[nn.Module], x: Tensor, y: Tensor
+    setup: Setup, state: State, layers: Collection[nn.Module], x: Inputs, y: Tensor
 ) -> dict[nn.Module, Passed] | None:
     """What went into each layer, and the gradient of what came out; None if one was used twice."""
     seen: list[tuple[nn.Module, Tensor, Tensor]] = []
@@ -59,16 +62,15 @@ def _pass(
     hooks = [layer.register_forward_hook(remember) for layer in layers]
     try:
         leaves = {name: state[name].detach().requires_grad_() for name in setup.layers.parameters}
-        losses = setup.objective.loss(call(setup, {**state, **leaves}, x), y)
+        losses = setup.objective.losses(call(setup, {**state, **leaves}, x), y)
     finally:
         for hook in hooks:
             hook.remove()
     if losses.dim() == 0 or len(seen) != len(layers) or {layer for layer, *_ in seen} != layers:
         return None
-    if not all(_is_plain(layer, entered, len(x)) for layer, entered, _ in seen):
+    if not all(_is_plain(layer, entered, len(y)) for layer, entered, _ in seen):
         return None
-    one_each = losses.reshape(len(x), -1).mean(1)
-    slopes = torch.autograd.grad(one_each.sum(), [left for *_, left in seen])
+    slopes = torch.autograd.grad(losses.sum(), [left for *_, left in seen])
     return {
         layer: (entered, slope) for (layer, entered, _), slope in zip(seen, slopes, strict=True)
     }

@@ -17,6 +17,7 @@ from fedhelix.core.errors import unknown
 from fedhelix.core.method import Client, Local, LocalRound, Method, Phase
 from fedhelix.core.objective import evaluate_outputs
 from fedhelix.core.optimizers import StepSettings
+from fedhelix.core.parts import Inputs, each
 from fedhelix.core.returns import known_model
 from fedhelix.core.seeds import key, seeded
 from fedhelix.core.tree import State, Tree, clone, flatten, unflatten
@@ -65,9 +66,10 @@ def make_client(setup: Setup, task: ClientTask) -> Client:
                 )
             yield dict(zip(names, grads, strict=True))
 
-    def sample_loss(state: State, x: Tensor, y: Tensor) -> Tensor:
+    def sample_loss(state: State, x: Inputs, y: Tensor) -> Tensor:
         setup.module.eval()
-        return setup.objective.mean_loss(call(setup, state, x[None]), y[None])
+        alone = each(lambda part: part[None], x)
+        return setup.objective.mean_loss(call(setup, state, alone), y[None])
 
     kept = torch.from_numpy(setup.splits[task.client].valid)
 
@@ -81,7 +83,7 @@ def make_client(setup: Setup, task: ClientTask) -> Client:
         if not len(kept):
             return torch.zeros(0, device=setup.device)
         outputs = predict(setup, state, "train", kept)
-        return setup.objective.loss(outputs, setup.data.y[kept.to(setup.device)]).reshape(-1)
+        return setup.objective.losses(outputs, setup.data.y[kept.to(setup.device)]).reshape(-1)
 
     def train_alone(state: State, turn: int) -> State:
         plain = replace(setup, method=Method())
@@ -104,7 +106,7 @@ def make_client(setup: Setup, task: ClientTask) -> Client:
         seed=setup.seed,
         inputs=lambda: setup.data.prepare(setup.data.x[indices.to(setup.device)]),
         targets=lambda: setup.data.y[indices.to(setup.device)],
-        raw_inputs=lambda: unscaled(setup.data.x[indices.to(setup.device)]),
+        raw_inputs=lambda: unscaled(setup.data, setup.data.x[indices.to(setup.device)]),
         sample_loss=sample_loss,
         squared_gradients=partial(squared_gradients, setup),
         valid=valid,

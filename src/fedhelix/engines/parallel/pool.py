@@ -145,7 +145,7 @@ class WorkerPool:
     """Workers that have received a setup. The data lie in one file that all processes map."""
 
     def __init__(self, setup: Setup):
-        tensors = {name: getattr(setup.data, name) for name in POOLS}
+        tensors = {name: getattr(setup.data, name).contiguous() for name in POOLS}
         size = sum(tensor.nbytes for tensor in tensors.values())
         self.model = sum(tensor.nbytes for tensor in setup.initial.values())
         self.folder = folder_for(size + 100 * self.model)
@@ -158,7 +158,7 @@ class WorkerPool:
             setup.data, **{name: mapped(*places[id(tensors[name])]) for name in POOLS}
         )
         open_map.cache_clear()  # the last of these tensors shall free the memory
-        data = with_fields(setup.data, owners=None, owners_test=None)
+        data = with_fields(setup.data, **tensors, owners=None, owners_test=None)
         lean = replace(setup, data=data, splits=())
         try:
             self.message = dumps(

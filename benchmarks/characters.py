@@ -1,0 +1,135 @@
+"""The next character of Python's own source files, every file a client: perplexity and bytes.
+
+    python benchmarks/characters.py [--rounds 10] [--seeds 3] [--out FILE]
+
+A small transformer is trained on other files first, as a public model would be. From there FedAvg,
+FedPer and Helix train all of it, FedIT adapters of rank 4 in its linear layers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import string
+import sysconfig
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedhelix import Dataset, Federation, add_lora, from_clients, metrics
+from fedhelix.models.text import Transformer
+
+CLIENTS = (
+    "argparse", "calendar", "csv", "difflib", "heapq", "smtplib", "statistics", "tarfile",
+    "textwrap", "turtle",
+)  # fmt: skip
+PUBLIC = ("random", "shutil", "pdb", "optparse", "string", "inspect")
+SYMBOLS, LENGTH, SAMPLES = string.printable, 24, 500
+METHODS = ("fedavg", "fedper", "helix", "fedit")
+SETTINGS: dict[str, Any] = {
+    "epochs": 1, "batch_size": 25, "optimizer": "adam", "lr": 0.002, "cohort": 5,
+}  # fmt: skip
+
+
+def windows(name: str, samples: int, test: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Random windows of the first four fifths of a file, or of the rest, and the character after
+    each.
+    """
+    path = Path(sysconfig.get_path("stdlib")) / f"{name}.py"
+    text = path.read_text(encoding="utf-8")
+    cut = len(text) * 4 // 5
+    text = text[cut:] if test else text[:cut]
+    codes = np.array([max(SYMBOLS.find(symbol), 0) for symbol in text])
+    draw = np.random.default_rng(len(text))
+    starts = draw.choice(len(codes) - LENGTH, samples, replace=len(codes) < 2 * samples)
+    rows = codes[starts[:, None] + np.arange(LENGTH + 1)]
+    return rows[:, :-1], rows[:, -1]
+
+
+@cache
+def pretrained(seed: int) -> nn.Module:
+    """The public model: 600 steps on the public files."""
+    pairs = [windows(name, 2000) for name in PUBLIC]
+    x, y = (torch.from_numpy(np.concatenate(part)) for part in zip(*pairs, strict=True))
+    torch.manual_seed(seed)
+    model = Transformer(LENGTH, len(SYMBOLS))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+    for _ in range(600):
+        rows = torch.randint(len(x), (64,))
+        loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+def adapted(seed: int) -> Callable[[], nn.Module]:
+    """A copy of the public model with adapters."""
+
+    def make() -> nn.Module:
+        model = Transformer(LENGTH, len(SYMBOLS))
+        model.load_state_dict(pretrained(seed).state_dict())
+        return add_lora(model, rank=4)
+
+    return make
+
+
+@torch.no_grad()
+def before(data: Dataset, seed: int) -> float:
+    """The public model's perplexity on the test samples of a client, the mean of all clients."""
+    outputs = pretrained(seed)(data.x_test)
+    rows = [torch.from_numpy(data.owners_test == owner) for owner in range(len(CLIENTS))]
+    found = [metrics.perplexity(outputs[own], data.y_test[own]) for own in rows]
+    return float(torch.stack(found).mean())
+
+
+def measured(method: str, seed: int, rounds: int) -> dict[str, Any]:
+    """One run: perplexities of the clients' personal models, and what was uploaded."""
+    train = [windows(name, SAMPLES) for name in CLIENTS]
+    test = [windows(name, SAMPLES // 4, test=True) for name in CLIENTS]
+    data = from_clients(train, test, classes=len(SYMBOLS), name="sources")
+    model = adapted(seed) if method == "fedit" else pretrained(seed)
+    fed = Federation(
+        data, model=model, method=method, seed=seed, metric=metrics.neg_perplexity,
+        engine="serial", kernels="onednn", **SETTINGS,
+    )  # fmt: skip
+    run = fed.fit(rounds, eval_every=5, quiet=True)
+    scores = [record["personal_score"] for record in run.records if "personal_score" in record]
+    return {
+        "method": method,
+        "seed": seed,
+        "perplexity before": round(before(data, seed), 3),
+        "perplexity": [round(-score, 3) for score in scores],
+        "uplink_bytes": sum(record["uplink_bytes"] for record in run.records),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/characters.json"))
+    given = parser.parse_args()
+    rows = [
+        measured(method, seed, given.rounds) for seed in range(given.seeds) for method in METHODS
+    ]
+    for row in rows:
+        print(row)
+    found = {
+        "command": f"python benchmarks/characters.py --rounds {given.rounds} --seeds {given.seeds}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "settings": {**SETTINGS, "clients": CLIENTS, "public": PUBLIC, "samples": SAMPLES},
+        "rows": rows,
+    }
+    given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

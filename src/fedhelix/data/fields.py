@@ -1,0 +1,156 @@
+"""Samples of several parts, such as token ids and a mask: read, padded, and packed into rows.
+
+A pool of such samples is one tensor as any other: every sample is a row of bytes, which
+`Fields.unpack` takes apart again. So engines, splits and shared memory know nothing of parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedhelix.core.errors import UserError
+from fedhelix.core.parts import Inputs
+
+ALIGNMENT = 8  # bytes: the start of a part can be seen as any type
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Samples of several parts, before they are packed; without names they are positional."""
+
+    tensors: dict[str, Tensor]
+    named: bool
+
+    def __len__(self) -> int:
+        return len(next(iter(self.tensors.values())))
+
+    def __getitem__(self, chosen: Any) -> Parts:
+        return Parts({name: part[chosen] for name, part in self.tensors.items()}, self.named)
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Where the parts of a sample lie in its row."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    named: bool
+
+    @classmethod
+    def of(cls, parts: Parts) -> Fields:
+        """The places of these parts."""
+        values = parts.tensors.values()
+        return cls(
+            tuple(parts.tensors),
+            tuple(tuple(part.shape[1:]) for part in values),
+            tuple(part.dtype for part in values),
+            parts.named,
+        )
+
+    @property
+    def shape(self) -> Any:
+        """The shapes of a sample's parts, by name or in order."""
+        return dict(zip(self.names, self.shapes, strict=True)) if self.named else self.shapes
+
+    @property
+    def values(self) -> int:
+        """How many numbers a sample has."""
+        return sum(torch.Size(shape).numel() for shape in self.shapes)
+
+    def __str__(self) -> str:
+        kinds = zip(self.names, self.shapes, self.dtypes, strict=True)
+        return ", ".join(
+            f"{name} {'×'.join(map(str, shape)) or 1} {str(dtype).removeprefix('torch.')}"
+            for name, shape, dtype in kinds
+        )
+
+    def pack(self, parts: Parts) -> Tensor:
+        """The samples as rows of bytes."""
+        columns = []
+        for part in parts.tensors.values():
+            values = part.reshape(len(part), -1).contiguous().view(torch.uint8)
+            columns.append(F.pad(values, (0, -values.shape[1] % ALIGNMENT)))
+        return torch.cat(columns, 1)
+
+    def unpack(self, rows: Tensor) -> Inputs:
+        """The parts of samples, with any axes in front; pixels become floats in [0, 1]."""
+        parts, start = [], 0
+        for shape, dtype in zip(self.shapes, self.dtypes, strict=True):
+            size = torch.Size(shape).numel() * dtype.itemsize
+            part = rows[..., start : start + size].contiguous().view(dtype)
+            part = part.view(*rows.shape[:-1], *shape)
+            parts.append(part.float() / 255 if dtype == torch.uint8 else part)
+            start += size + -size % ALIGNMENT
+        return dict(zip(self.names, parts, strict=True)) if self.named else tuple(parts)
+
+
+def is_ragged(values: Any) -> bool:
+    """Whether these are sequences of different lengths."""
+    if isinstance(values, str | bytes | Tensor) or not hasattr(values, "__len__"):
+        return False
+    if getattr(values, "dtype", None) not in (None, object):
+        return False
+    sizes = [_length(value) for value in values]
+    return all(size is not None for size in sizes) and len(set(sizes)) > 1
+
+
+def _length(value: Any) -> int | None:
+    if isinstance(value, str | bytes | Mapping) or getattr(value, "shape", None) == ():
+        return None
+    return len(value) if hasattr(value, "__len__") else None
+
+
+def padded(sequences: Sequence[Tensor], where: str, fill: int = 0) -> tuple[Tensor, Tensor]:
+    """Sequences filled up to the longest, and a mask that is true where they have values."""
+    if len({(sequence.shape[1:], sequence.dtype) for sequence in sequences}) > 1:
+        raise UserError(f"sequences in {where} may differ in their lengths alone.")
+    whole = torch.nn.utils.rnn.pad_sequence(list(sequences), True, fill)
+    lengths = torch.tensor([len(sequence) for sequence in sequences])
+    return whole, torch.arange(whole.shape[1]) < lengths[:, None]
+
+
+def joined(samples: Sequence[Tensor | Parts]) -> Parts:
+    """All samples as one; sequences are filled up to the longest of all.
+
+    Where some have a mask because their lengths differ, the others get one, too.
+    """
+    parts = [Parts({"0": part}, False) if isinstance(part, Tensor) else part for part in samples]
+    most = max(parts, key=lambda part: len(part.tensors))
+    names, named = list(most.tensors), most.named
+    parts = [with_mask(part, names) for part in parts]
+    for other in parts:
+        if list(other.tensors) != names or other.named != named:
+            raise UserError(
+                f"samples must all have the parts {', '.join(names)}, "
+                f"not {', '.join(other.tensors)}."
+            )
+    return Parts(
+        {name: cat_padded([part.tensors[name] for part in parts]) for name in names}, named
+    )
+
+
+def with_mask(part: Parts, names: list[str]) -> Parts:
+    """The samples with a mask that is true everywhere, where that is all they lack."""
+    first = next(iter(part.tensors.values()))
+    if [*part.tensors, names[-1]] != names or first.dim() < 2:
+        return part
+    mask = torch.ones(first.shape[:2], dtype=torch.bool)
+    return Parts({**part.tensors, names[-1]: mask}, part.named)
+
+
+def cat_padded(tensors: Sequence[Tensor], fill: int = 0) -> Tensor:
+    """Tensors one below the other; a shorter second axis is filled up."""
+    if len({tensor.shape[1:] for tensor in tensors}) > 1:
+        width = max(tensor.shape[1] for tensor in tensors)
+        tensors = [
+            F.pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, width - tensor.shape[1]), value=fill)
+            for tensor in tensors
+        ]
+    return torch.cat(list(tensors))

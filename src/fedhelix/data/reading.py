@@ -1,0 +1,168 @@
+"""Reads a user's samples: arrays, sequences of different lengths, several parts, data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from fedhelix.core.errors import UserError
+from fedhelix.core.metrics import IGNORED
+from fedhelix.data.checks import check_finite
+from fedhelix.data.fields import Parts, is_ragged, padded
+
+Samples = Tensor | Parts
+Pair = tuple[Samples, Tensor]
+MASK = "attention_mask"  # what Hugging Face's networks call it
+
+
+def raw_pair(part: Any, where: str) -> tuple[Any, Any]:
+    """Inputs and targets of a pair, or of all samples of a map-style data set."""
+    if isinstance(part, TensorDataset) and len(part.tensors) == 2:
+        part = part.tensors
+    if isinstance(part, tuple | list):
+        if len(part) != 2:
+            raise UserError(
+                f"{where} has {len(part)} entries; a pair (x, y) or a torch Dataset is right."
+            )
+        return part[0], part[1]
+    if not hasattr(part, "__len__") or not hasattr(part, "__getitem__"):
+        raise UserError(
+            f"{where} is a {type(part).__name__}; "
+            "a pair (x, y) or a map-style torch Dataset is right."
+        )
+    if len(part) == 0:
+        raise UserError(f"{where} is empty; at least one sample is needed.")
+    try:
+        inputs, targets = zip(*(part[index] for index in range(len(part))), strict=True)
+    except (TypeError, ValueError) as problem:
+        raise UserError(f"{where} cannot be read as samples (x, y): {problem}.") from None
+    return collated(inputs), stacked(targets)
+
+
+def collated(samples: Sequence[Any]) -> Any:
+    """Many samples of one form as one value of that form."""
+    first = samples[0]
+    if isinstance(first, Mapping):
+        return {name: stacked([sample[name] for sample in samples]) for name in first}
+    if isinstance(first, tuple):
+        return tuple(stacked(list(part)) for part in zip(*samples, strict=True))
+    return stacked(samples)
+
+
+def stacked(values: Sequence[Any]) -> Any:
+    """One array of equal values; sequences of different lengths stay a list."""
+    arrays = [np.asarray(value) for value in values]
+    return np.stack(arrays) if len({array.shape for array in arrays}) == 1 else list(arrays)
+
+
+def read_pair(x: Any, y: Any, where: str) -> Pair:
+    """Inputs and raw targets as tensors of equal length."""
+    inputs, targets = read_inputs(x, f"x of {where}"), read_targets(y, f"y of {where}")
+    sizes = {len(part) for part in inputs.tensors.values()} if isinstance(inputs, Parts) else set()
+    if targets.dim() == 0 or (isinstance(inputs, Tensor) and inputs.dim() == 0):
+        sizes = {-1}
+    elif not sizes:
+        sizes = {len(inputs)}
+    if sizes != ({len(targets)} if targets.dim() else set()):
+        shape = tuple(inputs.shape) if isinstance(inputs, Tensor) else f"{sorted(sizes)} samples"
+        raise UserError(
+            f"x and y of {where} must have one entry per sample, but their shapes are "
+            f"{shape} and {tuple(targets.shape)}."
+        )
+    if len(targets) == 0:
+        raise UserError(f"{where} is empty; at least one sample is needed.")
+    if isinstance(inputs, Tensor):
+        check_finite(where, "x", inputs)  # here, where samples have the user's numbers
+    check_finite(where, "y", targets)
+    return inputs, targets
+
+
+def read_inputs(x: Any, where: str) -> Samples:
+    """One tensor, or several parts; sequences of different lengths get a mask as a further part."""
+    if isinstance(x, Mapping):
+        return read_parts({str(name): part for name, part in x.items()}, True, where)
+    if isinstance(x, tuple) and x and all(isinstance(part, np.ndarray | Tensor) for part in x):
+        return read_parts({str(place): part for place, part in enumerate(x)}, False, where)
+    if is_ragged(x):
+        return read_parts({"0": x}, False, where)
+    inputs = as_inputs(as_tensor(x, where))
+    return inputs.float() if inputs.dtype == torch.bool else inputs
+
+
+def read_parts(parts: Mapping[str, Any], named: bool, where: str) -> Parts:
+    """The parts by name; with sequences to pad and without a mask, one is added."""
+    tensors, mask = {}, None
+    for name, part in parts.items():
+        inside = f"'{name}' of {where}"
+        if is_ragged(part):
+            tensors[name], mask = padded([as_tensor(one, inside) for one in part], inside)
+        else:
+            tensors[name] = as_inputs(as_tensor(part, inside))
+        values = tensors[name]
+        if values.is_floating_point() and not bool(values.isfinite().all()):
+            raise UserError(f"{inside} has values that are not finite.")
+    if mask is not None and not any("mask" in name for name in tensors):
+        tensors[MASK if named else str(len(tensors))] = mask
+    return Parts(tensors, named)
+
+
+def read_targets(y: Any, where: str) -> Tensor:
+    """Targets; those of sequences of different lengths are filled up with what does not count."""
+    if not is_ragged(y):
+        return as_tensor(y, where)
+    sequences = [as_tensor(one, where) for one in y]
+    if sequences[0].is_floating_point():
+        raise UserError(f"{where} has different lengths; only classes of tokens may.")
+    return padded([sequence.long() for sequence in sequences], where, IGNORED)[0]
+
+
+def as_inputs(inputs: Tensor) -> Tensor:
+    """Pixels with their channels first."""
+    if inputs.dtype == torch.uint8 and inputs.dim() == 3:
+        return inputs[:, None]
+    coloured = inputs.dtype == torch.uint8 and inputs.dim() == 4
+    if coloured and inputs.shape[3] in (1, 3) and inputs.shape[1] > 3:
+        return inputs.permute(0, 3, 1, 2).contiguous()
+    return inputs
+
+
+def coded(targets: Sequence[Any]) -> tuple[list[Any], tuple[str, ...] | None]:
+    """Labels that are text as numbers, in alphabetical order, and what they mean."""
+    arrays = [None if y is None or is_ragged(y) else np.asarray(y) for y in targets]
+    texts = [array for array in arrays if array is not None and is_text(array)]
+    if not texts:
+        return list(targets), None
+    if len(texts) < sum(y is not None for y in targets):
+        raise UserError("some labels are text and others numbers; use one of both.")
+    names = np.unique(np.concatenate([text.astype(str).ravel() for text in texts]))
+    found = [None if a is None else np.searchsorted(names, a.astype(str)) for a in arrays]
+    return found, tuple(names.tolist())
+
+
+def is_text(array: np.ndarray) -> bool:
+    """Whether an array holds text."""
+    if array.dtype.kind in "US":
+        return True
+    return array.dtype.kind in "OT" and all(isinstance(value, str) for value in array.ravel())
+
+
+def as_tensor(values: Any, where: str) -> Tensor:
+    """Numbers as uint8, bool, int64 or float32; arrays of such a type are not copied."""
+    if not isinstance(values, Tensor):
+        try:
+            array = np.asarray(values)
+        except ValueError as problem:
+            raise UserError(f"{where} is no array: {problem}.") from None
+        if array.dtype.kind not in "biuf":
+            raise UserError(f"{where} must be numbers, not {array.dtype}.")
+        if array.dtype.kind == "u" and array.dtype != np.uint8:
+            array = array.astype(np.int64)  # torch knows few unsigned types
+        values = torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
+    if values.is_floating_point():
+        return values.detach().float()
+    return values if values.dtype in (torch.uint8, torch.bool) else values.long()

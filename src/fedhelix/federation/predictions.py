@@ -1,0 +1,74 @@
+"""What a trained network says about new samples: arrays, data frames or tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedhelix.core.errors import UserError
+from fedhelix.core.objective import by_class
+from fedhelix.core.parts import Inputs, arguments, each, output_of
+from fedhelix.data import Dataset, is_table
+from fedhelix.data.fields import Parts
+from fedhelix.data.reading import read_inputs
+
+AT_ONCE = 1000  # samples
+
+
+@torch.no_grad()
+def outputs_for(module: nn.Module, data: Dataset, x: Any) -> Tensor:
+    """A network's outputs for samples such as it was trained on."""
+    device = next(iter(module.state_dict().values())).device
+    prepared = each(lambda part: part.to(device), prepared_inputs(data, x))
+    args, keywords = arguments(prepared)
+    count = len(next(iter((*args, *keywords.values()))))
+    parts = []
+    for at in range(0, count, AT_ONCE):
+        rows = each(lambda part, at=at: part[at : at + AT_ONCE], prepared)  # type: ignore[misc]
+        args, keywords = arguments(rows)
+        parts.append(output_of(module(*args, **keywords)).float())
+    return torch.cat(parts).cpu()
+
+
+def prepared_inputs(data: Dataset, x: Any) -> Inputs:
+    """New samples as the network gets them; refuses those of another form."""
+    samples = read_inputs(np.asarray(x) if is_table(x) else x, "x")
+    fields = data.fields
+    if fields is None or not isinstance(samples, Parts):
+        if isinstance(samples, Parts) or fields is not None:
+            raise UserError(f"x must have the parts of the training samples, {data.shape}.")
+        if samples.dim() != data.x.dim() or tuple(samples.shape[1:]) != data.shape:
+            raise UserError(
+                f"x has the shape {tuple(samples.shape)}, but a sample of '{data.name}' has the "
+                f"shape {data.shape}; give N of them."
+            )
+        if samples.dtype != torch.uint8 or data.x.dtype != torch.uint8:
+            samples = samples.to(torch.float32 if data.x.dtype == torch.uint8 else data.x.dtype)
+        prepared: Inputs = data.prepare(samples)
+        return prepared
+    if tuple(samples.tensors) != fields.names:
+        raise UserError(
+            f"x has the parts {', '.join(samples.tensors)}, and {', '.join(fields.names)} are "
+            "needed."
+        )
+    typed = {
+        name: part.float() / 255 if dtype == torch.uint8 else part.to(dtype)
+        for (name, part), dtype in zip(samples.tensors.items(), fields.dtypes, strict=True)
+    }
+    return typed if fields.named else tuple(typed.values())
+
+
+def decided(data: Dataset, outputs: Tensor) -> np.ndarray:
+    """What outputs mean: classes (by name, where the data have names), labels, or values."""
+    if data.classes is not None:
+        classes = outputs.argmax(-1).numpy()
+        return classes if data.labels is None else np.asarray(data.labels)[classes]
+    if data.y.dtype == torch.bool:
+        return (outputs > 0).numpy()
+    if data.y.dtype == torch.int64:
+        shape = torch.empty(len(outputs), *data.y.shape[1:], device="meta")
+        return by_class(outputs, shape).argmax(1).numpy()
+    return outputs.reshape(len(outputs), *data.y.shape[1:]).numpy()

@@ -1,0 +1,36 @@
+"""Finished runs, for notebooks: `load_run(FOLDER)`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedhelix.core.errors import UserError
+from fedhelix.federation import Federation, Run
+from fedhelix.federation.description import check_same
+from fedhelix.federation.sinks import FolderSink
+from fedhelix.runs.spec import read_spec
+from fedhelix.store import RunFolder
+
+
+def load_run(path: str | Path, federation: Federation | None = None) -> Run:
+    """A run from its folder, with its models: `load_run("runs/demo/helix").model()`.
+
+    A run that was made from Python objects also needs the `Federation` that made it.
+    """
+    folder = RunFolder.open(path)
+    if "deployment" in folder.config:
+        raise UserError(f"the clients of '{path}' are sites, which keep their models.")
+    if federation is None and folder.config.get("library"):
+        raise UserError(
+            f"'{path}' was made from Python objects; give load_run the same federation, too."
+        )
+    if federation is None:
+        spec = read_spec(folder.config, path)
+        federation = spec.config.federation(spec.method, engine="serial")
+    check_same(federation, folder)
+    rounds = int(folder.config.get("rounds", 1))
+    sink = FolderSink(folder, {}, rounds, 1, str(federation.device), on_disk=False)
+    restored = sink.restore()
+    if restored is None:
+        raise UserError(f"'{path}' has no checkpoint yet; let it finish a round first.")
+    return Run(federation, *restored, folder)

@@ -1,0 +1,84 @@
+"""Hugging Face as it is: data sets, transformers and peft, without any download."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedhelix import Federation, partition
+from fedhelix.core.tree import flatten, payload_bytes
+
+datasets = pytest.importorskip("datasets")
+transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+WORDS, CLASSES, RANK, WIDTH, LAYERS = 30, 3, 2, 16, 2
+
+
+def configuration() -> "transformers.BertConfig":
+    return transformers.BertConfig(
+        vocab_size=WORDS,
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=16,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        num_labels=CLASSES,
+    )
+
+
+def adapted() -> torch.nn.Module:
+    """A tiny BERT with LoRA on queries and values; its classifier trains, too."""
+    rule = peft.LoraConfig(
+        task_type="SEQ_CLS", r=RANK, target_modules=["query", "value"], lora_dropout=0.0
+    )
+    return peft.get_peft_model(transformers.BertForSequenceClassification(configuration()), rule)
+
+
+def texts(rows: int = 48) -> "datasets.Dataset":
+    draw = np.random.default_rng(0)
+    lengths = draw.integers(3, 9, rows)
+    ids = [draw.integers(0, WORDS, length).tolist() for length in lengths]
+    return datasets.Dataset.from_dict(
+        {
+            "input_ids": ids,
+            "attention_mask": [[1] * len(one) for one in ids],
+            "writer": [f"writer {place % 3}" for place in range(rows)],
+            "label": [one[0] % CLASSES for one in ids],
+        }
+    )
+
+
+def federation(engine: str) -> Federation:
+    usual = {"epochs": 1, "batch_size": 8, "lr": 0.1, "cohort": 3, "kernels": "onednn"}
+    return Federation(texts(), partition.natural("writer"), model=adapted, engine=engine, **usual)
+
+
+def test_only_adapters_and_classifier_travel_and_engines_agree():
+    one, other = (federation(engine).fit(2, quiet=True) for engine in ("serial", "batched"))
+    trained = LAYERS * 2 * RANK * (WIDTH + WIDTH) + CLASSES * (WIDTH + 1)
+    assert one.records[0]["uplink_bytes"] == 3 * 4 * trained
+    assert payload_bytes(one.state.server) == 4 * trained
+    for name, value in flatten(one.state.server).items():
+        assert torch.allclose(value, flatten(other.state.server)[name], atol=1e-5), name
+
+
+def test_what_was_trained_is_saved_and_loaded_by_peft(tmp_path):
+    fed = federation("serial")
+    model = fed.fit(1, quiet=True).model()
+    model.save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    base = transformers.BertForSequenceClassification(configuration())
+    frozen = {name: fed.engine.setup.module.get_parameter(name) for name in fed.layers.frozen}
+    prefix, inserted = "base_model.model.", (".base_layer", ".original_module")
+    for name, value in frozen.items():
+        plain = name.removeprefix(prefix)
+        for part in inserted:
+            plain = plain.replace(part, "")
+        base.get_parameter(plain).data.copy_(value)
+    again = peft.PeftModel.from_pretrained(base, tmp_path).eval()
+    batch = fed.data.prepare(fed.data.x_test[:4])
+    with torch.no_grad():
+        assert torch.allclose(again(**batch).logits, model(**batch).logits, atol=1e-5)

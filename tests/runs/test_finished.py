@@ -1,0 +1,112 @@
+"""Finished runs: loaded in one line, used for predictions, exported with the same outputs."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedhelix import Federation, FedPer, UserError, from_arrays, from_table, load_run
+from fedhelix.runs import jobs
+from fedhelix.runs.spec import make_spec
+from helpers import same, small
+
+DRAW = np.random.default_rng(0)
+QUICK = {"rounds": 1, "clients": 4, "epochs": 1, "kernels": "onednn", "engine": "serial"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    spec = make_spec("fedavg", {**QUICK, "data": "wine", "model": "mlp"})
+    return jobs.Session(quiet=True).start(spec, tmp_path_factory.mktemp("runs") / "wine")
+
+
+def test_a_run_of_the_command_line_is_loaded_in_one_line(run):
+    again = load_run(run.folder.path)
+    assert same(again.state.server, run.state.server)
+    assert len(again.records) == 1 and again.summary["method"] == "fedavg"
+    x = run.federation.data.x_test
+    assert np.array_equal(again.predict(x, raw=True), run.predict(x, raw=True))
+    assert np.array_equal(again.predict(x, client=1), run.predict(x, client=1))
+
+
+def test_a_run_of_the_library_needs_its_federation(tmp_path):
+    fed = small(FedPer(), "mlp")
+    run = fed.fit(1, out=tmp_path / "mine", quiet=True)
+    with pytest.raises(UserError, match="give load_run the same federation"):
+        load_run(tmp_path / "mine")
+    with pytest.raises(UserError, match="was run with seed = 0, not 1"):
+        load_run(tmp_path / "mine", small(FedPer(), "mlp", seed=1))
+    again = load_run(tmp_path / "mine", small(FedPer(), "mlp"))
+    assert same(dict(again.personal(2).state_dict()), dict(run.personal(2).state_dict()))
+    with pytest.raises(UserError, match="fedper has no global model; say which client's"):
+        again.predict(fed.data.x[:2])
+
+
+def test_predictions_of_arrays_frames_and_tensors_are_equal(run):
+    x = run.federation.data.x_test
+    right = run.predict(x)
+    assert right.shape == (len(x),) and set(right) <= {0, 1, 2}
+    for form in (x.numpy(), x.double(), x.numpy().astype(np.float64), pd.DataFrame(x.numpy())):
+        assert np.array_equal(run.predict(form), right)
+    module = run.model()
+    prepared = run.federation.data.prepare(x)  # with the mean and deviation of every column
+    assert np.allclose(run.predict(x, raw=True), module(prepared).detach().numpy())
+    with pytest.raises(UserError, match=r"shape \(2, 5\), but a sample of 'wine' has the shape"):
+        run.predict(np.zeros((2, 5)))
+
+
+def test_predictions_have_the_form_of_the_targets():
+    x = DRAW.normal(size=(40, 3)).astype("float32")
+    table = pd.DataFrame(x, columns=list("abc"))
+    table["label"] = np.where(x[:, 0] > 0, "high", "low")
+    usual = {"model": "linear", "partition": "iid", "clients": 2, "engine": "serial", "epochs": 1}
+    texts = Federation(from_table(table), **usual).fit(1, quiet=True).predict(table[list("abc")])
+    assert set(texts) <= {"high", "low"}
+    for y, shape, kind in (
+        (x @ DRAW.normal(size=(3, 2)), (40, 2), np.float32),
+        (x[:, 0].astype(np.float32), (40,), np.float32),
+        ((x > 0).astype(int), (40, 3), np.bool_),
+    ):
+        found = Federation(from_arrays(x, y), **usual).fit(1, quiet=True).predict(x)
+        assert found.shape == shape and found.dtype == kind
+
+
+def test_exports_give_the_same_outputs(run, tmp_path):
+    folder = run.export(tmp_path / "model", ("safetensors", "torch"))
+    x = run.federation.data.x_test[:7]
+    expected = run.model()(x)
+    program = torch.export.load(folder / "model.pt2").module()
+    assert torch.allclose(program(x), expected, atol=1e-5)
+    network = run.model()
+    for parameter in network.parameters():
+        torch.nn.init.zeros_(parameter)
+    network.load_state_dict(load_file(folder / "model.safetensors"))
+    assert torch.equal(network(x), expected)
+    card = (folder / "README.md").read_text()
+    for words in ("wine", "fedavg", "no formal guarantee", "model.pt2", "Global accuracy"):
+        assert words in card
+    with pytest.raises(UserError, match="formats are safetensors, torch, onnx, not 'pickle'"):
+        run.export(tmp_path / "other", ("pickle",))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_onnx_gives_the_same_outputs(run, tmp_path):
+    pytest.importorskip("onnxscript")
+    reference = pytest.importorskip("onnx.reference")
+    run.export(tmp_path, ("onnx",), client=0)
+    x = run.federation.data.x_test[:7]
+    session = reference.ReferenceEvaluator(str(tmp_path / "model.onnx"))
+    (found,) = session.run(None, {session.input_names[0]: x.numpy()})
+    assert np.allclose(found, run.personal(0)(x).detach().numpy(), atol=1e-5)
+
+
+def test_a_run_without_a_round_is_refused(run, tmp_path):
+    (tmp_path / "empty").mkdir()
+    config = (run.folder.path / "config.toml").read_text()
+    (tmp_path / "empty" / "config.toml").write_text(config)
+    with pytest.raises(UserError, match="has no checkpoint yet"):
+        load_run(tmp_path / "empty")
+    assert json.loads((run.folder.path / "clients.json").read_text())["samples"]
