@@ -14,7 +14,10 @@ from fedhelix.core.method import HOOKS
 from fedhelix.robust.defences import Defence
 from parts.files import RESULTS, ROOT, fashion, percent, result, table
 
-NEEDED_MODELS = {"fedbn": "digits-bn-cnn"}  # where the usual network of the data does not do
+# Where the usual network of the data does not do.
+NEEDED_MODELS = {"fedbn": "digits-bn-cnn"} | dict.fromkeys(
+    ("fedit", "ffa-lora", "fedsa-lora", "flexlora"), "lora-mlp"
+)
 PAPERS = {"gene-fl": "GENE-FL", "genfed": "GenFed", "pfedgpa": "pFedGPA"}
 TABLE1 = "../results.md#pfedgpas-table-1-the-methods-without-a-generator"
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
+from fedhelix.core.parts import Inputs
 from fedhelix.core.seeds import secret_normal
 from fedhelix.core.tree import State
 
-SampleLoss = Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]
+SampleLoss = Callable[[Mapping[str, Tensor], Any, Tensor], Tensor]
 
 
 def clipped_mean(
-    loss: SampleLoss, params: State, x: Tensor, y: Tensor, mask: Tensor | None, clip: Tensor
+    loss: SampleLoss, params: State, x: Inputs, y: Tensor, mask: Tensor | None, clip: Tensor
 ) -> tuple[State, Tensor, Tensor]:
     """The sum of the samples' gradients, none longer than the clip, over their number; the mean
     loss; the number.

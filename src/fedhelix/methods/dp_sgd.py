@@ -24,6 +24,7 @@ from fedhelix.core.method import (
     Upload,
 )
 from fedhelix.core.options import option
+from fedhelix.core.parts import Inputs, each
 from fedhelix.core.registry import register
 from fedhelix.core.tree import Tree
 from fedhelix.core.wrapper import Wrapper
@@ -125,8 +126,8 @@ class DPSGD(Wrapper):
     def loss(self, params: Mapping[str, Tensor], batch: Batch, local: Local) -> Tensor:
         """The mean loss; its gradient is the noisy mean of the samples' clipped ones."""
 
-        def alone(state: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            return self.inner.loss(state, Batch(x[None], y[None]), local)
+        def alone(state: Mapping[str, Tensor], x: Inputs, y: Tensor) -> Tensor:
+            return self.inner.loss(state, Batch(each(lambda part: part[None], x), y[None]), local)
 
         frozen = {name: value.detach() for name, value in params.items()}
         secret = "secret_noise" in local.context
