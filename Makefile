@@ -9,6 +9,7 @@ DEMO ?= runs/demo
 help:
 	@echo "make demo   install into $(VENV) and compare five methods on the embedded data (about a minute)"
 	@echo "make demo-deploy  install Flower too; a server and three sites on this machine, compared with the simulation"
+	@echo "make demo-deploy PROTECTED=1  the same with differential privacy, secure aggregation and a policy at every site"
 	@echo "make test   install into $(VENV) and run the fast tests (under three minutes on two cores)"
 	@echo "make test-all  all tests, with their coverage"
 	@echo "make race DATA=DIR  fedhelix against pfl, Flower, BlazeFL and a plain loop on the CPU (under ten minutes; DIR holds fashion_mnist.npz)"
@@ -25,7 +26,7 @@ $(VENV)/.runtime: $(BIN)/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.deployment: $(VENV)/.runtime
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[flower]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[flower,privacy]"
 	@touch $@
 
 $(VENV)/.development: $(VENV)/.runtime
@@ -38,7 +39,7 @@ demo: $(VENV)/.runtime
 	@echo "The figure is $(DEMO)/comparison.png; each run's config, metrics and checkpoint lie beside it."
 
 demo-deploy: $(VENV)/.deployment
-	$(BIN)/python examples/deployment.py genfed 5
+	$(BIN)/python examples/deployment.py $(if $(PROTECTED),--protected,genfed 5)
 
 test: $(VENV)/.development
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
@@ -48,7 +49,7 @@ test-all: $(VENV)/.development
 
 race: $(VENV)/.development
 	$(BIN)/python benchmarks/speed/cpu.py --calibrate 0 --rounds 6 --warm-up 1 --guest-rounds 3 \
-		--contestants fedhelix pfl flower blazefl plain $(if $(DATA),--data-dir $(DATA))
+		--contestants fedhelix pfl flower blazefl plain --out benchmarks/results/race.json $(if $(DATA),--data-dir $(DATA))
 
 hooks: $(VENV)/.development
 	@command -v pre-commit > /dev/null || { echo "install pre-commit first, e.g. with: pipx install pre-commit" >&2; exit 2; }

@@ -140,6 +140,15 @@ SKETCHES = {
         "train; clip the update",
         "ttttt",
     ),
+    "secure": Sketch(
+        "ttttt",
+        "sum of all updates;\nmasks cancel",
+        "train; mask the update",
+        "sssss",
+    ),
+    "dp-sgd": Sketch(
+        "ttttt", "mean of the models,\nwithin a budget", "train on clipped\nand noisy gradients"
+    ),
     "calibrated": Sketch(
         "ttttt",
         "mean of the models,\nfor balanced classes",

@@ -2,6 +2,10 @@
 with the simulation.
 
 python examples/deployment.py [METHOD] [ROUNDS]
+python examples/deployment.py --protected
+
+With --protected the sites have a policy, the method has differential privacy and secure
+aggregation, and in the end the sites' audit logs are checked.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import sys
 from pathlib import Path
 
 from fedhelix.deploy import submit
+from fedhelix.deploy.audit_log import read_log
 from fedhelix.deploy.localhost import LocalDeployment
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
@@ -33,6 +38,27 @@ def main(method: str = "genfed", rounds: int = 5) -> None:
     show(FOLDER / "sites", FOLDER / "simulation")
 
 
+def protected(rounds: int = 3) -> None:
+    """Run with differential privacy, secure aggregation and a policy at every site."""
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    options = {"method.noise_by": "clients", "method.epsilon": 8.0}
+    spec = make_spec("secure+private", {"clients": 3, "rounds": rounds, **options})
+    policy = Path(__file__).with_name("protected.toml")
+    print(f"Starting a server and three sites with the policy {policy.name} ...")
+    with LocalDeployment(FOLDER / "deployment", sites=3, policy=policy) as local:
+        run = submit.create(spec, FOLDER / "sites", ["minimum=2"])
+        submit.follow(local.control(), run, quiet=False)
+        names = local.names
+    for record in run.records():
+        spent = max(record["metadata"]["epsilon"].values())
+        print(f"round {record['round']}: epsilon {spent:.2f}, accuracy {record['accuracy']:.4f}")
+    for name in names:
+        folder = FOLDER / "deployment"
+        log = read_log(folder / "sites" / f"{name}.jsonl", folder / "keys" / f"{name}.pub")
+        sent = sum(entry.get("bytes", 0) for entry in log)
+        print(f"{name}: its audit log is whole, {len(log)} lines, {sent:,} bytes left the site.")
+
+
 def show(sites: Path, simulation: Path) -> None:
     """Print the accuracies of both runs, and stop if they differ."""
     heads = ("round", "sites: global", "personal", "simulation: global", "personal")
@@ -49,4 +75,7 @@ def show(sites: Path, simulation: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:2], *map(int, sys.argv[2:3]))
+    if sys.argv[1:] == ["--protected"]:
+        protected()
+    else:
+        main(*sys.argv[1:2], *map(int, sys.argv[2:3]))

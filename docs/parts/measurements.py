@@ -28,6 +28,13 @@ CPU = {
     "pfl-default": "pfl, default settings",
     "flower-default": "Flower's simulation, default settings",
 }
+RACE = {
+    "fedhelix": "fedhelix, `parallel`",
+    "pfl": "pfl {}",
+    "flower": "Flower {}",
+    "blazefl": "BlazeFL {}",
+    "plain": "plain PyTorch loop",
+}
 CLUSTER = {
     "short": "digits, 20 of 100 clients per round, 5 epochs",
     "long": "the same, 25 epochs",
@@ -98,6 +105,24 @@ def cpu() -> str:
         for what in ("s per round", "relative to ours", "MiB")
     ]
     return table(["simulator", *heads], rows)
+
+
+def race() -> str:
+    """The CPU race of all simulators by processor time."""
+    measured = result("race")
+    workloads = [name for name in ("W1", "W2") if name in measured]
+    figures: dict[str, list[str]] = {}
+    for workload in workloads:
+        for row in (row for row in measured["rows"] if row["workload"] == workload):
+            words = RACE[row["contestant"]].format(row["version"])
+            figures.setdefault(words, []).extend(
+                [
+                    f"{row['processor_seconds_per_round']:.2f}",
+                    f"{row['processor_relative_to_fedhelix']:.2f}",
+                ]
+            )
+    heads = [f"{name}, {what}" for name in workloads for what in ("s of CPU", "relative to ours")]
+    return table(["simulator", *heads], [[words, *cells] for words, cells in figures.items()])
 
 
 def cluster() -> str:
@@ -219,4 +244,22 @@ def audit(name: str) -> str:
         for row in measured["rows"]
     ]
     heads = ["attacker ", "share of the model seen", "PSNR in dB, median", "SSIM, median"]
+    return f"`{measured['command']}`\n\n{table(['method', *heads], rows)}"
+
+
+def membership(name: str) -> str:
+    """What `fedhelix audit membership` could tell."""
+    if not exists(name):
+        return "Not run yet.\n"
+    measured = result(name)
+    rows = [
+        [
+            row["method"],
+            f"{row['advantage']:.2f}",
+            *("none" if row[key] is None else f"{row[key]:.3g}" for key in ("epsilon", "bound")),
+            f"{100 * row['accuracy']:.1f}",
+        ]
+        for row in measured["rows"]
+    ]
+    heads = ["advantage", "epsilon", "bound of the advantage", "accuracy %"]
     return f"`{measured['command']}`\n\n{table(['method', *heads], rows)}"

@@ -558,3 +558,28 @@ def test_an_unknown_command_is_answered_once(cli):
         cli("rnu").err
         == "fedhelix: No such command 'rnu'. Did you mean 'run'?; see `fedhelix --help`.\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--epsilon", "0"), "epsilon must be greater than 0"),
+        (("--delta", "1"), "delta must be less than 1"),
+        (("--epsilon", "much"), "epsilon must be a number, not 'much'"),
+    ],
+)
+@pytest.mark.parametrize("method", ["private", "dp-sgd"])
+def test_a_budget_that_cannot_be_is_refused(cli, method, flags, said):
+    done = cli("run", method, *SMALL, *flags)
+    assert done.code == 2 and said in done.err and done.err.count("\n") == 1
+
+
+def test_a_budget_finds_the_noise(cli, tmp_path):
+    pytest.importorskip("dp_accounting")
+    done = cli(
+        "run", "private", *SMALL, "--epsilon", 20, "--delta", "1e-4", "--out", tmp_path / "r"
+    )
+    assert done.code == 0
+    spent = max(RunFolder.open(tmp_path / "r").records()[-1]["metadata"]["epsilon"].values())
+    assert 10 < spent <= 20
+    assert cli("run", "fedavg", *SMALL, "--epsilon", 20).code == 2

@@ -15,17 +15,23 @@ from fedhelix.cli.common import Json
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.files import writable, write_atomically
 from fedhelix.core.options import build
+from fedhelix.deploy import need_flower
 from fedhelix.report.terminal import listing
 
-ATTACKS = ("idlg",)
+ATTACKS = ("idlg", "membership")
 
 
 def audit(
     attack: Annotated[
-        str, typer.Argument(help="The attack: idlg, which rebuilds images from gradients.")
+        str,
+        typer.Argument(
+            help="idlg, which rebuilds images from gradients; membership, which tells samples that "
+            "were trained on; or log, which checks an audit log."
+        ),
     ],
     specs: Annotated[
-        list[str], typer.Argument(metavar="METHOD|RUN...", help="Methods, or run folders.")
+        list[str],
+        typer.Argument(metavar="METHOD|RUN|FILE...", help="Methods, run folders, or logs."),
     ],
     assignments: Annotated[
         list[str] | None,
@@ -34,6 +40,9 @@ def audit(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="The figure; its numbers lie beside it as JSON.")
     ] = Path("audit.png"),
+    key: Annotated[
+        Path | None, typer.Option(help="With log: the site's public key, SITE.pub.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """What an attacker can rebuild of a client's images from what a method uploads.
@@ -44,11 +53,17 @@ def audit(
     from fedhelix.privacy import audit as privacy
     from fedhelix.privacy.settings import Audit
 
+    if attack == "log":
+        _show_logs(specs, key, as_json)
+        return
     if attack not in ATTACKS:
-        raise unknown("attack", attack, ATTACKS)
+        raise unknown("attack", attack, [*ATTACKS, "log"])
     if out.suffix != ".png":
         raise UserError(f"the figure must be a .png, not '{out}'.")
     values = _assigned(assignments or [])
+    if attack == "membership":
+        _membership(specs, values, out, as_json)
+        return
     settings = build(Audit, values, "an audit")
     idle = [key for key in ("data", "model") if key in values]
     if idle and all((Path(spec) / "config.toml").exists() for spec in specs):
@@ -80,6 +95,30 @@ def audit(
     print(f"figure: {out}")
 
 
+def _membership(specs: Sequence[str], values: Mapping[str, str], out: Path, as_json: bool) -> None:
+    """Tell members by the final model of each method."""
+    from fedhelix.privacy import membership
+
+    settings = build(membership.MembershipAudit, values, "an audit of membership")
+    writable(out.parent)
+    rows = list(membership.membership(specs, settings))
+    membership.figure(rows, out)
+    command = " ".join(["fedhelix", *sys.argv[1:]])
+    report = {"command": command, "settings": vars(settings), "rows": rows}
+    write_atomically(out.with_suffix(".json"), f"{json.dumps(report, indent=1)}\n".encode())
+    if as_json:
+        print(json.dumps(report, indent=2))
+        return
+    columns = ("method", "advantage", "epsilon", "bound of the advantage", "accuracy")
+    table = listing(*columns)
+    for row in rows:
+        limits = ["" if row[key] is None else f"{row[key]:.3g}" for key in ("epsilon", "bound")]
+        table.add_row(row["method"], f"{row['advantage']:.3f}", *limits, f"{row['accuracy']:.3f}")
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console.print(table)
+    print(f"figure: {out}")
+
+
 def _assigned(assignments: Sequence[str]) -> dict[str, str]:
     values: dict[str, str] = {}
     for text in assignments:
@@ -100,3 +139,21 @@ def _print(rows: Sequence[Mapping[str, Any]]) -> None:
         table.add_row(row["method"], row["attacker"], seen, labels, *psnr, f"{row['ssim']:.2f}")
     console = Console() if sys.stdout.isatty() else Console(width=120)
     console.print(table)
+
+
+def _show_logs(paths: Sequence[str], key: Path | None, as_json: bool) -> None:
+    """Check audit logs of sites and print them."""
+    need_flower()
+    from fedhelix.deploy.audit_log import read_log
+
+    logs = {path: read_log(Path(path), key) for path in paths}
+    if as_json:
+        print(json.dumps(logs, indent=2))
+        return
+    for path, entries in logs.items():
+        for entry in entries:
+            what = entry.get("error") or f"{entry.get('bytes', 0):,} bytes left"
+            when = "" if entry.get("round") is None else f" of round {entry['round'] + 1}"
+            print(f"{entry['time']}  {entry['kind']}{when}  {entry.get('method') or ''}  {what}")
+        said = "signed with the given key" if key else "signed throughout with the key in it"
+        print(f"{path}: {len(entries)} lines, none changed, {said}.")

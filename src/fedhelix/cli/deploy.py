@@ -26,6 +26,7 @@ from fedhelix.store import RunFolder
 
 if TYPE_CHECKING:
     from fedhelix.deploy.control import Control
+    from fedhelix.deploy.site_policy import SitePolicy
 
 FOLDER = Path("deployment")
 
@@ -67,6 +68,9 @@ def up(
     port: Annotated[
         int | None, typer.Option(help="Port to listen on (default: a free one).", min=1, max=65535)
     ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="policy.toml: what every site allows (default: safe limits)")
+    ] = None,
 ) -> None:
     """Start a server and some sites on this machine, with TLS and keys; Ctrl-C stops everything.
 
@@ -76,10 +80,11 @@ def up(
     need_flower()
     from fedhelix.deploy.localhost import LocalDeployment
     from fedhelix.deploy.site import Site
+    from fedhelix.deploy.site_policy import SitePolicy
 
-    Site("site", data, folder, data_dir, common=True).check_data()
+    Site("site", data, folder, data_dir, True, SitePolicy.read(policy)).check_data()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    local = LocalDeployment(folder, sites, data, data_dir, host, port)
+    local = LocalDeployment(folder, sites, data, data_dir, host, port, policy)
     with contextlib.suppress(KeyboardInterrupt), local:
         print(
             f"{sites} sites and a server at {local.address}; logs are in {local.folder / 'logs'}."
@@ -106,7 +111,7 @@ def site_model(
     Its entries are those of the network's `state_dict`, for `load_state_dict`.
     """
     need_flower()
-    from fedhelix.deploy.site import latest_model
+    from fedhelix.deploy.site_state import latest_model
 
     write_atomically(out, latest_model(folder, name).read_bytes())
     print(out)
@@ -120,33 +125,69 @@ def site(
         str, typer.Option(help="A folder or FILE.npz with own samples, or a data set's name.")
     ] = "",
     cert: Annotated[Path | None, typer.Option(help="The server's authority, ca.pem.")] = None,
-    key: Annotated[Path | None, typer.Option(help="The site's private key.")] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="The site's private key; it signs the audit log, too.")
+    ] = None,
     folder: SiteFolder = Path("site"),
     data_dir: DataDir = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="policy.toml: what the site allows (default: safe limits).")
+    ] = None,
+    dry_run: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METHOD|RUN", help="Only say what this run would reveal, and whether it may."
+        ),
+    ] = None,
     # Set by `up`, which gives all sites one FILE.npz.
     common: Annotated[bool, typer.Option("--common", hidden=True)] = False,
 ) -> None:
     """Run one site with its own data, for as long as the server has work for it."""
     if ctx.invoked_subcommand is not None:
         return
-    if cert is None or key is None or not (name and superlink and data):
-        given = {"name": name, "superlink": superlink, "data": data, "cert": cert, "key": key}
-        missing = [f"--{word}" for word, value in given.items() if not value]
+    given: dict[str, object] = {"name": name, "data": data}
+    if dry_run is None:
+        given |= {"superlink": superlink, "cert": cert, "key": key}
+    missing = [f"--{word}" for word, value in given.items() if not value]
+    if missing:
         raise UserError(f"a site also needs {', '.join(missing)}; see `fedhelix site --help`.")
     need_flower()
-    from fedhelix.deploy.node import connect
     from fedhelix.deploy.site import Site
+    from fedhelix.deploy.site_policy import SitePolicy
+
+    rules = SitePolicy.read(policy)
+    here = Site(name, data, folder, data_dir, common, rules)
+    if dry_run is not None:
+        from fedhelix.deploy.dry_run import asked_run, reveals
+
+        lines = list(reveals(here, asked_run(dry_run)))
+        print("\n".join([f"{dry_run} may run at {name}, and would send", *lines]))
+        return
+    assert cert is not None and key is not None
+    here.check_data()
+    options = {
+        "--name": name, "--data": data, "--folder": str(folder), "--data-dir": data_dir,
+        "--policy": policy and str(policy), "--key": str(key),
+    }  # fmt: skip
+    arguments = [word for flag, value in options.items() if value for word in (flag, value)]
+    _connect_site(superlink, cert, key, [*arguments, *["--common"] * common], rules, folder / name)
+
+
+def _connect_site(
+    superlink: str, cert: Path, key: Path, arguments: list[str], rules: SitePolicy, place: Path
+) -> None:
+    from fedhelix.deploy.node import connect
     from fedhelix.deploy.site_process import SiteProcess
 
-    Site(name, data, folder, data_dir, common).check_data()
-    options = {"--name": name, "--data": data, "--folder": str(folder), "--data-dir": data_dir}
-    arguments = [word for flag, value in options.items() if value for word in (flag, value)]
-    worker = SiteProcess([*arguments, *["--common"] * common])
+    worker = SiteProcess(arguments, rules.max_seconds)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        connect(superlink, cert, key, worker, folder / f"{name}.node")
+        connect(superlink, cert, key, worker, place.with_name(f"{place.name}.node"))
     except KeyboardInterrupt:
-        print(f"fedhelix: the site {name} is stopped; the same command goes on.", file=sys.stderr)
+        print(
+            f"fedhelix: the site {place.name} is stopped; the same command goes on.",
+            file=sys.stderr,
+        )
         raise SystemExit(130) from None
     finally:
         worker.stop()

@@ -40,6 +40,10 @@ def _place(field: dataclasses.Field[Any]) -> int:
     return ORDER.index(field.name) if field.name in ORDER else len(ORDER)
 
 
+# Flags for options of methods with differential privacy.
+BUDGET = {"epsilon": "method.epsilon", "delta": "method.delta"}
+
+
 def settings(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command a flag for every field of `Config`, and --config, --preset and --set; it gets
     them as `values`.
@@ -84,15 +88,21 @@ def settings(command: Callable[..., None]) -> Callable[..., None]:
             list[str] | None,
             typer.Option(metavar="KEY=VALUE", help="Any setting, or a method's: fedprox.mu=0.1."),
         ),
+        *(
+            _parameter(name, str | None, typer.Option(metavar="X", help=f"The same as {key}."))
+            for name, key in BUDGET.items()
+        ),
     ]
     names = [flag.name for flag in flags]
 
     @functools.wraps(command)
     def wrapped(**given: Any) -> None:
         chosen = {name: given.pop(name) for name in names}
-        assigned = given.pop("set")
+        budget = {key: given.pop(name) for name, key in BUDGET.items()}
+        assigned = [f"{key}={value}" for key, value in budget.items() if value is not None]
+        assigned += given.pop("set") or []
         values = layered(given.pop("preset"), given.pop("config"), chosen, assigned)
-        _check_groups(assigned or [], given.get("methods") or [given["method"]])
+        _check_groups(assigned, given.get("methods") or [given["method"]])
         command(**given, values=values)
 
     # Panels appear in the order of their first flag: settings by use, output before the rest.

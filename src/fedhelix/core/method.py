@@ -64,6 +64,9 @@ class Capabilities:
     outermost: bool = False  # it protects single uploads; nothing outside may look at them
     final_work: bool = False  # the last round takes longer than the others
     if_loss_rises: str = ""  # advice of its own, given at the first round with a higher loss
+    sample_gradients: bool = False  # its loss differentiates sample by sample
+    # Uploads are words to be summed under masks: share of clients that must stay, and neighbours.
+    masks: tuple[float, int | None] | None = None
     # What clients of several runs must have in common to train as one program; None: plain loss.
     loss_key: Hashable | None = None
 

@@ -161,6 +161,8 @@ class Context(HasRenamed):
     cohort: Callable[[int], list[int]]  # who is sampled in a given round
     present: Sequence[int]  # who could be sampled in this one
     sampling: Sampling  # how they are sampled
+    counts: Callable[[int], int]  # what a client counts in a mean: its samples, or one
+    epochs: int  # local epochs of one round
     # Metric and loss of models on the server's validation data; None without any. Entries that a
     # model lacks are fitted to these data first.
     score: Scorer | None = None

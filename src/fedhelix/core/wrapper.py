@@ -107,6 +107,24 @@ class Wrapper(Method):
         return self.inner.onboard_client(payload, client)
 
 
+def beyond_a_sum(method: Method, layers: Layers) -> str | None:
+    """What a method's clients tell besides a sum of their updates, if anything."""
+    needs = method.capabilities
+    reasons = {
+        "its clients send something before the first round": needs.client_init,
+        "its uploads are packed": needs.packed_uploads or method.overrides("decode"),
+        "it has no updates of a common model": (
+            not needs.central_model or not method.shared_params(layers)
+        ),
+        "its server looks at single uploads": (
+            needs.single_uploads or needs.compares_uploads or method.overrides("weights")
+        ),
+        "its server takes uploads as they arrive": needs.buffer is not None,
+        "its server chooses who works": method.overrides("select_clients"),
+    }
+    return next((why for why, holds in reasons.items() if holds), None)
+
+
 def _delegated(name: str) -> Callable[..., Any]:
     def call(self: Wrapper, *args: Any) -> Any:
         return getattr(self.inner, name)(*args)

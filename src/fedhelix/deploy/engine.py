@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from fedhelix.core.errors import EngineFailure, UserError
@@ -18,6 +19,7 @@ from fedhelix.engines.base import Engine, Evaluation
 from fedhelix.engines.local import ClientResult, ClientTask, PersonalModel, Scores, Setup
 from fedhelix.federation.uploads import finite
 
+NOTHING: Mapping[int, Tree] = MappingProxyType({})
 SCORED = ("test", "test_loss", "valid")  # the numbers in a site's scores
 
 
@@ -53,14 +55,21 @@ class RemoteEngine(Engine):
         self._site_seconds = 0.0  # work of the slowest sites
         self._max_bytes = messages.max_message_bytes(setup.initial)
 
-    def _request(
-        self, kind: str, tasks: Sequence[ClientTask], enough: int | None = None
+    def request(
+        self,
+        kind: str,
+        tasks: Sequence[ClientTask],
+        enough: int | None = None,
+        bodies: Mapping[int, Tree] = NOTHING,
     ) -> dict[int, Message]:
-        """The sites' answers by client; clients without one are in `missing`."""
+        """The sites' answers by client; clients without one are in `missing`.
+
+        `bodies` holds what a client gets besides its payload and state.
+        """
         registry = self.registry
         registry.enrol(self.transport.descriptions, self.transport.connected)
         requests = {
-            registry.sites[task.client]: self._write(kind, task)
+            registry.sites[task.client]: self._write(kind, task, bodies.get(task.client, {}))
             for task in tasks
             if task.client < len(registry.sites)
         }
@@ -82,7 +91,7 @@ class RemoteEngine(Engine):
         self._site_seconds += max(filter(math.isfinite, times), default=0.0)
         return answers
 
-    def _write(self, kind: str, task: ClientTask) -> Request:
+    def _write(self, kind: str, task: ClientTask, more: Tree) -> Request:
         header = {
             "kind": kind,
             "round": task.round,
@@ -91,19 +100,20 @@ class RemoteEngine(Engine):
             "final": task.final,
             **self.common_header,
         }
-        body = {"payload": task.payload, "client_state": task.client_state}
+        body = {"payload": task.payload, "client_state": task.client_state, **more}
         if task.client in self.supplements:
             body["supplement"] = self.supplements[task.client]
         return Request(header, messages.write(header, body))
 
-    def _refuse(self, client: int, why: object) -> None:
+    def refuse(self, client: int, why: object) -> None:
+        """Record that a client's answer cannot be used."""
         self.missing[client] = f"{self.registry.sites[client]} sent an answer that {why}"
         self._refusing.add(client)
 
     def run_clients(self, tasks: Sequence[ClientTask]) -> list[ClientResult]:
         """The results of the sites with a valid answer; none if they are fewer than the minimum."""
         self.transport.wait_for_minimum(self.registry.sites)
-        results = self.accept(self._request("train", tasks, self.enough))
+        results = self.results(tasks)
         least = self.transport.policy.minimum
         if len(results) < least:
             self._stop_if_hopeless(len(tasks), least)
@@ -114,6 +124,10 @@ class RemoteEngine(Engine):
         self._has_begun = True
         return [results[task.client] for task in tasks if task.client in results]
 
+    def results(self, tasks: Sequence[ClientTask]) -> dict[int, ClientResult]:
+        """The valid results by client; the other clients are in `missing`."""
+        return self.accept(self.request("train", tasks, self.enough))
+
     def accept(self, answers: Mapping[int, Message]) -> dict[int, ClientResult]:
         """The results in those answers that are valid; the others are refused."""
         results = {}
@@ -121,14 +135,14 @@ class RemoteEngine(Engine):
             try:
                 messages.check_tree(answer.body, self.setup.initial)
             except UserError as problem:
-                self._refuse(client, problem)
+                self.refuse(client, problem)
                 continue
             samples, loss = answer.header["samples"], float(answer.header["loss"])
             upload = to_device(answer.body, self.setup.device)
             results[client] = ClientResult(client, samples, upload, {}, loss)
         uploads = {client: result.upload for client, result in results.items() if result.upload}
         for client, why in inconsistent_trees(uploads).items():
-            self._refuse(client, why)
+            self.refuse(client, why)
             del results[client]
         return results
 
@@ -141,7 +155,7 @@ class RemoteEngine(Engine):
         """What the sites send before round 0; the record of that round says whose is missing."""
         trees = self._trees("client_init", tasks)
         for client, why in inconsistent_trees(trees).items():
-            self._refuse(client, why)
+            self.refuse(client, why)
             del trees[client]
         if len(trees) < min(self.transport.policy.minimum, len(tasks)):
             raise _stopped(next(iter(self.missing.values())))
@@ -173,7 +187,7 @@ class RemoteEngine(Engine):
 
     def _trees(self, kind: str, tasks: Sequence[ClientTask]) -> dict[int, Tree]:
         """The valid trees that sites send outside of rounds, in the order of the tasks."""
-        trees, answers = {}, self._request(kind, tasks)
+        trees, answers = {}, self.request(kind, tasks)
         for client in (task.client for task in tasks if task.client in answers):
             body = answers[client].body
             try:
@@ -182,7 +196,7 @@ class RemoteEngine(Engine):
                     raise UserError("holds values that are not finite.")
                 trees[client] = to_device(body, self.setup.device)
             except UserError as problem:
-                self._refuse(client, problem)
+                self.refuse(client, problem)
         return trees
 
     def personal(self, tasks: Sequence[ClientTask]) -> list[PersonalModel]:
@@ -205,7 +219,7 @@ class RemoteEngine(Engine):
     def _scores(self, kind: str, tasks: Sequence[ClientTask]) -> list[Scores]:
         nothing = Scores(math.nan, math.nan, math.nan)
         scores: dict[int, Scores] = {}
-        for client, (header, _) in self._request(kind, tasks).items():
+        for client, (header, _) in self.request(kind, tasks).items():
             test, loss, valid = (float(header[key]) for key in SCORED)
             scores[client] = Scores(test, loss, valid, header["used"])
         return [scores.get(task.client, nothing) for task in tasks]

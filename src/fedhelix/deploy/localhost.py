@@ -162,6 +162,7 @@ class LocalDeployment:
         data_dir: str | None = None,
         host: str = "127.0.0.1",
         port: int | None = None,
+        policy: Path | None = None,
     ):
         if host not in HOSTS:
             raise UserError(
@@ -176,6 +177,7 @@ class LocalDeployment:
         self.settings = {"data": common_source(data)}  # for runs
         if data_dir is not None:
             self.settings["data_dir"] = str(Path(data_dir).expanduser().resolve())
+        self.policy = policy and policy.resolve()  # of every site
         self.port = port or free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.certificate = self.folder / "keys" / "ca.pem"
@@ -195,6 +197,7 @@ class LocalDeployment:
             *(sys.executable, "-m", "fedhelix", "site", "--name", name, *data, "--common"),
             *("--superlink", self.address, "--cert", str(self.certificate)),
             *("--key", str(key), "--folder", str(folder)),
+            *(("--policy", str(self.policy)) if self.policy else ()),
         ]
 
     def control(self) -> Control:

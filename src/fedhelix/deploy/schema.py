@@ -129,5 +129,8 @@ ANSWERS: Mapping[str, Schema] = {
     "client_init": ANSWER,
     "onboard_client": ANSWER,
     "onboard_state": ANSWER,
+    "masking_keys": ANSWER,
+    "masking_shares": ANSWER,
+    "masking_reveal": ANSWER,
 }
 KINDS = tuple(ANSWERS)

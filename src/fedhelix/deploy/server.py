@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from fedhelix.core.options import build
 from fedhelix.data import Dataset, from_npz
 from fedhelix.deploy.engine import RemoteEngine
+from fedhelix.deploy.masking_engine import MaskingEngine
 from fedhelix.deploy.policy import RoundPolicy, cohort_size
 from fedhelix.deploy.registry import SiteDescription, SiteRegistry
 from fedhelix.deploy.remote_data import (
@@ -87,10 +88,11 @@ def make_federation(
     cohort = cohort_size(config)
     enough = cohort if policy.extra else None
     evaluates = config.data != OWN or policy.server_data is not None
+    kind = RemoteEngine if spec.method.capabilities.masks is None else MaskingEngine
     federation = config.federation(
         spec.method,
         cohort=min(cohort + policy.extra, config.clients),
-        engine=lambda setup: RemoteEngine(setup, transport, registry, header, enough, evaluates),
+        engine=lambda setup: kind(setup, transport, registry, header, enough, evaluates),
         **overrides,
     )
     if config.data == OWN:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import hashlib
 import json
+import math
 import os
 import sys
 import time
@@ -14,21 +17,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 
 from fedhelix.core.errors import UserError
-from fedhelix.core.files import write_atomically
 from fedhelix.core.objective import objective_for
 from fedhelix.core.registry import is_known
-from fedhelix.core.shift import load_shifted, unshifted
-from fedhelix.core.tree import State, Tree, load, save, to_device
+from fedhelix.core.shift import unshifted
+from fedhelix.core.tree import Tree, payload_bytes, to_device
 from fedhelix.data import Dataset, Split
 from fedhelix.data.loading import canonical
 from fedhelix.deploy import messages
+from fedhelix.deploy.audit_log import AuditLog, contents
+from fedhelix.deploy.masked import Masker
 from fedhelix.deploy.messages import Message
 from fedhelix.deploy.remote_data import OWN, describe_data, read_site_data, site_split
 from fedhelix.deploy.schema import NAME, clipped
+from fedhelix.deploy.site_policy import SitePolicy
+from fedhelix.deploy.site_state import SiteState
 from fedhelix.engines.local import (
     ClientTask,
     Setup,
@@ -44,8 +49,6 @@ from fedhelix.federation.uploads import keep_states
 from fedhelix.runs.config import Config
 from fedhelix.runs.spec import RunSpec, located, read_spec
 from fedhelix.store.progress import human_seconds
-
-MODEL = "model.safetensors"  # a client's own model at the end of a run
 
 Answer = tuple[dict[str, Any], Tree]  # header fields and body
 MOST_EXPERIMENTS = 256  # whose state a site keeps
@@ -66,6 +69,8 @@ class Site:
         folder: Path | str,
         data_dir: str | None = None,
         common: bool = False,
+        policy: SitePolicy | None = None,
+        log: AuditLog | None = None,
     ):
         if not NAME.fullmatch(name):
             raise UserError(
@@ -76,6 +81,8 @@ class Site:
         self.own_data = read_site_data(data) if has_own else None
         self.source = OWN if has_own else common_source(data)
         self._setup: tuple[str, Setup] | None = None
+        self._masker = Masker()
+        self.policy, self.log = policy or SitePolicy(), log
 
     def check_data(self) -> None:
         """Load the data once, so that mistakes show at the start and not in the first round."""
@@ -86,15 +93,23 @@ class Site:
         """Answer a request; errors become answers too."""
         begun, header = time.monotonic(), dict[str, Any]()
         try:
+            self.policy.check_bytes(len(content))
             message = messages.read_request(content)
             header = message.header
+            self.policy.check_message(header, message.body, datetime.datetime.now().time())
             fields, body = self._handlers[header["kind"]](message)
+            self.policy.check_bytes(payload_bytes(body))
         except UserError as problem:
             fields, body = {"error": str(problem)}, {}
         except Exception as problem:
             traceback.print_exc()  # into the site's log
             fields, body = {"error": f"{type(problem).__name__}: {problem}"}, {}
+        if "loss" in fields and not self.policy.metrics:
+            fields = {**fields, "loss": math.nan}
         repeated = {key: header.get(key) for key in messages.REPEATED}
+        if self.log is not None:
+            asked = {"method": method_name(header), "asked": hashlib.sha256(content).hexdigest()}
+            self.log.append({**repeated, **asked, **fields, **contents(body)})
         took = {"site": self.name, "seconds": time.monotonic() - begun}
         return messages.write({**repeated, **took, **fields}, body)
 
@@ -105,7 +120,10 @@ class Site:
             "client_init": self.client_init,
             "onboard_client": self.onboard_client,
             "onboard_state": self.onboard_state,
+            "masking_keys": self.masking_keys,
+            "masking_shares": self.masking_shares,
             "train": self.train,
+            "masking_reveal": self.masking_reveal,
             "evaluate": self.evaluate,
             "evaluate_received": self.evaluate_received,
         }
@@ -134,6 +152,13 @@ class Site:
     def train(self, message: Message) -> Answer:
         """One round of the client; its new state is on disk before the answer leaves."""
         setup, task, kept = self._open(message)
+        fields, upload = self._trained(setup, task, kept)
+        if setup.method.capabilities.masks is not None:
+            name = message.header["experiment"]
+            upload = self._masker.upload(name, task, message.body, upload, kept)
+        return fields, upload
+
+    def _trained(self, setup: Setup, task: ClientTask, kept: SiteState) -> Answer:
         drawn_once = setup.method.capabilities.outermost  # noise that is drawn anew protects less
         if drawn_once and (sent := kept.sent(task.round)):
             return sent["fields"], to_device(sent["upload"], setup.device)
@@ -146,6 +171,21 @@ class Site:
         if drawn_once:
             kept.write_sent({"round": task.round, "fields": fields, "upload": result.upload})
         return fields, result.upload
+
+    def masking_keys(self, message: Message) -> Answer:
+        """The site's public keys for the masks of a round."""
+        setup, task, kept = self._open(message)
+        return {}, self._masker.keys(message.header["experiment"], setup.method, task, kept)
+
+    def masking_shares(self, message: Message) -> Answer:
+        """Shares of its secrets for the other sites."""
+        _, task, _ = self._open(message)
+        return {}, self._masker.shares(message.header["experiment"], task, message.body)
+
+    def masking_reveal(self, message: Message) -> Answer:
+        """Its shares of what unmasks the sum."""
+        _, task, kept = self._open(message)
+        return {}, self._masker.reveal(message.header["experiment"], task, message.body, kept)
 
     def evaluate(self, message: Message) -> Answer:
         """The scores of the client's personal model on its own samples."""
@@ -210,12 +250,21 @@ class Site:
             raise UserError(f"the site knows no method '{clipped(name)}'.")
         here = {"data_dir": self.data_dir, "device": "auto", "engine": "serial"}
         spec = read_spec({**settings, **here}, "the message")
+        self.policy.check_run(spec, header.get("classes"))
         if spec.config.data != self.source:
             raise UserError(
                 f"the run is about the data '{spec.config.data}', but the site has '{self.source}'."
             )
         if client >= spec.config.clients + spec.config.newcomers:
             raise UserError(f"the run has no client {client}.")
+        setup = self._setup_of(spec, header, client, kept)
+        parameters = sum(setup.layers.sizes.values())
+        self.policy.check_work(spec, len(setup.splits[client].train), parameters)
+        return setup
+
+    def _setup_of(
+        self, spec: RunSpec, header: Mapping[str, Any], client: int, kept: SiteState
+    ) -> Setup:
         if self.own_data is None:
             return spec.config.federation(spec.method).engine.setup
         data = dataclasses.replace(self.own_data, classes=header.get("classes"))
@@ -236,14 +285,12 @@ def say(line: str) -> None:
     print(f"fedhelix: {line}.", file=sys.stderr, flush=True)
 
 
-def latest_model(folder: Path, name: str) -> Path:
-    """The file with a site's own model after its latest complete run."""
-    found = sorted(folder.glob(f"*/{name}/{MODEL}"), key=lambda path: path.stat().st_mtime)
-    if not found:
-        raise UserError(
-            f"the site '{name}' has no model in '{folder}' yet; it gets one when a run is complete."
-        )
-    return found[-1]
+def method_name(header: Mapping[str, Any]) -> str | None:
+    """Which method a request is about, as far as it says so."""
+    try:
+        return str(json.loads(header["spec"])["method"]["name"])
+    except (KeyError, ValueError, TypeError):
+        return None
 
 
 def common_source(data: str) -> str:
@@ -273,63 +320,3 @@ def site_setup(spec: RunSpec, data: Dataset, splits: list[Split]) -> Setup:
         device_of("auto"),
     )  # fmt: skip
     return client_setup(setup, config.kernels)
-
-
-class SiteState:
-    """A client's state in one experiment: after its last round, and after the one before.
-
-    The older one is for a server that was killed in a round and runs it again: the client then
-    starts from the same state as the first time.
-    """
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self._supplement_path = folder / "supplement.safetensors"
-        self._sent_path = folder / "sent.safetensors"
-
-    def _rounds(self) -> list[int]:
-        return sorted(
-            int(path.stem.removeprefix("own-")) for path in self.folder.glob("own-*.safetensors")
-        )
-
-    def _path(self, round: int) -> Path:
-        return self.folder / f"own-{round:06d}.safetensors"
-
-    def read(self, round: int) -> Tree:
-        """The state at the beginning of a round."""
-        earlier = [known for known in self._rounds() if known < round]
-        return load(self._path(earlier[-1])) if earlier else {}
-
-    def write(self, round: int, client_state: Tree) -> None:
-        """Store the state after a round; states that no server will ask for again are deleted."""
-        earlier = [known for known in self._rounds() if known < round]
-        if client_state or earlier:
-            save(client_state, self._path(round))
-        for known in self._rounds():
-            if known > round or known in earlier[:-1]:
-                self._path(known).unlink(missing_ok=True)
-
-    def sent(self, round: int) -> Tree:
-        """The answer that was sent in a round, if it was the last one; earlier ones are refused."""
-        last = load(self._sent_path) if self._sent_path.exists() else {"round": -1}
-        if round < last["round"]:
-            raise UserError(f"round {round + 1} is over, and its noise is not drawn again.")
-        return last if round == last["round"] else {}
-
-    def write_sent(self, answer: Tree) -> None:
-        """Store the answer of a round before it leaves."""
-        save(answer, self._sent_path)
-
-    def write_model(self, setup: Setup, state: State) -> None:
-        """Store the client's own model at the end of the run, as the network's entries."""
-        example = setup.data.prepare(setup.data.x[:8])
-        module = load_shifted(setup.module, state, setup.layers, example)
-        write_atomically(self.folder / MODEL, safetensors.torch.save(module.state_dict()))
-
-    def supplement(self) -> Tree:
-        """The samples that the server has supplied, if any."""
-        return load(self._supplement_path) if self._supplement_path.exists() else {}
-
-    def write_supplement(self, samples: Tree) -> None:
-        """Store samples that the server supplies."""
-        save(samples, self._supplement_path)

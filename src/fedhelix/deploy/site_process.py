@@ -7,11 +7,14 @@ other process can write to it.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import struct
 import subprocess
 import sys
+import threading
+from pathlib import Path
 from typing import IO
 
 from fedhelix.core.errors import EngineFailure
@@ -39,7 +42,8 @@ def read_frame(pipe: IO[bytes]) -> bytes | None:
 class SiteProcess:
     """The node's handle on its worker process; one that died is replaced."""
 
-    def __init__(self, arguments: list[str]):
+    def __init__(self, arguments: list[str], max_seconds: float = math.inf):
+        self.max_seconds = max_seconds  # that a request may take
         self.command = [sys.executable, "-m", "fedhelix.deploy.site_process", *arguments]
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -55,18 +59,39 @@ class SiteProcess:
         """The worker's answer to a request; if it dies, a new one gets the request once more."""
         for _ in range(2):
             process = self.start()
-            assert process.stdin is not None and process.stdout is not None
-            try:
-                write_frame(process.stdin, content)
-                answer = read_frame(process.stdout)
-            except BrokenPipeError:
-                answer = None
+            answer = self._asked(process, content)
             if answer is not None:
                 return answer
             code = process.wait()
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             print(f"fedhelix: the worker died ({how}).", file=sys.stderr, flush=True)
         raise EngineFailure(f"the site's worker died twice over one request ({how})")
+
+    def _asked(self, process: subprocess.Popen[bytes], content: bytes) -> bytes | None:
+        """One attempt; None if the worker died, and an error if the time was up."""
+        assert process.stdin is not None and process.stdout is not None
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(min(self.max_seconds, threading.TIMEOUT_MAX), stop)
+        timer.daemon = True
+        timer.start()
+        try:
+            write_frame(process.stdin, content)
+            answer = read_frame(process.stdout)
+        except BrokenPipeError:
+            answer = None
+        finally:
+            timer.cancel()
+        if answer is None and late.is_set():
+            process.wait()
+            raise EngineFailure(
+                f"the site's policy allows {self.max_seconds:g} seconds for a request (max_seconds)"
+            )
+        return answer
 
     def stop(self) -> None:
         """End the process."""
@@ -77,19 +102,25 @@ class SiteProcess:
 
 def main() -> None:
     """Answer requests until the node is gone."""
-    from fedhelix.deploy.site import Site  # the node does not need it
+    from fedhelix.deploy.audit_log import AuditLog  # the node does not need these
+    from fedhelix.deploy.site import Site
+    from fedhelix.deploy.site_policy import SitePolicy
 
     parser = argparse.ArgumentParser()
-    for name in ("--name", "--data", "--folder", "--data-dir"):
+    for name in ("--name", "--data", "--folder", "--data-dir", "--policy", "--key"):
         parser.add_argument(name)
     parser.add_argument("--common", action="store_true")
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the node, which ends this process
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # printed text must not end up between two answers
+    policy, log = SitePolicy.read(arguments.policy), None
+    if arguments.key:
+        log = AuditLog(Path(arguments.folder) / f"{arguments.name}.jsonl", Path(arguments.key))
     site = Site(
-        arguments.name, arguments.data, arguments.folder, arguments.data_dir, arguments.common
-    )
+        arguments.name, arguments.data, arguments.folder, arguments.data_dir, arguments.common,
+        policy, log,
+    )  # fmt: skip
     while (content := read_frame(sys.stdin.buffer)) is not None:
         write_frame(answers, site.answer(content))
 

@@ -181,6 +181,8 @@ def devices_for(settings: Devices, method: Method, clients: int, seed: int) -> D
         raise UserError(
             f"{method.label} cannot read where updates began: what its clients receive is packed."
         )
+    if capabilities.masks is not None and settings.late == "keep":
+        raise UserError("masks cancel within a round only; run secure with late = drop.")
     return DeviceModel(settings, clients, seed)
 
 

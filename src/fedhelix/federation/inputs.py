@@ -105,6 +105,8 @@ def client_setup(setup: Setup, kernels: Kernels | Literal["auto"]) -> Setup:
     state = setup.module.to(setup.device).state_dict()
     initial = {name: state[name].detach().clone() for name in setup.layers.names}
     setup = replace(setup, initial=initial, data=setup.data.to(setup.device))
+    if setup.method.capabilities.sample_gradients:  # our own kernels know whole batches only
+        return replace(setup, kernels="onednn")
     return replace(setup, kernels=choose(setup) if kernels == "auto" else kernels)
 
 

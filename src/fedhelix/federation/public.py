@@ -26,6 +26,7 @@ from fedhelix.federation.setup import FederationSettings
 from fedhelix.federation.state import FederationState
 from fedhelix.methods import (
     APFL,
+    DPSGD,
     GPFL,
     IFCA,
     Ancestors,
@@ -78,6 +79,7 @@ from fedhelix.methods import (
     PFedMe,
     Private,
     Scaffold,
+    Secure,
 )
 from fedhelix.models.lora import add_lora
 from fedhelix.robust.defences import (
@@ -94,6 +96,7 @@ from fedhelix.robust.defences import (
 
 __all__ = [
     "APFL",
+    "DPSGD",
     "GPFL",
     "IFCA",
     "METHODS",
@@ -170,6 +173,7 @@ __all__ = [
     "Private",
     "Run",
     "Scaffold",
+    "Secure",
     "TrimmedMean",
     "Upload",
     "UserError",

@@ -286,10 +286,15 @@ class FederationSetup:
             cohort=self.cohort,
             present=self.sampler(t).members,
             sampling=self.sampler(t).sampling(clocked=self.devices is not None),
+            counts=self._counts,
+            epochs=self.settings.epochs,
             deployed=self.engine.deployed,
             score=self.scorer(self.reserve.scoring),
             score_on=self._score_on if len(self.reserve.scoring) else None,
         )
+
+    def _counts(self, client: int) -> int:
+        return 1 if self.settings.client_weights == "equal" else len(self.splits[client].train)
 
     def _score_on(self, states: Sequence[State], count: int) -> list[tuple[float, float]]:
         """Metric and loss of models on about so many of the server's samples, evenly spread."""

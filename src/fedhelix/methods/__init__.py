@@ -7,6 +7,7 @@ from fedhelix.methods.clustered import Clustered
 from fedhelix.methods.compact import Compact
 from fedhelix.methods.cull import Cull
 from fedhelix.methods.ditto import Ditto
+from fedhelix.methods.dp_sgd import DPSGD
 from fedhelix.methods.fedala import FedALA
 from fedhelix.methods.fedamp import FedAMP
 from fedhelix.methods.fedasync import FedAsync
@@ -53,9 +54,11 @@ from fedhelix.methods.pfedhn import PFedHN
 from fedhelix.methods.pfedme import PFedMe
 from fedhelix.methods.private import Private
 from fedhelix.methods.scaffold import Scaffold
+from fedhelix.methods.secure import Secure
 
 __all__ = [
     "APFL",
+    "DPSGD",
     "GPFL",
     "IFCA",
     "Ancestors",
@@ -108,4 +111,5 @@ __all__ = [
     "PartialFed",
     "Private",
     "Scaffold",
+    "Secure",
 ]

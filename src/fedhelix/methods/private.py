@@ -17,7 +17,7 @@ from fedhelix.core.method import Capabilities, Context, LocalRound, Method, Uplo
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
 from fedhelix.core.tree import State, Tree, take
-from fedhelix.core.wrapper import Wrapper
+from fedhelix.core.wrapper import Wrapper, beyond_a_sum
 from fedhelix.methods.fedavg import FedAvg
 
 COUNT_NOISE = 10.0  # on the count of short updates, in that on their sum
@@ -56,22 +56,11 @@ class Private(Wrapper):
 
     def check(self, layers: Layers) -> None:
         """Refuse methods that would tell more of a client than the noisy sum of updates."""
-        inner = self.inner.capabilities
-        shared = set(self.inner.shared_params(layers))
-        leaks = {
-            "its clients send something before the first round": inner.client_init,
-            "its uploads are packed": inner.packed_uploads or self.inner.overrides("decode"),
-            "it has no updates of a common model": not inner.central_model or not shared,
-            "its server looks at single uploads": (
-                inner.single_uploads or inner.compares_uploads or self.inner.overrides("weights")
-            ),
-            "its server takes uploads as they arrive": inner.buffer is not None,
-            "its server chooses who works": self.inner.overrides("select_clients"),
-            "running statistics of BatchNorm travel": not shared <= set(layers.parameters),
-        }
-        for why, holds in leaks.items():
-            if holds:
-                raise UserError(f"private cannot protect clients of {self.inner.label}: {why}.")
+        why = beyond_a_sum(self.inner, layers)
+        if why is None and not set(self.inner.shared_params(layers)) <= set(layers.parameters):
+            why = "running statistics of BatchNorm travel"
+        if why is not None:
+            raise UserError(f"private cannot protect clients of {self.inner.label}: {why}.")
         super().check(layers)
 
     # What the server does before training -------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
@@ -124,7 +123,7 @@ def diverged_since(records: Sequence[Mapping[str, Any]]) -> int | None:
 def _loss_of(record: Mapping[str, Any]) -> float:
     """The clients' mean loss; infinite where it or the loss on test samples is no number."""
     losses = [record[key] for key in ("train_loss", "loss") if key in record]
-    return float(losses[0]) if all(map(is_number, losses)) else math.inf
+    return float(losses[0]) if all(map(is_number, losses)) else float("inf")
 
 
 def time_to(records: Sequence[Record], level: float) -> float | None:

@@ -1,0 +1,154 @@
+"""A site's audit log: who asked for what, and what left; one JSON line each.
+
+Every line holds the hash of the line before it and is signed with the site's key. A second file
+holds the signed hash of the last line, so that lines missing at the end are found, too.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_public_key,
+    load_ssh_private_key,
+)
+from torch import Tensor
+
+from fedhelix.core.errors import UserError
+from fedhelix.core.files import write_atomically
+from fedhelix.core.tree import Tree, encode, flatten
+from fedhelix.deploy.keys import read_public_key
+
+GENESIS = "0" * 64
+ALGORITHM = ec.ECDSA(SHA256())
+
+
+def head_path(path: Path) -> Path:
+    """The file with the hash of the last line."""
+    return path.with_suffix(".head")
+
+
+def contents(tree: Tree) -> dict[str, Any]:
+    """What left a site: names and shapes, bytes, and a hash."""
+    shapes = {
+        name: list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        for name, value in flatten(tree).items()
+    }
+    content = encode(tree)
+    return {"sent": shapes, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+class AuditLog:
+    """An append-only log; opening it checks that it is whole."""
+
+    def __init__(self, path: Path, key: Path):
+        private = load_ssh_private_key(key.read_bytes(), None)
+        if not isinstance(private, ec.EllipticCurvePrivateKey):
+            raise UserError(f"'{key}' is no ECDSA key; make one with `fedhelix deploy keys`.")
+        self.path, self._key = path, private
+        public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        self._lines, self._last = 0, GENESIS
+        if path.exists():
+            self._drop_torn_line()
+            for entry in verified(path, public):
+                self._lines, self._last = entry["line"], entry["hash"]
+        else:
+            self.append({"kind": "opened", "public_key": public.decode()})
+
+    def _drop_torn_line(self) -> None:
+        """Remove the beginning of a line whose writer was killed."""
+        content = self.path.read_bytes()
+        if not content.endswith(b"\n"):
+            write_atomically(self.path, content[: content.rfind(b"\n") + 1])
+
+    def append(self, event: Mapping[str, Any]) -> None:
+        """Add a line; it is on the disk before this returns."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        entry = {"line": self._lines + 1, "time": now, "previous": self._last, **event}
+        line = json.dumps({**entry, "signature": self._signed(canonical(entry))}, sort_keys=True)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab") as file:
+            file.write(line.encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._lines, self._last = self._lines + 1, hashlib.sha256(line.encode()).hexdigest()
+        head = {"line": self._lines, "hash": self._last}
+        head["signature"] = self._signed(canonical(head))
+        write_atomically(head_path(self.path), json.dumps(head).encode())
+
+    def _signed(self, content: bytes) -> str:
+        return base64.b64encode(self._key.sign(content, ALGORITHM)).decode()
+
+
+def canonical(entry: Mapping[str, Any]) -> bytes:
+    """The bytes that are signed."""
+    return json.dumps(dict(entry), sort_keys=True).encode()
+
+
+def verified(path: Path, public_key: bytes | None = None) -> Iterator[dict[str, Any]]:
+    """The entries of a log, each checked, with their hashes; UserError names the first wrong one.
+
+    Without a key the one in the first line counts, which whoever replaces the log replaces too.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as problem:
+        raise UserError(f"'{path}' cannot be read ({problem.strerror}).") from None
+    previous, key, number = GENESIS, public_key, 0
+    hashes = {0: GENESIS}
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = json.loads(line)
+            key = key or entry["public_key"].encode()
+            signature = entry.pop("signature")
+            _check_signature(key, canonical(entry), signature)
+            whole = entry["line"] == number and entry["previous"] == previous
+        except (ValueError, KeyError, TypeError, AttributeError, InvalidSignature):
+            raise UserError(f"'{path}' was changed: line {number} is not as signed.") from None
+        if not whole:
+            raise UserError(
+                f"'{path}' was changed: line {number} does not follow the one before it."
+            )
+        previous = hashes[number] = hashlib.sha256(line).hexdigest()
+        yield {**entry, "hash": previous}
+    _check_head(path, key, hashes)
+
+
+def _check_head(path: Path, key: bytes | None, hashes: Mapping[int, str]) -> None:
+    """The head may be one line behind, if a writer was killed, and never ahead."""
+    try:
+        head = json.loads(head_path(path).read_bytes())
+        signature = head.pop("signature")
+        if key is None:
+            raise UserError(f"'{path}' was changed: it is empty.")
+        _check_signature(key, canonical(head), signature)
+        line, last = head["line"], head["hash"]
+    except (OSError, ValueError, KeyError, InvalidSignature):
+        raise UserError(f"'{head_path(path)}' is missing or not as signed.") from None
+    if line > max(hashes):
+        raise UserError(f"'{path}' was changed: {line - max(hashes)} lines at its end are missing.")
+    if hashes.get(line) != last or max(hashes) - line > 1:
+        raise UserError(f"'{path}' was changed: its end is not the one that was signed last.")
+
+
+def _check_signature(key: bytes, content: bytes, signature: str) -> None:
+    public = load_pem_public_key(key)
+    assert isinstance(public, ec.EllipticCurvePublicKey)
+    public.verify(base64.b64decode(signature), content, ALGORITHM)
+
+
+def read_log(path: Path, key: Path | None) -> list[dict[str, Any]]:
+    """All entries of a log that is whole."""
+    return list(verified(path, None if key is None else read_public_key(key)))

@@ -1,0 +1,57 @@
+"""What a run would reveal of a site, before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from fedhelix.core import toml
+from fedhelix.data import Split
+from fedhelix.deploy.site import Site, site_setup
+from fedhelix.deploy.site_policy import chain
+from fedhelix.engines.local import Setup
+from fedhelix.methods import Private
+from fedhelix.runs.spec import RunSpec, make_spec, read_spec
+
+
+def asked_run(text: str) -> RunSpec:
+    """The run that a method's name, a config.toml or a run folder stands for."""
+    path = Path(text)
+    path = path / "config.toml" if path.is_dir() else path
+    if path.suffix != ".toml":
+        return make_spec(text, {})
+    return read_spec(toml.read(path), path)
+
+
+def reveals(site: Site, spec: RunSpec) -> Iterator[str]:
+    """One sentence for everything that would leave the site; UserError if its policy refuses."""
+    site.policy.check_run(spec, site.own_data.classes if site.own_data else None)
+    setup = _setup(site, spec)
+    shared = spec.method.shared_params(setup.layers)
+    values = sum(setup.layers.sizes[name] for name in shared)
+    site.policy.check_work(spec, len(setup.splits[0].train), sum(setup.layers.sizes.values()))
+    needs = spec.method.capabilities
+    yield "once: the shape of its samples, its numbers of samples, and how many classes it knows."
+    if needs.client_init:
+        yield f"before the first round: what {spec.method.label} asks of every client."
+    if needs.masks is not None:
+        yield f"every round: {values:,} values of {len(shared)} entries, of which the server"
+        yield "  learns the sum over all sites only; keys and shares, which say nothing."
+    else:
+        yield f"every round: {values:,} values of {len(shared)} entries, which the server sees."
+    for part in chain(spec.method):
+        if isinstance(part, Private):
+            who = "with its noise" if part.noise_by == "clients" else "before the server's noise"
+            yield f"  They are clipped, {who}: epsilon {part.epsilon:g}, delta {part.delta:g}."
+    if site.policy.metrics:
+        yield "every round: its training loss; when evaluated: the scores of its own model."
+
+
+def _setup(site: Site, spec: RunSpec) -> Setup:
+    if site.own_data is None:
+        return spec.config.federation(spec.method).engine.setup
+    empty = np.empty(0, dtype=np.int64)
+    split = Split(np.arange(len(site.own_data.x)), empty, empty)
+    return site_setup(spec, site.own_data, [split])

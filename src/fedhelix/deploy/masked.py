@@ -1,0 +1,103 @@
+"""A site's part in secure aggregation, and how its messages are written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedhelix.components.masking import MaskingClient
+from fedhelix.components.secure_sum import KEY, SHARE, TAG
+from fedhelix.core.errors import UserError
+from fedhelix.core.method import Method
+from fedhelix.core.tree import Tree
+from fedhelix.deploy.site_state import SiteState
+from fedhelix.engines.local import ClientTask
+
+
+def to_tensors(texts: Mapping[int, bytes]) -> Tree:
+    """Bytes by client, as a tree."""
+    return {
+        str(i): torch.frombuffer(bytearray(text), dtype=torch.uint8) for i, text in texts.items()
+    }
+
+
+def to_bytes(tree: Any, size: int) -> dict[int, bytes]:
+    """The inverse of `to_tensors`, for texts of one size."""
+    if not isinstance(tree, dict) or not all(str(key).isdigit() for key in tree):
+        raise UserError("holds no keys or shares by client.")
+    for value in tree.values():
+        if not isinstance(value, Tensor) or value.dtype != torch.uint8 or value.shape != (size,):
+            raise UserError(f"holds keys or shares that are not {size} bytes long.")
+    return {int(key): bytes(value.tolist()) for key, value in tree.items()}
+
+
+def to_uint32(words: Any, size: int | None = None) -> np.ndarray:
+    """Words of an upload as NumPy has them."""
+    if not isinstance(words, Tensor) or words.dtype != torch.int32 or words.dim() != 1:
+        raise UserError("holds no row of words.")
+    if size is not None and len(words) != size:
+        raise UserError(f"holds {len(words)} words instead of {size}.")
+    return words.cpu().numpy().view(np.uint32)
+
+
+def round_name(experiment: str, task: ClientTask) -> str:
+    """What keys of a round are bound to."""
+    return f"{experiment} {task.round}"
+
+
+class Masker:
+    """A site's part: its secrets of the current round, which never touch the disk."""
+
+    def __init__(self) -> None:
+        self._current: MaskingClient | None = None
+
+    def keys(self, experiment: str, method: Method, task: ClientTask, kept: SiteState) -> Tree:
+        """Its public keys in a round; asked again, it sends the same."""
+        purpose = round_name(experiment, task)
+        if method.capabilities.masks is None:
+            raise UserError(f"{method.label} has no secure aggregation.")
+        if task.round < kept.masked()["round"]:
+            raise UserError(f"round {task.round + 1} is over, and is not masked again.")
+        if self._current is None or self._current.purpose != purpose:
+            self._current = MaskingClient(task.client, purpose, *method.capabilities.masks)
+        return to_tensors({task.client: self._current.advertise()})
+
+    def shares(self, experiment: str, task: ClientTask, body: Tree) -> Tree:
+        """Shares of its secrets, each encrypted for one neighbour."""
+        keys = to_bytes(body.get("keys"), 2 * KEY)
+        if task.client not in keys:
+            raise UserError("the keys of a round must include the site's own.")
+        return to_tensors(self._of(experiment, task).share(keys))
+
+    def upload(
+        self, experiment: str, task: ClientTask, body: Tree, upload: Tree, kept: SiteState
+    ) -> Tree:
+        """An upload under masks; a round is masked for one set of clients only."""
+        if not upload:
+            raise UserError("the client has nothing finite to send.")
+        received = to_bytes(body.get("shares"), 2 * SHARE + TAG)
+        client = self._of(experiment, task)
+        masked = client.upload(to_uint32(upload["words"]), received)
+        kept.fix(task.round, "cohort", sorted([*received, task.client]))
+        return {"words": torch.from_numpy(masked.view(np.int32))}
+
+    def reveal(self, experiment: str, task: ClientTask, body: Tree, kept: SiteState) -> Tree:
+        """Its shares of what the server needs to unmask the sum, for one set of survivors only."""
+        survivors = body.get("survivors", {}).get("clients")
+        if not isinstance(survivors, Tensor):
+            raise UserError("the message does not say who has answered.")
+        shares = self._of(experiment, task).reveal(survivors.tolist())
+        kept.fix(task.round, "survivors", sorted(survivors.tolist()))
+        return to_tensors(shares)
+
+    def _of(self, experiment: str, task: ClientTask) -> MaskingClient:
+        current = self._current
+        if current is None or current.purpose != round_name(experiment, task):
+            raise UserError(
+                f"the site has no keys for round {task.round + 1}: it was started again since."
+            )
+        return current

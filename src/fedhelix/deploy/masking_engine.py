@@ -1,0 +1,117 @@
+"""The server's part in secure aggregation: keys, shares, masked uploads and unmasking.
+
+A site that falls silent drops out of the round; as long as enough stay, the sum of the others is
+exact. The server is assumed to follow the protocol: it passes on the sites' keys as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from fedhelix.components.masking import Shares, Unmasking, Words
+from fedhelix.components.secure_sum import KEY, SHARE, TAG, shares_needed
+from fedhelix.core.errors import UserError
+from fedhelix.core.tree import Tree
+from fedhelix.deploy.engine import RemoteEngine
+from fedhelix.deploy.masked import round_name, to_bytes, to_tensors, to_uint32
+from fedhelix.engines.local import ClientResult, ClientTask
+
+
+class MaskingEngine(RemoteEngine):
+    """A remote engine that learns the sum of all uploads only.
+
+    The sum stands in the first client's upload, and zeros in the others'.
+    """
+
+    def results(self, tasks: Sequence[ClientTask]) -> dict[int, ClientResult]:
+        """The clients whose uploads are in the sum; none if the masks cannot be removed."""
+        dropped: dict[int, str] = {}
+        try:
+            results, total = self._masked(tasks, dropped)
+        except UserError as problem:
+            why = f"took part in vain: {str(problem).rstrip('.')}"
+            dropped |= {
+                task.client: f"{self.registry.sites[task.client]} {why}"
+                for task in tasks
+                if task.client not in dropped
+            }
+            results, total = {}, np.zeros(0, np.uint32)
+        self.missing = {i: why for i, why in dropped.items() if i not in results}
+        rows = (total, *[np.zeros_like(total)] * (len(results) - 1))
+        return {
+            i: result._replace(upload={"words": torch.from_numpy(row.view(np.int32))})
+            for (i, result), row in zip(results.items(), rows, strict=False)
+        }
+
+    def _masked(
+        self, tasks: Sequence[ClientTask], dropped: dict[int, str]
+    ) -> tuple[dict[int, ClientResult], Words]:
+        """The four exchanges; who falls silent in one of them is added to `dropped`."""
+        light = [task._replace(payload={}, client_state={}) for task in tasks]
+        keys = {
+            i: sent[i]
+            for i, sent in self._bytes("masking_keys", light, {}, dropped, 2 * KEY).items()
+            if i in sent
+        }
+        masks = self.setup.method.capabilities.masks
+        assert masks is not None
+        if len(keys) < (least := shares_needed(len(tasks), masks[0])):
+            raise UserError(f"{least} clients are needed for masks, and {len(keys)} sent keys.")
+        light = [task for task in light if task.client in keys]
+        everybody: Tree = {"keys": to_tensors(keys)}
+        bodies = dict.fromkeys(keys, everybody)
+        shares = self._bytes("masking_shares", light, bodies, dropped, 2 * SHARE + TAG)
+        results = self._uploads([task for task in tasks if task.client in shares], shares, dropped)
+        answered = torch.tensor(sorted(results), dtype=torch.int64)
+        survivors: Tree = {"survivors": {"clients": answered}}
+        light = [task for task in light if task.client in results]
+        bodies = dict.fromkeys(results, survivors)
+        revealed = self._bytes("masking_reveal", light, bodies, dropped, SHARE)
+        name = round_name(self.common_header["experiment"], tasks[0])
+        words = {i: to_uint32(result.upload["words"]) for i, result in results.items()}
+        if not words:
+            raise UserError("no client sent a masked upload.")
+        return results, Unmasking(name, *masks, keys, list(shares)).total(words, revealed)
+
+    def _bytes(
+        self,
+        kind: str,
+        tasks: Sequence[ClientTask],
+        bodies: Mapping[int, Tree],
+        dropped: dict[int, str],
+        size: int,
+    ) -> dict[int, Shares]:
+        """What clients answer in one exchange: keys or shares, by client."""
+        found = {}
+        for i, answer in self.request(kind, tasks, bodies=bodies).items():
+            try:
+                found[i] = to_bytes(answer.body, size)
+            except UserError as problem:
+                self.refuse(i, problem)
+        dropped |= self.missing
+        return found
+
+    def _uploads(
+        self,
+        tasks: Sequence[ClientTask],
+        shares: Mapping[int, Shares],
+        dropped: dict[int, str],
+    ) -> dict[int, ClientResult]:
+        """The masked uploads, all of one length."""
+        bodies = {
+            i: {"shares": to_tensors({j: sent[i] for j, sent in shares.items() if i in sent})}
+            for i in shares
+        }
+        results = self.accept(self.request("train", tasks, self.enough, bodies))
+        size = None
+        for i, result in list(results.items()):
+            try:
+                size = len(to_uint32(result.upload.get("words"), size))
+            except UserError as problem:
+                self.refuse(i, problem)
+                del results[i]
+        dropped |= self.missing
+        return results

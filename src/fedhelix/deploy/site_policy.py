@@ -1,0 +1,176 @@
+"""What a site allows: its policy.toml, checked before any computation.
+
+Whoever has no such file gets the defaults, which limit what a server can cost a site.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedhelix.core import toml
+from fedhelix.core.errors import UserError
+from fedhelix.core.method import Method
+from fedhelix.core.options import Checked, build, option
+from fedhelix.core.registry import resolve
+from fedhelix.core.wrapper import Wrapper
+from fedhelix.methods import Private
+from fedhelix.runs.spec import RunSpec
+
+HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
+EVALUATIONS = ("evaluate", "evaluate_received")
+ARRIVALS = ("onboard_client", "onboard_state")
+
+
+@dataclass(frozen=True)
+class SitePolicy(Checked):
+    """The rules of one site; a request that breaks one is refused in a sentence."""
+
+    methods: tuple[str, ...] = option((), "methods that may run, such as secure+fedavg (none: all)")
+    options: tuple[str, ...] = option((), "KEY=VALUE: values that options of methods must have")
+    require_privacy: bool = option(False, "only methods with differential privacy may run")
+    max_epsilon: float | None = option(None, "largest privacy budget (auto: any)", above=0)
+    max_delta: float | None = option(None, "largest delta (auto: any)", above=0, below=1)
+    require_secure: bool = option(False, "only methods with secure aggregation may run")
+    single_uploads: bool = option(True, "methods whose server compares single uploads may run")
+    min_cohort: int = option(1, "clients that a round must have", low=1)
+    min_samples: int = option(1, "samples without which the site takes no part", low=1)
+    hellos: bool = option(True, "the site may send something before the first round")
+    newcomers: bool = option(True, "the site may join a run that has begun")
+    supplements: bool = option(True, "the server may send samples to train on")
+    metrics: bool = option(True, "the site reports its losses and scores")
+    max_rounds: int = option(10_000, "rounds of a run", low=1)
+    max_epochs: int = option(100, "local epochs of a round", low=0)
+    max_steps: int = option(1_000_000, "optimiser steps of a round", low=1)
+    max_clients: int = option(100_000, "clients of a run", low=1)
+    max_classes: int = option(100_000, "classes that the server may announce", low=1)
+    max_parameters: int = option(200_000_000, "values of a model", low=1)
+    max_bytes: int = option(
+        4_000_000_000, "bytes of a message to the site, or of its answer", low=1
+    )
+    max_seconds: float = option(86_400.0, "seconds that a request may take", above=0)
+    hours: str | None = option(None, "when requests are answered, such as 20:00-06:00 (auto: ever)")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.methods:
+            resolve(name)
+        for text in self.options:
+            if "=" not in text:
+                raise UserError(f"options of a policy are KEY=VALUE, not '{text}'.")
+        if self.hours is not None and not HOURS.fullmatch(self.hours):
+            raise UserError(f"hours must be HH:MM-HH:MM, not '{self.hours}'.")
+
+    @classmethod
+    def read(cls, path: Path | str | None) -> SitePolicy:
+        """The policy in a file; unknown keys are refused."""
+        if path is None:
+            return cls()
+        policy: SitePolicy = build(cls, toml.read(path), f"the policy '{path}'", grouped=False)
+        return policy
+
+    # Before anything else -----------------------------------------------------------------------
+
+    def check_message(
+        self, header: Mapping[str, Any], body: Mapping[str, Any], now: datetime.time
+    ) -> None:
+        """Refuse a request by what it asks for."""
+        kind = header.get("kind")
+        if not self._open_at(now):
+            raise refusal(f"answers requests at {self.hours} only")
+        if kind == "client_init" and not self.hellos:
+            raise refusal("sends nothing before the first round (hellos = false)")
+        if kind in ARRIVALS and not self.newcomers:
+            raise refusal("joins no run that has begun (newcomers = false)")
+        if kind in EVALUATIONS and not self.metrics:
+            raise refusal("reports no scores (metrics = false)")
+        if "supplement" in body and not self.supplements:
+            raise refusal("takes no samples from the server (supplements = false)")
+        keys = body.get("keys")
+        if kind == "masking_shares" and isinstance(keys, Mapping):
+            self._at_least("min_cohort", len(keys), "clients")
+        for name, limit in (("round", self.max_rounds), ("client", self.max_clients)):
+            value = header.get(name)
+            if isinstance(value, int) and not 0 <= value < limit:
+                raise refusal(f"allows {limit} {name}s, and this is {name} {value + 1}")
+
+    def check_bytes(self, count: int) -> None:
+        """Refuse a message that is too large, in either direction."""
+        self._at_most("max_bytes", count, "bytes")
+
+    def _open_at(self, now: datetime.time) -> bool:
+        if self.hours is None:
+            return True
+        begin, end = map(datetime.time.fromisoformat, self.hours.split("-"))
+        return begin <= now < end if begin <= end else now >= begin or now < end
+
+    # When a run is set up -----------------------------------------------------------------------
+
+    def check_run(self, spec: RunSpec, classes: Any) -> None:
+        """Refuse a run by its method and settings."""
+        self._check_method(spec)
+        config = spec.config
+        self._at_least("min_cohort", min(config.cohort or 10, config.clients), "clients in a round")
+        self._at_most("max_rounds", config.rounds, "rounds")
+        self._at_most("max_epochs", config.epochs, "local epochs")
+        self._at_most("max_clients", config.clients + config.newcomers, "clients")
+        if isinstance(classes, int):
+            self._at_most("max_classes", classes, "classes")
+
+    def _check_method(self, spec: RunSpec) -> None:
+        method = spec.method
+        if self.methods and spec.spec not in self.methods:
+            raise refusal(f"runs {', '.join(self.methods)} only, not {spec.spec}")
+        secure = method.capabilities.masks is not None
+        if self.require_secure and not secure:
+            raise refusal(f"needs secure aggregation, which {spec.spec} has not")
+        compares = method.capabilities.single_uploads or method.capabilities.compares_uploads
+        if not self.single_uploads and (compares or method.overrides("weights")) and not secure:
+            raise refusal(f"gives {spec.spec} no single uploads to look at")
+        private = [part for part in chain(method) if isinstance(part, Private)]
+        if self.require_privacy and not private:
+            raise refusal(f"needs differential privacy, which {spec.spec} has not")
+        for part in private:
+            self._at_most("max_epsilon", part.epsilon, "as epsilon")
+            self._at_most("max_delta", part.delta, "as delta")
+        chosen = method.options()
+        allowed: dict[str, list[str]] = {}
+        for text in self.options:
+            key, _, value = text.partition("=")
+            allowed.setdefault(key.strip(), []).append(value.strip())
+        for key, values in allowed.items():
+            if key in chosen and str(chosen[key]) not in values:
+                raise refusal(f"needs {key} = {' or '.join(values)}, not {chosen[key]}")
+
+    def check_work(self, spec: RunSpec, samples: int, parameters: int) -> None:
+        """Refuse a run by what it means for this site's samples, and by the size of its model."""
+        self._at_least("min_samples", samples, "samples")
+        steps = spec.config.epochs * math.ceil(samples / spec.config.batch_size)
+        self._at_most("max_steps", steps, "steps in a round")
+        self._at_most("max_parameters", parameters, "values in a model")
+
+    def _at_most(self, name: str, value: float, what: str) -> None:
+        limit = getattr(self, name)
+        if limit is not None and value > limit:
+            raise refusal(f"allows {limit:,} {what}, not {value:,} ({name})")
+
+    def _at_least(self, name: str, value: float, what: str) -> None:
+        if value < getattr(self, name):
+            raise refusal(f"needs {getattr(self, name):,} {what}, not {value:,} ({name})")
+
+
+def chain(method: Method) -> Iterator[Method]:
+    """A method and those inside of it."""
+    yield method
+    if isinstance(method, Wrapper):
+        yield from chain(method.inner)
+
+
+def refusal(why: str) -> UserError:
+    """What the server is told."""
+    return UserError(f"the site's policy {why}.")

@@ -1,0 +1,105 @@
+"""What a site keeps of an experiment on its disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import safetensors.torch
+
+from fedhelix.core.errors import UserError
+from fedhelix.core.files import write_atomically
+from fedhelix.core.shift import load_shifted
+from fedhelix.core.tree import State, Tree, load, save
+from fedhelix.engines.local import Setup
+
+MODEL = "model.safetensors"  # a client's own model at the end of a run
+
+
+class SiteState:
+    """A client's state in one experiment: after its last round, and after the one before.
+
+    The older one is for a server that was killed in a round and runs it again: the client then
+    starts from the same state as the first time.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._supplement_path = folder / "supplement.safetensors"
+        self._sent_path = folder / "sent.safetensors"
+        self._masked_path = folder / "masked.safetensors"
+
+    def _rounds(self) -> list[int]:
+        return sorted(
+            int(path.stem.removeprefix("own-")) for path in self.folder.glob("own-*.safetensors")
+        )
+
+    def _path(self, round: int) -> Path:
+        return self.folder / f"own-{round:06d}.safetensors"
+
+    def read(self, round: int) -> Tree:
+        """The state at the beginning of a round."""
+        earlier = [known for known in self._rounds() if known < round]
+        return load(self._path(earlier[-1])) if earlier else {}
+
+    def write(self, round: int, client_state: Tree) -> None:
+        """Store the state after a round; states that no server will ask for again are deleted."""
+        earlier = [known for known in self._rounds() if known < round]
+        if client_state or earlier:
+            save(client_state, self._path(round))
+        for known in self._rounds():
+            if known > round or known in earlier[:-1]:
+                self._path(known).unlink(missing_ok=True)
+
+    def sent(self, round: int) -> Tree:
+        """The answer that was sent in a round, if it was the last one; earlier ones are refused."""
+        last = load(self._sent_path) if self._sent_path.exists() else {"round": -1}
+        if round < last["round"]:
+            raise UserError(f"round {round + 1} is over, and its noise is not drawn again.")
+        return last if round == last["round"] else {}
+
+    def write_sent(self, answer: Tree) -> None:
+        """Store the answer of a round before it leaves."""
+        save(answer, self._sent_path)
+
+    def supplement(self) -> Tree:
+        """The samples that the server has supplied, if any."""
+        return load(self._supplement_path) if self._supplement_path.exists() else {}
+
+    def write_supplement(self, samples: Tree) -> None:
+        """Store samples that the server supplies."""
+        save(samples, self._supplement_path)
+
+    def masked(self) -> Tree:
+        """The last round that was masked, for which clients, and who was said to have answered."""
+        return load(self._masked_path) if self._masked_path.exists() else {"round": -1}
+
+    def fix(self, round: int, what: str, clients: list[int]) -> None:
+        """Store a set of clients of a masked round before anything leaves; another one for the
+        same round is refused, since the difference of two sums is a single upload.
+        """
+        last = self.masked()
+        if last["round"] != round:
+            last = {"round": round}
+        named = " ".join(map(str, clients))
+        if last.setdefault(what, named) != named:
+            raise UserError(
+                f"round {round + 1} was masked for other clients already, and is not unmasked for "
+                "these too."
+            )
+        save(last, self._masked_path)
+
+    def write_model(self, setup: Setup, state: State) -> None:
+        """Store the client's own model at the end of the run, as the network's entries."""
+        example = setup.data.prepare(setup.data.x[:8])
+        module = load_shifted(setup.module, state, setup.layers, example)
+        write_atomically(self.folder / MODEL, safetensors.torch.save(module.state_dict()))
+
+
+def latest_model(folder: Path, name: str) -> Path:
+    """The file with a site's own model after its latest complete run."""
+    found = sorted(folder.glob(f"*/{name}/{MODEL}"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise UserError(
+            f"the site '{name}' has no model in '{folder}' yet; it gets one when a run is complete."
+        )
+    return found[-1]

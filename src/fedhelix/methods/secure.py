@@ -1,0 +1,159 @@
+"""Secure: secure aggregation. The server learns the sum of all updates and no single one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedhelix.components.clipping import flat_update, moved
+from fedhelix.components.secure_sum import (
+    from_words,
+    protocol_bytes,
+    sum_words,
+    to_words,
+)
+from fedhelix.core.errors import UserError
+from fedhelix.core.layers import Layers
+from fedhelix.core.method import Capabilities, Context, LocalRound, Method, Upload
+from fedhelix.core.options import option
+from fedhelix.core.registry import register
+from fedhelix.core.tree import State, Tree, take
+from fedhelix.core.wrapper import Wrapper, beyond_a_sum
+from fedhelix.methods.dp_sgd import DPSGD
+from fedhelix.methods.fedavg import FedAvg
+from fedhelix.methods.private import Private
+
+
+@register("secure", paper="Bell et al., CCS 2020, arXiv:2006.07304")
+@dataclass(frozen=True)
+class Secure(Wrapper):
+    """Sums updates under masks that cancel; a simulation leaves the masks out."""
+
+    inner: Method = option(FedAvg(), "the method that aggregates the mean")
+    bound: float = option(64.0, "largest change of a value; larger ones are cut", above=0, high=1e6)
+    threshold: float = option(
+        2 / 3, "share of a client's neighbours that must stay for its masks to come off",
+        above=0.5, high=1,
+    )  # fmt: skip
+    degree: int | None = option(
+        None, "with how many neighbours a client has masks, an even number (auto: all)", low=4
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.degree is not None and self.degree % 2:
+            raise UserError(f"degree must be even, half on either side, not {self.degree}.")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Nobody can look at single uploads, or change them."""
+        return replace(
+            super().capabilities,
+            complete_uploads=False,
+            packed_uploads=True,
+            outermost=True,
+            masks=(self.threshold, self.degree),
+        )
+
+    def check(self, layers: Layers) -> None:
+        """Refuse methods whose server needs more than a sum."""
+        private = isinstance(self.inner, Private)  # which checks the same, and weighs all alike
+        summed = self.inner.inner if isinstance(self.inner, DPSGD) else self.inner
+        if not private and (why := beyond_a_sum(summed, layers)):
+            raise UserError(f"secure cannot aggregate the uploads of {self.inner.label}: {why}.")
+        self.inner.check(layers)
+
+    def server_init(
+        self, client_inits: Mapping[int, Tree], ctx: Context
+    ) -> tuple[Tree, dict[int, Tree]]:
+        """Server: as the inner method; cohorts must be large enough to hide a client."""
+        if ctx.sampling.size < 2 or (size := len(ctx.present)) < 2:
+            raise UserError(
+                "secure aggregation hides a client among others; cohorts need two clients at least."
+            )
+        if self.degree is not None and self.degree >= size:
+            raise UserError(f"degree = {self.degree} needs more than {size} clients; lower it.")
+        return self.inner.server_init(client_inits, ctx)
+
+    def download(self, server: Tree, client: int, ctx: Context) -> Tree:
+        """Server: as the inner method, with the client's share in the mean."""
+        counts = {i: self._counts(i, ctx) for i in ctx.cohort(ctx.round)}
+        share = self._counts(client, ctx) / max(sum(counts.values()), 1)
+        rule = {"share": torch.tensor(share, dtype=torch.float64)}
+        return {**self.inner.download(server, client, ctx), "secure": rule}
+
+    def deliver(self, server: Tree, client: int, ctx: Context) -> Tree:
+        """Server: as the inner method."""
+        return self.inner.deliver(server, client, ctx)
+
+    def _counts(self, client: int, ctx: Context) -> int:
+        return 1 if isinstance(self.inner, Private) else ctx.counts(client)
+
+    def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
+        """Client: its share of the update in whole numbers; nothing if that is not finite."""
+        tree, kept = self.inner.upload(local)
+        if not tree:
+            return tree, kept
+        origin = _floats({**local.client.initial, **local.payload.get("model", {})})
+        origin = take(origin, self.shared_params(local.layers))
+        if extra := ", ".join(sorted(set(tree) - {"model", "privacy"})):
+            raise UserError(f"secure cannot sum what {self.inner.label} sends too: {extra}.")
+        if lacking := origin.keys() - tree["model"].keys():
+            raise UserError(
+                f"secure cannot sum parts of models: {self.inner.label} left '{min(lacking)}' out."
+            )
+        row = torch.cat([flat_update(take(tree["model"], origin), origin), *_further(tree)])
+        if not bool(row.isfinite().all()):
+            return {}, kept
+        share = float(local.payload["secure"]["share"])
+        return {"words": to_words(row, share, self.bound)}, kept
+
+    def weights(self, server: Tree, uploads: Sequence[Upload], ctx: Context) -> list[float]:
+        """Server: as the shares that clients took."""
+        total = sum(map(_share, uploads))
+        return [_share(upload) / total for upload in uploads]
+
+    def aggregate(
+        self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context
+    ) -> Tree:
+        """Server: the inner method gets the mean in place of every upload; one alone changes
+        nothing.
+        """
+        asked = len(ctx.cohort(ctx.round))
+        ctx.metadata["other_bytes"] = protocol_bytes(asked, self.degree, len(uploads))
+        if len(uploads) < 2:
+            return server
+        origin = _floats(server["model"])
+        total = sum_words([_words(upload, origin) for upload in uploads])
+        mean = from_words(total, sum(map(_share, uploads)), self.bound).to(ctx.device)
+        size = sum(value.numel() for value in origin.values())
+        tree: Tree = {"model": moved(origin, mean[:size])}
+        if len(mean) > size:
+            tree["privacy"] = {"short": mean[size]}
+        alike = [upload._replace(tree=tree) for upload in uploads]
+        return self.inner.aggregate(server, alike, weights, ctx)
+
+
+def _floats(state: State) -> State:
+    """Counters of BatchNorm have no mean, and stay as they are."""
+    return {name: value for name, value in state.items() if value.is_floating_point()}
+
+
+def _further(tree: Tree) -> list[Tensor]:
+    """What an adaptive clip needs to know."""
+    return [value.view(1) for value in tree.get("privacy", {}).values()]
+
+
+def _share(upload: Upload) -> float:
+    return float((upload.payload or {})["secure"]["share"])
+
+
+def _words(upload: Upload, origin: State) -> Tensor:
+    words: Tensor = upload.tree["words"]
+    size = sum(value.numel() for value in origin.values())
+    if words.dtype != torch.int32 or words.dim() != 1 or len(words) - size not in (0, 1):
+        raise UserError(f"the upload of client {upload.client} is no row of {size} words.")
+    return words

@@ -1,0 +1,121 @@
+"""The audit log: what is in it, and that every kind of tampering is found."""
+
+import json
+import sys
+
+import pytest
+
+from fedhelix.cli.app import main
+from fedhelix.core.errors import UserError
+from fedhelix.deploy import keys
+from fedhelix.deploy.audit_log import AuditLog, head_path, read_log
+from fedhelix.deploy.site_policy import SitePolicy
+from fedhelix.runs.spec import make_spec
+from in_process import InProcessDeployment
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A log of six lines."""
+    log = AuditLog(tmp_path / "north.jsonl", keys.make_site_key(tmp_path, "north"))
+    for number in range(5):
+        log.append({"kind": "train", "round": number, "bytes": 100 * number})
+    return log
+
+
+def test_a_whole_log_is_read_and_goes_on(log, tmp_path):
+    public, private = tmp_path / "north.pub", tmp_path / "north.key"
+    assert [entry["kind"] for entry in read_log(log.path, public)] == ["opened"] + ["train"] * 5
+    AuditLog(log.path, private).append({"kind": "evaluate"})
+    entries = read_log(log.path, None)
+    assert entries[-1]["line"] == 7 and entries[-1]["kind"] == "evaluate"
+    assert entries[-1]["previous"] == entries[-2]["hash"]
+
+
+def swap(lines):
+    return [*lines[:2], lines[3], lines[2], *lines[4:]]
+
+
+TAMPERING = {
+    "changed": lambda lines: [line.replace(b'"bytes": 200', b'"bytes": 201') for line in lines],
+    "removed": lambda lines: lines[:2] + lines[3:],
+    "first removed": lambda lines: lines[1:],
+    "reordered": swap,
+    "doubled": lambda lines: [*lines[:3], *lines[2:]],
+    "cut short": lambda lines: lines[:-1],
+    "cut shorter": lambda lines: lines[:-3],
+    "emptied": lambda lines: [],
+    "torn": lambda lines: [*lines[:-1], lines[-1][:40]],
+    "nonsense": lambda lines: [*lines, b"[]"],
+    "without signature": lambda lines: [*lines[:-1], b'{"line": 6}'],
+}
+
+
+@pytest.mark.parametrize("how", TAMPERING)
+def test_tampering_is_found(how, log, tmp_path):
+    lines = TAMPERING[how](log.path.read_bytes().splitlines())
+    log.path.write_bytes(b"".join(line + b"\n" for line in lines))
+    with pytest.raises(UserError, match=r"was changed: "):
+        read_log(log.path, tmp_path / "north.pub")
+    with pytest.raises(UserError, match="was changed: "):  # nor does the site go on with it
+        AuditLog(log.path, tmp_path / "north.key")
+
+
+def test_every_changed_byte_is_found(log):
+    content = log.path.read_bytes()
+    for place in range(0, len(content), 61):
+        changed = bytearray(content)
+        changed[place] ^= 1
+        log.path.write_bytes(bytes(changed))
+        with pytest.raises(UserError, match="was changed"):
+            read_log(log.path, None)
+
+
+def test_a_log_of_another_key_and_a_forged_head_are_found(log, tmp_path):
+    keys.make_site_key(tmp_path, "south")
+    with pytest.raises(UserError, match="line 1 is not as signed"):
+        read_log(log.path, tmp_path / "south.pub")
+    head = json.loads(head_path(log.path).read_bytes())
+    head_path(log.path).write_text(json.dumps({**head, "line": 5}))
+    with pytest.raises(UserError, match="missing or not as signed"):
+        read_log(log.path, None)
+    head_path(log.path).unlink()
+    with pytest.raises(UserError, match="missing or not as signed"):
+        read_log(log.path, None)
+
+
+def test_a_writer_that_was_killed_leaves_a_log_that_goes_on(log, tmp_path):
+    head, whole = head_path(log.path).read_bytes(), log.path.read_bytes()
+    log.append({"kind": "train"})
+    head_path(log.path).write_bytes(head)  # killed between the line and the head
+    assert len(read_log(log.path, None)) == 7
+    log.path.write_bytes(whole + b'{"line": 7, "ti')  # killed within the line
+    AuditLog(log.path, tmp_path / "north.key").append({"kind": "evaluate"})
+    assert read_log(log.path, None)[-1]["kind"] == "evaluate"
+
+
+def test_a_run_leaves_a_log_at_every_site(tmp_path, capsys, monkeypatch):
+    deployment = InProcessDeployment(tmp_path, 3)
+    for site in deployment.sites:
+        key = keys.make_site_key(tmp_path / "keys", site.name)
+        site.log = AuditLog(tmp_path / f"{site.name}.jsonl", key)
+    deployment.sites[2].policy = SitePolicy(methods=("fedper",))
+    settings = {"clients": 3, "rounds": 1, "model": "linear", "epochs": 1, "kernels": "onednn"}
+    deployment.fit(make_spec("fedavg", settings))
+    logs = [tmp_path / f"{site.name}.jsonl" for site in deployment.sites]
+    entries = read_log(logs[0], tmp_path / "keys" / "site-0.pub")
+    trained = next(entry for entry in entries if entry["kind"] == "train")
+    assert trained["method"] == "fedavg" and trained["round"] == 0
+    assert trained["bytes"] > 650 * 4 and len(trained["sha256"]) == len(trained["asked"]) == 64
+    assert [10, 64] in trained["sent"].values()
+    refused = [entry for entry in read_log(logs[2], None) if "error" in entry]
+    assert "runs fedper only" in refused[0]["error"]
+    monkeypatch.setattr(sys, "argv", ["fedhelix", "audit", "log", *map(str, logs)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    assert "lines, none changed" in capsys.readouterr().out
+    logs[1].write_bytes(logs[1].read_bytes().replace(b'"round": 0', b'"round": 1', 1))
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2 and "was changed" in capsys.readouterr().err

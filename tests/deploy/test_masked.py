@@ -1,0 +1,163 @@
+"""Secure aggregation across sites: equal to the simulation, and drop-outs at every stage."""
+
+import itertools
+
+import pytest
+import torch
+
+from fedhelix.deploy import messages
+from fedhelix.deploy.site_process import SiteProcess
+from fedhelix.runs.spec import make_spec
+from helpers import close, same
+from in_process import InProcessDeployment
+
+STAGES = ["masking_keys", "masking_shares", "train", "masking_reveal"]
+
+
+def spec_for(method="secure", sites=4, rounds=2, **more):
+    settings = {
+        "clients": sites,
+        "cohort": sites,
+        "rounds": rounds,
+        "model": "linear",
+        "epochs": 1,
+        "kernels": "onednn",
+    }
+    return make_spec(method, {"data": "digits", **settings, **more})
+
+
+def silenced(deployment, kind, who, round=0):
+    """Sites that answer a kind of request of a round no more."""
+    for node, site in zip(list(deployment.grid.answers), deployment.sites, strict=True):
+        if site.name in who:
+            deployment.grid.answers[node] = lambda content, honest=site.answer: (
+                RuntimeError("killed")
+                if (head := messages.read(content).header).get("kind") == kind
+                and head["round"] == round
+                else honest(content)
+            )
+    return deployment
+
+
+def test_sites_and_simulation_agree_to_the_bit(tmp_path):
+    spec = spec_for()
+    run = InProcessDeployment(tmp_path, 4).fit(spec)
+    simulated = spec.config.federation(spec.method).fit(2, quiet=True)
+    assert same(run.state.server, simulated.state.server)
+    assert run.records[-1]["other_bytes"] == simulated.records[-1]["other_bytes"]
+
+
+@pytest.mark.parametrize("kind", STAGES)
+def test_a_site_that_dies_at_any_stage_leaves_the_sum_of_the_others(tmp_path, kind):
+    spec = spec_for(rounds=2)
+    deployment = silenced(InProcessDeployment(tmp_path / kind, 4), kind, {"site-1"})
+    run = deployment.fit(spec)
+    counted = kind == "masking_reveal"  # its upload was there already
+    assert set(run.records[0]["missing"]) == (set() if counted else {"1"})
+    assert run.records[1]["missing"] == {}
+    plain = InProcessDeployment(tmp_path / "plain", 4)
+    if not counted:
+        plain = silenced(plain, "train", {"site-1"})
+    expected = plain.fit(spec_for("fedavg", rounds=2))
+    assert close(run.state.server["model"], expected.state.server["model"], 1e-5)
+
+
+@pytest.mark.parametrize("kind", STAGES)
+def test_below_the_threshold_a_round_changes_nothing_and_the_next_one_does(tmp_path, kind):
+    spec = spec_for(rounds=2)
+    deployment = silenced(InProcessDeployment(tmp_path, 4), kind, {"site-1", "site-2"}, round=1)
+    states = [state for _, state in deployment.federation(spec).run_rounds(3)]
+    assert same(states[0].server, states[1].server)
+    assert not same(states[1].server, states[2].server)
+
+
+def test_the_server_never_sees_an_upload_and_is_told_nothing_twice(tmp_path):
+    spec, seen, asked = spec_for(rounds=1), {}, {}
+    deployment = InProcessDeployment(tmp_path, 4)
+    for node, site in zip(list(deployment.grid.answers), deployment.sites, strict=True):
+
+        def spy(content, honest=site.answer, name=site.name):
+            answer = honest(content)
+            kind = messages.read(content).header["kind"]
+            asked[kind, name] = content
+            if kind == "train":
+                seen[name] = messages.read(answer).body["words"]
+            return answer
+
+        deployment.grid.answers[node] = spy
+    deployment.fit(spec)
+    for words in seen.values():  # a plain upload has small numbers only: all changes are below 1
+        assert (words.long().abs() > 1 << 28).float().mean() > 0.7
+    site = deployment.sites[0]
+    again = site.answer(asked["train", "site-0"])
+    assert torch.equal(messages.read(again).body["words"], seen["site-0"])
+    header, body = messages.read(asked["masking_reveal", "site-0"])
+    fewer = messages.write(header, {**body, "survivors": {"clients": torch.tensor([0, 1, 2])}})
+    said = messages.read(site.answer(fewer)).header["error"]
+    assert "round 1 was masked for other clients already" in said
+    header, body = messages.read(asked["train", "site-0"])
+    shares = {key: value for key, value in body["shares"].items() if key != "3"}
+    said = messages.read(site.answer(messages.write(header, {**body, "shares": shares})))
+    assert "round 1 was masked for other clients already" in said.header["error"]
+
+
+def test_a_site_that_was_started_again_has_lost_its_keys(tmp_path):
+    deployment = InProcessDeployment(tmp_path, 4)
+    honest = deployment.sites[2].answer
+
+    def restarted(content):
+        if messages.read(content).header["kind"] == "train":
+            deployment.sites[2]._masker.__init__()
+        return honest(content)
+
+    deployment.grid.answers[103] = restarted
+    run = deployment.fit(spec_for(rounds=1))
+    assert "no keys for round 1: it was started again" in run.records[0]["missing"]["2"]
+    assert len(run.records[0]["missing"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "said"),
+    [
+        ("masking_keys", {"1": torch.zeros(3, dtype=torch.uint8)}, "not 64 bytes long"),
+        ("masking_shares", {"x": torch.zeros(148, dtype=torch.uint8)}, "no keys or shares"),
+        ("train", {"words": torch.zeros(7, dtype=torch.int32)}, "7 words instead of"),
+        ("train", {"words": torch.zeros(7)}, "no row of words"),
+    ],
+)
+def test_nonsense_of_a_site_makes_it_drop_out(tmp_path, kind, body, said):
+    deployment = InProcessDeployment(tmp_path, 4)
+    honest = deployment.sites[1].answer
+
+    def forged(content):
+        answer = honest(content)
+        header = messages.read(answer).header
+        return messages.write(header, body) if header["kind"] == kind else answer
+
+    deployment.grid.answers[102] = forged
+    run = deployment.fit(spec_for(rounds=1))
+    assert said in run.records[0]["missing"]["1"]
+    assert len(run.records[0]["missing"]) == 1
+
+
+def test_a_killed_worker_process_drops_out_of_its_round_only(tmp_path):
+    """One site is a real process, which is killed before it shares keys, and before it trains."""
+    deployment, stages = InProcessDeployment(tmp_path, 3), ["masking_shares", "train"]
+    worker = SiteProcess(["--name", "site-1", "--data", "digits", "--folder", str(tmp_path)])
+
+    def killed(content):
+        header = messages.read(content).header
+        if header["kind"] == (stages[header["round"]] if header.get("round", 9) < 2 else None):
+            worker.process.kill()
+            worker.process.wait()
+        return worker.answer(content)
+
+    deployment.grid.answers[102] = killed
+    try:
+        states = list(deployment.federation(spec_for(sites=3, rounds=3)).run_rounds(3))
+    finally:
+        worker.stop()
+    lost = [record["missing"].get("1", "") for record, _ in states]
+    assert all("it was started again since" in text for text in lost[:2]) and not lost[2]
+    servers = [state.server["model"] for _, state in states]
+    assert not any(same(one, two) for one, two in itertools.pairwise(servers))

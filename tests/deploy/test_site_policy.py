@@ -1,0 +1,184 @@
+"""A site's policy: every rule refuses in one sentence before any computation."""
+
+import dataclasses
+import datetime
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedhelix.cli.app import main
+from fedhelix.core.errors import EngineFailure, UserError
+from fedhelix.deploy import messages
+from fedhelix.deploy.dry_run import reveals
+from fedhelix.deploy.server import _public
+from fedhelix.deploy.site import Site
+from fedhelix.deploy.site_policy import SitePolicy
+from fedhelix.deploy.site_process import SiteProcess
+from fedhelix.runs.spec import make_spec
+from in_process import InProcessDeployment
+
+SMALL = {"clients": 4, "rounds": 2, "epochs": 1, "model": "linear", "kernels": "onednn"}
+
+# Rules, what the server asks for (method, settings, header, body), and what it is told.
+CASES = {
+    "methods": ({"methods": ["fedper"]}, "fedavg", {}, {}, {}, "runs fedper only, not fedavg"),
+    "options": (
+        {"options": ["mu=0.1", "mu=1.0"]}, "fedprox", {"method.mu": 5.0}, {}, {},
+        "needs mu = 0.1 or 1.0, not 5.0",
+    ),
+    "privacy": ({"require_privacy": True}, "fedavg", {}, {}, {}, "needs differential privacy"),
+    "epsilon": (
+        {"max_epsilon": 4}, "private", {"method.epsilon": 8}, {}, {}, "4.0 as epsilon, not 8",
+    ),
+    "delta": (
+        {"max_delta": 1e-6}, "secure+private", {"method.delta": 1e-5}, {}, {}, "delta, not 1e-05",
+    ),
+    "secure": (
+        {"require_secure": True}, "private", {}, {}, {}, "needs secure aggregation, which private",
+    ),
+    "single": ({"single_uploads": False}, "median", {}, {}, {}, "gives median no single uploads"),
+    "single weights": (
+        {"single_uploads": False}, "genfed", {"validation_size": 50}, {}, {}, "no single uploads",
+    ),
+    "cohort": ({"min_cohort": 3}, "fedavg", {"cohort": 2}, {}, {}, "needs 3 clients in a round"),
+    "masked cohort": (
+        {"min_cohort": 4}, "secure", {}, {"kind": "masking_shares"},
+        {"keys": {"0": torch.zeros(64, dtype=torch.uint8)}}, "needs 4 clients, not 1",
+    ),
+    "samples": ({"min_samples": 5000}, "fedavg", {}, {}, {}, "needs 5,000 samples, not"),
+    "hellos": (
+        {"hellos": False}, "clustered", {}, {"kind": "client_init"}, {}, "before the first round",
+    ),
+    "newcomers": (
+        {"newcomers": False}, "fedavg", {}, {"kind": "onboard_client"}, {}, "joins no run",
+    ),
+    "newcomers' state": (
+        {"newcomers": False}, "fedavg", {}, {"kind": "onboard_state"}, {}, "joins no run",
+    ),
+    "supplements": (
+        {"supplements": False}, "fedavg", {}, {}, {"supplement": {}}, "takes no samples",
+    ),
+    "scores": ({"metrics": False}, "fedavg", {}, {"kind": "evaluate"}, {}, "reports no scores"),
+    "scores as received": (
+        {"metrics": False}, "fedavg", {}, {"kind": "evaluate_received"}, {}, "reports no scores",
+    ),
+    "rounds": ({"max_rounds": 5}, "fedavg", {"rounds": 6}, {}, {}, "allows 5 rounds, not 6"),
+    "a round": ({"max_rounds": 5}, "fedavg", {}, {"round": 5}, {}, "and this is round 6"),
+    "epochs": ({"max_epochs": 3}, "fedavg", {"epochs": 4}, {}, {}, "allows 3 local epochs, not 4"),
+    "steps": ({"max_steps": 5}, "fedavg", {"batch_size": 1}, {}, {}, "allows 5 steps in a round"),
+    "clients": ({"max_clients": 3}, "fedavg", {}, {}, {}, "allows 3 clients, not 4"),
+    "a client": ({}, "fedavg", {}, {"client": 200_000}, {}, "allows 100000 clients, and this is"),
+    "classes": ({"max_classes": 5}, "fedavg", {}, {"classes": 6}, {}, "allows 5 classes, not 6"),
+    "parameters": ({"max_parameters": 100}, "fedavg", {}, {}, {}, "allows 100 values in a model"),
+    "bytes": ({"max_bytes": 1000}, "fedavg", {}, {}, {}, "allows 1,000 bytes, not"),
+    "bytes of an answer": ({"max_bytes": 2500}, "fedavg", {}, {}, {}, "allows 2,500 bytes, not"),
+    "default epochs": ({}, "fedavg", {"epochs": 101}, {}, {}, "allows 100 local epochs"),
+    "default rounds": ({}, "fedavg", {"rounds": 10_001}, {}, {}, "allows 10,000 rounds"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_server_that_asks_for_more_than_the_policy_allows_is_refused(case, tmp_path, monkeypatch):
+    rules, method, settings, header, body, said = CASES[case]
+    if "answer" not in case:  # nothing is computed
+        monkeypatch.setattr("fedhelix.deploy.site.run_client", lambda *_: pytest.fail("computed"))
+    site = Site("north", "digits", tmp_path, policy=SitePolicy(**rules))
+    spec = json.dumps(_public(make_spec(method, {**SMALL, **settings})))
+    usual = {"kind": "train", "experiment": "0" * 32, "round": 0, "client": 0, "spec": spec}
+    answer = messages.read(site.answer(messages.write({**usual, **header}, body)))
+    assert said in answer.header["error"]
+    assert answer.header["error"].startswith("the site's policy ")
+    assert answer.body == {} and "\n" not in answer.header["error"]
+
+
+@pytest.mark.parametrize(
+    ("hours", "now", "is_open"),
+    [
+        ("09:00-17:00", "12:00", True), ("09:00-17:00", "17:00", False),
+        ("20:00-06:00", "23:59", True), ("20:00-06:00", "05:59", True),
+        ("20:00-06:00", "12:00", False), (None, "03:00", True),
+    ],
+)  # fmt: skip
+def test_hours(hours, now, is_open):
+    policy, now = SitePolicy(hours=hours), datetime.time.fromisoformat(now)
+    if is_open:
+        policy.check_message({"kind": "train"}, {}, now)
+    else:
+        with pytest.raises(UserError, match=f"answers requests at {hours} only"):
+            policy.check_message({"kind": "train"}, {}, now)
+
+
+def test_a_request_that_takes_too_long_is_ended(monkeypatch):
+    worker = SiteProcess([], max_seconds=0.3)
+    worker.command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with pytest.raises(EngineFailure, match=r"allows 0.3 seconds for a request \(max_seconds\)"):
+        worker.answer(b"train")
+    worker.stop()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("epochs = 3", "unknown key of the policy"),
+        ("max_epochs = -1", "max_epochs must be at least 0"),
+        ("max_epsilon = 0", "max_epsilon must be greater than 0"),
+        ('hours = "9-17"', "hours must be HH:MM-HH:MM"),
+        ('methods = ["fedawg"]', "unknown method 'fedawg'"),
+        ('options = ["mu"]', "options of a policy are KEY=VALUE"),
+        ("max_epochs = ", "policy.toml"),
+    ],
+)
+def test_a_policy_with_mistakes_is_refused(text, said, tmp_path):
+    (tmp_path / "policy.toml").write_text(text)
+    with pytest.raises(UserError, match=said):
+        SitePolicy.read(tmp_path / "policy.toml")
+
+
+def test_a_run_stops_with_the_sites_own_sentence(tmp_path):
+    deployment = InProcessDeployment(tmp_path, 3)
+    for site in deployment.sites:
+        site.policy = SitePolicy(require_secure=True)
+    with pytest.raises(
+        EngineFailure, match="policy needs secure aggregation, which fedavg has not"
+    ):
+        deployment.fit(make_spec("fedavg", {**SMALL, "clients": 3}))
+
+
+def test_a_site_that_reports_no_metrics_still_trains(tmp_path):
+    deployment = InProcessDeployment(tmp_path, 3)
+    for site in deployment.sites:
+        site.policy = SitePolicy(metrics=False)
+    run = deployment.fit(make_spec("fedavg", {**SMALL, "clients": 3}))
+    assert run.records[-1]["train_loss"] != run.records[-1]["train_loss"]
+    assert run.records[-1]["missing"] == {}
+
+
+def test_a_dry_run_says_what_would_leave(tmp_path, capsys, monkeypatch):
+    site = Site("north", "digits", tmp_path)
+    said = "\n".join(reveals(site, make_spec("fedavg", SMALL)))
+    assert "650 values of 2 entries, which the server sees" in said and "training loss" in said
+    said = "\n".join(reveals(site, make_spec("secure+private", SMALL)))
+    assert "sum over all sites only" in said and "epsilon 8, delta 1e-05" in said
+    assert "before the first round" in "\n".join(reveals(site, make_spec("clustered", SMALL)))
+    (tmp_path / "policy.toml").write_text("require_privacy = true\n")
+    command = ["site", "--name", "north", "--data", "digits", "--folder", str(tmp_path)]
+    command += ["--policy", str(tmp_path / "policy.toml"), "--dry-run"]
+    for method, code in (("private", 0), ("fedavg", 2)):
+        monkeypatch.setattr(sys, "argv", ["fedhelix", *command, method])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == code
+    out, err = capsys.readouterr()
+    assert "private may run at north" in out and "needs differential privacy" in err
+
+
+def test_the_documentation_names_every_rule():
+    page = Path(__file__).parents[2] / "docs" / "deployment.md"
+    if not page.exists():
+        pytest.skip("not a source checkout")
+    text = page.read_text()
+    for field in dataclasses.fields(SitePolicy):
+        assert f"| `{field.name}` | {field.metadata['meaning']} |" in text

@@ -1,0 +1,209 @@
+"""DP-SGD: clipping and noise by hand and by distribution, the same on all engines, the budget."""
+
+import importlib.util
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy import stats
+
+from fedhelix import DPSGD, METHODS, Batch, FedAvg, FedAvgM, FedPer, Secure, UserError
+from fedhelix.components.accounting import Accounting
+from fedhelix.components.sample_gradients import clipped_mean, surrogate, with_noise
+from fedhelix.engines.local import ClientTask, run_client, start_round
+from helpers import checkpoint, on_disk, same, small
+
+pytest.importorskip("dp_accounting")
+
+
+@pytest.fixture
+def uncounted(monkeypatch):
+    """Hardly any noise costs more than any budget; tests of the sums do not count it."""
+    monkeypatch.setattr(Accounting, "epsilon", lambda *_: 0.0)
+
+
+def flat(run):
+    model = run.state.server["model"]
+    return torch.cat([model[name].flatten() for name in sorted(model)])
+
+
+def test_gradients_are_clipped_by_hand():
+    """w·x with x = (3, 4), (0, 1): lengths 5 and 1; at a clip of 2 the first is (1.2, 1.6)."""
+
+    def loss(params, x, y):
+        return (params["w"] * x).sum() + 0 * y
+
+    x, y = torch.tensor([[3.0, 4], [0, 1]]), torch.zeros(2)
+    weights = {"w": torch.ones(2)}
+    mean, value, count = clipped_mean(loss, weights, x, y, None, torch.tensor(2.0))
+    assert mean["w"].tolist() == pytest.approx([0.6, 1.3])
+    assert float(value) == 4.0 and float(count) == 2
+    mask = torch.tensor([1.0, 0])
+    mean, value, _ = clipped_mean(loss, weights, x, y, mask, torch.tensor(2.0))
+    assert mean["w"].tolist() == pytest.approx([1.2, 1.6]) and float(value) == 7.0
+
+
+def test_the_length_goes_over_all_entries():
+    """(3, 4) in two entries is five long."""
+
+    def loss(params, x, y):
+        return 3 * params["a"].sum() + 4 * params["b"].sum() + 0 * (x + y)
+
+    params = {"a": torch.zeros(1), "b": torch.zeros(1)}
+    mean, *_ = clipped_mean(loss, params, torch.ones(1), torch.ones(1), None, torch.tensor(1.0))
+    assert [float(mean[name]) for name in "ab"] == pytest.approx([0.6, 0.8])
+
+
+def test_the_surrogate_has_the_given_gradient():
+    params = {"w": torch.tensor([1.0, 2], requires_grad=True)}
+    number = surrogate(params, {"w": torch.tensor([5.0, -7])}, torch.tensor(0.25))
+    (gradient,) = torch.autograd.grad(number, [params["w"]])
+    assert number.item() == 0.25 and gradient.tolist() == [5.0, -7.0]
+
+
+def test_without_clipping_and_noise_it_is_the_plain_method(uncounted):
+    method = DPSGD(FedAvgM(), sample_clip=1e6, noise=1e-12)
+    runs = [small(one, "mlp").fit(2, quiet=True) for one in (method, FedAvgM())]
+    assert torch.allclose(flat(runs[0]), flat(runs[1]), atol=1e-4)
+
+
+def test_a_step_of_a_client_is_the_mean_of_clipped_gradients_one_by_one(uncounted):
+    """One step on one batch, against gradients that autograd gives sample by sample."""
+    fed = small(DPSGD(sample_clip=0.5, noise=1e-12), batch_size=4096, momentum=0, lr=0.1)
+    server, _ = fed.method.server_init({}, fed.context(0, 1))
+    task = ClientTask(0, 0, fed.method.download(server, 0, fed.context(0, 1)), {})
+    result, local = run_client(fed.engine.setup, task), start_round(fed.engine.setup, task)
+    names, total = fed.layers.parameters, None
+    x, y = local.client.inputs(), local.client.targets()
+    for place in range(len(y)):
+        leaves = {name: fed.initial[name].clone().requires_grad_() for name in names}
+        loss = local.base_loss(leaves, Batch(x[place : place + 1], y[place : place + 1]))
+        grad = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(leaves.values()))])
+        grad = grad * min(1.0, 0.5 / float(grad.norm()))
+        total = grad if total is None else total + grad
+    moved = torch.cat([(result.upload["model"][n] - fed.initial[n]).flatten() for n in names])
+    assert torch.allclose(moved, -0.1 * total / len(y), atol=1e-6)
+    assert 0 < float(total.norm()) / len(y) < 0.5
+
+
+def test_noise_is_gaussian_with_the_right_deviation():
+    mean = {"w": torch.zeros(20_000), "b": torch.zeros(7)}
+    for secret in (False, True):
+        noisy = with_noise(mean, torch.tensor(0.3), secret)
+        assert stats.kstest(noisy["w"].numpy(), "norm", args=(0, 0.3)).pvalue > 1e-4
+        assert stats.kstest(noisy["w"].numpy(), "norm", args=(0, 0.33)).pvalue < 1e-4
+
+
+def test_the_noise_of_a_round_has_the_right_deviation(uncounted):
+    """With a tiny clip an update is noise alone: lr * noise * clip / batch, over the steps."""
+    method = DPSGD(sample_clip=1e-3, noise=50.0)
+    fed = small(method, "mlp", batch_size=4096, momentum=0, lr=1.0, cohort=1)
+    (_, state), *_ = fed.run_rounds(1)
+    samples = len(fed.splits[fed.cohort(0)[0]].train)
+    names = fed.layers.parameters
+    moved = torch.cat([(state.server["model"][n] - fed.initial[n]).flatten() for n in names])
+    deviation = 50.0 * 1e-3 / samples
+    assert moved.std() == pytest.approx((deviation**2 + (1e-3) ** 2 / len(moved)) ** 0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("engine", ["batched"])
+def test_engines_clip_alike(engine, uncounted):
+    method = DPSGD(FedPer(), sample_clip=0.2, noise=1e-12)
+    runs = [small(method, "mlp", engine=name).fit(2, quiet=True) for name in ("serial", engine)]
+    assert torch.allclose(flat(runs[0]), flat(runs[1]), atol=1e-5)
+
+
+def test_batched_noise_differs_from_client_to_client(uncounted):
+    method = DPSGD(sample_clip=1e-3, noise=50.0)
+    fed = small(method, "mlp", engine="batched", momentum=0, lr=1.0, cohort=3)
+    server, _ = fed.method.server_init({}, fed.context(0, 1))
+    payload = fed.method.download(server, 0, fed.context(0, 1))
+    results = fed.engine.run_clients([ClientTask(i, 0, payload, {}) for i in range(3)])
+    moved = [
+        torch.cat(
+            [(r.upload["model"][n] - fed.initial[n]).flatten() for n in fed.layers.parameters]
+        )
+        for r in results
+    ]
+    assert all(float(one.std()) > 1e-5 for one in moved)
+    corrections = torch.corrcoef(torch.stack(moved)).fill_diagonal_(0).abs()
+    assert float(corrections.max()) < 0.1
+
+
+def test_epsilon_is_the_accountants_and_a_spent_budget_ends_participation():
+    noise = Accounting("rdp", "public", 1e-5).noise(10.0, {1.0: 4})
+    fed, worked = small(DPSGD(epsilon=10.0, noise=noise), epochs=2), []
+    with pytest.raises(UserError, match=r"epsilon = 10 is spent: no client .* in round \d+"):
+        for record, _ in fed.run_rounds(30):
+            worked += record["participants"]
+            assert max(record["metadata"].get("epsilon", {"": 0}).values()) <= 10.0
+    assert sorted(worked) == sorted([*range(6)] * 2)
+    run = small(DPSGD(epsilon=20.0), epochs=2).fit(3, quiet=True)
+    found = Accounting("rdp", "public", 1e-5).noise(20.0, {1.0: 6})
+    assert run.records[0]["metadata"]["noise"] == found
+
+
+def test_a_client_does_not_believe_a_server_that_sends_less_noise():
+    fed = small(DPSGD(epsilon=5.0))
+    task = ClientTask(0, 0, {"model": fed.initial, "samples": {"noise": torch.tensor(1e-3)}}, {})
+    with pytest.raises(UserError, match=r"epsilon = 5 is spent: with a noise of 0\.001"):
+        run_client(fed.engine.setup, task)
+
+
+def test_a_site_takes_its_noise_from_the_operating_system(monkeypatch):
+    fed = small(DPSGD(noise=2.0, epsilon=1e4))
+    task = ClientTask(0, 0, {"model": fed.initial, "samples": {"noise": torch.tensor(2.0)}}, {})
+    setup = replace(fed.engine.setup, deployed=True)
+    one, two = (run_client(setup, task).upload for _ in range(2))
+    assert not same(one, two)
+    monkeypatch.setattr(os, "urandom", lambda count: bytes(count))
+    assert same(run_client(setup, task).upload, run_client(setup, task).upload)
+
+
+def test_a_resumed_run_is_the_straight_run(tmp_path):
+    def fresh():
+        return small(DPSGD(epsilon=20.0))
+
+    fresh().fit(2, out=tmp_path / "straight", quiet=True)
+
+    def stop(record):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fresh().fit(2, out=tmp_path / "part", quiet=True, watch=stop)
+    fresh().fit(2, out=tmp_path / "part", resume=True, quiet=True)
+    assert on_disk(tmp_path / "part") == on_disk(tmp_path / "straight")
+    assert same(checkpoint(tmp_path / "part"), checkpoint(tmp_path / "straight"))
+
+
+def test_it_goes_through_secure_aggregation():
+    small(Secure(DPSGD(epsilon=50.0))).fit(1, quiet=True)
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("opacus"), reason="no Opacus here")
+def test_epsilon_of_poisson_batches_is_that_of_opacus():
+    from opacus.accountants import RDPAccountant
+
+    theirs = RDPAccountant()
+    theirs.history = [(1.1, 0.01, 500)]
+    ours = Accounting("rdp", "poisson", 1e-5).epsilon(1.1, {0.01: 500})
+    assert ours == pytest.approx(theirs.get_epsilon(1e-5), rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedrep", "gene-fl", "fedala", "calibrated"])
+def test_methods_that_use_samples_without_noise_are_refused(name):
+    with pytest.raises(UserError, match=r"dp-sgd cannot protect samples of .*, whose \w+ may use"):
+        small(DPSGD(METHODS[name]()))
+
+
+def test_bad_input():
+    with pytest.raises(UserError, match="BatchNorm mixes samples"):
+        small(DPSGD(), "digits-bn-cnn")
+    for options, said in (
+        ({"epsilon": 0}, "epsilon must be greater than 0"),
+        ({"delta": 1.0}, "delta must be less than 1"),
+        ({"sample_clip": 0}, "sample_clip must be greater than 0"),
+    ):
+        with pytest.raises(UserError, match=said):
+            DPSGD(FedAvg(), **options)
