@@ -207,6 +207,8 @@ def test_attacks_on_any_engine(attack):
     assert close(*(run.state.server["model"] for run in runs), tolerance=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:the loss rises")
+@pytest.mark.filterwarnings("ignore:the run diverges")
 @pytest.mark.parametrize("attack", ON_UPLOADS)
 @pytest.mark.parametrize(
     "method", [Scaffold(), FedLP(), FedUmf(), GenFed(), FedPer()], ids=lambda method: method.name
