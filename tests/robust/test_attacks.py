@@ -208,7 +208,7 @@ def test_attacks_on_any_engine(attack):
 
 
 @pytest.mark.filterwarnings("ignore:the loss rises")
-@pytest.mark.filterwarnings("ignore:the run diverges")
+@pytest.mark.filterwarnings("ignore:training has diverged")
 @pytest.mark.parametrize("attack", ON_UPLOADS)
 @pytest.mark.parametrize(
     "method", [Scaffold(), FedLP(), FedUmf(), GenFed(), FedPer()], ids=lambda method: method.name
