@@ -298,6 +298,10 @@ def test_available(tmp_path, monkeypatch):
         "cifar10",
         "cifar100",
         "svhn",
+        "femnist",
+        "shakespeare",
+        "har",
+        "ag-news",
     ]
     assert dataclasses.astuple(rows["mnist"])[1:4] == (str(tmp_path / "mnist.npz"), 6, 3)
     assert rows["cifar10"].found is None

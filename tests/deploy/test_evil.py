@@ -12,11 +12,11 @@ from fedhelix.deploy import messages
 from fedhelix.runs.spec import make_spec
 from fedhelix.store.json import json_line
 from fuzz.mutations import mutated
-from helpers import CHEAP
+from helpers import CHEAP, NETWORKS
 from in_process import InProcessDeployment
 
 EVIL, SITES, ROUNDS = 2, 4, 4
-NETWORKS = {"fedbn": "digits-bn-cnn"}
+
 OPTIONS = {**CHEAP, "clustered": {"clusters": 2}, "gene-fl": {"clusters": 2}}
 SMALL = {
     "clients": SITES, "rounds": ROUNDS, "epochs": 1, "batch_size": 16, "kernels": "onednn",

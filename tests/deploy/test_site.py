@@ -20,7 +20,8 @@ from fedhelix.deploy.remote_data import (
     read_site_data,
     site_split,
 )
-from fedhelix.deploy.site import Site, SiteState, latest_model, site_setup
+from fedhelix.deploy.site import Site, site_setup
+from fedhelix.deploy.site_state import SiteState, latest_model
 from fedhelix.deploy.submit import create
 from fedhelix.runs.spec import make_spec
 from helpers import same

@@ -28,7 +28,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.tree import flatten, payload_bytes
 from fedhelix.engines.local import ClientTask, run_client
 from fedhelix.store import RunFolder
-from helpers import close, same, small, timeless
+from helpers import NETWORKS, close, same, small, timeless, unseal
 
 # One round
 
@@ -70,7 +70,11 @@ def test_the_round_loop_fits_on_one_screen():
 
 
 def test_cohorts_are_the_same_for_every_method():
-    kinds = [kind for name, kind in METHODS.items() if name not in REFUSING]
+    kinds = [
+        kind
+        for name, kind in METHODS.items()
+        if name not in REFUSING and NETWORKS.get(name) != "lora-mlp"
+    ]
     feds = [small(kind(), "digits-bn-cnn", seed=3, validation_size=50) for kind in kinds]
     for t in range(5):
         assert len({tuple(fed.cohort(t)) for fed in feds}) == 1
@@ -482,6 +486,7 @@ def test_records_that_do_not_cover_the_checkpoint_are_refused(tmp_path):
     small().fit(3, out=tmp_path / "run", quiet=True)
     metrics = tmp_path / "run" / "metrics.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:1]))
+    unseal(tmp_path / "run")
     with pytest.raises(UserError, match="lacks rounds that its checkpoint has"):
         small().fit(5, out=tmp_path / "run", resume=True, quiet=True)
 
@@ -515,6 +520,7 @@ def test_clients_state_on_disk_is_that_in_memory(tmp_path):
         fed.fit(1, client_state="disk")
 
 
+@pytest.mark.filterwarnings("ignore:training has diverged")
 @pytest.mark.parametrize("name", ["fedper", "fedrep", "ditto", "fedfina"])
 def test_a_client_recovers_from_a_round_that_diverged(name):
     # The first round overflows, the second has a learning rate of 0.1.

@@ -12,7 +12,7 @@ from fedhelix.deploy.submit import create
 from fedhelix.federation.description import check_same
 from fedhelix.runs.spec import read_spec
 from fedhelix.store import RunFolder
-from helpers import close, same, small, timeless
+from helpers import close, same, small, timeless, unseal
 
 DIGITS = load("digits").subsample(400, 200)
 MIXED = {"data": DIGITS, "shift": "concept:2+rotation:3"}
@@ -93,6 +93,7 @@ def test_a_run_of_before_there_were_shifts_goes_on(tmp_path):
     text = config.read_text()
     assert '[shift]\nshift = "none"\n' in text
     config.write_text(text.replace('[shift]\nshift = "none"\n', ""))
+    unseal(tmp_path / "run")
     assert len(small(data=DIGITS).fit(2, out=tmp_path / "run", resume=True).records) == 2
 
 

@@ -15,7 +15,7 @@ from fedhelix.core.tree import masked_mean
 from fedhelix.runs.config import layered
 from fedhelix.runs.spec import make_spec, read_spec
 from fedhelix.store import RunFolder
-from helpers import on_disk, same, small
+from helpers import on_disk, same, small, unseal
 
 SERVED = {"validation_size": 0.2, "supplement_size": 20, "supplement_below": 1}
 
@@ -233,6 +233,7 @@ def test_a_wrapped_run_resumes(cli, tmp_path):
         config.read_text().replace("rounds = 2", "rounds = 3")
     )  # as if it had been stopped after two
     (folder / "summary.json").unlink()
+    unseal(folder)
     assert cli("resume", "stopped", "-q").code == 0
     assert on_disk(folder) == on_disk(tmp_path / "straight")
 

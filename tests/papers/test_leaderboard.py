@@ -13,7 +13,7 @@ from fedhelix.papers.leaderboard.board import Board, ranks_of
 from fedhelix.papers.leaderboard.figures import relative_costs
 from fedhelix.papers.leaderboard.ranks import indistinct, nemenyi, ranking
 from fedhelix.runs.spec import make_spec
-from fedhelix.store import RunFolder
+from helpers import unseal
 
 TINY = {
     "train_samples": 200, "test_samples": 60, "rounds": 2, "eval_every": 1, "clients": 4,
@@ -113,7 +113,8 @@ def test_a_board_is_searched_on_validation_resumed_and_drawn(tmp_path, monkeypat
     local = next(one for one in entrants if one.row == "Local")
     for _, runs in board.search(local, columns[0]):
         (path,) = runs
-        records = RunFolder.open(path).path / "metrics.jsonl"
+        unseal(path)
+        records = path / "metrics.jsonl"
         lines = [json.loads(line) for line in records.read_text().splitlines()]
         for line in lines:
             line["personal_accuracy"] = 1 - line["personal_accuracy"]

@@ -145,9 +145,12 @@ class ProgressSink(Sink):
         self.progress.update(record)
 
 
+RISEN = 1.05  # times the first round's loss: less is noise
+
+
 class DivergenceSink(Sink):
     """Warns once when training has diverged; with the method's own advice already at the first
-    round whose loss lies above that of the first one.
+    round whose loss lies clearly above that of the first one.
     """
 
     def __init__(self, earlier: list[Record], advice: str = ""):
@@ -173,7 +176,7 @@ class DivergenceSink(Sink):
 
     def _rising(self) -> str:
         first, last = self._losses()
-        rises = is_number(first) and is_number(last) and last > first
+        rises = is_number(first) and is_number(last) and last > RISEN * first
         return f"the loss rises in round {self.records[-1]['round']}" if rises else ""
 
     def _change(self) -> str:

@@ -15,7 +15,7 @@ from fedhelix.core.tree import flatten
 from fedhelix.engines.batched.engine import Batched
 from fedhelix.engines.batched.multirun import run_together
 from fedhelix.engines.local import ClientTask
-from helpers import NETWORKS, cheap, small
+from helpers import NETWORKS, cheap, small, unseal
 
 DIGITS = load("digits").subsample(300, 100)
 
@@ -306,6 +306,7 @@ def test_what_was_chosen_by_timing_is_kept_with_the_run(tmp_path):
     assert mode == "grouped"
     kept = {description: "apart"}
     written.write_text(json.dumps(kept))
+    unseal(tmp_path / "run")
     fed = build(FedAvg(), "batched")
     fed.fit(2, out=tmp_path / "run", resume=True, quiet=True)
     assert {cache.mode for cache in fed.engine.scheduler.caches.values()} <= {"apart"}

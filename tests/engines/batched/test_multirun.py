@@ -12,6 +12,7 @@ from fedhelix.runs.jobs import Session
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import Progress
+from helpers import unseal
 
 SMALL = {
     "clients": 6,
@@ -118,5 +119,6 @@ def test_a_run_of_a_gpu_goes_on_without_one(tmp_path):
     )
     assert elsewhere.count("cuda") == elsewhere.count("H200") == 1
     (path / "config.toml").write_text(elsewhere)
+    unseal(path)
     assert Session(quiet=True).run_all({path: spec})
     assert len(RunFolder.open(path).records()) == 3

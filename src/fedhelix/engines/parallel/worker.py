@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -69,7 +70,7 @@ class WorkerLoop:
         self.inbox: SimpleQueue[bytes] = SimpleQueue()
         self.folder = ""
         self.setup: Setup | None = None
-        self.imported = packages()
+        self.imported = own_modules()
 
     def serve(self) -> None:
         """Answer one message after the other."""
@@ -103,7 +104,7 @@ class WorkerLoop:
         if message == RELEASE:
             self.folder, self.setup = "", None
             open_map.cache_clear()
-            return packages() == self.imported
+            return own_modules() == self.imported
         return self.results(message)
 
     def results(self, work: Calls) -> list[Any]:
@@ -127,9 +128,15 @@ def failure(problem: Exception) -> Failure:
     return Failure(described(problem), traceback.format_exc())
 
 
-def packages() -> set[str]:
-    """The third-party packages imported so far; a user's own may change before the next pool."""
-    return {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names
+def own_modules() -> set[str]:
+    """The user's own modules imported so far, which may change before the next pool."""
+    installed = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
+    files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
+    return {
+        name
+        for name, file in files.items()
+        if file and not file.startswith(installed) and name.partition(".")[0] != "fedhelix"
+    }
 
 
 def main(handle: str) -> None:
