@@ -148,7 +148,7 @@ def is_text(array: np.ndarray) -> bool:
     """Whether an array holds text."""
     if array.dtype.kind in "US":
         return True
-    return array.dtype.kind in "OT" and all(isinstance(value, str) for value in array.ravel())
+    return array.dtype.kind in ("O", "T") and all(isinstance(value, str) for value in array.ravel())
 
 
 def as_tensor(values: Any, where: str) -> Tensor:
