@@ -73,6 +73,7 @@ def test_create_after_a_killed_create(tmp_path):
         json.dumps({"pid": 2**22 + 1, "host": socket.gethostname(), "process": "x"})
     )
     (tmp_path / ".config.toml.abc").write_text("seed")
+    (tmp_path / ".lock.abc").write_text("")
     assert RunFolder.create(tmp_path, CONFIG).config["seed"] == 3
 
 

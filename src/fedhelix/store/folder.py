@@ -14,6 +14,7 @@ can watch a run that is still going on.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
@@ -80,7 +81,8 @@ class RunFolder:
                 f"'{path}' holds a run already; continue it with `{how}` or choose another folder."
             )
         # Left behind by a `create` that was killed half way; they are not the user's.
-        ours = {folder._lock.path, *folder.path.glob(".config.toml.*")}
+        halves = (folder.path.glob(f".{name}.*") for name in ("config.toml", "lock"))
+        ours = {folder._lock.path, *itertools.chain.from_iterable(halves)}
         if set(folder.path.iterdir()) - ours:
             raise UserError(f"'{path}' is not empty; choose an empty or a new folder for the run.")
         with folder:
