@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -22,11 +22,13 @@ BEST = 2  # candidates that are checked
 Losses = Callable[[Sequence[Sequence[int]], int], list[float]]
 
 
-def distinct(models: Sequence[State], origin: State) -> tuple[list[int], set[int]]:
-    """The first of each group of equal models, and which of these have copies."""
+def uncopied(models: Sequence[State], origin: State) -> list[int]:
+    """The models that nobody copied, since no two honest clients send the same one; if there is
+    none, the first of each group of equal models.
+    """
     originals = copies_of(models, origin)
-    firsts = [i for i, original in enumerate(originals) if original == i]
-    return firsts, {i for i in firsts if originals.count(i) > 1}
+    alone = [i for i, original in enumerate(originals) if originals.count(original) == 1]
+    return alone or [i for i, original in enumerate(originals) if original == i]
 
 
 def agreement(updates: Tensor, among: Sequence[int]) -> Tensor:
@@ -53,14 +55,13 @@ def culled(
     before: float,
     margin: float,
     least: int,
-    copied: Set[int] = frozenset(),
 ) -> list[int]:
     """Greedy: drop one model, or several suspects at once, as long as that lowers the loss.
 
     Suspects are the longest updates and those that agree least with the others. A drop must lower
-    the loss by more than `margin` of it, unless the updates oppose the others or were copied, or
-    the mean is worse than the model `before` the round. Candidates are tried on few samples, and
-    the best are checked on more.
+    the loss by more than `margin` of it, unless the updates oppose the others or the mean is worse
+    than the model `before` the round. Candidates are tried on few samples, and the best are checked
+    on more.
     """
     kept = list(among)
     (loss,) = losses([kept], CHECKED_ON)
@@ -69,10 +70,7 @@ def culled(
         lengths = updates[kept].norm(dim=1).tolist()
         groups = suspects(lengths, agrees, least)
         left = [[place for i, place in enumerate(kept) if i not in group] for group in groups]
-        margins = [
-            0.0 if all(agrees[i] < 0 or kept[i] in copied for i in group) else margin
-            for group in groups
-        ]
+        margins = [0.0 if all(agrees[i] < 0 for i in group) else margin for group in groups]
         tried = prices(losses(left, TRIED_ON), margins)
         best = sorted(range(len(groups)), key=lambda i: tried[i])[:BEST]
         found = losses([left[i] for i in best], CHECKED_ON)

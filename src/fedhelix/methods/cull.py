@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from fedhelix.components.culling import CHECKED_ON, agreeing, culled, distinct
+from fedhelix.components.culling import CHECKED_ON, agreeing, culled, uncopied
 from fedhelix.core.errors import UserError
 from fedhelix.core.layers import Layers
 from fedhelix.core.method import Context, Method, Upload
@@ -61,14 +61,14 @@ class Cull(Wrapper):
         origin = take(server["model"], ctx.layers.parameters)
         models = [{**server["model"], **upload.tree["model"]} for upload in uploads]
         updates = updates_of(models, origin)
-        kept, copied = distinct(models, origin)
+        kept = uncopied(models, origin)
         least = min(self.rho_min, len(kept))
         if ctx.score_on is None:
             kept = agreeing(updates, kept, least)
         else:
             losses = partial(losses_of, ctx.score_on, models, weights)
             before = ctx.score_on([server["model"]], CHECKED_ON)[0][1]
-            kept = culled(kept, updates, losses, before, self.margin, least, copied)
+            kept = culled(kept, updates, losses, before, self.margin, least)
         dropped = [uploads[i].client for i in range(len(uploads)) if i not in kept]
         ctx.metadata.setdefault("dropped", []).extend(dropped)
         total = sum(weights[i] for i in kept)
