@@ -17,6 +17,7 @@ from fedhelix.papers.helix.settings import (
     attacked_columns,
     gene_fl_columns,
     genfed_column,
+    more_gene_fl_columns,
     pfedgpa_columns,
 )
 
@@ -46,7 +47,9 @@ def in_pfedgpa(scale: Scale) -> list[Cell]:
 
 def in_gene_fl(scale: Scale) -> list[Cell]:
     """GENE-FL's Tables I and III with Helix and its strongest rivals."""
-    return cross(GENE_FL, gene_fl_columns(scale, eval_trained=True))
+    return cross(
+        GENE_FL, [*gene_fl_columns(scale, eval_trained=True), *more_gene_fl_columns(scale)]
+    )
 
 
 def ablation(scale: Scale) -> list[Cell]:
