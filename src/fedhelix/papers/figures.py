@@ -34,6 +34,8 @@ def figure(report: Mapping[str, Any]) -> Figure | None:
     done = [cell for cell in report["cells"] if cell["runs"] and cell["row"] in drawn]
     if report.get("across"):
         return _across(done, report["across"], report["title"])
+    if report.get("against"):
+        return _against(done, *report["against"])
     keys = list(dict.fromkeys(key for cell in done for key in cell))
     curves = [key for key in keys if key.endswith(CURVE)]
     vectors = [key for key in keys if _is_vector(done, key)]
@@ -55,6 +57,42 @@ def figure(report: Mapping[str, Any]) -> Figure | None:
     for axes in grid.flat[len(drawings) :]:
         axes.set_axis_off()
     _add_legend(figure, 3 if vectors else 2 * wide)
+    return figure
+
+
+def trade_off(axes: Axes, points: Mapping[str, tuple[float, float]], cost: str, gain: str) -> None:
+    """What every row gains by what it costs, as labelled points; Helix stands out."""
+    dearest = max(x for x, _ in points.values())
+    for row, (x, y) in points.items():
+        colour = COLOURS[1] if row.startswith("Helix") else COLOURS[0]
+        side, off = ("right", -5) if x > dearest / 2 else ("left", 5)
+        axes.plot(x, y, "o", color=colour, markersize=5)
+        axes.annotate(
+            literal(row), (x, y), (off, 3), textcoords="offset points", ha=side, fontsize=8
+        )
+    axes.margins(x=0.12)
+    axes.set(xlabel=cost, ylabel=gain)
+
+
+def _against(cells: Cells, cost: str, measures: Sequence[str]) -> Figure:
+    """Some measures against a cost, which may differ a lot: a panel for each, of the rows of the
+    first column that have all seeds.
+    """
+    column = cells[0]["column"]
+    cells = [cell for cell in cells if cell["column"] == column]
+    cells = [cell for cell in cells if cell["runs"] == max(other["runs"] for other in cells)]
+    figure = sheet(5.2 * len(measures), 4.0)
+    for axes, measure in zip(
+        figure.subplots(1, len(measures), squeeze=False).flat, measures, strict=True
+    ):
+        points = {
+            cell["row"]: (cell[cost]["mean"], cell[measure]["mean"])
+            for cell in cells
+            if cell[measure]["mean"] is not None
+        }
+        trade_off(axes, points, cost, f"{measure} in %")
+        tidy(axes, f"{column}: {measure}")
+        axes.set_xscale("log")
     return figure
 
 

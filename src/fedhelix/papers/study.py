@@ -50,6 +50,7 @@ class Study:
     vectors: Sequence[str] = ()  # recorded client by client, of the last round
     drawn: Sequence[str] = ()  # rows of the figure, where all of them would hide each other
     across: str = ""  # a measure to draw from column to column, instead of curves
+    against: tuple[str, Sequence[str]] | None = None  # a cost, and what to draw against it instead
     finish: Callable[[dict[str, Any]], None] | None = None  # adds measures that compare cells
 
     def specs(
@@ -83,6 +84,7 @@ class Study:
             "measures": list(self.measures),
             "drawn": list(self.drawn),
             "across": self.across,
+            **({"against": list(self.against)} if self.against else {}),
             "cells": [self.cell_report(cell, list(runs)) for cell, runs in cells],
         }
         if self.finish is not None:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from fedhelix.papers.cells import Scale
-from fedhelix.papers.gene_fl.measures import CURVE, MIB, TRAINED
+from fedhelix.papers.gene_fl.measures import MIB, TRAINED
 from fedhelix.papers.genfed import TARGETS
 from fedhelix.papers.helix.cells import (
     ablation,
@@ -87,7 +87,8 @@ STUDIES = [
             "downloads of the known in MiB": in_units("known_downlink_bytes", MIB),
         },
         SEVERAL,
-        curves=(CURVE,),
+        curves=(),
+        against=("uploads of the known in MiB", ("accuracy of the known", "accuracy of newcomers")),
         finish=against_helix("accuracy of the known", "accuracy of newcomers"),
     ),
     Study(

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedhelix.papers.figures import trade_off
 from fedhelix.papers.leaderboard.ranks import indistinct
 from fedhelix.report.style import COLOURS, GREY, literal, sheet, tidy
 
@@ -22,7 +22,7 @@ def draw(report: Mapping[str, Any]) -> dict[str, Figure]:
     if report["ranking"] is None:
         return {}
     figures = {"ranks": critical_differences(report["ranking"])}
-    return figures | {name: trade_off(report, measure) for name, measure in COSTS.items()}
+    return figures | {name: trade_offs(report, measure) for name, measure in COSTS.items()}
 
 
 def critical_differences(ranking: Mapping[str, Any]) -> Figure:
@@ -70,21 +70,16 @@ def relative_costs(report: Mapping[str, Any], measure: str) -> dict[str, tuple[f
     return costs
 
 
-def trade_off(report: Mapping[str, Any], measure: str) -> Figure:
+def trade_offs(report: Mapping[str, Any], measure: str) -> Figure:
     """Mean accuracy against cost, one labelled point for each method."""
-    figure = sheet(6.4, 4.2)
-    axes: Axes = figure.subplots()
-    for row, (cost, accuracy) in relative_costs(report, measure).items():
-        colour = COLOURS[1] if row == "Helix" else COLOURS[0]
-        axes.plot(cost, accuracy, "o", color=colour, markersize=5)
-        axes.annotate(
-            literal(row), (cost, accuracy), (4, 3), textcoords="offset points", fontsize=8
-        )
-    tidy(axes, f"Accuracy against {measure.removesuffix(' in MiB')}")
-    axes.set_xscale("symlog", linthresh=0.05)
-    axes.margins(x=0.12)
-    axes.set(
-        xlabel=f"{measure.removesuffix(' in MiB')}, times {BASELINE}'s (geometric mean)",
-        ylabel="accuracy in %, mean over settings",
+    figure, cost = sheet(6.4, 4.2), measure.removesuffix(" in MiB")
+    axes = figure.subplots()
+    trade_off(
+        axes,
+        relative_costs(report, measure),
+        f"{cost}, times {BASELINE}'s (geometric mean)",
+        "accuracy in %, mean over settings",
     )
+    tidy(axes, f"Accuracy against {cost}")
+    axes.set_xscale("symlog", linthresh=0.05)
     return figure
