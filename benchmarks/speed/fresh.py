@@ -1,5 +1,5 @@
-"""Twelve rounds of W1 in a fresh process, first round included: the batched engine on a machine that
-has and has not run it before, against a plain loop.
+"""Twelve rounds of W1 in a fresh process, first round included: the batched engine on a machine
+that has or has not run it before, against a plain loop.
 
     PYTHONPATH=src python benchmarks/speed/fresh.py --data-dir DIR --out FILE.json
 
