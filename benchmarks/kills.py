@@ -1,242 +1,187 @@
-"""Runs, comparisons, sweeps and deployments that are killed, resumed and compared to the bit.
+"""Runs, comparisons, sweeps, benches and deployments that are killed and compared to the bit.
 
-    python benchmarks/kills.py [--kills 100] [--minutes N] [--out FILE.json]
+    python benchmarks/kills.py [--kills 100] [--workers 1] [--minutes N] [--out FILE.json]
 
-Half of the kills come at a random moment, half at the n-th file operation in the run's folder, with
-n counted up from one. Each job is then continued (and sometimes killed again) until it is done; its
+Commands are forked; half of their kills come at a random moment, half at the n-th file operation in
+the job's folder. Each job is then continued (and sometimes killed again) until it is done; its
 records, but for seconds, and its checkpoints must equal those of a job that was left alone, and no
-temporary file may be left. Jobs are forked from one process that has imported everything.
+temporary file may be left. One kill in seven concerns a deployment of real processes, of which the
+server app, the SuperLink, a site, its worker or the network dies, several times in one run.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
+import itertools
 import json
+import multiprocessing
 import os
-import platform
-import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Collection, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
-from fedhelix.cli import app
-from fedhelix.runs.provenance import versions
-from fedhelix.runs.spec import make_spec
+HERE = Path(__file__).parent
+sys.path += [str(HERE.parent / "tests")]
+from killed import jobs
+from killed.jobs import JOBS, Kill, Outcome, Right
+from measured import origin, write
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from in_process import InProcessDeployment
-
-SMALL = {"clients": 4, "rounds": 4, "epochs": 1, "batch_size": 256, "kernels": "onednn"}
-SMALL |= {"model": "mlp", "train_samples": 200, "test_samples": 60, "engine": "serial"}
-FLAGS = [word for key, value in SMALL.items() for word in (f"--{key.replace('_', '-')}", value)]
-AGAIN = 0.2  # the share of continued jobs that are killed once more
-WRITES = {"os.rename", "os.remove", "os.mkdir", "os.link", "os.rmdir"}
-
-SWEEP = """\
-methods = ["fedavg", "scaffold"]
-[settings]
-{settings}
-[grid]
-lr = [0.05, 0.1]
-"""
+REAL = "processes"  # a deployment of real ones
+REAL_KILLS = 5  # in one run
+REAL_SHARE = 0.15  # of all kills
+REAL_WORKERS = 2 / 3  # at most
+LAST_SECONDS = 60.0  # before the time is up, in which no new run of a deployment begins
 
 
-def command(*words: object) -> None:
-    """The command line, in this process."""
-    sys.argv = ["fedhelix", *map(str, words)]
-    app.main()
+class Session(NamedTuple):
+    """A deployment of real processes, and how often it is hit."""
+
+    kills: int
+    seed: int
+    seconds: float
 
 
-def run(folder: Path) -> None:
-    begun = (folder / "config.toml").exists()
-    command("resume", folder, "-q") if begun else command(
-        "run", "scaffold", *FLAGS, "--out", folder, "-q"
+def prepare() -> None:
+    """A worker imports what commands need, so that what it forks begins at once."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as place, suppress(SystemExit):
+        jobs.run(Path(place) / "job")
+
+
+def session(wanted: Session) -> dict[str, Any]:
+    """A run of a deployment of real processes whose parts are killed."""
+    place = Path(tempfile.mkdtemp(prefix="fedhelix-kills-")).resolve()
+    paths = os.pathsep.join([str(HERE), *filter(None, sys.path)])
+    command = [sys.executable, "-m", "killed.deployments", str(place)]
+    options = {"--kills": wanted.kills, "--seed": wanted.seed, "--seconds": wanted.seconds}
+    done = subprocess.run(
+        [*command, *(str(word) for pair in options.items() for word in pair)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
     )
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines()
+        return {"killed": [], "failed": lines[-1] if lines else done.returncode}
+    shutil.rmtree(place, ignore_errors=True)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def compare(folder: Path) -> None:
-    begun = (folder / "comparison.toml").exists()
-    command("resume", folder, "-q") if begun else command(
-        "compare", "fedavg", "fedper", *FLAGS, "--out", folder, "-q"
-    )
+def judged(found: dict[str, Any], calm: dict[str, Any]) -> str:
+    """What came of a session, in a word."""
+    if "failed" in found:
+        return f"failed: {found['failed']}"
+    if found["result"] != calm["result"]:
+        return "differs"
+    return f"leaves {found['leftovers'][0]}" if found["leftovers"] else "equal"
 
 
-def sweep(folder: Path) -> None:
-    file = folder.parent / "sweep.toml"
-    settings = "\n".join(f"{key} = {json.dumps(value)}" for key, value in SMALL.items())
-    file.write_text(SWEEP.format(settings=settings))
-    command("sweep", file, "--out", folder, "-q")
+def planned(right: dict[str, Right]) -> Iterator[Kill]:
+    """Jobs in turn, at random moments and at every file operation in turn."""
+    for number in itertools.count():
+        for job, alone in right.items():
+            at = 1 + number // 2 % alone.operations if number % 2 else None
+            yield Kill(job, number, at)
 
 
-def deployment(folder: Path) -> None:
-    """A server and three sites in one process, which is killed as a whole."""
-    settings = {key: value for key, value in SMALL.items() if key != "engine"}
-    spec = make_spec("fedper", settings | {"clients": 3})
-    deployed = InProcessDeployment(folder, 3)
-    out = folder / "run"
-    begun = (out / "config.toml").exists()
-    deployed.federation(spec).fit(
-        4, out=out, resume=begun, config=spec.as_dict(), quiet=True
-    ).federation.close()
+class Tally:
+    """What came of all kills so far."""
+
+    def __init__(self, right: dict[str, Right]):
+        self.right = right
+        self.kills = Counter[str]()
+        self.outcomes = {name: Counter[str]() for name in (*right, REAL)}
+        self.parts = Counter[str]()  # of deployments of real processes
+        self.begun = time.monotonic()
+
+    def add(self, job: str, outcome: Outcome) -> None:
+        self.kills[job] += outcome.kills
+        self.outcomes[job][outcome.what] += 1
+        if outcome.what != "equal":
+            print(job, outcome.what, flush=True)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "kills": self.kills.total(),
+            "kills_by_job": dict(self.kills),
+            "killed_processes": dict(self.parts),
+            "outcomes": {job: dict(counts) for job, counts in self.outcomes.items()},
+            "file_operations": {job: alone.operations for job, alone in self.right.items()},
+            "wall_seconds": round(time.monotonic() - self.begun, 1),
+        }
 
 
-JOBS: dict[str, Callable[[Path], None]] = {
-    "run": run,
-    "compare": compare,
-    "sweep": sweep,
-    "deployment": deployment,
-}
+class Plan:
+    """Which task comes next: as many real kills as their share, as long as there is time."""
 
+    def __init__(self, right: dict[str, Right], arguments: argparse.Namespace, until: float):
+        self.commands, self.until = planned(right), until
+        self.real = int(REAL_SHARE * arguments.kills)
+        self.left = arguments.kills - self.real
+        self.right = right
+        self.most = max(1, int(REAL_WORKERS * arguments.workers))
 
-def stop_at(count: int, folder: Path) -> None:
-    """Kill this process at its n-th file operation in a folder."""
-    left = count
-
-    def look(event: str, args: tuple) -> None:
-        nonlocal left
-        writes = event in WRITES or (event == "open" and isinstance(args[2], int) and args[2] & 3)
-        if writes and str(args[0]).startswith(str(folder)):
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(look)
-
-
-def fork(job: str, folder: Path, at: int | None = None) -> int:
-    """Start a job in a process of its own; with `at` it dies at that file operation."""
-    if child := os.fork():
-        return child
-    code = 1
-    try:
-        silent = os.open(folder.parent / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(silent, 1)
-        os.dup2(silent, 2)
-        if at is not None:
-            stop_at(at, folder)
-        JOBS[job](folder)
-        code = 0
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        os._exit(code)
-
-
-def ended(child: int) -> int:
-    """How a job has ended: its exit code, negative for a signal."""
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def result(folder: Path) -> dict[str, str]:
-    """What a job has written, without seconds, as a checksum for each run folder's part."""
-    found = {}
-    for config in sorted(folder.rglob("config.toml")):
-        place, lines = config.parent, []
-        for line in (place / "metrics.jsonl").read_text().splitlines():
-            record = json.loads(line)
-            lines.append({k: v for k, v in record.items() if k not in ("seconds", "wire")})
-        manifest = json.loads((place / "checkpoint" / "manifest.json").read_text())
-        states = {"server": manifest["server"], **manifest["clients"]}
-        sums = {owner: entry["sha256"] for owner, entry in states.items()}
-        text = json.dumps([lines, sums, manifest["round"]], sort_keys=True)
-        found[str(place.relative_to(folder))] = hashlib.sha256(text.encode()).hexdigest()
-    return found
-
-
-def leftovers(folder: Path) -> list[str]:
-    names = [path.name for path in folder.rglob(".*")]
-    return names + [path.name for path in folder.rglob("lock")]
-
-
-def trial(job: str, seconds: float, at: int | None, draw: random.Random, right: dict) -> str:
-    """Kill a job once or several times, and continue it; what came of it in a word."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place).resolve() / "job"
-        child = fork(job, folder, at)
-        if at is None:
-            time.sleep(draw.uniform(0, seconds))
-            os.kill(child, signal.SIGKILL)
-        code = ended(child)
-        if at is not None and code == 0:
-            return "over"  # the job has fewer file operations
-        for _ in range(5):
-            child = fork(job, folder)
-            if draw.random() < AGAIN:
-                time.sleep(draw.uniform(0, seconds))
-                os.kill(child, signal.SIGKILL)
-            code = ended(child)
-            if code >= 0:
-                break
-        if code != 0:
-            words = (folder.parent / "log").read_text().strip().splitlines()
-            return f"failed: {words[-1] if words else code}"
-        if result(folder) != right:
-            return "differs"
-        left = leftovers(folder)
-        return f"leaves {left[0]}" if left else "equal"
+    def task(
+        self, pool: ProcessPoolExecutor, running: Collection[str]
+    ) -> tuple[str, Future[Any]] | None:
+        """The next task, if there is one, given the jobs that are running."""
+        now = time.monotonic()
+        room = self.left <= 0 or list(running).count(REAL) < self.most
+        if self.real > 0 and room and now < self.until - LAST_SECONDS:
+            count = min(REAL_KILLS, self.real)
+            self.real -= count
+            seconds = min(self.until - now, 600.0)
+            return REAL, pool.submit(session, Session(count, self.real, seconds))
+        if self.left > 0 and now < self.until:
+            self.left -= 1
+            kill = next(self.commands)
+            return kill.job, pool.submit(jobs.trial, kill, self.right[kill.job])
+        return None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--minutes", type=float, default=float("inf"))
-    parser.add_argument("--out", type=Path, help="FILE.json")
+    parser.add_argument("--out", type=Path, help="FILE.json, written as results come")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    begun, draw = time.monotonic(), random.Random(0)
-    right, seconds, operation = {}, {}, dict.fromkeys(JOBS, 0)
-    for job in JOBS:
-        place = Path(tempfile.mkdtemp()).resolve()
-        started = time.monotonic()
-        assert ended(fork(job, place / "job")) == 0, (place / "log").read_text()
-        seconds[job], right[job] = time.monotonic() - started, result(place / "job")
-        assert right[job]
-        shutil.rmtree(place)
-    outcomes = {job: Counter[str]() for job in JOBS}
-    done = 0
-    while done < arguments.kills and time.monotonic() - begun < 60 * arguments.minutes:
-        job = list(JOBS)[done % len(JOBS)]
-        at = None
-        if done // len(JOBS) % 2:
-            operation[job] += 1
-            at = operation[job]
-        outcome = trial(job, seconds[job], at, draw, right[job])
-        if outcome == "over":
-            operation[job] = 0
-            continue
-        outcomes[job][outcome] += 1
-        done += 1
-        if outcome != "equal":
-            print(job, at, outcome, flush=True)
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    report = {
-        "command": f"python benchmarks/kills.py {' '.join(sys.argv[1:])}",
-        "commit": commit,
-        "machine": platform.machine(),
-        "versions": versions(),
-        "kills": done,
-        "outcomes": {job: dict(counts) for job, counts in outcomes.items()},
-        "last_file_operation": operation,
-        "wall_seconds": round(time.monotonic() - begun, 1),
-    }
-    print(json.dumps(report["outcomes"]))
-    if arguments.out:
-        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    os.environ["OMP_NUM_THREADS"] = "1"  # the order of sums
+    until = time.monotonic() + 60 * arguments.minutes
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(arguments.workers, spawn, prepare) as pool:
+        alone = pool.submit(session, Session(0, 0, 0.0))
+        right = dict(zip(JOBS, pool.map(jobs.left_alone, JOBS), strict=True))
+        calm = alone.result()
+        assert "failed" not in calm, calm
+        tally, plan = Tally(right), Plan(right, arguments, until)
+        tasks: dict[Future[Any], str] = {}
+        while True:
+            while len(tasks) < arguments.workers and (task := plan.task(pool, tasks.values())):
+                tasks[task[1]] = task[0]
+            if not tasks:
+                break
+            for done in wait(tasks, return_when=FIRST_COMPLETED).done:
+                job, found = tasks.pop(done), done.result()
+                if job == REAL:
+                    tally.parts.update(found["killed"])
+                    found = Outcome(judged(found, calm), len(found["killed"]))
+                else:
+                    plan.left += 1 - found.kills  # one that came too late is made up for
+                tally.add(job, found)
+                write(arguments.out, {**origin(), **tally.as_dict()})
+    print(json.dumps(tally.as_dict()), flush=True)
 
 
 if __name__ == "__main__":

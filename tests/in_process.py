@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 from flwr.app import Error, Message
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
@@ -23,8 +24,21 @@ EXPERIMENT = "0123456789abcdef" * 2
 Answer = Callable[[bytes], "bytes | Late | Exception | None"]
 
 
+def small_images(folder: Path, samples: int = 96) -> str:
+    """A file with few samples of three classes, of which sites take their parts."""
+    y = np.arange(samples) % 3
+    x = np.random.default_rng(0).normal(size=(samples, 1, 8, 8)) + y[:, None, None, None]
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / "images.npz", x=x.astype(np.float32), y=y)
+    return str(folder / "images.npz")
+
+
 class Late(bytes):
     """An answer that is held back until `InProcessGrid.deliver` is called."""
+
+
+class Slow(bytes):
+    """An answer that is not there at the first look, but at the second."""
 
 
 class InProcessGrid(Grid):
@@ -36,6 +50,7 @@ class InProcessGrid(Grid):
         self.activated: dict[int, str] = {}
         self.waiting: list[Message] = []
         self.held: list[Message] = []
+        self.slow: list[Message] = []
         self._ids = itertools.count()
         TaskIdentity.task_id = TaskIdentity.run_id = 1
         TaskIdentity.node_id = 1
@@ -66,13 +81,17 @@ class InProcessGrid(Grid):
         for message in messages:
             keys.append(f"message-{next(self._ids)}")
             message.metadata.__dict__["_message_id"] = keys[-1]
-            answer = self.answers[message.metadata.dst_node_id](unpack(message))
-            if isinstance(answer, Exception):
-                self.waiting.append(Message(Error(code=0, reason=str(answer)), reply_to=message))
-            elif answer is not None:
-                queue = self.held if isinstance(answer, Late) else self.waiting
-                queue.append(Message(pack(bytes(answer)), reply_to=message))
+            self.ask(message)
         return keys
+
+    def ask(self, message):
+        """Let a node work on a request."""
+        answer = self.answers[message.metadata.dst_node_id](unpack(message))
+        if isinstance(answer, Exception):
+            self.waiting.append(Message(Error(code=0, reason=str(answer)), reply_to=message))
+        elif answer is not None:
+            queue = {Late: self.held, Slow: self.slow}.get(type(answer), self.waiting)
+            queue.append(Message(pack(bytes(answer)), reply_to=message))
 
     def deliver(self):
         """Release the answers that were held back."""
@@ -83,7 +102,8 @@ class InProcessGrid(Grid):
         pulled = [
             message for message in self.waiting if message.metadata.reply_to_message_id in wanted
         ]
-        self.waiting = [message for message in self.waiting if message not in pulled]
+        self.waiting = [message for message in self.waiting if message not in pulled] + self.slow
+        self.slow = []
         return pulled
 
     def send_and_receive(self, messages, *, timeout=None):

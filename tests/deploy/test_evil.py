@@ -13,7 +13,7 @@ from fedhelix.runs.spec import make_spec
 from fedhelix.store.json import json_line
 from fuzz.mutations import mutated
 from helpers import CHEAP, NETWORKS
-from in_process import InProcessDeployment
+from in_process import InProcessDeployment, small_images
 
 EVIL, SITES, ROUNDS = 2, 4, 4
 
@@ -28,12 +28,7 @@ IN_ROUNDS = [name for name, kind in METHODS.items() if kind().capabilities.buffe
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
     """A file with few samples, of which sites take their parts."""
-    draw = np.random.default_rng(0)
-    y = np.arange(96) % 3
-    x = (draw.normal(size=(96, 1, 8, 8)) + y[:, None, None, None]).astype(np.float32)
-    path = tmp_path_factory.mktemp("data") / "images.npz"
-    np.savez(path, x=x, y=y)
-    return str(path)
+    return small_images(tmp_path_factory.mktemp("data"))
 
 
 def evil(honest, seed):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 from flwr.app import Message as FlowerMessage
 
 from fedhelix.deploy import messages
@@ -18,11 +18,11 @@ from fedhelix.federation import guard
 from fedhelix.federation.uploads import decode_uploads, validate_uploads
 from fedhelix.runs.spec import make_spec
 from fedhelix.store.json import json_line
-from in_process import InProcessDeployment
+from in_process import InProcessDeployment, small_images
 
 SITES, EVIL = 4, 2
 SMALL = {
-    "clients": SITES, "rounds": 3, "epochs": 1, "batch_size": 16, "kernels": "onednn",
+    "clients": SITES, "rounds": 3, "epochs": 1, "batch_size": 64, "kernels": "onednn",
     "model": "mlp", "partition": "iid",
 }  # fmt: skip
 # Uploads of every form: plain, with a control, packed, with numbers beside the model, with codes.
@@ -36,20 +36,11 @@ class Sample(NamedTuple):
     answer: bytes
 
 
-def images(folder: Path) -> str:
-    """A file with few samples, of which sites take their parts."""
-    y = np.arange(96) % 3
-    x = np.random.default_rng(0).normal(size=(96, 1, 8, 8)) + y[:, None, None, None]
-    folder.mkdir(parents=True, exist_ok=True)
-    np.savez(folder / "images.npz", x=x.astype(np.float32), y=y)
-    return str(folder / "images.npz")
-
-
 class ServerTarget:
     """A server that waits for the answer of one of four sites; the others have answered."""
 
     def __init__(self, folder: Path, method: str):
-        data = images(folder)
+        data = small_images(folder)
         self.deployment = InProcessDeployment(folder, SITES, data, common=True)
         self.honest: dict[str, list[Sample]] = {}
         self.unexpected: list[str] = []
@@ -61,6 +52,12 @@ class ServerTarget:
         for _, state in self.fed.run_rounds(1, self.state):
             self.after = state
         del self.honest["describe"][:-1]
+        method, ctx = self.fed.method, self.fed.context(0, 3)
+        self.payloads = {i: method.download(self.state.server, i, ctx) for i in range(SITES)}
+        self.answers = {
+            kind: {i: messages.read(sample.answer) for i, sample in enumerate(samples)}
+            for kind, samples in self.honest.items()
+        }
 
     def _record_answers(self) -> None:
         for node, honest in list(self.deployment.grid.answers.items()):
@@ -105,43 +102,43 @@ class ServerTarget:
 
     def _train(self, answer: messages.Message) -> bool:
         ctx, method = self.fed.context(0, 3), self.fed.method
-        samples = enumerate(self.honest["train"])
-        answers = {i: messages.read(sample.answer) for i, sample in samples} | {EVIL: answer}
-        self.engine.missing.clear()
-        results = list(self.engine.accept(answers).values())
-        payloads = {i: method.download(self.state.server, i, ctx) for i in answers}
-        plain, refused = decode_uploads(method, results, payloads, ctx, True)
+        results = list(self.engine.accept(self._with("train", answer)).values())
+        plain, refused = decode_uploads(method, results, self.payloads, ctx, True)
         uploads, invalid = validate_uploads(plain, self.fed.initial, self.fed.needed)
         _, harmful = guard.aggregate(method, self.state.server, uploads, ctx, True)
-        blamed = set(refused | invalid | harmful) | {str(i) for i in self.engine.missing}
-        assert blamed <= {str(EVIL)}, blamed
-        return not blamed
+        return self._is_fine(refused | invalid | harmful)
 
     def _client_init(self, answer: messages.Message) -> bool:
-        samples = enumerate(self.honest["client_init"])
-        answers = {i: messages.read(sample.answer) for i, sample in samples} | {EVIL: answer}
-        self.engine._request = lambda *_: answers
-        self.engine.missing.clear()
-        tasks = [ClientTask(i, 0, {}, {}) for i in answers]
-        inits = self.engine.client_init(tasks)
-        guard.server_init(self.fed.method, inits, self.fed.context(0, 3), True)
-        return EVIL in inits
+        answers = self._with("client_init", answer)
+        inits = self.engine.client_init([ClientTask(i, 0, {}, {}) for i in answers])
+        server = guard.server_init(self.fed.method, inits, self.fed.context(0, 3), True)
+        return self._is_fine(server[2])
 
     def _evaluate(self, answer: messages.Message) -> bool:
-        samples = enumerate(self.honest["evaluate"])
-        answers = {i: messages.read(sample.answer) for i, sample in samples} | {EVIL: answer}
-        self.engine._request = lambda *_: answers
-        self.engine.missing.clear()
+        self._with("evaluate", answer)
         record = self.fed.evaluate(self.after, self.fed.context(0, 3))
         assert json_line(record)
-        return True
+        return self._is_fine({})
+
+    def _with(self, kind: str, answer: messages.Message) -> dict[int, messages.Message]:
+        """All answers to a request, one of them the evil site's, which the engine then gets."""
+        answers = self.answers[kind] | {EVIL: answer}
+        self.engine.request = lambda *_: answers
+        self.engine.missing.clear()
+        return answers
+
+    def _is_fine(self, blamed: Mapping[Any, str]) -> bool:
+        """Whether nobody is blamed; only the evil site may be."""
+        names = {int(client) for client in (*blamed, *self.engine.missing)}
+        assert names <= {EVIL}, (names, blamed, self.engine.missing)
+        return not names
 
 
 class SiteTarget:
     """A site that has worked on a round."""
 
     def __init__(self, folder: Path, method: str):
-        data = images(folder)
+        data = small_images(folder)
         deployment = InProcessDeployment(folder, SITES, data, common=True)
         self.site = deployment.sites[EVIL]
         self.honest: dict[str, list[bytes]] = {}

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fedhelix.cli.common import Address, EngineName, Json, Minutes, Quiet, Workers, places
 from fedhelix.core.errors import UserError, unknown
-from fedhelix.core.files import writable, write_atomically
+from fedhelix.core.files import remove_leftovers, writable, write_atomically
 from fedhelix.report.terminal import listing
 from fedhelix.runs.comparison import check_seeds
 from fedhelix.runs.jobs import is_begun
@@ -149,6 +149,7 @@ def write_report(report: Mapping[str, Any], path: Path, out: Path) -> bool:
         words = f"'{path}' was made of {known} runs, more than there are in '{out}'"
         print(f"fedhelix: {words}; it stays as it is.", file=sys.stderr)
         return False
+    remove_leftovers(path.parent, path.name, f"{path.stem}.png")
     write_atomically(path, (json.dumps(report, indent=1) + "\n").encode())
     return True
 

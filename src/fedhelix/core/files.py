@@ -37,6 +37,13 @@ def write_atomically(path: Path, content: bytes, private: bool = False) -> None:
         raise
 
 
+def remove_leftovers(folder: Path, *names: str) -> None:
+    """Delete what killed writes of these files have left behind; nobody may be writing them."""
+    for name in names:
+        for left in folder.glob(f".{name}.*"):
+            left.unlink(missing_ok=True)
+
+
 def writable(folder: Path) -> None:
     """Make a folder, and say at once if nothing can be written there, before any work is done for
     it.

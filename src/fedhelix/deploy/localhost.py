@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhelix.core.errors import EngineFailure, UserError
-from fedhelix.core.files import write_atomically
+from fedhelix.core.files import remove_leftovers, write_atomically
 from fedhelix.deploy.control import Control
 from fedhelix.deploy.keys import make_certificates, make_site_key
 from fedhelix.deploy.site import common_source
@@ -208,6 +208,9 @@ class LocalDeployment:
         with suppress(OSError):  # acquiring the lock reports it better
             self.folder.mkdir(parents=True, exist_ok=True)
         self._lock.acquire()
+        remove_leftovers(self.folder, STATE_FILE)
+        remove_leftovers(self.folder / "keys", "*")
+        remove_leftovers(self.folder / "sites", "*")
         try:
             self._start()
         except BaseException:

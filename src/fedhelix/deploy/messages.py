@@ -100,7 +100,7 @@ def max_message_bytes(initial: State) -> int:
 def check_tree(tree: Tree, initial: State, shapes: bool = False) -> None:
     """Raise UserError for a tree that no method could have sent.
 
-    Of an upload, shapes and finite values are checked later, with the others of the round.
+    Of an upload, names, shapes and finite values are checked later, with the others of the round.
     """
     for path, value in flatten(tree).items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -110,10 +110,12 @@ def check_tree(tree: Tree, initial: State, shapes: bool = False) -> None:
         raise UserError("holds something else than a model under 'model'.")
     for name, value in model.items():
         if not isinstance(value, Tensor):
-            raise UserError(f"holds no tensor for '{name}'.")
+            raise UserError(f"holds no tensor for '{schema.clipped(name)}'.")
         if name in initial and value.dtype != initial[name].dtype:
             raise UserError(f"has {value.dtype} for '{name}' instead of {initial[name].dtype}.")
-        if shapes and name in initial and value.shape != initial[name].shape:
+        if shapes and name not in initial:
+            raise UserError(f"has an entry '{schema.clipped(name)}' that the network has not.")
+        if shapes and value.shape != initial[name].shape:
             raise UserError(f"has another shape for '{name}' than the network.")
 
 

@@ -35,7 +35,7 @@ from flwr.supernode.fleet_http_connection import http_request_response
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedhelix.core.errors import EngineFailure, UserError
-from fedhelix.core.files import write_atomically
+from fedhelix.core.files import remove_leftovers, write_atomically
 from fedhelix.deploy.transport import PULL_RETRIES, pack, unpack
 
 RECONNECT_SECONDS = 3.0  # before a broken connection is made anew
@@ -73,6 +73,7 @@ def connect(
     `node_file` holds the node's id while it is connected.
     """
     keys, root = read_key(key), certificate.read_bytes()
+    remove_leftovers(node_file.parent, node_file.name)
     deactivate(superlink, root, keys, node_file)
     logging.getLogger("flwr").addFilter(_no_exit_message)
     while True:

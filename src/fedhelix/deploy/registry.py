@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhelix.core.errors import UserError
-from fedhelix.core.files import write_atomically
+from fedhelix.core.files import remove_leftovers, write_atomically
 from fedhelix.store.json import loads
 
 SiteDescription = Mapping[str, Any]  # what a site says about its data
@@ -25,6 +25,8 @@ class SiteRegistry:
         self.descriptions: dict[str, SiteDescription] = {}
         # Called with the client number and description of every site that joins.
         self.on_join: Callable[[int, SiteDescription], None] = lambda client, description: None
+        if path is not None:
+            remove_leftovers(path.parent, path.name)
         if path is not None and path.exists():
             try:
                 self.descriptions = dict(loads(path.read_bytes()))

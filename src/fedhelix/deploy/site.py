@@ -101,9 +101,12 @@ class Site:
             self.policy.check_bytes(payload_bytes(body))
         except UserError as problem:
             fields, body = {"error": str(problem)}, {}
+        except OSError as problem:
+            fields, body = {"error": f"the site's disk: {problem.strerror}"}, {}
         except Exception as problem:
             traceback.print_exc()  # into the site's log
-            fields, body = {"error": f"{type(problem).__name__}: {problem}"}, {}
+            words = clipped(f"{type(problem).__name__}: {problem}")
+            fields, body = {"error": f"the site cannot work on what the server sent ({words})"}, {}
         if "loss" in fields and not self.policy.metrics:
             fields = {**fields, "loss": math.nan}
         repeated = {key: header.get(key) for key in messages.REPEATED}

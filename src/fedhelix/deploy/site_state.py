@@ -7,7 +7,7 @@ from pathlib import Path
 import safetensors.torch
 
 from fedhelix.core.errors import UserError
-from fedhelix.core.files import write_atomically
+from fedhelix.core.files import remove_leftovers, write_atomically
 from fedhelix.core.shift import load_shifted
 from fedhelix.core.tree import State, Tree, load, save
 from fedhelix.engines.local import Setup
@@ -46,6 +46,7 @@ class SiteState:
         earlier = [known for known in self._rounds() if known < round]
         if client_state or earlier:
             save(client_state, self._path(round))
+        remove_leftovers(self.folder, "*")
         for known in self._rounds():
             if known > round or known in earlier[:-1]:
                 self._path(known).unlink(missing_ok=True)

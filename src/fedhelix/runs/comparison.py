@@ -10,7 +10,7 @@ from typing import Any
 
 from fedhelix.core import toml
 from fedhelix.core.errors import UserError
-from fedhelix.core.files import write_atomically
+from fedhelix.core.files import remove_leftovers, write_atomically
 from fedhelix.runs.config import PLACES
 from fedhelix.runs.jobs import Session
 from fedhelix.runs.spec import RunSpec, absolute, located, make_specs
@@ -122,8 +122,7 @@ def _write_note(out: Path, note: dict[str, Any]) -> None:
             )
         else:
             write_atomically(out / COMPARISON, toml.dumps(note).encode())
-            for left in out.glob(f".{COMPARISON}.*"):  # by a process that was killed
-                left.unlink(missing_ok=True)
+            remove_leftovers(out, COMPARISON)
     except (FileExistsError, NotADirectoryError):
         raise UserError(f"'{out}' is a file or lies below one; choose a folder.") from None
     except OSError as problem:

@@ -9,9 +9,9 @@ from typing import Any
 
 from fedhelix.core import tree
 from fedhelix.core.errors import UserError
-from fedhelix.core.files import write_atomically
+from fedhelix.core.files import remove_leftovers, write_atomically
 from fedhelix.core.tree import Tree
-from fedhelix.store.json import read_json
+from fedhelix.store.json import json_object, read_bytes
 from fedhelix.store.seal import DIGEST, SEALED, with_digest
 
 # All files that a checkpoint may write, temporary ones included.
@@ -76,9 +76,7 @@ class Checkpoint:
 
     def clean(self) -> None:
         """Delete what killed writes have left behind."""
-        for pattern in OURS:
-            for path in self.path.glob(pattern) if pattern.startswith(".") else ():
-                path.unlink(missing_ok=True)
+        remove_leftovers(self.path, "*.safetensors", self.manifest_path.name)
 
     def read(
         self, device: str, lazily: bool = False
@@ -107,11 +105,12 @@ class Checkpoint:
         return 0 if manifest is None else int(manifest["round"])
 
     def _manifest(self) -> dict[str, Any] | None:
-        manifest = read_json(self.manifest_path)
-        if manifest is None:
+        content = read_bytes(self.manifest_path)  # once: another process may replace it
+        if content is None:
             return None
+        manifest = json_object(content, self.manifest_path)
         digest = manifest.pop(DIGEST, None)
-        if (digest or manifest.keys() & SEALED) and not self._is_whole(manifest):
+        if (digest or manifest.keys() & SEALED) and content != with_digest(manifest):
             raise UserError(
                 f"'{self.manifest_path}' is damaged: its checksum is wrong; "
                 "restore it from a backup."
@@ -131,13 +130,6 @@ class Checkpoint:
                 f"'{self.manifest_path}' is damaged: it is not the manifest of a checkpoint."
             )
         return manifest
-
-    def _is_whole(self, manifest: Mapping[str, Any]) -> bool:
-        """Whether the file is what a manifest with this content would be written as."""
-        try:
-            return self.manifest_path.read_bytes() == with_digest(manifest)
-        except FileNotFoundError:
-            return False
 
     def _write_file(
         self, stem: str, state: Tree, before: dict[str, str] | None, in_use: set[str]

@@ -18,7 +18,6 @@ import itertools
 import json
 import os
 import shlex
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedhelix.core import toml
 from fedhelix.core.errors import UserError
-from fedhelix.core.files import write_atomically
+from fedhelix.core.files import remove_leftovers, write_atomically
 from fedhelix.core.tree import Tree
 from fedhelix.store.checkpoint import Checkpoint, States
 from fedhelix.store.json import json_line, loads, read_json, strict
@@ -41,7 +40,6 @@ FORMAT = 2  # 1: version 0.1, with other names for some keys of records and clie
 RUNS = Path("runs")  # where the command line puts runs
 CHOICES = "choices.json"
 FILES = ("config.toml", "clients.json", CHOICES, "summary.json")  # those with a checksum
-LOCK_SECONDS = 60  # after which a lock that was moved aside is nobody's
 COMPARISON = "comparison.toml"  # the file that makes a folder of runs a comparison
 
 
@@ -103,13 +101,7 @@ class RunFolder:
 
     def _clean(self) -> None:
         """Delete the temporary files of a process that was killed."""
-        for name in (*FILES, self._metrics_path.name):
-            for path in self.path.glob(f".{name}.*"):
-                path.unlink(missing_ok=True)
-        for path in self.path.glob(".lock.*"):
-            with suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > LOCK_SECONDS:
-                    path.unlink()
+        remove_leftovers(self.path, *FILES, self._metrics_path.name)
         self._checkpoint.clean()
 
     def __exit__(self, *_: object) -> None:

@@ -43,17 +43,29 @@ def _real(digits: str) -> float:
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """A JSON object from a file; None when there is no such file."""
+    content = read_bytes(path)
+    return None if content is None else json_object(content, path)
+
+
+def read_bytes(path: Path) -> bytes | None:
+    """What a file holds; None when there is no such file."""
     try:
-        content = loads(path.read_bytes())
+        return path.read_bytes()
     except FileNotFoundError:
         return None
     except OSError as problem:
         raise UserError(f"'{path}' cannot be read: {problem.strerror}.") from None
+
+
+def json_object(content: bytes, path: Path) -> dict[str, Any]:
+    """The JSON object that a file holds."""
+    try:
+        value = loads(content)
     except ValueError as problem:
         raise UserError(f"'{path}' is damaged: {problem}.") from None
-    if not isinstance(content, dict):
+    if not isinstance(value, dict):
         raise UserError(f"'{path}' is damaged: it does not hold a JSON object.")
-    return content
+    return value
 
 
 def json_line(record: Mapping[str, Any]) -> bytes:

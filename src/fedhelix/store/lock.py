@@ -21,6 +21,9 @@ UNSIGNED = (
 )  # fmt: skip
 
 
+MOVED_SECONDS = 60  # after which a lock that was moved aside is nobody's
+
+
 class Lock:
     """A file that names its process; it is void once the process is dead."""
 
@@ -53,6 +56,15 @@ class Lock:
                 f"'{self.path.parent}' cannot be written: {problem.strerror}."
             ) from None
         self.held = True
+        self._clean()
+
+    def _clean(self) -> None:
+        """Delete the halves of locks whose processes were killed."""
+        for half in self.path.parent.glob(f".{self.path.name}.*"):
+            with suppress(OSError):
+                age = time.time() - half.stat().st_mtime
+                if age > MOVED_SECONDS or _is_signed_by_the_dead(half.read_bytes()):
+                    half.unlink()
 
     def _create(self) -> None:
         """Make the file with its signature in one step, so that no kill leaves an unsigned one."""
@@ -117,6 +129,13 @@ def writer_lives(lock: bytes) -> bool:
     """Whether the process that signed a lock is still running."""
     try:
         return _alive(_signature(lock))
+    except UNSIGNED:
+        return False
+
+
+def _is_signed_by_the_dead(lock: bytes) -> bool:
+    try:
+        return not _alive(_signature(lock))
     except UNSIGNED:
         return False
 

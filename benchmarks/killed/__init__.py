@@ -1,0 +1,1 @@
+"""What `benchmarks/kills.py` kills: commands in forked processes, and deployments of real ones."""
