@@ -1,6 +1,5 @@
 """DP-SGD: clipping and noise by hand and by distribution, the same on all engines, the budget."""
 
-import importlib.util
 import os
 from dataclasses import replace
 
@@ -228,16 +227,6 @@ def test_a_resumed_run_is_the_straight_run(tmp_path):
 
 def test_it_goes_through_secure_aggregation():
     small(Secure(DPSGD(epsilon=50.0))).fit(1, quiet=True)
-
-
-@pytest.mark.skipif(not importlib.util.find_spec("opacus"), reason="no Opacus here")
-def test_epsilon_of_poisson_batches_is_that_of_opacus():
-    from opacus.accountants import RDPAccountant
-
-    theirs = RDPAccountant()
-    theirs.history = [(1.1, 0.01, 500)]
-    ours = Accounting("rdp", "poisson", 1e-5).epsilon(1.1, {0.01: 500})
-    assert ours == pytest.approx(theirs.get_epsilon(1e-5), rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["scaffold", "fedrep", "gene-fl", "fedala", "calibrated"])
