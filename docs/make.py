@@ -40,6 +40,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "scaffold": measurements.scaffold,
     "study": studies.study,
     "settings": lambda paper: claims.settings(paper, RESULTS),
+    "privacy": measurements.privacy,
     "public": methods.public,
     "table1": measurements.table1,
     "use": methods.use,

@@ -228,6 +228,19 @@ def participation() -> str:
     return table(["local training", *heads], rows)
 
 
+def privacy() -> str:
+    """Accuracy against epsilon."""
+    if not exists("privacy"):
+        return "Not run yet.\n"
+    measured, rows = result("privacy"), []
+    for name, cell in measured.items():
+        if isinstance(cell, dict) and "table" in cell:
+            cells = ((row["method"], percent(row, "personal_accuracy")) for row in cell["table"])
+            rows += [[name, *values] for values in cells]
+    heads = ["noise", "method ", "personal accuracy %"]
+    return f"`{measured['command']}` ({measured['device']})\n\n{table(heads, rows)}"
+
+
 def audit(name: str) -> str:
     """What `fedhelix audit` reconstructed."""
     if not exists(name):

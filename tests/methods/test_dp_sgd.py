@@ -1,6 +1,5 @@
 """DP-SGD: clipping and noise by hand and by distribution, the same on all engines, the budget."""
 
-import importlib.util
 import os
 from dataclasses import replace
 
@@ -8,7 +7,21 @@ import pytest
 import torch
 from scipy import stats
 
-from fedhelix import DPSGD, METHODS, Batch, FedAvg, FedAvgM, FedPer, Secure, UserError
+from fedhelix import (
+    DPSGD,
+    METHODS,
+    Batch,
+    Calibrated,
+    Clustered,
+    Compact,
+    Cull,
+    FedAvg,
+    FedAvgM,
+    FedPer,
+    Finish,
+    Secure,
+    UserError,
+)
 from fedhelix.components.accounting import Accounting
 from fedhelix.components.sample_gradients import clipped_mean, surrogate, with_noise
 from fedhelix.engines.local import ClientTask, run_client, start_round
@@ -151,6 +164,41 @@ def test_a_client_does_not_believe_a_server_that_sends_less_noise():
         run_client(fed.engine.setup, task)
 
 
+def test_a_client_counts_all_its_rounds_at_the_least_noise():
+    """One round that costs the whole budget, then one with a thousand times the noise."""
+    noise = Accounting("rdp", "public", 1e-5).noise(5.0, {1.0: 1})
+    fed = small(DPSGD(epsilon=5.0))
+
+    def task(noise, kept):
+        payload = {"model": fed.initial, "samples": {"noise": torch.tensor(noise)}}
+        return ClientTask(0, 0, payload, kept)
+
+    kept = run_client(fed.engine.setup, task(noise, {})).client_state
+    assert kept["samples"]["steps"] == 1 and kept["samples"]["noise"] == pytest.approx(noise)
+    with pytest.raises(UserError, match="epsilon = 5 is spent"):
+        run_client(fed.engine.setup, task(1000 * noise, kept))
+
+
+def test_a_client_uploads_nothing_that_was_trained_without_noise():
+    fed = small(DPSGD())
+    with pytest.raises(UserError, match="uploads nothing that was trained without noise"):
+        run_client(fed.engine.setup, ClientTask(0, 0, {"model": fed.initial}, {}))
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_training_for_own_use_gets_no_noise(engine):
+    """After the last round the budget is spent, and what FedPer trains then stays at its client."""
+    fed = small(DPSGD(FedPer(), epsilon=0.5), "mlp", engine=engine)
+    server, _ = fed.method.server_init({}, fed.context(0, 1))
+    ctx = fed.context(1, 1)
+    task = ClientTask(0, 1, fed.method.deliver(server, 0, ctx), {}, final=True)
+    plain = small(FedPer(), "mlp")
+    expected = plain.engine.personal([ClientTask(0, 1, {"model": server["model"]}, {})])[0].state
+    trained = fed.engine.personal([task])[0].state
+    assert all(torch.allclose(trained[name], expected[name], atol=1e-5) for name in expected)
+    small(DPSGD(FedPer(), epsilon=0.5), "mlp", engine=engine).fit(2, quiet=True)
+
+
 def test_a_site_takes_its_noise_from_the_operating_system(monkeypatch):
     fed = small(DPSGD(noise=2.0, epsilon=1e4))
     task = ClientTask(0, 0, {"model": fed.initial, "samples": {"noise": torch.tensor(2.0)}}, {})
@@ -181,20 +229,23 @@ def test_it_goes_through_secure_aggregation():
     small(Secure(DPSGD(epsilon=50.0))).fit(1, quiet=True)
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("opacus"), reason="no Opacus here")
-def test_epsilon_of_poisson_batches_is_that_of_opacus():
-    from opacus.accountants import RDPAccountant
-
-    theirs = RDPAccountant()
-    theirs.history = [(1.1, 0.01, 500)]
-    ours = Accounting("rdp", "poisson", 1e-5).epsilon(1.1, {0.01: 500})
-    assert ours == pytest.approx(theirs.get_epsilon(1e-5), rel=0.01)
-
-
 @pytest.mark.parametrize("name", ["scaffold", "fedrep", "gene-fl", "fedala", "calibrated"])
 def test_methods_that_use_samples_without_noise_are_refused(name):
     with pytest.raises(UserError, match=r"dp-sgd cannot protect samples of .*, whose \w+ may use"):
         small(DPSGD(METHODS[name]()))
+
+
+@pytest.mark.parametrize("method", [Calibrated(DPSGD()), Clustered(DPSGD()), DPSGD(DPSGD())])
+def test_nothing_around_it_may_use_samples_without_noise(method):
+    with pytest.raises(UserError, match=r"dp-sgd.* samples.* without noise"):
+        small(method)
+
+
+@pytest.mark.parametrize(
+    "method", [Calibrated(DPSGD(), trained=False), Compact(DPSGD()), Finish(DPSGD()), Cull(DPSGD())]
+)
+def test_what_uses_no_samples_may_stand_around_it(method):
+    small(method)
 
 
 def test_bad_input():

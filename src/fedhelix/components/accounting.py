@@ -112,18 +112,18 @@ class Ledger:
     budget: float
     spent: Mapping[str, Mapping[str, int]]
 
-    def after(self, client: int, rate: float) -> dict[str, int]:
-        """A client's rounds with one more."""
+    def after(self, client: int, rate: float, more: int = 1) -> dict[str, int]:
+        """A client's rounds with some more."""
         before = dict(self.spent.get(str(client), {}))
-        return {**before, repr(rate): before.get(repr(rate), 0) + 1}
+        return {**before, repr(rate): before.get(repr(rate), 0) + more}
 
-    def allows(self, client: int, rate: float) -> bool:
-        """Whether a client's budget lasts for one more round."""
-        return self._epsilon(self.after(client, rate)) <= self.budget
+    def allows(self, client: int, rate: float, more: int = 1) -> bool:
+        """Whether a client's budget lasts for more rounds."""
+        return self._epsilon(self.after(client, rate, more)) <= self.budget
 
-    def charged(self, rates: Mapping[int, float]) -> dict[str, Mapping[str, int]]:
-        """The tree after one more round of some clients."""
-        return {**self.spent, **{str(i): self.after(i, rate) for i, rate in rates.items()}}
+    def charged(self, rates: Mapping[int, float], more: int = 1) -> dict[str, Mapping[str, int]]:
+        """The tree after more rounds of some clients."""
+        return {**self.spent, **{str(i): self.after(i, rate, more) for i, rate in rates.items()}}
 
     def epsilons(self) -> dict[str, float]:
         """What every client has spent."""

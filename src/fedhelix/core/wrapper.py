@@ -11,6 +11,9 @@ from fedhelix.core.layers import Layers
 from fedhelix.core.method import HOOKS, Capabilities, Client, Context, Method
 from fedhelix.core.tree import State, Tree
 
+# Where a method may make something of a client's samples, besides their loss, that others see.
+CLIENT_HOOKS = ("client_init", "start", "loss_context", "phases", "upload")
+
 
 @dataclass(frozen=True)
 class Wrapper(Method):
@@ -62,6 +65,11 @@ class Wrapper(Method):
             loss_key=self if changes_loss else inner.loss_key,
         )
 
+    @property
+    def spares_samples(self) -> bool:
+        """Whether it takes nothing from a client's samples that could leave the client."""
+        return all(getattr(type(self), hook) is getattr(Wrapper, hook) for hook in CLIENT_HOOKS)
+
     def check(self, layers: Layers) -> None:
         """A wrapper looks at the server's model, of which there must not be several, and may look
         at uploads.
@@ -70,6 +78,11 @@ class Wrapper(Method):
             raise UserError(
                 f"{self.name} cannot stand around {self.inner.name}, which protects single uploads "
                 "and must be the outermost method."
+            )
+        if self.inner.capabilities.sample_gradients and not self.spares_samples:
+            raise UserError(
+                f"{self.name} cannot stand around dp-sgd: its clients may use samples without "
+                "noise."
             )
         if self.inner.capabilities.several_models:
             inner = self.inner.name

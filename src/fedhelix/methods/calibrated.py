@@ -48,6 +48,11 @@ class Calibrated(Wrapper):
         """Shares are those of classes."""
         return replace(super().capabilities, classification=True)
 
+    @property
+    def spares_samples(self) -> bool:
+        """Shares that models train with show in what they learn."""
+        return not self.trained
+
     def start(self, payload: Tree, client_state: Tree, client: Client) -> dict[str, State]:
         """Client: every model carries the client's shares, to train with and to use; or one more
         does, which is only used.

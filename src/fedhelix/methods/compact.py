@@ -49,6 +49,11 @@ class Compact(Wrapper):
             packed_downloads=inner.packed_downloads or self.download_bits < 32,
         )
 
+    @property
+    def spares_samples(self) -> bool:
+        """Updates are packed as they are."""
+        return True
+
     def overrides(self, hook: str) -> bool:
         """Whether the wrapper, or a method inside of it, has a hook that is not FedAvg's."""
         return self.inner.overrides(hook) if hook in DIALOGUE else super().overrides(hook)

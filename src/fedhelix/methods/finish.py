@@ -40,6 +40,11 @@ class Finish(Wrapper):
         below=1,
     )
 
+    @property
+    def spares_samples(self) -> bool:
+        """What a client makes of its model in the end stays with it."""
+        return True
+
     def start(self, payload: Tree, client_state: Tree, client: Client) -> dict[str, State]:
         """Client: in the end, the candidates."""
         models = super().start(payload, client_state, client)

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedhelix.components.accounting import Accounting, Ledger
+from fedhelix.components.accounting import Accounting
 from fedhelix.components.clipping import clipped, flat_update, moved, next_clip
 from fedhelix.core.errors import UserError
 from fedhelix.core.layers import Layers
@@ -17,7 +17,8 @@ from fedhelix.core.method import Capabilities, Context, LocalRound, Method, Uplo
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
 from fedhelix.core.tree import State, Tree, take
-from fedhelix.core.wrapper import Wrapper, beyond_a_sum
+from fedhelix.core.wrapper import beyond_a_sum
+from fedhelix.methods.budget import Budgeted
 from fedhelix.methods.fedavg import FedAvg
 
 COUNT_NOISE = 10.0  # on the count of short updates, in that on their sum
@@ -25,15 +26,13 @@ COUNT_NOISE = 10.0  # on the count of short updates, in that on their sum
 
 @register("private", paper="McMahan et al., ICLR 2018, arXiv:1710.06963")
 @dataclass(frozen=True)
-class Private(Wrapper):
+class Private(Budgeted):
     """Clips every update and adds Gaussian noise to their sum, within a privacy budget."""
+
+    books = "privacy"
 
     inner: Method = option(FedAvg(), "the method that aggregates the noisy mean")
     epsilon: float = option(8.0, "privacy budget of every client", above=0, high=1e6)
-    delta: float = option(1e-5, "probability with which epsilon may not hold", above=0, below=1)
-    noise: float | None = option(
-        None, "its standard deviation on the sum, in clips (auto: by epsilon and rounds)", above=0
-    )
     clip: float = option(1.0, "longest update of a client; with quantile, at first", above=0)
     quantile: float | None = option(
         None, "adaptive clipping: share of updates shorter than the clip", above=0, below=1
@@ -43,9 +42,6 @@ class Private(Wrapper):
     )
     cohorts: Literal["public", "secret"] = option(
         "public", "whether who took part is known; secret cohorts need less noise"
-    )
-    accountant: Literal["rdp", "pld"] = option(
-        "rdp", "Rényi divergences, or the tighter but slower privacy loss distributions"
     )
 
     @property
@@ -70,22 +66,8 @@ class Private(Wrapper):
     ) -> tuple[Tree, dict[int, Tree]]:
         """Server: as the inner method; the noise is found, and every client's ledger is empty."""
         server, replies = self.inner.server_init(client_inits, ctx)
-        noise = self.noise
-        if noise is None:
-            rate = max(self._rate(client, ctx) for client in ctx.present)
-            noise = self._accounting(ctx).noise(self.epsilon, {rate: ctx.rounds})
         clip = torch.tensor(self.clip, device=ctx.device)
-        return {**server, "privacy": {"noise": noise, "clip": clip, "ledger": {}}}, replies
-
-    def select_clients(self, server: Tree, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
-        """Server: whoever has enough left of its budget for one more round."""
-        able = set(self._able(server, ctx))
-        if not able:
-            raise UserError(
-                f"the budget epsilon = {self.epsilon:g} is spent: no client can take part in round "
-                f"{ctx.round + 1}; run fewer rounds, or raise noise or epsilon."
-            )
-        return [client for client in cohort if client in able]
+        return {**server, "privacy": {**self._opened_books(ctx), "clip": clip}}, replies
 
     def download(self, server: Tree, client: int, ctx: Context) -> Tree:
         """Server: as the inner method, with the clip and a client's share of the noise."""
@@ -145,21 +127,11 @@ class Private(Wrapper):
             clip = next_clip(clip, share, self.quantile)
         public = self.cohorts == "public"
         charged = [upload.client for upload in uploads] if public else self._able(server, ctx)
-        spent = self._ledger(privacy, ctx).charged({i: self._rate(i, ctx) for i in charged})
-        after = {**privacy, "ledger": spent}
-        ctx.metadata["epsilon"] = self._ledger(after, ctx).epsilons()
-        ctx.metadata["noise"], ctx.metadata["clip"] = privacy["noise"], privacy["clip"]
-        return {**state, "privacy": {**after, "clip": clip}}
+        books = self._charged_books(server, charged, ctx)
+        ctx.metadata["clip"] = privacy["clip"]
+        return {**state, "privacy": {**books, "clip": clip}}
 
     # What it costs ------------------------------------------------------------------------------
-
-    def _able(self, server: Tree, ctx: Context) -> list[int]:
-        """Who has enough left for one more round."""
-        ledger = self._ledger(server["privacy"], ctx)
-        return [i for i in ctx.present if ledger.allows(i, self._rate(i, ctx))]
-
-    def _ledger(self, privacy: Tree, ctx: Context) -> Ledger:
-        return Ledger(self._accounting(ctx), privacy["noise"], self.epsilon, privacy["ledger"])
 
     def _rate(self, client: int, ctx: Context) -> float:
         return 1.0 if self.cohorts == "public" else ctx.sampling.rates[client]

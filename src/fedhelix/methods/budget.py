@@ -1,0 +1,79 @@
+"""What methods with a privacy budget share: its options, the noise, and every client's ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from fedhelix.components.accounting import Accounting, Ledger
+from fedhelix.core.errors import UserError
+from fedhelix.core.method import Context
+from fedhelix.core.options import option
+from fedhelix.core.tree import Tree
+from fedhelix.core.wrapper import Wrapper
+
+
+@dataclass(frozen=True)
+class Budgeted(Wrapper):
+    """Gaussian noise, of which every client can afford so many rounds."""
+
+    books: ClassVar[str]  # where the server's state has noise and ledger
+
+    epsilon: float = option(8.0, "privacy budget", above=0, high=1e6)
+    delta: float = option(1e-5, "probability with which epsilon may not hold", above=0, below=1)
+    noise: float | None = option(
+        None, "its standard deviation on the sum, in clips (auto: by epsilon and rounds)", above=0
+    )
+    accountant: Literal["rdp", "pld"] = option(
+        "rdp", "Rényi divergences, or the tighter but slower privacy loss distributions"
+    )
+
+    def select_clients(self, server: Tree, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
+        """Server: whoever has enough left of its budget for one more round."""
+        able = set(self._able(server, ctx))
+        if not able:
+            raise UserError(
+                f"the budget epsilon = {self.epsilon:g} is spent: no client can take part in round "
+                f"{ctx.round + 1}; run fewer rounds, or raise noise or epsilon."
+            )
+        return [client for client in cohort if client in able]
+
+    # What a round costs: by default one sum whose participants are known ------------------------
+
+    def _accounting(self, ctx: Context) -> Accounting:
+        return Accounting(self.accountant, "public", self.delta)
+
+    def _rate(self, client: int, ctx: Context) -> float:
+        return 1.0
+
+    def _sums(self, ctx: Context) -> int:
+        return 1
+
+    # Its books ----------------------------------------------------------------------------------
+
+    def _opened_books(self, ctx: Context) -> Tree:
+        """The noise with which the budget lasts for all rounds, and empty ledgers."""
+        noise = self.noise
+        if noise is None:
+            rate = max(self._rate(client, ctx) for client in ctx.present)
+            rounds = ctx.rounds * max(self._sums(ctx), 1)
+            noise = self._accounting(ctx).noise(self.epsilon, {rate: rounds})
+        return {"noise": noise, "ledger": {}}
+
+    def _charged_books(self, server: Tree, clients: Iterable[int], ctx: Context) -> Tree:
+        """The books after a round of some clients; the round's record says what they have spent."""
+        rates = {client: self._rate(client, ctx) for client in clients}
+        spent = self._ledger(server[self.books], ctx).charged(rates, self._sums(ctx))
+        books = {**server[self.books], "ledger": spent}
+        ctx.metadata["epsilon"] = self._ledger(books, ctx).epsilons()
+        ctx.metadata["noise"] = books["noise"]
+        return books
+
+    def _able(self, server: Tree, ctx: Context) -> list[int]:
+        """Who has enough left for one more round."""
+        ledger, sums = self._ledger(server[self.books], ctx), self._sums(ctx)
+        return [i for i in ctx.present if ledger.allows(i, self._rate(i, ctx), sums)]
+
+    def _ledger(self, books: Tree, ctx: Context) -> Ledger:
+        return Ledger(self._accounting(ctx), books["noise"], self.epsilon, books["ledger"])
