@@ -63,7 +63,7 @@ class PlainLoop:
         setup, module = self.setup, self.setup.module
         uploads, weights = [], []
         for client in self.fed.cohort(t):
-            module.load_state_dict(self.model)
+            module.load_state_dict(self.model, strict=False)  # frozen entries stay
             module.train()
             settings = setup.training
             optimizer = torch.optim.SGD(
@@ -79,11 +79,15 @@ class PlainLoop:
                 loss.backward()
                 optimizer.step()
             uploads.append(
-                {name: value.detach().clone() for name, value in module.state_dict().items()}
+                {
+                    name: value.detach().clone()
+                    for name, value in module.state_dict().items()
+                    if name in self.model
+                }
             )
             weights.append(len(setup.splits[client].train))
         self.model = masked_mean(uploads, weights, self.model)
-        module.load_state_dict(self.model)
+        module.load_state_dict(self.model, strict=False)
         module.eval()
         with torch.no_grad():
             parts = [

@@ -61,7 +61,7 @@ class Layers:
     # Parameters that do not require gradients: part of the network and of no state, so that they
     # neither travel nor cost memory per client.
     frozen: tuple[str, ...] = ()
-    widths: Mapping[str, int] = field(default_factory=dict)  # the first axis of each entry
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of each entry
 
     @classmethod
     def of(cls, module: nn.Module, example: Inputs | None = None) -> Layers:
@@ -88,7 +88,7 @@ class Layers:
             all=read_layers(module, own, example),
             tied=tied,
             frozen=frozen,
-            widths={name: value.shape[0] if value.dim() else 1 for name, value in own.items()},
+            shapes={name: tuple(value.shape) for name, value in own.items()},
         )
 
     @cached_property
@@ -137,7 +137,7 @@ class Layers:
     def adapters(self) -> tuple[Adapter, ...]:
         """The pairs that LoRA's layers, and peft's, call lora_A and lora_B."""
         pairs = [
-            (name, name.replace("lora_A", "lora_B"), self.widths[name])
+            (name, name.replace("lora_A", "lora_B"), self.shapes[name][0])
             for name in self.parameters
             if "lora_A" in name.split(".")
         ]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from torch import nn
 
+from fedhelix.components.subnetworks import resized
 from fedhelix.core.errors import UserError
 from fedhelix.core.hooks import checked
+from fedhelix.core.layers import Layers
 from fedhelix.core.method import Context
-from fedhelix.core.tree import Tree, payload_bytes
+from fedhelix.core.parts import each
+from fedhelix.core.tree import Tree, payload_bytes, take, to_device
 from fedhelix.data import UNSHIFTED, Split, from_clients
-from fedhelix.engines.local import ClientTask
+from fedhelix.engines.local import ClientTask, Setup
 from fedhelix.federation.evaluation import after_training
 from fedhelix.federation.sampling import class_shares
 from fedhelix.federation.setup import FederationSetup
@@ -40,12 +45,7 @@ def onboard_one(
     fed: FederationSetup, state: FederationState, client: int, ctx: Context
 ) -> tuple[FederationState, int]:
     """The server's dialogue with one unseen client: the next state, and the bytes it received."""
-    ctx, server, payload, done = replace(ctx, clients=client), state.server, Tree(), False
-    sent = received = 0
-    while not done:
-        message = fed.engine.onboard_client(ClientTask(client, ctx.round, payload, {}))
-        server, payload, done = checked(fed.method).onboard_server(server, message, ctx)
-        sent, received = sent + payload_bytes(message), received + payload_bytes(payload)
+    server, payload, sent, received = talk(fed, state.server, client, ctx)
     first = fed.engine.onboard_state(ClientTask(client, ctx.round, payload, {}))
     kept = {client: first} if first else {}
     after = replace(
@@ -58,6 +58,39 @@ def onboard_one(
     return after, received
 
 
+def talk(
+    fed: FederationSetup, server: Tree, client: int, ctx: Context
+) -> tuple[Tree, Tree, int, int]:
+    """The dialogue: the server's next state, its last payload, bytes sent and received."""
+    ctx, payload, done = replace(ctx, clients=client), Tree(), False
+    sent = received = 0
+    while not done:
+        message = fed.engine.onboard_client(ClientTask(client, ctx.round, payload, {}))
+        server, payload, done = checked(fed.method).onboard_server(server, message, ctx)
+        sent, received = sent + payload_bytes(message), received + payload_bytes(payload)
+    return server, payload, sent, received
+
+
+def inherit(
+    fed: FederationSetup, data: Any, state: FederationState, module: nn.Module
+) -> nn.Module:
+    """A copy of a network of another width that begins with what an unseen client with these data
+    would receive; the client does not join.
+    """
+    setup, ctx = fed.engine.setup, fed.context(state.round, state.round)
+    wider = with_client(fed, data)
+    fed.change_setup(wider)
+    try:
+        _, payload, _, _ = talk(fed, state.server, fed.clients, ctx)
+    finally:
+        fed.change_setup(setup)
+    heir, example = copy.deepcopy(module).cpu(), fed.data.prepare(fed.data.x[:8])
+    target = Layers.of(heir, each(lambda part: part.cpu(), example))
+    received = to_device(take(payload.get("model", {}), fed.layers.names), "cpu")
+    heir.load_state_dict(resized(received, fed.layers, target), strict=False)
+    return heir
+
+
 def onboard(fed: FederationSetup, data: Any, state: FederationState) -> tuple[int, FederationState]:
     """An unseen client with its own data joins: its number, and the next state.
 
@@ -65,21 +98,16 @@ def onboard(fed: FederationSetup, data: Any, state: FederationState) -> tuple[in
     test part.
     """
     setup, number = fed.engine.setup, fed.clients
-    mine = from_clients([data], classes=setup.data.classes, name="newcomer", seed=fed.seed)
-    pool = setup.data.joined(mine)
-    train = np.arange(len(setup.data.y), len(pool.y))
-    test = np.arange(len(setup.data.y_test), len(pool.y_test))
-    if fed.layers.norm and len(train) < 2:
-        raise UserError("the newcomer has only one training sample, but BatchNorm needs two.")
-    splits = [*fed.splits, Split(train, train[:0], test)]
+    wider = with_client(fed, data)
     if fed.devices is not None:
         fed.devices.device(number)  # a trace may not know it
-    fed.change_setup(replace(setup, data=pool, splits=splits))
+    fed.change_setup(wider)
     try:
         state, _ = onboard_one(fed, state, number, fed.context(state.round, state.round))
     except BaseException:  # it is turned away, and all others go on as before
         fed.change_setup(setup)
         raise
+    pool, splits = wider.data, list(wider.splits)
     fed.splits, fed.clients = splits, number + 1
     fed.shifts = [*fed.shifts, UNSHIFTED]
     fed.evaluated = [*fed.evaluated, number]
@@ -95,3 +123,15 @@ def onboard(fed: FederationSetup, data: Any, state: FederationState) -> tuple[in
         for sampler, group in zip(fed.samplers, members, strict=True)
     ]
     return number, state
+
+
+def with_client(fed: FederationSetup, data: Any) -> Setup:
+    """The engine's setup with one more client; a fifth of its samples become its test part."""
+    setup = fed.engine.setup
+    mine = from_clients([data], classes=setup.data.classes, name="newcomer", seed=fed.seed)
+    pool = setup.data.joined(mine)
+    train = np.arange(len(setup.data.y), len(pool.y))
+    test = np.arange(len(setup.data.y_test), len(pool.y_test))
+    if fed.layers.norm and len(train) < 2:
+        raise UserError("the newcomer has only one training sample, but BatchNorm needs two.")
+    return replace(setup, data=pool, splits=[*fed.splits, Split(train, train[:0], test)])

@@ -98,6 +98,14 @@ class Run:
         number, self.state = newcomers.onboard(self.federation, data, self.state)
         return number
 
+    def inherit(self, module: nn.Module, data: Any) -> nn.Module:
+        """A copy of a network that begins with what an unseen client with these data would receive.
+
+        The network may be wider or narrower than that of the run: of a layer's channels the
+        strongest are inherited. With `gene-fl` that is the gene; the rest keeps its own weights.
+        """
+        return newcomers.inherit(self.federation, data, self.state, module)
+
     def personal(self, client: int) -> nn.Module:
         """The model that one client would use."""
         fed = self.federation

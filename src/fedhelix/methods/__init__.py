@@ -34,6 +34,7 @@ from fedhelix.methods.fedper import FedPer
 from fedhelix.methods.fedproto import FedProto
 from fedhelix.methods.fedprox import FedProx
 from fedhelix.methods.fedrep import FedRep
+from fedhelix.methods.fedrolex import FedRolex
 from fedhelix.methods.fedsa_lora import FedSALoRA
 from fedhelix.methods.fedumf import FedUmf
 from fedhelix.methods.ffa_lora import FFALoRA
@@ -43,6 +44,7 @@ from fedhelix.methods.gene_fl import GeneFL
 from fedhelix.methods.genfed import GenFed
 from fedhelix.methods.gpfl import GPFL
 from fedhelix.methods.helix import Helix
+from fedhelix.methods.heterofl import HeteroFL
 from fedhelix.methods.ifca import IFCA
 from fedhelix.methods.knn_per import KNNPer
 from fedhelix.methods.lg_fedavg import LGFedAvg
@@ -94,6 +96,7 @@ __all__ = [
     "FedProto",
     "FedProx",
     "FedRep",
+    "FedRolex",
     "FedSALoRA",
     "FedUmf",
     "Finish",
@@ -101,6 +104,7 @@ __all__ = [
     "GenFed",
     "GeneFL",
     "Helix",
+    "HeteroFL",
     "KNNPer",
     "LGFedAvg",
     "LocalOnly",

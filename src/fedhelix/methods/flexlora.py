@@ -6,15 +6,15 @@ each of them is a factor of the other's, so its adapter keeps its rank; they are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from fedhelix.components.subnetworks import Places, cut, filled
 from fedhelix.core.errors import UserError
-from fedhelix.core.layers import Layers
+from fedhelix.core.layers import Adapter, Layers
 from fedhelix.core.method import Capabilities, Client, Context, LocalRound, Upload
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
@@ -48,30 +48,31 @@ class FlexLoRA(FedIT):
                     f"model's adapters, such as 1/{most}, not '{self.ranks}'."
                 )
 
-    def _rank(self, client: int) -> int | None:
-        """The rank of a client's adapters; None: the network's."""
+    def _places(self, layers: Layers, client: int) -> Places:
+        """The places of a client's adapters."""
         if self.ranks is None:
-            return None
+            return {}
         ranks = self.ranks.split("/")
-        return int(ranks[client % len(ranks)])
+        return ranked(layers, lambda _: int(ranks[client % len(ranks)]))
 
     def download(self, server: Tree, client: int, ctx: Context) -> Tree:
         """Server: as much of every adapter as the client can hold."""
-        return {"model": cut(server["model"], ctx.layers, self._rank(client))}
+        return {"model": cut(server["model"], self._places(ctx.layers, client))}
 
     def start(self, payload: Tree, client_state: Tree, client: Client) -> dict[str, State]:
         """Client: zeros fill what was cut off."""
-        model = filled(payload.get("model", {}), client.initial)
+        model = filled(payload["model"], received(client.layers, payload), client.initial)
         return super().start({**payload, "model": model}, client_state, client)
 
     def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
         """Client: as much as it received."""
         sent, kept = super().upload(local)
-        return {"model": cut(sent["model"], local.layers, self._rank(local.client.id))}, kept
+        return {"model": cut(sent["model"], received(local.layers, local.payload))}, kept
 
     def decode(self, upload: Tree, payload: Tree, ctx: Context) -> Tree:
         """Server: zeros fill what was cut off."""
-        return {**upload, "model": filled(upload["model"], ctx.initial)}
+        inside = received(ctx.layers, payload)
+        return {**upload, "model": filled(upload["model"], inside, ctx.initial)}
 
     def aggregate(
         self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context
@@ -103,23 +104,15 @@ def factors(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return (a * sign).to(right.dtype), (b * sign.T).to(left.dtype)
 
 
-def cut(model: State, layers: Layers, rank: int | None) -> State:
-    """A model whose adapters have a lower rank."""
-    if rank is None:
-        return model
-    shorter = dict(model)
+def ranked(layers: Layers, rank: Callable[[Adapter], int]) -> Places:
+    """The places of adapters with other ranks."""
+    places: dict[str, tuple[Tensor, ...]] = {}
     for adapter in layers.adapters:
-        shorter[adapter.a] = model[adapter.a][:rank]
-        shorter[adapter.b] = model[adapter.b][:, :rank]
-    return shorter
+        outputs, inner = torch.arange(layers.shapes[adapter.b][0]), torch.arange(rank(adapter))
+        places |= {adapter.a: (inner,), adapter.b: (outputs, inner)}
+    return places
 
 
-def filled(model: State, initial: State) -> State:
-    """A model whose adapters have the network's rank, with zeros where there was nothing."""
-    whole = dict(model)
-    for name, value in model.items():
-        missing = [have - has for have, has in zip(initial[name].shape, value.shape, strict=True)]
-        if any(missing):
-            pads = [size for axis in reversed(missing) for size in (0, axis)]
-            whole[name] = F.pad(value, pads)
-    return whole
+def received(layers: Layers, payload: Tree) -> Places:
+    """The places of the adapters that a client received."""
+    return ranked(layers, lambda adapter: len(payload["model"][adapter.a]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
@@ -29,9 +30,15 @@ def plain_cnn(
     hidden: Sequence[int],
     activation: type[nn.Module] = nn.ReLU,
     batch_norm: bool = False,
+    share: float = 1.0,
 ) -> nn.Sequential:
-    """Convolutions `conv1`, `conv2`, … (with `bn1`, … on request), then linear layers `fc1`, …"""
+    """Convolutions `conv1`, `conv2`, … (with `bn1`, … on request), then linear layers `fc1`, …
+
+    All of them may have a share of their channels only.
+    """
     channels, height, width = image(shape)
+    convs = [conv._replace(channels=narrowed(conv.channels, share)) for conv in convs]
+    hidden = [narrowed(size, share) for size in hidden]
     net = nn.Sequential()
     for place, conv in enumerate(convs, 1):
         # BatchNorm subtracts the mean, so a bias before it would do nothing.
@@ -61,6 +68,13 @@ def image(shape: tuple[int, ...]) -> tuple[int, int, int]:
     if len(shape) != 3:
         raise UserError("it needs images, that is samples of shape (channels, height, width).")
     return shape[0], shape[1], shape[2]
+
+
+def narrowed(channels: int, width: float) -> int:
+    """A share of the channels, rounded up."""
+    if not 0 < width <= 1:
+        raise UserError(f"the width of a network is a number above 0 and up to 1, not {width}.")
+    return math.ceil(round(width * channels, 6))
 
 
 def side_after(conv: Conv, side: int) -> int:
@@ -111,21 +125,21 @@ def lenet_sigmoid(shape: tuple[int, ...], outputs: int) -> nn.Module:
     return net
 
 
-def bn_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
+def bn_cnn(shape: tuple[int, ...], outputs: int, width: float = 1.0) -> nn.Module:
     """A small network with BatchNorm for 32×32 images: five 3×3 convolutions, 16–64 channels."""
     wide, same = partial(Conv, kernel=3, padding=1), partial(Conv, kernel=3, padding=1, pool=1)
-    return plain_cnn(
-        shape, outputs, [wide(16), same(32), wide(32), same(64), wide(64)], [], batch_norm=True
-    )
+    convs = [wide(16), same(32), wide(32), same(64), wide(64)]
+    return plain_cnn(shape, outputs, convs, [], batch_norm=True, share=width)
 
 
-def digits_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
+DIGITS = (Conv(8, 3, padding=1), Conv(16, 3, padding=1))
+
+
+def digits_cnn(shape: tuple[int, ...], outputs: int, width: float = 1.0) -> nn.Module:
     """A fast network for tiny images: 3×3 convolutions of 8 and 16 channels, 64 features."""
-    return plain_cnn(shape, outputs, [Conv(8, 3, padding=1), Conv(16, 3, padding=1)], [64])
+    return plain_cnn(shape, outputs, DIGITS, [64], share=width)
 
 
-def digits_bn_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
+def digits_bn_cnn(shape: tuple[int, ...], outputs: int, width: float = 1.0) -> nn.Module:
     """`digits-cnn` with BatchNorm after each convolution, for methods such as FedBN."""
-    return plain_cnn(
-        shape, outputs, [Conv(8, 3, padding=1), Conv(16, 3, padding=1)], [64], batch_norm=True
-    )
+    return plain_cnn(shape, outputs, DIGITS, [64], batch_norm=True, share=width)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhelix.models.cnn import image
+from fedhelix.models.cnn import image, narrowed
 
 
 class Block(nn.Module):
@@ -53,11 +53,13 @@ class ResNet(nn.Module):
         return self.fc(x.mean((-2, -1)))
 
 
-def resnet18(shape: tuple[int, ...], outputs: int) -> nn.Module:
+def resnet18(shape: tuple[int, ...], outputs: int, width: float = 1.0) -> nn.Module:
     """GENE-FL's network: ResNet-18 with BatchNorm and a 3×3 stem, 11.2 million parameters."""
-    return ResNet(image(shape)[0], outputs, (64, 128, 256, 512), 2)
+    widths = [narrowed(channels, width) for channels in (64, 128, 256, 512)]
+    return ResNet(image(shape)[0], outputs, widths, 2)
 
 
-def resnet8(shape: tuple[int, ...], outputs: int) -> nn.Module:
+def resnet8(shape: tuple[int, ...], outputs: int, width: float = 1.0) -> nn.Module:
     """A small ResNet with BatchNorm: three stages of one block, 78 thousand parameters."""
-    return ResNet(image(shape)[0], outputs, (16, 32, 64), 1)
+    widths = [narrowed(channels, width) for channels in (16, 32, 64)]
+    return ResNet(image(shape)[0], outputs, widths, 1)

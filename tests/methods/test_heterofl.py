@@ -1,0 +1,123 @@
+"""Clients of different widths: what they train, what travels, and what is averaged, by hand."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedhelix import FedAvg, FedRolex, HeteroFL, Upload, UserError, load
+from fedhelix.core.tree import payload_bytes
+from fedhelix.models.cnn import DIGITS, plain_cnn
+from helpers import small
+
+SOME = load("digits").subsample(300, 100)
+HALF = HeteroFL(widths="0.5")
+
+
+def narrowing(width, activation=nn.ReLU, batch_norm=True):
+    """The digits network at a width."""
+    return plain_cnn((1, 8, 8), 10, DIGITS, [64], activation, batch_norm, width)
+
+
+@pytest.mark.parametrize(
+    ("settings", "activation"),
+    [
+        ({"weight_decay": 0.1}, nn.ReLU),
+        ({"optimizer": "adam", "lr": 0.01}, nn.ReLU),
+        ({"lr": 0.5}, nn.Sigmoid),  # of zero it makes a half, which must not count
+    ],
+)
+def test_all_narrow_is_fedavg_of_the_narrow_network(settings, activation):
+    norm = activation is nn.ReLU
+    wide = small(HALF, lambda: narrowing(1.0, activation, norm), data=SOME, **settings)
+    net = narrowing(0.5, activation, norm)
+    first = HALF.download(wide.initialize(2).server, 0, wide.context(0, 2))["model"]
+    net.load_state_dict(first)
+    narrow = small(FedAvg(), net, data=SOME, **settings)
+    one, other = wide.fit(2, quiet=True), narrow.fit(2, quiet=True)
+    part = HALF.download(one.state.server, 0, wide.context(2, 2))["model"]
+    for name, value in other.state.server["model"].items():
+        assert torch.allclose(part[name], value, atol=1e-5), name
+    assert not torch.equal(part["conv2.weight"], first["conv2.weight"])
+    for key in ("uplink_bytes", "downlink_bytes", "personal_accuracy"):
+        assert one.records[-1][key] == pytest.approx(other.records[-1][key])
+    outside = one.model().state_dict()["conv2.weight"][8:]
+    assert torch.equal(outside, wide.initial["conv2.weight"][8:])  # as it was drawn
+
+
+def uploads_of(fed, method, values, ctx):
+    """Uploads whose parts are constant."""
+    server, _ = method.server_init({}, ctx)
+    uploads = []
+    for client, value in enumerate(values):
+        payload = method.download(server, client, ctx)
+        sent = {name: torch.full_like(old, value) for name, old in payload["model"].items()}
+        tree = method.decode({"model": sent}, payload, ctx)
+        uploads.append(Upload(client, 1 + 2 * client, tree, payload))
+    return server, uploads
+
+
+def test_every_value_is_averaged_over_those_who_have_it():
+    method = HeteroFL(widths="1/0.5")
+    fed = small(method, "digits-cnn", clients=2, cohort=2)
+    ctx = fed.context(0, 1)
+    server, uploads = uploads_of(fed, method, (4, 8), ctx)
+    after = method.aggregate(server, uploads, method.weights(server, uploads, ctx), ctx)["model"]
+    weight = after["conv2.weight"]  # 16 x 8 channels; clients have 1 and 3 samples
+    assert torch.allclose(weight[:8, :4], torch.tensor(7.0))
+    assert torch.allclose(weight[8:], torch.tensor(4.0))
+    assert torch.allclose(weight[:, 4:], torch.tensor(4.0))
+    assert torch.allclose(after["fc2.bias"], torch.tensor(7.0))
+    server, uploads = uploads_of(fed, method, (4, 8), ctx)
+    alone = method.aggregate(server, uploads[1:], [1.0], ctx)["model"]["conv2.weight"]
+    assert torch.equal(alone[8:], fed.initial["conv2.weight"][8:])  # nobody had it
+
+
+def test_fedrolex_rolls_over_all_channels():
+    method = FedRolex(widths="0.5")
+    fed = small(method, "digits-cnn")
+    for round, places in [(0, [0, 1, 2, 3]), (6, [6, 7, 0, 1])]:
+        payload = method.download({"model": fed.initial}, 0, fed.context(round, 9))
+        assert torch.equal(payload["model"]["conv1.bias"], fed.initial["conv1.bias"][places])
+    trained = small(method, "digits-cnn", data=SOME, lr=0.5).fit(8, quiet=True)
+    moved = trained.model().state_dict()["conv1.bias"] != trained.federation.initial["conv1.bias"]
+    assert moved.all()  # eight channels, four at a time
+
+
+def test_each_width_costs_its_own_bytes_and_newcomers_have_one():
+    method = HeteroFL(widths="1/0.5/0.25")
+    fed = small(method, "digits-cnn", clients=3, data=SOME)
+    run = fed.fit(1, quiet=True)
+    sizes = [
+        payload_bytes(method.download(run.state.server, client, fed.context(1, 1)))
+        for client in range(3)
+    ]
+    assert run.records[0]["uplink_bytes"] == run.records[0]["downlink_bytes"] == sum(sizes)
+    assert sizes[0] == 4 * sum(fed.layers.sizes.values()) > 3 * sizes[1] > 6 * sizes[2]
+    number = run.onboard((SOME.x[:50], SOME.y[:50]))
+    assert number == 3 and run.personal(3).fc2.out_features == 10
+    assert run.personal(1).conv2.weight[8:].abs().sum() == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "sentence"),
+    [
+        (HeteroFL(widths="1/2"), "digits-cnn", "above 0 and up to 1, .* not '1/2'"),
+        (HeteroFL(widths="half"), "digits-cnn", "widths of heterofl are numbers"),
+        (FedRolex(widths=""), "digits-cnn", "widths of fedrolex are numbers"),
+        (HeteroFL(), "lora-mlp", "frozen parameters cannot be cut"),
+        ("genfed+heterofl", "digits-cnn", "heterofl"),
+    ],
+)
+def test_what_cannot_work_gets_one_sentence(method, model, sentence):
+    with pytest.raises(UserError, match=sentence):
+        small(method, model, validation_size=0.1)
+
+
+@pytest.mark.parametrize("method", [HeteroFL(), FedRolex()], ids=str)
+def test_widths_are_equal_on_the_batched_engine(method):
+    one, other = (
+        small(method, "digits-bn-cnn", data=SOME, engine=engine).fit(2, quiet=True)
+        for engine in ("serial", "batched")
+    )
+    for name, value in one.state.server["model"].items():
+        assert torch.allclose(value, other.state.server["model"][name], atol=1e-4), name
