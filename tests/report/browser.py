@@ -85,6 +85,11 @@ class Browser:
         self.call("Page.navigate", url=address)
         self.until(f"document.readyState === 'complete' && ({wait_for})")
 
+    def prefer(self, scheme: str) -> None:
+        """Ask for light or dark pages."""
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        self.call("Emulation.setEmulatedMedia", features=[feature])
+
     def evaluate(self, expression: str) -> Any:
         done = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True

@@ -23,7 +23,7 @@ def test_every_method_brings_its_own_figures(make_run):
         "fitness-genfed",
         "units-gene-fl",
         "clusters-gene-fl",
-        "mask-gene-fl",
+        "numbers-gene-fl",
         "distances-pfedgpa",
     ]
     assert [figure.name for figure in figures(runs)] == ALWAYS + special

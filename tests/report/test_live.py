@@ -177,7 +177,10 @@ def test_clients_and_their_histories(make_run, watch):
     details = run_details(watch.runs["mine"])
     people = [(one["client"], one["attacker"], one["samples"]) for one in details["clients"]]
     assert people == [(1, False, 6), (3, True, 8)]
-    assert '"fitness"' in details["metadata"]
+    assert [figure["name"] for figure in details["figures"]] == ["fitness"]
+    assert ["rho", "1"] in details["recorded"] and ["fitness", "0.16, 0.12, 0.1"] in details[
+        "recorded"
+    ]
     history = client_history(watch.runs["mine"], 3)
     assert history["rounds"] == [2, 4] and history["values"][-1] == details["clients"][1]["value"]
     assert client_history(watch.runs["mine"], 99)["values"] == []

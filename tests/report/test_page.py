@@ -38,17 +38,17 @@ def test_the_page_holds_everything_and_needs_nothing_else(chosen):
         "vs fedavg",
         "it holds NaN",
         "attacked",
-        "Who has what",
+        "Samples by client and class",
     ):
         assert words in page
     outside = [
         link
         for link in re.findall(r"(?:src|href|url)\s*[=(]\s*[\"']?([^\"')\s>]+)", page)
-        if "data:" not in link
+        if "data:" not in link and not link.startswith("#")
     ]
     assert outside == []
     assert "http" not in re.sub(
-        r"data:image/svg\+xml;base64,[\w+/=]+|http-equiv|http://www.w3.org/2000/svg", "", page
+        r"data:image/png;base64,[\w+/=\s]+|http-equiv|http://www.w3.org/2000/svg", "", page
     )
 
 
@@ -124,6 +124,15 @@ def test_papers(chosen, tmp_path):
     assert r"personal \%" in lines[3] and r"$\pm$" in lines[5]
 
 
+def test_papers_have_a_table_per_setting(make_run, tmp_path):
+    folders = [make_run(rounds=0, summary=True), make_run(rounds=0, data="wine")]
+    text = markdown_report(Selection(folders, []), tmp_path / "r.md")
+    assert re.findall(r"^## (.+)$", text, re.M) == ["digits", "wine"]
+    figures = re.findall(r"\]\((\S+\.png)\)", text)
+    assert len(figures) == len(set(figures)) and all((tmp_path / one).exists() for one in figures)
+    assert latex_report(Selection(folders, [])).count(r"\begin{tabular}") == 2
+
+
 @needs_chromium
 def test_the_page_in_a_browser(chosen, make_run, tmp_path, browser: Browser):
     (tmp_path / "report.html").write_text(html(chosen), encoding="utf-8")
@@ -131,20 +140,20 @@ def test_the_page_in_a_browser(chosen, make_run, tmp_path, browser: Browser):
         browser.open(
             f"file://{tmp_path}/report.html",
             width,
-            wait_for="document.querySelector('#curves .line')",
+            wait_for="document.querySelector('.curves .line')",
         )
         assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
             "no sideways scrolling"
         )
-        assert browser.evaluate("[...document.images].every((image) => image.naturalWidth > 0)")
-    lines = "document.querySelectorAll('#curves polyline').length"
+        assert browser.evaluate("document.querySelectorAll('.drawing svg').length") > 5
+    lines = "document.querySelectorAll('.curves polyline').length"
     click = "[...document.querySelectorAll('.{} button')].find((b) => b.innerText === '{}').click()"
     assert browser.evaluate(lines) == 2
     browser.evaluate(click.format("legend", "fedavg"))
     assert browser.evaluate(lines) == 1
     browser.evaluate(click.format("picker", "seconds"))
     assert browser.evaluate(
-        "document.querySelector('#curves svg[role=img]').getAttribute('aria-label')"
+        "document.querySelector('.curves svg[role=img]').getAttribute('aria-label')"
     ).endswith("seconds")
     browser.evaluate("document.querySelector('table.sortable th:nth-child(3) button').click()")
     assert (
@@ -154,6 +163,6 @@ def test_the_page_in_a_browser(chosen, make_run, tmp_path, browser: Browser):
     hostile = make_run(HOSTILE, name="hostile", data=HOSTILE)
     (tmp_path / "hostile.html").write_text(html(Selection([hostile], [HOSTILE])), encoding="utf-8")
     browser.open(
-        f"file://{tmp_path}/hostile.html", wait_for="document.querySelector('#curves .line')"
+        f"file://{tmp_path}/hostile.html", wait_for="document.querySelector('.curves .line')"
     )
     assert HOSTILE in browser.text() and browser.complaints == []

@@ -61,7 +61,9 @@ def test_answers_and_what_is_refused(make_run, tmp_path):
         assert [run["id"] for run in json.loads(get(port, "/api/runs")[2])["runs"]] == ["a b&c"]
         assert json.loads(get(port, "/api/run?run=a%20b%26c")[2])["done"] == 2
         assert (
-            json.loads(get(port, "/api/compare?run=a%20b%26c&run=nothing")[2])["lines"][0]["label"]
+            json.loads(get(port, "/api/compare?run=a%20b%26c&run=nothing")[2])["sections"][0][
+                "lines"
+            ][0]["label"]
             == "a b&c"
         )
         assert json.loads(get(port, "/api/client?run=a%20b%26c&client=0")[2])["rounds"] == [2]
@@ -76,6 +78,20 @@ def test_answers_and_what_is_refused(make_run, tmp_path):
         for name in ("..%2F..%2Fetc", "%2Fetc%2Fpasswd", "%00", "secret.txt", ""):
             assert get(port, f"/api/run?run={name}")[0] == 404
         assert get(port, "/", Host="evil.example")[0] == 403, "another name for this address"
+
+
+def test_figures_are_images_that_run_nothing(make_run, tmp_path):
+    make_run("genfed", rounds=2, clients=3, metadata=metadata.genfed, name="mine")
+    make_run(rounds=2, name="plain")
+    with serving(tmp_path) as port:
+        code, headers, svg = get(port, "/api/figure?run=mine&figure=fitness")
+        assert code == 200 and headers["content-type"] == "image/svg+xml"
+        assert "script-src" not in headers["content-security-policy"]
+        assert svg.startswith("<svg ") and "prefers-color-scheme: dark" in svg
+        assert "var(--k0)" in svg and ">left out</text>" in svg
+        for wrong in ("run=mine&figure=units", "run=mine&figure=..", "run=x&figure=fitness"):
+            assert get(port, f"/api/figure?{wrong}")[0] == 404
+        assert get(port, "/api/figure?run=plain&figure=numbers")[0] == 404
 
 
 def test_the_printed_address_opens_the_door(monkeypatch, capsys, tmp_path):
@@ -217,6 +233,9 @@ def test_the_dashboard_in_a_browser(make_run, tmp_path, browser: Browser):
         ticks = "document.querySelectorAll('tr[data-run^=fedavg] input')"
         browser.evaluate(f"{ticks}.forEach((tick) => tick.click())")
         browser.evaluate("document.getElementById('compare').click()")
+        browser.until("document.querySelector('#view .band')")
+        assert browser.evaluate("document.querySelectorAll('#view polyline').length") == 1
+        browser.evaluate("document.querySelector('.toggle').click()")
         browser.until("document.querySelectorAll('#view polyline').length === 3")
         # What a stranger put into names stays text.
         browser.evaluate(
@@ -224,7 +243,9 @@ def test_the_dashboard_in_a_browser(make_run, tmp_path, browser: Browser):
         )
         browser.until(f"document.querySelector('h1').innerText === {json.dumps(HOSTILE)}")
         browser.until("document.querySelector('.warning li')")
-        assert browser.evaluate("document.images.length") == 0
+        browser.until("[...document.images].every((image) => image.complete)")
+        drawn = "[...document.images].map((image) => new URL(image.src).pathname)"
+        assert browser.evaluate(drawn) == ["/api/figure"]
         for width in (390, 1280):
             browser.open(home, width, wait_for="document.querySelectorAll('tbody tr').length === 4")
             assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")

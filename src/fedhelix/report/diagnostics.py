@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -18,6 +19,20 @@ from fedhelix.report.style import ALARM, COLOURS, GREY, PALE, literal, percent, 
 from fedhelix.store.records import is_number
 
 MOST_TICKS = 25
+MOST_MARKS = 4000  # of a scatter plot; of more, only some rounds are drawn
+MOST_NAMES = 60  # of clients beside their points
+MOST_NUMBERS = 6  # that a method records, drawn below each other
+# From nothing to blue, so that the background may be white or dark.
+INK = LinearSegmentedColormap.from_list("ink", [(*to_rgb(COLOURS[0]), 0), to_rgb(COLOURS[0])])
+
+# Numbers that methods record, in words.
+RECORDED = {
+    "mask_density": "Fisher mask density",
+    "gamma": "units in a gene (γ)",
+    "noise": "noise",
+    "clip": "clipping bound",
+}
+IN_OTHER_FIGURES = ("rho", "other_bytes")
 MARKERS = "osD^vPXph*"
 
 
@@ -47,7 +62,7 @@ def partition(counts: Any, attackers: frozenset[int] = frozenset()) -> Figure:
     axes.set(
         xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3), xlabel="client", ylabel="class"
     )
-    tidy(axes, "Who has what?")
+    tidy(axes, "Samples by client and class")
     axes.set_title(f"largest bubble: {counts.max()} samples", loc="right", fontsize=8, color=GREY)
     axes.grid(True, color="#eeeeee")
     axes.set_xticks(range(0, clients, -(-clients // MOST_TICKS)))
@@ -78,6 +93,7 @@ def fitness(result: Result) -> Figure | None:
     ]
     if not scored:
         return None
+    scored = _thinned(scored)
     figure = sheet(height=4.0)
     above, below = figure.subplots(2, 1, height_ratios=(3, 1), sharex=True)
     _draw_fitness(above, result, scored)
@@ -93,6 +109,14 @@ def fitness(result: Result) -> Figure | None:
     below.set(xlabel="round", ylabel="chosen\n(ρ)")
     _whole_rounds(below)
     return figure
+
+
+def _thinned(scored: list[tuple[int, int, float]]) -> list[tuple[int, int, float]]:
+    """All marks, or those of every n-th round where there are too many to draw."""
+    step = -(-len(scored) // MOST_MARKS)
+    rounds = sorted({round for round, *_ in scored})
+    kept = set(rounds[::-step])  # counted from the last one, which is drawn in any case
+    return [mark for mark in scored if mark[0] in kept][-MOST_MARKS:]
 
 
 def _draw_fitness(axes: Axes, result: Result, scored: list[tuple[int, int, float]]) -> None:
@@ -119,7 +143,7 @@ def _draw_fitness(axes: Axes, result: Result, scored: list[tuple[int, int, float
     for part, label, mark in marks:
         if part.any():
             axes.scatter(x[part], y[part], label=label, **mark)
-    tidy(axes, "Who has descendants?")
+    tidy(axes, "Fitness and selection")
     axes.set(ylabel="fitness: metric on the\nserver's validation set")
     if (result.main_metric() or "").endswith("accuracy"):
         axes.yaxis.set_major_formatter(percent)
@@ -150,7 +174,7 @@ def units(result: Result) -> Figure | None:
     image = axes.imshow(
         shares,
         aspect="auto",
-        cmap="Blues",
+        cmap=INK,
         vmin=0,
         vmax=1,
         interpolation="nearest",
@@ -159,7 +183,7 @@ def units(result: Result) -> Figure | None:
     bar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.05, format=percent)
     bar.ax.tick_params(labelsize=8)
     bar.set_label("of the round's clients sent it", fontsize=8)
-    tidy(axes, "What is worth sending?")
+    tidy(axes, "Layers that were sent")
     axes.grid(False)
     axes.set_yticks(
         range(len(ordered)),
@@ -199,7 +223,7 @@ def clusters(result: Result) -> Figure | None:
             label=f"cluster {literal(group)}",
             linewidths=0,
         )
-        for client in members:
+        for client in members if len(known) <= MOST_NAMES else ():
             axes.annotate(
                 literal(client),
                 known[client],
@@ -212,40 +236,39 @@ def clusters(result: Result) -> Figure | None:
     if bad:
         x, y = zip(*bad, strict=True)
         axes.scatter(x, y, s=110, marker="x", color=ALARM, label="attacker", linewidths=1.2)
-    tidy(axes, "Who resembles whom?")
+    tidy(axes, "Clusters of clients")
     axes.set(xlabel="first component", ylabel="second component")
-    axes.legend(fontsize=8, framealpha=0.9, handletextpad=0.2)
+    figure.legend(
+        loc="outside upper center", ncols=3, fontsize=8.5, frameon=False, handletextpad=0.1
+    )
     axes.margins(0.12)
     return figure
 
 
-def mask(result: Result) -> Figure | None:
-    """GENE-FL: the share of parameters that the Fisher mask holds, and the size of the gene."""
-    density, gamma = _numbers(result, "mask_density"), _numbers(result, "gamma")
-    if not density and not gamma:
+def numbers(result: Result) -> Figure | None:
+    """Every number that the method records in each round, below each other."""
+    keys = dict.fromkeys(str(key) for _, table in result.metadata() for key in table)
+    known = {key: _numbers(result, key) for key in keys if key not in IN_OTHER_FIGURES}
+    drawn = {key: series for key, series in known.items() if len(series) > 1}
+    drawn = dict(list(drawn.items())[:MOST_NUMBERS])
+    if not drawn:
         return None
-    drawn = [
-        pair
-        for pair in ((density, "Fisher mask\ndensity"), (gamma, "units in a\ngene (γ)"))
-        if pair[0]
-    ]
-    figure = sheet(height=1.2 + 1.4 * len(drawn))
+    figure = sheet(height=0.9 + 1.1 * len(drawn))
     panels = figure.subplots(len(drawn), 1, sharex=True, squeeze=False)[:, 0]
-    for place, (axes, (series, words)) in enumerate(zip(panels, drawn, strict=True)):
-        axes.plot(
-            *zip(*series, strict=True),
-            color=COLOURS[place],
-            linewidth=1.7,
-            marker="o",
-            markersize=3,
-            drawstyle="steps-mid" if series is gamma else "default",
+    for place, (axes, (key, series)) in enumerate(zip(panels, drawn.items(), strict=True)):
+        axes.plot(*zip(*series, strict=True), color=COLOURS[0], linewidth=1.7)
+        tidy(axes, "" if place else "What the method records")
+        words = literal(RECORDED.get(key, key.replace("_", " "))[:40])
+        axes.annotate(
+            words, (0, 1), (2, 3), xycoords="axes fraction", textcoords="offset points", fontsize=8
         )
-        tidy(axes, "" if place else "How much is a gene?")
-        axes.set(ylabel=words, ylim=(0, 1.12 * max(max(value for _, value in series), 1e-9)))
-        if series is density:
+        values = [value for _, value in series]
+        whole = all(float(value).is_integer() for value in values)
+        axes.yaxis.set_major_locator(MaxNLocator(3, integer=whole))
+        if min(values) == max(values):
+            axes.set_ylim(values[0] - 1, values[0] + 1)
+        if key.endswith("density"):
             axes.yaxis.set_major_formatter(percent)
-        else:
-            axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     panels[-1].set(xlabel="round")
     _whole_rounds(panels[-1])
     return figure
@@ -276,7 +299,7 @@ def distances(result: Result) -> Figure | None:
         axes.plot(
             [np.median(values)] * 2, [row - 0.36, row + 0.36], color=COLOURS[row], linewidth=1.6
         )
-    tidy(axes, "New models, or copies?")
+    tidy(axes, "Generated models")
     axes.grid(False, axis="y")
     axes.set_yticks(range(len(rows)), [words.replace(": ", ":\n") for words, _ in rows])
     axes.set(

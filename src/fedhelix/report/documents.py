@@ -7,7 +7,7 @@ from pathlib import Path
 from fedhelix.report.figures import figures
 from fedhelix.report.headline import facts, subtitle, title, warnings
 from fedhelix.report.locate import Selection
-from fedhelix.report.results import read
+from fedhelix.report.results import by_setting, read
 from fedhelix.report.style import save
 from fedhelix.report.tables import comparison, latex, markdown
 
@@ -22,25 +22,29 @@ def markdown_report(chosen: Selection, out: Path) -> str:
     lines = [f"# {_plain(title(results))}", "", _plain(subtitle(results)), ""]
     if chosen.commands:
         lines += ["```bash", *(command.replace("`", "'") for command in chosen.commands), "```", ""]
-    lines += [markdown(comparison(results))]
     lines += [f"> {_plain(warning)}\n" for warning in warnings(results)]
-    for figure in figures(results):
-        save(figure.figure, folder / f"{figure.name}.png")
-        lines += [
-            f"![{_plain(figure.title)}]({folder.name}/{figure.name}.png)",
-            "",
-            _plain(figure.caption),
-            "",
-        ]
+    for place, (words, part) in enumerate(by_setting(results).items()):
+        lines += [f"## {_plain(words)}", ""] if words else []
+        lines += [markdown(comparison(part))]
+        for figure in figures(part):
+            name = f"{figure.name}-{place + 1}.png" if words else f"{figure.name}.png"
+            save(figure.figure, folder / name)
+            lines += [f"![{_plain(figure.title)}]({folder.name}/{name})", ""]
+            lines += [_plain(figure.caption), ""]
     lines += ["| setting | value |", "| --- | --- |"]
     lines += [f"| {_plain(key)} | {_plain(value)} |" for key, value in facts(results)]
     return "\n".join(lines) + "\n"
 
 
 def latex_report(chosen: Selection) -> str:
-    """The table of the report for LaTeX, with the commands that made it as comments."""
+    """The tables of the report for LaTeX, with the commands that made them as comments."""
     made_by = "".join(f"% {' '.join(command.split())}\n" for command in chosen.commands)
-    return made_by + latex(comparison(chosen.folders))
+    sections = by_setting([read(folder) for folder in chosen.folders])
+    tables = (
+        (f"% {words}\n" if words else "") + latex(comparison(part))
+        for words, part in sections.items()
+    )
+    return made_by + "\n".join(tables)
 
 
 def _plain(text: str) -> str:

@@ -19,29 +19,46 @@ from fedhelix.store import RunFolder
 
 MOST_CLIENTS, MOST_CLASSES = 200, 100  # a bubble chart of more shows nothing
 
-# Figures of one run: the function that draws each one, and how to read it.
-INSIDE: dict[str, tuple[Callable[[Result], Figure | None], str]] = {
-    "fitness": (
+
+@dataclass(frozen=True)
+class Inside:
+    """A figure of one run: what it draws of a method's metadata, and how to read it."""
+
+    draw: Callable[[Result], Figure | None]
+    title: str
+    caption: str
+    key: str  # of the metadata that has to be there; any number where it is empty
+
+
+INSIDE = {
+    "fitness": Inside(
         diagnostics.fitness,
-        "Each dot is a model that came back, scored on the server's validation set. "
-        "Filled ones were chosen to make the next generation; below, how many.",
+        "Fitness and selection",
+        "Each dot is an uploaded model, scored on the server's validation set. "
+        "Filled ones were selected; the lower panel counts how many.",
+        "fitness",
     ),
-    "units": (
+    "units": Inside(
         diagnostics.units,
-        "Dark: most clients of the round sent this layer. White: nobody did.",
+        "Layers that were sent",
+        "The stronger the colour, the more clients of the round sent this layer.",
+        "units",
     ),
-    "clusters": (
+    "clusters": Inside(
         diagnostics.clusters,
+        "Clusters of clients",
         "Each point is a client; clients with similar data lie close to each other.",
+        "positions",
     ),
-    "mask": (
-        diagnostics.mask,
-        "How large the part is that clients inherit from each other, round by round.",
-    ),
-    "distances": (
+    "distances": Inside(
         diagnostics.distances,
-        "A generated model that lies at zero distance from an upload would be a copy; one much "
+        "Generated models",
+        "A generated model at zero distance from an upload would be a copy; one much "
         "further away than the uploads lie from each other would be none of their kind.",
+        "distances",
+    ),
+    "numbers": Inside(
+        diagnostics.numbers, "Recorded by the method", "Every number that it records per round.", ""
     ),
 }
 
@@ -83,11 +100,10 @@ def figures(runs: Sequence[RunFolder | Result], overview: bool = True) -> Iterat
     yield from _partitions(groups)
     for label, results in groups.items():
         first = min(results, key=lambda result: result.seed)
-        for name, (draw, caption) in INSIDE.items():
-            if (figure := draw(first)) is not None:
-                yield ReportFigure(
-                    f"{name}-{_slug(label)}", f"{label}, seed {first.seed}", caption, figure
-                )
+        for name, one in INSIDE.items():
+            if (figure := one.draw(first)) is not None:
+                title = f"{one.title}: {label}, seed {first.seed}"
+                yield ReportFigure(f"{name}-{_slug(label)}", title, one.caption, figure)
 
 
 def write_all(runs: Sequence[RunFolder | Result], out: Path, form: str) -> list[Path]:
@@ -120,7 +136,7 @@ def _side_by_side(groups: Groups) -> Iterator[ReportFigure]:
                 "clients",
                 "Client by client",
                 "Each dot is a client with its own model on its own test data; "
-                "dark dots are the worst tenth.",
+                "dots in full colour are the worst tenth.",
                 plots.single(plots.draw_clients, drawn),
             )
     caption = "Every value counts in its own type; refused uploads count too."
@@ -137,7 +153,7 @@ def _partitions(groups: Groups) -> Iterator[ReportFigure]:
     if counts.ndim == 2 and 0 < len(counts) <= MOST_CLIENTS and 0 < counts.shape[1] <= MOST_CLASSES:
         yield ReportFigure(
             "partition",
-            f"Who has what (seed {result.seed})",
+            f"Samples by client and class, seed {result.seed}",
             "A bubble's area is the number of training samples of one class that a client has.",
             diagnostics.partition(np.clip(counts, 0, None), result.attackers),
         )

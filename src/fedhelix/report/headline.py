@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,14 @@ import pandas as pd
 
 from fedhelix.report.plots import Groups
 from fedhelix.report.results import Result
+from fedhelix.report.spread import finals, tied
 from fedhelix.report.tables import comparison
 from fedhelix.report.wording import INCIDENT_WORDS, MEASURES, count, percent, plain
-from fedhelix.store.progress import human_bytes
-from fedhelix.store.records import ADVICE, diverged_since
+from fedhelix.store.progress import human_bytes, human_seconds, time_left
+from fedhelix.store.records import ADVICE, MAIN_METRICS, diverged_since
 
 MOST_TILES = 4
+MOST_TIED = 3  # named in a tile
 MOST_METHODS = 6  # named in a title
 MOST_NAMES = 8  # of clients in a warning
 
@@ -56,11 +58,55 @@ def tiles(groups: Groups) -> list[dict[str, str]]:
         if column == "uplink_bytes":
             values = values[values > 0]  # that a method without uploads sends least is no news
         if len(values) > 0:
-            who = str(values.idxmax() if largest else values.idxmin())
-            error = table.get(f"{column}_se", pd.Series(dtype=float)).get(who, np.nan)
-            value = show(float(values[who]), float(error))
-            highlights.append({"what": what, "value": value, "who": who})
+            best = str(values.idxmax() if largest else values.idxmin())
+            error = table.get(f"{column}_se", pd.Series(dtype=float)).get(best, np.nan)
+            value = show(float(values[best]), float(error))
+            equals = ties({label: groups[label] for label in values.index}, column, best, show)
+            highlights.append({"what": what, "value": value, "who": _winners([best, *equals])})
     return highlights[:MOST_TILES]
+
+
+def ties(
+    groups: Groups, column: str, best: str, show: Callable[[float, float], str] = percent
+) -> list[str]:
+    """The methods that cannot be told from the best one by this column."""
+    finals_of = {label: finals(results, column) for label, results in groups.items()}
+
+    def shown(label: str) -> str:
+        return show(float(np.mean(list(finals_of[label].values()))), np.nan)
+
+    others = [label for label, values in finals_of.items() if label != best and values]
+    if not finals_of[best]:
+        return []
+    return [
+        label
+        for label in others
+        if tied(finals_of[best], finals_of[label], alike=shown(best) == shown(label))
+    ]
+
+
+def winners(groups: Groups) -> tuple[str, list[str]]:
+    """The column that decides, and the best method with those that tie with it."""
+    table = comparison([result for results in groups.values() for result in results])
+    column = next((metric for metric in MAIN_METRICS if metric in table), "")
+    values = table[column].dropna() if column else pd.Series(dtype=float)
+    if len(groups) < 2 or not len(values):
+        return column, []
+    best = str(values.idxmax())
+    show = percent if column.endswith("accuracy") else plain
+    return column, [
+        best,
+        *ties({label: groups[label] for label in values.index}, column, best, show),
+    ]
+
+
+def _winners(labels: Sequence[str]) -> str:
+    """One name, or those that tie."""
+    if len(labels) == 1:
+        return labels[0]
+    if len(labels) > MOST_TIED:
+        labels = [*labels[: MOST_TIED - 1], f"{len(labels) - MOST_TIED + 1} others"]
+    return f"{', '.join(labels[:-1])} and {labels[-1]} tie"
 
 
 def warnings(results: Sequence[Result]) -> list[str]:
@@ -81,8 +127,10 @@ def warnings(results: Sequence[Result]) -> list[str]:
 def _warnings_of(result: Result) -> Iterator[str]:
     """What is wrong with one run."""
     if not result.complete:
-        rounds = result.config.get("rounds", "?")
-        yield f"{result.name} is unfinished: {len(result.metrics)} of {rounds} rounds."
+        rounds, done = result.config.get("rounds", "?"), len(result.metrics)
+        left = time_left(rounds, done, result.total("seconds"))
+        more = "" if left is None else f", about {human_seconds(left)} of work left"
+        yield f"{result.name} is unfinished: {done} of {rounds} rounds{more}."
     if result.damage:
         yield result.damage
     metric = result.main_metric()

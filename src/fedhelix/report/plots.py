@@ -12,18 +12,22 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from fedhelix.report.results import Result, grouped
+from fedhelix.report.spread import band, explanation
 from fedhelix.report.style import COLOURS, DASHES, GREY, MIB, literal, percent, save, sheet, tidy
 from fedhelix.store import RunFolder
 from fedhelix.store.records import HOUR
 
 Groups = dict[str, list[Result]]
+LABEL, HANDLE, PER_INCH = 36, 8, 11  # characters of a label, beside it, and of a legend per inch
+FAR_APART = 5  # times: totals that differ by more are drawn on a logarithmic axis
 
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """One method: mean, lowest and highest metric over seeds by round, and what it cost so far."""
+    """One method: the metric by round as mean and band over seeds, and what it cost so far."""
 
     label: str
     colour: str
@@ -37,6 +41,7 @@ class Curve:
     clients: np.ndarray
     malicious: np.ndarray
     is_share: bool
+    seeds: int
 
     @property
     def style(self) -> dict[str, Any]:
@@ -57,8 +62,8 @@ def comparison_plot(folders: Sequence[RunFolder | Result], path: Path | str) -> 
     """Draw runs side by side: metric by rounds, metric by uploads, and every client's final metric.
 
     The metric is that of the personal models, or of the server's where a method has none. Lines are
-    means over seeds, bands reach from the lowest to the highest seed. The path's suffix chooses the
-    format: .png, .svg or .pdf.
+    means over seeds, bands their 95 % confidence intervals (of two seeds: from the lower to the
+    higher one). The path's suffix chooses the format: .png, .svg or .pdf.
     """
     save(overview(grouped(folders)), path)
 
@@ -90,7 +95,7 @@ def single(draw: Draw, drawn: Sequence[Curve]) -> Figure:
     axes = figure.subplots()
     draw(axes, drawn)
     if not strip:
-        _legend(figure, axes, columns=2 if max(len(curve.label) for curve in drawn) > 16 else 4)
+        _legend(figure, axes, columns=3)
     return figure
 
 
@@ -110,6 +115,8 @@ def _curve(label: str, results: Sequence[Result], place: int) -> Curve:
 
     clocks = pd.DataFrame({result.seed: result.series("clock") for result in results})
     hours = clocks.mean(axis="columns").reindex(values.index) / HOUR
+    is_share = column.endswith("accuracy")
+    mean, low, high = band(values, is_share)
     finals = sorted(
         (value, client in result.attackers)
         for result in results
@@ -119,15 +126,16 @@ def _curve(label: str, results: Sequence[Result], place: int) -> Curve:
         label=literal(label if column.startswith("personal") else f"{label}, global model"),
         colour=COLOURS[place % len(COLOURS)],
         dashes=DASHES[place % len(DASHES)],
-        mean=values.mean(axis="columns"),
-        low=values.min(axis="columns"),
-        high=values.max(axis="columns"),
+        mean=mean,
+        low=low,
+        high=high,
         uploaded=spent("uplink_bytes") / MIB,
         seconds=spent("seconds"),
         hours=hours if hours.notna().all() else hours[:0],
         clients=np.array([value for value, _ in finals]),
         malicious=np.array([malicious for _, malicious in finals], dtype=bool),
-        is_share=column.endswith("accuracy"),
+        is_share=is_share,
+        seeds=len(results),
     )
 
 
@@ -136,12 +144,8 @@ def draw_rounds(axes: Axes, drawn: Sequence[Curve]) -> None:
     for curve in drawn:
         axes.plot(curve.mean.index, curve.mean, label=curve.label, **curve.style)
         _band(axes, curve.mean.index, curve)
-    explanation = (
-        "\n(line: mean of seeds, band: lowest to highest)"
-        if any(curve.has_band for curve in drawn)
-        else ""
-    )
-    _metric_axes(axes, "How fast?", f"round{explanation}", drawn)
+    words = explanation([curve.seeds for curve in drawn if curve.has_band])
+    _metric_axes(axes, "How fast?", f"round\n{words}" if words else "round", drawn)
 
 
 def draw_uploads(axes: Axes, drawn: Sequence[Curve]) -> None:
@@ -162,12 +166,8 @@ def draw_uploads(axes: Axes, drawn: Sequence[Curve]) -> None:
                 textcoords="offset points",
                 xycoords=("axes fraction", "data"),
                 fontsize=8,
-                color=curve.colour,
             )
-    totals = [curve.uploaded.iloc[-1] for curve in senders]
-    if totals and max(totals) > 5 * min(totals):
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g}")
+    _spread_out(axes, [curve.uploaded for curve in senders])
     _metric_axes(axes, "At which cost?", "uploaded MiB\n(all clients together)", drawn)
 
 
@@ -176,6 +176,7 @@ def draw_seconds(axes: Axes, drawn: Sequence[Curve]) -> None:
     for curve in drawn:
         axes.plot(curve.seconds, curve.mean, label=curve.label, **curve.style)
         _band(axes, curve.seconds, curve)
+    _spread_out(axes, [curve.seconds for curve in drawn])
     _metric_axes(
         axes,
         "How long?",
@@ -190,6 +191,7 @@ def draw_hours(axes: Axes, drawn: Sequence[Curve]) -> None:
     for curve in timed:
         axes.plot(curve.hours, curve.mean, label=curve.label, **curve.style)
         _band(axes, curve.hours, curve)
+    _spread_out(axes, [curve.hours for curve in timed])
     _metric_axes(axes, "How soon?", "simulated hours\n(devices, not this machine)", timed)
 
 
@@ -204,17 +206,15 @@ def draw_clients(axes: Axes, drawn: Sequence[Curve]) -> None:
     axes.set_ylim(max(len(evaluated), 1) - 0.4, -0.6)  # the first method on top
     axes.set_yticks(range(len(evaluated)), [textwrap.fill(curve.label, 18) for curve in evaluated])
     axes.tick_params(axis="y", length=0, labelsize=8.5 if len(evaluated) < 10 else 7.5)
-    for text, curve in zip(axes.get_yticklabels(), evaluated, strict=True):
-        text.set_color(curve.colour)
-    crosses = ", ×: attacker" if any(curve.malicious.any() for curve in evaluated) else ""
-    explanation = f"(bar: median, dark: worst tenth{crosses})"
-    axes.set(xlabel=f"final {metric_name(evaluated)} of each client\n{explanation}")
+    crosses = "\n×: attacker" if any(curve.malicious.any() for curve in evaluated) else ""
+    marks = f"bar: median; full colour: worst tenth{crosses}"
+    axes.set(xlabel=f"final {metric_name(evaluated)} of each client\n{marks}")
     if _are_shares(evaluated):
         axes.xaxis.set_major_formatter(percent)
 
 
 def _draw_row(axes: Axes, row: int, curve: Curve) -> None:
-    """One method's clients: the worst tenth dark, attackers as crosses, a bar at the median."""
+    """One method's clients: the worst tenth in full colour, crosses for attackers, the median."""
     rank = (np.arange(len(curve.clients)) + 0.5) / len(curve.clients)
     height = row + 0.32 - 0.64 * rank
     honest = ~curve.malicious
@@ -275,6 +275,15 @@ def bytes_plot(groups: Groups) -> Figure:
     return figure
 
 
+def _spread_out(axes: Axes, costs: Sequence[pd.Series]) -> None:
+    """A logarithmic axis where one method takes many times what another does."""
+    totals = [cost.iloc[-1] for cost in costs if len(cost)]
+    if totals and max(totals) > FAR_APART * min(totals) > 0:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+
+
 def metric_name(drawn: Sequence[Curve]) -> str:
     """What the numbers are."""
     return "accuracy" if _are_shares(drawn) else "score"
@@ -292,11 +301,14 @@ def _legend(figure: Figure, axes: Axes, columns: int) -> None:
     # Constrained layout leaves space for the legend above the panels, however many rows it has.
     handles, labels = axes.get_legend_handles_labels()
     if labels:
+        labels = [textwrap.fill(label, LABEL) for label in labels]
+        longest = max(len(line) for label in labels for line in label.split("\n"))
+        fitting = int(PER_INCH * max(figure.get_figwidth() - 0.6, 1) / (longest + HANDLE))
         figure.legend(
             handles,
             labels,
             loc="outside upper center",
-            ncols=min(columns, len(labels)),
+            ncols=max(1, min(columns, fitting, len(labels))),
             frameon=False,
             fontsize=9,
             handlelength=2.8,

@@ -19,6 +19,9 @@ NOT_COMPARED = (
     "address", "kernels", "eval_every", "checkpoint_every", "client_state", "deployment",
 )  # fmt: skip
 
+# Settings under which methods are compared: runs that differ in one of them are told apart first.
+SETTING = ("data", "partition", "shift")
+
 # Settings that a reader expects to be the same for all methods of a comparison.
 OF_EVERY_METHOD = ("data", "clients")
 
@@ -111,10 +114,12 @@ class Result:
                 if str(client) not in absent.get(round, ()):
                     yield round, int(client), value
 
-    def metadata(self, key: str) -> Iterator[tuple[int, Any]]:
-        """What the method recorded under a key, with the round."""
+    def metadata(self, key: str | None = None) -> Iterator[tuple[int, Any]]:
+        """What the method recorded under a key, or all of it, with the round."""
         for round, metadata in self._column("metadata", Mapping):
-            if metadata.get(key) is not None:
+            if key is None:
+                yield round, metadata
+            elif metadata.get(key) is not None:
                 yield round, metadata[key]
 
     def incidents(self, kind: str) -> list[tuple[int, str, str]]:
@@ -189,6 +194,17 @@ def make(
         config=config,
         census=census,
     )
+
+
+def by_setting(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """The runs on the same data in the same hands, under what tells them from the others."""
+    told = {key: [str(one.circumstances.get(key, "none")) for one in results] for key in SETTING}
+    differing = [key for key, values in told.items() if len(set(values)) > 1]
+    sections: dict[str, list[Result]] = {}
+    for place, result in enumerate(results):
+        words = [told[key][place] for key in differing]
+        sections.setdefault(" · ".join(words), []).append(result)
+    return sections
 
 
 def grouped(runs: Sequence[RunFolder | Result]) -> dict[str, list[Result]]:

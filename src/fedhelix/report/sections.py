@@ -10,6 +10,7 @@ import pandas as pd
 
 from fedhelix.report.plots import Groups
 from fedhelix.report.results import Result
+from fedhelix.report.spread import band
 from fedhelix.report.style import MIB
 from fedhelix.report.wording import MEASURES, percent, plain
 from fedhelix.store.progress import human_bytes, human_seconds
@@ -112,7 +113,7 @@ def measures(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def series(groups: Groups) -> list[dict[str, Any]]:
-    """The lines of the interactive chart: mean, lowest and highest over seeds.
+    """The lines of the interactive chart: mean and band over seeds.
 
     Each has the rounds, the bytes, the seconds and, with a clock, the simulated hours as its
     horizontal axes.
@@ -136,11 +137,8 @@ def _line(label: str, results: Sequence[Result], place: int) -> dict[str, Any]:
         by_seed = pd.DataFrame({result.seed: result.series(key) for result in results})
         values = by_seed.dropna().reindex(rounds)
         if values.notna().any(axis=None):
-            y[key] = {
-                "mid": _numbers(values.mean(axis="columns")),
-                "low": _numbers(values.min(axis="columns")),
-                "high": _numbers(values.max(axis="columns")),
-            }
+            parts = zip(("mid", "low", "high"), band(values, key.endswith("accuracy")), strict=True)
+            y[key] = {part: _numbers(numbers) for part, numbers in parts}
     return {"label": label, "place": place, "x": x, "y": y}
 
 

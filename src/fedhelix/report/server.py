@@ -26,17 +26,20 @@ STATIC = Path(__file__).parent / "static"
 FILES = {
     "app.js": "text/javascript",
     "chart.js": "text/javascript",
+    "tokens.css": "text/css",
     "style.css": "text/css",
     "app.css": "text/css",
 }
 MOST_COMPARED = 20
 SECONDS_BETWEEN_SCANS = 1.0
 COOKIE = "fedhelix"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+FIGURES = "/api/figure"
+POLICY_OF_FIGURES = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -118,6 +121,7 @@ def dashboard(folder: Path, token: str | None = None) -> Any:
         routing.Route("/api/run", views.run),
         routing.Route("/api/client", views.client),
         routing.Route("/api/compare", views.compare),
+        routing.Route(FIGURES, views.figure),
         routing.Route("/api/events", views.events),
     ]
     return Guard(applications.Starlette(routes=routes), token)
@@ -156,9 +160,11 @@ class Guard:
 
         async def with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
+                policy = POLICY_OF_FIGURES if scope["path"] == FIGURES else POLICY
+                headers = {"Content-Security-Policy": policy, **HEADERS}
                 message["headers"] = [
                     *message["headers"],
-                    *((k.encode(), v.encode()) for k, v in HEADERS.items()),
+                    *((k.encode(), v.encode()) for k, v in headers.items()),
                 ]
             await send(message)
 
@@ -215,15 +221,33 @@ class Views:
         )
 
     async def compare(self, request: Any) -> Any:
-        """The curves of some runs, in the order of the request."""
+        """Some runs side by side, in the order of the request."""
         names = request.query_params.getlist("run")[:MOST_COMPARED]
 
-        def lines() -> dict[str, Any]:
-            with self.watch.lock:
-                known = [run for name in names if (run := self._get(name)) is not None]
-                return {"lines": [run.line() | {"overview": run.overview()} for run in known]}
+        def sections() -> dict[str, Any]:
+            from fedhelix.report.live.comparison import compared  # slow to import
 
-        return await self._respond(lines)
+            with self.watch.lock:
+                known = [run for name in dict.fromkeys(names) if (run := self._get(name))]
+                return {"sections": compared(known)}
+
+        return await self._respond(sections)
+
+    async def figure(self, request: Any) -> Any:
+        """A figure of one run, as an image."""
+        from starlette.concurrency import run_in_threadpool
+        from starlette.responses import PlainTextResponse, Response
+
+        def image() -> str | None:
+            from fedhelix.report.live.drawing import drawn  # slow to import
+
+            run = self._get(request.query_params.get("run", ""))
+            return None if run is None else drawn(run, request.query_params.get("figure", ""))
+
+        svg = await run_in_threadpool(image)
+        if svg is None:
+            return PlainTextResponse("There is no such figure.\n", 404)
+        return Response(svg, media_type="image/svg+xml")
 
     async def events(self, request: Any) -> Any:
         """A stream of what changes."""

@@ -204,9 +204,9 @@ def _columns(table: pd.DataFrame) -> list[tuple[str, str, Callable[[float], str]
     return [column for column in columns if column[0] in table]
 
 
-def texts(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """Headers and cells as text."""
-    columns = _columns(table)
+def texts(table: pd.DataFrame, first: Sequence[str] = ()) -> tuple[list[str], list[list[str]]]:
+    """Headers and cells as text; some columns can come first."""
+    columns = sorted(_columns(table), key=lambda column: column[0] not in first)
     headers = ["method", *(header for _, header, _ in columns)]
     rows = [
         [str(label), *(_cell(row, name, show) for name, _, show in columns)]

@@ -135,12 +135,9 @@ class Progress:
 
     def _time_left(self) -> str:
         # Averaged over all rounds so far, because rounds with an evaluation take longer.
-        now_done = self._done - self._first
-        left = self._total - self._done
-        if now_done <= 0 or left <= 0:
-            return ""
-        seconds = (monotonic() - self._started) / now_done * left
-        return f"{human_seconds(seconds)}{self._final_work} left"
+        spent, now_done = monotonic() - self._started, self._done - self._first
+        seconds = time_left(self._total - self._first, now_done, spent)
+        return "" if seconds is None else f"{human_seconds(seconds)}{self._final_work} left"
 
     def _line(self, record: Mapping[str, Any], metrics: Mapping[str, float]) -> str:
         values = [f"round={record['round']}", f"rounds={self._total}"]
@@ -181,6 +178,15 @@ def below(items: Sequence[Item], title: str) -> Iterator[Item]:
             display.update(task, advance=1, left=f"{human_seconds(left)} left")
     finally:
         display.remove_task(task)
+
+
+def time_left(rounds: Any, done: int, seconds: float) -> float | None:
+    """The seconds that the other rounds will take, if they are like those so far; None if unknown
+    or over.
+    """
+    if not isinstance(rounds, int) or not 0 < done < rounds:
+        return None
+    return seconds / done * (rounds - done)
 
 
 def human_bytes(count: float) -> str:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from fedhelix.report.live import files
 from fedhelix.report.live.run import WatchedRun
 from fedhelix.report.live.values import as_list, as_number, as_text, as_whole, flattened
 
 # Entries of a record that map clients or sites to reasons.
 INCIDENTS = ("refused", "missing", "unevaluated", "troubles")
 MOST_INCIDENTS = 50
-MOST_CHARACTERS_OF_METADATA = 5000
+FEW = 5  # numbers that are listed
 
 
 class Census(NamedTuple):
@@ -28,8 +26,7 @@ class Census(NamedTuple):
     @classmethod
     def read(cls, run: WatchedRun) -> Census:
         """The census of a run; empty where the file is missing or damaged."""
-        content = files.read_small(run.path / "clients.json", files.MOST_BYTES_OF_A_FILE)
-        table = files.parse_record(content or b"{}") or {}
+        table = run.census()
         evaluated, attackers, samples = (
             [value for value in as_list(table.get(key)) if type(value) is int]
             for key in ("evaluated", "attackers", "samples")
@@ -39,12 +36,15 @@ class Census(NamedTuple):
 
 def run_details(run: WatchedRun) -> dict[str, Any]:
     """Everything about one run but its clients' histories."""
-    last: dict[str, Any] = {}
+    from fedhelix.report.live.drawing import drawable  # slow to import
+
     finals: dict[int, float] = {}
+    recorded: dict[str, Any] = {}  # the latest entry under each key of the metadata
     incidents: deque[list[Any]] = deque(maxlen=MOST_INCIDENTS)
     census = Census.read(run)
     for record in run.records():
-        last = record
+        if isinstance(metadata := record.get("metadata"), dict):
+            recorded |= metadata
         if as_list(record.get("personal")):
             finals = dict(_personal(record, census.evaluated))
         incidents.extend(_incidents(record))
@@ -57,17 +57,27 @@ def run_details(run: WatchedRun) -> dict[str, Any]:
         }
         for client, value in sorted(finals.items())
     ]
-    metadata = json.dumps(last.get("metadata") or {}, indent=1)
-    if len(metadata) >= MOST_CHARACTERS_OF_METADATA:
-        metadata = metadata[:MOST_CHARACTERS_OF_METADATA] + " …"
     return {
         **run.overview(),
         "line": run.line(),
         "clients": clients,
         "incidents": list(incidents),
-        "metadata": metadata,
-        "config": "\n".join(f"{key} = {as_text(value)}" for key, value in flattened(run.config)),
+        "figures": drawable(recorded),
+        "recorded": [[as_text(key), _in_short(value)] for key, value in recorded.items()],
+        "config": [[key, as_text(value)] for key, value in flattened(run.config)],
     }
+
+
+def _in_short(value: object) -> str:
+    """One entry of the metadata in a few words: figures show more."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict | list):
+        numbers = value if isinstance(value, list) else list(value.values())
+        if len(numbers) <= FEW and all(isinstance(one, int | float) for one in numbers):
+            return ", ".join(_in_short(one) for one in numbers)
+        return f"{len(value)} {'entry' if len(value) == 1 else 'entries'}"
+    return as_text(value)
 
 
 def client_history(run: WatchedRun, client: int) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from fedhelix.report.live.values import (
     shortened_or_none,
 )
 from fedhelix.store import writer_lives
+from fedhelix.store.progress import time_left
 from fedhelix.store.records import HOUR, MAIN_METRICS
 
 WATCHED_FILES = ("config.toml", "summary.json", "metrics.jsonl", "lock")
@@ -109,6 +110,20 @@ class WatchedRun:
         """The full records, read from the file: for what is not kept, such as clients' values."""
         return files.read_last_records(self.path / "metrics.jsonl")
 
+    def census(self) -> dict[str, Any]:
+        """The content of clients.json; empty where the file is missing or damaged."""
+        content = files.read_small(self.path / "clients.json", files.MOST_BYTES_OF_A_FILE)
+        return files.parse_record(content or b"{}") or {}
+
+    def kept_records(self) -> list[dict[str, Any]]:
+        """The records as far as they are kept; of a round that comes twice, the last one."""
+        kept: dict[int, dict[str, Any]] = {}
+        for place, number in enumerate(self.rounds):
+            values = {key: column[place] for key, column in self.columns.items()}
+            numbers = {key: value for key, value in values.items() if not math.isnan(value)}
+            kept[number] = {"round": number, **numbers}
+        return list(kept.values())
+
     @property
     def problem(self) -> str:
         """What is wrong with its files."""
@@ -143,6 +158,8 @@ class WatchedRun:
             "value": value,
             "uploaded": self._total("uplink_bytes", finished),
             "seconds": self._total("seconds", finished),
+            "left": self._time_left(),
+            "setting": self._setting(),
             "skipped": self.skipped,
             "changed": max((stamp[1] for stamp in self.stamps.values() if stamp), default=0) / 1e9,
         }
@@ -166,6 +183,18 @@ class WatchedRun:
         if finished:
             return or_none(as_number(self.summary.get(cost)))
         return sum(value for value in self.columns[cost] if not math.isnan(value))
+
+    def _time_left(self) -> float | None:
+        """The seconds that a run in progress will still take."""
+        if self.status != "running":
+            return None
+        done = self.rounds[-1] if self.rounds else 0
+        return time_left(self.config.get("rounds"), done, self._total("seconds", False) or 0.0)
+
+    def _setting(self) -> str:
+        """On which data and in whose hands it runs: only runs with the same are compared."""
+        words = [self._name_of("data"), *(self._name_of(key) for key in ("partition", "shift"))]
+        return " · ".join(word for word in words if word not in ("", "none"))
 
     def line(self) -> dict[str, Any]:
         """Its curves, for the chart."""

@@ -61,13 +61,16 @@ function age(changed) {
 const valueOf = (run) => figure(run.value, run.metric.endsWith("accuracy"));
 const badge = (run) => element("span", { class: `badge ${run.status}` }, run.status);
 
+const remaining = (run) => (isNumber(run.left) ? `${duration(run.left)} left` : "");
+
 function progress(run) {
   const text = `${run.done ?? 0} / ${run.rounds ?? "?"}`;
   const bar = run.status === "running" && run.rounds ? element("progress", { max: run.rounds, value: run.done, "aria-label": "rounds done" }) : null;
   return element("span", {}, bar, text);
 }
 
-const stage = (run) => element("span", { class: "stage" }, badge(run), element("small", {}, progress(run)));
+const stage = (run) => element("span", { class: "stage" }, badge(run), element("small", {}, progress(run)),
+  remaining(run) ? element("small", { class: "left" }, remaining(run)) : null);
 
 function row(run) {
   const tick = element("input", { type: "checkbox", "aria-label": `compare ${run.id}` });
@@ -77,11 +80,18 @@ function row(run) {
     countTicked();
   });
   const name = element("td", { class: "name" }, element("a", { href: address("run", run.id) }, run.id),
-    element("small", {}, [run.method, run.data, run.problem].filter(Boolean).join(" · ")));
+    element("small", {}, [run.method, isNumber(run.seed) ? `seed ${run.seed}` : "", run.problem].filter(Boolean).join(" · ")));
   return element("tr", { "data-run": run.id }, element("td", {}, tick), name,
-    element("td", {}, stage(run)), element("td", {}, valueOf(run)),
+    element("td", { class: "value" }, valueOf(run)), element("td", {}, stage(run)),
     element("td", { class: "wide" }, size(run.uploaded)), element("td", { class: "wide" }, duration(run.seconds)),
     element("td", { class: "wide" }, age(run.changed)));
+}
+
+// Runs on the same data and partition, the group with the latest change first.
+function grouped(list) {
+  const groups = new Map();
+  for (const run of list) groups.set(run.setting, [...(groups.get(run.setting) ?? []), run]);
+  return groups;
 }
 
 function countTicked() {
@@ -94,19 +104,21 @@ function countTicked() {
 
 function showList() {
   document.title = "fedhelix";
-  const body = element("tbody");
   const count = element("p", { class: "soft" });
   const search = element("input", { type: "search", placeholder: "Filter runs", "aria-label": "Filter runs", value: wanted });
   const compare = element("button", { id: "compare", class: "primary", type: "button", onclick: () => { location.hash = address("compare", ...ticked); } });
-  const heads = [["", ""], ["run", "name"], ["status", ""], ["metric", ""], ["uploaded", "wide"], ["time", "wide"], ["changed", "wide"]];
-  const table = element("table", { class: "runs" },
-    element("thead", {}, element("tr", {}, ...heads.map(([word, kind]) => element("th", { class: kind }, word)))), body);
-  view.replaceChildren(element("div", { class: "bar" }, element("h1", {}, "Runs"), search, compare), element("div", { class: "card" }, table, count));
+  const heads = [["", ""], ["run", "name"], ["metric", ""], ["status", ""], ["uploaded", "wide"], ["time", "wide"], ["changed", "wide"]];
+  const groups = element("div");
+  const table = (rows) => element("table", { class: "runs" },
+    element("thead", {}, element("tr", {}, ...heads.map(([word, kind]) => element("th", { class: kind }, word)))), element("tbody", {}, ...rows));
+  view.replaceChildren(element("div", { class: "bar" }, element("h1", {}, "Runs"), search, compare), groups, count);
   const draw = () => {
     const words = wanted.toLowerCase().split(/\s+/).filter(Boolean);
     const matching = [...runs.values()].sort((a, b) => b.changed - a.changed || (a.id < b.id ? -1 : 1))
       .filter((run) => words.every((word) => `${run.id} ${run.method} ${run.data} ${run.status}`.toLowerCase().includes(word)));
-    body.replaceChildren(...matching.map(row));
+    groups.replaceChildren(...[...grouped(matching)].map(([setting, members]) => element("section", { class: "card" },
+      element("h2", {}, setting || "unknown data", " ", element("small", { class: "soft" }, members.length === 1 ? "1 run" : `${members.length} runs`)),
+      table(members.map(row)))));
     count.textContent = runs.size ? `${matching.length} of ${runs.size} runs` : "There is no run here yet. Start one: fedhelix run fedavg";
     countTicked();
   };
@@ -119,16 +131,32 @@ function facts(pairs) {
   return element("dl", { class: "facts" }, ...pairs.map(([key, value]) => element("div", {}, element("dt", {}, key), element("dd", {}, value))));
 }
 
+// The method's own figures; each is drawn anew, by the server, once there are more rounds.
+function showFigures(gallery, run) {
+  const names = run.figures.map(({ name }) => name).join();
+  if (gallery.dataset.names !== names) {
+    gallery.dataset.names = names;
+    gallery.replaceChildren(...run.figures.map(({ name, title, caption }) => element("figure", {},
+      element("h3", {}, title),
+      element("div", { class: "drawing" }, element("img", { alt: `${title}: ${caption}`, "data-figure": name, onerror: ({ target }) => target.closest("figure").remove() })),
+      element("figcaption", {}, caption))));
+  }
+  for (const image of gallery.querySelectorAll("img")) {
+    const source = `/api/figure?${query([run.id])}&figure=${image.dataset.figure}&round=${run.done}`;
+    if (image.getAttribute("src") !== source && (image.complete || !image.src)) image.src = source;
+  }
+}
+
 const gone = () => view.replaceChildren(element("h1", {}, "This run is not there"),
   element("p", { class: "soft" }, "It may have been moved or deleted."), element("a", { href: "#/" }, "All runs"));
 
 async function showRun(name, mine) {
   document.title = `${name} · fedhelix`;
   const curves = element("div"), people = element("div", { class: "people" }), history = element("div", { id: "history" });
-  const top = element("div", { class: "tiles" }), lists = element("div"), warnings = element("div");
+  const top = element("div", { class: "tiles" }), lists = element("div"), warnings = element("div"), gallery = element("section", { class: "gallery" });
   view.replaceChildren(element("div", { class: "bar" }, element("h1", {}, name), element("a", { href: "#/" }, "All runs")),
     top, warnings, element("section", { class: "card" }, element("h2", {}, "Learning"), curves),
-    element("section", { class: "card", id: "clients" }, element("h2", {}, "Clients"), people, history), lists);
+    element("section", { class: "card", id: "clients" }, element("h2", {}, "Clients"), people, history), gallery, lists);
   const chart = new LineChart(curves, { axes: AXES, measures: MEASURES });
   let chosen = null, past = null;
   const tell = async (client) => {
@@ -152,7 +180,7 @@ async function showRun(name, mine) {
     chart.show([{ ...run.line, label: run.method || name, place: 0 }]);
     const tile = (what, value) => element("div", { class: "tile" }, element("span", {}, what), element("b", {}, value));
     top.replaceChildren(tile("status", badge(run)), tile("rounds", progress(run)),
-      tile(run.metric.replace("_", " "), valueOf(run)), tile("uploaded", size(run.uploaded)), tile("time", duration(run.seconds)));
+      tile(run.metric.replace("_", " "), valueOf(run)), tile("uploaded", size(run.uploaded)), tile("time", duration(run.seconds)), ...(remaining(run) ? [tile("remaining", duration(run.left))] : []));
     const complaints = [
       ...(run.problem ? [run.problem] : []),
       ...(run.skipped ? [`${run.skipped} damaged lines in metrics.jsonl were left out.`] : []),
@@ -171,11 +199,12 @@ async function showRun(name, mine) {
       },
     }, element("b", {}, `${one.client}${one.attacker ? " ×" : ""}`), ` ${figure(one.value, chart.percent)}`,
     ...(chart.percent ? [element("meter", { min: 0, max: 1, value: one.value })] : []))));
+    showFigures(gallery, run);
     const about = [["method", run.method], ["data", run.data], ["seed", String(run.seed ?? "–")], ["changed", age(run.changed)]];
-    const open = [...lists.querySelectorAll("details")].map((part) => part.open);
-    lists.replaceChildren(element("section", { class: "card" }, element("h2", {}, "Settings and metadata"), facts(about),
-      element("details", { open: open[0] }, element("summary", {}, "Settings"), element("pre", {}, run.config)),
-      element("details", { open: open[1] }, element("summary", {}, "What the method recorded in the last round"), element("pre", {}, run.metadata))));
+    const open = [...lists.querySelectorAll("details")].reverse().map((part) => part.open);
+    lists.replaceChildren(element("section", { class: "card" }, element("h2", {}, "About this run"), facts(about),
+      ...(run.recorded.length ? [element("details", { open: open[1] }, element("summary", {}, "What the method recorded last"), facts(run.recorded))] : []),
+      element("details", { open: open[0] }, element("summary", {}, "Settings"), facts(run.config))));
     if (chosen !== null) tell(chosen);
   };
   refresh = (changed) => { if (changed.has(name)) update(); };
@@ -184,22 +213,41 @@ async function showRun(name, mine) {
 
 async function showCompare(names, mine) {
   document.title = "Comparison · fedhelix";
-  const curves = element("div"), body = element("tbody");
-  const heads = [["run", ""], ["status", ""], ["metric", ""], ["uploaded", "wide"], ["time", "wide"]];
-  view.replaceChildren(element("div", { class: "bar" }, element("h1", {}, `${names.length} runs side by side`), element("a", { href: "#/" }, "All runs")),
-    element("section", { class: "card" }, curves),
-    element("section", { class: "card" }, element("div", { class: "scroll" }, element("table", {},
-      element("thead", {}, element("tr", {}, ...heads.map(([word, kind]) => element("th", { class: kind }, word)))), body))));
-  const chart = new LineChart(curves, { axes: AXES, measures: MEASURES, height: 400 });
+  const each = element("button", { type: "button", class: "toggle", "aria-pressed": "false" }, "Every run");
+  const parts = element("div");
+  const charts = new Map();
+  let sections = [];
+  view.replaceChildren(element("div", { class: "bar" }, element("h1", {}, `${names.length} runs side by side`), each, element("a", { href: "#/" }, "All runs")), parts);
+  const heads = [["run", "name"], ["metric", ""], ["status", ""], ["uploaded", "wide"], ["time", "wide"]];
+  const draw = () => {
+    const single = each.getAttribute("aria-pressed") === "true";
+    parts.replaceChildren(...sections.map((section) => {
+      if (!charts.has(section.words)) {
+        const host = element("div");
+        charts.set(section.words, { host, chart: new LineChart(host, { axes: AXES, measures: MEASURES }) });
+      }
+      const { host, chart } = charts.get(section.words);
+      const lines = single ? section.lines : section.means;
+      chart.measures = measuresOf(lines);
+      const rows = section.rows.map((run) => element("tr", {},
+        element("td", { class: "name" }, element("a", { href: address("run", run.id) }, run.id)), element("td", {}, valueOf(run)), element("td", {}, stage(run)),
+        element("td", { class: "wide" }, size(run.uploaded)), element("td", { class: "wide" }, duration(run.seconds))));
+      const card = element("section", { class: "card" }, section.words ? element("h2", {}, section.words) : null, host,
+        section.bands && !single ? element("p", { class: "soft" }, `${section.bands[0].toUpperCase()}${section.bands.slice(1)}.`) : null,
+        element("table", { class: "runs plain" }, element("thead", {}, element("tr", {}, ...heads.map(([word, kind]) => element("th", { class: kind }, word)))), element("tbody", {}, ...rows)));
+      queueMicrotask(() => chart.show(lines));
+      return card;
+    }));
+  };
+  each.addEventListener("click", () => {
+    each.setAttribute("aria-pressed", String(each.getAttribute("aria-pressed") !== "true"));
+    draw();
+  });
   const update = async () => {
     const comparison = await getJson(`/api/compare?${query(names)}`);
     if (mine !== alive) return;
-    const places = new Map(names.map((name, place) => [name, place]));
-    chart.measures = measuresOf(comparison.lines);
-    chart.show(comparison.lines.map((line) => ({ ...line, place: places.get(line.label) })));
-    body.replaceChildren(...comparison.lines.map(({ overview: run }) => element("tr", {},
-      element("td", {}, element("a", { href: address("run", run.id) }, run.id)), element("td", {}, stage(run)),
-      element("td", {}, valueOf(run)), element("td", { class: "wide" }, size(run.uploaded)), element("td", { class: "wide" }, duration(run.seconds)))));
+    sections = comparison.sections;
+    draw();
   };
   refresh = (changed) => { if (names.some((name) => changed.has(name))) update(); };
   await update();

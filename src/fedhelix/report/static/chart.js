@@ -38,6 +38,17 @@ function ticks(low, high, most) {
   return values;
 }
 
+// Steps of a logarithmic axis: 1, 2 and 5 times powers of ten, or the powers alone where that is too many.
+function powers(low, high, most) {
+  const from = Math.floor(Math.log10(low)), to = Math.ceil(Math.log10(high));
+  const all = [];
+  for (let power = from; power <= to; power++) for (const factor of [1, 2, 5]) all.push(Number((factor * 10 ** power).toPrecision(12)));
+  const inside = all.filter((value) => value >= low * 0.999 && value <= high * 1.001);
+  return inside.length <= most ? inside : inside.filter((value) => /^[0.]*10*$/.test(String(value)));
+}
+
+const FAR_APART = 5; // times: totals that differ by more are drawn on a logarithmic axis
+
 class LineChart {
   // axes: [{key, label}]; measures: [{key, label, percent}];
   // series: [{label, place, x: {axis: [...]}, y: {measure: {mid, low, high}}}]
@@ -114,22 +125,26 @@ class LineChart {
       return;
     }
     const every = drawn.flatMap(({ points }) => points);
-    const [x0, x1] = range(every.map((point) => point[0]), 0);
+    const log = this.axis.key !== "round" && farApart(drawn.map(({ points }) => points.at(-1)[0]));
+    const scale = log ? Math.log10 : (x) => x;
+    const shown = log ? drawn.map(({ one, points }) => ({ one, points: points.filter((point) => point[0] > 0) })) : drawn;
+    const [x0, x1] = range(shown.flatMap(({ points }) => points.map((point) => scale(point[0]))), 0);
     const [y0, y1] = range(every.flatMap((point) => [point[2], point[3]]), 0.04);
     const frame = { left: 52, right: width - 14, top: 12, bottom: height - 40 };
-    const across = (x) => frame.left + ((x - x0) / (x1 - x0)) * (frame.right - frame.left);
+    const across = (x) => frame.left + ((scale(x) - x0) / (x1 - x0)) * (frame.right - frame.left);
     const up = (y) => frame.bottom - ((y - y0) / (y1 - y0)) * (frame.bottom - frame.top);
     for (const y of ticks(y0, y1, 6)) {
       svg.append(shape("line", { x1: frame.left, x2: frame.right, y1: up(y), y2: up(y), class: "grid" }));
       const words = this.measure.percent ? `${Number((100 * y).toPrecision(4))} %` : figure(y);
       svg.append(shape("text", { x: frame.left - 8, y: up(y) + 4, class: "tick end" }, words));
     }
-    for (const x of ticks(x0, x1, Math.max(3, Math.floor(width / 90)))) {
+    const most = Math.max(3, Math.floor(width / 90));
+    for (const x of log ? powers(10 ** x0, 10 ** x1, most) : ticks(x0, x1, most)) {
       svg.append(shape("line", { x1: across(x), x2: across(x), y1: frame.top, y2: frame.bottom, class: "grid" }));
       svg.append(shape("text", { x: across(x), y: frame.bottom + 17, class: "tick middle" }, figure(x)));
     }
-    svg.append(shape("text", { x: (frame.left + frame.right) / 2, y: height - 6, class: "tick middle" }, this.axis.label));
-    for (const { one, points } of drawn) {
+    svg.append(shape("text", { x: (frame.left + frame.right) / 2, y: height - 6, class: "tick middle" }, log ? `${this.axis.label} (logarithmic)` : this.axis.label));
+    for (const { one, points } of shown) {
       const group = shape("g", { class: lookOf(one.place) });
       if (points.some((point) => point[3] > point[2])) {
         const there = points.map((point) => `${across(point[0])},${up(point[3])}`);
@@ -143,14 +158,14 @@ class LineChart {
     }
     const cross = shape("line", { y1: frame.top, y2: frame.bottom, class: "cross", visibility: "hidden" });
     svg.append(cross);
-    svg.addEventListener("pointermove", (event) => this.hover(event, { drawn, cross, across, frame, x0, x1, width }));
+    svg.addEventListener("pointermove", (event) => this.hover(event, { drawn: shown, cross, across, frame, width }));
     svg.addEventListener("pointerleave", () => { this.tip.hidden = true; cross.setAttribute("visibility", "hidden"); });
   }
 
-  hover(event, { drawn, cross, across, frame, x0, x1, width }) {
-    const box = this.canvas.getBoundingClientRect();
-    const wanted = x0 + ((event.clientX - box.left - frame.left) / (frame.right - frame.left)) * (x1 - x0);
-    const nearest = (points) => points.reduce((best, point) => (Math.abs(point[0] - wanted) < Math.abs(best[0] - wanted) ? point : best));
+  hover(event, { drawn, cross, across, frame, width }) {
+    const wanted = event.clientX - this.canvas.getBoundingClientRect().left;
+    const distance = (point) => Math.abs(across(point[0]) - wanted);
+    const nearest = (points) => points.reduce((best, point) => (distance(point) < distance(best) ? point : best));
     const rows = drawn.map(({ one, points }) => ({ one, point: nearest(points) })).sort((a, b) => b.point[1] - a.point[1]);
     const x = nearest(rows.map((row) => row.point))[0];
     cross.setAttribute("x1", across(x));
@@ -165,6 +180,11 @@ class LineChart {
     this.tip.style.left = `${left + this.tip.offsetWidth > width ? Math.max(0, across(x) - this.tip.offsetWidth - 14) : left}px`;
     this.tip.style.top = `${this.canvas.offsetTop + 12}px`;
   }
+}
+
+function farApart(totals) {
+  const least = Math.min(...totals);
+  return least > 0 && Math.max(...totals) > FAR_APART * least;
 }
 
 function range(values, margin) {

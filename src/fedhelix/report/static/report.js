@@ -1,8 +1,10 @@
 "use strict";
 // The parts of a report that answer to the reader: the curves, and tables that sort by a click.
 
-const data = JSON.parse(document.getElementById("data").textContent);
-new LineChart(document.getElementById("curves"), data).show(data.series);
+const charts = JSON.parse(document.getElementById("data").textContent);
+for (const [place, host] of [...document.querySelectorAll(".curves")].entries()) {
+  new LineChart(host, charts[place]).show(charts[place].series);
+}
 
 for (const table of document.querySelectorAll("table.sortable")) {
   const body = table.tBodies[0];

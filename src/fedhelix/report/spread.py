@@ -1,0 +1,59 @@
+"""Several seeds of one method: their mean, how sure it is, and which methods tie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from scipy.special import stdtrit
+
+from fedhelix.report.results import Result
+
+LEVEL = 0.95  # of confidence
+ENOUGH = 3  # seeds for a confidence interval; of two it would be twelve standard errors wide
+Band = tuple[pd.Series, pd.Series, pd.Series]
+
+
+def band(by_seed: pd.DataFrame, is_share: bool = False) -> Band:
+    """Mean of the columns, and the 95 % confidence interval of it by Student's t.
+
+    Of two seeds the band reaches from the lower to the higher one. A share ends at 0 and 1.
+    """
+    mean, seeds = by_seed.mean(axis="columns"), by_seed.shape[1]
+    if seeds < ENOUGH:
+        return mean, by_seed.min(axis="columns"), by_seed.max(axis="columns")
+    half = stdtrit(seeds - 1, (1 + LEVEL) / 2) * by_seed.sem(axis="columns")
+    low, high = mean - half, mean + half
+    return (mean, low.clip(lower=0), high.clip(upper=1)) if is_share else (mean, low, high)
+
+
+def explanation(seeds: Sequence[int]) -> str:
+    """What line and band are, for methods with so many seeds; empty where nothing has a band."""
+    kinds = {"two": 2 in seeds, "more": any(number >= ENOUGH for number in seeds)}
+    words = {"two": "lowest to highest seed", "more": "95 % confidence interval"}
+    bands = " or ".join(words[kind] for kind, there in kinds.items() if there)
+    return f"line: mean of seeds; band: {bands}" if bands else ""
+
+
+def tied(best: Mapping[int, float], other: Mapping[int, float], alike: bool) -> bool:
+    """Whether two methods, as values by seed, cannot be told apart.
+
+    They tie where the band of their differences seed by seed holds zero, or where a reader sees the
+    same number (`alike`) because they have no two seeds in common.
+    """
+    seeds = sorted(best.keys() & other.keys())
+    if len(seeds) < 2:
+        return alike
+    differences = pd.DataFrame([[best[seed] - other[seed] for seed in seeds]])
+    _, low, high = band(differences)
+    return bool(low[0] <= 0 <= high[0])
+
+
+def finals(results: Sequence[Result], column: str) -> dict[int, float]:
+    """A column's final value, or a cost of the whole run, by seed."""
+    cost = column.endswith(("_bytes", "seconds"))
+    values = {
+        result.seed: result.total(column) if cost else result.final(column) for result in results
+    }
+    return {seed: value for seed, value in values.items() if np.isfinite(value)}

@@ -1,0 +1,102 @@
+"""Pages in a real browser: what their layout is on a phone, a tablet and a desk, light and dark."""
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import method_metadata as metadata
+import pytest
+from browser import Browser, needs_chromium
+from test_server import serving
+
+from fedhelix.report.locate import Selection
+from fedhelix.report.page import html
+from fedhelix.store import RunFolder
+
+FACTS = (Path(__file__).parent / "layout.js").read_text(encoding="utf-8")
+WIDTHS, SCHEMES = (390, 768, 1440), ("light", "dark")
+LONG = "a-method-with-a-name-that-nobody-would-type-twice"
+
+
+@pytest.fixture
+def runs(make_run) -> list[RunFolder]:
+    """Two settings, three seeds, a run that takes long, attackers, and every kind of metadata."""
+    kinds = [("fedavg", None), ("genfed", metadata.genfed), ("gene-fl", metadata.gene_fl)]
+    shared = {"clients": 3, "census": metadata.CENSUS, "rounds": 6}
+    folders = [
+        make_run(method, seed, metadata=notes, name=f"{method}-seed{seed}", **shared)
+        for method, notes in kinds
+        for seed in range(3)
+    ]
+    folders += [
+        make_run(method, 0, data="wine", config={"partition": "iid"}, name=f"wine-{method}",
+                 mib=mib, incidents={"refused": {"1": "it holds NaN"}}, **shared)
+        for method, mib in (("fedavg", 1.0), (LONG, 90.0))
+    ]  # fmt: skip
+    return folders
+
+
+def views(browser: Browser, address: str, ready: str) -> Iterator[str]:
+    """The page at every width in light and dark, ready to be looked at."""
+    for width, scheme in product(WIDTHS, SCHEMES):
+        browser.prefer(scheme)
+        browser.open("about:blank")
+        browser.open(address, width, wait_for=ready)
+        yield f"{width} {scheme}"
+
+
+def check(browser: Browser, where: str) -> None:
+    facts = browser.evaluate(FACTS)
+    assert facts.pop("texts") > 20, f"{where}: hardly any text was looked at"
+    wrong = {key: found for key, found in facts.items() if found}
+    assert wrong == {}, where
+
+
+@needs_chromium
+def test_the_report_at_every_width_in_light_and_dark(runs, tmp_path, browser: Browser):
+    (tmp_path / "report.html").write_text(html(Selection(runs, [])), encoding="utf-8")
+    grounds = set()
+    for where in views(
+        browser, f"file://{tmp_path}/report.html", "document.querySelector('.line')"
+    ):
+        check(browser, where)
+        decisive = "document.querySelector('.results tbody td:nth-child(2)')"
+        assert browser.evaluate("document.querySelector('.results th:nth-child(2)').innerText") == (
+            "personal %"
+        )
+        assert browser.evaluate(f"{decisive}.getBoundingClientRect().right <= innerWidth"), where
+        grounds.add(
+            browser.evaluate("getComputedStyle(document.querySelector('figure')).backgroundColor")
+        )
+    assert len(grounds) == 2, "figures have a dark ground too"
+    assert browser.evaluate("document.querySelectorAll('.setting').length") == 2
+    browser.prefer("light")
+    assert browser.complaints == []
+
+
+@needs_chromium
+def test_the_dashboard_at_every_width_in_light_and_dark(runs, tmp_path, browser: Browser):
+    names = "/".join(folder.path.name for folder in runs)
+    config = {"rounds": 40, "seed": 0, "data": "digits", "method": {"name": "fedavg"}}
+    record = {"round": 1, "personal_accuracy": 0.5, "uplink_bytes": 9, "seconds": 2.0}
+    with serving(tmp_path) as port, RunFolder.create(tmp_path / "now", config) as folder:
+        folder.append(record)
+        home = f"http://127.0.0.1:{port}/"
+        for where in views(browser, home, "document.querySelectorAll('tbody tr').length === 12"):
+            check(browser, f"list {where}")
+            assert "1 min 18 s left" in browser.text(), "39 rounds of two seconds"
+            assert browser.evaluate("document.querySelectorAll('.card').length") == 2, "settings"
+            value = "document.querySelector('td.value').getBoundingClientRect()"
+            assert browser.evaluate(f"{value}.right <= innerWidth"), where
+        ready = "document.querySelectorAll('.canvas .line').length > 0"
+        for where in views(browser, f"{home}#/compare/{names}", ready):
+            check(browser, f"compare {where}")
+        assert "genfed, 3 seeds" in browser.text() and "95 % confidence" in browser.text()
+        drawn = "[...document.images].length === 3 && [...document.images].every((i) => i.complete)"
+        for where in views(browser, f"{home}#/run/gene-fl-seed0", f"{ready} && {drawn}"):
+            check(browser, f"run {where}")
+            assert browser.evaluate("[...document.images].every((i) => i.naturalWidth > 0)"), where
+            assert "{" not in browser.text(), "metadata are figures and words, not JSON"
+        browser.prefer("light")
+        browser.call("Page.navigate", url="about:blank")
+    assert browser.complaints == []
