@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedhelix import Federation
+from fedhelix.deploy.code import SiteCode
 from fedhelix.deploy.policy import RoundPolicy
 from fedhelix.deploy.server import make_federation, open_registry
 from fedhelix.deploy.site import Site
@@ -119,13 +120,15 @@ class InProcessDeployment:
         sites: int,
         data: str | list[str] = "digits",
         common: bool = False,
+        code: tuple[Path, ...] = (),
         **policy,
     ):
         self.folder = folder
         sources = [data] * sites if isinstance(data, str) else data
         kept = folder / "kept"
         self.sites = [
-            Site(f"site-{n}", source, kept, common=common) for n, source in enumerate(sources)
+            Site(f"site-{n}", source, kept, common=common, code=SiteCode(code))
+            for n, source in enumerate(sources)
         ]
         self.grid = InProcessGrid(*(site.answer for site in self.sites))
         self.policy = RoundPolicy(**{"deadline": 60.0, "patience": 60.0, **policy})

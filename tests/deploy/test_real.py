@@ -63,10 +63,14 @@ def test_a_run_across_processes(tmp_path):
             control.active_run_id(run.path) is None and control.status(number).result == "completed"
         )
         said, _ = stranger.communicate(timeout=120)
-        assert stranger.returncode != 0 and "connected to" not in said, (
+        assert stranger.returncode == 2 and "connected to" not in said, (
             f"an unregistered key: {said}"
         )
+        assert "it is not admitted" in said and "another site" not in said
         registered = local.folder / "keys/site-0.key"
+        with pytest.raises(httpx.HTTPStatusError) as refused:  # site-0 is connected with it
+            activate(local.address, registered, local.certificate)
+        assert keys.KEY_IN_USE in refused.value.response.text
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             activate(local.address, registered, tmp_path / "other/ca.pem")
         with pytest.raises(httpx.HTTPStatusError, match="401"):

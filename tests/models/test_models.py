@@ -1,4 +1,5 @@
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,6 +8,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 
 from fedhelix import models
 from fedhelix.core.errors import UserError
+from fedhelix.runs.spec import make_spec
 
 GREY, COLOUR, TINY, ROW = (1, 28, 28), (3, 32, 32), (1, 8, 8), (13,)
 
@@ -223,3 +225,24 @@ def test_stacked_training_updates_gradients_and_statistics_per_client(name):
             torch.testing.assert_close(gradients[key][client], parameter.grad, rtol=1e-4, atol=1e-5)
         for key, value in net.named_buffers():
             torch.testing.assert_close(buffers[key][client], value)
+
+
+def test_a_network_of_a_file_is_named_with_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mynet.py").write_text(
+        "from torch import nn\n\n\ndef net(shape, outputs):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1], outputs))\n"
+    )
+    module = models.build("mynet.py:net", (3, 4), 5)
+    assert [tuple(p.shape) for p in module.parameters()] == [(5, 12), (5,)]
+    spec = make_spec("fedavg", {"model": "mynet.py:net"})
+    monkeypatch.chdir("/")  # a run goes on from any folder
+    assert Path(spec.config.model.partition(":")[0]).is_file()
+    for text, sentence in (
+        ("mynet.py", "name the network"),
+        ("mynet.py:Net", "has no network 'Net'"),
+        ("mynet.py:nn", "is no class or function"),
+        ("absent.py:net", "there is no file"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            models.build(str(tmp_path / text), (3, 4), 5)

@@ -71,7 +71,7 @@ COMMANDS = {
         "everything.",
     ),
     "site": Entry(
-        "deploy",
+        "site",
         "sites",
         "Run one site with its own data, for as long as the server has work for it.",
     ),

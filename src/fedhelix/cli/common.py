@@ -48,6 +48,17 @@ Out = Annotated[
     ),
 ]
 
+DataDir = Annotated[
+    str | None, typer.Option("--data-dir", metavar="PATH", help="Folder with the data set's files.")
+]
+Code = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="FILE.py",
+        help="A network's or method's file, the same as the server's; can be given repeatedly.",
+    ),
+]
+
 
 class resumable:
     """Ctrl-C ends a command with one line on how to go on; a `new` folder in which nothing began

@@ -1,4 +1,4 @@
-"""The commands `up`, `site` and `deploy …`; Flower is imported only when one of them runs."""
+"""The commands `up` and `deploy …`; Flower is imported only when one of them runs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedhelix.cli.common import Json, Out, Quiet, resumable
+from fedhelix.cli.common import Code, DataDir, Json, Out, Quiet, resumable
 from fedhelix.cli.flags import settings
 from fedhelix.cli.pages import App
-from fedhelix.core.errors import UserError
-from fedhelix.core.files import write_atomically
 from fedhelix.deploy import need_flower, submit
 from fedhelix.deploy.policy import RoundPolicy
 from fedhelix.report.terminal import show_run
@@ -26,7 +24,6 @@ from fedhelix.store import RunFolder
 
 if TYPE_CHECKING:
     from fedhelix.deploy.control import Control
-    from fedhelix.deploy.site_policy import SitePolicy
 
 FOLDER = Path("deployment")
 
@@ -36,9 +33,6 @@ Folder = Annotated[
 Server = Annotated[str, typer.Option(help="The server's HOST:PORT, on its own machine.")]
 Superlink = Annotated[
     str | None, typer.Option(help="HOST:PORT on the server's machine (default: what is up here).")
-]
-DataDir = Annotated[
-    str | None, typer.Option("--data-dir", metavar="PATH", help="Folder with the data set's files.")
 ]
 
 
@@ -71,6 +65,7 @@ def up(
     policy: Annotated[
         Path | None, typer.Option(help="policy.toml: what every site allows (default: safe limits)")
     ] = None,
+    code: Code = None,
 ) -> None:
     """Start a server and some sites on this machine, with TLS and keys; Ctrl-C stops everything.
 
@@ -78,13 +73,16 @@ def up(
     deploy run`.
     """
     need_flower()
+    from fedhelix.deploy.code import SiteCode
     from fedhelix.deploy.localhost import LocalDeployment
     from fedhelix.deploy.site import Site
     from fedhelix.deploy.site_policy import SitePolicy
 
-    Site("site", data, folder, data_dir, True, SitePolicy.read(policy)).check_data()
+    site_code = SiteCode(code or [])
+    rules = SitePolicy.read(policy)
+    Site("site", data, folder, data_dir, True, rules, code=site_code).check_data()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    local = LocalDeployment(folder, sites, data, data_dir, host, port, policy)
+    local = LocalDeployment(folder, sites, data, data_dir, host, port, policy, code or [])
     with contextlib.suppress(KeyboardInterrupt), local:
         print(
             f"{sites} sites and a server at {local.address}; logs are in {local.folder / 'logs'}."
@@ -95,102 +93,6 @@ def up(
             for name in local.revive():
                 print(f"{name} had died and was started again.", file=sys.stderr, flush=True)
     print("everything is stopped.")
-
-
-SiteName = Annotated[str, typer.Option(help="The site's name, as its key is registered.")]
-SiteFolder = Annotated[Path, typer.Option(help="The site's state lies here.")]
-
-
-def site_model(
-    name: SiteName,
-    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("model.safetensors"),
-    folder: SiteFolder = Path("site"),
-) -> None:
-    """Copy the site's own model after its latest complete run into one safetensors file.
-
-    Its entries are those of the network's `state_dict`, for `load_state_dict`.
-    """
-    need_flower()
-    from fedhelix.deploy.site_state import latest_model
-
-    write_atomically(out, latest_model(folder, name).read_bytes())
-    print(out)
-
-
-def site(
-    ctx: typer.Context,
-    name: SiteName = "",
-    superlink: Annotated[str, typer.Option(help="The server's HOST:PORT.")] = "",
-    data: Annotated[
-        str, typer.Option(help="A folder or FILE.npz with own samples, or a data set's name.")
-    ] = "",
-    cert: Annotated[Path | None, typer.Option(help="The server's authority, ca.pem.")] = None,
-    key: Annotated[
-        Path | None, typer.Option(help="The site's private key; it signs the audit log, too.")
-    ] = None,
-    folder: SiteFolder = Path("site"),
-    data_dir: DataDir = None,
-    policy: Annotated[
-        Path | None, typer.Option(help="policy.toml: what the site allows (default: safe limits).")
-    ] = None,
-    dry_run: Annotated[
-        str | None,
-        typer.Option(
-            metavar="METHOD|RUN", help="Only say what this run would reveal, and whether it may."
-        ),
-    ] = None,
-    # Set by `up`, which gives all sites one FILE.npz.
-    common: Annotated[bool, typer.Option("--common", hidden=True)] = False,
-) -> None:
-    """Run one site with its own data, for as long as the server has work for it."""
-    if ctx.invoked_subcommand is not None:
-        return
-    given: dict[str, object] = {"name": name, "data": data}
-    if dry_run is None:
-        given |= {"superlink": superlink, "cert": cert, "key": key}
-    missing = [f"--{word}" for word, value in given.items() if not value]
-    if missing:
-        raise UserError(f"a site also needs {', '.join(missing)}; see `fedhelix site --help`.")
-    need_flower()
-    from fedhelix.deploy.site import Site
-    from fedhelix.deploy.site_policy import SitePolicy
-
-    rules = SitePolicy.read(policy)
-    here = Site(name, data, folder, data_dir, common, rules)
-    if dry_run is not None:
-        from fedhelix.deploy.dry_run import asked_run, reveals
-
-        lines = list(reveals(here, asked_run(dry_run)))
-        print("\n".join([f"{dry_run} may run at {name}, and would send", *lines]))
-        return
-    assert cert is not None and key is not None
-    here.check_data()
-    options = {
-        "--name": name, "--data": data, "--folder": str(folder), "--data-dir": data_dir,
-        "--policy": policy and str(policy), "--key": str(key),
-    }  # fmt: skip
-    arguments = [word for flag, value in options.items() if value for word in (flag, value)]
-    _connect_site(superlink, cert, key, [*arguments, *["--common"] * common], rules, folder / name)
-
-
-def _connect_site(
-    superlink: str, cert: Path, key: Path, arguments: list[str], rules: SitePolicy, place: Path
-) -> None:
-    from fedhelix.deploy.node import connect
-    from fedhelix.deploy.site_process import SiteProcess
-
-    worker = SiteProcess(arguments, rules.max_seconds)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        connect(superlink, cert, key, worker, place.with_name(f"{place.name}.node"))
-    except KeyboardInterrupt:
-        print(
-            f"fedhelix: the site {place.name} is stopped; the same command goes on.",
-            file=sys.stderr,
-        )
-        raise SystemExit(130) from None
-    finally:
-        worker.stop()
 
 
 def keys(
@@ -236,7 +138,7 @@ def admit(
     control = _control(superlink, folder)
     for name in sites:
         control.register(name, folder / "keys" / f"{name}.pub")
-        print(f"{name} may come in.")
+        print(f"{name} is admitted.")
 
 
 def expel(
@@ -248,7 +150,7 @@ def expel(
     control = _control(superlink, folder)
     for name in sites:
         control.expel(name)
-        print(f"{name} may come in no more.")
+        print(f"{name} is expelled; its key is revoked.")
 
 
 def deployment(superlink: str | None, folder: Path) -> tuple[Control, dict[str, Any]]:
@@ -274,7 +176,10 @@ def _control(superlink: str, folder: Path) -> Control:
 def deploy_run(
     *,
     method: Annotated[
-        str, typer.Argument(help="A name from `fedhelix methods`, or a pair such as genfed+fedau.")
+        str,
+        typer.Argument(
+            help="A name from `fedhelix methods`, a pair such as genfed+fedau, or your own FILE.py."
+        ),
     ],
     out: Out = None,
     term: PolicyTerms = None,
@@ -311,10 +216,6 @@ def deploy_resume(
     show_run(run, done, as_json)
 
 
-sites = App(invoke_without_command=True, add_completion=False)
-sites.callback()(site)
-sites.command("model")(site_model)
-
 commands = App(
     help="Train across real machines, on Flower.", no_args_is_help=True, add_completion=False
 )
@@ -322,7 +223,3 @@ for command in (keys, admit, expel, serve):
     commands.command()(command)
 commands.command("run")(deploy_run)
 commands.command("resume")(deploy_resume)
-
-site_commands = App(invoke_without_command=True, add_completion=False)
-site_commands.callback()(site)
-site_commands.command("model")(site_model)

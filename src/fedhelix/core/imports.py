@@ -33,7 +33,7 @@ def from_extra(module: str, extra: str) -> Any:
 def import_file(path: str) -> str:
     """Run a file, so that the methods in it register themselves; returns the name of its module."""
     if not Path(path).is_file():
-        raise UserError(f"there is no file '{path}' to take a method from.")
+        raise UserError(f"there is no file '{path}'.")
     # A name of its own: a file called random.py must not stand in for the library's module.
     # Its folder counts too: a/mine.py and b/mine.py are two modules.
     place = hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:8]

@@ -163,6 +163,7 @@ class LocalDeployment:
         host: str = "127.0.0.1",
         port: int | None = None,
         policy: Path | None = None,
+        code: Sequence[Path] = (),
     ):
         if host not in HOSTS:
             raise UserError(
@@ -178,6 +179,7 @@ class LocalDeployment:
         if data_dir is not None:
             self.settings["data_dir"] = str(Path(data_dir).expanduser().resolve())
         self.policy = policy and policy.resolve()  # of every site
+        self.code = [path.resolve() for path in code]
         self.port = port or free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.certificate = self.folder / "keys" / "ca.pem"
@@ -198,6 +200,7 @@ class LocalDeployment:
             *("--superlink", self.address, "--cert", str(self.certificate)),
             *("--key", str(key), "--folder", str(folder)),
             *(("--policy", str(self.policy)) if self.policy else ()),
+            *(word for path in self.code for word in ("--code", str(path))),
         ]
 
     def control(self) -> Control:

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Error, Message
 from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
@@ -36,6 +37,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.core.files import remove_leftovers, write_atomically
+from fedhelix.deploy.keys import KEY_IN_USE
 from fedhelix.deploy.transport import PULL_RETRIES, pack, unpack
 
 RECONNECT_SECONDS = 3.0  # before a broken connection is made anew
@@ -55,6 +57,17 @@ def read_key(path: Path) -> KeyPair:
     return key, key.public_key()
 
 
+def read_certificate(path: Path) -> bytes:
+    """Read the certificate of the server's authority."""
+    try:
+        return path.read_bytes()
+    except OSError as problem:
+        raise UserError(
+            f"the certificate '{path}' cannot be read ({problem.strerror}); it is the server's "
+            "ca.pem."
+        ) from None
+
+
 class RequestHandler(Protocol):
     """Whatever answers the requests, such as a `SiteProcess`."""
 
@@ -72,12 +85,12 @@ def connect(
 
     `node_file` holds the node's id while it is connected.
     """
-    keys, root = read_key(key), certificate.read_bytes()
+    keys, root = read_key(key), read_certificate(certificate)
     remove_leftovers(node_file.parent, node_file.name)
     deactivate(superlink, root, keys, node_file)
     logging.getLogger("flwr").addFilter(_no_exit_message)
     while True:
-        with _activated(superlink, root, keys, key, node_file) as connection:
+        with _activated(superlink, root, keys, key) as connection:
             write_atomically(node_file, str(connection[0]).encode())
             print(f"fedhelix: connected to {superlink}.", file=sys.stderr, flush=True)
             handler.start()
@@ -91,28 +104,30 @@ def _no_exit_message(record: logging.LogRecord) -> bool:
 
 
 @contextmanager
-def _activated(
-    superlink: str, root: bytes, keys: KeyPair, key: Path, node_file: Path
-) -> Iterator[Any]:
+def _activated(superlink: str, root: bytes, keys: KeyPair, key: Path) -> Iterator[Any]:
     """A connection to the SuperLink; raises UserError where it refuses this key."""
-    was_connected = node_file.exists()
     with ExitStack() as stack:
         try:
             connection = stack.enter_context(http_request_response(superlink, False, root, keys))
         except SystemExit as end:
-            raise UserError(_refusal(end, superlink, key, was_connected)) from None
+            raise UserError(_refusal(end.__context__, superlink, key)) from None
         yield connection
 
 
-def _refusal(end: SystemExit, superlink: str, key: Path, was_connected: bool) -> str:
+def _refusal(problem: BaseException | None, superlink: str, key: Path) -> str:
     """Why the server did not let a site in, and what to do."""
-    if not isinstance(end.__context__, httpx.HTTPStatusError):
-        return f"there is no connection to {superlink}: {end.__context__}."
-    admit = f"on the server, `fedhelix deploy admit {key.stem}` admits it"
-    connected = "another site is connected with it; stop that one, or wait a minute after a crash"
-    reasons = (connected, f"it is not admitted: {admit}")
-    first, second = reasons if was_connected else reasons[::-1]
-    return f"the server at {superlink} refuses the key '{key}': {first}; or {second}."
+    if not isinstance(problem, httpx.HTTPStatusError):
+        return f"there is no connection to {superlink}: {problem}."
+    said = FlowerError.from_json(problem.response.text)
+    if problem.response.status_code == httpx.codes.UNAUTHORIZED:
+        why = "its signature is not valid; set the clocks of both machines"
+    elif said is not None and said.public_details == KEY_IN_USE:
+        why = "another site is connected with it; stop that one, or wait a minute after a crash"
+    elif said is not None and said.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
+        why = f"it is not admitted; on the server, `fedhelix deploy admit {key.stem}` admits it"
+    else:
+        why = said.message if said else problem.response.text or str(problem)
+    return f"the server at {superlink} refuses the key '{key}': {why}."
 
 
 def deactivate(superlink: str, root: bytes, keys: KeyPair, node_file: Path) -> None:

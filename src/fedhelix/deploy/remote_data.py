@@ -61,8 +61,16 @@ def read_site_data(path: str | Path) -> Dataset:
     The folder may also hold x_test.npy and y_test.npy.
     """
     place = Path(path)
-    if not place.is_dir():
-        return dataclasses.replace(from_npz(place), name=OWN)
+    data = _read_folder(place) if place.is_dir() else dataclasses.replace(from_npz(place), name=OWN)
+    if data.labels is not None:
+        raise UserError(
+            f"the labels in '{place}' are text, and sites do not know each other's; number the "
+            "classes from 0, in the same way at every site."
+        )
+    return data
+
+
+def _read_folder(place: Path) -> Dataset:
     arrays: dict[str, Any] = {}
     try:
         for name in ("x", "y", "x_test", "y_test"):

@@ -14,6 +14,8 @@ from fedhelix.core.errors import UserError
 # Names of sites; they are safe as file names too.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 EXPERIMENT = re.compile(r"[0-9a-f]{32}")  # as `submit.create` draws them
+SHA256 = re.compile(r"[0-9a-f]{64}")
+MOST_FILES = 16  # with code that a run needs
 LARGEST_NUMBER = 1e300  # sums of so large numbers are still finite
 LARGEST_INTEGER = 2**63 - 1
 LONGEST_TEXT = 1 << 20
@@ -88,6 +90,13 @@ def _is_shape(value: Any) -> bool:
     return sizes and math.prod(value) <= SAMPLE_VALUES
 
 
+def _are_hashes(value: Any) -> bool:
+    """Whether a value maps names of files to hashes."""
+    if not isinstance(value, dict) or len(value) > MOST_FILES:
+        return False
+    return all(isinstance(h, str) and SHA256.fullmatch(h) for h in value.values())
+
+
 REAL = HeaderField("a number", is_real)
 TIME = HeaderField("a number of seconds", lambda value: is_real(value) and value >= 0)
 FLAG = HeaderField("true or false", lambda value: isinstance(value, bool))
@@ -97,6 +106,7 @@ ANY_TEXT = HeaderField(
 )
 CLASSES = optional(whole(1, 100_000))
 SHAPE = HeaderField(f"a shape of at most {SAMPLE_VALUES:,} values", _is_shape)
+HASHES = HeaderField("SHA-256 hashes of files by name", _are_hashes)
 COUNT = 10**8  # samples
 
 REQUEST: Schema = {
@@ -105,6 +115,7 @@ REQUEST: Schema = {
     "round": whole(0, 10**9),
     "spec": ANY_TEXT,
     "classes": CLASSES,
+    "code": optional(HASHES),
     "trained": optional(FLAG),
     "final": optional(FLAG),
 }

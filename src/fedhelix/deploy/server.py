@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 
 from fedhelix.core.options import build
 from fedhelix.data import Dataset, from_npz
+from fedhelix.deploy.code import code_files, file_hash, public_names
 from fedhelix.deploy.engine import RemoteEngine
 from fedhelix.deploy.masking_engine import MaskingEngine
 from fedhelix.deploy.policy import RoundPolicy, cohort_size
@@ -79,6 +80,8 @@ def make_federation(
     """The federation of a run spec whose clients are sites."""
     config, policy = spec.config, transport.policy
     header: dict[str, Any] = {"experiment": experiment, "spec": json.dumps(_public(spec))}
+    if files := code_files(spec):
+        header["code"] = {name: file_hash(path) for name, path in files.items()}
     overrides: dict[str, Any] = {}
     if config.data == OWN:
         description = common_description(registry.descriptions)
@@ -138,7 +141,9 @@ def _connect_data(federation: Federation, registry: SiteRegistry, config: Config
 def _public(spec: RunSpec) -> dict[str, Any]:
     """What sites must know of a run spec, without what concerns the server's machine only."""
     private = ("versions", "data_dir", "device", "engine", "workers", "address")
-    return {key: value for key, value in spec.as_dict().items() if key not in private}
+    public = {key: value for key, value in spec.as_dict().items() if key not in private}
+    method, model = public_names(spec)
+    return public | {"method": {**public["method"], "name": method}, "model": model}
 
 
 def _as_classified(data: Dataset, description: SiteDescription) -> Dataset:

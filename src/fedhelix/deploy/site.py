@@ -21,19 +21,19 @@ import torch
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.objective import objective_for
-from fedhelix.core.registry import is_known
 from fedhelix.core.shift import unshifted
-from fedhelix.core.tree import Tree, payload_bytes, to_device
+from fedhelix.core.tree import State, Tree, payload_bytes, to_device
 from fedhelix.data import Dataset, Split
 from fedhelix.data.loading import canonical
 from fedhelix.deploy import messages
 from fedhelix.deploy.audit_log import AuditLog, contents
+from fedhelix.deploy.code import SiteCode
 from fedhelix.deploy.masked import Masker
 from fedhelix.deploy.messages import Message
 from fedhelix.deploy.remote_data import OWN, describe_data, read_site_data, site_split
-from fedhelix.deploy.schema import NAME, clipped
+from fedhelix.deploy.schema import NAME
 from fedhelix.deploy.site_policy import SitePolicy
-from fedhelix.deploy.site_state import SiteState
+from fedhelix.deploy.site_state import SiteState, latest_model
 from fedhelix.engines.local import (
     ClientTask,
     Setup,
@@ -71,6 +71,7 @@ class Site:
         common: bool = False,
         policy: SitePolicy | None = None,
         log: AuditLog | None = None,
+        code: SiteCode | None = None,
     ):
         if not NAME.fullmatch(name):
             raise UserError(
@@ -82,7 +83,7 @@ class Site:
         self.source = OWN if has_own else common_source(data)
         self._setup: tuple[str, Setup] | None = None
         self._masker = Masker()
-        self.policy, self.log = policy or SitePolicy(), log
+        self.policy, self.log, self.code = policy or SitePolicy(), log, code or SiteCode()
 
     def check_data(self) -> None:
         """Load the data once, so that mistakes show at the start and not in the first round."""
@@ -100,6 +101,7 @@ class Site:
             fields, body = self._handlers[header["kind"]](message)
             self.policy.check_bytes(payload_bytes(body))
         except UserError as problem:
+            say(f"refused: {str(problem).rstrip('.')}")
             fields, body = {"error": str(problem)}, {}
         except OSError as problem:
             fields, body = {"error": f"the site's disk: {problem.strerror}"}, {}
@@ -195,7 +197,7 @@ class Site:
         setup, task, kept = self._open(message)
         used = personal_model(setup, task)
         if task.final:
-            kept.write_model(setup, used.state)
+            kept.write_model(setup, used.state, {**message.header, "kind": "used"})
         outputs = partial(predict, setup, unshifted(used.state))
         scores = evaluate_clients(setup, {task.client: used}, outputs)[task.client]
         say(f"after round {task.round}: {setup.objective.name} {scores.test:.4f} on own samples")
@@ -207,6 +209,12 @@ class Site:
         used = received_model(setup, task)
         outputs = partial(predict, setup, unshifted(used.state))
         return evaluate_clients(setup, {task.client: used}, outputs)[task.client]._asdict(), {}
+
+    def used_model(self) -> tuple[Setup, State]:
+        """The site's own model after its latest complete run, and the set-up it works with."""
+        kept = SiteState(latest_model(self.folder, self.name).parent)
+        header, state = kept.used()
+        return self._setup_for(header, header["client"], kept), state
 
     def _open(self, message: Message) -> tuple[Setup, ClientTask, SiteState]:
         """Everything that the client's work depends on."""
@@ -235,7 +243,7 @@ class Site:
             )
 
     def _setup_for(self, header: Mapping[str, Any], client: int, kept: SiteState) -> Setup:
-        key = json.dumps([header.get("spec"), header.get("classes"), client])
+        key = json.dumps([header.get(name) for name in ("spec", "classes", "code")] + [client])
         if self._setup is None or self._setup[0] != key:
             self._setup = None  # so that two data sets are never in memory at once
             setup = self._make_setup(header, client, kept)
@@ -245,12 +253,11 @@ class Site:
     def _make_setup(self, header: Mapping[str, Any], client: int, kept: SiteState) -> Setup:
         try:
             settings = json.loads(header["spec"])
-            name = str(settings["method"]["name"])
+            str(settings["method"]["name"])
         except (ValueError, TypeError, LookupError, RecursionError):
             raise UserError("the message does not say what to run.") from None
-        # A name from the registry and nothing else: FILE.py would be code that the server chooses.
-        if not is_known(name):
-            raise UserError(f"the site knows no method '{clipped(name)}'.")
+        # The site's own files alone: any other FILE.py would be code that the server chooses.
+        settings = self.code.settled(settings, header.get("code") or {})
         here = {"data_dir": self.data_dir, "device": "auto", "engine": "serial"}
         spec = read_spec({**settings, **here}, "the message")
         self.policy.check_run(spec, header.get("classes"))
@@ -302,11 +309,10 @@ def common_source(data: str) -> str:
         return str(located({"data": data})["data"])
     try:
         return canonical(data)
-    except UserError:
+    except UserError as problem:
         if not Path(data).is_dir():
-            if "/" in data or os.sep in data:
-                raise UserError(f"there is no folder '{data}' with the site's samples.") from None
-            raise
+            hint = "." if "/" in data or os.sep in data else f"; {problem}"
+            raise UserError(f"there is no folder '{data}' with the site's samples{hint}") from None
         raise UserError(
             f"'{data}' is a folder; pack its arrays into one FILE.npz to spread them over sites, "
             "or start every site with a folder of its own by `fedhelix site`."

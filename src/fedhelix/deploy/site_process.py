@@ -103,6 +103,7 @@ class SiteProcess:
 def main() -> None:
     """Answer requests until the node is gone."""
     from fedhelix.deploy.audit_log import AuditLog  # the node does not need these
+    from fedhelix.deploy.code import SiteCode
     from fedhelix.deploy.site import Site
     from fedhelix.deploy.site_policy import SitePolicy
 
@@ -110,16 +111,18 @@ def main() -> None:
     for name in ("--name", "--data", "--folder", "--data-dir", "--policy", "--key"):
         parser.add_argument(name)
     parser.add_argument("--common", action="store_true")
+    parser.add_argument("--code", action="append", default=[])
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the node, which ends this process
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # printed text must not end up between two answers
+    code = SiteCode(arguments.code)  # first: the policy may name its methods
     policy, log = SitePolicy.read(arguments.policy), None
     if arguments.key:
         log = AuditLog(Path(arguments.folder) / f"{arguments.name}.jsonl", Path(arguments.key))
     site = Site(
         arguments.name, arguments.data, arguments.folder, arguments.data_dir, arguments.common,
-        policy, log,
+        policy, log, code,
     )  # fmt: skip
     while (content := read_frame(sys.stdin.buffer)) is not None:
         write_frame(answers, site.answer(content))

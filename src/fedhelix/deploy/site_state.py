@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 
@@ -26,6 +29,7 @@ class SiteState:
         self.folder = folder
         self._supplement_path = folder / "supplement.safetensors"
         self._sent_path = folder / "sent.safetensors"
+        self._used_path = folder / "used.safetensors"
         self._masked_path = folder / "masked.safetensors"
 
     def _rounds(self) -> list[int]:
@@ -89,8 +93,16 @@ class SiteState:
             )
         save(last, self._masked_path)
 
-    def write_model(self, setup: Setup, state: State) -> None:
-        """Store the client's own model at the end of the run, as the network's entries."""
+    def used(self) -> tuple[dict[str, Any], State]:
+        """The request after which the client's own model was stored, and all of its entries."""
+        stored = load(self._used_path)
+        return json.loads(stored["request"]), stored["state"]
+
+    def write_model(self, setup: Setup, state: State, request: Mapping[str, Any]) -> None:
+        """Store the client's own model at the end of the run: for `used` with what the method
+        added, and as the network's entries alone.
+        """
+        save({"request": json.dumps(dict(request)), "state": state}, self._used_path)
         example = setup.data.prepare(setup.data.x[:8])
         module = load_shifted(setup.module, state, setup.layers, example)
         write_atomically(self.folder / MODEL, safetensors.torch.save(module.state_dict()))

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.core.options import build
-from fedhelix.core.registry import is_known
 from fedhelix.data import from_npz
+from fedhelix.deploy.code import code_files
 from fedhelix.deploy.policy import RoundPolicy, cohort_size
 from fedhelix.deploy.remote_data import OWN
 from fedhelix.federation.devices import Devices
@@ -41,10 +41,7 @@ def create(spec: RunSpec, out: Path, policy: Sequence[str] = ()) -> RunFolder:
 
     The experiment gets a unique name, under which the sites keep its client states.
     """
-    if not is_known(spec.spec):
-        raise UserError(
-            "sites run registered methods only; a method in a file must be installed at every site."
-        )
+    code_files(spec)  # two of one name are refused
     if spec.config.data == OWN and spec.config.attack in ("label-flip", "backdoor"):
         raise UserError(
             f"{spec.config.attack} changes samples, and here they are the sites' own; choose an "

@@ -3,7 +3,8 @@
 Sites, commands and server apps share one port, and whoever reaches the Control API can submit
 code. `LoopbackOnly` therefore limits other machines to `/v1/fleet/`, where Flower checks keys.
 `LongPoll` spares sites from polling. `Scoped` skips Flower's middlewares for requests they would
-only pass on. All three rely on details of Flower 1.41; tests/deploy/test_flower.py checks them.
+only pass on. `activate_node` says why a site is turned away. All of them rely on details of Flower
+1.41; tests/deploy/test_flower.py checks them.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from typing import Any
 
+from flwr.supercore.error import FlowerError
 from flwr.supercore.routers.runtime.tracing import RuntimeTracingMiddleware
 from flwr.superlink import main as superlink
 from flwr.superlink.cli import flower_superlink
 from flwr.superlink.routers.control import middlewares as control
 from flwr.superlink.routers.fleet.middlewares import FleetEventLogMiddleware
 from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
+from flwr.superlink.servicer.fleet import fleet_handlers
 from starlette.middleware import Middleware
+
+from fedhelix.deploy.keys import KEY_IN_USE
 
 FLEET, CONTROL, RUNTIME = "/v1/fleet/", "/v1/control/", "/v1/runtime/"
 PULL = FLEET + "pull-messages"
@@ -38,6 +43,8 @@ SCOPES: dict[Any, str] = {
     NodeAuthMiddleware: FLEET,
     FleetEventLogMiddleware: FLEET,
 }
+
+_activate_node = fleet_handlers.activate_node
 
 App = Callable[..., Awaitable[None]]
 Scope = MutableMapping[str, Any]
@@ -137,6 +144,20 @@ def add_middlewares(app: Any) -> None:
     app.add_middleware(LoopbackOnly)
 
 
+def activate_node(request: Any, state: Any) -> Any:
+    """Connect a site as Flower does; one with a registered key is told that the key is in use.
+
+    Flower gives all sites that it turns away the same answer. Requests are signed with the key
+    that they name, so nobody else learns of it.
+    """
+    try:
+        return _activate_node(request=request, state=state)
+    except FlowerError as problem:
+        if state.get_node_id_by_public_key(request.public_key) is None:
+            raise
+        raise FlowerError(problem.code, problem.message, KEY_IN_USE) from problem
+
+
 def main() -> None:
     """Run Flower's SuperLink with our middlewares."""
     create_app = superlink.create_app
@@ -147,6 +168,7 @@ def main() -> None:
         return app
 
     superlink.create_app = create
+    fleet_handlers.activate_node = activate_node
     flower_superlink()
 
 

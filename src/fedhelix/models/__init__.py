@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from fedhelix.core import seeds
 from fedhelix.core.docs import summary
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.fit import LENT, check_fits
+from fedhelix.core.imports import find_in_file
 from fedhelix.models import cnn, dense, lora, resnet, text
 
 __all__ = ["build", "check_fits", "describe", "names"]
@@ -74,12 +76,14 @@ def build(
 ) -> nn.Module:
     """A network for samples of a shape and a number of outputs, on the CPU.
 
-    `model` is a name (see `names()`), a module, which is copied, or a callable that returns a
-    module; the callable gets `shape` and `outputs` if it has parameters of these names. New weights
-    depend on the seed alone.
+    `model` is a name (see `names()`), FILE.py:NAME of your own, a module, which is copied, or a
+    callable that returns a module; the callable gets `shape` and `outputs` if it has parameters of
+    these names. New weights depend on the seed alone.
     """
     if isinstance(model, nn.Module):
         return checked(copy.deepcopy(model))
+    if isinstance(model, str) and ".py" in model:
+        model = from_file(model)
     if isinstance(model, str) and not all(isinstance(size, int) for size in shape):
         raise UserError(
             f"samples with the parts {shape} need a model of your own that takes them, "
@@ -97,6 +101,20 @@ def build(
         "a model is a name, a torch.nn.Module or a function that makes one, "
         f"not {type(model).__name__}."
     )
+
+
+def from_file(spec: str) -> Callable[..., nn.Module]:
+    """The class or function that makes a network, from a file of the user's: FILE.py:NAME."""
+    path, _, name = spec.partition(":")
+    if not name.isidentifier():
+        raise UserError(f"name the network in '{path}' as {path}:NAME, its class or function.")
+    try:
+        found: Callable[..., nn.Module] = find_in_file(str(Path(path).resolve()), name)
+    except AttributeError:
+        raise UserError(f"'{path}' has no network '{name}'; name a class or function.") from None
+    if not callable(found):
+        raise UserError(f"'{name}' in '{path}' is no class or function that makes a network.")
+    return found
 
 
 def named(name: str, shape: tuple[int, ...], outputs: int, data_name: str | None) -> nn.Module:

@@ -26,6 +26,23 @@ def listing(*headers: str) -> Table:
     return table
 
 
+def _show_losses(folder: Path, summary: dict[str, Any]) -> None:
+    """How many uploads and answers did not count, and why the first of them did not."""
+    for key, fate in (
+        ("refused", "uploads were refused"),
+        ("missing", "answers of clients were missing"),
+    ):
+        if not summary.get(key):
+            continue
+        records = RunFolder.open(folder).records()
+        reasons = [why for record in records for why in record.get(key, {}).values()]
+        first = f" ({str(reasons[0]).rstrip('.')})" if reasons else ""
+        print(
+            f"fedhelix: {summary[key]} {fate}{first}; metrics.jsonl says which and why.",
+            file=sys.stderr,
+        )
+
+
 def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
     """The result of one run."""
     if as_json:
@@ -37,15 +54,7 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
         for key, value in summary.items()
         if ("accuracy" in key or "score" in key) and value is not None
     }
-    for key, fate in (
-        ("refused", "uploads were refused"),
-        ("missing", "answers of clients were missing"),
-    ):
-        if summary.get(key):
-            print(
-                f"fedhelix: {summary[key]} {fate}; metrics.jsonl says which and why.",
-                file=sys.stderr,
-            )
+    _show_losses(folder, summary)
     if since := summary.get("diverged"):
         print(
             f"fedhelix: the run has diverged since round {since}; what may help: {ADVICE}.",

@@ -52,7 +52,9 @@ class Config(FederationSettings):
         None, "take only the first so many test samples (auto: all)", low=1
     )
     model: str = option(
-        "auto", "network: auto, cnn, mlp, linear, small-cnn, fedpac-cnn, genfed-cnn, resnet18, ..."
+        "auto",
+        "network: auto, cnn, mlp, linear, small-cnn, fedpac-cnn, genfed-cnn, resnet18, ..., or "
+        "your own FILE.py:NAME",
     )
     clients: int = option(20, "how many clients there are", low=1)
     cohort: int | None = option(

@@ -165,14 +165,18 @@ def located(values: Mapping[str, Any]) -> dict[str, Any]:
         place = settings.get(key)
         if isinstance(place, str) and place.endswith(endings):
             settings[key] = str(Path(place).expanduser().resolve())
+    if isinstance(model := settings.get("model"), str):
+        settings["model"] = _resolved(model)
     return settings
+
+
+def _resolved(part: str) -> str:
+    """FILE.py or FILE.py:NAME with the whole path; any other name as it is."""
+    path, colon, name = part.partition(":")
+    return f"{Path(path).expanduser().resolve()}{colon}{name}" if is_file(part) else part
 
 
 def absolute(spec: str) -> str:
     """A spec whose files, if it names any, can be found from any folder."""
     plain, variant = split_variant(spec)
-    resolved = []
-    for part in parts(plain):
-        path, colon, name = part.partition(":")
-        resolved.append(f"{Path(path).resolve()}{colon}{name}" if is_file(part) else part)
-    return "+".join(resolved) + (f"@{variant}" if variant else "")
+    return "+".join(map(_resolved, parts(plain))) + (f"@{variant}" if variant else "")

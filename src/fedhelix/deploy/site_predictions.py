@@ -1,0 +1,26 @@
+"""What a site's own model says about new samples, after a run is complete."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fedhelix.core.errors import UserError
+from fedhelix.core.tree import to_device
+from fedhelix.deploy.site import Site
+from fedhelix.engines.local import UsedModel
+from fedhelix.federation.predictions import decided, outputs_for
+
+
+def predictions(site: Site, inputs: Path, outputs: bool = False) -> np.ndarray:
+    """The classes or values that the site's model predicts, or its outputs, for FILE.npy."""
+    try:
+        x = np.load(inputs, allow_pickle=False)
+    except (OSError, ValueError) as problem:
+        raise UserError(f"'{inputs}' cannot be read as an array: {problem}.") from None
+    if not isinstance(x, np.ndarray):
+        raise UserError(f"'{inputs}' holds several arrays; give one FILE.npy with the samples.")
+    setup, state = site.used_model()
+    found = outputs_for(UsedModel(setup, to_device(state, setup.device)), setup.data, x)
+    return found.numpy() if outputs else decided(setup.data, found)

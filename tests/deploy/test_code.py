@@ -1,0 +1,197 @@
+"""Networks and methods of the user's own at sites: the same files everywhere; no code travels."""
+
+import json
+
+import httpx
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from fedhelix.core.errors import UserError
+from fedhelix.deploy import messages, node
+from fedhelix.deploy.code import SiteCode, code_files, file_hash, public_names
+from fedhelix.deploy.keys import KEY_IN_USE
+from fedhelix.deploy.schema import REQUEST, check
+from fedhelix.deploy.site import Site
+from fedhelix.deploy.site_predictions import predictions
+from fedhelix.deploy.site_state import latest_model
+from fedhelix.runs.spec import make_spec
+from in_process import EXPERIMENT, InProcessDeployment
+
+CODE = """
+from fedhelix import FedAvg, register
+from torch import nn
+
+MADE = []
+
+
+class Net(nn.Sequential):
+    def __init__(self, shape, outputs):
+        MADE.append(shape)
+        super().__init__(nn.Flatten(), nn.Linear(shape[0], 7), nn.ReLU(), nn.Linear(7, outputs))
+
+
+@register("halved-at-sites")
+class Halved(FedAvg):
+    def aggregate(self, server, uploads, weights, ctx):
+        new = super().aggregate(server, uploads, weights, ctx)["model"]
+        old = server["model"]
+        return {"model": {name: (old[name] + value) / 2 for name, value in new.items()}}
+"""
+SMALL = {"clients": 2, "rounds": 2, "kernels": "onednn", "data": "own", "batch_size": 16}
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "ours.py"
+    path.write_text(CODE)
+    return path
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Two sites' data: three classes that a few rounds tell apart."""
+    made = []
+    for number in range(2):
+        draw, y = np.random.default_rng(number), np.arange(60) % 3
+        folder = tmp_path / f"data-{number}"
+        folder.mkdir()
+        np.save(folder / "x.npy", draw.normal(size=(60, 5)) + 4 * np.eye(5)[y])
+        np.save(folder / "y.npy", y)
+        made.append(str(folder))
+    return made
+
+
+def spec_of(file, **more):
+    return make_spec(str(file), {**SMALL, "model": f"{file}:Net", **more})
+
+
+def test_sites_train_and_predict_with_files_that_they_have_too(tmp_path, file, folders):
+    spec = spec_of(file, rounds=4, lr=0.5)
+    assert public_names(spec) == ("halved-at-sites", "ours.py:Net")
+    deployment = InProcessDeployment(tmp_path, 2, folders, code=(file,))
+    run = deployment.fit(spec, out=tmp_path / "run")
+    assert run.records[-1]["personal_accuracy"] > 0.8
+    asked = str(deployment.sites[0]._setup[0])  # what the server sent
+    assert str(tmp_path) not in asked and file_hash(file) in asked
+    new = np.eye(5)[[2, 0, 1]] * 4
+    np.save(tmp_path / "new.npy", new)
+    site = Site("site-1", folders[1], tmp_path / "kept", code=SiteCode([file]))
+    assert predictions(site, tmp_path / "new.npy").tolist() == [2, 0, 1]
+    # The model file alone gives the same outputs in plain PyTorch.
+    module = run.federation.engine.setup.module
+    stored = safetensors.torch.load_file(latest_model(tmp_path / "kept", "site-1"))
+    module.load_state_dict(stored)
+    expected = module(torch.tensor(new, dtype=torch.float32)).detach().numpy()
+    outputs = predictions(site, tmp_path / "new.npy", outputs=True)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5)
+
+
+def test_predictions_are_the_methods_own(tmp_path, folders):
+    """kNN-Per's model is the network and the client's samples, not the network alone."""
+    deployment = InProcessDeployment(tmp_path, 2, folders)
+    spec = make_spec("knn-per", {**SMALL, "model": "mlp"})
+    run = deployment.fit(spec, out=tmp_path / "run")
+    site = Site("site-0", folders[0], tmp_path / "kept")
+    x, y = site.own_data.x_test, site.own_data.y_test.numpy()
+    np.save(tmp_path / "test.npy", x.numpy())
+    assert (predictions(site, tmp_path / "test.npy") == y).mean() > 0.9
+    module = run.federation.engine.setup.module
+    module.load_state_dict(safetensors.torch.load_file(latest_model(site.folder, "site-0")))
+    outputs = predictions(site, tmp_path / "test.npy", outputs=True)
+    assert not np.allclose(outputs, module(x).detach().numpy(), atol=0.1)
+
+
+def request(file, **changes):
+    """A request to train, as the server would send it."""
+    spec = spec_of(file)
+    settings = {**spec.as_dict(), "method": {"name": "halved-at-sites"}, "model": "ours.py:Net"}
+    settings = {key: value for key, value in settings.items() if key != "versions"}
+    header = {
+        "kind": "train", "experiment": EXPERIMENT, "client": 0, "round": 0, "classes": 3,
+        "code": {"ours.py": file_hash(file)},
+    }  # fmt: skip
+    for name in ("model", "method"):
+        if name in changes:
+            settings[name] = changes.pop(name)
+    return messages.write({**header, "spec": json.dumps(settings), **changes}, {})
+
+
+def refusal(site, content):
+    return messages.read(site.answer(content)).header.get("error")
+
+
+def test_a_site_refuses_files_that_it_has_not_or_has_otherwise(tmp_path, file, folders):
+    bare = Site("a", folders[0], tmp_path / "kept")
+    assert "start the site with --code ours.py" in refusal(bare, request(file))
+    site = Site("a", folders[0], tmp_path / "kept", code=SiteCode([file]))
+    content = request(file)
+    file.write_text(CODE + "# changed\n")
+    assert "differs from the server's" in refusal(site, content)
+    file.write_text(CODE)
+    assert refusal(site, content) is None or "ours.py" not in refusal(site, content)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"code": None}, "does not say which 'ours.py'"),
+        ({"code": {}}, "does not say which 'ours.py'"),
+        ({"code": {}, "method": {"name": "fedavg"}}, "does not say which 'ours.py'"),
+        ({"code": {"ours.py": "00"}}, "SHA-256"),
+        ({"code": {f"{n}.py": "0" * 64 for n in range(20)}}, "SHA-256"),
+        ({"code": ["ours.py"]}, "SHA-256"),
+        ({"model": "ours.py:MADE"}, "no class or function"),
+        ({"model": "ours.py:nn.Linear"}, "name the network"),
+        ({"model": "ours.py:Absent"}, "no network 'Absent'"),
+    ],
+)
+def test_a_site_refuses_names_that_say_too_little_or_too_much(
+    tmp_path, file, folders, changes, says
+):
+    site = Site("a", folders[0], tmp_path / "kept", code=SiteCode([file]))
+    assert says in refusal(site, request(file, **changes))
+
+
+@pytest.mark.parametrize("form", ["{}:Net", "{}c:Net", "sub/../{}:Net"])
+def test_no_file_of_the_servers_choice_is_run(tmp_path, file, folders, form):
+    evil = tmp_path / "evil.py"
+    evil.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    (tmp_path / "evil.pyc").write_text(evil.read_text())
+    site = Site("a", folders[0], tmp_path / "kept", code=SiteCode([file]))
+    assert refusal(site, request(file, model=form.format(evil)))
+    assert refusal(site, request(file, method={"name": str(evil)}))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_files_are_told_apart_by_their_names(tmp_path, file):
+    other = tmp_path / "other" / "ours.py"
+    other.parent.mkdir()
+    other.write_text(CODE)
+    with pytest.raises(UserError, match=r"two files are called 'ours\.py'"):
+        code_files(make_spec(str(file), {**SMALL, "model": f"{other}:Net"}))
+    assert code_files(make_spec("fedavg", SMALL)) == {}
+    with pytest.raises(UserError, match="must be SHA-256"):
+        check({"code": {"a.py": "G" * 64}}, {"code": REQUEST["code"]})
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "says"),
+    [
+        (400, {"code": 3001, "detail": "no", "extra": KEY_IN_USE}, "another site is connected"),
+        (400, None, "it is not admitted; on the server, `fedhelix deploy admit clinic-a`"),
+        (401, {"detail": "Invalid SuperNode authentication"}, "clocks"),
+        (500, {"code": 1, "detail": "Something else"}, "Something else"),
+    ],
+)
+def test_each_reason_to_turn_a_site_away_has_its_own_sentence(tmp_path, status, content, says):
+    if content is None:
+        content = {"code": int(node.ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED), "detail": "no"}
+    question = httpx.Request("POST", "https://server/v1/fleet/activate-node")
+    answer = httpx.Response(status, json=content, request=question)
+    problem = httpx.HTTPStatusError("refused", request=question, response=answer)
+    said = node._refusal(problem, "server:8000", tmp_path / "clinic-a.key")
+    assert says in said and said.count(";") <= 2
+    reasons = ("another site", "not admitted", "clocks")
+    assert sum(reason in said for reason in reasons) == (status != 500)
