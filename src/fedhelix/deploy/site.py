@@ -31,7 +31,7 @@ from fedhelix.deploy.code import SiteCode
 from fedhelix.deploy.masked import Masker
 from fedhelix.deploy.messages import Message
 from fedhelix.deploy.remote_data import OWN, describe_data, read_site_data, site_split
-from fedhelix.deploy.schema import NAME
+from fedhelix.deploy.schema import NAME, clipped
 from fedhelix.deploy.site_policy import SitePolicy
 from fedhelix.deploy.site_state import SiteState, latest_model
 from fedhelix.engines.local import (
