@@ -25,17 +25,18 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-HERE = Path(__file__).parent
-sys.path += [str(HERE.parent / "tests")]
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from killed import jobs
 from killed.jobs import JOBS, Kill, Outcome, Right
 from measured import origin, write
 
+HERE = Path(__file__).parent
 REAL = "processes"  # a deployment of real ones
 REAL_KILLS = 5  # in one run
 REAL_SHARE = 0.15  # of all kills
@@ -54,6 +55,8 @@ class Session(NamedTuple):
 def prepare() -> None:
     """A worker imports what commands need, so that what it forks begins at once."""
     torch.set_num_threads(1)
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
     with tempfile.TemporaryDirectory() as place, suppress(SystemExit):
         jobs.run(Path(place) / "job")
 
@@ -69,13 +72,30 @@ def session(wanted: Session) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": paths,
+            "PATH": os.pathsep.join([os.environ.get("PATH", ""), str(programs(place / "bin"))]),
+            "OMP_NUM_THREADS": "1",
+        },
     )
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines()
         return {"killed": [], "failed": lines[-1] if lines else done.returncode}
     shutil.rmtree(place, ignore_errors=True)
     return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def programs(folder: Path) -> Path:
+    """A folder with Flower's programs, in case that only its packages are installed."""
+    folder.mkdir()
+    for entry in entry_points(group="console_scripts"):
+        if entry.name.startswith(("flower-", "flwr")):
+            text = f"#!{sys.executable}\nimport sys\nfrom {entry.module} import {entry.attr}\n"
+            path = folder / entry.name
+            path.write_text(f"{text}sys.exit({entry.attr}())\n")
+            path.chmod(0o755)
+    return folder
 
 
 def judged(found: dict[str, Any], calm: dict[str, Any]) -> str:
