@@ -35,7 +35,7 @@ WRITES = {"os.rename", "os.remove", "os.mkdir", "os.link", "os.rmdir"}
 UNEQUAL = ("seconds", "wire")  # fields of records that no two runs have in common
 
 SWEEP = """\
-methods = ["fedavg", "scaffold"]
+methods = ["scaffold"]
 [settings]
 {settings}
 [grid]
