@@ -61,13 +61,14 @@ class Found(NamedTuple):
     counts: Counter[str]
     crashes: Counter[str]
     slowest: float
+    seconds: float  # of the processor, messages' mutations included
     worker: int
     memory_mib: float
 
 
 def attack(turn: Turn) -> Found:
     """Send bad messages to a new target."""
-    counts, crashes, slowest = Counter[str](), Counter[str](), 0.0
+    counts, crashes, slowest, begun = Counter[str](), Counter[str](), 0.0, time.process_time()
     with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
         target = TARGETS[turn.target](Path(folder), turn.method)
         kinds = [*target.honest, *["train"] * 3]
@@ -89,7 +90,8 @@ def attack(turn: Turn) -> Found:
         counts["found_by_no_check"] = len(target.unexpected)
     del target
     gc.collect()
-    return Found(counts, crashes, slowest, os.getpid(), memory_mib())
+    seconds = time.process_time() - begun
+    return Found(counts, crashes, slowest, seconds, os.getpid(), memory_mib())
 
 
 def timed(target: ServerTarget | SiteTarget, kind: str, content: bytes) -> tuple[bool, float]:
@@ -132,7 +134,8 @@ class Total:
     """The sum of all turns of a target so far."""
 
     def __init__(self) -> None:
-        self.counts, self.crashes, self.slowest = Counter[str](), Counter[str](), 0.0
+        self.counts, self.crashes = Counter[str](), Counter[str]()
+        self.slowest = self.seconds = 0.0
         self.memory: dict[int, list[float]] = {}
         self.begun = time.monotonic()
 
@@ -140,6 +143,7 @@ class Total:
         self.counts += found.counts
         self.crashes += found.crashes
         self.slowest = max(self.slowest, found.slowest)
+        self.seconds += found.seconds
         self.memory.setdefault(found.worker, []).append(found.memory_mib)
 
     def as_dict(self) -> dict[str, Any]:
@@ -148,6 +152,7 @@ class Total:
             **{name: self.counts[name] for name in names},
             "crashes": dict(self.crashes),
             "slowest_seconds": round(self.slowest, 4),
+            "milliseconds_per_message": round(1e3 * self.seconds / self.counts["messages"], 3),
             "memory_mib_by_worker": [thinned(sizes) for sizes in self.memory.values()],
             "wall_seconds": round(time.monotonic() - self.begun, 1),
         }

@@ -2,8 +2,9 @@
 
     python benchmarks/kills.py [--kills 100] [--workers 1] [--minutes N] [--out FILE.json]
 
-Commands are forked; half of their kills come at a random moment, half at the n-th file operation in
-the job's folder. Each job is then continued (and sometimes killed again) until it is done; its
+Commands are forked; most of their first kills come at a file operation in the job's folder, every
+one of them in turn, the others at a random moment. Each job is then continued (and sometimes killed
+again at a random moment) until it is done; its
 records, but for seconds, and its checkpoints must equal those of a job that was left alone, and no
 temporary file may be left. One kill in seven concerns a deployment of real processes, of which the
 server app, the SuperLink, a site, its worker or the network dies, several times in one run.
@@ -16,6 +17,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -25,21 +27,23 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-HERE = Path(__file__).parent
-sys.path += [str(HERE.parent / "tests")]
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from killed import jobs
 from killed.jobs import JOBS, Kill, Outcome, Right
 from measured import origin, write
 
+HERE = Path(__file__).parent
 REAL = "processes"  # a deployment of real ones
 REAL_KILLS = 5  # in one run
 REAL_SHARE = 0.15  # of all kills
 REAL_WORKERS = 2 / 3  # at most
+MOMENTS = 10  # one kill of so many comes at a random moment
 LAST_SECONDS = 60.0  # before the time is up, in which no new run of a deployment begins
 
 
@@ -54,6 +58,8 @@ class Session(NamedTuple):
 def prepare() -> None:
     """A worker imports what commands need, so that what it forks begins at once."""
     torch.set_num_threads(1)
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
     with tempfile.TemporaryDirectory() as place, suppress(SystemExit):
         jobs.run(Path(place) / "job")
 
@@ -69,13 +75,30 @@ def session(wanted: Session) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": paths,
+            "PATH": os.pathsep.join([os.environ.get("PATH", ""), str(programs(place / "bin"))]),
+            "OMP_NUM_THREADS": "1",
+        },
     )
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines()
         return {"killed": [], "failed": lines[-1] if lines else done.returncode}
     shutil.rmtree(place, ignore_errors=True)
     return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def programs(folder: Path) -> Path:
+    """A folder with Flower's programs, in case that only its packages are installed."""
+    folder.mkdir()
+    for entry in entry_points(group="console_scripts"):
+        if entry.name.startswith(("flower-", "flwr")):
+            text = f"#!{sys.executable}\nimport sys\nfrom {entry.module} import {entry.attr}\n"
+            path = folder / entry.name
+            path.write_text(f"{text}sys.exit({entry.attr}())\n")
+            path.chmod(0o755)
+    return folder
 
 
 def judged(found: dict[str, Any], calm: dict[str, Any]) -> str:
@@ -88,11 +111,11 @@ def judged(found: dict[str, Any], calm: dict[str, Any]) -> str:
 
 
 def planned(right: dict[str, Right]) -> Iterator[Kill]:
-    """Jobs in turn, at random moments and at every file operation in turn."""
-    for number in itertools.count():
-        for job, alone in right.items():
-            at = 1 + number // 2 % alone.operations if number % 2 else None
-            yield Kill(job, number, at)
+    """Every file operation of every job, in any order, and now and then a random moment."""
+    everything = [(job, n + 1) for job, alone in right.items() for n in range(alone.operations)]
+    random.Random(0).shuffle(everything)
+    for number, (job, operation) in enumerate(itertools.cycle(everything)):
+        yield Kill(job, number, operation if number % MOMENTS else None)
 
 
 class Tally:
@@ -103,6 +126,7 @@ class Tally:
         self.kills = Counter[str]()
         self.outcomes = {name: Counter[str]() for name in (*right, REAL)}
         self.parts = Counter[str]()  # of deployments of real processes
+        self.operations: dict[str, set[int]] = {name: set() for name in right}
         self.begun = time.monotonic()
 
     def add(self, job: str, outcome: Outcome) -> None:
@@ -118,6 +142,7 @@ class Tally:
             "killed_processes": dict(self.parts),
             "outcomes": {job: dict(counts) for job, counts in self.outcomes.items()},
             "file_operations": {job: alone.operations for job, alone in self.right.items()},
+            "killed_at": {job: len(known) for job, known in self.operations.items()},
             "wall_seconds": round(time.monotonic() - self.begun, 1),
         }
 
@@ -133,9 +158,9 @@ class Plan:
         self.most = max(1, int(REAL_WORKERS * arguments.workers))
 
     def task(
-        self, pool: ProcessPoolExecutor, running: Collection[str]
-    ) -> tuple[str, Future[Any]] | None:
-        """The next task, if there is one, given the jobs that are running."""
+        self, pool: ProcessPoolExecutor, running: Collection[Kill | str]
+    ) -> tuple[Kill | str, Future[Any]] | None:
+        """The next task, if there is one, given those that are running."""
         now = time.monotonic()
         room = self.left <= 0 or list(running).count(REAL) < self.most
         if self.real > 0 and room and now < self.until - LAST_SECONDS:
@@ -146,7 +171,7 @@ class Plan:
         if self.left > 0 and now < self.until:
             self.left -= 1
             kill = next(self.commands)
-            return kill.job, pool.submit(jobs.trial, kill, self.right[kill.job])
+            return kill, pool.submit(jobs.trial, kill, self.right[kill.job])
         return None
 
 
@@ -166,20 +191,21 @@ def main() -> None:
         calm = alone.result()
         assert "failed" not in calm, calm
         tally, plan = Tally(right), Plan(right, arguments, until)
-        tasks: dict[Future[Any], str] = {}
+        tasks: dict[Future[Any], Kill | str] = {}
         while True:
             while len(tasks) < arguments.workers and (task := plan.task(pool, tasks.values())):
                 tasks[task[1]] = task[0]
             if not tasks:
                 break
             for done in wait(tasks, return_when=FIRST_COMPLETED).done:
-                job, found = tasks.pop(done), done.result()
-                if job == REAL:
-                    tally.parts.update(found["killed"])
-                    found = Outcome(judged(found, calm), len(found["killed"]))
-                else:
+                kill, found = tasks.pop(done), done.result()
+                if isinstance(kill, Kill):
                     plan.left += 1 - found.kills  # one that came too late is made up for
-                tally.add(job, found)
+                    tally.operations[kill.job] |= {kill.operation} - {None}
+                    tally.add(kill.job, found)
+                else:
+                    tally.parts.update(found["killed"])
+                    tally.add(REAL, Outcome(judged(found, calm), len(found["killed"])))
                 write(arguments.out, {**origin(), **tally.as_dict()})
     print(json.dumps(tally.as_dict()), flush=True)
 

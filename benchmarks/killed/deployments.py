@@ -135,7 +135,6 @@ def result(folder: RunFolder, sites: Path) -> dict[str, str]:
         str(path.relative_to(sites).name): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(sites.glob("*/*/own-*.safetensors"))
     }
-    _, server, _ = folder.state() or (0, {}, {})
     manifest = json.loads((folder.path / "checkpoint" / "manifest.json").read_text())
     parts = {"records": lines, "server": manifest["server"]["sha256"], "sites": kept}
     return {

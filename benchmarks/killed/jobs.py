@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -18,23 +19,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from in_process import InProcessDeployment
-
 from fedhelix.cli import app
 from fedhelix.papers import STUDIES, Cell, Study
 from fedhelix.papers.measures import percent
 from fedhelix.runs.spec import make_spec
+from in_process import InProcessDeployment
 
 SMALL = {"clients": 4, "rounds": 4, "epochs": 1, "batch_size": 256, "kernels": "onednn"}
 SMALL |= {"model": "mlp", "train_samples": 200, "test_samples": 60, "engine": "serial"}
 FLAGS = [word for key, value in SMALL.items() for word in (f"--{key.replace('_', '-')}", value)]
 AGAIN = 0.2  # the share of continued jobs that are killed once more
 ATTEMPTS = 5
+EARLIER = (1.0, 0.5, 0.25, 0.1)  # of a job's time: the next one if the kill came too late
 WRITES = {"os.rename", "os.remove", "os.mkdir", "os.link", "os.rmdir"}
 UNEQUAL = ("seconds", "wire")  # fields of records that no two runs have in common
 
 SWEEP = """\
-methods = ["fedavg", "scaffold"]
+methods = ["scaffold"]
 [settings]
 {settings}
 [grid]
@@ -216,8 +217,10 @@ def trial(kill: Kill, right: Right) -> Outcome:
         folder = Path(place).resolve() / "job"
         if kill.operation is not None:
             code = ended(fork(kill.job, folder, die_at(kill.operation)))
-        else:
-            code = killed(kill.job, folder, right.seconds, draw)
+        for share in EARLIER if kill.operation is None else ():
+            shutil.rmtree(folder, ignore_errors=True)
+            if (code := killed(kill.job, folder, share * right.seconds, draw)) < 0:
+                break
         kills += code == -signal.SIGKILL
         for _ in range(ATTEMPTS):
             again = draw.random() < AGAIN

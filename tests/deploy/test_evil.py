@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedhelix import METHODS
-from fedhelix.core.tree import flatten
+from fedhelix.core.tree import flatten, unflatten
 from fedhelix.deploy import messages
 from fedhelix.runs.spec import make_spec
 from fedhelix.store.json import json_line
@@ -17,7 +17,8 @@ from in_process import InProcessDeployment, small_images
 
 EVIL, SITES, ROUNDS = 2, 4, 4
 
-OPTIONS = {**CHEAP, "clustered": {"clusters": 2}, "gene-fl": {"clusters": 2}}
+CLUSTERS = {name: {"clusters": 2} for name in ("clustered", "clustered+feddbe", "gene-fl")}
+OPTIONS = {**CHEAP, **CLUSTERS}
 SMALL = {
     "clients": SITES, "rounds": ROUNDS, "epochs": 1, "batch_size": 16, "kernels": "onednn",
     "eval_every": 2, "lr": 0.01,
@@ -111,3 +112,93 @@ def test_a_site_with_an_odd_description_is_left_out_and_named(tmp_path):
     assert [record["missing"] for record in run.records] == [
         {"3": "no site has taken this place yet"}
     ] * 2
+
+
+def silent(honest):
+    """Honest until it is asked to introduce itself as a newcomer."""
+
+    def answer(content):
+        asked = messages.read(content).header["kind"].startswith("onboard")
+        return None if asked else honest(content)
+
+    return answer
+
+
+def empty(honest):
+    """Well-formed answers without anything in them."""
+
+    def answer(content):
+        header, body = messages.read(honest(content))
+        return messages.write(header, body if header["kind"] == "describe" else {})
+
+    return answer
+
+
+NEWCOMERS = {"mutated": lambda honest: evil(honest, 0), "empty": empty, "silent": silent}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("harm", NEWCOMERS)
+@pytest.mark.parametrize("spec", ["fedavg", "gene-fl", "clustered+feddbe", "pfedhn", "fedau"])
+def test_an_evil_newcomer_stops_no_run(spec, harm, tmp_path, images):
+    deployment = InProcessDeployment(tmp_path, SITES + 1, images, common=True, deadline=0.2)
+    node = list(deployment.grid.answers)[SITES - 1]
+    deployment.grid.answers[node] = NEWCOMERS[harm](deployment.grid.answers[node])
+    options = {f"method.{key}": value for key, value in OPTIONS.get(spec, {}).items()}
+    more = {"clients": SITES - 1, "newcomers": 2, "newcomers_after": 1, "rounds": 3}
+    more |= {"model": "mlp", "data": images, "partition": "iid", **options}
+    run = deployment.fit(make_spec(spec, {**SMALL, **more}))
+    first, *later = run.records
+    assert len(later) == 2 and not first["missing"]
+    for record in later:  # the honest newcomer works on
+        troubles = record["missing"] | record["refused"]
+        assert str(SITES) in map(str, record["participants"]) and set(troubles) <= {str(SITES - 1)}
+
+
+def conspirator(honest, change):
+    """An honest site's uploads, changed as the other conspirators' are."""
+
+    def answer(content):
+        header, body = messages.read(honest(content))
+        return messages.write(header, change(body) if header["kind"] == "train" else body)
+
+    return answer
+
+
+def longer(body):
+    """Every tensor beside the model has an axis more."""
+    flat = flatten(body).items()
+    return unflatten(
+        {path: one if path.startswith("model/") else one[..., None] for path, one in flat}
+    )
+
+
+CONSPIRACIES = {"model only": lambda body: {"model": body["model"]}, "longer": longer}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("change", CONSPIRACIES)
+def test_two_evil_sites_of_four_that_agree_stop_no_run(change, tmp_path, images):
+    """What both lack or change is nothing that all others have."""
+    deployment = InProcessDeployment(tmp_path, SITES, images, common=True)
+    for node in list(deployment.grid.answers)[EVIL:]:
+        honest = deployment.grid.answers[node]
+        deployment.grid.answers[node] = conspirator(honest, CONSPIRACIES[change])
+    more = {"model": "mlp", "data": images, "partition": "iid", "rounds": 3}
+    run = deployment.fit(make_spec("scaffold", {**SMALL, **more}))
+    assert [set(record["refused"]) for record in run.records] == [{"2", "3"}] * 3
+    before = flatten(run.federation.initialize(3).server)
+    after = flatten(run.state.server)
+    assert all(value.isfinite().all() for value in after.values())
+    assert not all(torch.equal(after[path], before[path]) for path in before)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_two_evil_sites_of_four_with_anything_stop_no_run(tmp_path, images):
+    deployment = InProcessDeployment(tmp_path, SITES, images, common=True, deadline=0.2)
+    nodes = list(deployment.grid.answers)
+    deployment.grid.names = {node: f"site-{n}" for n, node in enumerate(nodes)}
+    for node in nodes[EVIL:]:
+        deployment.grid.answers[node] = evil(deployment.grid.answers[node], node)
+    more = {"model": "mlp", "data": images, "partition": "iid", "rounds": 12}
+    assert len(deployment.fit(make_spec("scaffold", {**SMALL, **more})).records) == 12

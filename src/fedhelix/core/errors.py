@@ -23,6 +23,10 @@ class EngineFailure(RuntimeError):
     """
 
 
+class UnusableMessage(EngineFailure):
+    """What one client sent, or that it sent nothing, stands in the way."""
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
     """An error for a name that does not exist, with the nearest one that does."""
     names = sorted(known)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from fedhelix.core.errors import EngineFailure, UserError
+from fedhelix.core.errors import EngineFailure, UnusableMessage, UserError
 from fedhelix.core.tree import State, Tree, flatten, to_device
 from fedhelix.deploy import messages
 from fedhelix.deploy.messages import Message
@@ -167,23 +167,24 @@ class RemoteEngine(Engine):
         """A newcomer's turn in its dialogue with the server, which waits for it to connect."""
         who = f"the site of client {task.client}"
         self.transport.require(lambda: self._is_connected(task.client), who)
-        return self._request_all("onboard_client", [task])[task.client]
+        return self._request_one("onboard_client", task)
 
     def onboard_state(self, task: ClientTask) -> Tree:
         """Have the newcomer's site store its state; the answer is empty."""
-        return self._request_all("onboard_state", [task])[task.client]
+        return self._request_one("onboard_state", task)
 
     def _is_connected(self, client: int) -> bool:
         self.registry.enrol(self.transport.descriptions, self.transport.connected)
         sites = self.registry.sites
         return client < len(sites) and sites[client] in self.transport.connected
 
-    def _request_all(self, kind: str, tasks: Sequence[ClientTask]) -> dict[int, Tree]:
-        """Answers outside of rounds without which the run cannot go on."""
-        trees = self._trees(kind, tasks)
-        if self.missing:
-            raise _stopped(next(iter(self.missing.values())))
-        return trees
+    def _request_one(self, kind: str, task: ClientTask) -> Tree:
+        """One site's answer outside of rounds; the next record says whose is missing."""
+        trees = self._trees(kind, [task])
+        if why := self.missing.get(task.client):
+            self.transport.dropped[f"client {task.client}"] = why
+            raise UnusableMessage(why)
+        return trees[task.client]
 
     def _trees(self, kind: str, tasks: Sequence[ClientTask]) -> dict[int, Tree]:
         """The valid trees that sites send outside of rounds, in the order of the tasks."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
+from fedhelix.core.errors import UnusableMessage
 from fedhelix.core.hooks import checked
 from fedhelix.core.method import Context, Method, Upload
 from fedhelix.core.tree import Tree, flatten
@@ -22,7 +23,6 @@ class Outcome(NamedTuple):
 
     tree: Tree
     why: str
-    problem: Exception | None = None
 
 
 def without_culprit(
@@ -33,10 +33,10 @@ def without_culprit(
 ) -> tuple[Tree | None, dict[int, str]]:
     """What the server computes of clients' parts, and whose part had to be left out, and why.
 
-    If the result is not finite with all parts but is without one, that one is to blame; what was
-    not finite `before` does not count. Exceptions count only where parts come from `strangers`;
-    elsewhere they are mistakes of the method. If nobody alone is to blame, there is no result, and
-    all are named.
+    If the result is not finite with all parts but is without one, that one is to blame, and if not,
+    those whose parts do harm alone; what was not finite `before` does not count. Exceptions count
+    only where parts come from `strangers`; elsewhere they are mistakes of the method. If the others
+    cannot do without these either, there is no result, and all are named.
     """
     sound = _sound_entries(before or {})
 
@@ -47,7 +47,7 @@ def without_culprit(
             if not strangers:
                 raise
             words = f"{type(problem).__name__}: {problem}".partition("\n")[0][:200]
-            return Outcome({}, f"cannot be used: {words}", problem)
+            return Outcome({}, f"cannot be used: {words}")
         entries = {path: value for path, value in flatten(tree).items() if path in sound}
         why = "" if finite([entries])[0] else "makes the server's state not finite"
         return Outcome(tree, why)
@@ -60,8 +60,10 @@ def without_culprit(
         rest = attempt(others)
         if not rest.why:
             return rest.tree, {client: whole.why}
-    if whole.problem is not None and len(parts) > 1:
-        raise whole.problem
+    alone = {client: attempt({client: part}).why for client, part in parts.items()}
+    harmless = {client: part for client, part in parts.items() if not alone[client]}
+    if 0 < len(harmless) < len(parts) and not (rest := attempt(harmless)).why:
+        return rest.tree, {client: why for client, why in alone.items() if why}
     return None, dict.fromkeys(parts, whole.why)
 
 
@@ -88,6 +90,28 @@ def aggregate(
     after, refused = without_culprit(compute, parts, strangers, server)
     named = {str(client): why for client, why in refused.items()}
     return (server if after is None else after), named
+
+
+def onboard(
+    method: Method, server: Tree, message: Tree, ctx: Context, strangers: bool
+) -> tuple[Tree, Tree, bool]:
+    """The server's turn in its dialogue with a newcomer; a stranger's message that does harm
+    raises UnusableMessage.
+    """
+    payload, done = Tree(), False
+
+    def compute(chosen: dict[int, Tree]) -> Tree:
+        nonlocal payload, done
+        after, payload, done = checked(method).onboard_server(server, chosen[ctx.clients], ctx)
+        return after
+
+    parts = {ctx.clients: message}
+    if not strangers:
+        return compute(parts), payload, done
+    after, harmful = without_culprit(compute, parts, strangers, server)
+    if after is None:
+        raise UnusableMessage(f"the message of newcomer {ctx.clients} {harmful[ctx.clients]}")
+    return after, payload, done
 
 
 def server_init(

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 import copy
+=======
+import warnings
+>>>>>>> w-hard
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import nn
 
+<<<<<<< HEAD
 from fedhelix.components.subnetworks import resized
 from fedhelix.core.errors import UserError
 from fedhelix.core.hooks import checked
 from fedhelix.core.layers import Layers
+=======
+from fedhelix.core.errors import UnusableMessage, UserError
+>>>>>>> w-hard
 from fedhelix.core.method import Context
 from fedhelix.core.parts import each
 from fedhelix.core.tree import Tree, payload_bytes, take, to_device
 from fedhelix.data import UNSHIFTED, Split, from_clients
+<<<<<<< HEAD
 from fedhelix.engines.local import ClientTask, Setup
+=======
+from fedhelix.engines.local import ClientTask
+from fedhelix.federation import guard
+>>>>>>> w-hard
 from fedhelix.federation.evaluation import after_training
 from fedhelix.federation.sampling import class_shares
 from fedhelix.federation.setup import FederationSetup
@@ -45,17 +58,62 @@ def onboard_one(
     fed: FederationSetup, state: FederationState, client: int, ctx: Context
 ) -> tuple[FederationState, int]:
     """The server's dialogue with one unseen client: the next state, and the bytes it received."""
+<<<<<<< HEAD
     server, payload, sent, received = talk(fed, state.server, client, ctx)
     first = fed.engine.onboard_state(ClientTask(client, ctx.round, payload, {}))
+=======
+    talk = _represented(fed, state.server, client, replace(ctx, clients=client))
+    try:
+        first = fed.engine.onboard_state(ClientTask(client, ctx.round, talk.payload, {}))
+    except UnusableMessage as problem:
+        warnings.warn(f"newcomer {client} starts without a state: {problem}.", stacklevel=2)
+        first = Tree()
+>>>>>>> w-hard
     kept = {client: first} if first else {}
     after = replace(
         state,
-        server=server,
+        server=talk.server,
         client_states=state.client_states | kept,
         changed=state.changed | set(kept),
-        setup_bytes=state.setup_bytes + sent + received,
+        setup_bytes=state.setup_bytes + talk.sent + talk.received,
     )
-    return after, received
+    return after, talk.received
+
+
+class Dialogue(NamedTuple):
+    """What came of a dialogue: the server's next state, the last payload, and the bytes."""
+
+    server: Tree
+    payload: Tree
+    sent: int
+    received: int
+
+
+def _represented(fed: FederationSetup, server: Tree, client: int, ctx: Context) -> Dialogue:
+    """The dialogue with a newcomer; where its messages cannot be used, the first known client whose
+    messages can speaks for it, as before round 0.
+    """
+    problem = None
+    for speaker in (client, *range(fed.known)):
+        try:
+            return _dialogue(fed, server, speaker, ctx)
+        except UnusableMessage as why:
+            if problem is None:
+                warnings.warn(f"another client speaks for newcomer {client}: {why}.", stacklevel=2)
+            problem = problem or why
+    assert problem is not None
+    raise problem
+
+
+def _dialogue(fed: FederationSetup, server: Tree, speaker: int, ctx: Context) -> Dialogue:
+    payload, done = Tree(), False
+    sent = received = 0
+    while not done:
+        message = fed.engine.onboard_client(ClientTask(speaker, ctx.round, payload, {}))
+        strangers = fed.engine.deployed
+        server, payload, done = guard.onboard(fed.method, server, message, ctx, strangers)
+        sent, received = sent + payload_bytes(message), received + payload_bytes(payload)
+    return Dialogue(server, payload, sent, received)
 
 
 def talk(

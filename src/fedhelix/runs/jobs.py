@@ -138,6 +138,8 @@ class Session:
         there.
         """
         left = [path for path in specs if not is_finished(path)]
+        for path in specs.keys() - set(left):
+            RunFolder(path).tidy()
         stacked = [path for path in left if _can_share(specs[path].config)]
         groups = [stacked[at : at + TOGETHER] for at in range(0, len(stacked), TOGETHER)]
         groups += _spread_groups({path: specs[path].config for path in left})

@@ -104,6 +104,12 @@ class RunFolder:
         remove_leftovers(self.path, *FILES, self._metrics_path.name)
         self._checkpoint.clean()
 
+    def tidy(self) -> None:
+        """Clean up after a process that was killed when the run was complete already."""
+        if any(self.path.glob("**/.*")) or self._lock.path.exists():
+            with suppress(UserError), self:
+                pass
+
     def __exit__(self, *_: object) -> None:
         self.close()
 
