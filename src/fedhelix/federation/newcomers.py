@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
 import copy
-=======
 import warnings
->>>>>>> w-hard
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import nn
 
-<<<<<<< HEAD
 from fedhelix.components.subnetworks import resized
-from fedhelix.core.errors import UserError
-from fedhelix.core.hooks import checked
-from fedhelix.core.layers import Layers
-=======
 from fedhelix.core.errors import UnusableMessage, UserError
->>>>>>> w-hard
+from fedhelix.core.layers import Layers
 from fedhelix.core.method import Context
 from fedhelix.core.parts import each
 from fedhelix.core.tree import Tree, payload_bytes, take, to_device
 from fedhelix.data import UNSHIFTED, Split, from_clients
-<<<<<<< HEAD
 from fedhelix.engines.local import ClientTask, Setup
-=======
-from fedhelix.engines.local import ClientTask
 from fedhelix.federation import guard
->>>>>>> w-hard
 from fedhelix.federation.evaluation import after_training
 from fedhelix.federation.sampling import class_shares
 from fedhelix.federation.setup import FederationSetup
@@ -58,17 +46,12 @@ def onboard_one(
     fed: FederationSetup, state: FederationState, client: int, ctx: Context
 ) -> tuple[FederationState, int]:
     """The server's dialogue with one unseen client: the next state, and the bytes it received."""
-<<<<<<< HEAD
-    server, payload, sent, received = talk(fed, state.server, client, ctx)
-    first = fed.engine.onboard_state(ClientTask(client, ctx.round, payload, {}))
-=======
     talk = _represented(fed, state.server, client, replace(ctx, clients=client))
     try:
         first = fed.engine.onboard_state(ClientTask(client, ctx.round, talk.payload, {}))
     except UnusableMessage as problem:
         warnings.warn(f"newcomer {client} starts without a state: {problem}.", stacklevel=2)
         first = Tree()
->>>>>>> w-hard
     kept = {client: first} if first else {}
     after = replace(
         state,
@@ -116,19 +99,6 @@ def _dialogue(fed: FederationSetup, server: Tree, speaker: int, ctx: Context) ->
     return Dialogue(server, payload, sent, received)
 
 
-def talk(
-    fed: FederationSetup, server: Tree, client: int, ctx: Context
-) -> tuple[Tree, Tree, int, int]:
-    """The dialogue: the server's next state, its last payload, bytes sent and received."""
-    ctx, payload, done = replace(ctx, clients=client), Tree(), False
-    sent = received = 0
-    while not done:
-        message = fed.engine.onboard_client(ClientTask(client, ctx.round, payload, {}))
-        server, payload, done = checked(fed.method).onboard_server(server, message, ctx)
-        sent, received = sent + payload_bytes(message), received + payload_bytes(payload)
-    return server, payload, sent, received
-
-
 def inherit(
     fed: FederationSetup, data: Any, state: FederationState, module: nn.Module
 ) -> nn.Module:
@@ -139,12 +109,12 @@ def inherit(
     wider = with_client(fed, data)
     fed.change_setup(wider)
     try:
-        _, payload, _, _ = talk(fed, state.server, fed.clients, ctx)
+        dialogue = _dialogue(fed, state.server, fed.clients, replace(ctx, clients=fed.clients))
     finally:
         fed.change_setup(setup)
     heir, example = copy.deepcopy(module).cpu(), fed.data.prepare(fed.data.x[:8])
     target = Layers.of(heir, each(lambda part: part.cpu(), example))
-    received = to_device(take(payload.get("model", {}), fed.layers.names), "cpu")
+    received = to_device(take(dialogue.payload.get("model", {}), fed.layers.names), "cpu")
     heir.load_state_dict(resized(received, fed.layers, target), strict=False)
     return heir
 
