@@ -54,6 +54,17 @@ def test_if_nobody_alone_is_to_blame_all_are_named():
     assert tree is None and list(blamed) == [7]
 
 
+def test_several_who_do_harm_alone_are_left_out_together():
+    parts = {i: torch.ones(2) for i in range(4)}
+    parts |= {1: torch.full((2,), math.inf), 3: torch.full((2,), -math.inf)}
+    for strangers in (True, False):
+        tree, blamed = guard.without_culprit(total, parts, strangers, BEFORE)
+        assert tree["w"].tolist() == [2, 2] and list(blamed) == [1, 3]
+    odd = {0: torch.ones(2), 1: torch.ones(2), 2: torch.ones(3), 3: torch.ones(3)}
+    tree, blamed = guard.without_culprit(total, odd, True, BEFORE)  # who is right cannot be known
+    assert tree is None and list(blamed) == [0, 1, 2, 3]
+
+
 class Growing(FedAvg):
     """Adds up what is uploaded; ones that are too large overflow."""
 

@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 
 from fedhelix.core.errors import UserError
 from fedhelix.store import RunFolder
+from fedhelix.store.checkpoint import Checkpoint
 from fedhelix.store.json import loads
 from fedhelix.store.lock import Lock, started
 from fuzz.mutations import changed_file
@@ -154,6 +156,46 @@ def test_a_lock_whose_number_belongs_to_another_program_is_void(run):
         lock.release()
     finally:
         other.communicate()
+
+
+def test_a_checkpoint_can_be_read_while_it_is_replaced(run):
+    manifest = Checkpoint(run / "checkpoint")
+    over = threading.Event()
+
+    def write():
+        while not over.is_set():
+            for digest in ("1", "2", None):
+                manifest.seal("summary.json", digest)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        assert {Checkpoint(run / "checkpoint").rounds() for _ in range(300)} == {3}
+    finally:
+        over.set()
+        writer.join()
+
+
+def test_halves_of_locks_are_deleted_if_their_process_is_gone(run):
+    dead = {"pid": 2**30, "host": socket.gethostname(), "process": "x", "started": 1}
+    halves = {".lock.dead": dead, ".lock.mine": dead | {"pid": os.getppid(), "started": None}}
+    halves[".lock.elsewhere"] = dead | {"host": "elsewhere"}
+    for name, owner in halves.items():
+        (run / name).write_text(json.dumps(owner))
+    (run / ".lock.unsigned").touch()  # its process may be about to sign it
+    with RunFolder.open(run):
+        pass
+    left = {path.name for path in run.glob(".lock.*")}
+    assert left == {".lock.mine", ".lock.elsewhere", ".lock.unsigned"}
+
+
+def test_what_a_kill_after_the_result_left_behind_is_cleaned(run):
+    (run / "checkpoint" / ".manifest.json.1f").touch()
+    (run / "lock").write_text(
+        json.dumps({"pid": 2**30, "host": socket.gethostname(), "process": "x"})
+    )
+    RunFolder(run).tidy()
+    assert not (run / "lock").exists() and not list((run / "checkpoint").glob(".*"))
 
 
 def test_what_a_kill_left_behind_is_cleaned_at_the_next_start(run):
