@@ -42,6 +42,9 @@ class Calibrated(Wrapper):
     trained: bool = option(
         True, "train with the shares too; otherwise a model gets them when it is used"
     )
+    sharpen: float = option(
+        1.0, "how much more the shares count when a model is used than in training", above=0
+    )
 
     @property
     def capabilities(self) -> Capabilities:
@@ -52,6 +55,12 @@ class Calibrated(Wrapper):
     def spares_samples(self) -> bool:
         """Shares that models train with show in what they learn."""
         return not self.trained
+
+    def overrides(self, hook: str) -> bool:
+        """Whether the wrapper, or a method inside of it, has a hook that is not FedAvg's."""
+        if hook == "choose" and self.sharpen == 1:
+            return self.inner.overrides(hook)
+        return super().overrides(hook)
 
     def start(self, payload: Tree, client_state: Tree, client: Client) -> dict[str, State]:
         """Client: every model carries the client's shares, to train with and to use; or one more
@@ -70,6 +79,14 @@ class Calibrated(Wrapper):
     def personal(self, models: dict[str, State]) -> str:
         """Client: the model that carries the shares."""
         return self.inner.personal(models) if self.trained else USED
+
+    def choose(self, models: dict[str, State], client: Client) -> str:
+        """Client: as the inner method, with sharper shares: a model that few samples have trained is
+        too sure of the classes that the client lacks.
+        """
+        name = self.inner.choose(models, client) if self.trained else USED
+        models[name] = {**models[name], SHIFT: self.sharpen * models[name][SHIFT]}
+        return name
 
     def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
         """Client: the shares are removed before anything leaves or is kept."""

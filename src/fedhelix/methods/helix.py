@@ -28,6 +28,9 @@ class Helix(Wrapper):
         1.0, "calibrated: how strongly class shares count; 0 switches it off", low=0
     )
     smooth: float = option(1.0, "calibrated: added to the count of every class", above=0)
+    sharpen: float = option(
+        1.5, "calibrated: how much more class shares count when a model is used", above=0
+    )
     bits: Literal[1, 2, 4, 8, 32] = option(
         1, "compact: bits per value of an update; 32 switches it off"
     )
@@ -56,10 +59,10 @@ class Helix(Wrapper):
         method: Method = FedAvgM(self.server_momentum, adaptive=True)
         if self.ancestors:
             method = Ancestors(method, self.ancestors)
-        if self.tau:
-            method = Calibrated(method, self.tau, self.smooth)
         if self.finish:
             method = Finish(method, self.ft_rate)
+        if self.tau:
+            method = Calibrated(method, self.tau, self.smooth, sharpen=self.sharpen)
         if self.cull:
             method = Cull(method, self.margin, self.rho_min)
         if self.bits != 32:

@@ -56,6 +56,7 @@ GENE_FL = [
 WITHOUT = [
     HELIX,
     Row("without calibration", "helix", {"helix.tau": 0.0}),
+    Row("without sharper shares", "helix", {"helix.sharpen": 1.0}),
     FULL,
     Row("without cull", "helix", {"helix.cull": False}),
     Row("without momentum", "helix", {"helix.server_momentum": 0.0}),
