@@ -29,6 +29,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "faults": measurements.faults,
     "gpu": measurements.gpu,
     "hooks": methods.hooks,
+    "inversion": measurements.inversion,
     "leaderboard": leaderboard.table,
     "leaderboard-figures": leaderboard.figures,
     "leaderboard-methods": leaderboard.searched,

@@ -260,6 +260,28 @@ def audit(name: str) -> str:
     return f"`{measured['command']}`\n\n{table(['method', *heads], rows)}"
 
 
+def inversion(name: str) -> str:
+    """What `fedhelix audit inversion` rebuilt."""
+    if not exists(name):
+        return "Not run yet.\n"
+    measured = result(name)
+    rows = [
+        [
+            row["method"],
+            row["attacker"],
+            f"{row['seen']:.0%}",
+            "not seen" if row["labels"] is None else f"{row['labels']:.0%}",
+            "none" if row["epsilon"] is None else f"{row['epsilon']:.3g}",
+            f"{row['psnr']:.1f}",
+            f"{row['ssim']:.2f}",
+        ]
+        for row in measured["rows"]
+    ]
+    heads = ["the server sees ", "share of the model", "labels found", "epsilon"]
+    heads += ["PSNR in dB, median", "SSIM, median"]
+    return f"`{measured['command']}`\n\n{table(['method', *heads], rows)}"
+
+
 def membership(name: str) -> str:
     """What `fedhelix audit membership` could tell."""
     if not exists(name):

@@ -17,9 +17,12 @@ from fedhelix.components.masking import (
     join_shares,
     mask,
     neighbours,
+    pair_mask,
     split_secret,
 )
 from fedhelix.components.secure_sum import (
+    SHARE,
+    SIGNATURE,
     UNITS,
     from_words,
     protocol_bytes,
@@ -51,7 +54,7 @@ def secure_sum(number, silent, degree=None, threshold=2 / 3):
         uploads[i] = clients[i].upload(words(i), received)
     revealed = {i: clients[i].reveal(uploads) for i in there(3)}
     whole = Unmasking("round 7", threshold, degree, keys, list(shares))
-    weight = sum(map(len, keys.values())) * (1 + len(keys))
+    weight = sum(len(key) + SIGNATURE for key in keys.values()) * (1 + len(keys))
     weight += 2 * sum(len(text) for sent in shares.values() for text in sent.values())
     weight += sum(len(text) for sent in revealed.values() for text in sent.values())
     return whole.total(uploads, revealed), uploads, weight
@@ -133,6 +136,28 @@ def test_a_single_upload_is_uniform_whatever_is_in_it():
     assert stats.chisquare(seen).pvalue < 1e-6  # the test would see one bit that is always set
     correlation = np.corrcoef(upload[:-1].astype(float), upload[1:].astype(float))[0, 1]
     assert abs(correlation) < 4 / math.sqrt(len(upload))
+
+
+def test_two_sites_that_collude_with_the_server_learn_nothing_of_a_third():
+    """Of five, 0 and 1 tell the server all their secrets; 2's upload of zeros stays uniform."""
+    clients = {i: MaskingClient(i, "round", 2 / 3) for i in range(5)}
+    keys = {i: client.advertise() for i, client in clients.items()}
+    shares = {i: client.share(keys) for i, client in clients.items()}
+    received = {
+        i: {j: sent[i] for j, sent in shares.items() if i in sent} for i in clients
+    }  # fmt: skip
+    upload = clients[2].upload(np.zeros(60_000, np.uint32), received[2])
+    for evil in (0, 1):  # take off the masks that they know
+        secret = clients[evil]._mask_key
+        upload = upload + pair_mask(secret, keys[2][:32], evil, 2, "round", len(upload))
+        clients[evil].upload(np.zeros(1, np.uint32), received[evil])
+    for column in upload.view(np.uint8).reshape(-1, 4).T:
+        assert stats.chisquare(np.bincount(column, minlength=256)).pvalue > 1e-4
+    held = {evil: clients[evil]._held[2] for evil in (0, 1)}
+    for half in (slice(None, SHARE), slice(SHARE, None)):
+        known = {evil: text[half] for evil, text in held.items()}
+        with pytest.raises(UserError, match="4 shares are needed to unmask, and 2 are there"):
+            join_shares(known, shares_needed(5, 2 / 3))
 
 
 def test_masks_use_all_bits_of_the_key():

@@ -9,6 +9,7 @@ from fedhelix.cli.app import main
 from fedhelix.core.errors import UserError
 from fedhelix.deploy import keys
 from fedhelix.deploy.audit_log import AuditLog, head_path, read_log
+from fedhelix.deploy.server import keep_log
 from fedhelix.deploy.site_policy import SitePolicy
 from fedhelix.runs.spec import make_spec
 from in_process import InProcessDeployment
@@ -92,6 +93,30 @@ def test_a_writer_that_was_killed_leaves_a_log_that_goes_on(log, tmp_path):
     log.path.write_bytes(whole + b'{"line": 7, "ti')  # killed within the line
     AuditLog(log.path, tmp_path / "north.key").append({"kind": "evaluate"})
     assert read_log(log.path, None)[-1]["kind"] == "evaluate"
+
+
+def test_server_and_sites_log_epsilon_and_what_was_exchanged(tmp_path):
+    pytest.importorskip("dp_accounting")
+    deployment = InProcessDeployment(tmp_path, 2)
+    for site in deployment.sites:
+        key = keys.make_site_key(tmp_path / "keys", site.name)
+        site.log = AuditLog(tmp_path / f"{site.name}.jsonl", key)
+    settings = {"clients": 2, "rounds": 1, "model": "linear", "epochs": 1, "kernels": "onednn"}
+    for number, method in enumerate(("private", "dp-sgd")):
+        federation = deployment.federation(make_spec(method, settings), f"{number}" * 32)
+        key = keys.make_site_key(tmp_path, "audit")
+        log = AuditLog(tmp_path / f"{method}.jsonl", key)
+        record = federation.fit(1, quiet=True, watch=keep_log(federation, log)).records[0]
+        spent = record["metadata"]["epsilon"]["0"]
+        assert 0 < spent <= 8
+        at_site = [e for e in read_log(tmp_path / "site-0.jsonl", None) if e["kind"] == "train"]
+        assert at_site[-1]["epsilon"] == pytest.approx(spent, rel=1e-6)
+        entries = read_log(log.path, tmp_path / "audit.pub")
+        trained = next(entry for entry in entries if entry["kind"] == "train")
+        assert trained["received"]["site-0"]["sha256"] == at_site[-1]["sha256"]
+        assert trained["asked"]["site-0"] == at_site[-1]["asked"]
+        done = next(entry for entry in entries if entry["kind"] == "aggregate")
+        assert done["epsilon"]["0"] == spent
 
 
 def test_a_run_leaves_a_log_at_every_site(tmp_path, capsys, monkeypatch):

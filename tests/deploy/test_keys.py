@@ -11,7 +11,7 @@ from flwr.proto.node_pb2 import NodeInfo
 
 from fedhelix.cli import deploy as commands
 from fedhelix.core.errors import UserError
-from fedhelix.deploy import control, keys, localhost, node, submit
+from fedhelix.deploy import control, keys, localhost, submit
 from fedhelix.runs.spec import make_spec
 from fedhelix.store.lock import Lock
 
@@ -38,11 +38,11 @@ def test_keys_are_made_once_and_kept_private(tmp_path):
     before = private.read_bytes()
     assert keys.make_site_key(tmp_path, "north").read_bytes() == before
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
-    _, public = node.read_key(private)
+    public = keys.read_private_key(private).public_key()
     assert keys.read_public_key(tmp_path / "north.pub").startswith(b"-----BEGIN PUBLIC KEY-----")
     assert public.key_size == 256
     with pytest.raises(UserError, match="cannot be read as a private key"):
-        node.read_key(tmp_path / "north.pub")
+        keys.read_private_key(tmp_path / "north.pub")
     with pytest.raises(UserError, match="cannot be read as a public key"):
         keys.read_public_key(tmp_path / "south.pub")
 

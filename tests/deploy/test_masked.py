@@ -119,7 +119,7 @@ def test_a_site_that_was_started_again_has_lost_its_keys(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "body", "said"),
     [
-        ("masking_keys", {"1": torch.zeros(3, dtype=torch.uint8)}, "not 64 bytes long"),
+        ("masking_keys", {"1": torch.zeros(3, dtype=torch.uint8)}, "not 128 bytes long"),
         ("masking_shares", {"x": torch.zeros(148, dtype=torch.uint8)}, "no keys or shares"),
         ("train", {"words": torch.zeros(7, dtype=torch.int32)}, "another shape or type"),
         ("train", {"words": torch.zeros(7)}, "another shape or type"),

@@ -12,7 +12,8 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedhelix.deploy import keys, node, submit
+from fedhelix.deploy import keys, submit
+from fedhelix.deploy.keys import read_private_key
 from fedhelix.deploy.localhost import LocalDeployment
 from fedhelix.runs.spec import make_spec
 from helpers import checkpoint, same
@@ -25,7 +26,8 @@ def activate(address, key=None, certificate=None):
     checks = [RuntimeVersionHttpInterceptor(component_name="SuperNode")]
     root, public = certificate and certificate.read_bytes(), b""
     if key is not None:
-        pair = node.read_key(key)
+        private = read_private_key(key)
+        pair = private, private.public_key()
         checks.append(NodeAuthHttpInterceptor(*pair))
         public = public_key_to_bytes(pair[1])
     with FleetHttpClient.from_server_address(

@@ -33,6 +33,9 @@ CASES = {
     "epsilon": (
         {"max_epsilon": 4}, "private", {"method.epsilon": 8}, {}, {}, "4.0 as epsilon, not 8",
     ),
+    "epsilon of samples": (
+        {"max_epsilon": 4}, "dp-sgd", {"method.epsilon": 8}, {}, {}, "4.0 as epsilon, not 8",
+    ),
     "delta": (
         {"max_delta": 1e-6}, "secure+private", {"method.delta": 1e-5}, {}, {}, "delta, not 1e-05",
     ),

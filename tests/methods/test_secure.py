@@ -7,10 +7,12 @@ import torch
 
 from fedhelix import (
     METHODS,
+    Compact,
     FedAvg,
     FedAvgM,
     FedPer,
     FedProx,
+    Helix,
     Private,
     Secure,
     UserError,
@@ -38,6 +40,19 @@ def test_it_is_the_inner_method_up_to_rounding(inner):
 def test_engines_sum_alike(engine):
     runs = [small(Secure(), engine=name).fit(2, quiet=True) for name in ("serial", engine)]
     assert (flat(runs[0]) - flat(runs[1])).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    "inner", [Compact(), Compact(code="top-k"), Helix(cull=False)], ids=["bits", "top-k", "helix"]
+)
+def test_compact_updates_go_through_it(inner):
+    """One round: in the next, a sign of one bit may turn with the last digit of a value."""
+    assert most_apart(Secure(inner), inner, rounds=1, model="mlp") < 1e-5
+
+
+def test_packed_downloads_are_refused():
+    with pytest.raises(UserError, match="compact: its downloads are packed"):
+        small(Secure(Compact(download_bits=8)))
 
 
 def test_equal_weights_and_batchnorm():
@@ -82,7 +97,9 @@ REFUSED = {
     "median": "its server looks at single uploads",
     "krum": "its server looks at single uploads",
     "scaffold": "its server looks at single uploads",
-    "compact": "its uploads are packed",
+    "fedlps": "its uploads are packed",
+    "cull": "its server looks at single uploads",
+    "helix": "its server looks at single uploads",
     "gene-fl": "before the first round",
     "fedproto": "no updates of a common model",
     "fedbuff": "",

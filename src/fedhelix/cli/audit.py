@@ -18,15 +18,16 @@ from fedhelix.core.options import build
 from fedhelix.deploy import need_flower
 from fedhelix.report.terminal import listing
 
-ATTACKS = ("idlg", "membership")
+ATTACKS = ("idlg", "inversion", "membership")
 
 
 def audit(
     attack: Annotated[
         str,
         typer.Argument(
-            help="idlg, which rebuilds images from gradients; membership, which tells samples that "
-            "were trained on; or log, which checks an audit log."
+            help="idlg, which rebuilds images from gradients; inversion, which rebuilds them from "
+            "what leaves a client in a round; membership, which tells samples that were trained "
+            "on; or log, which checks an audit log."
         ),
     ],
     specs: Annotated[
@@ -50,9 +51,6 @@ def audit(
     For example:
     fedhelix audit idlg fedavg fedlg partialfed gene-fl --set images=4 --set model=lenet-sigmoid
     """
-    from fedhelix.privacy import audit as privacy
-    from fedhelix.privacy.settings import Audit
-
     if attack == "log":
         _show_logs(specs, key, as_json)
         return
@@ -64,7 +62,24 @@ def audit(
     if attack == "membership":
         _membership(specs, values, out, as_json)
         return
-    settings = build(Audit, values, "an audit")
+    _rebuild(attack, specs, values, out, as_json)
+
+
+def _rebuild(
+    attack: str, specs: Sequence[str], values: Mapping[str, str], out: Path, as_json: bool
+) -> None:
+    """Rebuild images from what methods upload."""
+    from fedhelix.privacy import audit as privacy
+    from fedhelix.privacy import reconstruction
+    from fedhelix.privacy.settings import Audit
+
+    settings: Any
+    if attack == "inversion":
+        settings = build(reconstruction.InversionAudit, values, "an audit by inversion")
+        found = reconstruction.inversion(specs, settings)
+    else:
+        settings = build(Audit, values, "an audit")
+        found = privacy.audit(specs, settings)
     idle = [key for key in ("data", "model") if key in values]
     if idle and all((Path(spec) / "config.toml").exists() for spec in specs):
         setting = f"{idle[0]}={values[idle[0]]}"
@@ -74,7 +89,7 @@ def audit(
     report: dict[str, Any] = {}
     try:
         # An audit may take minutes, so every row is written as soon as it is there.
-        for row in privacy.audit(specs, settings):
+        for row in found:
             rows.append(row)
             report = {
                 "command": " ".join(["fedhelix", *sys.argv[1:]]),
@@ -153,6 +168,9 @@ def _show_logs(paths: Sequence[str], key: Path | None, as_json: bool) -> None:
     for path, entries in logs.items():
         for entry in entries:
             what = entry.get("error") or f"{entry.get('bytes', 0):,} bytes left"
+            if spent := entry.get("epsilon"):
+                most = max(spent.values()) if isinstance(spent, dict) else spent
+                what += f", epsilon {most:.3g}"
             when = "" if entry.get("round") is None else f" of round {entry['round'] + 1}"
             print(f"{entry['time']}  {entry['kind']}{when}  {entry.get('method') or ''}  {what}")
         said = "signed with the given key" if key else "signed throughout with the key in it"

@@ -119,7 +119,11 @@ class Ledger:
 
     def allows(self, client: int, rate: float, more: int = 1) -> bool:
         """Whether a client's budget lasts for more rounds."""
-        return self._epsilon(self.after(client, rate, more)) <= self.budget
+        return self.epsilon_after(client, rate, more) <= self.budget
+
+    def epsilon_after(self, client: int, rate: float, more: int = 1) -> float:
+        """What a client would have spent after more rounds."""
+        return self._epsilon(self.after(client, rate, more))
 
     def charged(self, rates: Mapping[int, float], more: int = 1) -> dict[str, Mapping[str, int]]:
         """The tree after more rounds of some clients."""

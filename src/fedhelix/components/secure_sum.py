@@ -11,6 +11,7 @@ from torch import Tensor
 MODULUS = 1 << 32
 UNITS = 1 << 30  # of a value at the bound; a bit for the sign, and one against overflow
 KEY, SHARE, TAG = 32, 66, 16  # bytes of a key, of a share, and of what proves a message whole
+SIGNATURE = 64  # bytes of a site's signature on its two keys
 
 
 def to_words(values: Tensor, share: float, bound: float) -> Tensor:
@@ -46,6 +47,6 @@ def shares_needed(holders: int, threshold: float) -> int:
 def protocol_bytes(clients: int, degree: int | None, survivors: int) -> int:
     """What a round's keys and shares weigh in both directions, besides the uploads."""
     around = clients - 1 if degree is None else min(degree, clients - 1)
-    keys = clients * 2 * KEY * (1 + clients)
+    keys = clients * (2 * KEY + SIGNATURE) * (1 + clients)
     shares = 2 * clients * around * (2 * SHARE + TAG)
     return keys + shares + survivors * (around + 1) * SHARE

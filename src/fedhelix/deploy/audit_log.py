@@ -22,14 +22,13 @@ from cryptography.hazmat.primitives.serialization import (
     Encoding,
     PublicFormat,
     load_pem_public_key,
-    load_ssh_private_key,
 )
 from torch import Tensor
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.files import write_atomically
 from fedhelix.core.tree import Tree, encode, flatten
-from fedhelix.deploy.keys import read_public_key
+from fedhelix.deploy.keys import read_private_key, read_public_key
 
 GENESIS = "0" * 64
 ALGORITHM = ec.ECDSA(SHA256())
@@ -54,9 +53,7 @@ class AuditLog:
     """An append-only log; opening it checks that it is whole."""
 
     def __init__(self, path: Path, key: Path):
-        private = load_ssh_private_key(key.read_bytes(), None)
-        if not isinstance(private, ec.EllipticCurvePrivateKey):
-            raise UserError(f"'{key}' is no ECDSA key; make one with `fedhelix deploy keys`.")
+        private = read_private_key(key)
         self.path, self._key = path, private
         public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         self._lines, self._last = 0, GENESIS

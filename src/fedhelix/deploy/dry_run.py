@@ -12,7 +12,7 @@ from fedhelix.data import Split
 from fedhelix.deploy.site import Site, site_setup
 from fedhelix.deploy.site_policy import chain
 from fedhelix.engines.local import Setup
-from fedhelix.methods import Private
+from fedhelix.methods import DPSGD, Private
 from fedhelix.runs.spec import RunSpec, make_spec, read_spec
 
 
@@ -45,6 +45,9 @@ def reveals(site: Site, spec: RunSpec) -> Iterator[str]:
         if isinstance(part, Private):
             who = "with its noise" if part.noise_by == "clients" else "before the server's noise"
             yield f"  They are clipped, {who}: epsilon {part.epsilon:g}, delta {part.delta:g}."
+        if isinstance(part, DPSGD):
+            budget = f"epsilon {part.epsilon:g}, delta {part.delta:g}"
+            yield f"  They come from clipped gradients of single samples with noise: {budget}."
     if site.policy.metrics:
         yield "every round: its training loss; when evaluated: the scores of its own model."
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,10 +12,11 @@ from typing import Any, ClassVar
 from fedhelix.core.errors import EngineFailure, UnusableMessage, UserError
 from fedhelix.core.tree import State, Tree, flatten, to_device
 from fedhelix.deploy import messages
+from fedhelix.deploy.audit_log import AuditLog, contents
 from fedhelix.deploy.messages import Message
 from fedhelix.deploy.registry import SiteRegistry
 from fedhelix.deploy.schema import clipped
-from fedhelix.deploy.transport import Request, Transport
+from fedhelix.deploy.transport import Replies, Request, Transport
 from fedhelix.engines.base import Engine, Evaluation
 from fedhelix.engines.local import ClientResult, ClientTask, PersonalModel, Scores, Setup
 from fedhelix.federation.uploads import finite
@@ -54,6 +56,7 @@ class RemoteEngine(Engine):
         self._has_begun = False  # whether a round has had enough answers
         self._site_seconds = 0.0  # work of the slowest sites
         self._max_bytes = messages.max_message_bytes(setup.initial)
+        self.log: AuditLog | None = None
 
     def request(
         self,
@@ -87,6 +90,8 @@ class RemoteEngine(Engine):
         answers = {registry.client_of(site): answer for site, answer in replies.answers.items()}
         for client in answers:
             self.supplements.pop(client, None)
+        if self.log is not None:
+            self.log.append(_exchange(kind, tasks, requests, replies))
         times = [answer.header["seconds"] for answer in answers.values()]
         self._site_seconds += max(filter(math.isfinite, times), default=0.0)
         return answers
@@ -239,6 +244,25 @@ class RemoteEngine(Engine):
         transport.sent, transport.received, self._site_seconds = 0, 0, 0.0
         transport.dropped.clear()
         return report
+
+
+def _exchange(
+    kind: str, tasks: Sequence[ClientTask], requests: Mapping[str, Request], replies: Replies
+) -> dict[str, Any]:
+    """The server's log of one request: what went to which site, and what came back."""
+    came = {site: contents(answer.body) for site, answer in replies.answers.items()}
+    return {
+        "kind": kind,
+        "round": tasks[0].round if tasks else None,
+        "asked": {
+            site: hashlib.sha256(request.content).hexdigest() for site, request in requests.items()
+        },
+        "received": {
+            site: {key: what[key] for key in ("bytes", "sha256")} for site, what in came.items()
+        },
+        "refused": {**replies.refusals, **replies.absences},
+        "bytes": sum(len(request.content) for request in requests.values()),
+    }
 
 
 def _stopped(why: str) -> EngineFailure:

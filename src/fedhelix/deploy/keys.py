@@ -128,6 +128,17 @@ def make_site_key(folder: Path, site: str) -> Path:
     return private
 
 
+def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Read a site's private key."""
+    try:
+        key = serialization.load_ssh_private_key(path.read_bytes(), None)
+    except (OSError, ValueError) as problem:
+        raise UserError(f"'{path}' cannot be read as a private key: {problem}.") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise UserError(f"'{path}' is no ECDSA key; make one with `fedhelix deploy keys`.")
+    return key
+
+
 def read_public_key(path: Path) -> bytes:
     """Read a public key into the form that Flower registers."""
     try:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from fedhelix.components.masking import MaskingClient
-from fedhelix.components.secure_sum import KEY, SHARE, TAG
+from fedhelix.components.secure_sum import SHARE, TAG
 from fedhelix.core.errors import UserError
 from fedhelix.core.method import Method
 from fedhelix.core.tree import Tree
+from fedhelix.deploy.key_ring import SIGNED, KeyRing
 from fedhelix.deploy.site_state import SiteState
 from fedhelix.engines.local import ClientTask
 
@@ -52,7 +53,8 @@ def round_name(experiment: str, task: ClientTask) -> str:
 class Masker:
     """A site's part: its secrets of the current round, which never touch the disk."""
 
-    def __init__(self) -> None:
+    def __init__(self, ring: KeyRing | None = None) -> None:
+        self._ring = ring or KeyRing()
         self._current: MaskingClient | None = None
 
     def keys(self, experiment: str, method: Method, task: ClientTask, kept: SiteState) -> Tree:
@@ -64,14 +66,16 @@ class Masker:
             raise UserError(f"round {task.round + 1} is over, and is not masked again.")
         if self._current is None or self._current.purpose != purpose:
             self._current = MaskingClient(task.client, purpose, *method.capabilities.masks)
-        return to_tensors({task.client: self._current.advertise()})
+        keys = self._current.advertise()
+        return to_tensors({task.client: self._ring.signed(purpose, task.client, keys)})
 
     def shares(self, experiment: str, task: ClientTask, body: Tree) -> Tree:
         """Shares of its secrets, each encrypted for one neighbour."""
-        keys = to_bytes(body.get("keys"), 2 * KEY)
-        if task.client not in keys:
+        client = self._of(experiment, task)
+        keys = self._ring.checked(client.purpose, to_bytes(body.get("keys"), SIGNED))
+        if keys.get(task.client) != client.advertise():
             raise UserError("the keys of a round must include the site's own.")
-        return to_tensors(self._of(experiment, task).share(keys))
+        return to_tensors(client.share(keys))
 
     def upload(
         self, experiment: str, task: ClientTask, body: Tree, upload: Tree, kept: SiteState

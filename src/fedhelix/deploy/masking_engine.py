@@ -1,7 +1,8 @@
 """The server's part in secure aggregation: keys, shares, masked uploads and unmasking.
 
 A site that falls silent drops out of the round; as long as enough stay, the sum of the others is
-exact. The server is assumed to follow the protocol: it passes on the sites' keys as they are.
+exact. Sites that know each other's public keys (`peers` in their policies) notice a server that
+passes on other masking keys than theirs; all others rely on it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from fedhelix.components.secure_sum import KEY, SHARE, TAG, shares_needed
 from fedhelix.core.errors import UserError
 from fedhelix.core.tree import Tree
 from fedhelix.deploy.engine import RemoteEngine
+from fedhelix.deploy.key_ring import SIGNED
 from fedhelix.deploy.masked import round_name, to_bytes, to_tensors, to_uint32
 from fedhelix.engines.local import ClientResult, ClientTask
 
@@ -53,7 +55,7 @@ class MaskingEngine(RemoteEngine):
         light = [task._replace(payload={}, client_state={}) for task in tasks]
         keys = {
             i: sent[i]
-            for i, sent in self._bytes("masking_keys", light, {}, dropped, 2 * KEY).items()
+            for i, sent in self._bytes("masking_keys", light, {}, dropped, SIGNED).items()
             if i in sent
         }
         masks = self.setup.method.capabilities.masks
@@ -74,7 +76,8 @@ class MaskingEngine(RemoteEngine):
         words = {i: to_uint32(result.upload["words"]) for i, result in results.items()}
         if not words:
             raise UserError("no client sent a masked upload.")
-        return results, Unmasking(name, *masks, keys, list(shares)).total(words, revealed)
+        plain = {i: text[: 2 * KEY] for i, text in keys.items()}
+        return results, Unmasking(name, *masks, plain, list(shares)).total(words, revealed)
 
     def _bytes(
         self,

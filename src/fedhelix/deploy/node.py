@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Error, Message
 from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 from flwr.supercore.error import ApiErrorCode, FlowerError
@@ -37,24 +36,13 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.core.files import remove_leftovers, write_atomically
-from fedhelix.deploy.keys import KEY_IN_USE
+from fedhelix.deploy.keys import KEY_IN_USE, read_private_key
 from fedhelix.deploy.transport import PULL_RETRIES, pack, unpack
 
 RECONNECT_SECONDS = 3.0  # before a broken connection is made anew
 POLL_SECONDS = 0.05  # between polls, each of which the SuperLink holds until there is a message
 
 KeyPair = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
-
-
-def read_key(path: Path) -> KeyPair:
-    """Read a site's private key; returns it with its public key."""
-    try:
-        key = load_ssh_private_key(path.read_bytes(), None)
-    except (OSError, ValueError) as problem:
-        raise UserError(f"'{path}' cannot be read as a private key: {problem}.") from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UserError(f"'{path}' is no ECDSA key; make one with `fedhelix deploy keys`.")
-    return key, key.public_key()
 
 
 def read_certificate(path: Path) -> bytes:
@@ -85,7 +73,8 @@ def connect(
 
     `node_file` holds the node's id while it is connected.
     """
-    keys, root = read_key(key), read_certificate(certificate)
+    private = read_private_key(key)
+    keys, root = (private, private.public_key()), read_certificate(certificate)
     remove_leftovers(node_file.parent, node_file.name)
     deactivate(superlink, root, keys, node_file)
     logging.getLogger("flwr").addFilter(_no_exit_message)

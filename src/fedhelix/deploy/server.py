@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from flwr.serverapp import Grid
 
 from fedhelix.core.options import build
 from fedhelix.data import Dataset, from_npz
+from fedhelix.deploy.audit_log import AuditLog
 from fedhelix.deploy.code import code_files, file_hash, public_names
 from fedhelix.deploy.engine import RemoteEngine
+from fedhelix.deploy.keys import make_site_key
 from fedhelix.deploy.masking_engine import MaskingEngine
 from fedhelix.deploy.policy import RoundPolicy, cohort_size
 from fedhelix.deploy.registry import SiteDescription, SiteRegistry
@@ -32,8 +35,9 @@ from fedhelix.federation.run import Run
 from fedhelix.runs.config import Config
 from fedhelix.runs.spec import RunSpec, read_spec
 from fedhelix.store import RunFolder
+from fedhelix.store.records import Record
 
-SITES_FILE = "sites.json"
+SITES_FILE, AUDIT_FILE = "sites.json", "audit.jsonl"
 # Training and test samples assumed for a client whose site has not joined yet: at most 0.9 of
 # them are for validation, and BatchNorm needs two.
 UNKNOWN_COUNTS = (20, 0)
@@ -48,6 +52,7 @@ def serve_run(grid: Grid, path: Path, quiet: bool | None = None) -> Run:
     registry = open_registry(path / SITES_FILE, spec.config, transport)
     transport.wait_for_return(registry.sites)
     federation = make_federation(spec, transport, registry, experiment)
+    log = AuditLog(path / AUDIT_FILE, make_site_key(path, "audit"))
     try:
         # With a checkpoint after every round, since sites keep only one older state.
         return federation.fit(
@@ -56,9 +61,22 @@ def serve_run(grid: Grid, path: Path, quiet: bool | None = None) -> Run:
             resume=True,
             eval_every=spec.config.eval_every,
             quiet=quiet,
+            watch=keep_log(federation, log),
         )
     finally:
         federation.close()
+
+
+def keep_log(federation: Federation, log: AuditLog) -> Callable[[Record], None]:
+    """Have every exchange with sites logged; the result logs a round's record, with epsilon."""
+    assert isinstance(federation.engine, RemoteEngine)
+    federation.engine.log = log
+
+    def aggregated(record: Record) -> None:
+        spent = record["metadata"].get("epsilon")
+        log.append({"kind": "aggregate", "round": record["round"], "epsilon": spent})
+
+    return aggregated
 
 
 def open_registry(path: Path, config: Config, transport: Transport) -> SiteRegistry:

@@ -28,11 +28,12 @@ from fedhelix.data.loading import canonical
 from fedhelix.deploy import messages
 from fedhelix.deploy.audit_log import AuditLog, contents
 from fedhelix.deploy.code import SiteCode
+from fedhelix.deploy.key_ring import KeyRing
 from fedhelix.deploy.masked import Masker
 from fedhelix.deploy.messages import Message
 from fedhelix.deploy.remote_data import OWN, describe_data, read_site_data, site_split
 from fedhelix.deploy.schema import NAME, clipped
-from fedhelix.deploy.site_policy import SitePolicy
+from fedhelix.deploy.site_policy import SitePolicy, chain
 from fedhelix.deploy.site_state import SiteState, latest_model
 from fedhelix.engines.local import (
     ClientTask,
@@ -46,6 +47,7 @@ from fedhelix.engines.local import (
 )
 from fedhelix.federation.inputs import client_setup, device_of, network
 from fedhelix.federation.uploads import keep_states
+from fedhelix.methods.budget import Budgeted
 from fedhelix.runs.config import Config
 from fedhelix.runs.spec import RunSpec, located, read_spec
 from fedhelix.store.progress import human_seconds
@@ -72,6 +74,7 @@ class Site:
         policy: SitePolicy | None = None,
         log: AuditLog | None = None,
         code: SiteCode | None = None,
+        key: Path | None = None,
     ):
         if not NAME.fullmatch(name):
             raise UserError(
@@ -82,8 +85,8 @@ class Site:
         self.own_data = read_site_data(data) if has_own else None
         self.source = OWN if has_own else common_source(data)
         self._setup: tuple[str, Setup] | None = None
-        self._masker = Masker()
         self.policy, self.log, self.code = policy or SitePolicy(), log, code or SiteCode()
+        self._masker = Masker(KeyRing(key, self.policy.peers))
 
     def check_data(self) -> None:
         """Load the data once, so that mistakes show at the start and not in the first round."""
@@ -173,6 +176,9 @@ class Site:
         say(f"round {task.round + 1}: {result.samples} samples, loss {result.loss:.4g}, {took}")
         kept.write(task.round, keep_states([result], {task.client: task.client_state})[task.client])
         fields = {"samples": result.samples, "loss": result.loss}
+        for part in chain(setup.method):
+            if isinstance(part, Budgeted):
+                fields["epsilon"] = part.spent(task.payload, result.client_state)
         if drawn_once:
             kept.write_sent({"round": task.round, "fields": fields, "upload": result.upload})
         return fields, result.upload

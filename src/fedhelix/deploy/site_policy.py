@@ -9,7 +9,7 @@ import datetime
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from fedhelix.core.method import Method
 from fedhelix.core.options import Checked, build, option
 from fedhelix.core.registry import resolve
 from fedhelix.core.wrapper import Wrapper
-from fedhelix.methods import Private
+from fedhelix.methods.budget import Budgeted
 from fedhelix.runs.spec import RunSpec
 
 HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
@@ -37,6 +37,10 @@ class SitePolicy(Checked):
     max_epsilon: float | None = option(None, "largest privacy budget (auto: any)", above=0)
     max_delta: float | None = option(None, "largest delta (auto: any)", above=0, below=1)
     require_secure: bool = option(False, "only methods with secure aggregation may run")
+    peers: str | None = option(
+        None,
+        "folder with SITE.pub of all sites, which must sign their masking keys (auto: unchecked)",
+    )
     single_uploads: bool = option(True, "methods whose server compares single uploads may run")
     min_cohort: int = option(1, "clients that a round must have", low=1)
     min_samples: int = option(1, "samples without which the site takes no part", low=1)
@@ -72,7 +76,8 @@ class SitePolicy(Checked):
         if path is None:
             return cls()
         policy: SitePolicy = build(cls, toml.read(path), f"the policy '{path}'", grouped=False)
-        return policy
+        here = policy.peers and str(Path(path).parent / policy.peers)  # as written in that file
+        return replace(policy, peers=here)
 
     # Before anything else -----------------------------------------------------------------------
 
@@ -132,7 +137,7 @@ class SitePolicy(Checked):
         compares = method.capabilities.single_uploads or method.capabilities.compares_uploads
         if not self.single_uploads and (compares or method.overrides("weights")) and not secure:
             raise refusal(f"gives {spec.spec} no single uploads to look at")
-        private = [part for part in chain(method) if isinstance(part, Private)]
+        private = [part for part in chain(method) if isinstance(part, Budgeted)]
         if self.require_privacy and not private:
             raise refusal(f"needs differential privacy, which {spec.spec} has not")
         for part in private:

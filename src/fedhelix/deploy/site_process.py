@@ -117,12 +117,13 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # printed text must not end up between two answers
     code = SiteCode(arguments.code)  # first: the policy may name its methods
-    policy, log = SitePolicy.read(arguments.policy), None
+    policy, log, key = SitePolicy.read(arguments.policy), None, None
     if arguments.key:
-        log = AuditLog(Path(arguments.folder) / f"{arguments.name}.jsonl", Path(arguments.key))
+        key = Path(arguments.key)
+        log = AuditLog(Path(arguments.folder) / f"{arguments.name}.jsonl", key)
     site = Site(
         arguments.name, arguments.data, arguments.folder, arguments.data_dir, arguments.common,
-        policy, log, code,
+        policy, log, code, key,
     )  # fmt: skip
     while (content := read_frame(sys.stdin.buffer)) is not None:
         write_frame(answers, site.answer(content))

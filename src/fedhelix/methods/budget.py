@@ -39,6 +39,10 @@ class Budgeted(Wrapper):
             )
         return [client for client in cohort if client in able]
 
+    def spent(self, payload: Tree, client_state: Tree) -> float:
+        """Client: its epsilon after a round, by what it received and what it keeps."""
+        raise NotImplementedError
+
     # What a round costs: by default one sum whose participants are known ------------------------
 
     def _accounting(self, ctx: Context) -> Accounting:

@@ -133,6 +133,11 @@ class DPSGD(Budgeted):
         noise, steps = self._exposure(local.payload, local.client_state, local.client)
         return tree, {**kept, "samples": {"noise": noise, "steps": steps}}
 
+    def spent(self, payload: Tree, client_state: Tree) -> float:
+        """Client: its epsilon after a round, as it counts itself."""
+        counted = client_state["samples"]
+        return self._epsilon(float(counted["noise"]), int(counted["steps"]))
+
     # What it costs ------------------------------------------------------------------------------
 
     def _sums(self, ctx: Context) -> int:

@@ -73,7 +73,10 @@ class Private(Budgeted):
         """Server: as the inner method, with the clip and a client's share of the noise."""
         privacy = server["privacy"]
         share = privacy["noise"] / ctx.sampling.size**0.5
-        rule = {"clip": privacy["clip"], "share": torch.tensor(share, device=ctx.device)}
+        after = self._ledger(privacy, ctx).epsilon_after(client, self._rate(client, ctx))
+        numbers = {"share": share, "epsilon": after}
+        rule = {name: torch.tensor(value, device=ctx.device) for name, value in numbers.items()}
+        rule["clip"] = privacy["clip"]
         return {**self.inner.download(server, client, ctx), "privacy": rule}
 
     # What a client does -------------------------------------------------------------------------
@@ -97,6 +100,10 @@ class Private(Budgeted):
             update, short = update + clip * noise[:-1], short + COUNT_NOISE * noise[-1] / 2
         count = {} if self.quantile is None else {"privacy": {"short": short}}
         return {"model": moved(origin, update), **count}, kept
+
+    def spent(self, payload: Tree, client_state: Tree) -> float:
+        """Client: its epsilon after a round, as the server counts it."""
+        return float(payload["privacy"]["epsilon"])
 
     # What the server makes of it ----------------------------------------------------------------
 

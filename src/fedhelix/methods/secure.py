@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -22,9 +23,13 @@ from fedhelix.core.options import option
 from fedhelix.core.registry import register
 from fedhelix.core.tree import State, Tree, take
 from fedhelix.core.wrapper import Wrapper, beyond_a_sum
+from fedhelix.methods.compact import Compact
 from fedhelix.methods.dp_sgd import DPSGD
 from fedhelix.methods.fedavg import FedAvg
+from fedhelix.methods.helix import Helix
 from fedhelix.methods.private import Private
+
+UNPACKED = (Compact, DPSGD, Helix)  # whose own uploads are means of what they hold
 
 
 @register("secure", paper="Bell et al., CCS 2020, arXiv:2006.07304")
@@ -60,9 +65,14 @@ class Secure(Wrapper):
 
     def check(self, layers: Layers) -> None:
         """Refuse methods whose server needs more than a sum."""
+        summed: Method = self.inner
+        while isinstance(summed, UNPACKED):
+            summed = summed.inner
         private = isinstance(self.inner, Private)  # which checks the same, and weighs all alike
-        summed = self.inner.inner if isinstance(self.inner, DPSGD) else self.inner
-        if not private and (why := beyond_a_sum(summed, layers)):
+        why = None if private else beyond_a_sum(summed, layers)
+        if self.inner.capabilities.packed_downloads:
+            why = "its downloads are packed"  # clients and server would start from other models
+        if why is not None:
             raise UserError(f"secure cannot aggregate the uploads of {self.inner.label}: {why}.")
         self.inner.check(layers)
 
@@ -97,6 +107,8 @@ class Secure(Wrapper):
         tree, kept = self.inner.upload(local)
         if not tree:
             return tree, kept
+        if "packed" in tree:  # sums need values; a client has all that the server would decode by
+            tree = self.inner.decode(tree, local.payload, cast(Context, local.client))
         origin = _floats({**local.client.initial, **local.payload.get("model", {})})
         origin = take(origin, self.shared_params(local.layers))
         if extra := ", ".join(sorted(set(tree) - {"model", "privacy"})):
@@ -110,6 +122,10 @@ class Secure(Wrapper):
             return {}, kept
         share = float(local.payload["secure"]["share"])
         return {"words": to_words(row, share, self.bound)}, kept
+
+    def decode(self, upload: Tree, payload: Tree, ctx: Context) -> Tree:
+        """Server: words are as they are; clients have unpacked what is in them."""
+        return upload
 
     def weights(self, server: Tree, uploads: Sequence[Upload], ctx: Context) -> list[float]:
         """Server: as the shares that clients took."""

@@ -1,0 +1,92 @@
+"""Masking keys that sites sign, so that a server cannot put keys of its own in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import (
+    decode_dss_signature,
+    encode_dss_signature,
+)
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+from fedhelix.components.secure_sum import KEY, SIGNATURE
+from fedhelix.core.errors import UserError
+from fedhelix.deploy.keys import read_private_key, read_public_key
+
+ALGORITHM = ec.ECDSA(SHA256())
+HALF = SIGNATURE // 2
+SIGNED = 2 * KEY + SIGNATURE  # bytes of a client's masking keys as they travel
+
+
+class KeyRing:
+    """A site's own key, and the public keys of the sites whose masks it trusts.
+
+    Without public keys whatever the server passes on is taken; without an own key nothing is
+    signed.
+    """
+
+    def __init__(self, key: Path | None = None, peers: Path | str | None = None):
+        self._own = None if key is None else read_private_key(key)
+        self._peers: dict[str, ec.EllipticCurvePublicKey] | None = None
+        if peers is not None:
+            self._peers = read_peers(Path(peers))
+
+    def signed(self, purpose: str, client: int, keys: bytes) -> bytes:
+        """A client's masking keys with the site's signature; zeros where it has no key."""
+        if self._own is None:
+            return keys + bytes(SIGNATURE)
+        signature = self._own.sign(_statement(purpose, client, keys), ALGORITHM)
+        return keys + b"".join(
+            part.to_bytes(HALF, "big") for part in decode_dss_signature(signature)
+        )
+
+    def checked(self, purpose: str, keys: Mapping[int, bytes]) -> dict[int, bytes]:
+        """The masking keys of all clients, each signed by another trusted site."""
+        plain = {client: text[: 2 * KEY] for client, text in keys.items()}
+        if self._peers is None:
+            return plain
+        signers: dict[str, int] = {}
+        for client, text in keys.items():
+            site = self._signer(_statement(purpose, client, plain[client]), text[2 * KEY :])
+            if site is None:
+                raise UserError(f"no trusted site has signed the masking keys of client {client}.")
+            if site in signers:
+                raise UserError(
+                    f"{site} has signed the masking keys of clients {signers[site]} and {client}."
+                )
+            signers[site] = client
+        return plain
+
+    def _signer(self, statement: bytes, signature: bytes) -> str | None:
+        halves = (signature[:HALF], signature[HALF:])
+        encoded = encode_dss_signature(*(int.from_bytes(half, "big") for half in halves))
+        for site, key in (self._peers or {}).items():
+            try:
+                key.verify(encoded, statement, ALGORITHM)
+            except InvalidSignature:
+                continue
+            return site
+        return None
+
+
+def read_peers(folder: Path) -> dict[str, ec.EllipticCurvePublicKey]:
+    """The public keys SITE.pub in a folder, by site."""
+    found = {}
+    for path in sorted(folder.glob("*.pub")):
+        key = load_pem_public_key(read_public_key(path))
+        if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.key_size != 8 * HALF:
+            raise UserError(f"'{path}' is no key of a site; they come from `fedhelix deploy keys`.")
+        found[path.stem] = key
+    if not found:
+        raise UserError(f"there are no public keys SITE.pub in '{folder}' (peers).")
+    return found
+
+
+def _statement(purpose: str, client: int, keys: bytes) -> bytes:
+    """What is signed: keys are good for one client in one round."""
+    return f"fedhelix masking keys, {purpose}, client {client}: ".encode() + keys
