@@ -13,6 +13,8 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedhelix.deploy import keys, submit
+from fedhelix.deploy.audit_log import read_log
+from fedhelix.deploy.health import ALIVE, READY, answers
 from fedhelix.deploy.keys import read_private_key
 from fedhelix.deploy.localhost import LocalDeployment
 from fedhelix.runs.spec import make_spec
@@ -51,6 +53,7 @@ def test_a_run_across_processes(tmp_path):
     with LocalDeployment(tmp_path / "deployment", sites=2) as local:
         keys.make_site_key(tmp_path, "stranger")
         keys.make_certificates(tmp_path / "other", [])
+        assert all(answers(f"https://{local.address}{path}") for path in (ALIVE, READY))
         command = [*(sys.executable, "-m", "fedhelix", "site", "--name", "x", "--data", "digits")]
         command += ["--superlink", local.address, "--folder", str(local.folder / "x")]
         command += ["--key", str(tmp_path / "stranger.key"), "--cert", str(local.certificate)]
@@ -87,6 +90,8 @@ def test_a_run_across_processes(tmp_path):
         control.expel("site-0")
         with pytest.raises(httpx.HTTPStatusError):
             activate(local.address, tmp_path / "new/site-0.key", local.certificate)
+        kinds = {entry["kind"] for entry in read_log(run.path / "audit.jsonl", None)}
+        assert {"opened", "train", "evaluate", "aggregate"} <= kinds
         processes = [local.superlink, *local.sites.values()]
     assert not any(process.alive for process in processes)
     spec.config.federation(spec.method, engine="serial").fit(

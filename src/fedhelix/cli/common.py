@@ -51,6 +51,9 @@ Out = Annotated[
 DataDir = Annotated[
     str | None, typer.Option("--data-dir", metavar="PATH", help="Folder with the data set's files.")
 ]
+LogFormat = Annotated[
+    str, typer.Option("--log-format", help="Log lines: text, or json, one object each.")
+]
 Code = Annotated[
     list[Path] | None,
     typer.Option(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedhelix.cli.common import Code, DataDir, Json, Out, Quiet, resumable
+from fedhelix.cli.common import Code, DataDir, Json, LogFormat, Out, Quiet, resumable
 from fedhelix.cli.flags import settings
 from fedhelix.cli.pages import App
 from fedhelix.deploy import need_flower, submit
@@ -118,11 +118,17 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
     folder: Folder = FOLDER,
+    log_format: LogFormat = "text",
 ) -> None:
-    """Run the server's SuperLink; other machines need a registered key to use it."""
+    """Run the server's SuperLink; other machines need a registered key to use it.
+
+    It answers /healthz and /readyz to everybody.
+    """
     need_flower()
     from fedhelix.deploy import localhost
+    from fedhelix.deploy.logs import choose_format
 
+    choose_format(log_format)
     localhost.become_superlink(folder, host, port)
 
 
@@ -151,6 +157,35 @@ def expel(
     for name in sites:
         control.expel(name)
         print(f"{name} is expelled; its key is revoked.")
+
+
+def backup(
+    archive: Annotated[Path, typer.Argument(metavar="FILE.tar.gz", help="The file to write.")],
+    runs: Annotated[
+        list[Path] | None, typer.Argument(metavar="RUN...", help="Run folders to keep with it.")
+    ] = None,
+    folder: Folder = FOLDER,
+) -> None:
+    """Keep a server's keys, registered sites and run folders in one file, also while it runs.
+
+    The file holds private keys.
+    """
+    from fedhelix.deploy.backup import back_up
+
+    print(f"{archive}: {back_up(folder, archive, runs or []):,} bytes, with private keys.")
+
+
+def restore(
+    archive: Annotated[Path, typer.Argument(metavar="FILE.tar.gz", help="A backup.")],
+    folder: Folder = FOLDER,
+) -> None:
+    """Make a server's folder anew from a backup; runs lie in its runs/."""
+    from fedhelix.deploy import backup
+
+    runs = backup.restore(archive, folder)
+    print(f"{folder} is as it was; start it with: fedhelix deploy serve --folder {folder}")
+    for run in runs:
+        print(f"go on with: fedhelix deploy resume {run} --folder {folder}")
 
 
 def deployment(superlink: str | None, folder: Path) -> tuple[Control, dict[str, Any]]:
@@ -219,7 +254,7 @@ def deploy_resume(
 commands = App(
     help="Train across real machines, on Flower.", no_args_is_help=True, add_completion=False
 )
-for command in (keys, admit, expel, serve):
+for command in (keys, admit, expel, serve, backup, restore):
     commands.command()(command)
 commands.command("run")(deploy_run)
 commands.command("resume")(deploy_resume)

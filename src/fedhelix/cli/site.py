@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import signal
-import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedhelix.cli.common import Code, DataDir
+from fedhelix.cli.common import Code, DataDir, LogFormat
 from fedhelix.cli.pages import App
 from fedhelix.core.errors import UserError
 from fedhelix.core.files import write_atomically
@@ -75,7 +76,7 @@ def site_predict(
     print(out)
 
 
-def site(
+def site(  # noqa: PLR0913, PLR0917 - the options of a command
     ctx: typer.Context,
     name: SiteName = "",
     superlink: Annotated[str, typer.Option(help="The server's HOST:PORT.")] = "",
@@ -96,6 +97,13 @@ def site(
         ),
     ] = None,
     code: Code = None,
+    health_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Answer /healthz and /readyz (connected) on this port.", min=0, max=65535
+        ),
+    ] = None,
+    log_format: LogFormat = "text",
     # Set by `up`, which gives all sites one FILE.npz.
     common: Annotated[bool, typer.Option("--common", hidden=True)] = False,
 ) -> None:
@@ -110,9 +118,11 @@ def site(
         raise UserError(f"a site also needs {', '.join(missing)}; see `fedhelix site --help`.")
     need_flower()
     from fedhelix.deploy.code import SiteCode
+    from fedhelix.deploy.logs import choose_format
     from fedhelix.deploy.site import Site
     from fedhelix.deploy.site_policy import SitePolicy
 
+    choose_format(log_format)
     site_code = SiteCode(code or [])  # first: the policy may name its methods
     rules = SitePolicy.read(policy)
     here = Site(name, data, folder, data_dir, common, rules, code=site_code)
@@ -130,24 +140,35 @@ def site(
     }  # fmt: skip
     arguments = [word for flag, value in options.items() if value for word in (flag, value)]
     arguments += [word for path in site_code.files.values() for word in ("--code", str(path))]
-    _connect_site(superlink, cert, key, [*arguments, *["--common"] * common], rules, folder / name)
+    worker = [*arguments, *["--common"] * common]
+    _connect_site(superlink, cert, key, worker, rules, folder / name, health_port)
 
 
 def _connect_site(
-    superlink: str, cert: Path, key: Path, arguments: list[str], rules: SitePolicy, place: Path
+    superlink: str,
+    cert: Path,
+    key: Path,
+    arguments: list[str],
+    rules: SitePolicy,
+    place: Path,
+    health_port: int | None,
 ) -> None:
+    from fedhelix.deploy.health import HealthServer
+    from fedhelix.deploy.logs import say
     from fedhelix.deploy.node import connect
     from fedhelix.deploy.site_process import SiteProcess
 
-    worker = SiteProcess(arguments, rules.max_seconds)
+    worker, connected = SiteProcess(arguments, rules.max_seconds), threading.Event()
+    node_file = place.with_name(f"{place.name}.node")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        connect(superlink, cert, key, worker, place.with_name(f"{place.name}.node"))
+        with contextlib.ExitStack() as stack:
+            if health_port is not None:
+                server = HealthServer("0.0.0.0", health_port, connected.is_set)
+                say(f"probes are answered on port {stack.enter_context(server).port}")
+            connect(superlink, cert, key, worker, node_file, connected)
     except KeyboardInterrupt:
-        print(
-            f"fedhelix: the site {place.name} is stopped; the same command goes on.",
-            file=sys.stderr,
-        )
+        say(f"the site {place.name} is stopped; the same command goes on")
         raise SystemExit(130) from None
     finally:
         worker.stop()

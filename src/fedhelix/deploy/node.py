@@ -7,7 +7,7 @@ seconds, and runs code that comes with a run. This one runs only the fedhelix in
 from __future__ import annotations
 
 import logging
-import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -37,6 +37,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.core.files import remove_leftovers, write_atomically
 from fedhelix.deploy.keys import KEY_IN_USE, read_private_key
+from fedhelix.deploy.logs import say
 from fedhelix.deploy.transport import PULL_RETRIES, pack, unpack
 
 RECONNECT_SECONDS = 3.0  # before a broken connection is made anew
@@ -67,11 +68,16 @@ class RequestHandler(Protocol):
 
 
 def connect(
-    superlink: str, certificate: Path, key: Path, handler: RequestHandler, node_file: Path
+    superlink: str,
+    certificate: Path,
+    key: Path,
+    handler: RequestHandler,
+    node_file: Path,
+    connected: threading.Event,
 ) -> None:
     """Answer a SuperLink's requests for ever, and reconnect whenever the connection breaks.
 
-    `node_file` holds the node's id while it is connected.
+    `node_file` holds the node's id while it is connected, and `connected` is set.
     """
     private = read_private_key(key)
     keys, root = (private, private.public_key()), read_certificate(certificate)
@@ -81,9 +87,13 @@ def connect(
     while True:
         with _activated(superlink, root, keys, key) as connection:
             write_atomically(node_file, str(connection[0]).encode())
-            print(f"fedhelix: connected to {superlink}.", file=sys.stderr, flush=True)
+            say(f"connected to {superlink}")
             handler.start()
-            Node(*connection).serve(handler.answer)
+            connected.set()
+            try:
+                Node(*connection).serve(handler.answer)
+            finally:
+                connected.clear()
         time.sleep(RECONNECT_SECONDS)
 
 

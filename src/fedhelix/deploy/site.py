@@ -8,7 +8,6 @@ import hashlib
 import json
 import math
 import os
-import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -29,6 +28,7 @@ from fedhelix.deploy import messages
 from fedhelix.deploy.audit_log import AuditLog, contents
 from fedhelix.deploy.code import SiteCode
 from fedhelix.deploy.key_ring import KeyRing
+from fedhelix.deploy.logs import say
 from fedhelix.deploy.masked import Masker
 from fedhelix.deploy.messages import Message
 from fedhelix.deploy.remote_data import OWN, describe_data, read_site_data, site_split
@@ -294,11 +294,6 @@ class Site:
         # The site knows nothing of the other clients.
         empty = Split(*[np.empty(0, dtype=np.int64)] * 3)
         return site_setup(spec, data, [empty] * client + [split])
-
-
-def say(line: str) -> None:
-    """One line into the site's log; stdout of a site's worker carries its answers."""
-    print(f"fedhelix: {line}.", file=sys.stderr, flush=True)
 
 
 def method_name(header: Mapping[str, Any]) -> str | None:

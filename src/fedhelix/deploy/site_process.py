@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from fedhelix.core.errors import EngineFailure
+from fedhelix.deploy.logs import say
 
 LENGTH = struct.Struct(">Q")
 
@@ -64,7 +65,7 @@ class SiteProcess:
                 return answer
             code = process.wait()
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            print(f"fedhelix: the worker died ({how}).", file=sys.stderr, flush=True)
+            say(f"the worker died ({how})")
         raise EngineFailure(f"the site's worker died twice over one request ({how})")
 
     def _asked(self, process: subprocess.Popen[bytes], content: bytes) -> bytes | None:

@@ -1,10 +1,10 @@
-"""Flower's SuperLink with three middlewares of ours; it takes the arguments of `flower-superlink`.
+"""Flower's SuperLink with four middlewares of ours; it takes the arguments of `flower-superlink`.
 
 Sites, commands and server apps share one port, and whoever reaches the Control API can submit
 code. `LoopbackOnly` therefore limits other machines to `/v1/fleet/`, where Flower checks keys.
 `LongPoll` spares sites from polling. `Scoped` skips Flower's middlewares for requests they would
-only pass on. `activate_node` says why a site is turned away. All of them rely on details of Flower
-1.41; tests/deploy/test_flower.py checks them.
+only pass on. `Probes` tells container runtimes whether it is up. `activate_node` says why a site is
+turned away. All of them rely on details of Flower 1.41; tests/deploy/test_flower.py checks them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
 from flwr.superlink.servicer.fleet import fleet_handlers
 from starlette.middleware import Middleware
 
+from fedhelix.deploy.health import probe
 from fedhelix.deploy.keys import KEY_IN_USE
+from fedhelix.deploy.logs import format_loggers
 
 FLEET, CONTROL, RUNTIME = "/v1/fleet/", "/v1/control/", "/v1/runtime/"
 PULL = FLEET + "pull-messages"
@@ -65,10 +67,7 @@ class LoopbackOnly:
         ):
             await self.app(scope, receive, send)
             return
-        await send(
-            {"type": "http.response.start", "status": 403, "headers": [(b"content-length", b"0")]}
-        )
-        await send({"type": "http.response.body", "body": b""})
+        await answer_empty(send, 403)
 
 
 def is_loopback(client: tuple[str, int] | None) -> bool:
@@ -132,8 +131,36 @@ class Scoped:
         await (self.wrapped if inside else self.app)(scope, receive, send)
 
 
+class Probes:
+    """Answers /healthz and /readyz to everybody; ready from start-up until shutdown."""
+
+    def __init__(self, app: App):
+        self.app, self.ready = app, False
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Answer a probe, watch for start-up and shutdown, and pass on everything else."""
+
+        async def watch(event: Scope) -> None:
+            if event["type"].startswith("lifespan."):
+                self.ready = event["type"] == "lifespan.startup.complete"
+            await send(event)
+
+        status = probe(scope.get("path", ""), self.ready) if scope["type"] == "http" else None
+        if status is None:
+            await self.app(scope, receive, watch if scope["type"] == "lifespan" else send)
+        else:
+            await answer_empty(send, status)
+
+
+async def answer_empty(send: Any, status: int) -> None:
+    """A status without content."""
+    headers = [(b"content-length", b"0")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
 def add_middlewares(app: Any) -> None:
-    """Scope Flower's middlewares and put ours around them, the loopback check outermost."""
+    """Scope Flower's middlewares and put ours around them; probes and loopback outermost."""
     app.user_middleware = [
         Middleware(Scoped, middleware, SCOPES[middleware.cls])
         if middleware.cls in SCOPES
@@ -142,6 +169,7 @@ def add_middlewares(app: Any) -> None:
     ]
     app.add_middleware(LongPoll)
     app.add_middleware(LoopbackOnly)
+    app.add_middleware(Probes)
 
 
 def activate_node(request: Any, state: Any) -> Any:
@@ -165,6 +193,7 @@ def main() -> None:
     def create(*args: Any, **more: Any) -> Any:
         app = create_app(*args, **more)
         add_middlewares(app)
+        format_loggers()
         return app
 
     superlink.create_app = create

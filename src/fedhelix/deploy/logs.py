@@ -1,0 +1,59 @@
+"""Log lines of a deployment's processes: sentences, or one JSON object per line."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import os
+import sys
+
+from fedhelix.core.errors import UserError
+
+VARIABLE = "FEDHELIX_LOG_FORMAT"  # the processes that a command starts inherit it
+FORMATS = ("text", "json")
+
+
+def choose_format(name: str) -> None:
+    """Have this process and those that it starts log in a format."""
+    if name not in FORMATS:
+        raise UserError(f"--log-format is {' or '.join(FORMATS)}, not '{name}'.")
+    os.environ[VARIABLE] = name
+
+
+def in_json() -> bool:
+    """Whether lines are JSON objects."""
+    return os.environ.get(VARIABLE) == "json"
+
+
+def say(line: str) -> None:
+    """One line to stderr; stdout of a site's worker carries its answers."""
+    text = as_json("fedhelix", "info", f"{line}.") if in_json() else f"fedhelix: {line}."
+    print(text, file=sys.stderr, flush=True)
+
+
+def as_json(source: str, level: str, message: str) -> str:
+    """A line for machines."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+    return json.dumps({"time": now, "level": level, "source": source, "message": message})
+
+
+class JsonFormatter(logging.Formatter):
+    """Records of other libraries in the same form."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """A record with its traceback, if it has one, on one line."""
+        text = record.getMessage()
+        if record.exc_info:
+            text += "\n" + self.formatException(record.exc_info)
+        return as_json(record.name, record.levelname.lower(), text)
+
+
+def format_loggers() -> None:
+    """Give the handlers of all loggers that format, where it is chosen."""
+    if not in_json():
+        return
+    known = [logging.getLogger(name) for name in logging.root.manager.loggerDict]
+    for logger in (logging.root, *known):
+        for handler in logger.handlers:
+            handler.setFormatter(JsonFormatter())

@@ -1,0 +1,108 @@
+"""Probes of site and server, and logs for machines."""
+
+import asyncio
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from fedhelix.core.errors import UserError
+from fedhelix.deploy import logs, superlink
+from fedhelix.deploy.health import HealthServer, answers
+from fedhelix.deploy.keys import make_certificates, make_site_key
+
+
+def test_a_site_is_alive_at_once_and_ready_once_it_is_connected():
+    connected = []
+    with HealthServer("127.0.0.1", 0, lambda: bool(connected)) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        assert answers(f"{url}/healthz") and not answers(f"{url}/readyz")
+        connected.append(True)
+        assert answers(f"{url}/readyz")
+        assert not answers(f"{url}/other") and not answers(f"{url}/")
+        with pytest.raises(UserError, match=f"cannot be answered at 127.0.0.1:{server.port}"):
+            HealthServer("127.0.0.1", server.port, lambda: True)
+    assert not answers(f"{url}/healthz")
+
+
+def test_the_superlink_is_ready_from_start_up_to_shutdown():
+    """As uvicorn calls it: one lifespan, and requests meanwhile, which may come from anywhere."""
+    events = iter(["startup", "shutdown"])
+
+    async def app(scope, receive, send):
+        if scope["type"] == "lifespan":
+            for event in events:
+                await send({"type": f"lifespan.{event}.complete"})
+                seen.append(await statuses())
+        else:
+            await superlink.answer_empty(send, 404)
+
+    outer, seen = superlink.Probes(superlink.LoopbackOnly(app)), []
+
+    async def statuses():
+        found = []
+
+        async def send(event):
+            found.extend([event["status"]] if "status" in event else [])
+
+        for path in ("/healthz", "/readyz", "/docs"):
+            await outer({"type": "http", "path": path, "client": ("10.0.0.7", 1)}, None, send)
+        return found
+
+    async def life():
+        seen.append(await statuses())
+
+        async def ignore(event):
+            pass
+
+        await outer({"type": "lifespan"}, None, ignore)
+
+    asyncio.run(life())
+    assert seen == [[200, 503, 403], [200, 200, 403], [200, 503, 403]]
+
+
+def test_lines_are_sentences_or_json(monkeypatch, capsys):
+    monkeypatch.delenv(logs.VARIABLE, raising=False)
+    logs.say("connected to a:1")
+    monkeypatch.setenv(logs.VARIABLE, "json")
+    logs.say('a "quoted"\nline')
+    plain, line = capsys.readouterr().err.splitlines()
+    assert plain == "fedhelix: connected to a:1."
+    entry = json.loads(line)
+    assert entry["message"] == 'a "quoted"\nline.' and entry["level"] == "info"
+    logger = logging.getLogger("fedhelix-test-logs")
+    logger.addHandler(handler := logging.StreamHandler())
+    logs.format_loggers()
+    try:
+        raise ValueError("x")
+    except ValueError:
+        record = logger.makeRecord("a", logging.ERROR, "f", 1, "%s!", ("no",), sys.exc_info())
+    text = json.loads(handler.format(record))
+    assert text["level"] == "error" and text["message"].startswith("no!\nTraceback")
+    with pytest.raises(UserError, match="--log-format is text or json, not 'xml'"):
+        logs.choose_format("xml")
+
+
+def test_the_entry_point_of_a_site_logs_json_and_says_what_is_wrong(tmp_path):
+    """As its container starts it, without a server to connect to."""
+    make_certificates(tmp_path, [])
+    key = make_site_key(tmp_path, "north")
+    words = ["--name=north", "--superlink=127.0.0.1:1", "--data=digits", f"--key={key}"]
+    words += [f"--cert={tmp_path / 'ca.pem'}", f"--folder={tmp_path / 'state'}"]
+    words += ["--health-port=0", "--log-format=json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedhelix", "site", *words], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        entry = json.loads(process.stderr.readline())
+        port = int(entry["message"].removesuffix(".").rpartition(" ")[2])
+        assert answers(f"http://127.0.0.1:{port}/healthz")
+        assert not answers(f"http://127.0.0.1:{port}/readyz")
+        probe = [sys.executable, "-m", "fedhelix.deploy.health"]
+        ended = subprocess.run([*probe, f"http://127.0.0.1:{port}/readyz"], check=False)
+        assert ended.returncode == 1
+    finally:
+        process.kill()
+        process.communicate()
