@@ -33,6 +33,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "leaderboard": leaderboard.table,
     "leaderboard-figures": leaderboard.figures,
     "leaderboard-methods": leaderboard.searched,
+    "masking": measurements.masking,
     "membership": measurements.membership,
     "options": methods.options,
     "participation": measurements.participation,

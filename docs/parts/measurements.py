@@ -228,6 +228,24 @@ def participation() -> str:
     return table(["local training", *heads], rows)
 
 
+def masking() -> str:
+    """What secure aggregation costs in a round."""
+    measured = result("masking")
+    rows = [
+        [
+            f"{row['clients']}",
+            f"{row['neighbours']}",
+            f"{1000 * row['client_seconds']:.0f}",
+            f"{1000 * row['server_seconds']:.0f}",
+            f"{row['protocol_bytes_per_client'] / 1000:.0f}",
+        ]
+        for row in measured["rows"]
+    ]
+    heads = ["neighbours", "a client's ms", "the server's ms", "kB of keys and shares per client"]
+    where = f"one core of {measured['machine']['processor']}"
+    return f"`{measured['command']}` ({where})\n\n{table(['clients', *heads], rows)}"
+
+
 def privacy() -> str:
     """Accuracy against epsilon."""
     if not exists("privacy"):

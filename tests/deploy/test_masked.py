@@ -28,9 +28,11 @@ def spec_for(method="secure", sites=4, rounds=2, **more):
 
 def silenced(deployment, kind, who, round=0):
     """Sites that answer a kind of request of a round no more."""
-    for node, site in zip(list(deployment.grid.answers), deployment.sites, strict=True):
+    for (node, before), site in zip(
+        list(deployment.grid.answers.items()), deployment.sites, strict=True
+    ):
         if site.name in who:
-            deployment.grid.answers[node] = lambda content, honest=site.answer: (
+            deployment.grid.answers[node] = lambda content, honest=before: (
                 RuntimeError("killed")
                 if (head := messages.read(content).header).get("kind") == kind
                 and head["round"] == round
@@ -141,23 +143,35 @@ def test_nonsense_of_a_site_makes_it_drop_out(tmp_path, kind, body, said):
 
 
 def test_a_killed_worker_process_drops_out_of_its_round_only(tmp_path):
-    """One site is a real process, which is killed before it shares keys, and before it trains."""
-    deployment, stages = InProcessDeployment(tmp_path, 3), ["masking_shares", "train"]
+    """Of ten clients two fall silent in each round, at another stage each time; a real process is
+    killed before it shares keys and before it trains. In the fifth round nothing happens.
+    """
+    deployment = InProcessDeployment(tmp_path, 10)
+    for round, kind in enumerate(STAGES):
+        silenced(deployment, kind, {"site-4", "site-7"}, round)
     worker = SiteProcess(["--name", "site-1", "--data", "digits", "--folder", str(tmp_path)])
 
     def killed(content):
         header = messages.read(content).header
-        if header["kind"] == (stages[header["round"]] if header.get("round", 9) < 2 else None):
+        if (header.get("round"), header["kind"]) in list(enumerate(STAGES))[1:3]:
             worker.process.kill()
             worker.process.wait()
         return worker.answer(content)
 
     deployment.grid.answers[102] = killed
     try:
-        states = list(deployment.federation(spec_for(sites=3, rounds=3)).run_rounds(3))
+        states = list(deployment.federation(spec_for(sites=10, rounds=5)).run_rounds(5))
     finally:
         worker.stop()
-    lost = [record["missing"].get("1", "") for record, _ in states]
-    assert all("it was started again since" in text for text in lost[:2]) and not lost[2]
+    lost = [record["missing"] for record, _ in states]
+    # Who is gone when masks come off is in the sum already.
+    assert [set(one) for one in lost] == [
+        {"4", "7"},
+        {"1", "4", "7"},
+        {"1", "4", "7"},
+        set(),
+        set(),
+    ]
+    assert all("it was started again since" in one["1"] for one in lost[1:3])
     servers = [state.server["model"] for _, state in states]
     assert not any(same(one, two) for one, two in itertools.pairwise(servers))
