@@ -25,7 +25,8 @@ RESULT, FIGURE = ROOT / "benchmarks/results/privacy.json", ROOT / "docs/figures/
 
 TASK = "--data fashion-mnist --clients 10 --partition dirichlet:0.3 --rounds 20 --epochs 1"
 SEEDS = "--seeds 3 --eval-every 20"
-NOISY = "--batch-size 2048 --lr 2 --momentum 0"  # large batches: the noise of a step is per batch
+# Large batches, since the noise of a step is per batch; the gradients of one fill a GPU.
+NOISY = "--batch-size 2048 --lr 2 --momentum 0 --engine serial"
 USUAL = "--batch-size 64 --lr 0.1 --momentum 0.5"
 PARTS = "calibrated+finish+ancestors+{}fedavgm@trained=false"
 
