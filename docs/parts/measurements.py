@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 from fedhelix.store.progress import human_bytes
-from parts.files import RESULTS, exists, fashion, percent, result, table
+from parts.files import RESULTS, ROOT, exists, fashion, percent, result, table
 
 GPU = {
     "w1": "10 clients per round",
@@ -256,7 +256,9 @@ def privacy() -> str:
             cells = ((row["method"], percent(row, "personal_accuracy")) for row in cell["table"])
             rows += [[name, *values] for values in cells]
     heads = ["noise", "method ", "personal accuracy %"]
-    return f"`{measured['command']}` ({measured['device']})\n\n{table(heads, rows)}"
+    shown = "![Personal accuracy of each method against epsilon](figures/privacy.png)\n\n"
+    drawn = shown if (ROOT / "docs/figures/privacy.png").exists() else ""
+    return f"{drawn}`{measured['command']}` ({measured['device']})\n\n{table(heads, rows)}"
 
 
 def audit(name: str) -> str:
