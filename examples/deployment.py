@@ -5,7 +5,7 @@ python examples/deployment.py [METHOD] [ROUNDS]
 python examples/deployment.py --protected
 
 With --protected the sites have a policy, the method has differential privacy and secure
-aggregation, and in the end the sites' audit logs are checked.
+aggregation, sites sign their masking keys, and in the end all audit logs are checked.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def protected(rounds: int = 3) -> None:
     shutil.rmtree(FOLDER, ignore_errors=True)
     options = {"method.noise_by": "clients", "method.epsilon": 8.0}
     spec = make_spec("secure+private", {"clients": 3, "rounds": rounds, **options})
-    policy = Path(__file__).with_name("protected.toml")
+    FOLDER.mkdir(parents=True)
+    policy, rules = FOLDER / "policy.toml", Path(__file__).with_name("protected.toml").read_text()
+    policy.write_text(f'{rules}\npeers = "deployment/keys"\n')  # whose masks sites trust
     print(f"Starting a server and three sites with the policy {policy.name} ...")
     with LocalDeployment(FOLDER / "deployment", sites=3, policy=policy) as local:
         run = submit.create(spec, FOLDER / "sites", ["minimum=2"])
@@ -52,6 +54,8 @@ def protected(rounds: int = 3) -> None:
     for record in run.records():
         spent = max(record["metadata"]["epsilon"].values())
         print(f"round {record['round']}: epsilon {spent:.2f}, accuracy {record['accuracy']:.4f}")
+    log = read_log(run.path / "audit.jsonl", run.path / "audit.pub")
+    print(f"The server's audit log is whole, {len(log)} lines.")
     for name in names:
         folder = FOLDER / "deployment"
         log = read_log(folder / "sites" / f"{name}.jsonl", folder / "keys" / f"{name}.pub")
