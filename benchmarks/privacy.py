@@ -28,7 +28,7 @@ SEEDS = "--seeds 3 --eval-every 20"
 # Large batches, since the noise of a step is per batch; the gradients of one fill a GPU.
 NOISY = "--batch-size 2048 --lr 2 --momentum 0 --engine serial"
 USUAL = "--batch-size 64 --lr 0.1 --momentum 0.5"
-PARTS = "calibrated+finish+ancestors+{}fedavgm@trained=false"
+PARTS = "finish+calibrated+ancestors+{}fedavgm@trained=false"
 
 
 def commands() -> dict[str, str]:
