@@ -9,20 +9,17 @@ run, its records, clients, choices, result and checkpoint ends in an error that 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import random
-import subprocess
 import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 
 import torch
+from measured import origin, write
 
 from fedhelix.core.errors import UserError
 from fedhelix.runs import jobs
-from fedhelix.runs.provenance import versions
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
 
@@ -75,18 +72,7 @@ def main() -> None:
             counts[str(path.relative_to(run))] = dict(found)
             print(path.name, dict(found), flush=True)
         look(run)
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    report = {
-        "command": f"python benchmarks/mutations.py {' '.join(sys.argv[1:])}",
-        "commit": commit,
-        "machine": platform.machine(),
-        "versions": versions(),
-        "files": counts,
-    }
-    if arguments.out:
-        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    write(arguments.out, {**origin(), "files": counts})
 
 
 if __name__ == "__main__":

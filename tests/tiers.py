@@ -120,6 +120,7 @@ SLOW = {
     "test_the_same_run_gives_the_same_bytes",
     "test_the_server_waits_for_a_newcomer",
     "test_the_wheel_runs_outside_the_source_tree",
+    "test_thousands_of_runs_in_a_browser",
     "test_time_that_is_up_loses_nothing",
     "test_trees_arrive_as_they_were",
     "test_two_evil_sites_of_four_with_anything_stop_no_run",

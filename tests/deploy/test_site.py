@@ -25,7 +25,7 @@ from fedhelix.deploy.site_state import SiteState, latest_model
 from fedhelix.deploy.submit import create
 from fedhelix.runs.spec import make_spec
 from helpers import same
-from in_process import EXPERIMENT, InProcessDeployment
+from in_process import EXPERIMENT, InProcessDeployment, small_images
 
 SMALL = {
     "clients": 3,
@@ -46,6 +46,38 @@ def blobs(folder, seed, count=60, classes=3):
     np.save(folder / "x.npy", x.astype(np.float32))
     np.save(folder / "y.npy", y)
     return str(folder)
+
+
+def test_a_site_keeps_a_limited_number_of_experiments(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedhelix.deploy.site.MOST_EXPERIMENTS", 2)
+    site = Site("a", "digits", tmp_path)
+    for number in range(2):
+        site._check_room(f"{number:032x}")
+        SiteState(tmp_path / f"{number:032x}" / "a").write(0, {"n": 1})
+    with pytest.raises(UserError, match="keeps the state of 2 experiments"):
+        site._check_room(f"{2:032x}")
+    site._check_room(f"{1:032x}")  # a known one
+
+
+def test_a_site_says_what_it_cannot_work_on_and_goes_on(tmp_path, capsys):
+    data, asked = small_images(tmp_path), []
+    deployment = InProcessDeployment(tmp_path, 3, data, common=True)
+    (node, honest), *_ = deployment.grid.answers.items()
+    deployment.grid.answers[node] = lambda content: asked.append(content) or honest(content)
+    deployment.fit(make_spec("scaffold", {**SMALL, "rounds": 1, "data": data, "partition": "iid"}))
+    header, body = next(
+        message for message in map(messages.read, asked) if message.header["kind"] == "train"
+    )
+    model = body["payload"]["model"]
+    bad = {
+        "the site cannot work on what the server sent (KeyError: 'control')": {"model": model},
+        "that the network has not": {"model": {**model, "extra": torch.ones(1)}},
+    }
+    for said, payload in bad.items():
+        answer = deployment.sites[0].answer(messages.write(header, {"payload": payload}))
+        assert said in messages.read(answer).header["error"]
+    answer = deployment.sites[0].answer(messages.write(header, body))
+    assert "error" not in messages.read(answer).header
 
 
 def test_a_client_starts_a_round_again_from_where_it_did(tmp_path):

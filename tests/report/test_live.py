@@ -8,6 +8,7 @@ import method_metadata as metadata
 import pytest
 
 from fedhelix.report.live import Watch, client_history, files, run_details
+from fedhelix.report.live import watch as watch_module
 from fedhelix.report.live.details import MOST_INCIDENTS
 from fedhelix.store import RunFolder
 
@@ -207,3 +208,13 @@ def test_what_went_wrong_last(make_run, watch):
 def test_a_folder_that_is_itself_a_run(make_run):
     run = make_run(rounds=1, name="mine")
     assert only(Watch(run.path))["id"] == "mine"
+
+
+def test_a_scan_that_took_long_is_not_repeated_at_once(make_run, watch, monkeypatch):
+    make_run(rounds=2, name="first")
+    monkeypatch.setattr(watch_module, "QUICK", -1.0)  # every scan is slow
+    only(watch)
+    make_run(rounds=2, name="second")
+    assert watch.refresh() == ([], []) and list(watch.runs) == ["first"]
+    watch.due = 0.0
+    assert watch.refresh() == (["second"], [])

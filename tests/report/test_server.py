@@ -17,7 +17,7 @@ from browser import Browser, needs_chromium
 from fedhelix.core.errors import UserError
 from fedhelix.report import server
 from fedhelix.report.server import dashboard, is_loopback, serve
-from fedhelix.store import RunFolder
+from fedhelix.store import FORMAT, RunFolder
 
 uvicorn = pytest.importorskip("uvicorn", reason="needs pip install 'fedhelix[report]'")
 pytest.importorskip("starlette", reason="needs pip install 'fedhelix[report]'")
@@ -252,3 +252,29 @@ def test_the_dashboard_in_a_browser(make_run, tmp_path, browser: Browser):
         browser.call("Page.navigate", url="about:blank")
         time.sleep(0.1)
     assert complaints + browser.complaints == []
+
+
+@needs_chromium
+def test_thousands_of_runs_in_a_browser(tmp_path, browser: Browser):
+    for number in range(1500):
+        folder = tmp_path / "many" / f"run-{number:05d}"
+        folder.mkdir(parents=True)
+        (folder / "config.toml").write_text(f"format = {FORMAT}\nseed = {number}\n")
+    count = "document.querySelectorAll('tbody tr').length"
+    with serving(tmp_path) as port:
+        home = f"http://127.0.0.1:{port}/"
+        browser.open(home, wait_for=f"{count} === 200")
+        assert browser.evaluate("document.body.innerText.includes('1500 of 1500 runs')")
+        browser.evaluate("document.querySelector('button.more').click()")
+        browser.until(f"{count} === 800")
+        box = "document.querySelector('input[type=search]')"
+        browser.evaluate(f"{box}.value = 'run-01499'; {box}.dispatchEvent(new Event('input'))")
+        browser.until(f"{count} === 1")
+        # A page of another origin learns nothing, whatever it asks for.
+        browser.open("about:blank", wait_for="true")
+        browser.evaluate(
+            f"window.told = ''; fetch('{home}api/runs').then((answer) => answer.text())"
+            ".then((text) => { window.told = text; }, () => { window.told = 'refused'; }); 0"
+        )
+        browser.until("window.told === 'refused'")
+        browser.complaints.clear()

@@ -141,14 +141,26 @@ def signals_ignored() -> Iterator[None]:
 
 def descendants(pid: int) -> list[int]:
     """The processes that a process has started, directly or indirectly."""
-    listed = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False
-    ).stdout
-    parents = [tuple(map(int, line.split())) for line in listed.splitlines()]
-    family = [pid]
+    parents, family = _parents(), [pid]
     for parent in family:  # the list grows while it is read
-        family += [child for child, its in parents if its == parent]
+        family += [child for child, its in parents.items() if its == parent]
     return family[1:]
+
+
+def _parents() -> dict[int, int]:
+    """All processes of this machine with their parents; `ps` may be missing in a container."""
+    if not Path("/proc/self/stat").exists():
+        listed = subprocess.run(
+            ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False
+        ).stdout
+        numbers = list(map(int, listed.split()))
+        return dict(zip(numbers[::2], numbers[1::2], strict=True))
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, IndexError):  # it has ended meanwhile
+            status = path.read_text(errors="replace").rpartition(")")[2].split()
+            parents[int(path.parent.name)] = int(status[1])
+    return parents
 
 
 class LocalDeployment:

@@ -234,7 +234,8 @@ class Site:
         # The server knows a client's state only before its first round: its reply to client_init.
         client_state = to_device(kept.read(round) or body.get("client_state", {}), setup.device)
         payload = to_device(body.get("payload", {}), setup.device)
-        messages.check_tree(payload, setup.initial, shapes=True)
+        plain = not setup.method.capabilities.packed_downloads
+        messages.check_tree(payload, setup.initial, shapes=plain)
         flags = (header.get("trained") is True, header.get("final") is True)
         task = ClientTask(client, round, payload, client_state, *flags)
         return setup, task, kept

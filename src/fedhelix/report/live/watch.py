@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 from fedhelix.report.live.run import WatchedRun
 from fedhelix.report.live.values import is_unicode
 
-MOST_RUNS = 5000
+MOST_RUNS = 20_000
+QUICK, REST = 0.1, 4  # a scan that took longer than these seconds is followed by a rest
 DEEPEST = 3  # runs/sweep/cell/seed is deep enough
 
 
@@ -23,17 +25,29 @@ class Watch:
         self.root = root.resolve()
         self.runs: dict[str, WatchedRun] = {}
         self.lock = threading.RLock()
+        self.due = 0.0  # the next scan, on the monotonic clock
 
     def refresh(self) -> tuple[list[str], list[str]]:
-        """Scan the folder again; the names of runs that changed, and of runs that are gone."""
+        """Scan the folder again, unless that was done just now; the names of runs that changed, and
+        of runs that are gone.
+        """
         with self.lock:
-            paths = dict(find_runs(self.root, self.root, DEEPEST))
-            gone = [name for name in self.runs if name not in paths]
-            for name in gone:
-                del self.runs[name]
-            for name, path in paths.items():
-                self.runs.setdefault(name, WatchedRun(name, path))
-            return [name for name, run in self.runs.items() if run.refresh()], gone
+            begun = time.monotonic()
+            if begun < self.due:
+                return [], []
+            found = self._scan()
+            now = time.monotonic()
+            self.due = now + REST * max(now - begun - QUICK, 0.0)
+            return found
+
+    def _scan(self) -> tuple[list[str], list[str]]:
+        paths = dict(find_runs(self.root, self.root, DEEPEST))
+        gone = [name for name in self.runs if name not in paths]
+        for name in gone:
+            del self.runs[name]
+        for name, path in paths.items():
+            self.runs.setdefault(name, WatchedRun(name, path))
+        return [name for name, run in self.runs.items() if run.refresh()], gone
 
     def overview(self) -> list[dict[str, Any]]:
         """The runs for a list, newest first."""

@@ -90,7 +90,10 @@ function row(run) {
 // Runs on the same data and partition, the group with the latest change first.
 function grouped(list) {
   const groups = new Map();
-  for (const run of list) groups.set(run.setting, [...(groups.get(run.setting) ?? []), run]);
+  for (const run of list) {
+    if (!groups.has(run.setting)) groups.set(run.setting, []);
+    groups.get(run.setting).push(run);
+  }
   return groups;
 }
 
@@ -102,7 +105,10 @@ function countTicked() {
   button.disabled = ticked.size < 2;
 }
 
+const ROWS = 200; // of a group, until more are wanted
+
 function showList() {
+  let shown = ROWS;
   document.title = "fedhelix";
   const count = element("p", { class: "soft" });
   const search = element("input", { type: "search", placeholder: "Filter runs", "aria-label": "Filter runs", value: wanted });
@@ -118,7 +124,8 @@ function showList() {
       .filter((run) => words.every((word) => `${run.id} ${run.method} ${run.data} ${run.status}`.toLowerCase().includes(word)));
     groups.replaceChildren(...[...grouped(matching)].map(([setting, members]) => element("section", { class: "card" },
       element("h2", {}, setting || "unknown data", " ", element("small", { class: "soft" }, members.length === 1 ? "1 run" : `${members.length} runs`)),
-      table(members.map(row)))));
+      table(members.slice(0, shown).map(row)),
+      members.length > shown ? element("button", { class: "more", type: "button", onclick: () => { shown *= 4; draw(); } }, "Show more runs") : null)));
     count.textContent = runs.size ? `${matching.length} of ${runs.size} runs` : "There is no run here yet. Start one: fedhelix run fedavg";
     countTicked();
   };
