@@ -109,7 +109,7 @@ SLOW = {
     "test_the_dashboard_in_a_browser",
     "test_the_entry_point_of_a_site_logs_json_and_says_what_is_wrong",
     "test_the_mean_of_several_regenerations_is_nearer_to_the_group",
-    "test_the_notebook",
+    "test_the_notebook_runs_and_shows_what_is_kept_in_it",
     "test_the_number_of_actors_does_not_matter",
     "test_the_number_of_workers_does_not_matter",
     "test_the_page_in_a_browser",
