@@ -68,7 +68,7 @@ class Run:
         shown |= {
             "uploaded": human_bytes(summary["uplink_bytes"]),
             "time": human_seconds(summary["seconds"]),
-            "engine": summary["engine"],
+            "engine": summary["engine"].partition(" (")[0],
         }
         if summary["diverged"]:
             shown["diverged"] = f"since round {summary['diverged']}"
