@@ -89,6 +89,7 @@ SLOW = {
     "test_prototypes_are_exact_in_half_precision_too",
     "test_ray_ends_as_serial_does",
     "test_ray_is_imported_by_its_engine_alone",
+    "test_reports_and_the_dashboard_do_without_pytorch",
     "test_requests_to_the_dashboard_are_answered",
     "test_runs_and_comparisons_go_on_from_any_folder",
     "test_runs_on_actors_end_as_they_do_here",

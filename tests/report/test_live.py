@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 
 import method_metadata as metadata
 import pytest
@@ -207,3 +209,11 @@ def test_what_went_wrong_last(make_run, watch):
 def test_a_folder_that_is_itself_a_run(make_run):
     run = make_run(rounds=1, name="mine")
     assert only(Watch(run.path))["id"] == "mine"
+
+
+def test_reports_and_the_dashboard_do_without_pytorch():
+    code = (
+        "import sys, fedhelix.report.page, fedhelix.report.server, fedhelix.report.live.comparison;"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
