@@ -1,7 +1,6 @@
 """Pages in a real browser: what their layout is on a phone, a tablet and a desk, light and dark."""
 
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 
 import method_metadata as metadata
@@ -38,11 +37,12 @@ def runs(make_run) -> list[RunFolder]:
 
 def views(browser: Browser, address: str, ready: str) -> Iterator[str]:
     """The page at every width in light and dark, ready to be looked at."""
-    for width, scheme in product(WIDTHS, SCHEMES):
-        browser.prefer(scheme)
+    for width in WIDTHS:
         browser.open("about:blank")
         browser.open(address, width, wait_for=ready)
-        yield f"{width} {scheme}"
+        for scheme in SCHEMES:
+            browser.prefer(scheme)
+            yield f"{width} {scheme}"
 
 
 def check(browser: Browser, where: str) -> None:
