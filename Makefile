@@ -59,7 +59,7 @@ lint: $(VENV)/.development
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/codespell src docs README.md CHANGELOG.md CONTRIBUTING.md --skip "*.svg,*.png,*.c,*.h,*.js"
+	$(BIN)/codespell src docs README.md CHANGELOG.md CONTRIBUTING.md --skip "*.svg,*.png,*.c,*.h,*.js,*.ipynb"
 
 docs: $(VENV)/.development
 	$(BIN)/python docs/make.py --check

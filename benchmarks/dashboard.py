@@ -112,6 +112,10 @@ def in_browser(home: str, names: list[str], folder: Path) -> list[float]:
             start = time.perf_counter()
             parts = f"{json.dumps(names)}.map(encodeURIComponent).join('/')"
             browser.evaluate(f"location.hash = '#/compare/' + {parts}")
+            browser.until(
+                "document.querySelector('#view .toggle') && document.querySelector('#view .line')"
+            )
+            browser.evaluate("document.querySelector('.toggle').click()")
             browser.until(f"document.querySelectorAll('#view polyline').length === {len(names)}")
             times.append(time.perf_counter() - start)
         assert not browser.complaints, browser.complaints

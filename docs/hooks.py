@@ -1,11 +1,12 @@
-"""Hooks for MkDocs: convert formulas to MathML, add the measurements as downloads, and build the
-menu from the files.
+"""Hooks for MkDocs: convert formulas to MathML, show notebooks as pages, add the measurements as
+downloads, and build the menu from the files.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,15 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+sys.path.insert(0, str(DOCS))
+
+from parts import notebooks  # noqa: E402 - MkDocs loads this file without its folder
+
 OUTSIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 
 MENU: list[tuple[str, list[str]]] = [
-    ("Tutorials", ["index.md", "your-own-data.md", "tutorials/*.md", "your-own-method.md",
-                   "tutorials.md"]),
+    ("Tutorials", ["index.md", "your-own-data.md", "tutorials/*.ipynb", "tutorials/*.md",
+                   "your-own-method.md", "tutorials.md"]),
     ("How to", ["choosing.md", "looking-at-runs.md", "heterogeneity.md", "devices.md"]),
     ("Machines", ["engines.md", "clusters.md", "deployment.md", "privacy.md"]),
     ("Explanation", ["architecture.md", "results.md", "leaderboard.md", "results/*.md",
@@ -55,11 +60,15 @@ def _entry(page: str) -> str | dict[str, str]:
 def _pages(pattern: str) -> list[str]:
     if pattern in OUTSIDE.values():
         return [pattern]
-    return sorted(path.relative_to(DOCS).as_posix() for path in DOCS.glob(pattern))
+    found = sorted(path.relative_to(DOCS) for path in DOCS.glob(pattern))
+    return [path.with_suffix(".md").as_posix() for path in found]
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add files from outside docs/: the measurements, and two pages."""
+    """Add the measurements, two pages from outside docs/, and the notebooks as pages."""
+    for path in sorted(DOCS.rglob("*.ipynb")):
+        name = path.relative_to(DOCS).with_suffix(".md").as_posix()
+        files.append(File.generated(config, name, content=notebooks.page(path)))
     for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
         files.append(File.generated(config, f"measured/{path.name}", abs_src_path=str(path)))
     for name, page in OUTSIDE.items():

@@ -1,6 +1,5 @@
 """The examples run, with fewer rounds than they ask for."""
 
-import json
 import runpy
 import sys
 from pathlib import Path
@@ -36,17 +35,3 @@ def test_scripts(path, tmp_path, monkeypatch, capsys):
     assert said
     for name in [word for word in said.split() if word.endswith((".html", ".png"))]:
         assert (tmp_path / name).stat().st_size > 1000
-
-
-def test_the_notebook():
-    notebook = json.loads((EXAMPLES / "tour.ipynb").read_text(encoding="utf-8"))
-    scope: dict = {"__name__": "notebook"}
-    for cell in notebook["cells"]:
-        source = "".join(cell["source"])
-        if cell["cell_type"] == "code":
-            assert not cell["outputs"], "outputs are not kept"
-            lines = [
-                line for line in source.splitlines() if not line.startswith("%")
-            ]  # IPython's own commands
-            exec(compile("\n".join(lines), "tour.ipynb", "exec"), scope)
-    assert len(scope["ours"].records) == 2

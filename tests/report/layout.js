@@ -1,20 +1,22 @@
 // Facts about the layout of the page that is shown, for tests: each list names what is wrong.
 (() => {
   const TOLERANCE = 1.5;
-  const SCROLLS = ".scroll, pre, .drawing, .people";
+  const WIDTH = document.documentElement.clientWidth; // innerWidth grows on phones when something spills
   const box = (node) => node.getBoundingClientRect();
   const visible = (node) => node.checkVisibility({ opacityProperty: true, visibilityProperty: true }) && box(node).width > 0 && box(node).height > 0;
   const name = (node) => `${node.tagName}.${node.getAttribute("class") ?? ""} "${(node.textContent ?? "").trim().slice(0, 40)}"`;
   const all = (selector, root = document) => [...root.querySelectorAll(selector)].filter(visible);
 
+  const scrolled = (node) => node.parentElement && (["auto", "scroll", "hidden"].includes(getComputedStyle(node.parentElement).overflowX) || scrolled(node.parentElement));
+
   // Wider than its page or card, where nothing scrolls it.
   const spills = all("main *, header *").filter((node) => {
-    if (node.closest(SCROLLS) && !node.matches(SCROLLS)) return false;
+    if (scrolled(node)) return false;
     const card = node.parentElement.closest(".card, figure, .tile, header") ?? document.documentElement;
-    const right = Math.min(box(card).right, innerWidth);
+    const right = Math.min(box(card).right, WIDTH);
     return box(node).right > right + TOLERANCE || box(node).left < box(card).left - TOLERANCE;
   }).map(name);
-  if (document.documentElement.scrollWidth > innerWidth) spills.push("the page scrolls sideways");
+  if (document.documentElement.scrollWidth > WIDTH) spills.push("the page scrolls sideways");
 
   // Boxes beside or below each other that lie on top of each other.
   const overlaps = [];

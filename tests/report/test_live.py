@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 
 import method_metadata as metadata
 import pytest
@@ -218,3 +220,11 @@ def test_a_scan_that_took_long_is_not_repeated_at_once(make_run, watch, monkeypa
     assert watch.refresh() == ([], []) and list(watch.runs) == ["first"]
     watch.due = 0.0
     assert watch.refresh() == (["second"], [])
+
+
+def test_reports_and_the_dashboard_do_without_pytorch():
+    code = (
+        "import sys, fedhelix.report.page, fedhelix.report.server, fedhelix.report.live.comparison;"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

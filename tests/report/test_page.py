@@ -142,9 +142,9 @@ def test_the_page_in_a_browser(chosen, make_run, tmp_path, browser: Browser):
             width,
             wait_for="document.querySelector('.curves .line')",
         )
-        assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
-            "no sideways scrolling"
-        )
+        assert browser.evaluate(
+            "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+        ), "no sideways scrolling"
         assert browser.evaluate("document.querySelectorAll('.drawing svg').length") > 5
     lines = "document.querySelectorAll('.curves polyline').length"
     click = "[...document.querySelectorAll('.{} button')].find((b) => b.innerText === '{}').click()"

@@ -248,7 +248,9 @@ def test_the_dashboard_in_a_browser(make_run, tmp_path, browser: Browser):
         assert browser.evaluate(drawn) == ["/api/figure"]
         for width in (390, 1280):
             browser.open(home, width, wait_for="document.querySelectorAll('tbody tr').length === 4")
-            assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            assert browser.evaluate(
+                "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+            )
         browser.call("Page.navigate", url="about:blank")
         time.sleep(0.1)
     assert complaints + browser.complaints == []

@@ -38,6 +38,8 @@ def test_a_cell_shows_what_it_was_given_last():
 def test_a_run_is_a_table_and_its_figure_a_picture():
     run = Federation("digits", clients=4, engine="serial", model="linear").fit(1, quiet=True)
     html = run._repr_html_()
-    assert "<caption>fedavg: 1 rounds on digits, 4 clients</caption>" in html
-    assert f"{run.summary['personal_accuracy']:.4f}" in html
+    assert "<caption><b>fedavg, 1 round on digits, 4 clients</b></caption>" in html
+    accuracy = f"{100 * run.summary['personal_accuracy']:.1f} %"
+    assert f">personal accuracy</th><td style='text-align:right'>{accuracy}<" in html
+    assert repr(run) == f"<Run of fedavg, 1 round on digits, 4 clients: {accuracy}>"
     assert run.plot()._repr_png_().startswith(b"\x89PNG")

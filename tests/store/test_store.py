@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedhelix.core import tree
 from fedhelix.core.errors import UserError
 from fedhelix.core.tree import load
 from fedhelix.store import FORMAT, RunFolder, checkpoint, lock
@@ -275,7 +276,7 @@ def test_states_that_are_restored_lazily_are_checked_at_once_and_read_when_used(
         run.checkpoint(1, state(1), {0: state(3), 1: state(4)})
         read = []
         monkeypatch.setattr(
-            checkpoint.tree,
+            tree,
             "load",
             lambda path, device: read.append(path.name) or load(path, device),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from fedhelix.federation.predictions import decided, outputs_for
 from fedhelix.federation.setup import FederationSetup
 from fedhelix.federation.state import FederationState
 from fedhelix.store import RunFolder, notebook
-from fedhelix.store.progress import human_bytes
+from fedhelix.store.progress import human_bytes, human_seconds
 from fedhelix.store.records import Record, summarise, time_to
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """What `Federation.fit` returns."""
 
     federation: FederationSetup
-    records: list[Record] = field(repr=False)
-    state: FederationState = field(repr=False)
+    records: list[Record]
+    state: FederationState
     folder: RunFolder | None = None
 
     @property
@@ -54,15 +54,36 @@ class Run:
 
     def _repr_html_(self) -> str:
         """The result as a small table, where a notebook shows the run."""
-        summary = self.summary
-        named = (key for key in summary if key.startswith(("final_", "personal_")))
-        rows = {key.replace("_", " "): summary[key] for key in named if summary[key] is not None}
-        shown = {name: f"{value:.4f}" for name, value in rows.items()}
-        shown |= {"uploaded": human_bytes(summary["uplink_bytes"]), "engine": summary["engine"]}
+        summary, name = self.summary, self.federation.objective.name
+        metrics = {
+            f"global {name}": f"final_{name}",
+            f"personal {name}": f"personal_{name}",
+            "worst tenth of the clients": "personal_p10",
+        }
+        shown = {
+            words: _as_text(summary[key], name)
+            for words, key in metrics.items()
+            if summary[key] is not None
+        }
+        shown |= {
+            "uploaded": human_bytes(summary["uplink_bytes"]),
+            "time": human_seconds(summary["seconds"]),
+            "engine": summary["engine"].partition(" (")[0],
+        }
         if summary["diverged"]:
             shown["diverged"] = f"since round {summary['diverged']}"
-        rounds = f"{summary['rounds']} rounds on {summary['data']}, {summary['clients']} clients"
-        return notebook.table(f"{summary['method']}: {rounds}", shown)
+        return notebook.table(self._title(), shown)
+
+    def __repr__(self) -> str:
+        name = self.federation.objective.name
+        value = self.summary[f"personal_{name}"] or self.summary[f"final_{name}"]
+        return f"<Run of {self._title()}{'' if value is None else f': {_as_text(value, name)}'}>"
+
+    def _title(self) -> str:
+        """Which method, how long and on which data."""
+        summary = self.summary
+        rounds = f"{summary['rounds']} round{'s' * (summary['rounds'] != 1)}"
+        return f"{summary['method']}, {rounds} on {summary['data']}, {summary['clients']} clients"
 
     def time_to(self, level: float) -> float | None:
         """The simulated seconds until the accuracy (or score) reaches a level; None if it never
@@ -155,3 +176,7 @@ class Run:
         if fed.method.overrides("predict") and is_extended(state):
             return UsedModel(fed.engine.setup, state).eval()
         return load_shifted(module, state, fed.layers, example)
+
+
+def _as_text(value: float, metric: str) -> str:
+    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.4g}"

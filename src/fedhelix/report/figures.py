@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 
 from fedhelix.core.errors import UserError
 from fedhelix.report import diagnostics, plots
-from fedhelix.report.plots import Groups
-from fedhelix.report.results import Result, grouped
+from fedhelix.report.results import Groups, Result, grouped
 from fedhelix.report.style import save
 from fedhelix.store import RunFolder
 

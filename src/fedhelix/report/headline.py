@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedhelix.report.plots import Groups
-from fedhelix.report.results import Result
+from fedhelix.report.results import Groups, Result
 from fedhelix.report.spread import finals, tied
 from fedhelix.report.tables import comparison
 from fedhelix.report.wording import INCIDENT_WORDS, MEASURES, count, percent, plain

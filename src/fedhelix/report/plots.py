@@ -12,15 +12,15 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
-from fedhelix.report.results import Result, grouped
+from fedhelix.report.results import Groups, Result, grouped
 from fedhelix.report.spread import band, explanation
-from fedhelix.report.style import COLOURS, DASHES, GREY, MIB, literal, percent, save, sheet, tidy
+from fedhelix.report.style import COLOURS, DASHES, GREY, literal, percent, save, sheet, tidy
+from fedhelix.report.wording import MIB
 from fedhelix.store import RunFolder
 from fedhelix.store.records import HOUR
 
-Groups = dict[str, list[Result]]
 LABEL, HANDLE, PER_INCH = 36, 8, 11  # characters of a label, beside it, and of a legend per inch
 FAR_APART = 5  # times: totals that differ by more are drawn on a logarithmic axis
 
@@ -209,6 +209,7 @@ def draw_clients(axes: Axes, drawn: Sequence[Curve]) -> None:
     crosses = "\n×: attacker" if any(curve.malicious.any() for curve in evaluated) else ""
     marks = f"bar: median; full colour: worst tenth{crosses}"
     axes.set(xlabel=f"final {metric_name(evaluated)} of each client\n{marks}")
+    axes.xaxis.set_major_locator(MaxNLocator(5))
     if _are_shares(evaluated):
         axes.xaxis.set_major_formatter(percent)
 

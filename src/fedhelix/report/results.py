@@ -54,8 +54,8 @@ class Result:
         """A column's values where there are any, indexed by round."""
         if column not in self.metrics:
             return pd.Series(dtype=float)
-        values = pd.to_numeric(self.metrics.set_index("round")[column], errors="coerce")
-        return values.dropna().astype(float)
+        values = pd.to_numeric(self.metrics[column], errors="coerce").astype(float)
+        return values.set_axis(pd.Index(self.metrics["round"])).dropna()
 
     def final(self, column: str) -> float:
         """A column's value in the last round that has one.
@@ -154,6 +154,9 @@ class Result:
                     yield int(round), value
 
 
+Groups = dict[str, list[Result]]  # the seeds of a method under its label
+
+
 def read(folder: RunFolder) -> Result:
     """The result of one run, finished or not."""
     return make(
@@ -207,7 +210,7 @@ def by_setting(results: Sequence[Result]) -> dict[str, list[Result]]:
     return sections
 
 
-def grouped(runs: Sequence[RunFolder | Result]) -> dict[str, list[Result]]:
+def grouped(runs: Sequence[RunFolder | Result]) -> Groups:
     """Runs that differ only in the seed, under a label that tells them from the others.
 
     Unfinished runs are groups of their own: a mean of finished and unfinished ones means nothing.

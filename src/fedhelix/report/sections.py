@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedhelix.report.plots import Groups
-from fedhelix.report.results import Result
+from fedhelix.report.results import Groups, Result
 from fedhelix.report.spread import band
-from fedhelix.report.style import MIB
-from fedhelix.report.wording import MEASURES, percent, plain
+from fedhelix.report.wording import MEASURES, MIB, percent, plain
 from fedhelix.store.progress import human_bytes, human_seconds
 from fedhelix.store.records import HOUR
 

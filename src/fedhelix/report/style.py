@@ -20,7 +20,6 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2
 GREY = "#666666"
 PALE = "#b8b8b8"
 ALARM = COLOURS[1]  # attackers, always with a shape of their own too
-MIB = 2**20
 HALF_PAGE = (4.8, 3.4)
 DOTS_PER_INCH = 200
 FORMATS = (".png", ".svg", ".pdf")

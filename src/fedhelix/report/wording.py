@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+MIB = 2**20
 MEASURES = {
     "personal_accuracy": "personal accuracy",
     "personal_score": "personal score",

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedhelix.core import tree
 from fedhelix.core.errors import UserError
 from fedhelix.core.files import remove_leftovers, write_atomically
-from fedhelix.core.tree import Tree
 from fedhelix.store.json import json_object, read_bytes
 from fedhelix.store.seal import DIGEST, SEALED, with_digest
+
+if TYPE_CHECKING:  # it imports PyTorch, which reports and the dashboard can do without
+    from fedhelix.core.tree import Tree
 
 # All files that a checkpoint may write, temporary ones included.
 OURS = (
@@ -134,6 +135,8 @@ class Checkpoint:
     def _write_file(
         self, stem: str, state: Tree, before: dict[str, str] | None, in_use: set[str]
     ) -> dict[str, str]:
+        from fedhelix.core import tree
+
         content = tree.encode(state)
         checksum = hashlib.sha256(content).hexdigest()
         if before and before["sha256"] == checksum:
@@ -145,6 +148,8 @@ class Checkpoint:
         return {"file": name, "sha256": checksum}
 
     def _read_file(self, entry: dict[str, str], device: str) -> Tree:
+        from fedhelix.core import tree
+
         return tree.load(self._checked(entry), device)
 
     def _checked(self, entry: dict[str, str]) -> Path:
@@ -172,7 +177,7 @@ class Checkpoint:
                     path.unlink(missing_ok=True)
 
 
-class States(Mapping[int, Tree]):
+class States(Mapping[int, "Tree"]):
     """The client states of a checkpoint, read one by one; valid until the next checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint, device: str) -> None:

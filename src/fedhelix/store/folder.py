@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 from fedhelix.core import toml
 from fedhelix.core.errors import UserError
 from fedhelix.core.files import remove_leftovers, write_atomically
-from fedhelix.core.tree import Tree
 from fedhelix.store.checkpoint import Checkpoint, States
 from fedhelix.store.json import json_line, loads, read_json, strict
 from fedhelix.store.lock import Lock
@@ -35,6 +34,8 @@ from fedhelix.store.seal import Tally, changed, digest, sealed_part
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from fedhelix.core.tree import Tree
 
 FORMAT = 2  # 1: version 0.1, with other names for some keys of records and clients
 RUNS = Path("runs")  # where the command line puts runs

@@ -37,7 +37,7 @@ def table(title: str, rows: Mapping[str, str]) -> str:
     """Names and values, one pair in a row."""
     cells = "".join(
         f"<tr><th style='text-align:left'>{escape(name)}</th>"
-        f"<td style='text-align:left'>{escape(value)}</td></tr>"
+        f"<td style='text-align:right'>{escape(value)}</td></tr>"
         for name, value in rows.items()
     )
-    return f"<table><caption>{escape(title)}</caption>{cells}</table>"
+    return f"<table><caption><b>{escape(title)}</b></caption>{cells}</table>"
