@@ -7,7 +7,7 @@ DEMO ?= runs/demo
 .PHONY: help demo demo-deploy test test-all race lint docs hooks clean
 
 help:
-	@echo "make demo   install into $(VENV) and compare five methods on the embedded data (about a minute)"
+	@echo "make demo   install into $(VENV) and compare six methods on the embedded data (under a minute)"
 	@echo "make demo-deploy  install Flower too; a server and three sites on this machine, compared with the simulation"
 	@echo "make demo-deploy PROTECTED=1  the same with differential privacy, secure aggregation and a policy at every site"
 	@echo "make test   install into $(VENV) and run the fast tests (under three minutes on two cores)"
@@ -35,7 +35,7 @@ $(VENV)/.development: $(VENV)/.runtime
 
 demo: $(VENV)/.runtime
 	@rm -rf $(DEMO)
-	$(BIN)/fedhelix compare helix fedavg genfed gene-fl pfedgpa --out $(DEMO)
+	$(BIN)/fedhelix compare helix fedavg fedavg-ft genfed gene-fl pfedgpa --eval-every 3 --engine parallel --out $(DEMO)
 	@echo "The figure is $(DEMO)/comparison.png; each run's config, metrics and checkpoint lie beside it."
 
 demo-deploy: $(VENV)/.deployment

@@ -350,7 +350,7 @@ def test_a_run_from_python_can_be_resumed_from_python(tmp_path):
     assert timeless(resumed.records) == timeless(straight.records)
     assert same(resumed.state.server, straight.state.server)
     assert resumed.folder.summary["rounds"] == 3
-    with pytest.raises(UserError, match="holds a run already"):
+    with pytest.raises(UserError, match=r"holds a run already; .*resume=True"):
         small().fit(1, out=tmp_path / "straight", quiet=True)
 
 

@@ -110,3 +110,11 @@ def test_a_run_without_a_round_is_refused(run, tmp_path):
     with pytest.raises(UserError, match="has no checkpoint yet"):
         load_run(tmp_path / "empty")
     assert json.loads((run.folder.path / "clients.json").read_text())["samples"]
+
+
+def test_several_metrics_at_once_are_those_of_the_records():
+    run = small("calibrated", "mlp").fit(2, quiet=True)
+    hits = {"hits": lambda output, target: (output.argmax(1) == target).float().mean()}
+    found = run.evaluate(hits | {"samples": lambda output, target: len(target)})
+    assert found["hits"].tolist() == pytest.approx(run.records[-1]["personal"])
+    assert found["samples"].tolist() == [len(split.test) for split in run.federation.splits]

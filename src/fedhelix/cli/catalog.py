@@ -45,12 +45,12 @@ def methods(
         return
     for key, fact in facts.items():
         console.print(f"[bold cyan]{key}[/]  {fact['what']}", highlight=False)
-        console.print(f"    [dim]{fact['paper']}[/]", highlight=False)
+        console.print(f"[dim]{fact['paper']}[/]", highlight=False)
+        table = listing("option and default", "what it is")
         for option, detail in fact["options"].items():
-            console.print(
-                f"    method.{option} = {detail['default']}  [dim]{detail['meaning']}[/]",
-                highlight=False,
-            )
+            table.add_row(f"method.{option} = {detail['default']}", escape(detail["meaning"]))
+        if table.row_count:
+            console.print(table)
 
 
 def _describe(kind: type) -> dict[str, Any]:

@@ -5,4 +5,4 @@ from importlib.metadata import PackageNotFoundError, version
 try:
     __version__ = version("fedhelix")
 except PackageNotFoundError:  # run from the source tree
-    __version__ = "0.2.0.dev0"
+    __version__ = "0.2.0"

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.hooks import checked
-from fedhelix.core.shift import is_extended, load_shifted
+from fedhelix.core.objective import Metric
+from fedhelix.core.shift import is_extended, load_shifted, shifted, unshifted
 from fedhelix.core.tree import State, to_device
-from fedhelix.engines.local import UsedModel
+from fedhelix.engines.local import UsedModel, samples_of
 from fedhelix.federation import description, newcomers
 from fedhelix.federation.export import Format, export, model_card
 from fedhelix.federation.predictions import decided, outputs_for
@@ -157,6 +159,25 @@ class Run:
         data = self.federation.data
         outputs = outputs_for(self.network(client), data, x)
         return outputs.numpy() if raw else decided(data, outputs)
+
+    def evaluate(self, metrics: Mapping[str, Metric]) -> pd.DataFrame:
+        """Several metrics at once: clients' personal models on their own test samples, one row
+        per client that has some.
+        """
+        import pandas as pd
+
+        fed, rows = self.federation, {}
+        ctx = fed.context(self.state.round, self.state.round)
+        tested = [client for client in range(fed.clients) if len(fed.splits[client].test)]
+        for client in tested:
+            state = fed.engine.personal(fed.tasks(self.state, [client], ctx))[0].state
+            indices = torch.from_numpy(fed.splits[client].test)
+            outputs = shifted(state, fed.engine.outputs(unshifted(state), "test", indices)).cpu()
+            targets = samples_of(fed.engine.setup, "test")[1].cpu()[indices]
+            rows[client] = {
+                name: float(metric(outputs, targets)) for name, metric in metrics.items()
+            }
+        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("client")
 
     def export(
         self,

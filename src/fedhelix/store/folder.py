@@ -75,7 +75,8 @@ class RunFolder:
                 f"'{path}' cannot be written ({problem.strerror}); choose another folder."
             ) from None
         if folder._config_path.exists():
-            how = f"fedhelix resume {shlex.quote(str(path))}"
+            command = f"fedhelix resume {shlex.quote(str(path))}"
+            how = f"fit(..., out='{path}', resume=True)" if config.get("library") else command
             raise UserError(
                 f"'{path}' holds a run already; continue it with `{how}` or choose another folder."
             )

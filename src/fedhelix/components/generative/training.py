@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from fedhelix.core.cuda import recording
 Watch = Callable[[range, str], Iterable[int]]  # yields the steps and shows progress
 
 WEIGHT_DECAY = 2e-6
+SMALL = 1_000_000  # parameters, below which threads and oneDNN cost more than they save
 WARM_UP = 3  # steps before a graph is recorded: they choose kernels and allocate workspaces
 
 
@@ -52,13 +54,33 @@ def train(
 
     module.train()
     run = step
-    for number in watch(range(steps), title):
-        if number == WARM_UP and on_gpu:
-            run = recorded(step, draws)
-        run()
+    with plain_kernels(sum(parameter.numel() for parameter in parameters)):
+        for number in watch(range(steps), title):
+            if number == WARM_UP and on_gpu:
+                run = recorded(step, draws)
+            run()
     for parameter, value in zip(parameters, smooth, strict=True):
         parameter.data.copy_(value)
     module.eval()
+
+
+@contextmanager
+def plain_kernels(parameters: int) -> Iterator[None]:
+    """One thread and PyTorch's own kernels while a small network trains on a CPU.
+
+    Its steps are too short to be shared, and oneDNN prepares longer than it computes.
+    """
+    if parameters >= SMALL:
+        yield
+        return
+    threads, enabled = torch.get_num_threads(), torch.backends.mkldnn.enabled
+    torch.set_num_threads(1)
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.backends.mkldnn.enabled = enabled
 
 
 def adamw(parameters: Sequence[nn.Parameter], rate: Tensor) -> Callable[[Sequence[Tensor]], None]:
