@@ -28,6 +28,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "drawn": studies.drawn,
     "faults": measurements.faults,
     "gpu": measurements.gpu,
+    "heirs": measurements.heirs,
     "hooks": methods.hooks,
     "leaderboard": leaderboard.table,
     "leaderboard-figures": leaderboard.figures,
@@ -44,6 +45,8 @@ PARTS: dict[str, Callable[..., str]] = {
     "public": methods.public,
     "table1": measurements.table1,
     "use": methods.use,
+    "whole": measurements.whole,
+    "widths": measurements.widths,
     "verdicts": lambda paper: claims.verdicts(paper, RESULTS),
 }
 
