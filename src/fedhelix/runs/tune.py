@@ -86,32 +86,7 @@ def best(trials: Sequence[Trial]) -> dict[str, Trial]:
     }
 
 
-@dataclass
-class Study:
-    """Optuna's view of the trials that are over, and of the next one."""
-
-    optuna: Any
-    study: Any
-    space: Space
-
-    def ask(self) -> tuple[Any, dict[str, Any]]:
-        """The next trial and its settings."""
-        trial = self.study.ask()
-        return trial, {key: self._suggested(trial, key) for key in self.space}
-
-    def _suggested(self, trial: Any, key: str) -> Any:
-        given = self.space[key]
-        if isinstance(given, list):
-            return trial.suggest_categorical(key, given)
-        low, high, log = given["low"], given["high"], bool(given.get("log"))
-        if isinstance(low, int) and isinstance(high, int):
-            return trial.suggest_int(key, low, high, log=log)
-        # Three digits say enough, and make a short name.
-        value = float(f"{trial.suggest_float(key, low, high, log=log):.3g}")
-        return min(max(value, low), high)
-
-
-def _study(optuna: Any, done: Sequence[Trial], space: Space, spec: RunSpec) -> Study:
+def _study(optuna: Any, done: Sequence[Trial], space: Space, spec: RunSpec) -> Any:
     """A study that knows the trials so far."""
     sampler = optuna.samplers.TPESampler(
         seed=1000 * spec.config.seed + len(done), n_startup_trials=STARTUP
@@ -130,7 +105,7 @@ def _study(optuna: Any, done: Sequence[Trial], space: Space, spec: RunSpec) -> S
                 intermediate_values=trial.values,
             )
         )
-    return Study(optuna, study, space)
+    return study
 
 
 def _distribution(optuna: Any, given: Any) -> Any:
@@ -143,11 +118,24 @@ def _distribution(optuna: Any, given: Any) -> Any:
     return kind(low, high, log=log)
 
 
+def _suggested(asked: Any, key: str, given: Any) -> Any:
+    """A value for one key of the next trial."""
+    if isinstance(given, list):
+        return asked.suggest_categorical(key, given)
+    low, high, log = given["low"], given["high"], bool(given.get("log"))
+    if isinstance(low, int) and isinstance(high, int):
+        return asked.suggest_int(key, low, high, log=log)
+    # Three digits say enough, and make a short name.
+    value = float(f"{asked.suggest_float(key, low, high, log=log):.3g}")
+    return min(max(value, low), high)
+
+
 def _run(
-    study: Study, method: str, number: int, search: Search, out: Path, session: Session
+    study: Any, method: str, number: int, search: Search, out: Path, session: Session
 ) -> Trial:
     """One trial, from the beginning or from its last checkpoint."""
-    asked, chosen = study.ask()
+    asked, space = study.ask(), concerned(method, search.space)
+    chosen = {key: _suggested(asked, key, given) for key, given in space.items()}
     spec = make_spec(variant(method, chosen), search.settings)
     folder = out / f"{spec.method.label}-trial{number}".replace("/", "_")
 
