@@ -22,8 +22,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedhelix import Dataset, Federation, add_lora, from_clients, metrics
+from fedhelix import (
+    Dataset,
+    FedAvg,
+    Federation,
+    FedIT,
+    FedPer,
+    Helix,
+    add_lora,
+    from_clients,
+    metrics,
+)
 from fedhelix.models.text import Transformer
+from fedhelix.runs.provenance import versions
 
 CLIENTS = (
     "argparse", "calendar", "csv", "difflib", "heapq", "smtplib", "statistics", "tarfile",
@@ -31,9 +42,16 @@ CLIENTS = (
 )  # fmt: skip
 PUBLIC = ("random", "shutil", "pdb", "optparse", "string", "inspect")
 SYMBOLS, LENGTH, SAMPLES = string.printable, 24, 500
-METHODS = ("fedavg", "fedper", "helix", "fedit")
+# Helix knows that the network is pretrained.
+METHODS = {
+    "fedavg": FedAvg(),
+    "fedper": FedPer(),
+    "helix": Helix(prior="initial"),
+    "fedit": FedIT(),
+}
+ADAPTERS = {"lr": 0.002}  # they start at zero
 SETTINGS: dict[str, Any] = {
-    "epochs": 1, "batch_size": 25, "optimizer": "adam", "lr": 0.002, "cohort": 5,
+    "epochs": 1, "batch_size": 25, "optimizer": "adam", "lr": 0.0005, "cohort": 5,
 }  # fmt: skip
 
 
@@ -95,9 +113,10 @@ def measured(method: str, seed: int, rounds: int) -> dict[str, Any]:
     test = [windows(name, SAMPLES // 4, test=True) for name in CLIENTS]
     data = from_clients(train, test, classes=len(SYMBOLS), name="sources")
     model = adapted(seed) if method == "fedit" else pretrained(seed)
+    settings = SETTINGS | (ADAPTERS if method == "fedit" else {})
     fed = Federation(
-        data, model=model, method=method, seed=seed, metric=metrics.neg_perplexity,
-        engine="serial", kernels="onednn", **SETTINGS,
+        data, model=model, method=METHODS[method], seed=seed, metric=metrics.neg_perplexity,
+        engine="serial", kernels="onednn", **settings,
     )  # fmt: skip
     run = fed.fit(rounds, eval_every=5, quiet=True)
     scores = [record["personal_score"] for record in run.records if "personal_score" in record]
@@ -116,16 +135,23 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/characters.json"))
     given = parser.parse_args()
-    rows = [
-        measured(method, seed, given.rounds) for seed in range(given.seeds) for method in METHODS
-    ]
-    for row in rows:
-        print(row)
+    rows = []
+    for seed in range(given.seeds):
+        for method in METHODS:
+            rows.append(measured(method, seed, given.rounds))
+            print(rows[-1], flush=True)
     found = {
         "command": f"python benchmarks/characters.py --rounds {given.rounds} --seeds {given.seeds}",
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "settings": {**SETTINGS, "clients": CLIENTS, "public": PUBLIC, "samples": SAMPLES},
+        "commit": versions().get("commit"),
+        "settings": {
+            **SETTINGS,
+            "adapters": ADAPTERS,
+            "clients": CLIENTS,
+            "public": PUBLIC,
+            "samples": SAMPLES,
+        },
         "rows": rows,
     }
     given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -70,6 +70,12 @@ SKETCHES = {
     "flexlora": Sketch(
         "ftftf", "mean of B A, cut to\neach client's rank", "train adapters\nof its own rank"
     ),
+    "heterofl": Sketch(
+        "ttttt", "mean of every value over\nthose who have it", "train its first\nchannels"
+    ),
+    "fedrolex": Sketch(
+        "ttttt", "mean of every value over\nthose who have it", "train its channels\nof this round"
+    ),
     "fednova": Sketch(
         "ttttt", "mean update per\nlocal work", "train; tell how far\nthe steps went"
     ),

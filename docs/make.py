@@ -28,6 +28,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "drawn": studies.drawn,
     "faults": measurements.faults,
     "gpu": measurements.gpu,
+    "heirs": measurements.heirs,
     "hooks": methods.hooks,
     "inversion": measurements.inversion,
     "leaderboard": leaderboard.table,
@@ -46,6 +47,8 @@ PARTS: dict[str, Callable[..., str]] = {
     "public": methods.public,
     "table1": measurements.table1,
     "use": methods.use,
+    "whole": measurements.whole,
+    "widths": measurements.widths,
     "verdicts": lambda paper: claims.verdicts(paper, RESULTS),
 }
 

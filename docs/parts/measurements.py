@@ -193,6 +193,41 @@ def choosing() -> str:
     return table(["method", *heads], rows)
 
 
+def widths() -> str:
+    """HeteroFL against training alone, by the client's width."""
+    rows: dict[float, list[dict[str, float]]] = {}
+    for row in result("widths")["widths"]:
+        rows.setdefault(row["width"], []).append(row)
+    methods = ("heterofl", "alone")
+    return table(
+        ["width", *methods],
+        [[f"{width:g}", *(_mean_percent(found, name) for name in methods)]
+         for width, found in rows.items()],
+    )  # fmt: skip
+
+
+def whole() -> str:
+    """The whole network of HeteroFL and FedRolex, where no client has it."""
+    found, methods = result("widths")["whole"], ("heterofl", "fedrolex")
+    return table(methods, [[_mean_percent(found, name) for name in methods]])
+
+
+def heirs() -> str:
+    """A newcomer of half the width, from a gene and from new weights."""
+    found = result("widths")["gene"]
+    return table(
+        ["a newcomer of half the width starts from", "accuracy"],
+        [["the gene", _mean_percent(found, "gene")], ["new weights", _mean_percent(found, "new")]],
+    )
+
+
+def _mean_percent(rows: list[dict[str, float]], key: str) -> str:
+    """Mean and standard error over seeds."""
+    values = [100 * row[key] for row in rows]
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    return f"{statistics.mean(values):.1f} ± {error:.1f} %"
+
+
 def scaffold() -> str:
     """SCAFFOLD with both kinds of control and two step sizes, against FedAvg."""
     measured = {

@@ -197,6 +197,9 @@ def test_a_data_frame_with_owners():
         assert set(data.owners[split.train]) == set(data.owners_test[split.test]) == {town}
 
 
+YES = [0, 1] * 30
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
@@ -205,13 +208,17 @@ def test_a_data_frame_with_owners():
         (lambda: from_table(frame()), "column 'town' of 'table' holds text"),
         (
             lambda: fit(from_arrays(*parts()), Reader),
-            "a batch of shape input_ids .* fails with .*unexpected keyword argument 'input_ids'",
+            "does not take the part 'input_ids' of a sample; it takes .*give the parts these names",
         ),
         (lambda: fit(from_arrays(*parts()), "mlp"), "need a model of your own"),
         (lambda: fit(from_arrays(*parts()), Named, augment=True), "crops need images"),
         (
             lambda: from_clients([parts(), ({"input_ids": np.zeros((4, 5))}, [0, 1, 0, 1])]),
             "samples must all have the parts input_ids, attention_mask, score",
+        ),
+        (
+            lambda: from_clients([(frame()[["a", "b"]], YES), (frame()[["b", "a"]], YES)]),
+            "client 1 of 'data' has the columns b, a, but the first client a, b",
         ),
     ],
 )

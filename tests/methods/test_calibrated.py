@@ -51,6 +51,22 @@ def three_classes(method, **more):
     return small(method, model, data=data, partition=partition.natural(valid=0), **usual | more)
 
 
+def test_what_the_initial_network_knows_is_not_added_again():
+    fed = three_classes(Calibrated(prior="initial", smooth=1e-9))
+    client = make_client(fed.engine.setup, ClientTask(0, 0, {}, {}))
+    shift = fed.method.start({"model": fed.initial}, {}, client)["model"][SHIFT]
+    uniform = Calibrated(smooth=1e-9).start({"model": fed.initial}, {}, client)["model"][SHIFT]
+    assert torch.allclose(shift - uniform, torch.tensor(math.log(3)))  # zeros predict thirds
+    # A network that predicts the shares of its client gets no shift at all.
+    knows = {**client.initial, "bias": torch.tensor([0.75, 0.25, 1e-9]).log()}
+    client = replace(client, initial=knows)
+    assert torch.allclose(
+        fed.method.start({"model": knows}, {}, client)["model"][SHIFT][:2],
+        torch.zeros(2),
+        atol=1e-5,
+    )
+
+
 def test_shares_that_are_only_used_leave_training_alone():
     plain, shifted = (build(method) for method in (FedAvg(), Calibrated(trained=False)))
     ends = [fed.fit(2, quiet=True) for fed in (plain, shifted)]

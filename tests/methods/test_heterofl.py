@@ -5,7 +5,10 @@ import torch
 from torch import nn
 
 from fedhelix import FedAvg, FedRolex, HeteroFL, Upload, UserError, load
+from fedhelix.components.subnetworks import cut, mask
 from fedhelix.core.tree import payload_bytes
+from fedhelix.engines.local import make_client
+from fedhelix.methods.heterofl import places
 from fedhelix.models.cnn import DIGITS, plain_cnn
 from helpers import small
 
@@ -16,6 +19,17 @@ HALF = HeteroFL(widths="0.5")
 def narrowing(width, activation=nn.ReLU, batch_norm=True):
     """The digits network at a width."""
     return plain_cnn((1, 8, 8), 10, DIGITS, [64], activation, batch_norm, width)
+
+
+def narrow_model(fed, state):
+    """What a client computes with, without the zeros around it."""
+    task = fed.tasks(state, [0], fed.context(state.round, 2))[0]
+    model = HALF.start(task.payload, {}, make_client(fed.engine.setup, task))["model"]
+    inside = places(fed.layers, task.payload["part"])
+    assert all(model[name].abs().sum() > 0 for name in inside if "weight" in name)
+    for name, axes in inside.items():
+        assert (model[name] * (1 - mask(axes, model[name]))).abs().sum() == 0
+    return cut(model, inside)
 
 
 @pytest.mark.parametrize(
@@ -30,11 +44,11 @@ def test_all_narrow_is_fedavg_of_the_narrow_network(settings, activation):
     norm = activation is nn.ReLU
     wide = small(HALF, lambda: narrowing(1.0, activation, norm), data=SOME, **settings)
     net = narrowing(0.5, activation, norm)
-    first = HALF.download(wide.initialize(2).server, 0, wide.context(0, 2))["model"]
+    first = narrow_model(wide, wide.initialize(2))
     net.load_state_dict(first)
     narrow = small(FedAvg(), net, data=SOME, **settings)
     one, other = wide.fit(2, quiet=True), narrow.fit(2, quiet=True)
-    part = HALF.download(one.state.server, 0, wide.context(2, 2))["model"]
+    part = narrow_model(wide, one.state)
     for name, value in other.state.server["model"].items():
         assert torch.allclose(part[name], value, atol=1e-5), name
     assert not torch.equal(part["conv2.weight"], first["conv2.weight"])
@@ -72,12 +86,40 @@ def test_every_value_is_averaged_over_those_who_have_it():
     assert torch.equal(alone[8:], fed.initial["conv2.weight"][8:])  # nobody had it
 
 
+def test_fewer_inputs_count_more():
+    fed = small(HALF, "digits-cnn", data=SOME)
+    first = fed.initialize(1)
+    part = narrow_model(fed, first)
+    initial = fed.initial
+    assert torch.equal(part["conv1.weight"], initial["conv1.weight"][:4])  # of the pixels
+    assert torch.equal(part["conv2.weight"], 2 * initial["conv2.weight"][:8, :4])
+    assert torch.equal(part["fc2.weight"], 2 * initial["fc2.weight"][:, :32])
+    assert torch.equal(part["fc2.bias"], initial["fc2.bias"])
+    still = small(HALF, "digits-cnn", data=SOME, epochs=0).fit(1, quiet=True)
+    for name, value in still.state.server["model"].items():
+        assert torch.allclose(value, initial[name], atol=1e-7), name
+
+
+def test_statistics_are_averaged_among_clients_of_one_width():
+    method = HeteroFL(widths="1/0.5")
+    fed = small(method, "digits-bn-cnn", clients=4, cohort=4)
+    ctx = fed.context(0, 1)
+    server, uploads = uploads_of(fed, method, (4, 8, 6, 10), ctx)  # 1, 3, 5 and 7 samples
+    after = method.aggregate(server, uploads, method.weights(server, uploads, ctx), ctx)
+    whole, half = (after["statistics"][width]["bn1.running_mean"] for width in ("1", "0.5"))
+    assert torch.allclose(whole, torch.tensor((4 + 5 * 6) / 6))
+    assert torch.allclose(half[:4], torch.tensor((3 * 8 + 7 * 10) / 10))
+    assert torch.equal(half[4:], torch.zeros(4))
+    assert torch.equal(method.model(after, ctx)["bn1.running_mean"], whole)
+
+
 def test_fedrolex_rolls_over_all_channels():
     method = FedRolex(widths="0.5")
     fed = small(method, "digits-cnn")
-    for round, places in [(0, [0, 1, 2, 3]), (6, [6, 7, 0, 1])]:
-        payload = method.download({"model": fed.initial}, 0, fed.context(round, 9))
-        assert torch.equal(payload["model"]["conv1.bias"], fed.initial["conv1.bias"][places])
+    for round, channels in [(0, [0, 1, 2, 3]), (6, [6, 7, 0, 1])]:
+        server = {"model": fed.initial, "statistics": {"0.5": {}}}
+        payload = method.download(server, 0, fed.context(round, 9))
+        assert torch.equal(payload["model"]["conv1.bias"], fed.initial["conv1.bias"][channels])
     trained = small(method, "digits-cnn", data=SOME, lr=0.5).fit(8, quiet=True)
     moved = trained.model().state_dict()["conv1.bias"] != trained.federation.initial["conv1.bias"]
     assert moved.all()  # eight channels, four at a time
@@ -111,13 +153,3 @@ def test_each_width_costs_its_own_bytes_and_newcomers_have_one():
 def test_what_cannot_work_gets_one_sentence(method, model, sentence):
     with pytest.raises(UserError, match=sentence):
         small(method, model, validation_size=0.1)
-
-
-@pytest.mark.parametrize("method", [HeteroFL(), FedRolex()], ids=str)
-def test_widths_are_equal_on_the_batched_engine(method):
-    one, other = (
-        small(method, "digits-bn-cnn", data=SOME, engine=engine).fit(2, quiet=True)
-        for engine in ("serial", "batched")
-    )
-    for name, value in one.state.server["model"].items():
-        assert torch.allclose(value, other.state.server["model"][name], atol=1e-4), name

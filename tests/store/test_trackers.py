@@ -55,6 +55,45 @@ def test_mlflow_reads_what_was_written_and_resumed(tmp_path, monkeypatch):
     assert steps == {record["round"]: record["accuracy"] for record in run.records}
 
 
+def offline_records(content):
+    """The records of an offline file: a log of blocks as LevelDB writes it, after seven bytes."""
+    at, parts = 7, b""
+    while len(content) - at >= 7:
+        left = 32768 - at % 32768
+        if left < 7:  # too short for another header
+            at += left
+            continue
+        size, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
+        parts += content[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # whole, or the last of its parts
+            yield parts
+            parts = b""
+
+
+def test_weights_and_biases_has_what_was_written_and_resumed(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    from wandb.proto import wandb_internal_pb2
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_PROJECT", "trial")
+    fit_and_stop(small(), 3, 1, tmp_path / "run", track="wandb")
+    identity = (tmp_path / "run" / "wandb.txt").read_text()
+    run = small().fit(3, out=tmp_path / "run", resume=True, track="wandb", quiet=True)
+    assert (tmp_path / "run" / "wandb.txt").read_text() == identity
+    wandb.teardown()  # its service has written everything
+    found, names = {}, set()
+    for file in sorted((tmp_path / "run" / "wandb").glob(f"offline-run-*/run-{identity}.wandb")):
+        for content in offline_records(file.read_bytes()):
+            record = wandb_internal_pb2.Record.FromString(content)
+            names.add((record.run.project, record.run.display_name))
+            items = {(*item.nested_key, item.key)[0]: item for item in record.history.item}
+            if "accuracy" in items:
+                found[record.history.step.num] = float(items["accuracy"].value_json)
+    assert found == pytest.approx({one["round"]: one["accuracy"] for one in run.records})
+    assert ("trial", "run") in names
+
+
 def test_only_finite_numbers_are_written():
     record = {
         "round": 3,
@@ -69,8 +108,10 @@ def test_only_finite_numbers_are_written():
 
 
 def test_what_cannot_be_tracked_is_refused_before_the_first_round(cli, tmp_path, monkeypatch):
-    with pytest.raises(UserError, match=r"unknown tracker 'wandb'; there are: mlflow, tensorboard"):
-        small().fit(1, out=tmp_path / "run", track="wandb")
+    with pytest.raises(
+        UserError, match=r"unknown tracker 'comet'; there are: mlflow, tensorboard, wandb"
+    ):
+        small().fit(1, out=tmp_path / "run", track="comet")
     with pytest.raises(UserError, match="tracking needs a run folder"):
         small().fit(1, track="tensorboard")
     original = builtins.__import__

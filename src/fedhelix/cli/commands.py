@@ -39,6 +39,11 @@ COMMANDS = {
         "Run every combination of some settings, with several seeds, and show all of them side by "
         "side.",
     ),
+    "tune": Entry(
+        "train",
+        "tune",
+        "Search for the settings with which each method is best on validation data, with Optuna.",
+    ),
     "bench": Entry(
         "bench", "bench", "Run a paper's experiment and print our figures beside the paper's."
     ),

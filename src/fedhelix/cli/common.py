@@ -23,7 +23,7 @@ Quiet = Annotated[
 Track = Annotated[
     str | None,
     typer.Option(
-        help="Write every round there too: tensorboard or mlflow.", rich_help_panel=OUTPUT
+        help="Write every round there too: tensorboard, mlflow or wandb.", rich_help_panel=OUTPUT
     ),
 ]
 Minutes = Annotated[

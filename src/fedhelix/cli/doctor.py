@@ -24,7 +24,8 @@ EXTRAS = {
     "flower": ("flwr", "deployments"),
     "ray": ("ray", "clusters"),
     "report": ("starlette", "the dashboard"),
-    "track": ("tensorboard", "TensorBoard and MLflow"),
+    "track": ("tensorboard", "TensorBoard, MLflow and Weights & Biases"),
+    "tune": ("optuna", "searches for settings"),
     "data": ("datasets", "downloads"),
     "privacy": ("dp-accounting", "differential privacy"),
 }

@@ -1,8 +1,10 @@
-"""`fedhelix run`, `resume`, `compare` and `sweep`."""
+"""`fedhelix run`, `resume`, `compare`, `sweep` and `tune`."""
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,11 +24,12 @@ from fedhelix.cli.common import (
 )
 from fedhelix.cli.flags import settings
 from fedhelix.core.errors import UserError
-from fedhelix.report.terminal import show_comparison, show_run
+from fedhelix.report.terminal import console, listing, show_comparison, show_run
 from fedhelix.runs import comparison, jobs
 from fedhelix.runs.jobs import Session
 from fedhelix.runs.spec import make_spec, make_specs
-from fedhelix.runs.sweep import read_sweep
+from fedhelix.runs.sweep import read_search, read_sweep
+from fedhelix.runs.tune import best, tune_all
 from fedhelix.store import RUNS, RunFolder
 
 
@@ -164,3 +167,55 @@ def sweep(
         )
     if folders:
         show_comparison(folder, folders, as_json)
+
+
+def tune(
+    file: Annotated[
+        Path, typer.Argument(help="A TOML file with methods, trials, [settings], [grid], [range].")
+    ],
+    minutes: Minutes = None,
+    engine: EngineName = None,
+    out: Out = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Search for the settings with which each method is best on validation data, with Optuna.
+
+    FILE says what to try, for example:
+
+      methods = ["fedavg", "fedprox"]
+      trials = 20
+      [settings]
+      rounds = 20
+      [grid]
+      epochs = [1, 2, 5]
+      [range]
+      lr = { low = 0.001, high = 1.0, log = true }
+      "fedprox.mu" = { low = 0.0, high = 1.0 }
+
+    Every method has equally many trials. One that is worse than most others were at the same round
+    ends early. The same command goes on where it was stopped.
+    """
+    search, folder = read_search(file), out or RUNS / f"tune-{file.stem}"
+    search = replace(search, settings=search.settings | places(engine=engine))
+    try:
+        trials = tune_all(search, folder, Session.limited(minutes, quiet or None))
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on where it stopped.", file=sys.stderr)
+        raise SystemExit(130) from None
+    if len(trials) < search.trials * len(search.methods):
+        print(
+            "fedhelix: the time is up; the same command goes on where it stopped.", file=sys.stderr
+        )
+    found = best(trials)
+    if as_json:
+        rows = [{"spec": one.spec, "valid": one.best, **vars(one)} for one in found.values()]
+        print(json.dumps(rows, indent=2))
+        return
+    table = listing("method", "trials", "validation", "best setting")
+    for method, one in found.items():
+        table.add_row(
+            method, str(sum(t.method == method for t in trials)), f"{one.best:.4f}", one.spec
+        )
+    console.print(table)
+    print(f"trials: {folder}")

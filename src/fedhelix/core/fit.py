@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ def probe(module: nn.Module, example: Inputs) -> Any:
     generators stay untouched.
     """
     modes, (args, keywords) = {p: p.training for p in module.modules()}, arguments(example)
+    _check_names(module, keywords)
     module.eval()
     try:
         with LENT, torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -33,6 +36,18 @@ def probe(module: nn.Module, example: Inputs) -> Any:
     finally:
         for part, training in modes.items():
             part.training = training
+
+
+def _check_names(module: nn.Module, keywords: Iterable[str]) -> None:
+    """Refuse samples with parts that the network's `forward` does not take."""
+    parameters = inspect.signature(module.forward).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    if unknown := [name for name in keywords if name not in parameters]:
+        raise UserError(
+            f"the model does not take the part '{unknown[0]}' of a sample; it takes "
+            f"{', '.join(parameters)}: give the parts these names, or leave the others out."
+        )
 
 
 def check_fits(module: nn.Module, example: Inputs, outputs: int | None = None) -> Tensor:

@@ -85,6 +85,8 @@ class Client(HasRenamed):
     valid_losses: Callable[[State], Tensor]
     # The gradient of the loss on each of its batches, at a model, which may change in between.
     gradients: Callable[[State], Iterator[State]]
+    # A model's outputs for its training samples, in evaluation mode.
+    outputs: Callable[[State], Tensor]
     # What its training samples are below the head of a model, in evaluation mode.
     features: Callable[[State], Tensor]
     # A model after a round's plain local training; turns see other batches.

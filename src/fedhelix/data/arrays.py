@@ -13,7 +13,7 @@ from torch import Tensor
 from fedhelix.core.errors import UserError
 from fedhelix.core.metrics import IGNORED
 from fedhelix.core.seeds import numpy_draw
-from fedhelix.data.checks import describe
+from fedhelix.data.checks import check_columns, describe
 from fedhelix.data.datasets import Dataset
 from fedhelix.data.fields import Fields, Parts, cat_padded, joined
 from fedhelix.data.readers import NPZ_ERRORS
@@ -151,6 +151,9 @@ def from_clients(
     if not raw:
         raise UserError(f"'{name}' has no clients; give at least one pair (x, y).")
     raw_tests = raw_test_parts(test, len(raw), name)
+    frames = {f"client {index} of '{name}'": x for index, (x, _) in enumerate(raw)}
+    frames |= {f"test part {index} of '{name}'": x for index, (x, _) in enumerate(raw_tests)}
+    check_columns(frames)
     targets, labels = coded([y for _, y in (*raw, *raw_tests)])
     parts = [
         read_pair(x, y, f"client {index} of '{name}'")

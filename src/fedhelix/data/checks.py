@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +30,18 @@ def check_pool(pool: Pool, classes: int | None) -> None:
         _check_regression(pool)
     else:
         _check_labels(pool, classes)
+
+
+def check_columns(frames: Mapping[str, Any]) -> None:
+    """Refuse data frames of one federation whose columns differ in name or order."""
+    named = {what: list(x.columns) for what, x in frames.items() if hasattr(x, "columns")}
+    first = next(iter(named.values()), [])
+    for what, columns in named.items():
+        if columns != first:
+            raise UserError(
+                f"{what} has the columns {', '.join(map(str, columns))}, but the first client "
+                f"{', '.join(map(str, first))}; give everybody the same ones in the same order."
+            )
 
 
 def describe(x: Tensor) -> str:

@@ -139,9 +139,9 @@ class Federation(FederationSetup):
         """Train for some rounds with live progress; with `out`, into a run folder to resume from.
 
         `watch` sees every new record once it is kept; it may raise KeyboardInterrupt to stop after
-        that round. With `track` ("tensorboard" or "mlflow") every record goes there too. With
-        `client_state="disk"` what clients keep lies in the run folder and is read when they are
-        sampled, however many there are.
+        that round. With `track` ("tensorboard", "mlflow" or "wandb") every record goes there too.
+        With `client_state="disk"` what clients keep lies in the run folder and is read when they
+        are sampled, however many there are.
         """
         self._check_arguments(rounds, eval_every, checkpoint_every, out, track, client_state)
         run = Run(self, [], FederationState(0, {}, {}))

@@ -5,6 +5,7 @@ not have to learn it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from fedhelix.core.tree import State, Tree, drop
 from fedhelix.core.wrapper import Wrapper
 from fedhelix.methods.fedavg import FedAvg
 
+Prior = Literal["uniform", "initial"]
 USED = "shifted"  # the model that carries the shares where no other does
 
 
@@ -24,7 +26,12 @@ def log_shares(targets: Tensor, classes: int, smooth: float) -> Tensor:
     """The logarithms of the class shares, with `smooth` added to the count of every class."""
     ones = torch.ones(len(targets), device=targets.device)
     counts = torch.zeros(classes, device=targets.device).index_add(0, targets, ones)
-    return ((counts + smooth) / (len(targets) + smooth * classes)).log()
+    return smoothed_log(counts, smooth)
+
+
+def smoothed_log(counts: Tensor, smooth: float) -> Tensor:
+    """The logarithms of the shares of some counts, with `smooth` added to each."""
+    return ((counts + smooth) / (counts.sum() + smooth * len(counts))).log()
 
 
 @register("calibrated", paper="fedhelix; after balanced softmax, Ren et al., NeurIPS 2020")
@@ -44,6 +51,10 @@ class Calibrated(Wrapper):
     )
     sharpen: float = option(
         1.0, "how much more the shares count when a model is used than in training", above=0
+    )
+    prior: Prior = option(
+        "uniform",
+        "shares that the initial network knows already: none, or (pretrained) those it predicts",
     )
 
     @property
@@ -67,7 +78,11 @@ class Calibrated(Wrapper):
         does, which is only used.
         """
         assert client.classes is not None
-        shift = self.tau * log_shares(client.targets(), client.classes, self.smooth)
+        shift = log_shares(client.targets(), client.classes, self.smooth)
+        if self.prior == "initial":
+            predicted = client.outputs(client.initial).softmax(1).sum(0)
+            shift = shift - smoothed_log(predicted, self.smooth)
+        shift = self.tau * shift
         models = super().start(payload, client_state, client)
         if not self.trained:
             used = models[self.inner.personal(models)]

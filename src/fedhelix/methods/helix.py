@@ -10,7 +10,7 @@ from fedhelix.core.options import option
 from fedhelix.core.registry import register
 from fedhelix.core.wrapper import Wrapper
 from fedhelix.methods.ancestors import Ancestors
-from fedhelix.methods.calibrated import Calibrated
+from fedhelix.methods.calibrated import Calibrated, Prior
 from fedhelix.methods.compact import Compact
 from fedhelix.methods.cull import Cull
 from fedhelix.methods.fedavg import FedAvg
@@ -30,6 +30,9 @@ class Helix(Wrapper):
     smooth: float = option(1.0, "calibrated: added to the count of every class", above=0)
     sharpen: float = option(
         1.5, "calibrated: how much more class shares count when a model is used", above=0
+    )
+    prior: Prior = option(
+        "uniform", "calibrated: for a pretrained network initial, whose shares then count as known"
     )
     bits: Literal[1, 2, 4, 8, 32] = option(
         1, "compact: bits per value of an update; 32 switches it off"
@@ -62,7 +65,9 @@ class Helix(Wrapper):
         if self.finish:
             method = Finish(method, self.ft_rate)
         if self.tau:
-            method = Calibrated(method, self.tau, self.smooth, sharpen=self.sharpen)
+            method = Calibrated(
+                method, self.tau, self.smooth, sharpen=self.sharpen, prior=self.prior
+            )
         if self.cull:
             method = Cull(method, self.margin, self.rho_min)
         if self.bits != 32:

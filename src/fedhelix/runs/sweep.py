@@ -10,6 +10,14 @@ data = "digits"
 [grid]                          # every combination is run
 lr = [0.05, 0.1]
 "genfed.rho_max" = [3, 5]       # for this method only
+
+`fedhelix tune` reads the same file. It chooses from the grid's lists, and from ranges:
+
+trials = 20                     # of every method
+
+[range]
+lr = { low = 0.001, high = 1.0, log = true }
+epochs = { low = 1, high = 5 }
 """
 
 from __future__ import annotations
@@ -24,7 +32,10 @@ from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.registry import is_known, resolve
 from fedhelix.runs.config import flat, layered
 
-KEYS = {"methods": list, "seeds": int, "settings": dict, "grid": dict}
+KEYS = {
+    "methods": list, "seeds": int, "settings": dict, "grid": dict, "trials": int, "range": dict,
+}  # fmt: skip
+Space = dict[str, Any]  # for each key a list of values, or a range
 
 
 @dataclass(frozen=True)
@@ -36,8 +47,62 @@ class Sweep:
     seeds: int
 
 
+@dataclass(frozen=True)
+class Search:
+    """What a file asks `fedhelix tune` for."""
+
+    methods: list[str]
+    settings: dict[str, Any]
+    space: Space
+    trials: int
+
+
 def read_sweep(file: str | Path) -> Sweep:
     """The sweep that a TOML file describes."""
+    content = _checked(file)
+    if "range" in content or "trials" in content:
+        raise UserError(f"'{file}' has ranges or trials; use `fedhelix tune` instead of `sweep`.")
+    grid = flat(content.get("grid", {}))
+    return Sweep(
+        [variant for method in content["methods"] for variant in variants(str(method), grid)],
+        _settings(content),
+        content.get("seeds", 1),
+    )
+
+
+def read_search(file: str | Path) -> Search:
+    """The search that a TOML file describes."""
+    content = _checked(file)
+    ranges, trials = dict(content.get("range", {})), content.get("trials", 20)
+    for key, given in ranges.items():
+        _check_range(f"'{key}' in the ranges of '{file}'", given)
+    space = {**flat(content.get("grid", {})), **ranges}
+    if not space:
+        raise UserError(f"'{file}' has neither a grid nor ranges to search in.")
+    if trials < 1:
+        raise UserError(f"'trials' in '{file}' must be at least 1, not {trials}.")
+    return Search([str(method) for method in content["methods"]], _settings(content), space, trials)
+
+
+def _check_range(what: str, given: Any) -> None:
+    """A range has two numbers in order; on a logarithmic scale they are positive."""
+    example = "{ low = 0.001, high = 1.0, log = true }"
+    if not isinstance(given, dict) or not {"low", "high"} <= given.keys() <= {"low", "high", "log"}:
+        raise UserError(f"{what} must be a range such as {example}, not {given!r}.")
+    numbers = [given["low"], given["high"]]
+    fine = all(isinstance(x, int | float) and not isinstance(x, bool) for x in numbers)
+    if not fine or not numbers[0] < numbers[1] or (given.get("log") and numbers[0] <= 0):
+        raise UserError(f"{what} needs numbers low < high, above 0 with log, not {given!r}.")
+
+
+def _settings(content: dict[str, Any]) -> dict[str, Any]:
+    settings = dict(content.get("settings", {}))
+    preset = settings.pop("preset", None)
+    return layered(preset) | flat(settings)
+
+
+def _checked(file: str | Path) -> dict[str, Any]:
+    """The content of a file, whose keys have the right types and concern its methods."""
     content = toml.read(file)
     for key, value in content.items():
         if key not in KEYS:
@@ -45,6 +110,7 @@ def read_sweep(file: str | Path) -> Sweep:
         if not isinstance(value, KEYS[key]):
             raise UserError(f"'{key}' in '{file}' must be a {KEYS[key].__name__}, not {value!r}.")
     methods, grid = content.get("methods", []), flat(content.get("grid", {}))
+    searched = {**grid, **content.get("range", {})}
     if not methods:
         raise UserError(
             f'\'{file}\' names no methods; write for example methods = ["fedavg", "genfed"].'
@@ -55,36 +121,40 @@ def read_sweep(file: str | Path) -> Sweep:
                 f"'{key}' in the grid of '{file}' must be a list of values, not {values!r}."
             )
     known = {kind.name for method in methods for kind in resolve(str(method).partition("@")[0])}
-    for key in grid:
+    for key in searched:
         group, _, rest = key.partition(".")
         if rest and is_known(group) and group not in known:
             raise UserError(
                 f"'{key}' in the grid of '{file}' concerns none of its methods; leave it out."
             )
-    settings = dict(content.get("settings", {}))
-    preset = settings.pop("preset", None)
-    return Sweep(
-        [variant for method in methods for variant in variants(str(method), grid)],
-        layered(preset) | flat(settings),
-        content.get("seeds", 1),
-    )
+    return content
 
 
-def variants(method: str, grid: dict[str, list[Any]]) -> list[str]:
+def variants(method: str, grid: Space) -> list[str]:
     """The method with every combination of the values that concern it: `fedavg@lr=0.1,epochs=2`."""
+    mine = concerned(method, grid)
+    return [
+        variant(method, dict(zip(mine, chosen, strict=True)))
+        for chosen in itertools.product(*mine.values())
+    ]
+
+
+def concerned(method: str, space: Space) -> Space:
+    """The keys that concern a method, without its name."""
     names = {kind.name for kind in resolve(method.partition("@")[0])}
-    mine = {
+    return {
         rest if rest and group in names else key: values
-        for key, values in grid.items()
+        for key, values in space.items()
         for group, _, rest in [key.partition(".")]
         if not rest or group in names or group == "method" or not is_known(group)
     }
-    specs = []
-    for chosen in itertools.product(*mine.values()):
-        pairs = ",".join(f"{key}={_text(value)}" for key, value in zip(mine, chosen, strict=True))
-        joint = "," if "@" in method else "@"
-        specs.append(f"{method}{joint}{pairs}" if pairs else method)
-    return specs
+
+
+def variant(method: str, chosen: dict[str, Any]) -> str:
+    """The method with some values of its own."""
+    pairs = ",".join(f"{key}={_text(value)}" for key, value in chosen.items())
+    joint = "," if "@" in method else "@"
+    return f"{method}{joint}{pairs}" if pairs else method
 
 
 def _text(value: Any) -> str:

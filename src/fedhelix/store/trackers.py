@@ -1,4 +1,4 @@
-"""Writes records to TensorBoard and MLflow."""
+"""Writes records to TensorBoard, MLflow and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -109,9 +109,43 @@ class MLflow:
         self.client.log_batch(self.id, metrics=metrics)
 
 
+class WeightsAndBiases:
+    """A run of Weights & Biases; its files lie in the folder of the run.
+
+    Its own variables apply: WANDB_PROJECT, WANDB_ENTITY, and WANDB_MODE=offline.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], done: int) -> None:
+        wandb = from_extra("wandb", "track")
+        id_file = folder / "wandb.txt"  # by which a resumed run continues the same one
+        known = id_file.read_text().strip() if id_file.exists() else None
+        try:
+            self.run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "fedhelix"), name=folder.name,
+                dir=str(folder), config=toml.flat(config), id=known, resume="allow",
+                settings=wandb.Settings(silent=True, console="off"),
+            )  # fmt: skip
+        except wandb.Error as problem:
+            raise UserError(
+                f"Weights & Biases does not take this run: {str(problem).splitlines()[0]}"
+            ) from None
+        write_atomically(id_file, self.run.id.encode())
+
+    def __enter__(self) -> WeightsAndBiases:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.run.finish(exit_code=0 if kind is None else 1)
+
+    def update(self, record: Mapping[str, Any]) -> None:
+        """Write the record of one round."""
+        self.run.log(numbers(record), step=record["round"])
+
+
 TRACKERS: dict[str, Callable[[Path, Mapping[str, Any], int], Tracker]] = {
     "tensorboard": TensorBoard,
     "mlflow": MLflow,
+    "wandb": WeightsAndBiases,
 }
 
 

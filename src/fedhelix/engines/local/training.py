@@ -112,6 +112,7 @@ def make_client(setup: Setup, task: ClientTask) -> Client:
         valid=valid,
         valid_losses=valid_losses,
         gradients=gradients,
+        outputs=lambda state: predict(setup, state, "train", indices),
         features=lambda state: training_features(setup, state, indices),
         train=train_alone,
         deployed=setup.deployed,
