@@ -6,7 +6,7 @@ Commands are forked; most of their first kills come at a file operation in the j
 one of them in turn, the others at a random moment. Each job is then continued (and sometimes killed
 again at a random moment) until it is done; its
 records, but for seconds, and its checkpoints must equal those of a job that was left alone, and no
-temporary file may be left. One kill in seven concerns a deployment of real processes, of which the
+temporary file may be left. One kill in ten concerns a deployment of real processes, of which the
 server app, the SuperLink, a site, its worker or the network dies, several times in one run.
 """
 
@@ -39,12 +39,13 @@ from killed.jobs import JOBS, Kill, Outcome, Right
 from measured import origin, write
 
 HERE = Path(__file__).parent
+END_SECONDS = 300.0  # that a run of a deployment may take after its last kill
 REAL = "processes"  # a deployment of real ones
 REAL_KILLS = 5  # in one run
-REAL_SHARE = 0.15  # of all kills
+REAL_SHARE = 0.1  # of all kills
 REAL_WORKERS = 2 / 3  # at most
 MOMENTS = 10  # one kill of so many comes at a random moment
-LAST_SECONDS = 60.0  # before the time is up, in which no new run of a deployment begins
+LAST_SECONDS = 150.0  # before the time is up, in which no new run of a deployment begins
 
 
 class Session(NamedTuple):
@@ -70,18 +71,22 @@ def session(wanted: Session) -> dict[str, Any]:
     paths = os.pathsep.join([str(HERE), *filter(None, sys.path)])
     command = [sys.executable, "-m", "killed.deployments", str(place)]
     options = {"--kills": wanted.kills, "--seed": wanted.seed, "--seconds": wanted.seconds}
-    done = subprocess.run(
-        [*command, *(str(word) for pair in options.items() for word in pair)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={
-            **os.environ,
-            "PYTHONPATH": paths,
-            "PATH": os.pathsep.join([os.environ.get("PATH", ""), str(programs(place / "bin"))]),
-            "OMP_NUM_THREADS": "1",
-        },
-    )
+    try:
+        done = subprocess.run(
+            [*command, *(str(word) for pair in options.items() for word in pair)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=wanted.seconds + END_SECONDS,
+            env={
+                **os.environ,
+                "PYTHONPATH": paths,
+                "PATH": os.pathsep.join([os.environ.get("PATH", ""), str(programs(place / "bin"))]),
+                "OMP_NUM_THREADS": "1",
+            },
+        )
+    except subprocess.TimeoutExpired:
+        return {"killed": [], "failed": "the run does not end"}
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines()
         return {"killed": [], "failed": lines[-1] if lines else done.returncode}
