@@ -165,7 +165,7 @@ def files(folder: Path) -> set[Path]:
     [
         ("run fedavgg", "unknown method 'fedavgg'; did you mean 'fedavg'?"),
         ("run xyz", "unknown method 'xyz'; there are: "),
-        ("run mine.py", "there is no file 'mine.py' to take a method from."),
+        ("run mine.py", "there is no file 'mine.py'."),
         ("run", "Missing argument 'METHOD'; see `fedhelix run --help`."),
         ("compare", "Missing argument 'METHOD...'"),
         ("compare fedavg fedavg", "'fedavg' is named twice; a comparison needs different methods."),

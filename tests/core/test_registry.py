@@ -112,7 +112,7 @@ def test_files_without_a_method(write, text, sentence):
 
 
 def test_a_missing_file(tmp_path):
-    with pytest.raises(UserError, match=r"there is no file '.*none\.py' to take a method from"):
+    with pytest.raises(UserError, match=r"there is no file '.*none\.py'"):
         method_type(str(tmp_path / "none.py"))
 
 
