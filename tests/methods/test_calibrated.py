@@ -80,6 +80,16 @@ def test_shares_that_are_only_used_leave_training_alone():
     assert ends[0].records[-1]["personal_accuracy"] < ends[1].records[-1]["personal_accuracy"]
 
 
+def test_sharper_shares_change_the_models_in_use_alone():
+    plain, sharp = (build(Calibrated(sharpen=factor)).fit(2, quiet=True) for factor in (1.0, 1.5))
+    assert same(plain.state.server, sharp.state.server)
+    x = DIGITS.prepare(DIGITS.x_test[:5])
+    fed = plain.federation
+    shares = log_shares(fed.data.y[fed.splits[1].train], 10, 1.0)
+    difference = sharp.personal(1)(x) - plain.personal(1)(x)
+    torch.testing.assert_close(difference, (0.5 * shares).expand_as(difference))
+
+
 def test_log_shares_by_hand():
     # Counts 3, 1, 0 and one more each: 4, 2, 1 of 7.
     found = log_shares(torch.tensor([0, 0, 1, 0]), 3, 1.0)

@@ -96,8 +96,8 @@ class Calibrated(Wrapper):
         return self.inner.personal(models) if self.trained else USED
 
     def choose(self, models: dict[str, State], client: Client) -> str:
-        """Client: as the inner method, with sharper shares: a model that few samples have trained is
-        too sure of the classes that the client lacks.
+        """Client: as the inner method, with sharper shares: trained on few samples, a model is too
+        sure of classes that the client lacks.
         """
         name = self.inner.choose(models, client) if self.trained else USED
         models[name] = {**models[name], SHIFT: self.sharpen * models[name][SHIFT]}

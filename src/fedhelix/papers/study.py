@@ -32,7 +32,10 @@ ADDED = {
     "eval_trained": False,
     "shift": "none",
     "newcomers_samples": None,
+    "standardize": False,
 }
+# The same for options of methods.
+ADDED_OPTIONS = {"sharpen": 1.0, "prior": "uniform"}
 
 CellRuns = list[tuple[Cell, dict[Path, RunSpec]]]  # the runs of every cell by folder
 
@@ -164,6 +167,11 @@ def folder_name(spec: RunSpec) -> str:
     if spec.config.devices is None:
         left_out |= {field.name for field in fields(Devices)}  # runs of before keep their names
     settings = {key: value for key, value in spec.as_dict().items() if key not in left_out}
+    settings["method"] = {
+        key: value
+        for key, value in settings["method"].items()
+        if key not in ADDED_OPTIONS or value != ADDED_OPTIONS[key]
+    }
     text = json.dumps(settings, sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode()).hexdigest()[:10]
     name = f"{spec.method.label}-{spec.config.data}-seed{spec.config.seed}-{digest}"

@@ -14,6 +14,7 @@ FULL = Row("Helix, 32 bits", "helix", {"helix.bits": 32})
 # Tuned on Fashion-MNIST, CIFAR-10 and EMNIST in these settings; SVHN and CIFAR-100 were held out.
 HELD_OUT = ("SVHN", "CIFAR-100")
 
+PLAIN = {"helix.sharpen": 1.0}
 NO_SERVER_DATA = {"supplement_size": 0.0, "validation_size": 0.0}
 GENFED = [
     Row("FedAvg, no server data", "fedavg", NO_SERVER_DATA),
@@ -28,6 +29,9 @@ GENFED = [
     FULL,
     HELIX,
     Row("Helix, no server data", "helix", NO_SERVER_DATA),
+    # The same shared models; personal ones without sharper class shares.
+    Row("Helix, plain shares", "helix", PLAIN),
+    Row("Helix, plain shares, no server data", "helix", {**PLAIN, **NO_SERVER_DATA}),
 ]
 
 PFEDGPA = [
@@ -56,7 +60,7 @@ GENE_FL = [
 WITHOUT = [
     HELIX,
     Row("without calibration", "helix", {"helix.tau": 0.0}),
-    Row("without sharper shares", "helix", {"helix.sharpen": 1.0}),
+    Row("without sharper shares", "helix", PLAIN),
     FULL,
     Row("without cull", "helix", {"helix.cull": False}),
     Row("without momentum", "helix", {"helix.server_momentum": 0.0}),
