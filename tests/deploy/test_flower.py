@@ -61,13 +61,13 @@ def test_the_superlink_has_what_we_hook_into():
         assert path in paths, f"the SuperLink has no {path}, which LongPoll watches."
 
 
-def test_the_loopback_check_is_outermost(monkeypatch):
+def test_only_probes_come_before_the_loopback_check(monkeypatch):
     apps = []
     monkeypatch.setattr(flowers, "create_app", flowers.create_app)  # restored after the test
     monkeypatch.setattr(superlink, "flower_superlink", lambda: apps.append(flowers.create_app()))
     superlink.main()
-    ours = [middleware.cls for middleware in apps[0].user_middleware[:2]]
-    assert ours == [superlink.LoopbackOnly, superlink.LongPoll]
+    ours = [middleware.cls for middleware in apps[0].user_middleware[:3]]
+    assert ours == [superlink.Probes, superlink.LoopbackOnly, superlink.LongPoll]
 
 
 def test_every_middleware_of_the_superlink_is_known():

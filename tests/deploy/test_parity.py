@@ -168,7 +168,8 @@ def test_class_shares_stay_at_their_sites(spec, tmp_path):
 
         deployment.grid.answers[node] = heard
     run = deployment.fit(spec_for(spec))
-    files = [path for path in tmp_path.rglob("*.safetensors") if path.name != MODEL]  # its own
+    own = (MODEL, "used.safetensors")  # at the site, for its own use
+    files = [path for path in tmp_path.rglob("*.safetensors") if path.name not in own]
     kept = [path.read_bytes() for path in files]
     assert wire and bool(kept) == (spec == "helix")  # whose clients keep what a code lost
     shares = []

@@ -257,7 +257,9 @@ def test_what_comes_by_message_and_from_disk_is_moved_to_the_site_s_device(tmp_p
     monkeypatch.setattr(
         site,
         "_setup_for",
-        lambda *_: SimpleNamespace(device=other_device, initial={"w": torch.ones(2)}),
+        lambda *_: SimpleNamespace(
+            device=other_device, initial={"w": torch.ones(2)}, method=make_spec("fedavg", {}).method
+        ),
     )
     SiteState(tmp_path / EXPERIMENT / "a").write(0, {"head": {"w": torch.ones(2)}})
     message = messages.Message(

@@ -499,6 +499,6 @@ class _Double(nn.Module):
 def test_the_hook_is_fedavgs_for_everybody_else():
     packing = [name for name, kind in METHODS.items() if kind().overrides("decode")]
     # Helix holds a compact.
-    assert sorted(packing) == ["compact", "fedrolex", "flexlora", "helix", "heterofl"]
+    assert sorted(packing) == ["compact", "fedrolex", "flexlora", "helix", "heterofl", "secure"]
     tree = {"model": {}}
     assert Method().decode(tree, {}, None) is tree

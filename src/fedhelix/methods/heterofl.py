@@ -69,7 +69,7 @@ class HeteroFL(FedAvg):
         """Server: the client's part of the network, and which it is."""
         widths = self._widths()
         width = widths[client % len(widths)]
-        part = {"width": width, "start": self._start(ctx)}
+        part = {"width": float(width), "start": self._start(ctx)}
         model = {**server["model"], **server["statistics"][width]}
         return {"model": cut(model, places(ctx.layers, part)), "part": part}
 
@@ -111,7 +111,7 @@ class HeteroFL(FedAvg):
         """
         statistics = dict(server["statistics"])
         for width in statistics:
-            same = [float(part_of(upload)["width"] == width) for upload in uploads]
+            same = [float(part_of(upload)["width"] == float(width)) for upload in uploads]
             shares = [weight * mine for weight, mine in zip(weights, same, strict=True)]
             statistics[width] = mean_of_parts(statistics[width], uploads, shares, ctx.layers)
         model = mean_of_parts(server["model"], uploads, weights, ctx.layers)
