@@ -5,7 +5,7 @@
 A small transformer is trained on other files first, as a public model would be. From there FedAvg,
 FedPer and Helix train all of it, FedIT adapters of rank 4 in its linear layers.
 
-The learning rate of all but FedIT was chosen by seed 0's test perplexities, for want of a validation
+The learning rate of all but FedIT was chosen by seed 0's test perplexities, without a validation
 part, so their figures are a little too good.
 """
 
