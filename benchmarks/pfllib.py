@@ -17,13 +17,13 @@ import json
 import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from measured import origin, write
-from torch import nn
 
 from fedhelix import Dataset, Federation, from_clients, load, partition
 from fedhelix.models.cnn import Conv, plain_cnn
@@ -49,6 +49,8 @@ PUBLISHED = {
     "fedproto": 97.40,
 }
 OURS = ("fedavg-ft", "helix")
+# 5×5 convolutions of 32 and 64 channels, 512 features.
+NETWORK = partial(plain_cnn, convs=[Conv(32, 5), Conv(64, 5)], hidden=[512])
 
 
 class Job(NamedTuple):
@@ -82,7 +84,8 @@ def federated(seed: int, data_dir: str | None) -> Dataset:
     """Fashion-MNIST as PFLlib deals it out."""
     pool = load("fashion-mnist", data_dir=data_dir)
     x, y = torch.cat([pool.x, pool.x_test]), torch.cat([pool.y, pool.y_test])
-    train, test = [], []
+    train: list[tuple[torch.Tensor, torch.Tensor]] = []
+    test: list[tuple[torch.Tensor, torch.Tensor]] = []
     for mine in owners(y.numpy(), np.random.default_rng(seed)):
         cut = int(TRAINED * len(mine))
         for parts, samples in ((train, mine[:cut]), (test, mine[cut:])):
@@ -90,18 +93,13 @@ def federated(seed: int, data_dir: str | None) -> Dataset:
     return from_clients(train, test, classes=10, mean=(0.5,), std=(0.5,))
 
 
-def network(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """PFLlib's CNN: 5×5 convolutions of 32 and 64 channels, 512 features."""
-    return plain_cnn(shape, outputs, [Conv(32, 5), Conv(64, 5)], [512])
-
-
 def run(job: Job) -> dict[str, Any]:
     """One method's best round, by the accuracy over all test images."""
     torch.set_num_threads(1)
     data = federated(job.seed, job.data_dir)
     fed = Federation(
-        data, partition.natural(valid=0.0), model=network, method=job.method, seed=job.seed, device=job.device,
-        cohort=CLIENTS, epochs=1, batch_size=10, lr=0.005, momentum=0.0,
+        data, partition.natural(valid=0.0), model=NETWORK, method=job.method, seed=job.seed,
+        device=job.device, cohort=CLIENTS, epochs=1, batch_size=10, lr=0.005, momentum=0.0,
     )  # fmt: skip
     done = fed.fit(job.rounds, eval_every=min(EVAL_EVERY, job.rounds), quiet=True)
     assert data.owners_test is not None
