@@ -30,7 +30,7 @@ from fedhelix.store import RunFolder
 from killed.jobs import UNEQUAL, leftovers
 from killed.proxy import Proxy
 
-SITES, POLICY = 2, ["deadline=300", "patience=300"]
+SITES, POLICY = 2, ["deadline=300", "patience=300", "grace=300"]
 SMALL = {"epochs": 1, "batch_size": 256, "kernels": "onednn", "model": "mlp", "train_samples": 200}
 PARTS = ("site", "SuperLink", "network", "worker", "server app")
 SHARES = (3, 2, 3, 3, 1)  # Flower takes a minute to find that a server app is gone
