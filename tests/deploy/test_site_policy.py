@@ -122,6 +122,28 @@ def test_a_request_that_takes_too_long_is_ended(monkeypatch):
     worker.stop()
 
 
+ECHO = """
+import sys
+while size := sys.stdin.buffer.read(8):
+    sys.stdout.buffer.write(size + sys.stdin.buffer.read(int.from_bytes(size)))
+    sys.stdout.flush()
+"""
+
+
+def test_a_worker_that_was_killed_is_replaced():
+    worker = SiteProcess([])
+    worker.command = [sys.executable, "-c", ECHO]
+    assert worker.answer(b"keys") == b"keys"
+    worker.stop()
+    assert worker.answer(b"shares") == b"shares"
+    worker.process.kill()  # it may be gone when the request comes, or die over it
+    assert worker.answer(b"train") == b"train"
+    worker.stop()
+    worker.command = [sys.executable, "-c", "raise SystemExit(3)"]
+    with pytest.raises(EngineFailure, match=r"died twice over one request \(exit code 3\)"):
+        worker.answer(b"train")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
