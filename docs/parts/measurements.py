@@ -281,6 +281,17 @@ def masking() -> str:
     return f"`{measured['command']}` ({where})\n\n{table(['clients', *heads], rows)}"
 
 
+def masked_words() -> str:
+    """Bytes and accuracy with words of fewer bits."""
+    measured = result("masked_words")["digits"]
+    rows = [
+        [row["method"], f"{row['uplink_bytes'] / 1e6:.2f}", percent(row, "accuracy")]
+        for row in measured["table"]
+    ]
+    heads = ["method", "MB uploaded", "accuracy %"]
+    return f"`{measured['command']}`\n\n{table(heads, rows)}"
+
+
 def privacy() -> str:
     """Accuracy against epsilon."""
     if not exists("privacy"):

@@ -45,10 +45,11 @@ def silenced(deployment, kind, who, round=0):
     return deployment
 
 
-def test_sites_and_simulation_agree_to_the_bit(tmp_path):
-    spec = spec_for()
+@pytest.mark.parametrize(("method", "rounds"), [("secure", 2), ("secure@word_bits=8", 1)])
+def test_sites_and_simulation_agree_to_the_bit(tmp_path, method, rounds):
+    spec = spec_for(method, rounds=rounds)
     run = InProcessDeployment(tmp_path, 4).fit(spec)
-    simulated = spec.config.federation(spec.method).fit(2, quiet=True)
+    simulated = spec.config.federation(spec.method).fit(rounds, quiet=True)
     assert same(run.state.server, simulated.state.server)
     assert run.records[-1]["other_bytes"] == simulated.records[-1]["other_bytes"]
 
@@ -129,6 +130,7 @@ def test_a_site_that_was_started_again_has_lost_its_keys(tmp_path):
         ("masking_shares", {"x": torch.zeros(148, dtype=torch.uint8)}, "no keys or shares"),
         ("train", {"words": torch.zeros(7, dtype=torch.int32)}, "another shape or type"),
         ("train", {"words": torch.zeros(7)}, "another shape or type"),
+        ("train", {"words": torch.zeros(650, dtype=torch.int8)}, "another shape or type"),
     ],
 )
 def test_nonsense_of_a_site_makes_it_drop_out(tmp_path, kind, body, said):
