@@ -83,6 +83,15 @@ CASES = {
 }  # fmt: skip
 
 
+def test_a_method_may_run_whether_or_not_its_fedavg_is_named():
+    for allowed, asked in [
+        ("secure+private+fedavg", "secure+private"),
+        ("secure", "secure+fedavg"),
+    ]:
+        SitePolicy(methods=(allowed,)).check_run(make_spec(asked, SMALL), None)
+    SitePolicy(methods=("helix",)).check_run(make_spec("helix@cull=false", SMALL), None)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_server_that_asks_for_more_than_the_policy_allows_is_refused(case, tmp_path, monkeypatch):
     rules, method, settings, header, body, said = CASES[case]

@@ -129,6 +129,11 @@ def make(spec: str, options: dict[str, Any] | None = None) -> Method:
     homes = {name: number for number, kind in enumerate(chain) for name in option_names(kind)}
     parts: list[dict[str, Any]] = [{} for _ in chain]
     for key, value in (options or {}).items():
+        if key not in homes and (around := _wrappers_with(key)):
+            raise UserError(
+                f"{spec} has no option {key}; {' and '.join(around)} add it: write "
+                f"{around[0]}+{spec}."
+            )
         name = find(key, homes, f"key of the method {spec}")
         parts[homes[name]][name] = value
     method: Method | None = None
@@ -138,6 +143,12 @@ def make(spec: str, options: dict[str, Any] | None = None) -> Method:
         )
     assert method is not None
     return method
+
+
+def _wrappers_with(key: str) -> list[str]:
+    return sorted(
+        name for name, kind in METHODS.items() if is_wrapper(kind) and key in option_names(kind)
+    )
 
 
 def is_known(spec: str) -> bool:
