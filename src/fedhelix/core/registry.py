@@ -130,10 +130,8 @@ def make(spec: str, options: dict[str, Any] | None = None) -> Method:
     parts: list[dict[str, Any]] = [{} for _ in chain]
     for key, value in (options or {}).items():
         if key not in homes and (around := _wrappers_with(key)):
-            raise UserError(
-                f"{spec} has no option {key}; {' and '.join(around)} add it: write "
-                f"{around[0]}+{spec}."
-            )
+            with_it = " or ".join(f"{name}+{spec}" for name in around)
+            raise UserError(f"{spec} has no option {key}; use {with_it}.")
         name = find(key, homes, f"key of the method {spec}")
         parts[homes[name]][name] = value
     method: Method | None = None
