@@ -181,13 +181,14 @@ def test_a_run_stops_with_the_sites_own_sentence(tmp_path):
         deployment.fit(make_spec("fedavg", {**SMALL, "clients": 3}))
 
 
-@pytest.mark.filterwarnings("ignore:training has diverged")  # no losses, no numbers
-def test_a_site_that_reports_no_metrics_still_trains(tmp_path):
+@pytest.mark.filterwarnings("error")
+def test_a_run_whose_sites_report_no_metrics_trains_and_has_not_diverged(tmp_path):
     deployment = InProcessDeployment(tmp_path, 3)
     for site in deployment.sites:
         site.policy = SitePolicy(metrics=False)
     run = deployment.fit(make_spec("fedavg", {**SMALL, "clients": 3}))
-    assert run.records[-1]["train_loss"] != run.records[-1]["train_loss"]
+    assert not any("train_loss" in record for record in run.records)
+    assert run.summary["diverged"] is None
     assert run.records[-1]["missing"] == {}
 
 
