@@ -34,6 +34,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "leaderboard": leaderboard.table,
     "leaderboard-figures": leaderboard.figures,
     "leaderboard-methods": leaderboard.searched,
+    "masked-words": measurements.masked_words,
     "masking": measurements.masking,
     "membership": measurements.membership,
     "options": methods.options,

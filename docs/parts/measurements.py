@@ -281,6 +281,18 @@ def masking() -> str:
     return f"`{measured['command']}` ({where})\n\n{table(['clients', *heads], rows)}"
 
 
+def masked_words() -> str:
+    """Bytes and accuracy with words of fewer bits."""
+    measured = result("masked_words")["digits"]
+    names = measured["command"].partition(" --")[0].split()[2:]  # with what was set for each
+    rows = [
+        [name, f"{row['uplink_bytes'] / 1e6:.2f}", percent(row, "accuracy")]
+        for name, row in zip(names, measured["table"], strict=True)
+    ]
+    heads = ["method", "MB uploaded", "accuracy %"]
+    return f"`{measured['command']}`\n\n{table(heads, rows)}"
+
+
 def privacy() -> str:
     """Accuracy against epsilon."""
     if not exists("privacy"):

@@ -23,12 +23,12 @@ from fedhelix.components.masking import (
 from fedhelix.components.secure_sum import (
     SHARE,
     SIGNATURE,
-    UNITS,
     from_words,
     protocol_bytes,
     shares_needed,
     sum_words,
     to_words,
+    units,
 )
 
 COUNT = 50
@@ -149,7 +149,7 @@ def test_two_sites_that_collude_with_the_server_learn_nothing_of_a_third():
     upload = clients[2].upload(np.zeros(60_000, np.uint32), received[2])
     for evil in (0, 1):  # take off the masks that they know
         secret = clients[evil]._mask_key
-        upload = upload + pair_mask(secret, keys[2][:32], evil, 2, "round", len(upload))
+        upload = upload + pair_mask(secret, keys[2][:32], evil, 2, "round", upload)
         clients[evil].upload(np.zeros(1, np.uint32), received[evil])
     for column in upload.view(np.uint8).reshape(-1, 4).T:
         assert stats.chisquare(np.bincount(column, minlength=256)).pvalue > 1e-4
@@ -162,16 +162,17 @@ def test_two_sites_that_collude_with_the_server_learn_nothing_of_a_third():
 
 def test_masks_use_all_bits_of_the_key():
     key = bytes(range(32))
-    plain = mask(key, 8)
+    row = np.zeros(8, np.uint32)
+    plain = mask(key, row)
     for bit in range(256):
         changed = bytearray(key)
         changed[bit // 8] ^= 1 << bit % 8
-        assert not np.array_equal(mask(bytes(changed), 8), plain)
+        assert not np.array_equal(mask(bytes(changed), row), plain)
 
 
 def test_a_mask_is_chacha20s_key_stream():
     """RFC 8439, A.1, test vector 1: key and nonce of zeros."""
-    assert mask(bytes(32), 2).tobytes().hex() == "76b8e0ada0f13d90"
+    assert mask(bytes(32), np.zeros(2, np.uint32)).tobytes().hex() == "76b8e0ada0f13d90"
 
 
 @settings(max_examples=20, deadline=None)
@@ -200,21 +201,57 @@ def test_bytes_are_counted_as_they_travel():
 
 def test_words_by_hand():
     """At a bound of 2 a value of 1 is half of 2^30, of which a client sends its share."""
-    values = torch.tensor([1.0, -1.0, 5.0, 2.0**-30])
-    assert to_words(values, 0.5, 2.0).tolist() == [UNITS // 4, -UNITS // 4, UNITS // 2, 0]
-    assert from_words(to_words(values, 0.5, 2.0), 0.5, 2.0).tolist() == [1.0, -1.0, 2.0, 0.0]
+    values, draw = torch.tensor([1.0, -1.0, 5.0]), torch.Generator()
+    for bits, most in ((8, 1 << 6), (16, 1 << 14), (32, 1 << 30)):
+        row = to_words(values, 0.5, 2.0, bits, draw)
+        assert row.element_size() == bits // 8
+        assert row.tolist() == [most // 4, -most // 4, most // 2]
+        assert from_words(row, 0.5, 2.0).tolist() == [1.0, -1.0, 2.0]
+
+
+def test_rounding_is_right_in_the_mean():
+    """A quarter of a step is rounded up once in four times: 25,000 of 100,000, give or take 5
+    standard deviations.
+    """
+    values = torch.full((100_000,), 2.0**-8)
+    row = to_words(values, 1.0, 1.0, 8, torch.Generator().manual_seed(0))
+    assert set(row.tolist()) == {0, 1}
+    assert abs(int(row.long().sum()) - 25_000) < 5 * math.sqrt(100_000 * 0.25 * 0.75)
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(1, 40), st.integers(0, 1000))
-def test_sums_of_words_are_means_up_to_rounding(clients, seed):
+@given(st.integers(1, 40), st.integers(0, 1000), st.sampled_from([8, 16, 32]))
+def test_sums_of_words_are_means_up_to_rounding(clients, seed, bits):
     draw = torch.Generator().manual_seed(seed)
     values = torch.randn(clients, 9, generator=draw)
     shares = torch.rand(clients, generator=draw).double() + 0.01
     shares /= shares.sum()
-    words = [to_words(row, float(share), 8.0) for row, share in zip(values, shares, strict=True)]
-    mean = from_words(sum_words(words), 1.0, 8.0)
+
+    def mean_of(rows):
+        pairs = zip(rows, shares.tolist(), strict=True)
+        words = [to_words(row, share, 8.0, bits, draw) for row, share in pairs]
+        return from_words(sum_words(words), 1.0, 8.0)
+
     expected = (values.double() * shares[:, None]).sum(0)
-    assert (mean - expected).abs().max() <= clients * 8.0 / UNITS + 1e-6
-    extreme = [to_words(torch.tensor([99.0, -99.0]), float(share), 8.0) for share in shares]
-    assert from_words(sum_words(extreme), 1.0, 8.0).tolist() == pytest.approx([8.0, -8.0], rel=1e-6)
+    worst = clients * 8.0 / units(bits) + 1e-6
+    assert (mean_of(values) - expected).abs().max() <= worst
+    extreme = torch.tensor([99.0, -99.0]).expand(clients, 2)
+    assert mean_of(extreme).tolist() == pytest.approx([8.0, -8.0], abs=worst)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_short_words_are_summed_exactly_under_masks(bits):
+    """The sum modulo 2^bits, with a client that drops out after sharing keys."""
+    clients = {i: MaskingClient(i, "round", 2 / 3) for i in range(5)}
+    plain = {i: words(i).astype(f"u{bits // 8}") for i in clients}
+    keys = {i: client.advertise() for i, client in clients.items()}
+    shares = {i: client.share(keys) for i, client in clients.items()}
+    uploads = {
+        i: clients[i].upload(plain[i], {j: sent[i] for j, sent in shares.items() if i in sent})
+        for i in (0, 1, 3, 4)
+    }
+    assert all(row.dtype == plain[0].dtype for row in uploads.values())
+    revealed = {i: clients[i].reveal(uploads) for i in uploads}
+    total = Unmasking("round", 2 / 3, None, keys, list(shares)).total(uploads, revealed)
+    expected = sum(plain[i].astype(int) for i in uploads) % (1 << bits)
+    assert np.array_equal(total, expected)

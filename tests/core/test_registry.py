@@ -54,6 +54,12 @@ def test_unknown_methods():
         make("xyz")
 
 
+def test_an_option_of_a_wrapper_says_where_it_belongs():
+    said = r"fedper has no option epsilon; use dp-sgd\+fedper or private\+fedper\."
+    with pytest.raises(UserError, match=said):
+        make("fedper", {"epsilon": 8})
+
+
 def test_a_method_from_a_file(write):
     path = write(MINE.format(name="mine"))
     assert make(path, {"speed": "fast"}).speed == "fast"

@@ -74,7 +74,7 @@ def test_every_changed_byte_is_found(log):
 
 def test_a_log_of_another_key_and_a_forged_head_are_found(log, tmp_path):
     keys.make_site_key(tmp_path, "south")
-    with pytest.raises(UserError, match="line 1 is not as signed"):
+    with pytest.raises(UserError, match="line 1 is not as signed, or the key is another site's"):
         read_log(log.path, tmp_path / "south.pub")
     head = json.loads(head_path(log.path).read_bytes())
     head_path(log.path).write_text(json.dumps({**head, "line": 5}))
@@ -139,7 +139,10 @@ def test_a_run_leaves_a_log_at_every_site(tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 0
-    assert "lines, none changed" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "train of round 1  fedavg  " in printed
+    assert "evaluate after round 1  fedavg  " in printed and "round 2" not in printed
+    assert "lines, none changed" in printed
     logs[1].write_bytes(logs[1].read_bytes().replace(b'"round": 0', b'"round": 1', 1))
     with pytest.raises(SystemExit) as end:
         main()

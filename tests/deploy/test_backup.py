@@ -63,6 +63,10 @@ def test_bad_input(server, tmp_path):
     archive.write_bytes(archive.read_bytes()[:300])
     with pytest.raises(UserError, match="cannot be restored"):
         restore(archive, tmp_path / "new")
+    archive.write_bytes(b"no archive")
+    with pytest.raises(UserError, match="cannot be restored: it is no whole archive") as said:
+        restore(archive, tmp_path / "third")
+    assert "\n" not in str(said.value)
     with pytest.raises(UserError, match="cannot be restored"):
         restore(tmp_path / "missing", tmp_path / "other")
 

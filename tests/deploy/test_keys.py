@@ -111,7 +111,7 @@ def test_a_site_has_one_key_until_it_is_expelled(tmp_path):
     link.register("north", keys.make_site_key(tmp_path / "new", "north").with_suffix(".pub"))
     assert [node.status for node in book.nodes] == ["unregistered", "online", "online"]
     with pytest.raises(
-        UserError, match=r"was withdrawn for ever; delete north\.key and north\.pub"
+        UserError, match=r"was withdrawn permanently; delete north\.key and north\.pub"
     ):
         link.register("north", public["north"])
     link.expel("north")

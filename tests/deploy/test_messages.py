@@ -114,7 +114,7 @@ HUGE = 10**400
     ("kind", "key", "bad"),
     [
         *(("train", "samples", bad) for bad in (0, -3, 2.0, True, None, "many", HUGE, [1])),
-        *(("train", "loss", bad) for bad in (HUGE, -HUGE, 1.7e308, None, True, "1", {})),
+        *(("train", "loss", bad) for bad in (HUGE, -HUGE, 1.7e308, True, "1", {})),
         *(("train", "seconds", bad) for bad in (-1.0, HUGE, None, "1", float("-inf"))),
         *(("train", "site", bad) for bad in ("", None, "a/b", "x" * 64, 3)),
         *(("evaluate", key, HUGE) for key in ("test", "test_loss", "valid")),

@@ -83,6 +83,15 @@ CASES = {
 }  # fmt: skip
 
 
+def test_a_method_may_run_whether_or_not_its_fedavg_is_named():
+    for allowed, asked in [
+        ("secure+private+fedavg", "secure+private"),
+        ("secure", "secure+fedavg"),
+    ]:
+        SitePolicy(methods=(allowed,)).check_run(make_spec(asked, SMALL), None)
+    SitePolicy(methods=("helix",)).check_run(make_spec("helix@cull=false", SMALL), None)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_server_that_asks_for_more_than_the_policy_allows_is_refused(case, tmp_path, monkeypatch):
     rules, method, settings, header, body, said = CASES[case]
@@ -122,6 +131,28 @@ def test_a_request_that_takes_too_long_is_ended(monkeypatch):
     worker.stop()
 
 
+ECHO = """
+import sys
+while size := sys.stdin.buffer.read(8):
+    sys.stdout.buffer.write(size + sys.stdin.buffer.read(int.from_bytes(size)))
+    sys.stdout.flush()
+"""
+
+
+def test_a_worker_that_was_killed_is_replaced():
+    worker = SiteProcess([])
+    worker.command = [sys.executable, "-c", ECHO]
+    assert worker.answer(b"keys") == b"keys"
+    worker.stop()
+    assert worker.answer(b"shares") == b"shares"
+    worker.process.kill()  # it may be gone when the request comes, or die over it
+    assert worker.answer(b"train") == b"train"
+    worker.stop()
+    worker.command = [sys.executable, "-c", "raise SystemExit(3)"]
+    with pytest.raises(EngineFailure, match=r"died twice over one request \(exit code 3\)"):
+        worker.answer(b"train")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -150,13 +181,14 @@ def test_a_run_stops_with_the_sites_own_sentence(tmp_path):
         deployment.fit(make_spec("fedavg", {**SMALL, "clients": 3}))
 
 
-@pytest.mark.filterwarnings("ignore:training has diverged")  # no losses, no numbers
-def test_a_site_that_reports_no_metrics_still_trains(tmp_path):
+@pytest.mark.filterwarnings("error")
+def test_a_run_whose_sites_report_no_metrics_trains_and_has_not_diverged(tmp_path):
     deployment = InProcessDeployment(tmp_path, 3)
     for site in deployment.sites:
         site.policy = SitePolicy(metrics=False)
     run = deployment.fit(make_spec("fedavg", {**SMALL, "clients": 3}))
-    assert run.records[-1]["train_loss"] != run.records[-1]["train_loss"]
+    assert not any("train_loss" in record for record in run.records)
+    assert run.summary["diverged"] is None
     assert run.records[-1]["missing"] == {}
 
 

@@ -17,7 +17,7 @@ from fedhelix import (
     Secure,
     UserError,
 )
-from fedhelix.components.secure_sum import UNITS, protocol_bytes
+from fedhelix.components.secure_sum import protocol_bytes, units
 from helpers import small
 
 
@@ -67,7 +67,7 @@ def test_equal_weights_and_batchnorm():
 def test_a_rough_grid_shows_in_the_model():
     """With a bound of a million a step of the grid is 1e6 / 2^30, about a thousandth."""
     apart = most_apart(Secure(bound=1e6), FedAvg(), rounds=1)
-    assert 1e-5 < apart < 3 * 1e6 / UNITS
+    assert 1e-5 < apart < 3 * 1e6 / units(32)
 
 
 def test_uploads_are_words_and_the_protocol_counts():
@@ -76,6 +76,18 @@ def test_uploads_are_words_and_the_protocol_counts():
     size = sum(value.numel() for value in fed.initial.values())
     assert record["uplink_bytes"] == 3 * 4 * size
     assert record["other_bytes"] == protocol_bytes(3, None, 3)
+
+
+@pytest.mark.parametrize("inner", [FedAvg(), Compact()], ids=["fedavg", "compact"])
+@pytest.mark.parametrize("bits", [8, 16])
+def test_short_words_make_uploads_smaller_and_the_mean_rougher(inner, bits):
+    """Every client of three rounds by less than a step of the grid."""
+    method = Secure(inner, word_bits=bits, bound=0.5)
+    assert 0 < most_apart(method, inner, rounds=1) < 3 * 0.5 / units(bits)
+    fed = small(method)
+    (record, _), *_ = fed.run_rounds(1)
+    size = sum(value.numel() for value in fed.initial.values())
+    assert record["uplink_bytes"] == 3 * bits // 8 * size
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("dp_accounting"), reason="an extra")
@@ -123,6 +135,10 @@ def test_nothing_stands_around_it_and_bad_options_are_refused():
         small(Secure(), cohort=1).fit(1, quiet=True)
     with pytest.raises(UserError, match="degree = 6 needs more than 6 clients"):
         small(Secure(degree=6)).fit(1, quiet=True)
+    with pytest.raises(UserError, match="words of 16 bits would make its clipped updates longer"):
+        small(Secure(Private(noise=1.0), word_bits=16))
+    with pytest.raises(UserError, match="words of 8 bits hold sums over 63 clients"):
+        small(Secure(word_bits=8), clients=64, cohort=64).fit(1, quiet=True)
     with pytest.raises(UserError, match="late = drop"):
         small(Secure(), devices="slow:0.5:100", deadline=1.0, late="keep")
     with pytest.raises(UserError, match=r"fedlp left '.*' out"):

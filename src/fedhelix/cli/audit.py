@@ -46,10 +46,12 @@ def audit(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What an attacker can rebuild of a client's images from what a method uploads.
+    """What an attacker can learn from uploads and models; or check an audit log.
 
     For example:
     fedhelix audit idlg fedavg fedlg partialfed gene-fl --set images=4 --set model=lenet-sigmoid
+
+    fedhelix audit log site/clinic-a.jsonl --key clinic-a.pub
     """
     if attack == "log":
         _show_logs(specs, key, as_json)
@@ -171,7 +173,17 @@ def _show_logs(paths: Sequence[str], key: Path | None, as_json: bool) -> None:
             if spent := entry.get("epsilon"):
                 most = max(spent.values()) if isinstance(spent, dict) else spent
                 what += f", epsilon {most:.3g}"
-            when = "" if entry.get("round") is None else f" of round {entry['round'] + 1}"
-            print(f"{entry['time']}  {entry['kind']}{when}  {entry.get('method') or ''}  {what}")
+            words = (entry["time"], _asked(entry), entry.get("method"), what)
+            print("  ".join(filter(None, words)))
         said = "signed with the given key" if key else "signed throughout with the key in it"
         print(f"{path}: {len(entries)} lines, none changed, {said}.")
+
+
+def _asked(entry: Mapping[str, Any]) -> str:
+    """What an entry is about: evaluations and aggregates count the rounds that are over."""
+    kind, round = entry["kind"], entry.get("round")
+    if round is None:
+        return str(kind)
+    if kind in ("aggregate", "evaluate", "evaluate_received"):
+        return f"{kind} after round {round}"
+    return f"{kind} of round {round + 1}"

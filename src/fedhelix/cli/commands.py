@@ -55,7 +55,7 @@ COMMANDS = {
     "audit": Entry(
         "audit",
         "audit",
-        "What an attacker can rebuild of a client's images from what a method uploads.",
+        "What an attacker can learn from uploads and models; or check an audit log.",
     ),
     "methods": Entry(
         "catalog",

@@ -152,7 +152,7 @@ def expel(
     superlink: Server = "127.0.0.1:8000",
     folder: Folder = FOLDER,
 ) -> None:
-    """Withdraw the keys of sites for ever."""
+    """Withdraw the keys of sites permanently."""
     control = _control(superlink, folder)
     for name in sites:
         control.expel(name)

@@ -28,7 +28,7 @@ PRIME = (1 << 521) - 1  # a Mersenne prime, far above a secret of 256 bits
 ONCE = bytes(12)  # the nonce: every key encrypts one message only
 
 Shares = dict[int, bytes]  # by the client that holds them
-Words = np.ndarray  # of uint32
+Words = np.ndarray  # unsigned, of 8, 16 or 32 bits
 
 
 def neighbours(client: int, members: Iterable[int], degree: int | None, purpose: str) -> list[int]:
@@ -98,17 +98,17 @@ def public_key(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-def mask(key: bytes, count: int) -> Words:
-    """So many uniform words, the key stream of ChaCha20."""
+def mask(key: bytes, like: Words) -> Words:
+    """Uniform words like the given ones in number and size, the key stream of ChaCha20."""
     stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
-    return np.frombuffer(stream.update(bytes(4 * count)), dtype="<u4")
+    return np.frombuffer(stream.update(bytes(like.nbytes)), dtype=like.dtype.newbyteorder("<"))
 
 
 def pair_mask(
-    private: bytes, public: bytes, mine: int, other: int, purpose: str, count: int
+    private: bytes, public: bytes, mine: int, other: int, purpose: str, like: Words
 ) -> Words:
     """The mask between two clients as the first one adds it; the other adds its negative."""
-    words = mask(agreed_key(private, public, f"mask {purpose}"), count)
+    words = mask(agreed_key(private, public, f"mask {purpose}"), like)
     return words if mine < other else np.negative(words)
 
 
@@ -149,10 +149,10 @@ class MaskingClient:
     def upload(self, words: Words, received: Mapping[int, bytes]) -> Words:
         """Words under the masks with all neighbours whose shares came, and its own."""
         self._open(received)
-        total = words + mask(self._own, len(words))
+        total = words + mask(self._own, words)
         for other in received:
             public = self._keys[other][:KEY]
-            total += pair_mask(self._mask_key, public, self.client, other, self.purpose, len(words))
+            total += pair_mask(self._mask_key, public, self.client, other, self.purpose, words)
         return total
 
     def _open(self, received: Mapping[int, bytes]) -> None:
@@ -210,7 +210,8 @@ class Unmasking:
         """The sum of the words behind the uploads; `revealed` is by who answered, then by whose
         secret it is.
         """
-        total: Words = np.stack(list(uploads.values())).sum(0, dtype=np.uint32)
+        rows = np.stack(list(uploads.values()))
+        total: Words = rows.sum(0, dtype=rows.dtype)
         for client in self.sharing:
             around = neighbours(client, self.keys, self.degree, self.purpose)
             masked = {other for other in around if other in uploads}
@@ -223,11 +224,11 @@ class Unmasking:
             }
             secret = join_shares(shares, shares_needed(len(around) + 1, self.threshold))
             if client in uploads:
-                total -= mask(secret, len(total))
+                total -= mask(secret, total)
                 continue
             if public_key(secret) != self.keys[client][:KEY]:
                 raise UserError(f"the shares of client {client}'s key do not fit it.")
             for other in masked:  # what it would have added cancels what the other one did
                 public = self.keys[other][:KEY]
-                total += pair_mask(secret, public, client, other, self.purpose, len(total))
+                total += pair_mask(secret, public, client, other, self.purpose, total)
         return total

@@ -1,42 +1,50 @@
-"""What secure aggregation sums, fixed-point numbers modulo 2^32, and what its messages weigh."""
+"""What secure aggregation sums (whole numbers modulo a power of two), and what messages weigh."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-MODULUS = 1 << 32
-UNITS = 1 << 30  # of a value at the bound; a bit for the sign, and one against overflow
+Bits = Literal[8, 16, 32]  # of a word
+WORDS = {8: torch.int8, 16: torch.int16, 32: torch.int32}
 KEY, SHARE, TAG = 32, 66, 16  # bytes of a key, of a share, and of what proves a message whole
 SIGNATURE = 64  # bytes of a site's signature on its two keys
 
 
-def to_words(values: Tensor, share: float, bound: float) -> Tensor:
+def units(bits: int) -> int:
+    """What stands for a value at the bound: a bit for the sign, and one against overflow."""
+    return 1 << (bits - 2)
+
+
+def to_words(
+    values: Tensor, share: float, bound: float, bits: int, draw: torch.Generator
+) -> Tensor:
     """A client's share of values, as words; longer values are cut at the bound.
 
-    As the shares of all clients add up to at most one, their sum stays below the modulus.
+    Rounding is up or down at random, and right in the mean, since many small values would vanish
+    otherwise. As the shares of all clients add up to at most one, their sum stays below the
+    modulus.
     """
-    scaled = values.double().clamp(-bound, bound) * (share * UNITS / bound)
-    return scaled.round().to(torch.int32)
+    scaled = values.double().clamp(-bound, bound) * (share * units(bits) / bound)
+    chance = torch.rand(len(values), generator=draw, dtype=torch.float64)
+    return (scaled + chance.to(values.device)).floor().to(WORDS[bits])
 
 
 def sum_words(words: Sequence[Tensor]) -> Tensor:
-    """The sum modulo 2^32, with the sign of words."""
+    """The sum modulo 2^bits, with the sign of words."""
+    modulus = 1 << torch.iinfo(words[0].dtype).bits
     total = torch.stack([word.to(torch.int64) for word in words]).sum(0)
-    return signed(total)
-
-
-def signed(words: Tensor) -> Tensor:
-    """Whole numbers modulo 2^32 as words between -2^31 and 2^31."""
-    return ((words + MODULUS // 2) % MODULUS - MODULUS // 2).to(torch.int32)
+    return ((total + modulus // 2) % modulus - modulus // 2).to(words[0].dtype)
 
 
 def from_words(words: Tensor, share: float, bound: float) -> Tensor:
     """The mean that a sum of words stands for, given the shares in it."""
-    return (words.double() * (bound / UNITS / share)).float()
+    step = bound / units(torch.iinfo(words.dtype).bits)
+    return (words.double() * (step / share)).float()
 
 
 def shares_needed(holders: int, threshold: float) -> int:

@@ -129,6 +129,9 @@ def make(spec: str, options: dict[str, Any] | None = None) -> Method:
     homes = {name: number for number, kind in enumerate(chain) for name in option_names(kind)}
     parts: list[dict[str, Any]] = [{} for _ in chain]
     for key, value in (options or {}).items():
+        if key not in homes and (around := _wrappers_with(key)):
+            with_it = " or ".join(f"{name}+{spec}" for name in around)
+            raise UserError(f"{spec} has no option {key}; use {with_it}.")
         name = find(key, homes, f"key of the method {spec}")
         parts[homes[name]][name] = value
     method: Method | None = None
@@ -138,6 +141,12 @@ def make(spec: str, options: dict[str, Any] | None = None) -> Method:
         )
     assert method is not None
     return method
+
+
+def _wrappers_with(key: str) -> list[str]:
+    return sorted(
+        name for name, kind in METHODS.items() if is_wrapper(kind) and key in option_names(kind)
+    )
 
 
 def is_known(spec: str) -> bool:

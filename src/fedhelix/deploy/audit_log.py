@@ -113,7 +113,10 @@ def verified(path: Path, public_key: bytes | None = None) -> Iterator[dict[str, 
             _check_signature(key, canonical(entry), signature)
             whole = entry["line"] == number and entry["previous"] == previous
         except (ValueError, KeyError, TypeError, AttributeError, InvalidSignature):
-            raise UserError(f"'{path}' was changed: line {number} is not as signed.") from None
+            other = ", or the key is another site's" if public_key and number == 1 else ""
+            raise UserError(
+                f"'{path}' was changed: line {number} is not as signed{other}."
+            ) from None
         if not whole:
             raise UserError(
                 f"'{path}' was changed: line {number} does not follow the one before it."

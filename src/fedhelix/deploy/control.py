@@ -96,7 +96,7 @@ class Control:
         known = next((node for node in nodes if node.public_key == key), None)
         if known is not None and known.status == WITHDRAWN:
             raise UserError(
-                f"the key in '{public_key}' was withdrawn for ever; delete {site}.key and "
+                f"the key in '{public_key}' was withdrawn permanently; delete {site}.key and "
                 f"{site}.pub, and make new ones with `fedhelix deploy keys {site}`."
             )
         if known is not None and known.name != site:
@@ -110,7 +110,7 @@ class Control:
         self._withdraw(node for node in nodes if node.name == site and node.public_key != key)
 
     def expel(self, site: str) -> None:
-        """Withdraw a site's key for ever."""
+        """Withdraw a site's key permanently."""
         nodes = [node for node in self._nodes() if node.status != WITHDRAWN]
         if site not in (names := {node.name for node in nodes}):
             raise unknown("site", site, names)
@@ -180,7 +180,7 @@ class Control:
         except httpx.TransportError as problem:
             raise UserError(
                 f"there is no SuperLink at {self.address} ({problem}); start one with "
-                "`fedhelix up`."
+                "`fedhelix deploy serve`, or with `fedhelix up` on one machine."
             ) from None
         except httpx.HTTPStatusError as problem:
             raise UserError(f"the SuperLink refuses: {problem.response.text or problem}.") from None

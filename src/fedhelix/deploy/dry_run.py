@@ -33,7 +33,7 @@ def reveals(site: Site, spec: RunSpec) -> Iterator[str]:
     values = sum(setup.layers.sizes[name] for name in shared)
     site.policy.check_work(spec, len(setup.splits[0].train), sum(setup.layers.sizes.values()))
     needs = spec.method.capabilities
-    yield "once: the shape of its samples, its numbers of samples, and how many classes it knows."
+    yield "once: the shape and numbers of its samples, and how many classes it knows."
     if needs.client_init:
         yield f"before the first round: what {spec.method.label} asks of every client."
     if needs.masks is not None:
@@ -43,11 +43,13 @@ def reveals(site: Site, spec: RunSpec) -> Iterator[str]:
         yield f"every round: {values:,} values of {len(shared)} entries, which the server sees."
     for part in chain(spec.method):
         if isinstance(part, Private):
-            who = "with its noise" if part.noise_by == "clients" else "before the server's noise"
-            yield f"  They are clipped, {who}: epsilon {part.epsilon:g}, delta {part.delta:g}."
+            sites = part.noise_by == "clients"
+            who = "every site adds its share of the noise" if sites else "the server adds the noise"
+            yield f"  They are clipped, and {who}:"
+            yield f"  epsilon {part.epsilon:g}, delta {part.delta:g} for all who see the sum only."
         if isinstance(part, DPSGD):
             budget = f"epsilon {part.epsilon:g}, delta {part.delta:g}"
-            yield f"  They come from clipped gradients of single samples with noise: {budget}."
+            yield f"  The gradient of every sample is clipped and gets noise: {budget}."
     if site.policy.metrics:
         yield "every round: its training loss; when evaluated: the scores of its own model."
 

@@ -143,9 +143,11 @@ class RemoteEngine(Engine):
             except UserError as problem:
                 self.refuse(client, problem)
                 continue
-            samples, loss = answer.header["samples"], float(answer.header["loss"])
+            samples, loss = answer.header["samples"], answer.header.get("loss")
             upload = to_device(answer.body, self.setup.device)
-            results[client] = ClientResult(client, samples, upload, {}, loss)
+            results[client] = ClientResult(
+                client, samples, upload, {}, None if loss is None else float(loss)
+            )
         uploads = {client: result.upload for client, result in results.items() if result.upload}
         for client, why in inconsistent_trees(uploads).items():
             self.refuse(client, why)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedhelix.components.masking import MaskingClient
-from fedhelix.components.secure_sum import SHARE, TAG
+from fedhelix.components.secure_sum import SHARE, TAG, WORDS
 from fedhelix.core.errors import UserError
 from fedhelix.core.method import Method
 from fedhelix.core.tree import Tree
@@ -36,13 +36,23 @@ def to_bytes(tree: Any, size: int) -> dict[int, bytes]:
     return {int(key): bytes(value.tolist()) for key, value in tree.items()}
 
 
-def to_uint32(words: Any, size: int | None = None) -> np.ndarray:
-    """Words of an upload as NumPy has them."""
-    if not isinstance(words, Tensor) or words.dtype != torch.int32 or words.dim() != 1:
+def to_unsigned(words: Any, like: np.ndarray | None = None) -> np.ndarray:
+    """Words of an upload as NumPy has them, as many and as long as the given ones."""
+    if not isinstance(words, Tensor) or words.dtype not in WORDS.values() or words.dim() != 1:
         raise UserError("holds no row of words.")
-    if size is not None and len(words) != size:
-        raise UserError(f"holds {len(words)} words instead of {size}.")
-    return words.cpu().numpy().view(np.uint32)
+    row = words.cpu().numpy().view(f"u{words.element_size()}")
+    if like is not None and (len(row), row.dtype) != (len(like), like.dtype):
+        raise UserError(f"holds {_form(row)} instead of {_form(like)}.")
+    return row
+
+
+def _form(words: np.ndarray) -> str:
+    return f"{len(words)} words of {8 * words.itemsize} bits"
+
+
+def to_signed(words: np.ndarray) -> Tensor:
+    """The inverse of `to_unsigned`."""
+    return torch.from_numpy(words.view(f"i{words.itemsize}"))
 
 
 def round_name(experiment: str, task: ClientTask) -> str:
@@ -85,9 +95,9 @@ class Masker:
             raise UserError("the client has nothing finite to send.")
         received = to_bytes(body.get("shares"), 2 * SHARE + TAG)
         client = self._of(experiment, task)
-        masked = client.upload(to_uint32(upload["words"]), received)
+        masked = client.upload(to_unsigned(upload["words"]), received)
         kept.fix(task.round, "cohort", sorted([*received, task.client]))
-        return {"words": torch.from_numpy(masked.view(np.int32))}
+        return {"words": to_signed(masked)}
 
     def reveal(self, experiment: str, task: ClientTask, body: Tree, kept: SiteState) -> Tree:
         """Its shares of what the server needs to unmask the sum, for one set of survivors only."""

@@ -18,7 +18,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.tree import Tree
 from fedhelix.deploy.engine import RemoteEngine
 from fedhelix.deploy.key_ring import SIGNED
-from fedhelix.deploy.masked import round_name, to_bytes, to_tensors, to_uint32
+from fedhelix.deploy.masked import round_name, to_bytes, to_signed, to_tensors, to_unsigned
 from fedhelix.engines.local import ClientResult, ClientTask
 
 
@@ -44,7 +44,7 @@ class MaskingEngine(RemoteEngine):
         self.missing = {i: why for i, why in dropped.items() if i not in results}
         rows = (total, *[np.zeros_like(total)] * (len(results) - 1))
         return {
-            i: result._replace(upload={"words": torch.from_numpy(row.view(np.int32))})
+            i: result._replace(upload={"words": to_signed(row)})
             for (i, result), row in zip(results.items(), rows, strict=False)
         }
 
@@ -73,7 +73,7 @@ class MaskingEngine(RemoteEngine):
         bodies = dict.fromkeys(results, survivors)
         revealed = self._bytes("masking_reveal", light, bodies, dropped, SHARE)
         name = round_name(self.common_header["experiment"], tasks[0])
-        words = {i: to_uint32(result.upload["words"]) for i, result in results.items()}
+        words = {i: to_unsigned(result.upload["words"]) for i, result in results.items()}
         if not words:
             raise UserError("no client sent a masked upload.")
         plain = {i: text[: 2 * KEY] for i, text in keys.items()}
@@ -103,18 +103,20 @@ class MaskingEngine(RemoteEngine):
         shares: Mapping[int, Shares],
         dropped: dict[int, str],
     ) -> dict[int, ClientResult]:
-        """The masked uploads, all of one length."""
+        """The masked uploads, all of one form."""
         bodies = {
             i: {"shares": to_tensors({j: sent[i] for j, sent in shares.items() if i in sent})}
             for i in shares
         }
         results = self.accept(self.request("train", tasks, self.enough, bodies))
-        size = None
+        first = None
         for i, result in list(results.items()):
             try:
-                size = len(to_uint32(result.upload.get("words"), size))
+                row = to_unsigned(result.upload.get("words"), first)
             except UserError as problem:
                 self.refuse(i, problem)
                 del results[i]
+            else:
+                first = row
         dropped |= self.missing
         return results

@@ -134,7 +134,7 @@ OWN_DATA: Schema = {
 }
 ANSWERS: Mapping[str, Schema] = {
     "describe": ANSWER | {"data": ANY_TEXT},
-    "train": ANSWER | {"samples": whole(1, COUNT), "loss": REAL},
+    "train": ANSWER | {"samples": whole(1, COUNT), "loss": optional(REAL)},
     "evaluate": ANSWER | SCORES,
     "evaluate_received": ANSWER | SCORES,
     "client_init": ANSWER,

@@ -6,7 +6,6 @@ import dataclasses
 import datetime
 import hashlib
 import json
-import math
 import os
 import time
 import traceback
@@ -113,7 +112,7 @@ class Site:
             words = clipped(f"{type(problem).__name__}: {problem}")
             fields, body = {"error": f"the site cannot work on what the server sent ({words})"}, {}
         if "loss" in fields and not self.policy.metrics:
-            fields = {**fields, "loss": math.nan}
+            fields = {**fields, "loss": None}
         repeated = {key: header.get(key) for key in messages.REPEATED}
         if self.log is not None:
             asked = {"method": method_name(header), "asked": hashlib.sha256(content).hexdigest()}
@@ -173,7 +172,8 @@ class Site:
         begun = time.monotonic()
         result = run_client(setup, task)
         took = human_seconds(time.monotonic() - begun)
-        say(f"round {task.round + 1}: {result.samples} samples, loss {result.loss:.4g}, {took}")
+        said = f"{result.samples} samples, loss {result.loss or 0:.4g}, {took}"
+        say(f"round {task.round + 1}: {said}")
         kept.write(task.round, keep_states([result], {task.client: task.client_state})[task.client])
         fields = {"samples": result.samples, "loss": result.loss}
         for part in chain(setup.method):

@@ -17,7 +17,7 @@ from fedhelix.core import toml
 from fedhelix.core.errors import UserError
 from fedhelix.core.method import Method
 from fedhelix.core.options import Checked, build, option
-from fedhelix.core.registry import resolve
+from fedhelix.core.registry import make, resolve
 from fedhelix.core.wrapper import Wrapper
 from fedhelix.methods.budget import Budgeted
 from fedhelix.runs.spec import RunSpec
@@ -31,15 +31,17 @@ ARRIVALS = ("onboard_client", "onboard_state")
 class SitePolicy(Checked):
     """The rules of one site; a request that breaks one is refused in a sentence."""
 
-    methods: tuple[str, ...] = option((), "methods that may run, such as secure+fedavg (none: all)")
+    methods: tuple[str, ...] = option(
+        (), "methods that may run, such as secure+fedavg (default: all)"
+    )
     options: tuple[str, ...] = option((), "KEY=VALUE: values that options of methods must have")
     require_privacy: bool = option(False, "only methods with differential privacy may run")
-    max_epsilon: float | None = option(None, "largest privacy budget (auto: any)", above=0)
-    max_delta: float | None = option(None, "largest delta (auto: any)", above=0, below=1)
+    max_epsilon: float | None = option(None, "largest privacy budget (default: any)", above=0)
+    max_delta: float | None = option(None, "largest delta (default: any)", above=0, below=1)
     require_secure: bool = option(False, "only methods with secure aggregation may run")
     peers: str | None = option(
         None,
-        "folder with SITE.pub of all sites, which must sign their masking keys (auto: unchecked)",
+        "folder with SITE.pub of all sites, which must sign masking keys (default: unchecked)",
     )
     single_uploads: bool = option(True, "methods whose server compares single uploads may run")
     min_cohort: int = option(1, "clients that a round must have", low=1)
@@ -58,7 +60,9 @@ class SitePolicy(Checked):
         4_000_000_000, "bytes of a message to the site, or of its answer", low=1
     )
     max_seconds: float = option(86_400.0, "seconds that a request may take", above=0)
-    hours: str | None = option(None, "when requests are answered, such as 20:00-06:00 (auto: ever)")
+    hours: str | None = option(
+        None, "when requests are answered, such as 20:00-06:00 (default: always)"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -129,7 +133,7 @@ class SitePolicy(Checked):
 
     def _check_method(self, spec: RunSpec) -> None:
         method = spec.method
-        if self.methods and spec.spec not in self.methods:
+        if self.methods and method.label not in [make(name).label for name in self.methods]:
             raise refusal(f"runs {', '.join(self.methods)} only, not {spec.spec}")
         secure = method.capabilities.masks is not None
         if self.require_secure and not secure:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from fedhelix.core.hooks import checked, other_bytes, recorded
 from fedhelix.core.tree import payload_bytes
-from fedhelix.engines.local import ClientTask
+from fedhelix.engines.local import ClientResult, ClientTask
 from fedhelix.federation import guard
 from fedhelix.federation.evaluation import evaluate
 from fedhelix.federation.newcomers import onboard_all
@@ -85,10 +85,9 @@ def run_rounds(
             clock=turn.clock or 0.0,
             pending=turn.pending,
         )
-        losses = [result.loss for result in turn.results]
         record: Record = {
             "round": t + 1,
-            "train_loss": float(np.mean(losses)) if losses else math.nan,
+            **_train_loss(turn.results),
             **traffic(turn.sent, results, turn.results, setup_bytes + other_bytes(fed.method, ctx)),
             "participants": turn.participants,
             "refused": refused | invalid,
@@ -101,3 +100,11 @@ def run_rounds(
         record |= fed.engine.report() | {"metadata": recorded(fed.method, ctx)}
         record["seconds"] = time.perf_counter() - began
         yield record, state
+
+
+def _train_loss(results: Sequence[ClientResult]) -> dict[str, float]:
+    """The mean loss of those who report theirs; no entry where all keep it to themselves."""
+    losses = [result.loss for result in results if result.loss is not None]
+    if results and not losses:
+        return {}
+    return {"train_loss": float(np.mean(losses)) if losses else math.nan}

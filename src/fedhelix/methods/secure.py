@@ -11,10 +11,13 @@ from torch import Tensor
 
 from fedhelix.components.clipping import flat_update, moved
 from fedhelix.components.secure_sum import (
+    WORDS,
+    Bits,
     from_words,
     protocol_bytes,
     sum_words,
     to_words,
+    units,
 )
 from fedhelix.core.errors import UserError
 from fedhelix.core.layers import Layers
@@ -38,7 +41,11 @@ class Secure(Wrapper):
     """Sums updates under masks that cancel; a simulation leaves the masks out."""
 
     inner: Method = option(FedAvg(), "the method that aggregates the mean")
-    bound: float = option(64.0, "largest change of a value; larger ones are cut", above=0, high=1e6)
+    word_bits: Bits = option(32, "bits of a value in an upload")
+    bound: float | None = option(
+        None, "largest change of a value; larger ones are cut (auto: 64, or 1 in short words)",
+        above=0, high=1e6,
+    )  # fmt: skip
     threshold: float = option(
         2 / 3, "share of a client's neighbours that must stay for its masks to come off",
         above=0.5, high=1,
@@ -63,6 +70,10 @@ class Secure(Wrapper):
             masks=(self.threshold, self.degree),
         )
 
+    @property
+    def _bound(self) -> float:
+        return self.bound or (64.0 if self.word_bits == 32 else 1.0)
+
     def check(self, layers: Layers) -> None:
         """Refuse methods whose server needs more than a sum."""
         summed: Method = self.inner
@@ -72,6 +83,8 @@ class Secure(Wrapper):
         why = None if private else beyond_a_sum(summed, layers)
         if self.inner.capabilities.packed_downloads:
             why = "its downloads are packed"  # clients and server would start from other models
+        if private and self.word_bits < 32:
+            why = f"words of {self.word_bits} bits would make its clipped updates longer"
         if why is not None:
             raise UserError(f"secure cannot aggregate the uploads of {self.inner.label}: {why}.")
         self.inner.check(layers)
@@ -86,6 +99,8 @@ class Secure(Wrapper):
             )
         if self.degree is not None and self.degree >= size:
             raise UserError(f"degree = {self.degree} needs more than {size} clients; lower it.")
+        if ctx.sampling.size >= (most := units(self.word_bits)):
+            raise UserError(f"words of {self.word_bits} bits hold sums over {most - 1} clients.")
         return self.inner.server_init(client_inits, ctx)
 
     def download(self, server: Tree, client: int, ctx: Context) -> Tree:
@@ -121,7 +136,8 @@ class Secure(Wrapper):
         if not bool(row.isfinite().all()):
             return {}, kept
         share = float(local.payload["secure"]["share"])
-        return {"words": to_words(row, share, self.bound)}, kept
+        draw = local.client.draw("rounding")
+        return {"words": to_words(row, share, self._bound, self.word_bits, draw)}, kept
 
     def decode(self, upload: Tree, payload: Tree, ctx: Context) -> Tree:
         """Server: words are as they are; clients have unpacked what is in them."""
@@ -143,14 +159,21 @@ class Secure(Wrapper):
         if len(uploads) < 2:
             return server
         origin = _floats(server["model"])
-        total = sum_words([_words(upload, origin) for upload in uploads])
-        mean = from_words(total, sum(map(_share, uploads)), self.bound).to(ctx.device)
+        total = sum_words([self._words(upload, origin) for upload in uploads])
+        mean = from_words(total, sum(map(_share, uploads)), self._bound).to(ctx.device)
         size = sum(value.numel() for value in origin.values())
         tree: Tree = {"model": moved(origin, mean[:size])}
         if len(mean) > size:
             tree["privacy"] = {"short": mean[size]}
         alike = [upload._replace(tree=tree) for upload in uploads]
         return self.inner.aggregate(server, alike, weights, ctx)
+
+    def _words(self, upload: Upload, origin: State) -> Tensor:
+        words: Tensor = upload.tree["words"]
+        size, form = sum(value.numel() for value in origin.values()), WORDS[self.word_bits]
+        if words.dtype != form or words.dim() != 1 or len(words) - size not in (0, 1):
+            raise UserError(f"the upload of client {upload.client} is no row of {size} words.")
+        return words
 
 
 def _floats(state: State) -> State:
@@ -165,11 +188,3 @@ def _further(tree: Tree) -> list[Tensor]:
 
 def _share(upload: Upload) -> float:
     return float((upload.payload or {})["secure"]["share"])
-
-
-def _words(upload: Upload, origin: State) -> Tensor:
-    words: Tensor = upload.tree["words"]
-    size = sum(value.numel() for value in origin.values())
-    if words.dtype != torch.int32 or words.dim() != 1 or len(words) - size not in (0, 1):
-        raise UserError(f"the upload of client {upload.client} is no row of {size} words.")
-    return words

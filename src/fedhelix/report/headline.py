@@ -135,7 +135,7 @@ def _warnings_of(result: Result) -> Iterator[str]:
     metric = result.main_metric()
     if since := diverged_since(result.records):
         yield f"{result.name} has diverged since round {since}. What may help: {ADVICE}."
-    elif metric and np.isnan(result.final(metric)):
+    elif metric and "train_loss" in result.metrics and np.isnan(result.final(metric)):
         yield f"{result.name} has diverged: its {MEASURES[metric]} is not a number any more."
     for kind in INCIDENT_WORDS:
         yield from _incident_warning(result, kind)

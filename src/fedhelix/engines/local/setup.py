@@ -102,13 +102,15 @@ class ClientTask(NamedTuple):
 
 
 class ClientResult(NamedTuple):
-    """The result of a task; the loss is the mean over the round's steps."""
+    """The result of a task; the loss is the mean over the round's steps, None if a site keeps it
+    to itself.
+    """
 
     client: int
     samples: int
     upload: Tree
     client_state: Tree
-    loss: float
+    loss: float | None
 
 
 class PersonalModel(NamedTuple):
