@@ -122,7 +122,7 @@ def _show_clients(settings: dict[str, Any], as_json: bool) -> None:
         print(json.dumps(census, indent=2))
         return
     columns = {
-        "client": range(len(census["samples"])),
+        "client": census.get("names", range(len(census["samples"]))),
         "samples": census["samples"],
         "samples of each class": [" ".join(map(str, row)) for row in census.get("classes", ())],
         "shift": census.get("shift", ()),
