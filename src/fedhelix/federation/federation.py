@@ -40,7 +40,7 @@ class Federation(FederationSetup):
     """Clients with their data, a model, and a method that trains it across them.
 
     `data` is a name for `load`, a `Dataset`, a table (pandas or Hugging Face), a torch data set, or
-    a list with one (x, y) pair or torch data set per client. `partition` says who owns which
+    a list (with names: a dictionary) with one (x, y) pair, table or torch data set per client. `partition` says who owns which
     sample: a value of `fedhelix.partition`, or text such as "dirichlet:0.1". `model` is a name, an
     `nn.Module`, or a function that makes one. `method` is a name such as "genfed+fedau", or a value
     such as `GenFed(FedAU())`.
@@ -48,7 +48,7 @@ class Federation(FederationSetup):
     Everything else has a sensible default. The fields of `FederationSettings` are keywords too:
 
     - training: epochs, batch_size, lr, lr_decay, momentum, weight_decay, optimizer, augment,
-      precision;
+      sampler, precision;
     - the server's data: validation_size, validation_shared, supplement_size, supplement_below,
       server_only;
     - clients: participation, participation_alpha, client_weights, newcomers, newcomers_after,
