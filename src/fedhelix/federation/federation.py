@@ -40,10 +40,10 @@ class Federation(FederationSetup):
     """Clients with their data, a model, and a method that trains it across them.
 
     `data` is a name for `load`, a `Dataset`, a table (pandas or Hugging Face), a torch data set, or
-    a list (with names: a dictionary) with one (x, y) pair, table or torch data set per client. `partition` says who owns which
-    sample: a value of `fedhelix.partition`, or text such as "dirichlet:0.1". `model` is a name, an
-    `nn.Module`, or a function that makes one. `method` is a name such as "genfed+fedau", or a value
-    such as `GenFed(FedAU())`.
+    a list (with names: a dictionary) with one (x, y) pair, table or torch data set per client.
+    `partition` says who owns which sample: a value of `fedhelix.partition`, or text such as
+    "dirichlet:0.1". `model` is a name, an `nn.Module`, or a function that makes one. `method` is a
+    name such as "genfed+fedau", or a value such as `GenFed(FedAU())`.
 
     Everything else has a sensible default. The fields of `FederationSettings` are keywords too:
 

@@ -84,10 +84,15 @@ def read_data(data: Any, partition: str | Partition | None) -> Dataset:
     return from_clients(data)
 
 
+def elsewhere(key: str) -> str | None:
+    """What there is here for a keyword of other libraries."""
+    return ELSEWHERE.get(SAME.get(key, key))
+
+
 def check_keys(options: Iterable[str]) -> None:
     """Refuse keywords of other libraries, and say what there is here."""
     for key in options:
-        if how := ELSEWHERE.get(SAME.get(key, key)):
+        if how := elsewhere(key):
             raise UserError(f"a federation has no '{key}'; {how}.")
 
 
