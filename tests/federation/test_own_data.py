@@ -99,6 +99,23 @@ def test_samples_may_be_dictionaries_and_clients_tables():
     assert set(run.predict(X)) <= {"sick", "well"}
 
 
+def test_predictions_find_the_columns_of_a_frame_by_name():
+    table = frame().assign(town=TOWNS)
+    for run in (fit(table, partition.natural("town")), fit([frame(), frame()])):
+        known = run.predict(X, client=1).tolist()
+        assert run.predict(table, client=1).tolist() == known
+        assert run.predict(table[["d", "b", "town", "c", "a"]], client=1).tolist() == known
+        assert run.predict(pd.DataFrame(X), client=1).tolist() == known
+        with pytest.raises(UserError, match="x lacks the column 'c', which the network"):
+            run.predict(table[["a", "b", "d"]], client=1)
+
+
+def test_several_columns_may_be_targets():
+    table = frame().drop(columns="label").assign(one=Y, two=1 - Y)
+    data = from_table(table, ["one", "two"])
+    assert data.y.dtype == torch.bool and data.y.shape[1:] == (2,) and data.shape == (4,)
+
+
 def test_splits_called_train_and_test_are_taken():
     tables = {"train": frame(slice(0, 40)), "test": frame(slice(40, 60))}
     data = from_table(tables)

@@ -14,7 +14,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.metrics import IGNORED
 from fedhelix.core.seeds import numpy_draw
 from fedhelix.data.checks import check_columns, describe
-from fedhelix.data.columns import pair_of
+from fedhelix.data.columns import feature_names, pair_of
 from fedhelix.data.datasets import Dataset
 from fedhelix.data.fields import Fields, Parts, cat_padded, joined
 from fedhelix.data.readers import NPZ_ERRORS
@@ -82,7 +82,7 @@ def from_arrays(
             whose, whose_test = whose[~held], whose[held]
     return assembled(
         name, (inputs, targets), (test_inputs, test_targets), classes, mean, std,
-        owners=whose, owners_test=whose_test, labels=labels,
+        owners=whose, owners_test=whose_test, labels=labels, columns=feature_names(x),
     )  # fmt: skip
 
 
@@ -176,6 +176,7 @@ def from_clients(
     return assembled(
         name, (x, y), (x_test, y_test), classes, mean, std, owners=owners,
         owners_test=None if has_common_test else owners_test, labels=labels,
+        columns=feature_names(raw[0][0]),
     )  # fmt: skip
 
 

@@ -33,7 +33,28 @@ def pair_of(part: Any, where: str) -> tuple[Any, Any]:
         part = collated([part[index] for index in range(len(part))])
     target = target_of(names_of(part), where)
     inputs = [column for column in names_of(part) if column != target]
-    return read_inputs_of(part, inputs, where), column_of(part, target)
+    x = read_inputs_of(part, inputs, where)
+    if isinstance(x, np.ndarray) and x.ndim == 2 and feature_names(part):
+        x = part[inputs].astype("float32")  # keeps the names
+    return x, column_of(part, target)
+
+
+def feature_names(x: Any) -> tuple[str, ...] | None:
+    """The names of the columns of a data frame."""
+    return tuple(map(str, x.columns)) if hasattr(x, "columns") else None
+
+
+def features_of(table: Any, columns: Sequence[str] | None) -> Any:
+    """The features of a table in the order in which a network was trained on them; a table that
+    has none of these names is taken as it is.
+    """
+    names = names_of(table)
+    if columns is None or not set(columns) & set(names):
+        return np.asarray(table)
+    for column in columns:
+        if column not in names:
+            raise UserError(f"x lacks the column '{column}', which the network was trained on.")
+    return read_inputs_of(table, columns, "x")
 
 
 def _has_dictionaries(part: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from fedhelix.data.datasets import Dataset
 
 def from_table(
     table: Any,
-    target: str | None = None,
+    target: str | Sequence[str] | None = None,
     owner: str | None = None,
     inputs: Sequence[str] | None = None,
     *,
@@ -26,27 +27,40 @@ def from_table(
 ) -> Dataset:
     """A data set from a pandas data frame or a Hugging Face `Dataset` or `DatasetDict`.
 
-    `target` is the column to predict (label, labels, target or y unless you name one), `owner` the
-    column that says whose a row is, and `inputs` the columns that the network gets: all others.
-    Columns of single numbers are the features of one table; other ones are the network's keyword
-    arguments, a single one its only argument. `test` is another table, by default the one called
-    test of a `DatasetDict`; without it 20 % of the rows, of every owner's where there are owners,
-    are held out.
+    `target` is the column to predict (label, labels, target or y unless you name one), or several:
+    labels each of which may hold, or numbers. `owner` is the column that says whose a row is, and
+    `inputs` are the columns that the network gets: all others. Columns of single numbers are the
+    features of one table; other ones are the network's keyword arguments, a single one its only
+    argument. `test` is another table, by default the one called test of a `DatasetDict`; without it
+    20 % of the rows, of every owner's where there are owners, are held out.
     """
     if isinstance(table, Mapping):
         table, test = _splits(table, test, name)
     where = f"'{name}'"
     columns = names_of(table)
     target = target or target_of(columns, where)
-    chosen = list(inputs or (column for column in columns if column not in (target, owner)))
-    for column in (*chosen, target, *([owner] if owner else [])):
+    targets = [target] if isinstance(target, str) else list(target)
+    chosen = list(inputs or (column for column in columns if column not in (*targets, owner)))
+    for column in (*chosen, *targets, *([owner] if owner else [])):
         if column not in columns:
             raise unknown(f"column of {where}", column, columns)
-    x, y = read_inputs_of(table, chosen, where), column_of(table, target)
+    x, y = read_inputs_of(table, chosen, where), _targets(table, targets)
     owners = None if owner is None else np.asarray(column_of(table, owner)).astype(str)
     x_test = None if test is None else read_inputs_of(test, chosen, where)
-    y_test = None if test is None else column_of(test, target)
-    return from_arrays(x, y, x_test, y_test, classes, name, owners=owners, seed=seed)
+    y_test = None if test is None else _targets(test, targets)
+    data = from_arrays(x, y, x_test, y_test, classes, name, owners=owners, seed=seed)
+    names = getattr(getattr(table, "features", {}).get(targets[0]), "names", None)  # a ClassLabel
+    return dataclasses.replace(
+        data,
+        labels=tuple(names) if names and data.classes == len(names) else data.labels,
+        columns=tuple(chosen) if data.fields is None else None,
+    )
+
+
+def _targets(table: Any, names: Sequence[str]) -> Any:
+    """One column, or several side by side."""
+    columns = [column_of(table, name) for name in names]
+    return columns[0] if len(columns) == 1 else np.stack(columns, 1)
 
 
 def _splits(tables: Mapping[str, Any], test: Any, name: str) -> tuple[Any, Any]:

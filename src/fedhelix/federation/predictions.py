@@ -13,6 +13,7 @@ from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.objective import by_class
 from fedhelix.core.parts import Inputs, arguments, each, output_of
 from fedhelix.data import Dataset, is_table
+from fedhelix.data.columns import features_of
 from fedhelix.data.fields import Parts
 from fedhelix.data.reading import read_inputs
 
@@ -54,7 +55,7 @@ def outputs_for(module: nn.Module, data: Dataset, x: Any) -> Tensor:
 
 def prepared_inputs(data: Dataset, x: Any) -> Inputs:
     """New samples as the network gets them; refuses those of another form."""
-    samples = read_inputs(np.asarray(x) if is_table(x) else x, "x")
+    samples = read_inputs(features_of(x, data.columns) if is_table(x) else x, "x")
     fields = data.fields
     if fields is None or not isinstance(samples, Parts):
         if isinstance(samples, Parts) or fields is not None:
