@@ -13,7 +13,7 @@ from torch.utils.data import Dataset as TorchDataset
 from fedhelix import Augmentation, Federation, UserError, from_arrays, from_table, partition
 from fedhelix.core.method import Phase
 from fedhelix.engines.local import ClientTask, Training, batch_schedule, gather
-from fedhelix.report import results, sections
+from fedhelix.report import diagnostics, results, sections
 
 DRAW = np.random.default_rng(0)
 X = DRAW.normal(size=(60, 4)).astype("float32")
@@ -79,6 +79,10 @@ def test_a_report_calls_clients_by_their_names(tmp_path):
     run = fed.fit(1, out=tmp_path / "run", quiet=True)
     rows = sections.clients(results.grouped([results.read(run.folder)]))["rows"]
     assert {row[0]["text"] for row in rows} == {"bern", "metz", "ulm"}
+    counts = run.federation.census()["classes"]
+    figure = diagnostics.partition(counts, names=["bern", "metz", "$ulm$"])
+    labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert labels == ["bern", "metz", r"\$ulm\$"]
 
 
 def test_a_run_without_names_in_its_folder_is_resumed(tmp_path):

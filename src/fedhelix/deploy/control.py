@@ -180,7 +180,7 @@ class Control:
         except httpx.TransportError as problem:
             raise UserError(
                 f"there is no SuperLink at {self.address} ({problem}); start one with "
-                "`fedhelix up`."
+                "`fedhelix up` or `fedhelix deploy serve`, or name its address with --superlink."
             ) from None
         except httpx.HTTPStatusError as problem:
             raise UserError(f"the SuperLink refuses: {problem.response.text or problem}.") from None

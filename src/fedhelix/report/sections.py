@@ -62,8 +62,7 @@ def _client_cells(result: Result, client: int) -> list[dict[str, Any]]:
     """A client's name or number, seed and samples."""
     mark = " ×" if client in result.attackers else ""
     sizes = result.census.get("samples")
-    names = result.census.get("names")
-    named = names[client] if isinstance(names, list) and client < len(names) else client
+    named = result.names[client] if client < len(result.names) else client
     samples = sizes[client] if isinstance(sizes, list) and client < len(sizes) else None
     return [
         _cell(f"{named}{mark}", client),
