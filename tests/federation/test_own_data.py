@@ -179,7 +179,7 @@ def test_a_softmax_before_cross_entropy_is_noticed():
         ({"learning_rate": 0.1}, "has no 'learning_rate'; lr is the learning rate"),
         ({"scheduler": "cosine"}, "lr_decay takes a list"),
         ({"transforms": []}, "augment takes an Augmentation"),
-        ({"patience": 3}, "end a loop over"),
+        ({"early_stopping": 3}, r"fit\(\.\.\., patience=N\) ends"),
         ({"optimizer": torch.optim.Adam}, "adamw or an OptimizerRule"),
         ({"sampler": "weighted"}, "sampler must be one of shuffle, balanced"),
         ({"lr_decay": []}, "lr_decay is an empty list"),
@@ -265,3 +265,30 @@ def test_an_augmentation_keeps_the_form_of_samples():
         federation([(X, Y)], augment=Shorter(), cohort=1)
     with pytest.raises(UserError, match="Augmentation must define apply"):
         federation([(X, Y)], augment=Augmentation(), cohort=1)
+
+
+def test_a_run_ends_when_validation_stalls_and_stays_there(tmp_path):
+    labels = np.arange(60) % 2  # noise: nothing can be learnt, so validation stalls
+    fed = federation([(X, labels), (X[:30], labels[:30])], lr=0.01)
+    run = fed.fit(40, patience=2, out=tmp_path, checkpoint_every=7, quiet=True)
+    values, last = run.metrics["valid_accuracy"].tolist(), run.summary["rounds"]
+    assert last < 40 and run.summary["best_round"] == last - 2
+    assert max(values[-2:]) <= values[-3] == max(values)
+    again = fed.fit(40, patience=2, out=tmp_path, resume=True, quiet=True)
+    assert again.summary["rounds"] == last
+    straight = fed.fit(last + 1, quiet=True).metrics["accuracy"].tolist()
+    longer = fed.fit(last + 1, out=tmp_path, resume=True, quiet=True)
+    assert longer.metrics["accuracy"].tolist() == straight
+
+
+@pytest.mark.parametrize(
+    ("method", "split", "patience", "words"),
+    [
+        ("fedavg", partition.iid(2), 0, "patience must be at least 1, not 0"),
+        ("fedavg", partition.iid(2, valid=0), 2, "patience needs validation samples"),
+        ("pfedgpa", partition.iid(2), 2, "pfedgpa needs its last round"),
+    ],
+)
+def test_patience_that_cannot_be(method, split, patience, words):
+    with pytest.raises(UserError, match=words):
+        federation(from_arrays(X, Y), split, method=method).fit(3, patience=patience)

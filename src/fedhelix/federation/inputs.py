@@ -54,7 +54,7 @@ OWN = [
 ]
 ELSEWHERE = {  # keywords of other libraries, and what there is here
     "batch": "batch_size is the size of a minibatch",
-    "early_stopping": "end a loop over fed.run_rounds(...) when record['valid_accuracy'] stalls",
+    "early_stopping": "fit(..., patience=N) ends once N rounds were no better on validation",
     "learning_rate": "lr is the learning rate",
     "local_epochs": "epochs is the number of local epochs of a round",
     "lr_scheduler": "lr_decay takes a list with a factor for each round",
