@@ -173,7 +173,13 @@ def files(folder: Path) -> set[Path]:
         ("compare fedavg local --seeds many", "Invalid value for '--seeds'"),
         ("methods fedprx", "unknown method 'fedprx'; did you mean 'fedprox'?"),
         ("walk", "No such command 'walk'"),
-        ("run fedavg --round 3", "No such option '--round'"),
+        (
+            "run fedavg --round 3",
+            "No such option '--round'. Did you mean '--rounds'? See `fedhelix",
+        ),
+        ("run fedavg --learning-rate 1", "No such option '--learning-rate'; lr is the learning"),
+        ("run fedavg --zzz", "No such option '--zzz'; see `fedhelix run --help`."),
+        ("run fedprox --set mu=1", "'mu' is an option of fedprox; write method.mu."),
         ("run fedavg --data digit", "unknown data set 'digit'; did you mean 'digits'?"),
         ("run fedavg --model digits-cn", "unknown model 'digits-cn'; did you mean 'digits-cnn'?"),
         ("run fedavg --preset pfedgpa", "unknown preset 'pfedgpa'; did you mean 'pfedgpa."),
@@ -556,7 +562,7 @@ def test_its_traceback_can_be_had(cli, tmp_path, monkeypatch):
 def test_an_unknown_command_is_answered_once(cli):
     assert (
         cli("rnu").err
-        == "fedhelix: No such command 'rnu'. Did you mean 'run'?; see `fedhelix --help`.\n"
+        == "fedhelix: No such command 'rnu'. Did you mean 'run'? See `fedhelix --help`.\n"
     )
 
 

@@ -189,7 +189,7 @@ def test_augmentation_moves_the_images_and_nothing_else():
     setup = moved.engine.setup
     samples, crops = next(iter(batch_schedule(setup, task_for(moved), Phase(), "batches").steps()))
     unmoved = batch_schedule(plain.engine.setup, task_for(plain), Phase(), "batches")
-    assert crops is not None and unmoved.crops is None
+    assert crops is not None and unmoved.draws is None
     batch, untouched = gather(setup, samples, crops), gather(setup, samples, None)
     assert torch.equal(batch.y, untouched.y) and batch.x.shape == untouched.x.shape
     assert not torch.equal(batch.x, untouched.x)

@@ -211,7 +211,7 @@ YES = [0, 1] * 30
             "does not take the part 'input_ids' of a sample; it takes .*give the parts these names",
         ),
         (lambda: fit(from_arrays(*parts()), "mlp"), "need a model of your own"),
-        (lambda: fit(from_arrays(*parts()), Named, augment=True), "crops need images"),
+        (lambda: fit(from_arrays(*parts()), Named, augment=True), "augment changes samples of"),
         (
             lambda: from_clients([parts(), ({"input_ids": np.zeros((4, 5))}, [0, 1, 0, 1])]),
             "samples must all have the parts input_ids, attention_mask, score",

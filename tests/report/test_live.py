@@ -175,17 +175,20 @@ def test_only_known_names_lead_to_runs(make_run, tmp_path):
 
 def test_clients_and_their_histories(make_run, watch):
     census = {"samples": [5, 6, 7, 8], "attackers": [3], "evaluated": [1, 3]}
+    census["names"] = ["bern", "graz", "metz", "ulm"]
     make_run(rounds=4, clients=2, name="mine", census=census, metadata=metadata.genfed)
     watch.refresh()
     details = run_details(watch.runs["mine"])
     people = [(one["client"], one["attacker"], one["samples"]) for one in details["clients"]]
     assert people == [(1, False, 6), (3, True, 8)]
+    assert [one["name"] for one in details["clients"]] == ["graz", "ulm"]
     assert [figure["name"] for figure in details["figures"]] == ["fitness"]
     assert ["rho", "1"] in details["recorded"] and ["fitness", "0.16, 0.12, 0.1"] in details[
         "recorded"
     ]
     history = client_history(watch.runs["mine"], 3)
     assert history["rounds"] == [2, 4] and history["values"][-1] == details["clients"][1]["value"]
+    assert history["name"] == "ulm" and client_history(watch.runs["mine"], 99)["name"] == "99"
     assert client_history(watch.runs["mine"], 99)["values"] == []
 
 

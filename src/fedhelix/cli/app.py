@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import re
@@ -60,7 +61,10 @@ def main() -> None:
         if not words:
             sys.exit(2)  # a bare command, whose help is on the screen already
         where = problem.ctx.command_path if problem.ctx else "fedhelix"
-        _stop(f"{words.rstrip('.')}; see `{where} --help`.", 2)
+        if isinstance(problem, click.NoSuchOption):
+            words = _no_option(problem)
+        joint = " See" if words.endswith("?") else "; see"
+        _stop(f"{words.rstrip('.')}{joint} `{where} --help`.", 2)
     except (KeyboardInterrupt, click.Abort):
         _stop("stopped.", 130)
     except Exception as problem:
@@ -78,6 +82,19 @@ def main() -> None:
         _stop(f"{sentence} (set {DEBUG}=1 for the traceback)" if hidden else sentence, 1)
     else:
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _no_option(problem: click.NoSuchOption) -> str:
+    """An unknown option, with the nearest one or with what other libraries' name for it is here."""
+    from fedhelix.federation.inputs import elsewhere
+
+    name = problem.option_name.lstrip("-")
+    known = {flag.lstrip("-"): flag for flag in problem.possibilities or ()}
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.62)
+    words = f"No such option '{problem.option_name}'"
+    if how := elsewhere(name.replace("-", "_")):
+        return f"{words}; {how}"
+    return f"{words}. Did you mean '{known[close[0]]}'?" if close else words
 
 
 def _is_full(problem: Exception) -> bool:

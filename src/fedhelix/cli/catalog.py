@@ -16,7 +16,7 @@ from fedhelix.cli.common import Json
 from fedhelix.core.docs import summary
 from fedhelix.core.errors import UserError
 from fedhelix.core.options import build
-from fedhelix.core.registry import METHODS, resolve
+from fedhelix.core.registry import METHODS, is_wrapper, resolve
 from fedhelix.data import available
 from fedhelix.methods import FedAvg
 from fedhelix.report.terminal import console, listing
@@ -37,15 +37,24 @@ def methods(
         print(json.dumps(facts, indent=2))
         return
     if name is None:
-        table = listing("method", "what it is")
-        for key, fact in facts.items():
-            table.add_row(key, escape(fact["what"]))
-        console.print(table)
-        console.print("`fedhelix methods NAME` shows the options of one.", highlight=False)
+        width = max(map(len, facts))
+        for around, title in ((False, "method"), (True, "around one")):
+            table = listing(title.ljust(width), "what it is")
+            for key, fact in facts.items():
+                if is_wrapper(chosen[key]) is around:
+                    table.add_row(key, escape(fact["what"]))
+            console.print(table)
+        console.print(
+            "Those around a method, defences among them, are written NAME+METHOD. "
+            "`fedhelix methods NAME` shows the options of one.",
+            highlight=False,
+        )
         return
     for key, fact in facts.items():
         console.print(f"[bold cyan]{key}[/]  {fact['what']}", highlight=False)
-        console.print(f"[dim]{fact['paper']}[/]", highlight=False)
+        paper = fact["paper"]
+        source = "a method of this library" if paper == "fedhelix" else f"paper: {escape(paper)}"
+        console.print(f"[dim]{source}[/]", highlight=False)
         table = listing("option and default", "what it is")
         for option, detail in fact["options"].items():
             table.add_row(f"method.{option} = {detail['default']}", escape(detail["meaning"]))
@@ -122,7 +131,7 @@ def _show_clients(settings: dict[str, Any], as_json: bool) -> None:
         print(json.dumps(census, indent=2))
         return
     columns = {
-        "client": range(len(census["samples"])),
+        "client": census.get("names", range(len(census["samples"]))),
         "samples": census["samples"],
         "samples of each class": [" ".join(map(str, row)) for row in census.get("classes", ())],
         "shift": census.get("shift", ()),

@@ -27,6 +27,8 @@ EXTRAS = {
     "track": ("tensorboard", "TensorBoard, MLflow and Weights & Biases"),
     "tune": ("optuna", "searches for settings"),
     "data": ("datasets", "downloads"),
+    "hf": ("peft", "transformers and adapters"),
+    "export": ("onnx", "models as ONNX"),
     "privacy": ("dp-accounting", "differential privacy"),
 }
 

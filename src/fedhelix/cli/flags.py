@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +25,8 @@ PANELS = {
     "Data": "data clients partition shift standardize model valid data_dir train_samples "
     "test_samples",
     "Federation": "rounds cohort seed participation client_weights newcomers newcomers_after",
-    "Training": "epochs batch_size lr lr_decay momentum weight_decay optimizer augment precision",
+    "Training": "epochs batch_size lr lr_decay momentum weight_decay optimizer augment sampler "
+    "precision",
     "Engine": "engine device workers address kernels",
     OUTPUT: "eval_every eval_clients eval_trained checkpoint_every client_state",
 }
@@ -42,6 +44,7 @@ def _place(field: dataclasses.Field[Any]) -> int:
 
 # Flags for options of methods with differential privacy.
 BUDGET = {"epsilon": "method.epsilon", "delta": "method.delta"}
+BUDGET_HELP = "Privacy budget of private+METHOD: the same as --set {}=X."
 
 
 def settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -56,14 +59,14 @@ def settings(command: Callable[..., None]) -> Callable[..., None]:
     for field in sorted(dataclasses.fields(Config), key=_place):
         default = "auto" if field.default is None else field.default
         meaning = field.metadata["meaning"]
-        words = f"{meaning[0].upper()}{meaning[1:]}"
+        words = sentence(meaning)
         words += "." if "(auto:" in words else f" (default: {str(default).lower()})."
         name = "--" + field.name.replace("_", "-")
-        kind: Any = (
-            bool if hints[field.name] is bool else str
-        )  # text: one place alone reads and checks values
+        kinds = typing.get_args(hints[field.name]) or (hints[field.name],)
+        # Text: one place alone reads and checks values.
+        kind: Any = bool if bool in kinds else str
         both = f"{name}/--no{name[1:]}" if kind is bool else name
-        metavar = None if kind is bool else {int: "N", float: "X"}.get(hints[field.name], "TEXT")
+        metavar = None if kind is bool else {int: "N", float: "X"}.get(kinds[0], "TEXT")
         note = typer.Option(
             both,
             help=words,
@@ -89,7 +92,7 @@ def settings(command: Callable[..., None]) -> Callable[..., None]:
             typer.Option(metavar="KEY=VALUE", help="Any setting, or a method's: fedprox.mu=0.1."),
         ),
         *(
-            _parameter(name, str | None, typer.Option(metavar="X", help=f"The same as {key}."))
+            _parameter(name, str | None, typer.Option(metavar="X", help=BUDGET_HELP.format(key)))
             for name, key in BUDGET.items()
         ),
     ]
@@ -111,6 +114,12 @@ def settings(command: Callable[..., None]) -> Callable[..., None]:
     wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
     return wrapped
+
+
+def sentence(meaning: str) -> str:
+    """A meaning with a capital letter, unless it begins with a value such as `cpu`."""
+    value = re.match(r"\w+[,:]", meaning)
+    return meaning if value else f"{meaning[0].upper()}{meaning[1:]}"
 
 
 def _check_groups(assigned: Sequence[str], specs: Sequence[str]) -> None:

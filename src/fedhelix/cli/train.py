@@ -102,7 +102,9 @@ def resume(
 @settings
 def compare(
     *,
-    methods: Annotated[list[str], typer.Argument(metavar="METHOD...", help="Two or more methods.")],
+    methods: Annotated[
+        list[str], typer.Argument(metavar="METHOD...", help="The methods to compare.")
+    ],
     seeds: Annotated[int, typer.Option(help="Repetitions, with seeds counted up from --seed.")] = 1,
     out: Out = None,
     track: Track = None,

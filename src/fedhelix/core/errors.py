@@ -1,4 +1,4 @@
-"""`BadInput` means "you can mend this": a sentence for the user, exit code 2 on
+"""`UserError` means "you can mend this": a sentence for the user, exit code 2 on
 the command line.
 """
 
@@ -30,6 +30,6 @@ class UnusableMessage(EngineFailure):
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
     """An error for a name that does not exist, with the nearest one that does."""
     names = sorted(known)
-    close = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.62)
     hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(names) or 'none'}."
     return UserError(f"unknown {kind} '{name}'; {hint}")

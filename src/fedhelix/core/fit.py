@@ -31,11 +31,24 @@ def probe(module: nn.Module, example: Inputs) -> Any:
         reason = str(problem).strip().partition("\n")[0].rstrip(".") or type(problem).__name__
         raise UserError(
             f"the model does not fit the data: a batch of shape {shapes(example)} fails "
-            f"with '{reason}'."
+            f"with '{reason}'{_advice(example, reason)}."
         ) from problem
     finally:
         for part, training in modes.items():
             part.training = training
+
+
+def _advice(example: Inputs, reason: str) -> str:
+    """What to change, where samples that are no floats are the likely cause."""
+    parts, _ = arguments(example)
+    if len(parts) > 1 and "positional argument" in reason:
+        return (
+            f"; its forward gets {len(parts)} arguments: sequences of different lengths are padded "
+            "and come with a mask as the last one"
+        )
+    if "dtype" in reason and any(part.dtype == torch.int64 for part in parts):
+        return "; whole numbers are tokens: give features as floats, and pixels as uint8"
+    return ""
 
 
 def _check_names(module: nn.Module, keywords: Iterable[str]) -> None:

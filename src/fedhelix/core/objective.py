@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import SupportsFloat
 
@@ -139,7 +139,10 @@ def objective_for(
     """
     for name, given in (("loss", loss), ("metric", metric)):
         if given is not None and not callable(given):
-            raise UserError(f"{name} is a function of outputs and targets, not {given!r}.")
+            several = name == "metric" and isinstance(given, Mapping | list | tuple)
+            how = "; run.evaluate({'NAME': FUNCTION, ...}) measures several" if several else ""
+            what = type(given).__name__ if several else repr(given)
+            raise UserError(f"{name} is a function of outputs and targets, not {what}{how}.")
     if classes is None and targets is not None and targets.dtype == torch.bool:
         return Objective(loss or binary_cross_entropy, metric or f1, "score")
     if classes is None and targets is not None and targets.dtype == torch.int64:

@@ -116,9 +116,9 @@ def words(kind: Any) -> str | None:
         )
     if kind in NAMES:
         return NAMES[kind]
-    return (
-        f"a {kind.__name__}" if isinstance(kind, type) and kind not in (list, dict, set) else None
-    )
+    if not isinstance(kind, type) or kind in (list, dict, set):
+        return None
+    return f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
 
 
 def read(value: Any, kind: Any) -> Any:
@@ -180,12 +180,18 @@ def refuse() -> NoReturn:
     raise ValueError
 
 
-def find(key: str, names: Iterable[str], kind: str = "key", grouped: bool = True) -> str:
+def find(
+    key: str,
+    names: Iterable[str],
+    kind: str = "key",
+    grouped: bool = True,
+    beside: Iterable[str] = (),
+) -> str:
     """The field that a key means: a dot reads as an underscore, and (if `grouped`) a leading group
     may be left out.
 
     So `bn.filter` and `bn_filter` find the field `bn_filter`, and `fedlp.redraw` finds the field
-    `redraw`.
+    `redraw`. Keys that are read elsewhere (`beside`) may be what was meant.
     """
     known = list(names)
     flat = key.replace(".", "_").replace("-", "_")
@@ -194,15 +200,22 @@ def find(key: str, names: Iterable[str], kind: str = "key", grouped: bool = True
     tail = key.partition(".")[2].replace(".", "_").replace("-", "_")
     if grouped and tail in known:
         return tail
-    raise unknown(kind, key, known)
+    raise unknown(kind, key, [*known, *beside])
 
 
-def build(kind: type, values: Mapping[str, Any], what: str, grouped: bool = True) -> Any:
+def build(
+    kind: type,
+    values: Mapping[str, Any],
+    what: str,
+    grouped: bool = True,
+    beside: Iterable[str] = (),
+) -> Any:
     """A checked dataclass from keys and values; unknown keys are refused with the nearest right
     one.
     """
     names = [field.name for field in dataclasses.fields(kind) if field.init]
-    known = {find(key, names, f"key of {what}", grouped): value for key, value in values.items()}
+    called = f"key of {what}"
+    known = {find(key, names, called, grouped, beside): value for key, value in values.items()}
     return kind(**known)
 
 

@@ -2,7 +2,8 @@
 
 from fedhelix.data import partitions
 from fedhelix.data.arrays import from_arrays, from_clients, from_npz
-from fedhelix.data.augment import crop_and_flip, draw_crops
+from fedhelix.data.augment import Augmentation, CropAndFlip, crop_and_flip, draw_crops
+from fedhelix.data.columns import is_table
 from fedhelix.data.datasets import Dataset, rows_of
 from fedhelix.data.federated import from_ag_news, from_har, from_hub, from_leaf
 from fedhelix.data.loading import Availability, available, load
@@ -10,11 +11,13 @@ from fedhelix.data.partitions import Partition, Split, class_split
 from fedhelix.data.scaling import Scaling, scaled
 from fedhelix.data.server_data import Reserve, ServerData, even_sample
 from fedhelix.data.shifts import UNSHIFTED, Shift, ShiftedData, shifted
-from fedhelix.data.tables import from_table, is_table
+from fedhelix.data.tables import from_table
 
 __all__ = [
     "UNSHIFTED",
+    "Augmentation",
     "Availability",
+    "CropAndFlip",
     "Dataset",
     "Partition",
     "Reserve",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,10 +14,11 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.metrics import IGNORED
 from fedhelix.core.seeds import numpy_draw
 from fedhelix.data.checks import check_columns, describe
+from fedhelix.data.columns import feature_names, pair_of
 from fedhelix.data.datasets import Dataset
 from fedhelix.data.fields import Fields, Parts, cat_padded, joined
 from fedhelix.data.readers import NPZ_ERRORS
-from fedhelix.data.reading import Pair, Samples, coded, raw_pair, read_pair
+from fedhelix.data.reading import Pair, Samples, coded, read_pair
 from fedhelix.data.sampling import stratified
 
 Classes = int | Literal["auto"] | None
@@ -81,7 +82,7 @@ def from_arrays(
             whose, whose_test = whose[~held], whose[held]
     return assembled(
         name, (inputs, targets), (test_inputs, test_targets), classes, mean, std,
-        owners=whose, owners_test=whose_test, labels=labels,
+        owners=whose, owners_test=whose_test, labels=labels, columns=feature_names(x),
     )  # fmt: skip
 
 
@@ -131,7 +132,7 @@ def from_npz(path: str | Path) -> Dataset:
 
 
 def from_clients(
-    clients: Sequence[Any],
+    clients: Sequence[Any] | Mapping[str, Any],
     test: Any = None,
     classes: Classes = "auto",
     name: str = "data",
@@ -142,46 +143,40 @@ def from_clients(
 ) -> Dataset:
     """A data set from data that already belong to clients; the `natural` partition keeps them so.
 
-    `clients` has for each client a pair (x, y) or a map-style torch Dataset of such samples; they
-    are read as in `from_arrays`. `test` is one pair or Dataset for a common test pool, or a list
-    with one for each client; None holds out 20 % of every client's samples as its test part (a
-    client with a single sample keeps it for training).
+    `clients` has for each client a pair (x, y), a table, or a map-style torch Dataset of samples
+    (x, y); they are read as in `from_arrays`. A dictionary also gives the clients names. `test` is
+    one such part for a common test pool, or a list with one for each client; None holds out 20 % of
+    every client's samples as its test part (a client with a single sample keeps it for training).
     """
-    raw = [raw_pair(part, f"client {index} of '{name}'") for index, part in enumerate(clients)]
+    names = list(clients) if isinstance(clients, Mapping) else range(len(clients))
+    called = [f"client {one} of '{name}'" for one in names]
+    parts = clients.values() if isinstance(clients, Mapping) else clients
+    raw = [pair_of(part, whose) for part, whose in zip(parts, called, strict=True)]
     if not raw:
         raise UserError(f"'{name}' has no clients; give at least one pair (x, y).")
     raw_tests = raw_test_parts(test, len(raw), name)
-    frames = {f"client {index} of '{name}'": x for index, (x, _) in enumerate(raw)}
-    frames |= {f"test part {index} of '{name}'": x for index, (x, _) in enumerate(raw_tests)}
-    check_columns(frames)
-    targets, labels = coded([y for _, y in (*raw, *raw_tests)])
-    parts = [
-        read_pair(x, y, f"client {index} of '{name}'")
-        for index, ((x, _), y) in enumerate(zip(raw, targets, strict=False))
-    ]
+    tested = [f"test part {index} of '{name}'" for index in range(len(raw_tests) or len(raw))]
+    everybody = [*zip(called, raw, strict=True), *zip(tested, raw_tests, strict=False)]
+    check_columns({whose: x for whose, (x, _) in everybody})
+    targets, labels = coded([y for _, (_, y) in everybody])
+    read = [read_pair(x, y, whose) for (whose, (x, _)), y in zip(everybody, targets, strict=True)]
+    train, tests = read[: len(raw)], read[len(raw) :]
     if test is None:
-        train, tests = hold_out_each(parts, classes, seed)
+        train, tests = hold_out_each(train, classes, seed)
         if not any(len(y) for _, y in tests):
             raise UserError(
                 f"each client of '{name}' has a single sample, and none is left to test with; "
                 "give two."
             )
-    else:
-        train, tests = (
-            parts,
-            [
-                read_pair(x, y, f"test part {index} of '{name}'")
-                for index, ((x, _), y) in enumerate(
-                    zip(raw_tests, targets[len(raw) :], strict=True)
-                )
-            ],
-        )
-    x, y, owners = pool(train, f"client {{}} of '{name}'")
-    x_test, y_test, owners_test = pool(tests, f"test part {{}} of '{name}'")
+    x, y, owners = pool(train, called)
+    x_test, y_test, owners_test = pool(tests, tested)
+    if isinstance(clients, Mapping):
+        owners, owners_test = (np.array(list(names))[numbers] for numbers in (owners, owners_test))
     has_common_test = test is not None and not isinstance(test, list)
     return assembled(
         name, (x, y), (x_test, y_test), classes, mean, std, owners=owners,
         owners_test=None if has_common_test else owners_test, labels=labels,
+        columns=feature_names(raw[0][0]),
     )  # fmt: skip
 
 
@@ -190,12 +185,12 @@ def raw_test_parts(test: Any, clients: int, name: str) -> list[tuple[Any, Any]]:
     if test is None:
         return []
     if not isinstance(test, list):
-        return [raw_pair(test, f"the test part of '{name}'")]
+        return [pair_of(test, f"the test part of '{name}'")]
     if len(test) != clients:
         raise UserError(
             f"'{name}' has {clients} clients, but test has {len(test)} parts; give one for each."
         )
-    return [raw_pair(part, f"test part {index} of '{name}'") for index, part in enumerate(test)]
+    return [pair_of(part, f"test part {index} of '{name}'") for index, part in enumerate(test)]
 
 
 def count_classes(classes: Classes, targets: Tensor, test_targets: Tensor) -> int | None:
@@ -221,8 +216,9 @@ def count_classes(classes: Classes, targets: Tensor, test_targets: Tensor) -> in
     different = len(both.unique())
     if different > max(MOST_CLASSES, samples // 4):
         raise UserError(
-            f"y has {different} different whole numbers in {samples} samples; classes=None makes "
-            f"it a regression, classes={1 + largest} a classification."
+            f"y has {different} different whole numbers in {samples} samples; in from_arrays, "
+            f"from_clients or from_table, classes=None makes it a regression, "
+            f"classes={1 + largest} a classification."
         )
     return 1 + largest
 
@@ -237,8 +233,9 @@ def as_targets(
         return tuple(part.float() for part in parts)
     if several and classes == "auto" and all(is_multi_label(part) for part in parts):
         return tuple(part.bool() for part in parts)
-    if several and whole:
-        return tuple(part.long() for part in parts)
+    if several and whole:  # masks of pixels may have an axis of one channel
+        flat = (part.squeeze(1) if part.dim() == 4 else part for part in parts)
+        return tuple(part.long() for part in flat)
     return tuple(as_labels(part, name) for part in parts)
 
 
@@ -300,7 +297,7 @@ def hold_out_each(parts: list[Pair], classes: Classes, seed: int) -> tuple[list[
     return train, test
 
 
-def pool(parts: list[Pair], where: str) -> tuple[Samples, Tensor, np.ndarray]:
+def pool(parts: list[Pair], called: Sequence[str]) -> tuple[Samples, Tensor, np.ndarray]:
     """All parts as one, with the number of the part that each sample came from."""
     first_x, first_y = parts[0]
     owners = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
@@ -311,13 +308,11 @@ def pool(parts: list[Pair], where: str) -> tuple[Samples, Tensor, np.ndarray]:
         assert isinstance(x, Tensor) and isinstance(first_x, Tensor)
         if x.shape[1:] != first_x.shape[1:] or x.dtype != first_x.dtype:
             raise UserError(
-                f"{where.format(index)} has samples of {describe(x)}, "
-                f"the first of {describe(first_x)}."
+                f"{called[index]} has samples of {describe(x)}, the first of {describe(first_x)}."
             )
         if y.shape[1:] != first_y.shape[1:] or y.is_floating_point() != first_y.is_floating_point():
             raise UserError(
-                f"{where.format(index)} has targets of {describe(y)}, "
-                f"the first of {describe(first_y)}."
+                f"{called[index]} has targets of {describe(y)}, the first of {describe(first_y)}."
             )
     inputs = torch.cat([x for x, _ in parts if isinstance(x, Tensor)])
     return inputs, torch.cat([y for _, y in parts]), owners

@@ -1,12 +1,47 @@
-"""Random crops and flips of images, for a whole stack of batches at once."""
+"""Random changes of training samples, drawn anew in every epoch."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedhelix.core.errors import UserError
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Subclass it for random changes of your own and pass it as `Federation(augment=Mine())`.
+
+    It must be a frozen dataclass of numbers, and `apply` must not look at values (no `if` on
+    tensors) nor draw anything itself, since it may be recorded as a CUDA graph.
+    """
+
+    numbers: ClassVar[int] = 1
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """A row for each sample: by default so many `numbers`, uniform between 0 and 1."""
+        return torch.rand(count, self.numbers, generator=generator)
+
+    def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """The changed samples (N×..., of the same type and shape); `drawn` has a row for each."""
+        raise TypeError(f"{type(self).__name__} must define apply(x, drawn).")
+
+
+@dataclass(frozen=True)
+class CropAndFlip(Augmentation):
+    """Random crops of images with a border of four pixels, half of them flipped left to right."""
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """Corners and flips."""
+        return draw_crops(count, generator)
+
+    def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """The crops."""
+        return crop_and_flip(x, drawn)
 
 
 def draw_crops(n: int, generator: torch.Generator, pad: int = 4) -> Tensor:

@@ -115,6 +115,11 @@ def read_targets(y: Any, where: str) -> Tensor:
     """Targets; those of sequences of different lengths are filled up with what does not count."""
     if not is_ragged(y):
         return as_tensor(y, where)
+    if is_text(np.asarray(y[0])):
+        raise UserError(
+            f"{where} has several texts per sample; give a column of 0 and 1 for every label, as "
+            "scikit-learn's MultiLabelBinarizer makes them."
+        )
     sequences = [as_tensor(one, where) for one in y]
     if sequences[0].is_floating_point():
         raise UserError(f"{where} has different lengths; only classes of tokens may.")

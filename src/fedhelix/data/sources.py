@@ -147,9 +147,9 @@ def advice(source: Source, folder: Path | None) -> str:
             "https://www.nist.gov/itl/products-and-services/emnist-dataset"
         )
     elif importlib.util.find_spec("datasets") is None:
-        ways.append("or `pip install 'fedhelix[data]'` to let it be downloaded")
+        ways.append("or `pip install 'fedhelix[data]'`, and a first run downloads it")
     else:
-        ways.append(f"or let it be downloaded from huggingface.co/datasets/{source.hub}")
+        ways.append(f"or let a first run download it from huggingface.co/datasets/{source.hub}")
     pickled = [
         root / source.pickled
         for root in roots(folder)

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.data.arrays import Classes, from_arrays
+from fedhelix.data.columns import column_of, names_of, read_inputs_of, target_of
 from fedhelix.data.datasets import Dataset
-from fedhelix.data.fields import is_ragged
-from fedhelix.data.reading import is_text, stacked
-
-TARGETS = ("label", "labels", "target", "y")  # columns that are the target unless one is named
-
-
-def is_table(data: Any) -> bool:
-    """Whether data have named columns."""
-    return hasattr(data, "columns") or hasattr(data, "column_names")
 
 
 def from_table(
     table: Any,
-    target: str | None = None,
+    target: str | Sequence[str] | None = None,
     owner: str | None = None,
     inputs: Sequence[str] | None = None,
     *,
@@ -32,56 +25,49 @@ def from_table(
     name: str = "table",
     seed: int = 0,
 ) -> Dataset:
-    """A data set from a pandas data frame or a Hugging Face `Dataset`.
+    """A data set from a pandas data frame or a Hugging Face `Dataset` or `DatasetDict`.
 
-    `target` is the column to predict (label, labels, target or y unless you name one), `owner` the
-    column that says whose a row is, and `inputs` the columns that the network gets: all others.
-    Columns of single numbers are the features of one table; other ones are the network's keyword
-    arguments, a single one its only argument. `test` is another table; without it 20 % of the rows,
-    of every owner's where there are owners, are held out.
+    `target` is the column to predict (label, labels, target or y unless you name one), or several:
+    labels each of which may hold, or numbers. `owner` is the column that says whose a row is, and
+    `inputs` are the columns that the network gets: all others. Columns of single numbers are the
+    features of one table; other ones are the network's keyword arguments, a single one its only
+    argument. `test` is another table, by default the one called test of a `DatasetDict`; without it
+    20 % of the rows, of every owner's where there are owners, are held out.
     """
+    if isinstance(table, Mapping):
+        table, test = _splits(table, test, name)
+    where = f"'{name}'"
     columns = names_of(table)
-    target = target or next((known for known in TARGETS if known in columns), None)
-    if target is None:
-        raise UserError(
-            f"which column of '{name}' is to be predicted? Give from_table a target, one of "
-            f"{', '.join(columns)}."
-        )
-    chosen = list(inputs or (column for column in columns if column not in (target, owner)))
-    for column in (*chosen, target, *([owner] if owner else [])):
+    target = target or target_of(columns, where)
+    targets = [target] if isinstance(target, str) else list(target)
+    chosen = list(inputs or (column for column in columns if column not in (*targets, owner)))
+    for column in (*chosen, *targets, *([owner] if owner else [])):
         if column not in columns:
-            raise unknown(f"column of '{name}'", column, columns)
-    x, y = read_inputs_of(table, chosen, name), column_of(table, target)
+            raise unknown(f"column of {where}", column, columns)
+    x, y = read_inputs_of(table, chosen, where), _targets(table, targets)
     owners = None if owner is None else np.asarray(column_of(table, owner)).astype(str)
-    x_test = None if test is None else read_inputs_of(test, chosen, name)
-    y_test = None if test is None else column_of(test, target)
-    return from_arrays(x, y, x_test, y_test, classes, name, owners=owners, seed=seed)
+    x_test = None if test is None else read_inputs_of(test, chosen, where)
+    y_test = None if test is None else _targets(test, targets)
+    data = from_arrays(x, y, x_test, y_test, classes, name, owners=owners, seed=seed)
+    names = getattr(getattr(table, "features", {}).get(targets[0]), "names", None)  # a ClassLabel
+    return dataclasses.replace(
+        data,
+        labels=tuple(names) if names and data.classes == len(names) else data.labels,
+        columns=tuple(chosen) if data.fields is None else None,
+    )
 
 
-def names_of(table: Any) -> list[str]:
-    """The names of the columns."""
-    return [str(name) for name in getattr(table, "column_names", None) or table.columns]
+def _targets(table: Any, names: Sequence[str]) -> Any:
+    """One column, or several side by side."""
+    columns = [column_of(table, name) for name in names]
+    return columns[0] if len(columns) == 1 else np.stack(columns, 1)
 
 
-def column_of(table: Any, name: str) -> Any:
-    """One column as an array, or as a list of sequences of different lengths."""
-    values = list(table[name])
-    return values if is_ragged(values) else stacked(values)
-
-
-def read_inputs_of(table: Any, names: Sequence[str], name: str) -> Any:
-    """What the network gets: one matrix, one column, or several columns by name."""
-    columns = {column: column_of(table, column) for column in names}
-    for column, values in columns.items():
-        if isinstance(values, np.ndarray) and is_text(values):
-            raise UserError(
-                f"column '{column}' of '{name}' holds text; turn it into numbers first (a "
-                "tokenizer, pandas.get_dummies), or leave it out of inputs."
-            )
-    if not columns:
-        raise UserError(f"'{name}' has no column besides target and owner for the network.")
-    single = [isinstance(values, np.ndarray) and values.ndim == 1 for values in columns.values()]
-    if all(single):
-        matrix = np.stack(list(columns.values()), 1)
-        return matrix.astype(np.float32) if matrix.dtype.kind in "biuf" else matrix
-    return next(iter(columns.values())) if len(columns) == 1 else columns
+def _splits(tables: Mapping[str, Any], test: Any, name: str) -> tuple[Any, Any]:
+    """The tables called train and test of several."""
+    if "train" not in tables:
+        raise UserError(
+            f"'{name}' holds the tables {', '.join(map(str, tables))} and none called train; "
+            "give from_table one of them."
+        )
+    return tables["train"], tables.get("test") if test is None else test

@@ -180,7 +180,8 @@ class Control:
         except httpx.TransportError as problem:
             raise UserError(
                 f"there is no SuperLink at {self.address} ({problem}); start one with "
-                "`fedhelix deploy serve`, or with `fedhelix up` on one machine."
+                "`fedhelix deploy serve`, or `fedhelix up` on one machine, or name another address "
+                "with --superlink."
             ) from None
         except httpx.HTTPStatusError as problem:
             raise UserError(f"the SuperLink refuses: {problem.response.text or problem}.") from None

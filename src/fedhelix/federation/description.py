@@ -4,7 +4,7 @@ summary of its runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,8 +36,10 @@ GROUPS = {
 def config(fed: FederationSetup, rounds: int) -> dict[str, Any]:
     """What determines a run, as far as a library user's objects can be written down."""
     settings = {name: options_of(kind, fed.settings) for name, kind in GROUPS.items()}
-    optimizer = settings["training"]["optimizer"]
-    settings["training"]["optimizer"] = str(optimizer)
+    training = settings["training"]
+    training["optimizer"] = str(training["optimizer"])
+    if not isinstance(training["augment"], bool):
+        training["augment"] = str(training["augment"])
     if fed.devices is None:
         del settings["devices"]
     return {
@@ -90,6 +92,8 @@ def census(fed: FederationSetup) -> dict[str, Any]:
         "attackers": sorted(fed.attackers.ids),
         "evaluated": fed.evaluated,
     }
+    if fed.names is not None:
+        table["names"] = list(fed.names)
     if fed.data_is_here and (classes := fed.data.classes) is not None:
         labels = fed.data.y.cpu().numpy()
         counts = [np.bincount(labels[split.train], minlength=classes) for split in fed.splits]
@@ -107,14 +111,23 @@ def check_same(fed: FederationSetup, folder: RunFolder) -> None:
     mine, its = toml.loads(toml.dumps(config(fed, 1))), folder.config
     for key in mine if its.get("library") else ():
         if key != "rounds" and not _agree(key, mine[key], its.get(key)):
-            raise UserError(
-                f"'{folder.path}' was run with {key} = {its.get(key)}, not {mine[key]}."
-            )
-    if "deployment" not in its and folder.clients and folder.clients != census(fed):
+            raise UserError(f"'{folder.path}' was run with {_difference(key, mine[key], its)}.")
+    its_clients = {"names": census(fed).get("names"), **folder.clients}  # older runs lack names
+    if "deployment" not in its and folder.clients and its_clients != {"names": None, **census(fed)}:
         raise UserError(
             f"the clients of '{folder.path}' had other samples than they have now; was "
             "config.toml changed?"
         )
+
+
+def _difference(key: str, mine: Any, its: Mapping[str, Any]) -> str:
+    """The first entry that differs."""
+    theirs = its.get(key)
+    if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
+        for name, value in mine.items():
+            if name in theirs and theirs[name] != value:
+                return f"{name} = {theirs[name]}, not {value}"
+    return f"{key} = {theirs}, not {mine}"
 
 
 def _agree(key: str, mine: Any, its: Any) -> bool:

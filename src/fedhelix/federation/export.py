@@ -88,7 +88,7 @@ def model_card(
     summary: Mapping[str, Any],
     last: Mapping[str, Any],
     formats: Sequence[Format],
-    client: int | None,
+    client: int | str | None,
 ) -> str:
     """What is known of a network: data, training, results, and who could learn what from it.
 

@@ -30,7 +30,7 @@ from fedhelix.federation.sinks import (
 from fedhelix.federation.state import FederationState
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import Progress
-from fedhelix.store.records import Record
+from fedhelix.store.records import Record, is_stalled
 from fedhelix.store.trackers import check_tracker, tracker
 
 Place = Literal["memory", "disk"]
@@ -40,15 +40,15 @@ class Federation(FederationSetup):
     """Clients with their data, a model, and a method that trains it across them.
 
     `data` is a name for `load`, a `Dataset`, a table (pandas or Hugging Face), a torch data set, or
-    a list with one (x, y) pair or torch data set per client. `partition` says who owns which
-    sample: a value of `fedhelix.partition`, or text such as "dirichlet:0.1". `model` is a name, an
-    `nn.Module`, or a function that makes one. `method` is a name such as "genfed+fedau", or a value
-    such as `GenFed(FedAU())`.
+    a list (with names: a dictionary) with one (x, y) pair, table or torch data set per client.
+    `partition` says who owns which sample: a value of `fedhelix.partition`, or text such as
+    "dirichlet:0.1". `model` is a name, an `nn.Module`, or a function that makes one. `method` is a
+    name such as "genfed+fedau", or a value such as `GenFed(FedAU())`.
 
     Everything else has a sensible default. The fields of `FederationSettings` are keywords too:
 
     - training: epochs, batch_size, lr, lr_decay, momentum, weight_decay, optimizer, augment,
-      precision;
+      sampler, precision;
     - the server's data: validation_size, validation_shared, supplement_size, supplement_below,
       server_only;
     - clients: participation, participation_alpha, client_weights, newcomers, newcomers_after,
@@ -135,15 +135,18 @@ class Federation(FederationSetup):
         watch: Callable[[Record], None] | None = None,
         track: str | None = None,
         client_state: Place = "memory",
+        patience: int | None = None,
     ) -> Run:
         """Train for some rounds with live progress; with `out`, into a run folder to resume from.
 
         `watch` sees every new record once it is kept; it may raise KeyboardInterrupt to stop after
         that round. With `track` ("tensorboard", "mlflow" or "wandb") every record goes there too.
         With `client_state="disk"` what clients keep lies in the run folder and is read when they
-        are sampled, however many there are.
+        are sampled, however many there are. With `patience` it ends early, once so many evaluated
+        rounds in a row were not better on validation samples than the best one before.
         """
         self._check_arguments(rounds, eval_every, checkpoint_every, out, track, client_state)
+        self._check_patience(patience)
         run = Run(self, [], FederationState(0, {}, {}))
         sinks: list[Sink] = []
         with ExitStack() as stack:
@@ -176,14 +179,39 @@ class Federation(FederationSetup):
             # The folder is entered last, so that after a failure it is the first to be closed.
             for sink in reversed(sinks):
                 stack.enter_context(sink)
-            for record, state in self.run_rounds(rounds, run.state, eval_every):
-                run.records.append(record)
-                run.state = state
+            for record, state in self._rounds(run, rounds, eval_every, patience):
                 for sink in sinks:
                     sink.update(record, state)
             if run.folder is not None:
                 run.folder.write_summary(run.summary)
         return run
+
+    def _rounds(
+        self, run: Run, rounds: int, eval_every: int, patience: int | None
+    ) -> Iterator[tuple[Record, FederationState]]:
+        """The rounds that are left, which become part of the run; none once validation stalls."""
+        metric = self.objective.name
+        if patience is not None and is_stalled(run.records, metric, patience):
+            return
+        for record, state in self.run_rounds(rounds, run.state, eval_every):
+            run.records.append(record)
+            run.state = state
+            yield record, state
+            if patience is not None and is_stalled(run.records, metric, patience):
+                return
+
+    def _check_patience(self, patience: int | None) -> None:
+        if patience is None:
+            return
+        if convert("patience", patience, int) < 1:
+            raise UserError(f"patience must be at least 1, not {patience}.")
+        if self.data_is_here and not any(len(split.valid) for split in self.splits):
+            raise UserError("patience needs validation samples; set the partition's valid above 0.")
+        if self.method.capabilities.final_work:
+            raise UserError(
+                f"{self.method.label} needs its last round, so leave out patience; summaries name "
+                "the best round all the same."
+            )
 
     def _check_arguments(
         self,

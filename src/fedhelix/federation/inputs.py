@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
 
 from fedhelix import models
 from fedhelix.core.errors import UserError
@@ -27,7 +30,7 @@ from fedhelix.data import (
     load,
     partitions,
 )
-from fedhelix.data.reading import raw_pair
+from fedhelix.data.columns import pair_of
 from fedhelix.engines.kernels import Kernels
 from fedhelix.engines.kernels.choice import choose
 from fedhelix.engines.local import Setup
@@ -35,6 +38,32 @@ from fedhelix.methods import FedAvg
 
 SEVERAL = 3  # samples that tell whether network, loss and data fit
 Model = str | nn.Module | Callable[[], nn.Module]
+OWN = [
+    "clients",
+    "cohort",
+    "data",
+    "device",
+    "engine",
+    "loss",
+    "method",
+    "metric",
+    "model",
+    "partition",
+    "seed",
+    "workers",
+]
+ELSEWHERE = {  # keywords of other libraries, and what there is here
+    "batch": "batch_size is the size of a minibatch",
+    "early_stopping": "fit(..., patience=N) ends once N rounds were no better on validation",
+    "learning_rate": "lr is the learning rate",
+    "local_epochs": "epochs is the number of local epochs of a round",
+    "lr_scheduler": "lr_decay takes a list with a factor for each round",
+    "num_clients": "clients is their number",
+    "optim": "optimizer is sgd, adam, adamw or an OptimizerRule",
+    "transform": "augment takes an Augmentation, which is drawn anew in every epoch",
+}
+SAME = {"lr_schedule": "lr_scheduler", "scheduler": "lr_scheduler", "transforms": "transform"}
+SAME |= {"patience": "early_stopping", "num_epochs": "local_epochs", "n_clients": "num_clients"}
 
 
 def read_data(data: Any, partition: str | Partition | None) -> Dataset:
@@ -45,9 +74,26 @@ def read_data(data: Any, partition: str | Partition | None) -> Dataset:
         return data
     if is_table(data):
         return from_table(data, owner=owner_column(partition))
-    if isinstance(data, torch.utils.data.Dataset):
-        return from_arrays(*raw_pair(data, "the data set"))
+    if isinstance(data, TorchDataset | DataLoader):
+        return from_arrays(*pair_of(data, "the data set"))
+    if isinstance(data, tuple):
+        raise UserError(
+            "data is a tuple; give from_arrays(x, y) for two arrays, from_clients([train], "
+            "test=test) for two data sets, or a list with an entry for each client."
+        )
     return from_clients(data)
+
+
+def elsewhere(key: str) -> str | None:
+    """What there is here for a keyword of other libraries."""
+    return ELSEWHERE.get(SAME.get(key, key))
+
+
+def check_keys(options: Iterable[str]) -> None:
+    """Refuse keywords of other libraries, and say what there is here."""
+    for key in options:
+        if how := elsewhere(key):
+            raise UserError(f"a federation has no '{key}'; {how}.")
 
 
 def owner_column(partition: str | Partition | None) -> str | None:
@@ -88,13 +134,25 @@ def network(
     usual = objective.loss in (cross_entropy, squared_error)
     outputs = check_fits(module, example, pool.outputs if usual else None)
     check_loss(objective, outputs.float(), pool.y[:SEVERAL].cpu())
+    if objective.loss is cross_entropy and _are_probabilities(outputs):
+        warnings.warn(
+            "the model's outputs are probabilities; cross-entropy applies a softmax itself, so "
+            "leave out the model's own.",
+            stacklevel=4,
+        )
     layers = Layers.of(module, example)
     checked(method).check(layers)
     return module, layers
 
 
+def _are_probabilities(outputs: torch.Tensor) -> bool:
+    sums = outputs.sum(-1)
+    return bool((outputs >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
+
+
 def client_setup(setup: Setup, kernels: Kernels | Literal["auto"]) -> Setup:
     """What clients' work depends on, on its device, with the initial state and with kernels."""
+    check_training(setup)
     batch_size = setup.training.batch_size
     if batch_size < 2 and any(isinstance(m, nn.BatchNorm1d) for m in setup.module.modules()):
         raise UserError("BatchNorm needs two samples in a minibatch; set batch_size to 2 or more.")
@@ -108,6 +166,41 @@ def client_setup(setup: Setup, kernels: Kernels | Literal["auto"]) -> Setup:
     if setup.method.capabilities.sample_gradients:  # our own kernels know whole batches only
         return replace(setup, kernels="onednn")
     return replace(setup, kernels=choose(setup) if kernels == "auto" else kernels)
+
+
+def check_training(setup: Setup) -> None:
+    """Refuse a sampler or an augmentation that does not suit data or method."""
+    training, data = setup.training, setup.data
+    if training.sampler == "balanced" and data.classes is None:
+        raise UserError(f"sampler = balanced needs classes, and '{data.name}' has none.")
+    if training.sampler == "balanced" and setup.method.capabilities.sample_gradients:
+        raise UserError(f"{setup.method.label} counts on sampler = shuffle for its privacy budget.")
+    if training.augmentation is None:
+        return
+    if data.fields is not None:
+        raise UserError(
+            f"augment changes samples of one part, and those of '{data.name}' have more."
+        )
+    x = data.x[:SEVERAL]
+    if training.augment is True and x.dim() != 4:
+        raise UserError(
+            f"augment = true crops and flips images, and a sample of '{data.name}' has the shape "
+            f"{data.shape}; in Python it takes an Augmentation of your own."
+        )
+    try:
+        drawn = training.augmentation.draw(len(x), torch.Generator()).to(x.device)
+        changed = training.augmentation.apply(x, drawn)
+    except UserError:
+        raise
+    except Exception as problem:  # a user's own augmentation may fail in any way
+        raise UserError(
+            f"augment fails for samples of shape {tuple(x.shape)} with '{problem}'."
+        ) from problem
+    if changed.shape != x.shape or changed.dtype != x.dtype:
+        raise UserError(
+            f"augment turns samples of shape {tuple(x.shape)} and {x.dtype} into "
+            f"{tuple(changed.shape)} and {changed.dtype}; both must stay the same."
+        )
 
 
 def device_of(name: str) -> torch.device:

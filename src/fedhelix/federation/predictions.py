@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedhelix.core.errors import UserError
+from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.objective import by_class
 from fedhelix.core.parts import Inputs, arguments, each, output_of
 from fedhelix.data import Dataset, is_table
+from fedhelix.data.columns import features_of
 from fedhelix.data.fields import Parts
 from fedhelix.data.reading import read_inputs
 
 AT_ONCE = 1000  # samples
+
+
+def number_of(client: int | str, clients: int, names: Sequence[str] | None) -> int:
+    """The number of a client that is given by its number or its name."""
+    if isinstance(client, str):
+        if names is None:
+            raise UserError(
+                f"there is no client '{client}'; these clients have no names, only numbers from 0 "
+                f"to {clients - 1}."
+            )
+        if client not in names:
+            raise unknown("client", client, names)
+        return names.index(client)
+    if not 0 <= client < clients:
+        raise UserError(
+            f"there is no client {client}; clients are numbered from 0 to {clients - 1}."
+        )
+    return client
 
 
 @torch.no_grad()
@@ -35,7 +55,7 @@ def outputs_for(module: nn.Module, data: Dataset, x: Any) -> Tensor:
 
 def prepared_inputs(data: Dataset, x: Any) -> Inputs:
     """New samples as the network gets them; refuses those of another form."""
-    samples = read_inputs(np.asarray(x) if is_table(x) else x, "x")
+    samples = read_inputs(features_of(x, data.columns) if is_table(x) else x, "x")
     fields = data.fields
     if fields is None or not isinstance(samples, Parts):
         if isinstance(samples, Parts) or fields is not None:

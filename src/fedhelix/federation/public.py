@@ -19,7 +19,7 @@ from fedhelix.core.options import option
 from fedhelix.core.registry import METHODS, register
 from fedhelix.core.version import __version__
 from fedhelix.core.wrapper import Wrapper
-from fedhelix.data import Dataset, from_arrays, from_clients, from_table, load
+from fedhelix.data import Augmentation, Dataset, from_arrays, from_clients, from_table, load
 from fedhelix.data import partitions as partition
 from fedhelix.federation.federation import Federation
 from fedhelix.federation.run import Run
@@ -41,6 +41,7 @@ from fedhelix.robust.defences import (
 
 __all__ = [
     "METHODS",
+    "Augmentation",
     "BadInput",
     "Batch",
     "Bucketing",

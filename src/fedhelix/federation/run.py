@@ -19,7 +19,7 @@ from fedhelix.core.tree import State, to_device
 from fedhelix.engines.local import UsedModel, samples_of
 from fedhelix.federation import description, newcomers
 from fedhelix.federation.export import Format, export, model_card
-from fedhelix.federation.predictions import decided, outputs_for
+from fedhelix.federation.predictions import decided, number_of, outputs_for
 from fedhelix.federation.setup import FederationSetup
 from fedhelix.federation.state import FederationState
 from fedhelix.store import RunFolder, notebook
@@ -129,17 +129,14 @@ class Run:
         """
         return newcomers.inherit(self.federation, data, self.state, module)
 
-    def personal(self, client: int) -> nn.Module:
-        """The model that one client would use."""
+    def personal(self, client: int | str) -> nn.Module:
+        """The model that one client would use, by its number or its name."""
         fed = self.federation
-        if not 0 <= client < fed.clients:
-            raise UserError(
-                f"there is no client {client}; clients are numbered from 0 to {fed.clients - 1}."
-            )
         ctx = fed.context(self.state.round, self.state.round)
-        return self._module(fed.engine.personal(fed.tasks(self.state, [client], ctx))[0].state)
+        number = number_of(client, fed.clients, fed.names)
+        return self._module(fed.engine.personal(fed.tasks(self.state, [number], ctx))[0].state)
 
-    def network(self, client: int | None = None) -> nn.Module:
+    def network(self, client: int | str | None = None) -> nn.Module:
         """The personal model of a client, or the server's."""
         module = self.model() if client is None else self.personal(client)
         if module is None:
@@ -149,7 +146,7 @@ class Run:
             )
         return module
 
-    def predict(self, x: Any, client: int | None = None, raw: bool = False) -> np.ndarray:
+    def predict(self, x: Any, client: int | str | None = None, raw: bool = False) -> np.ndarray:
         """What a client's model (without one: the server's) says about samples.
 
         `x` is an array, a data frame or a tensor such as the training samples, not yet prepared.
@@ -174,7 +171,7 @@ class Run:
             indices = torch.from_numpy(fed.splits[client].test)
             outputs = shifted(state, fed.engine.outputs(unshifted(state), "test", indices)).cpu()
             targets = samples_of(fed.engine.setup, "test")[1].cpu()[indices]
-            rows[client] = {
+            rows[fed.names[client] if fed.names else client] = {
                 name: float(metric(outputs, targets)) for name, metric in metrics.items()
             }
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("client")
@@ -183,7 +180,7 @@ class Run:
         self,
         folder: str | Path,
         formats: Sequence[Format] = ("safetensors",),
-        client: int | None = None,
+        client: int | str | None = None,
     ) -> Path:
         """Write a model for others, with a card: safetensors, torch (`torch.export`) or onnx."""
         fed, last = self.federation, self.records[-1]

@@ -36,7 +36,9 @@ from fedhelix.engines.kernels import Kernels
 from fedhelix.engines.local import ClientTask, Setup, Training, samples_trained
 from fedhelix.federation.devices import Devices, devices_for
 from fedhelix.federation.inputs import (
+    OWN,
     Model,
+    check_keys,
     client_setup,
     device_of,
     network,
@@ -63,6 +65,7 @@ class FederationSetup:
     """Clients with their data, a model and a method, ready to train."""
 
     splits: list[Split]
+    names: tuple[str, ...] | None  # of the clients, where the data name their owners
     supplements: dict[int, int]  # how many samples the server gave to each small client
     clients: int
     cohort_size: int
@@ -97,7 +100,8 @@ class FederationSetup:
         address = convert("address", address, str | None)
         kernels = convert("kernels", kernels, Literal["auto", Kernels])
         if settings is None:
-            settings = build(FederationSettings, options, "a federation", grouped=False)
+            check_keys(options)
+            settings = build(FederationSettings, options, "a federation", False, beside=OWN)
         scores = self.method.capabilities.server_validation
         self.settings: FederationSettings = settings.resolved(scores)
         pool = self._own_samples(pool, read_partition(partition, pool, clients))
@@ -156,7 +160,7 @@ class FederationSetup:
             for part in parts
             for split in part.split(pool, self.seed, exclude=self.reserve.all)
         ]
-        self.clients = len(splits)
+        self.clients, self.names = len(splits), partition.names(pool)
         self.known = self.clients - settings.newcomers  # newcomers have the last numbers
         if self.known < 1:
             raise UserError(

@@ -53,6 +53,7 @@ class FolderSink(Sink):
         self.rounds, self.every = rounds, every
         self.device, self.on_disk = device, on_disk
         self.state: FederationState | None = None
+        self.saved = 0  # the round of the last checkpoint
 
     def restore(self) -> tuple[list[Record], FederationState] | None:
         """The records and the state of the last checkpoint, if there is one."""
@@ -87,7 +88,7 @@ class FolderSink(Sink):
     ) -> None:
         # Complete rounds are not lost; one whose record is not on disk yet is run again on resume.
         state = self.state
-        if kind is not None and state and len(self.folder.records()) == state.round:
+        if state and state.round > self.saved and len(self.folder.records()) == state.round:
             self._checkpoint(state)
 
     def _checkpoint(self, state: FederationState) -> None:
@@ -95,6 +96,7 @@ class FolderSink(Sink):
         self.folder.write_choices(self.choices)
         self.folder.checkpoint(state.round, state.server, changed, state.timing())
         state.changed.clear()
+        self.saved = state.round
 
 
 class TrackerSink(Sink):

@@ -21,7 +21,10 @@ from fedhelix.methods.finish import Finish
 @register("helix", paper="fedhelix")
 @dataclass(frozen=True)
 class Helix(Wrapper):
-    """One method out of parts, each of which can be switched off and used around other methods."""
+    """A global model and a personal one for each client, in few bits and without harmful updates.
+
+    It is made of parts, each of which can be switched off and used around other methods.
+    """
 
     inner: Method = field(init=False)  # the parts, put together
     tau: float = option(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from fedhelix.store.records import is_number
 MOST_TICKS = 25
 MOST_MARKS = 4000  # of a scatter plot; of more, only some rounds are drawn
 MOST_NAMES = 60  # of clients beside their points
+LONGEST = 16  # letters of a client's name below a figure
 MOST_NUMBERS = 6  # that a method records, drawn below each other
 # From nothing to blue, so that the background may be white or dark.
 INK = LinearSegmentedColormap.from_list("ink", [(*to_rgb(COLOURS[0]), 0), to_rgb(COLOURS[0])])
@@ -41,8 +42,13 @@ def partition_plot(counts: np.ndarray, path: Path | str) -> None:
     save(partition(counts), path)
 
 
-def partition(counts: Any, attackers: frozenset[int] = frozenset()) -> Figure:
-    """A bubble per client and class, its area the number of samples; attackers in orange."""
+def partition(
+    counts: Any, attackers: frozenset[int] = frozenset(), names: Sequence[str] = ()
+) -> Figure:
+    """A bubble per client and class, its area the number of samples; attackers in orange.
+
+    Clients with names are called by them, where there is room.
+    """
     counts = np.asarray(counts)
     if counts.ndim != 2 or not counts.size or not (counts >= 0).all():
         raise UserError(
@@ -66,6 +72,9 @@ def partition(counts: Any, attackers: frozenset[int] = frozenset()) -> Figure:
     axes.set_title(f"largest bubble: {counts.max()} samples", loc="right", fontsize=8, color=GREY)
     axes.grid(True, color="#eeeeee")
     axes.set_xticks(range(0, clients, -(-clients // MOST_TICKS)))
+    if len(names) == clients <= MOST_TICKS:
+        axes.set_xticks(range(clients), [literal(name[:LONGEST]) for name in names])
+        axes.tick_params(axis="x", labelrotation=45)
     axes.set_yticks(range(0, classes, -(-classes // MOST_TICKS)))
     malicious = sorted(attackers & set(range(clients)))
     if malicious:

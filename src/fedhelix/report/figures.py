@@ -154,7 +154,7 @@ def _partitions(groups: Groups) -> Iterator[ReportFigure]:
             "partition",
             f"Samples by client and class, seed {result.seed}",
             "A bubble's area is the number of training samples of one class that a client has.",
-            diagnostics.partition(np.clip(counts, 0, None), result.attackers),
+            diagnostics.partition(np.clip(counts, 0, None), result.attackers, result.names),
         )
 
 

@@ -87,6 +87,12 @@ class Result:
         """The column that this run is compared by; None when no round has been evaluated."""
         return next((column for column in MAIN_METRICS if self.has(column)), None)
 
+    @property
+    def names(self) -> list[str]:
+        """What the clients are called; empty where they have numbers only."""
+        names = self.census.get("names")
+        return [str(name) for name in names] if isinstance(names, list) else []
+
     def clients(self) -> dict[int, list[tuple[int, float]]]:
         """Every evaluated client's metric as (round, value) pairs."""
         histories: dict[int, list[tuple[int, float]]] = {}

@@ -59,12 +59,13 @@ def _finals_by_seed(results: Sequence[Result]) -> dict[tuple[int, int], float]:
 
 
 def _client_cells(result: Result, client: int) -> list[dict[str, Any]]:
-    """A client's number, seed and samples."""
+    """A client's name or number, seed and samples."""
     mark = " ×" if client in result.attackers else ""
     sizes = result.census.get("samples")
+    named = result.names[client] if client < len(result.names) else client
     samples = sizes[client] if isinstance(sizes, list) and client < len(sizes) else None
     return [
-        _cell(f"{client}{mark}", client),
+        _cell(f"{named}{mark}", client),
         _cell(str(result.seed), result.seed),
         _cell(str(samples or "–"), samples),
     ]

@@ -73,7 +73,8 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for key, value in metrics.items():
-        table.add_row(key.replace("_", " "), value)
+        shown = f"{100 * summary[key]:.1f} %" if "accuracy" in key else value
+        table.add_row(key.replace("_at_best", " in the best round").replace("_", " "), shown)
     table.add_row("best round (on validation, else the last)", str(summary["best_round"]))
     table.add_row(
         "uploaded / downloaded",

@@ -22,7 +22,8 @@ def load_run(path: str | Path, federation: Federation | None = None) -> Run:
         raise UserError(f"the clients of '{path}' are sites, which keep their models.")
     if federation is None and folder.config.get("library"):
         raise UserError(
-            f"'{path}' was made from Python objects; give load_run the same federation, too."
+            f"'{path}' was made from Python objects; give load_run the same federation, "
+            f"too: load_run('{path}', fed)."
         )
     if federation is None:
         spec = read_spec(folder.config, path)

@@ -74,8 +74,15 @@ def make_spec(spec: str, values: Mapping[str, Any]) -> RunSpec:
                 f"key of the method {group}",
             )
         else:
+            _check_home(spec, key)
             settings[find(key, Config.names, grouped=False)] = value
     return RunSpec(spec, make(spec, options), Config(**settings), variant)
+
+
+def _check_home(spec: str, key: str) -> None:
+    """Refuse an option of the method that lacks the word before the dot."""
+    if key not in Config.names and any(key in option_names(kind) for kind in resolve(spec)):
+        raise UserError(f"'{key}' is an option of {spec}; write method.{key}.")
 
 
 def groups_of(spec: str) -> set[str]:

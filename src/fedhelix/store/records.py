@@ -64,6 +64,13 @@ def best_record(records: Sequence[Record], metric: str = "accuracy") -> Record |
     return evaluated[-1] if evaluated else None
 
 
+def is_stalled(records: Sequence[Record], metric: str, patience: int) -> bool:
+    """Whether so many evaluated rounds since the best one on validation data were no better."""
+    best = best_record(records, metric)
+    later = [r for r in evaluated_records(records, metric) if best and r["round"] > best["round"]]
+    return len(later) >= patience
+
+
 def summarise(
     records: Sequence[Record], facts: dict[str, Any], metric: str = "accuracy"
 ) -> dict[str, Any]:

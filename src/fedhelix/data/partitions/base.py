@@ -52,6 +52,10 @@ class Partition(Checked):
             object.__setattr__(self, "classes", class_list("classes", self.classes))
         super().__post_init__()
 
+    def names(self, data: Dataset) -> tuple[str, ...] | None:
+        """What the clients are called, if the data say it in words."""
+        return None
+
     @property
     def name(self) -> str:
         """The name that `parse` knows."""

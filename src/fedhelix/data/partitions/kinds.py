@@ -293,6 +293,11 @@ class Natural(Partition):
             )
         return [part[: self.test_samples] for part in parts]
 
+    def names(self, data: Dataset) -> tuple[str, ...] | None:
+        """The owners' names, unless they are numbers."""
+        names, _ = self.owners(data)
+        return None if names.dtype.kind in "biuf" else tuple(map(str, names))
+
     def owners(self, data: Dataset) -> tuple[np.ndarray, np.ndarray]:
         """The owners' sorted names, and for each training sample its owner's index among them."""
         ids = data.owners if self.ids is None else np.asarray(self.ids)

@@ -175,8 +175,8 @@ class Stack:
         setup = self.example.setup
         row = self.row if places is None else self.row[places]
         samples, mask = self.batches.samples[row][:, :size], self.batches.mask[row][:, :size]
-        crops = None if self.batches.crops is None else self.batches.crops[row][:, :size]
-        x, y, _ = gather(setup, samples, crops)
+        draws = None if self.batches.draws is None else self.batches.draws[row][:, :size]
+        x, y, _ = gather(setup, samples, draws)
         batch = Batch(x, y, mask if self.pads else None)
         select = (lambda value: value) if places is None else (lambda value: value[places])
         flat, gradient = select(self.flat), select(self.gradient)

@@ -93,7 +93,7 @@ class BatchTable:
 
     samples: Tensor  # rows x batch size
     mask: Tensor  # 0 for padding
-    crops: Tensor | None
+    draws: Tensor | None  # of the augmentation
     # rows x (learning rate, momentum, weight decay); only the first row of a task is filled
     settings: Tensor
 
@@ -101,13 +101,14 @@ class BatchTable:
     def empty(cls, rows: int, setup: Setup) -> BatchTable:
         """A table of that many rows."""
         size, device = setup.training.batch_size, setup.device
-        crops = None
-        if setup.training.augment:
-            crops = torch.zeros(rows, size, 3, dtype=torch.int64, device=device)
+        draws, augmentation = None, setup.training.augmentation
+        if augmentation is not None:
+            one = augmentation.draw(1, torch.Generator()).to(device)
+            draws = one.new_zeros(rows, size, one.shape[1])
         return cls(
             torch.zeros(rows, size, dtype=torch.int64, device=device),
             torch.zeros(rows, size, device=device),
-            crops,
+            draws,
             torch.zeros(rows, 3, dtype=torch.float64, device=device),
         )
 
@@ -118,9 +119,9 @@ class BatchTable:
         sizes = torch.tensor([size for schedule in schedules for size in schedule.sizes])
         self.samples[: len(samples)] = samples.to(self.samples.device)
         self.mask[: len(samples)] = (torch.arange(samples.shape[1]) < sizes[:, None]).to(self.mask)
-        if self.crops is not None:
-            crops = torch.cat([_crops(schedule) for schedule in schedules])
-            self.crops[: len(samples)] = crops.to(self.crops.device)
+        if self.draws is not None:
+            draws = torch.cat([_draws(schedule) for schedule in schedules])
+            self.draws[: len(samples)] = draws.to(self.draws.device)
         *starts, _ = itertools.accumulate((len(s.sizes) for s in schedules), initial=0)
         # One copy for all tasks: with one per task, the device would wait for the host each time.
         settings = self.settings.new_tensor([phase_task.settings for phase_task in phase_tasks])
@@ -128,9 +129,9 @@ class BatchTable:
         return starts
 
 
-def _crops(schedule: BatchSchedule) -> Tensor:
-    assert schedule.crops is not None
-    return schedule.crops
+def _draws(schedule: BatchSchedule) -> Tensor:
+    assert schedule.draws is not None
+    return schedule.draws
 
 
 @dataclass(eq=False)

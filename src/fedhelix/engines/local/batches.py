@@ -6,31 +6,32 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedhelix.core.method import Batch, Phase
 from fedhelix.core.parts import arguments
 from fedhelix.core.seeds import draw
-from fedhelix.data import Dataset, crop_and_flip, draw_crops, rows_of
+from fedhelix.data import Dataset, rows_of
 from fedhelix.engines.local.setup import ClientTask, Setup, Subset
 
 SMALLEST = 8  # samples from which BatchNorm can estimate a mean and a variance
 
 
 class BatchSchedule(NamedTuple):
-    """The samples of each training step, and how they are cropped and flipped.
+    """The samples of each training step, and what their augmentation drew.
 
     Rows of short batches are padded with zeros.
     """
 
     samples: Tensor  # steps x batch size
-    crops: Tensor | None
+    draws: Tensor | None  # steps x batch size x numbers
     sizes: list[int]  # of each row without the padding
 
     def steps(self) -> Iterator[tuple[Tensor, Tensor | None]]:
         """The batches one by one, without the padding."""
         for row, size in enumerate(self.sizes):
-            yield self.samples[row, :size], None if self.crops is None else self.crops[row, :size]
+            yield self.samples[row, :size], None if self.draws is None else self.draws[row, :size]
 
 
 def epochs_of(setup: Setup, phase: Phase) -> int:
@@ -54,7 +55,7 @@ def batch_sizes(count: int, size: int, norm: bool) -> list[int]:
 def batch_schedule(
     setup: Setup, task: ClientTask, phase: Phase, purpose: str, index: int = 0
 ) -> BatchSchedule:
-    """The minibatches of a phase: every epoch visits the samples once, in a new order.
+    """The minibatches of a phase, in a new order every epoch; see `Training.sampler`.
 
     With BatchNorm, an epoch leaves out a last batch that is too small, see `batch_sizes`.
     """
@@ -62,29 +63,40 @@ def batch_schedule(
     epochs, count, size = epochs_of(setup, phase), len(indices), setup.training.batch_size
     generator = draw(setup.seed, f"{purpose}-{index}", task.round, task.client)
     sizes = batch_sizes(count, size, bool(setup.layers.norm))
-    rows = len(sizes)
+    rows, used, augmentation = len(sizes), sum(sizes), setup.training.augmentation
+    balance = class_balance(setup, indices) if setup.training.sampler == "balanced" else None
     samples = torch.zeros(epochs, rows * size, dtype=torch.int64)
-    crops = (
-        torch.zeros(epochs, rows * size, 3, dtype=torch.int64) if setup.training.augment else None
-    )
+    draws = [] if augmentation is None else [augmentation.draw(0, generator)]
     for epoch in range(epochs):
-        order = indices[torch.randperm(count, generator=generator)]
-        samples[epoch, : sum(sizes)] = order[: sum(sizes)]
-        if crops is not None:
-            crops[epoch, : sum(sizes)] = draw_crops(count, generator)[: sum(sizes)]
+        order = (
+            torch.randperm(count, generator=generator)
+            if balance is None
+            else torch.multinomial(balance, count, replacement=True, generator=generator)
+        )
+        samples[epoch, :used] = indices[order][:used]
+        if augmentation is not None:
+            drawn = augmentation.draw(count, generator)[:used]
+            draws.append(F.pad(drawn, [0, 0, 0, rows * size - used]))
     return BatchSchedule(
         samples.view(epochs * rows, size),
-        None if crops is None else crops.view(epochs * rows, size, 3),
+        torch.cat(draws).view(epochs * rows, size, draws[0].shape[1]) if draws else None,
         sizes * epochs,
     )
 
 
-def gather(setup: Setup, samples: Tensor, crops: Tensor | None) -> Batch:
+def class_balance(setup: Setup, indices: Tensor) -> Tensor:
+    """The weights with which all classes of a client are equally frequent."""
+    labels = setup.data.y[indices.to(setup.data.y.device)].cpu()
+    return 1 / labels.bincount().double()[labels]
+
+
+def gather(setup: Setup, samples: Tensor, draws: Tensor | None) -> Batch:
     """Samples as the model receives them; both arguments may have a leading axis of clients."""
     samples = samples.to(setup.device)
-    x = rows_of(setup.data.x, samples)
-    if crops is not None:
-        x = crop_and_flip(x, crops.to(setup.device))
+    x, augmentation = rows_of(setup.data.x, samples), setup.training.augmentation
+    if draws is not None and augmentation is not None:
+        flat, drawn = x.reshape(-1, *setup.data.x.shape[1:]), draws.to(setup.device)
+        x = augmentation.apply(flat, drawn.reshape(len(flat), -1)).reshape(x.shape)
     return Batch(setup.data.prepare(x), setup.data.y[samples])
 
 

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedhelix.core.errors import UserError
 from fedhelix.core.hooks import checked
 from fedhelix.core.layers import Layers
 from fedhelix.core.method import Method, Phase
@@ -18,7 +19,7 @@ from fedhelix.core.objective import Objective
 from fedhelix.core.optimizers import OPTIMIZERS, OptimizerRule
 from fedhelix.core.options import Checked, option
 from fedhelix.core.tree import State, Tree
-from fedhelix.data import Dataset, Split
+from fedhelix.data import Augmentation, CropAndFlip, Dataset, Split
 from fedhelix.engines.kernels import Kernels
 
 Subset = Literal["train", "test"]
@@ -32,20 +33,50 @@ class Training(Checked):
     epochs: int = option(2, "local epochs of one round", low=0)
     batch_size: int = option(16, "samples in a minibatch", low=1, high=1_000_000)
     lr: float = option(0.1, "learning rate", above=0)
-    lr_decay: float = option(1.0, "factor on the learning rate after each round", above=0, high=1)
+    lr_decay: float | tuple[float, ...] = option(
+        1.0,
+        "factor on the learning rate after each round, or a list with a factor for each round, of "
+        "which the last one stays",
+        above=0,
+        high=1,
+    )
     momentum: float = option(0.5, "momentum of SGD", low=0, below=1)
     weight_decay: float = option(0.0, "weight decay", low=0)
     optimizer: Literal["sgd", "adam", "adamw"] | OptimizerRule = option(
         "sgd", "how a client steps: sgd, adam or adamw; in Python also a rule of your own"
     )
-    augment: bool = option(False, "random crop and horizontal flip of the training images")
+    augment: bool | Augmentation = option(
+        False,
+        "random crop and horizontal flip of the training images; in Python also an Augmentation "
+        "of your own",
+    )
+    sampler: Literal["shuffle", "balanced"] = option(
+        "shuffle",
+        "samples of an epoch: each once, or drawn so that a client's classes are equally frequent "
+        "(shuffle, balanced)",
+    )
     precision: Literal["float32", "bfloat16"] = option(
         "float32", "arithmetic of the training steps (float32, bfloat16)"
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lr_decay == ():
+            raise UserError("lr_decay is an empty list; give a factor for at least one round.")
+
     def rate(self, round: int, phase: Phase) -> float:
         """The learning rate of a phase of a round."""
-        return phase.rate * self.lr * self.lr_decay**round
+        decay = self.lr_decay
+        if isinstance(decay, tuple):
+            return phase.rate * self.lr * decay[min(round, len(decay) - 1)]
+        return phase.rate * self.lr * decay**round
+
+    @property
+    def augmentation(self) -> Augmentation | None:
+        """How training samples are changed at random, if at all."""
+        if isinstance(self.augment, Augmentation):
+            return self.augment
+        return CropAndFlip() if self.augment else None
 
     @property
     def rule(self) -> OptimizerRule:

@@ -17,11 +17,12 @@ FEW = 5  # numbers that are listed
 
 
 class Census(NamedTuple):
-    """What clients.json says: who is evaluated, who attacks, and how many samples each has."""
+    """What clients.json says: who is evaluated, who attacks, what each has and is called."""
 
     evaluated: list[int]
     attackers: set[int]
     samples: dict[int, int]
+    names: dict[int, str]
 
     @classmethod
     def read(cls, run: WatchedRun) -> Census:
@@ -31,7 +32,8 @@ class Census(NamedTuple):
             [value for value in as_list(table.get(key)) if type(value) is int]
             for key in ("evaluated", "attackers", "samples")
         )
-        return cls(evaluated, set(attackers), dict(enumerate(samples)))
+        names = dict(enumerate(map(as_text, as_list(table.get("names")))))
+        return cls(evaluated, set(attackers), dict(enumerate(samples)), names)
 
 
 def run_details(run: WatchedRun) -> dict[str, Any]:
@@ -51,6 +53,7 @@ def run_details(run: WatchedRun) -> dict[str, Any]:
     clients = [
         {
             "client": client,
+            "name": census.names.get(client, str(client)),
             "value": value,
             "attacker": client in census.attackers,
             "samples": census.samples.get(client),
@@ -82,19 +85,20 @@ def _in_short(value: object) -> str:
 
 def client_history(run: WatchedRun, client: int) -> dict[str, Any]:
     """One client's metric by round, and the rounds in which it took part."""
-    evaluated = Census.read(run).evaluated
+    census = Census.read(run)
     rounds, values, worked = [], [], []
     for record in run.records():
         number = record.get("round")
         if type(number) is not int:
             continue
-        value = dict(_personal(record, evaluated)).get(client)
+        value = dict(_personal(record, census.evaluated)).get(client)
         if value is not None:
             rounds.append(number)
             values.append(value)
         if client in as_list(record.get("participants")):
             worked.append(number)
-    return {"client": client, "rounds": rounds, "values": values, "worked": worked}
+    name = census.names.get(client, str(client))
+    return {"client": client, "name": name, "rounds": rounds, "values": values, "worked": worked}
 
 
 def _personal(record: Mapping[str, Any], evaluated: list[int]) -> Iterator[tuple[int, float]]:

@@ -172,11 +172,11 @@ async function showRun(name, mine) {
     if (!past || past.client !== client) {
       const box = element("div");
       const words = element("p", { class: "soft" });
-      history.replaceChildren(element("h3", {}, `Client ${client}`), box, words);
+      history.replaceChildren(element("h3", {}, `Client ${data.name}`), box, words);
       past = { client, words, chart: new LineChart(box, { axes: [AXES[0]], measures: [{ key: "value", label: "its metric", percent: chart.percent }], height: 240 }) };
     }
     past.words.textContent = `It worked in ${data.worked.length} rounds${data.worked.length ? `, last in round ${data.worked.at(-1)}` : ""}.`;
-    past.chart.show([{ label: `client ${client}`, place: 0, x: { round: data.rounds }, y: { value: { mid: data.values } } }]);
+    past.chart.show([{ label: `client ${data.name}`, place: 0, x: { round: data.rounds }, y: { value: { mid: data.values } } }]);
   };
   const update = async () => {
     const run = await getJson(`/api/run?${query([name])}`);
@@ -204,7 +204,7 @@ async function showRun(name, mine) {
         for (const other of people.children) other.setAttribute("aria-pressed", String(other.dataset.client === String(chosen)));
         tell(chosen);
       },
-    }, element("b", {}, `${one.client}${one.attacker ? " ×" : ""}`), ` ${figure(one.value, chart.percent)}`,
+    }, element("b", {}, `${one.name}${one.attacker ? " ×" : ""}`), ` ${figure(one.value, chart.percent)}`,
     ...(chart.percent ? [element("meter", { min: 0, max: 1, value: one.value })] : []))));
     showFigures(gallery, run);
     const about = [["method", run.method], ["data", run.data], ["seed", String(run.seed ?? "–")], ["changed", age(run.changed)]];

@@ -1,0 +1,107 @@
+"""Samples by named columns: data frames, Hugging Face data sets, samples that are dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader
+
+from fedhelix.core.errors import UserError
+from fedhelix.data.fields import is_ragged
+from fedhelix.data.reading import collated, is_text, raw_pair, stacked
+
+TARGETS = ("label", "labels", "target", "y")  # columns that are the target unless one is named
+
+
+def is_table(data: Any) -> bool:
+    """Whether data have named columns."""
+    return hasattr(data, "columns") or hasattr(data, "column_names")
+
+
+def pair_of(part: Any, where: str) -> tuple[Any, Any]:
+    """Inputs and targets of what one client has: a pair, a table or a map-style data set."""
+    if isinstance(part, DataLoader):
+        raise UserError(
+            f"{where} is a DataLoader; give its data set, loader.dataset: batch_size, sampler and "
+            "augment are settings of the federation."
+        )
+    if not is_table(part) and not _has_dictionaries(part):
+        return raw_pair(part, where)
+    if not is_table(part):
+        part = collated([part[index] for index in range(len(part))])
+    target = target_of(names_of(part), where)
+    inputs = [column for column in names_of(part) if column != target]
+    x = read_inputs_of(part, inputs, where)
+    if isinstance(x, np.ndarray) and x.ndim == 2 and feature_names(part):
+        x = part[inputs].astype("float32")  # keeps the names
+    return x, column_of(part, target)
+
+
+def feature_names(x: Any) -> tuple[str, ...] | None:
+    """The names of the columns of a data frame."""
+    return tuple(map(str, x.columns)) if hasattr(x, "columns") else None
+
+
+def features_of(table: Any, columns: Sequence[str] | None) -> Any:
+    """The features of a table in the order in which a network was trained on them; a table that
+    has none of these names is taken as it is.
+    """
+    names = names_of(table)
+    if columns is None or not set(columns) & set(names):
+        return np.asarray(table)
+    for column in columns:
+        if column not in names:
+            raise UserError(f"x lacks the column '{column}', which the network was trained on.")
+    return read_inputs_of(table, columns, "x")
+
+
+def _has_dictionaries(part: Any) -> bool:
+    """Whether the samples of a data set are dictionaries."""
+    if isinstance(part, tuple | list) or not hasattr(part, "__getitem__"):
+        return False
+    return hasattr(part, "__len__") and len(part) > 0 and isinstance(part[0], Mapping)
+
+
+def target_of(columns: Sequence[str], where: str) -> str:
+    """The column with the usual name of a target."""
+    for known in TARGETS:
+        if known in columns:
+            return known
+    raise UserError(
+        f"which column of {where} is to be predicted? Call it label, or give from_table a target, "
+        f"one of {', '.join(columns)}."
+    )
+
+
+def names_of(table: Any) -> list[str]:
+    """The names of the columns."""
+    if isinstance(table, Mapping):
+        return [str(name) for name in table]
+    return [str(name) for name in getattr(table, "column_names", None) or table.columns]
+
+
+def column_of(table: Any, name: str) -> Any:
+    """One column as an array, or as a list of sequences of different lengths."""
+    values = list(table[name])
+    return values if is_ragged(values) else stacked(values)
+
+
+def read_inputs_of(table: Any, names: Sequence[str], where: str) -> Any:
+    """What the network gets: one matrix, one column, or several columns by name."""
+    columns = {column: column_of(table, column) for column in names}
+    for column, values in columns.items():
+        if isinstance(values, np.ndarray) and is_text(values):
+            raise UserError(
+                f"column '{column}' of {where} holds text; turn it into numbers first (a "
+                "tokenizer, pandas.get_dummies), leave it out of inputs, or, if it says whose a "
+                f"row is, name it: partition.natural('{column}')."
+            )
+    if not columns:
+        raise UserError(f"{where} has no column besides target and owner for the network.")
+    single = [isinstance(values, np.ndarray) and values.ndim == 1 for values in columns.values()]
+    if all(single):
+        matrix = np.stack(list(columns.values()), 1)
+        return matrix.astype(np.float32) if matrix.dtype.kind in "biuf" else matrix
+    return next(iter(columns.values())) if len(columns) == 1 else columns
