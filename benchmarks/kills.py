@@ -107,11 +107,12 @@ def programs(folder: Path) -> Path:
 
 
 def judged(found: dict[str, Any], calm: dict[str, Any]) -> str:
-    """What came of a session, in a word."""
+    """What came of a session, in a word, or where it differs and who was missing."""
     if "failed" in found:
         return f"failed: {found['failed']}"
-    if found["result"] != calm["result"]:
-        return "differs"
+    parts = {**calm["result"], **found["result"]}
+    if odd := [name for name in parts if found["result"].get(name) != calm["result"].get(name)]:
+        return f"differs in {', '.join(odd)}; missing: {found['missing']}"
     return f"leaves {found['leftovers'][0]}" if found["leftovers"] else "equal"
 
 

@@ -26,7 +26,7 @@ RESULT, FIGURE = ROOT / "benchmarks/results/privacy.json", ROOT / "docs/figures/
 TASK = "--data fashion-mnist --clients 10 --partition dirichlet:0.3 --rounds 20 --epochs 1"
 SEEDS = "--seeds 3 --eval-every 20"
 # Large batches, since the noise of a step is per batch; the gradients of one fill a GPU.
-NOISY = "--batch-size 2048 --lr 2 --momentum 0 --engine serial"
+NOISY = "--batch-size 2048 --lr 0.5 --momentum 0 --engine serial"
 USUAL = "--batch-size 64 --lr 0.1 --momentum 0.5"
 PARTS = "finish+calibrated+ancestors+{}fedavgm@trained=false"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
@@ -22,7 +23,8 @@ from fedhelix.federation.run import Run
 from fedhelix.runs.spec import RunSpec
 
 EXPERIMENT = "0123456789abcdef" * 2
-Answer = Callable[[bytes], "bytes | Late | Exception | None"]
+Answer = Callable[[bytes], "bytes | Late | Exception | Error | None"]
+GONE = Error(code=ErrorCode.NODE_UNAVAILABLE, reason="Error: Node Unavailable")
 
 
 def small_images(folder: Path, samples: int = 96) -> str:
@@ -43,7 +45,9 @@ class Slow(bytes):
 
 
 class InProcessGrid(Grid):
-    """Nodes are functions from request to answer; None is silence, an exception is a crash."""
+    """Nodes are functions from request to answer; None is silence, an exception is a crash, and an
+    `Error` what Flower says in the name of a node.
+    """
 
     def __init__(self, *answers: Answer):
         self.answers: dict[int, Answer] = dict(enumerate(answers, start=101))
@@ -87,9 +91,11 @@ class InProcessGrid(Grid):
 
     def ask(self, message):
         """Let a node work on a request."""
-        answer = self.answers[message.metadata.dst_node_id](unpack(message))
+        answer = self.answers.get(message.metadata.dst_node_id, lambda _: GONE)(unpack(message))
         if isinstance(answer, Exception):
             self.waiting.append(Message(Error(code=0, reason=str(answer)), reply_to=message))
+        elif isinstance(answer, Error):
+            self.waiting.append(Message(answer, reply_to=message))
         elif answer is not None:
             queue = {Late: self.held, Slow: self.slow}.get(type(answer), self.waiting)
             queue.append(Message(pack(bytes(answer)), reply_to=message))

@@ -30,7 +30,7 @@ from fedhelix.store import RunFolder
 from killed.jobs import UNEQUAL, leftovers
 from killed.proxy import Proxy
 
-SITES, POLICY = 2, ["deadline=300", "patience=300"]
+SITES, POLICY = 2, ["deadline=300", "patience=300", "grace=300"]
 SMALL = {"epochs": 1, "batch_size": 256, "kernels": "onednn", "model": "mlp", "train_samples": 200}
 PARTS = ("site", "SuperLink", "network", "worker", "server app")
 SHARES = (3, 2, 3, 3, 1)  # Flower takes a minute to find that a server app is gone
@@ -126,21 +126,27 @@ def follow(local: Deployment, folder: RunFolder) -> None:
 
 
 def result(folder: RunFolder, sites: Path) -> dict[str, str]:
-    """Checksums of records, server's state and what the sites keep."""
-    lines = [
-        {key: value for key, value in record.items() if key not in (*UNEQUAL, "troubles")}
-        for record in folder.records()
-    ]
-    kept = {
-        str(path.relative_to(sites).name): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(sites.glob("*/*/own-*.safetensors"))
-    }
+    """Checksums of every round's record, the server's state and what the sites keep."""
+    found = {}
+    for record in folder.records():
+        line = {key: record[key] for key in record if key not in (*UNEQUAL, "troubles")}
+        text = json.dumps(line, sort_keys=True)
+        found[f"round {record['round']}"] = hashlib.sha256(text.encode()).hexdigest()
     manifest = json.loads((folder.path / "checkpoint" / "manifest.json").read_text())
-    parts = {"records": lines, "server": manifest["server"]["sha256"], "sites": kept}
-    return {
-        key: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-        for key, value in parts.items()
+    found["server"] = manifest["server"]["sha256"]
+    for path in sorted(sites.glob("*/*/own-*.safetensors")):
+        name = f"{path.parent.name}/{path.name}"
+        found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def absences(folder: RunFolder) -> dict[str, str]:
+    """Who was missing in which round or its evaluation, and why."""
+    missing = {
+        f"round {record['round']}": {**record["missing"], **record.get("unevaluated", {})}
+        for record in folder.records()
     }
+    return {name: "; ".join(why.values()) for name, why in missing.items() if why}
 
 
 def main() -> None:
@@ -162,7 +168,8 @@ def main() -> None:
         striker.join()
         found = result(folder, arguments.folder / "deployment" / "sites")
     left = leftovers(folder.path) + leftovers(arguments.folder / "deployment" / "sites")
-    print(json.dumps({"killed": killed, "result": found, "leftovers": left}))
+    said = {"killed": killed, "result": found, "missing": absences(folder), "leftovers": left}
+    print(json.dumps(said))
 
 
 if __name__ == "__main__":

@@ -4,13 +4,15 @@ import json
 
 import pytest
 import torch
+from flwr.app import Error
+from flwr.common.constant import ErrorCode
 
 from fedhelix.core.errors import EngineFailure, UserError
-from fedhelix.deploy import messages, submit
+from fedhelix.deploy import messages, submit, transport
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
 from helpers import same
-from in_process import InProcessDeployment, Late
+from in_process import GONE, InProcessDeployment, Late
 
 SMALL = {
     "clients": 3,
@@ -261,6 +263,98 @@ def test_a_site_that_restarts_while_it_works_gets_its_request_again(tmp_path):
     assert same(
         run.state.server, InProcessDeployment(tmp_path / "calm", 3).fit(spec_for()).state.server
     )
+
+
+class Away:
+    """A site that signs off when it gets a request, and comes back after some looks at nodes."""
+
+    def __init__(self, deployment, looks=2):
+        self.grid, self.looks = deployment.grid, looks
+        self.node = list(self.grid.answers)[1]
+        self.home, self.get_nodes = self.grid.answers[self.node], self.grid.get_nodes
+        self.grid.get_nodes = self.watched
+
+    def leave(self, content, honest):
+        self.grid.answers.pop(self.node)
+        return GONE
+
+    def watched(self):
+        if self.node not in self.grid.answers:
+            self.looks -= 1
+            if self.looks == 0:
+                self.grid.activated[self.node] = "2"
+                self.grid.answers[self.node] = self.home
+        return self.get_nodes()
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    monkeypatch.setattr(transport, "REFRESH_SECONDS", 0.05)
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_a_site_that_is_away_for_a_moment_is_waited_for(kind, tmp_path):
+    calm = InProcessDeployment(tmp_path / "calm", 3).fit(spec_for("fedper", model="mlp"))
+    deployment = InProcessDeployment(tmp_path, 3, deadline=20)
+    disturb(deployment, Away(deployment).leave, kind=kind)
+    run = deployment.fit(spec_for("fedper", model="mlp"))
+    assert same(run.state.server, calm.state.server)
+    for record, expected in zip(run.records, calm.records, strict=True):
+        assert record["missing"] == {} and record["personal"] == expected["personal"]
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_site_that_is_away_when_a_round_begins_is_waited_for(tmp_path):
+    deployment = InProcessDeployment(tmp_path, 3, deadline=20)
+    away, fed, records = Away(deployment), deployment.federation(spec_for()), []
+    for record, _ in fed.run_rounds(3):
+        records.append(record)
+        if record["round"] == 1:
+            away.leave(b"", None)
+            fed.engine.transport._refreshed = 0
+    assert all(record["missing"] == {} and "unevaluated" not in record for record in records)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_site_that_stays_away_is_left_out_after_the_grace_period(tmp_path):
+    deployment = InProcessDeployment(tmp_path, 3, deadline=20, grace=0.3)
+    disturb(deployment, Away(deployment, looks=10**6).leave)
+    run = deployment.fit(spec_for())
+    assert [record["missing"] for record in run.records] == [
+        {},
+        {"1": "site-1 is not connected"},
+        {"1": "site-1 is not connected"},
+    ]
+
+
+@pytest.mark.usefixtures("soon")
+def test_an_answer_that_stays_incomplete_is_refused_the_second_time(tmp_path):
+    deployment, asked = InProcessDeployment(tmp_path, 3), []
+
+    def incomplete(content, honest):
+        asked.append(content)
+        return Error(code=ErrorCode.MESSAGE_UNAVAILABLE, reason="Reply message objects missing")
+
+    run = disturb(deployment, incomplete).fit(spec_for())
+    assert [sorted(record["missing"]) for record in run.records] == [[], ["1"], []]
+    said = run.records[1]["missing"]["1"]
+    assert said == "site-1 could not answer: Reply message objects missing" and len(asked) == 2
+
+
+def test_a_request_of_an_earlier_round_is_not_sent_again(tmp_path):
+    deployment, asked = InProcessDeployment(tmp_path, 3, deadline=0.3), []
+    node = list(deployment.grid.answers)[1]
+
+    def silent(content, honest):
+        asked.append(content)
+
+    fed = disturb(deployment, silent).federation(spec_for(rounds=4))
+    for record, _ in fed.run_rounds(4):
+        if record["round"] == 3:
+            deployment.grid.activated[node] = "2"  # it comes back after it has worked on round 3
+            fed.engine.transport._refreshed = 0
+    assert len(asked) == 1
 
 
 def test_a_name_belongs_to_its_key(tmp_path):

@@ -15,8 +15,9 @@ from fedhelix.deploy import messages
 from fedhelix.deploy.audit_log import AuditLog, contents
 from fedhelix.deploy.messages import Message
 from fedhelix.deploy.registry import SiteRegistry
+from fedhelix.deploy.requests import Replies, Request
 from fedhelix.deploy.schema import clipped
-from fedhelix.deploy.transport import Replies, Request, Transport
+from fedhelix.deploy.transport import Transport
 from fedhelix.engines.base import Engine, Evaluation
 from fedhelix.engines.local import ClientResult, ClientTask, PersonalModel, Scores, Setup
 from fedhelix.federation.uploads import finite

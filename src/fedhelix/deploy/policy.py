@@ -23,7 +23,10 @@ class RoundPolicy(Checked):
         600.0, "seconds to wait for sites to connect, before the run stops to be resumed", low=0
     )
     grace: float = option(
-        60.0, "seconds that a server that was started again waits for all its sites", low=0
+        60.0,
+        "seconds that a site may be away before a round goes on without it; a server that was "
+        "started again waits as long for all its sites",
+        low=0,
     )
     begin: int | None = option(
         None, "sites that must be there for the first round (auto: all)", low=1

@@ -1,14 +1,16 @@
 """Requests to sites and their answers, through Flower's grid.
 
-A site that does not answer is recorded with the reason; it does not stop the round.
+A site that does not answer is recorded with the reason; it does not stop the round. One that is
+away for less than the grace period gets its request when it is back.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.app import Message as FlowerMessage
@@ -19,6 +21,7 @@ from fedhelix.deploy import messages
 from fedhelix.deploy.messages import Message
 from fedhelix.deploy.policy import RoundPolicy
 from fedhelix.deploy.registry import SiteDescription
+from fedhelix.deploy.requests import PendingRequest, Replies, Request
 from fedhelix.deploy.schema import clipped
 
 RECORD = "message"  # key of our content in a Flower message
@@ -56,38 +59,6 @@ def poll_interval(waited: float) -> float:
 
 
 @dataclass
-class PendingRequest:
-    """A request without an answer yet."""
-
-    node: int
-    site: str  # empty while the node has not been identified
-    header: Mapping[str, Any]
-    content: bytes
-    due: float
-    activated: str = ""  # when the node was last activated; after a restart the request is lost
-    resent: bool = False
-
-
-class Request(NamedTuple):
-    """A request to a site: its header, and the whole message as bytes."""
-
-    header: Mapping[str, Any]
-    content: bytes
-
-
-class Replies(NamedTuple):
-    """What came of a set of requests, by site."""
-
-    answers: dict[str, Message]
-    refusals: dict[str, str]  # the site answered, but not with what was requested
-    absences: dict[str, str]  # the site did not answer
-
-    def outstanding(self, requests: Mapping[str, Request]) -> set[str]:
-        """The sites whose reply is still missing."""
-        return set(requests) - set(self.answers) - set(self.refusals) - set(self.absences)
-
-
-@dataclass
 class Transport:
     """Knows which node is which site, sends requests and collects answers."""
 
@@ -103,6 +74,8 @@ class Transport:
     _nodes: dict[int, str] = field(default_factory=dict)  # connected nodes and their sites
     _activated: dict[int, str] = field(default_factory=dict)
     _pending: dict[str, PendingRequest] = field(default_factory=dict)  # by Flower's message id
+    _held: list[PendingRequest] = field(default_factory=list)  # until their sites are connected
+    _seen: dict[str, float] = field(default_factory=dict)  # when a site was last connected
     _refreshed: float = 0.0
 
     @property
@@ -111,13 +84,14 @@ class Transport:
         return {site for site in self._nodes.values() if site}
 
     def refresh(self) -> None:
-        """Identify new nodes, and send requests again that a restarted site has lost."""
+        """Identify new nodes, and send requests that a restarted site has lost or has not got."""
         if time.monotonic() - self._refreshed < REFRESH_SECONDS:
             return
         self._refreshed = time.monotonic()
         nodes = {info.node_id: info for info in self.grid.get_nodes()}
         self._activated = {node: info.last_activated_at for node, info in nodes.items()}
         self._nodes = {node: site for node, site in self._nodes.items() if node in nodes}
+        self._seen |= dict.fromkeys(self.connected, self._refreshed)
         self.left_out = {node: why for node, why in self.left_out.items() if node in nodes}
         identifying = {request.node for request in self._pending.values() if not request.site}
         due, content = time.monotonic() + self.policy.deadline, messages.write(DESCRIBE)
@@ -125,22 +99,28 @@ class Transport:
             PendingRequest(node, "", DESCRIBE, content, due)
             for node in sorted(set(nodes) - set(self._nodes) - identifying)
         ]
-        self._send(requests + self._take_lost())
+        self._send(requests + self._take_lost() + self._take_held())
 
     def _take_lost(self) -> list[PendingRequest]:
-        """Remove and return requests whose node was activated again since; each only once."""
-        lost = {
-            key: request
+        """Remove and return requests of this round whose node was activated again since."""
+        lost = [
+            key
             for key, request in self._pending.items()
-            if request.activated < self._activated.get(request.node, "") and not request.resent
-        }
-        for key, request in lost.items():
-            del self._pending[key]
-            request.resent = bool(request.site)
-        return list(lost.values())
+            if request.activated < self._activated.get(request.node, "") and not request.over
+        ]
+        return [self._pending.pop(key) for key in lost]
 
-    def _send(self, requests: Sequence[PendingRequest]) -> list[str]:
-        """Send requests; returns the sites that Flower does not know any more."""
+    def _take_held(self) -> list[PendingRequest]:
+        """Remove and return requests whose sites are connected."""
+        nodes = {site: node for node, site in self._nodes.items()}
+        ready = [request for request in self._held if request.site in nodes]
+        self._held = [request for request in self._held if request.site not in nodes]
+        for request in ready:
+            request.node = nodes[request.site]
+        return ready
+
+    def _send(self, requests: Sequence[PendingRequest]) -> None:
+        """Send requests; those to nodes that Flower does not know any more are held."""
         now, outgoing = time.monotonic(), []
         for request in requests:
             request.activated = self._activated.get(request.node, "")
@@ -154,30 +134,28 @@ class Transport:
             self.sent += len(request.content)
         keys = list(self.grid.push_messages(outgoing)) if outgoing else []
         self._pending |= {key: request for key, request in zip(keys, requests, strict=True) if key}
-        return [request.site for key, request in zip(keys, requests, strict=True) if not key]
+        self._held += [
+            request for key, request in zip(keys, requests, strict=True) if request.site and not key
+        ]
 
     def request(
         self, requests: Mapping[str, Request], max_bytes: int, enough: int | None = None
     ) -> Replies:
         """Send each site its request and collect what comes back.
 
-        It ends when all sites have answered, when `enough` have, or at the deadline.
+        It ends when all sites have answered, when `enough` have, or at the deadline. Sites that
+        are not connected are waited for if they were within the grace period.
         """
         begun = time.monotonic()
         due = begun + self.policy.deadline
         self.refresh()
-        absent = {site: "is not connected" for site in requests if site not in self.connected}
-        replies = Replies({}, {}, absent)
-        nodes = {site: node for node, site in self._nodes.items()}
-        pending = [
-            PendingRequest(nodes[site], site, *request, due)
-            for site, request in requests.items()
-            if site not in absent
-        ]
-        replies.absences.update(dict.fromkeys(self._send(pending), "has left"))
+        replies = Replies({}, {}, {})
+        self._held = [PendingRequest(0, site, *request, due) for site, request in requests.items()]
+        self._send(self._take_held())
         while replies.outstanding(requests):
             overdue = time.monotonic() > due  # what has come in by now still counts
             self._sort_replies(requests, max_bytes, replies)
+            replies.absences.update(dict.fromkeys(self._give_up_held(), "is not connected"))
             waiting = replies.outstanding(requests)
             if enough is not None and len(replies.answers) >= enough:
                 why = f"was not waited for: {enough} answers are enough"
@@ -188,7 +166,14 @@ class Transport:
             elif waiting:
                 time.sleep(poll_interval(time.monotonic() - begun))
                 self.refresh()
+        self._end_round()
         return replies
+
+    def _end_round(self) -> None:
+        """Send nothing of this round any more: a site that works on it again would go back."""
+        self._held = []
+        for request in self._pending.values():
+            request.over = bool(request.site)
 
     def _sort_replies(
         self, requests: Mapping[str, Request], max_bytes: int, replies: Replies
@@ -201,10 +186,20 @@ class Transport:
                 if isinstance(answer, Message):
                     round = request.header["round"] + 1
                     self.dropped[site] = f"answered the request of round {round} too late"
+            elif answer is None:
+                self._held.append(request)
             elif isinstance(answer, str):
                 replies.refusals[site] = answer
             else:
                 replies.answers[site] = answer
+
+    def _give_up_held(self) -> list[str]:
+        """Drop the requests to sites that are away for longer than the grace period."""
+        since = time.monotonic() - self.policy.grace
+        sites = [request.site for request in self._held]
+        gone = [site for site in sites if self._seen.get(site, -math.inf) < since]
+        self._held = [request for request in self._held if request.site not in gone]
+        return gone
 
     def wait_for_count(self, count: int) -> None:
         """Before the first round: wait until so many sites are connected.
@@ -264,6 +259,7 @@ class Transport:
         """Go on without a node; the next record says so."""
         self.left_out[node] = f"'{site}' {why}" if site else why
         self.dropped[site or f"node {node}"] = why
+        self._seen.pop(site, None)
 
     def turn_away(self, site: str, why: str) -> None:
         """Leave out a site that is connected."""
@@ -271,18 +267,18 @@ class Transport:
             self._nodes[node] = ""
             self._leave_out(node, site, why)
 
-    def _pull(self, max_bytes: int) -> Iterator[tuple[PendingRequest, Message | str]]:
-        """The replies that have come in: answers, or what is wrong with them."""
+    def _pull(self, max_bytes: int) -> Iterator[tuple[PendingRequest, Message | str | None]]:
+        """The replies that have come in: answers, what is wrong with them, or None if lost."""
         for message in self.grid.pull_messages(list(self._pending)) if self._pending else ():
             # Flower answers in the name of a dead node, so only the request's id identifies it.
             request = self._pending.pop(message.metadata.reply_to_message_id, None)
             if request is None:
                 self.dropped[f"node {message.metadata.src_node_id}"] = "answered twice"
                 continue
-            answer = self._read(message, request, max_bytes)
+            answer = None if request.is_lost(message) else self._read(message, request, max_bytes)
             if request.site:
                 yield request, answer
-            else:
+            elif answer is not None:  # else it is asked again
                 self._identify(request, answer)
 
     def _read(
@@ -325,5 +321,6 @@ class Transport:
         for node in [node for node, name in self._nodes.items() if name == site]:
             self._nodes[node] = ""  # the site came back as another node
         self._nodes[request.node] = site
+        self._seen[site] = time.monotonic()
         self.left_out.pop(request.node, None)
         self.descriptions[site] = answer.header

@@ -1,0 +1,56 @@
+"""Requests to sites, and what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from flwr.app import Message as FlowerMessage
+from flwr.common.constant import ErrorCode
+
+from fedhelix.deploy.messages import Message
+
+
+@dataclass
+class PendingRequest:
+    """A request without an answer yet."""
+
+    node: int
+    site: str  # empty while the node has not been identified
+    header: Mapping[str, Any]
+    content: bytes
+    due: float
+    activated: str = ""  # when the node was last activated; after a restart the request is lost
+    resent: bool = False  # because its answer was incomplete
+    over: bool = False  # nobody waits for the answer any more
+
+    def is_lost(self, reply: FlowerMessage) -> bool:
+        """Whether Flower replies that the node went away before it had answered.
+
+        That an answer is incomplete counts as such once; the next time it is the site's fault.
+        """
+        code = reply.error.code if reply.has_error() else None
+        if code != ErrorCode.MESSAGE_UNAVAILABLE:
+            return code == ErrorCode.NODE_UNAVAILABLE
+        first, self.resent = not self.resent, True
+        return first
+
+
+class Request(NamedTuple):
+    """A request to a site: its header, and the whole message as bytes."""
+
+    header: Mapping[str, Any]
+    content: bytes
+
+
+class Replies(NamedTuple):
+    """What came of a set of requests, by site."""
+
+    answers: dict[str, Message]
+    refusals: dict[str, str]  # the site answered, but not with what was requested
+    absences: dict[str, str]  # the site did not answer
+
+    def outstanding(self, requests: Mapping[str, Request]) -> set[str]:
+        """The sites whose reply is still missing."""
+        return set(requests) - set(self.answers) - set(self.refusals) - set(self.absences)
