@@ -139,3 +139,17 @@ def test_mistakes_end_with_one_sentence(monkeypatch, capsys, words, sentence, tm
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 2 and sentence in capsys.readouterr().err
+
+
+def test_costs_are_those_of_the_settings_that_all_methods_have():
+    def cell(row: str, column: str, traffic: float, accuracy: float) -> dict[str, object]:
+        known = {"traffic in MiB": {"mean": traffic}, "accuracy": {"mean": accuracy}}
+        return {"row": row, "column": column, **known}
+
+    cells = [
+        cell("FedAvg", "a", 2, 80), cell("FedAvg", "b", 4, 60), cell("FedAvg", "c", 1, 10),
+        cell("Helix", "a", 1, 90), cell("Helix", "b", 1, 70),
+    ]  # fmt: skip
+    costs = relative_costs({"cells": cells}, "traffic in MiB")
+    assert costs["FedAvg"] == (1, 70)
+    assert costs["Helix"] == (pytest.approx((1 / 2 * 1 / 4) ** 0.5), 80)

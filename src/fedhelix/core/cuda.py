@@ -11,20 +11,24 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 RECORDING = threading.Lock()
-
-
 WAKING = threading.Lock()
+THREAD = threading.local()
 
 
 def wake_up(device: torch.device) -> None:
-    """Load what PyTorch loads when it is first asked for: two threads that ask at the same moment
-    make it fail.
+    """Load what PyTorch loads when a thread first asks for it, such as the libraries' handles: two
+    threads that ask at the same moment make it fail, and so does one that asks while it records.
     """
-    if device.type == "cuda":
-        with WAKING:
-            torch.linalg.svd(torch.eye(2, device=device))
+    if device.type != "cuda" or getattr(THREAD, "awake", False):
+        return
+    with WAKING:
+        square = torch.eye(2, device=device)
+        torch.linalg.svd(square @ square)
+        F.conv2d(square[None, None], square[None, None])
+    THREAD.awake = True
 
 
 @contextmanager
@@ -35,6 +39,7 @@ def recording(graph: torch.cuda.CUDAGraph, **how: Any) -> Iterator[None]:
     garbage collector: what it frees, such as graphs of an older engine, would spoil a recording.
     """
     with RECORDING:
+        wake_up(torch.device("cuda"))
         gc.disable()
         try:
             with torch.cuda.graph(graph, capture_error_mode="thread_local", **how):

@@ -10,13 +10,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedhelix.report.style import COLOURS, DASHES, literal, percent, sheet, tidy
+from fedhelix.report.style import COLOURS, DASHES, GREY, literal, percent, sheet, tidy
 from fedhelix.store.records import is_number
 
 Cells = Sequence[Mapping[str, Any]]
 Panel = Callable[[Axes, Cells, str], None]  # draws the cells of one column
 CURVE = "_curve"
 MOST_BANDS = 4  # more of them hide each other
+MANY = 12  # labelled points that a panel has room for
 MOST_BESIDE = 2  # panels side by side, so that they fit on a page
 LABELS = {
     "untuned": "before fine-tuning",
@@ -61,15 +62,25 @@ def figure(report: Mapping[str, Any]) -> Figure | None:
 
 
 def trade_off(axes: Axes, points: Mapping[str, tuple[float, float]], cost: str, gain: str) -> None:
-    """What every row gains by what it costs, as labelled points; Helix stands out."""
+    """What every row gains by what it costs, as labelled points; Helix stands out.
+
+    Labels of many points stand in a list beside the axes.
+    """
     dearest = max(x for x, _ in points.values())
-    for row, (x, y) in points.items():
-        colour = COLOURS[1] if row.startswith("Helix") else COLOURS[0]
-        side, off = ("right", -5) if x > dearest / 2 else ("left", 5)
-        axes.plot(x, y, "o", color=colour, markersize=5)
-        axes.annotate(
-            literal(row), (x, y), (off, 3), textcoords="offset points", ha=side, fontsize=8
-        )
+    line = {"arrowstyle": "-", "color": GREY, "linewidth": 0.5, "relpos": (0, 0.5)}
+    for place, (row, (x, y)) in enumerate(sorted(points.items(), key=lambda point: point[1][1])):
+        axes.plot(x, y, "o", color=COLOURS[row.startswith("Helix")], markersize=5)
+        if len(points) > MANY:
+            aside = (1.03, (place + 0.5) / len(points))
+            axes.annotate(
+                literal(row), (x, y), aside, textcoords="axes fraction", va="center", fontsize=7,
+                arrowprops=line,
+            )  # fmt: skip
+        else:
+            side, off = ("right", -5) if x > dearest / 2 else ("left", 5)
+            axes.annotate(
+                literal(row), (x, y), (off, 3), textcoords="offset points", ha=side, fontsize=8
+            )
     axes.margins(x=0.12)
     axes.set(xlabel=cost, ylabel=gain)
 

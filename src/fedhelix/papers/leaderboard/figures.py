@@ -53,20 +53,26 @@ def critical_differences(ranking: Mapping[str, Any]) -> Figure:
 
 
 def relative_costs(report: Mapping[str, Any], measure: str) -> dict[str, tuple[float, float]]:
-    """Of every method the cost, in times FedAvg's, and the mean accuracy over the settings."""
+    """Of every method the cost, in times FedAvg's, and the mean accuracy, over the settings that
+    all methods have.
+    """
     by_row: dict[str, dict[str, tuple[float, float]]] = {}
     for cell in report["cells"]:
         cost, accuracy = cell[measure]["mean"], cell["accuracy"]["mean"]
         if cost is not None and accuracy is not None:
             by_row.setdefault(cell["row"], {})[cell["column"]] = (cost, accuracy)
     base = by_row.get(BASELINE, {})
+    everywhere = [
+        column
+        for column, (cost, _) in base.items()
+        if cost > 0 and all(column in cells for cells in by_row.values())
+    ]
     costs: dict[str, tuple[float, float]] = {}
     for row, cells in by_row.items():
-        common = [column for column in cells if column in base and base[column][0] > 0]
-        ratios = [cells[column][0] / base[column][0] for column in common]
-        if common and len(common) == len(base):
+        ratios = [cells[column][0] / base[column][0] for column in everywhere]
+        if ratios:
             cost = math.exp(statistics.fmean(map(math.log, ratios))) if min(ratios) > 0 else 0.0
-            costs[row] = cost, statistics.fmean(cells[column][1] for column in common)
+            costs[row] = cost, statistics.fmean(cells[column][1] for column in everywhere)
     return costs
 
 
