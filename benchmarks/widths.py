@@ -1,11 +1,10 @@
-"""Clients of three widths, and genes across widths, on digits.
+"""Clients of three widths on digits.
 
     python benchmarks/widths.py [--rounds 30] [--seeds 3] [--out FILE]
 
 Of twelve clients, every third has all, half or a quarter of the channels of `digits-bn-cnn`:
 HeteroFL against networks of the same width that train alone. Then nobody has more than half, and
-the whole network of HeteroFL and FedRolex is evaluated. Last, GENE-FL trains the whole network; a
-newcomer with half the width starts from what it inherits, or from new weights, and trains alone.
+the whole network of HeteroFL and FedRolex is evaluated.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedhelix import Federation, FedRolex, GeneFL, HeteroFL, LocalOnly, Method, load
+from fedhelix import Federation, FedRolex, HeteroFL, LocalOnly, Method, load
 from fedhelix.models.cnn import digits_bn_cnn
 from fedhelix.runs.provenance import versions
 from fedhelix.store.records import Record
@@ -66,30 +65,6 @@ def whole(seed: int, rounds: int) -> dict[str, Any]:
     return {"seed": seed, **found}
 
 
-def heir(seed: int, rounds: int) -> dict[str, Any]:
-    """A newcomer of half the width, from the gene and from new weights."""
-    data = load("digits").subsample(CLIENTS * SAMPLES + 2 * SAMPLES, TEST, seed)
-    theirs, mine = slice(0, CLIENTS * SAMPLES), slice(CLIENTS * SAMPLES, None)
-    known = [(data.x[theirs][at::CLIENTS], data.y[theirs][at::CLIENTS]) for at in range(CLIENTS)]
-    fed = Federation(
-        known, model=network(1.0), method=GeneFL(clusters=1, gene_inherit="body"), seed=seed,
-        **{key: value for key, value in SETTINGS.items() if key != "clients"},
-    )  # fmt: skip
-    run = fed.fit(rounds, eval_every=rounds, quiet=True)
-    torch.manual_seed(seed)
-    new = digits_bn_cnn((1, 8, 8), 10, width=0.5)
-    starts = {"gene": run.inherit(new, (data.x[mine], data.y[mine])), "new": new}
-    found = {}
-    for name, module in starts.items():
-        alone = Federation(
-            [(data.x[mine], data.y[mine])], model=module, method="fedavg", seed=seed, lr=0.05,
-            engine="serial", kernels="onednn",
-        )  # fmt: skip
-        outputs = alone.fit(3, quiet=True).model()(data.prepare(data.x_test))
-        found[name] = float((outputs.argmax(1) == data.y_test).float().mean())
-    return {"seed": seed, **found}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=30)
@@ -102,9 +77,8 @@ def main() -> None:
         "settings": {**SETTINGS, "samples": SAMPLES, "widths": WIDTHS},
         "widths": [row for seed in range(given.seeds) for row in by_width(seed, given.rounds)],
         "whole": [whole(seed, given.rounds) for seed in range(given.seeds)],
-        "gene": [heir(seed, given.rounds) for seed in range(given.seeds)],
     }
-    for row in found["widths"] + found["whole"] + found["gene"]:
+    for row in found["widths"] + found["whole"]:
         print(row)
     given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

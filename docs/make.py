@@ -18,6 +18,7 @@ from parts.files import RESULTS, ROOT
 PART = re.compile(r"(<!-- made: ([^>]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 PARTS: dict[str, Callable[..., str]] = {
     "audit": measurements.audit,
+    "characters": measurements.characters,
     "choosing": measurements.choosing,
     "claims": lambda paper: claims.claims(paper, RESULTS),
     "cluster": measurements.cluster,

@@ -104,6 +104,7 @@ SLOW = {
     "test_settings_from_a_stranger_are_a_run_or_a_sentence",
     "test_sites_and_simulation_agree_to_the_bit",
     "test_sites_with_peers_finish_a_round_and_notice_a_server_that_swaps_keys",
+    "test_sizes_of_a_resnet_agree_with_serial_but_for_rounding",
     "test_steps_agree_with_diffusers",
     "test_tables_share_their_runs",
     "test_the_autoencoder_learns_what_it_is_shown",

@@ -214,11 +214,32 @@ def whole() -> str:
 
 def heirs() -> str:
     """A newcomer of half the width, from a gene and from new weights."""
-    found = result("widths")["gene"]
-    return table(
-        ["a newcomer of half the width starts from", "accuracy"],
-        [["the gene", _mean_percent(found, "gene")], ["new weights", _mean_percent(found, "new")]],
-    )
+    measured = result("heirs")
+    rows = []
+    for network in dict.fromkeys(row["network"] for row in measured["rows"]):
+        found = [row for row in measured["rows"] if row["network"] == network]
+        for key, start in {"gene": "the gene", "new": "new weights"}.items():
+            by_round = [
+                [{"accuracy": row[key][place]} for row in found]
+                for place in range(len(measured["rounds"]))
+            ]
+            accuracies = [_mean_percent(each, "accuracy") for each in by_round]
+            rows.append([f"`{network}`", start, *accuracies])
+    heads = ["at arrival", *(f"after round {count}" for count in measured["rounds"][1:])]
+    return table(["network", "half of it starts from", *heads], rows)
+
+
+def characters() -> str:
+    """Perplexity of the next character, before and after the rounds."""
+    found, rows = result("characters")["rows"], []
+    for method in dict.fromkeys(row["method"] for row in found):
+        own = [row for row in found if row["method"] == method]
+        before = statistics.mean(row["perplexity before"] for row in own)
+        after = [row["perplexity"][-1] for row in own]
+        each = ", ".join(f"{value:.2f}" for value in after)
+        cells = [f"{before:.2f}", f"{statistics.mean(after):.2f}", each]
+        rows.append([f"`{method}`", *cells, human_bytes(own[0]["uplink_bytes"])])
+    return table(["method", "before", "after", "each seed", "uploaded"], rows)
 
 
 def _mean_percent(rows: list[dict[str, float]], key: str) -> str:

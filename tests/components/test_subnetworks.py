@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from fedhelix import UserError
-from fedhelix.components.subnetworks import cut, filled, mask, places_of, resized, window
+from fedhelix.components.subnetworks import cut, filled, left_out, mask, places_of, resized, window
 from fedhelix.core.layers import Layers
 from fedhelix.models.cnn import bn_cnn, digits_bn_cnn, digits_cnn
-from fedhelix.models.resnet import resnet8
+from fedhelix.models.resnet import ResNet, resnet8
 
 SHAPES = {digits_bn_cnn: (1, 8, 8), digits_cnn: (1, 8, 8), resnet8: (1, 8, 8), bn_cnn: (1, 16, 16)}
 
@@ -40,6 +40,39 @@ def test_zeros_around_a_part_compute_what_the_narrow_network_does(builder, width
         inside = mask(axes, padded[name])
         assert inside.sum() == part[name].numel()
         assert torch.equal(padded[name] * inside, padded[name])
+
+
+def residual(blocks):
+    """A small ResNet with so many blocks in each of its two stages."""
+    torch.manual_seed(1)
+    return ResNet(1, 10, (3, 6), blocks)
+
+
+def test_zeros_in_residual_blocks_compute_what_the_shallow_network_does():
+    whole, shallow = residual(3), residual(2)
+    layers = Layers.of(whole, torch.rand(4, 1, 8, 8))
+    assert [block.entries[0] for block in layers.blocks] == [
+        f"layer{stage}.{place}.conv1.weight" for stage in (1, 2) for place in (1, 2)
+    ]
+    state, places = whole.state_dict(), left_out(layers, 0.5)  # two of three, rounded up
+    last = [name for name in state if ".2." in name and state[name].dim()]
+    assert sorted(places) == sorted(last)
+    assert left_out(layers, 1.0) == {} and len(left_out(layers, 0.1)) == 2 * len(last)
+    part = cut(state, places)
+    assert sum(part[name].numel() for name in last) == 0
+    shallow.load_state_dict({name: part[name] for name in shallow.state_dict()})
+    whole.load_state_dict(filled(part, places, state))
+    x = torch.rand(5, 1, 8, 8)
+    for mode in (True, False):
+        torch.testing.assert_close(whole.train(mode)(x), shallow.train(mode)(x))
+
+
+def test_blocks_without_a_shortcut_cannot_be_left_out():
+    def block():
+        return nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.ReLU())
+
+    network = nn.Sequential(block(), block(), nn.Flatten(), nn.Linear(48, 2))
+    assert Layers.of(network, torch.rand(2, 3, 4, 4)).blocks == ()
 
 
 def test_windows_by_hand():

@@ -142,7 +142,7 @@ class TestFromClients:
             (
                 [Squares(3), (np.zeros((2, 4)), [0, 1])],
                 None,
-                "client 1 of 'data' has samples of 4 float32",
+                "client 1 of 'data' has samples of 4 float32, .* the same columns or shape",
             ),
             ([Squares(3), (np.zeros((2, 3)), [0.5, 1])], None, "client 1 of 'data' has targets of"),
             ([Squares(3), Squares(0)], None, "client 1 of 'data' is empty"),

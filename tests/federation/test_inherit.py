@@ -7,7 +7,7 @@ import torch
 
 from fedhelix import GeneFL, UserError, load
 from fedhelix.models.cnn import digits_bn_cnn
-from fedhelix.models.resnet import resnet18
+from fedhelix.models.resnet import ResNet, resnet18
 from helpers import small
 
 SOME = load("digits").subsample(200, 60)
@@ -40,6 +40,17 @@ def test_a_network_of_the_same_width_is_the_newcomers(run):
     heir, number = run.inherit(same, MINE), run.onboard(MINE)
     for name, value in run.state.client_states[number]["model"].items():
         assert torch.equal(heir.state_dict()[name], value)
+
+
+def test_a_network_with_fewer_or_more_blocks_inherits_those_that_both_have():
+    fed = small("fedavg", lambda: ResNet(1, 10, (4,), 2), data=SOME)
+    run = fed.fit(1, quiet=True)
+    learnt = run.model().state_dict()
+    for blocks in (1, 3):
+        heir = run.inherit(ResNet(1, 10, (4,), blocks), MINE).state_dict()
+        both = heir.keys() & learnt.keys()
+        assert len(both) == min(len(heir), len(learnt))
+        assert all(torch.equal(heir[name], learnt[name]) for name in both)
 
 
 def test_a_network_of_another_kind_is_refused(run):

@@ -22,6 +22,7 @@ from fedhelix import (
     Scaffold,
     UserError,
     load,
+    metrics,
     partition,
 )
 from fedhelix.core.shift import SHIFT
@@ -88,6 +89,17 @@ def test_sharper_shares_change_the_models_in_use_alone():
     shares = log_shares(fed.data.y[fed.splits[1].train], 10, 1.0)
     difference = sharp.personal(1)(x) - plain.personal(1)(x)
     torch.testing.assert_close(difference, (0.5 * shares).expand_as(difference))
+
+
+def test_probabilities_are_never_sharpened():
+    """Perplexity looks at probabilities, which sharper shares would spoil."""
+    plain, sharp = (
+        build(Calibrated(sharpen=factor), metric=metrics.neg_perplexity).fit(1, quiet=True)
+        for factor in (1.0, 1.5)
+    )
+    assert plain.records[-1]["personal"] == sharp.records[-1]["personal"]
+    x = DIGITS.prepare(DIGITS.x_test[:5])
+    assert torch.equal(plain.personal(1)(x), sharp.personal(1)(x))
 
 
 def test_log_shares_by_hand():

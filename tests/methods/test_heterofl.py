@@ -10,6 +10,7 @@ from fedhelix.core.tree import payload_bytes
 from fedhelix.engines.local import make_client
 from fedhelix.methods.heterofl import places
 from fedhelix.models.cnn import DIGITS, plain_cnn
+from fedhelix.models.resnet import ResNet
 from helpers import small
 
 SOME = load("digits").subsample(300, 100)
@@ -56,6 +57,35 @@ def test_all_narrow_is_fedavg_of_the_narrow_network(settings, activation):
         assert one.records[-1][key] == pytest.approx(other.records[-1][key])
     outside = one.model().state_dict()["conv2.weight"][8:]
     assert torch.equal(outside, wide.initial["conv2.weight"][8:])  # as it was drawn
+
+
+def test_all_shallow_is_fedavg_of_the_shallow_network():
+    networks = [ResNet(1, 10, (3, 6), blocks) for blocks in (2, 1)]
+    names = networks[1].state_dict().keys()
+    networks[1].load_state_dict({name: networks[0].state_dict()[name] for name in names})
+    whole, shallow = (
+        small(method, network, data=SOME.subsample(120, 40))
+        for method, network in zip(
+            (HeteroFL(widths="1", depths="0.5"), FedAvg()), networks, strict=True
+        )
+    )
+    one, other = whole.fit(2, quiet=True), shallow.fit(2, quiet=True)
+    for name, value in other.state.server["model"].items():
+        assert torch.allclose(one.state.server["model"][name], value, atol=1e-4), name
+    left = one.model().state_dict()["layer1.1.conv1.weight"]
+    assert torch.equal(left, whole.initial["layer1.1.conv1.weight"])  # as it was drawn
+    counters = 2 * 2 * 8 * 3  # BatchNorms of the blocks, which count batches; for three clients
+    assert one.records[0]["uplink_bytes"] == other.records[0]["uplink_bytes"] + counters
+
+
+def test_widths_and_depths_are_taken_in_turn():
+    method = HeteroFL(widths="1/0.5", depths="1/0.5/0.5")
+    fed = small(method, lambda: ResNet(1, 10, (4,), 2), data=SOME)
+    server = fed.initialize(1).server
+    parts = [method.download(server, client, fed.context(0, 1))["part"] for client in range(6)]
+    sizes = [(part["width"], part["depth"]) for part in parts]
+    assert sizes == [(1, 1), (0.5, 0.5), (1, 0.5), (0.5, 1), (1, 0.5), (0.5, 0.5)]
+    assert set(server["statistics"]) == {"1", "0.5", "1x0.5", "0.5x0.5"}
 
 
 def uploads_of(fed, method, values, ctx):
@@ -146,6 +176,8 @@ def test_each_width_costs_its_own_bytes_and_newcomers_have_one():
         (HeteroFL(widths="1/2"), "digits-cnn", "above 0 and up to 1, .* not '1/2'"),
         (HeteroFL(widths="half"), "digits-cnn", "widths of heterofl are numbers"),
         (FedRolex(widths=""), "digits-cnn", "widths of fedrolex are numbers"),
+        (HeteroFL(depths="0"), "digits-cnn", "depths of heterofl are numbers above 0"),
+        (HeteroFL(depths="1/0.5"), "digits-cnn", "this network has none to spare; use depths = 1"),
         (HeteroFL(), "lora-mlp", "frozen parameters cannot be cut"),
         ("genfed+heterofl", "digits-cnn", "heterofl"),
     ],

@@ -1,6 +1,7 @@
-"""Sub-networks: which places of every entry a narrower network has, and how it is cut out.
+"""Sub-networks: which places of every entry a narrower or shallower network has, and how it is cut
+out.
 
-A narrower network computes what the whole one does with zeros outside its places.
+It computes what the whole one does with zeros outside its places.
 """
 
 from __future__ import annotations
@@ -46,6 +47,19 @@ def places_of(layers: Layers, pick: Pick) -> dict[str, tuple[Tensor, ...]]:
         if layer.kind != "norm":
             before.append(layer.outputs)
     return places
+
+
+def left_out(layers: Layers, depth: float) -> dict[str, tuple[Tensor, ...]]:
+    """No places in the residual blocks that a shallower network lacks: of every stage it has the
+    first blocks, a share that is rounded up.
+    """
+    return {
+        name: (torch.arange(0),)
+        for block in layers.blocks
+        if block.place >= math.ceil(round(depth * block.stage, 6))
+        for name in block.entries
+        if layers.shapes[name]
+    }
 
 
 def _entry_places(
@@ -119,8 +133,11 @@ def mask(axes: Sequence[Tensor], like: Tensor) -> Tensor:
 
 def resized(state: State, layers: Layers, target: Layers) -> State:
     """Entries of a network for one of another width: of its channels the strongest, or, for a wider
-    one, all of them several times, which together say what one said before.
+    one, all of them several times, which together say what one said before. Residual blocks that a
+    shallower one lacks are left out.
     """
+    spare = {name for block in layers.blocks for name in block.entries} - target.shapes.keys()
+    state = {name: value for name, value in state.items() if name not in spare}
     sizes = _new_sizes(state, layers, target)
     strengths = _strengths(state)
 

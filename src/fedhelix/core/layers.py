@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedhelix.core.errors import UserError
 from fedhelix.core.fit import probe
 from fedhelix.core.parts import Inputs
+from fedhelix.core.residual import Block, residual_blocks
 
 Kind = Literal["conv", "linear", "norm", "other"]
 Granularity = Literal["conv", "module", "tensor"]
@@ -62,6 +63,7 @@ class Layers:
     # neither travel nor cost memory per client.
     frozen: tuple[str, ...] = ()
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of each entry
+    blocks: tuple[Block, ...] = ()  # those that can be left out
 
     @classmethod
     def of(cls, module: nn.Module, example: Inputs | None = None) -> Layers:
@@ -89,6 +91,7 @@ class Layers:
             tied=tied,
             frozen=frozen,
             shapes={name: tuple(value.shape) for name, value in own.items()},
+            blocks=() if example is None else residual_blocks(module, own, example),
         )
 
     @cached_property

@@ -64,6 +64,7 @@ class Client(HasRenamed):
     round: int  # 0 in the first round
     final: bool  # the rounds are over: what it makes of its model now, it keeps
     classes: int | None  # None: not a classification
+    metric: str  # accuracy, or score where the metric is another one
     lr: float  # this round's learning rate
     momentum: float
     optimizer: str

@@ -308,7 +308,8 @@ def pool(parts: list[Pair], called: Sequence[str]) -> tuple[Samples, Tensor, np.
         assert isinstance(x, Tensor) and isinstance(first_x, Tensor)
         if x.shape[1:] != first_x.shape[1:] or x.dtype != first_x.dtype:
             raise UserError(
-                f"{called[index]} has samples of {describe(x)}, the first of {describe(first_x)}."
+                f"{called[index]} has samples of {describe(x)}, the first of {describe(first_x)}; "
+                "give all of them the same columns or shape, and one type."
             )
         if y.shape[1:] != first_y.shape[1:] or y.is_floating_point() != first_y.is_floating_point():
             raise UserError(

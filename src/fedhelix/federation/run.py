@@ -124,8 +124,9 @@ class Run:
     def inherit(self, module: nn.Module, data: Any) -> nn.Module:
         """A copy of a network that begins with what an unseen client with these data would receive.
 
-        The network may be wider or narrower than that of the run: of a layer's channels the
-        strongest are inherited. With `gene-fl` that is the gene; the rest keeps its own weights.
+        The network may be wider or narrower than that of the run, or have fewer or more residual
+        blocks: of a layer's channels the strongest are inherited. With `gene-fl` that is the gene;
+        the rest keeps its own weights.
         """
         return newcomers.inherit(self.federation, data, self.state, module)
 

@@ -50,7 +50,10 @@ class Calibrated(Wrapper):
         True, "train with the shares too; otherwise a model gets them when it is used"
     )
     sharpen: float = option(
-        1.0, "how much more the shares count when a model is used than in training", above=0
+        1.0,
+        "how much more the shares count when a model is used than in training, if the metric is "
+        "accuracy",
+        above=0,
     )
     prior: Prior = option(
         "uniform",
@@ -97,10 +100,12 @@ class Calibrated(Wrapper):
 
     def choose(self, models: dict[str, State], client: Client) -> str:
         """Client: as the inner method, with sharper shares: trained on few samples, a model is too
-        sure of classes that the client lacks.
+        sure of classes that the client lacks. That makes better decisions, but probabilities that
+        are too extreme, so it is done for the accuracy alone.
         """
         name = self.inner.choose(models, client) if self.trained else USED
-        models[name] = {**models[name], SHIFT: self.sharpen * models[name][SHIFT]}
+        if client.metric == "accuracy":
+            models[name] = {**models[name], SHIFT: self.sharpen * models[name][SHIFT]}
         return name
 
     def upload(self, local: LocalRound) -> tuple[Tree, Tree]:

@@ -32,7 +32,10 @@ class Helix(Wrapper):
     )
     smooth: float = option(1.0, "calibrated: added to the count of every class", above=0)
     sharpen: float = option(
-        1.5, "calibrated: how much more class shares count when a model is used", above=0
+        1.5,
+        "calibrated: how much more class shares count when a model is used, if the metric is "
+        "accuracy",
+        above=0,
     )
     prior: Prior = option(
         "uniform", "calibrated: for a pretrained network initial, whose shares then count as known"

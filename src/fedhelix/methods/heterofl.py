@@ -1,19 +1,20 @@
-"""HeteroFL: clients with networks of different widths, all of them parts of one network.
+"""HeteroFL: clients with networks of different widths and depths, all of them parts of one network.
 
 Inside a client the network is whole, with zeros outside the client's part: it computes what the
-narrow network would.
+small network would.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from fedhelix.components.pruning import coordinate_mean
-from fedhelix.components.subnetworks import Places, cut, filled, mask, places_of, window
+from fedhelix.components.subnetworks import Places, cut, filled, left_out, mask, places_of, window
 from fedhelix.core.errors import UserError
 from fedhelix.core.layers import Layers
 from fedhelix.core.method import Batch, Capabilities, Client, Context, Local, LocalRound, Upload
@@ -26,11 +27,14 @@ from fedhelix.methods.fedavg import FedAvg
 @register("heterofl", paper="Diao et al., ICLR 2021, arXiv:2010.01264")
 @dataclass(frozen=True)
 class HeteroFL(FedAvg):
-    """A client trains the first channels of every layer; each value is averaged over those who
-    have it.
+    """A client trains the first channels of every layer and the first blocks of every stage; each
+    value is averaged over those who have it.
     """
 
     widths: str = option("1/0.5/0.25", "shares of the channels that the clients have, in turn")
+    depths: str = option(
+        "1", "shares of the residual blocks of every stage that the clients have, in turn"
+    )
 
     @property
     def capabilities(self) -> Capabilities:
@@ -38,28 +42,43 @@ class HeteroFL(FedAvg):
         return replace(super().capabilities, packed_uploads=True, packed_downloads=True)
 
     def check(self, layers: Layers) -> None:
-        """Refuse widths that are none, and networks that cannot be cut."""
-        try:
-            widths = [float(width) for width in self.widths.split("/")]
-        except ValueError:
-            widths = []
-        if not widths or not all(0 < width <= 1 for width in widths):
+        """Refuse shares that are none, and networks that cannot be cut."""
+        places_of(layers, window(min(self._shares("widths"))))
+        depth = min(self._shares("depths"))
+        if depth < 1 and not left_out(layers, depth):
             raise UserError(
-                f"widths of {self.name} are numbers above 0 and up to 1, such as 1/0.5/0.25, not "
-                f"'{self.widths}'."
+                f"depths of {self.name} leave residual blocks out, of which this network has none "
+                "to spare; use depths = 1, or a network such as resnet18."
             )
-        places_of(layers, window(min(widths)))
+
+    def _shares(self, name: Literal["widths", "depths"]) -> list[float]:
+        """The numbers of an option."""
+        text = getattr(self, name)
+        try:
+            shares = [float(share) for share in text.split("/")]
+        except ValueError:
+            shares = []
+        if not shares or not all(0 < share <= 1 for share in shares):
+            raise UserError(
+                f"{name} of {self.name} are numbers above 0 and up to 1, such as 1/0.5/0.25, not "
+                f"'{text}'."
+            )
+        return shares
+
+    def _parts(self) -> list[tuple[float, float]]:
+        """Widths and depths of the clients, in turn."""
+        widths, depths = self._shares("widths"), self._shares("depths")
+        turns = math.lcm(len(widths), len(depths))
+        return [(widths[i % len(widths)], depths[i % len(depths)]) for i in range(turns)]
 
     def server_init(
         self, client_inits: Mapping[int, Tree], ctx: Context
     ) -> tuple[Tree, dict[int, Tree]]:
-        """Server: a model, and BatchNorm's statistics for each width, on which they depend."""
+        """Server: a model, and BatchNorm's statistics for each size, on which they depend."""
         server, replies = super().server_init(client_inits, ctx)
         statistics = take(server["model"], ctx.layers.buffers)
-        return {**server, "statistics": dict.fromkeys(self._widths(), statistics)}, replies
-
-    def _widths(self) -> list[str]:
-        return self.widths.split("/")
+        sizes = [size_name(*part) for part in self._parts()]
+        return {**server, "statistics": dict.fromkeys(sizes, statistics)}, replies
 
     def _start(self, ctx: Context) -> int:
         """The first channel of this round's parts."""
@@ -67,10 +86,10 @@ class HeteroFL(FedAvg):
 
     def download(self, server: Tree, client: int, ctx: Context) -> Tree:
         """Server: the client's part of the network, and which it is."""
-        widths = self._widths()
-        width = widths[client % len(widths)]
-        part = {"width": float(width), "start": self._start(ctx)}
-        model = {**server["model"], **server["statistics"][width]}
+        parts = self._parts()
+        width, depth = parts[client % len(parts)]
+        part = {"width": width, "depth": depth, "start": self._start(ctx)}
+        model = {**server["model"], **server["statistics"][size_name(width, depth)]}
         return {"model": cut(model, places(ctx.layers, part)), "part": part}
 
     def start(self, payload: Tree, client_state: Tree, client: Client) -> dict[str, State]:
@@ -107,19 +126,25 @@ class HeteroFL(FedAvg):
         self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context
     ) -> Tree:
         """Server: a mean of every value over the clients whose part has it; of statistics over
-        those of the same width.
+        those of the same size.
         """
         statistics = dict(server["statistics"])
-        for width in statistics:
-            same = [float(part_of(upload)["width"] == float(width)) for upload in uploads]
-            shares = [weight * mine for weight, mine in zip(weights, same, strict=True)]
-            statistics[width] = mean_of_parts(statistics[width], uploads, shares, ctx.layers)
+        parts = [part_of(upload) for upload in uploads]
+        sizes = [size_name(part["width"], part["depth"]) for part in parts]
+        for size, old in statistics.items():
+            shares = [weight * (mine == size) for weight, mine in zip(weights, sizes, strict=True)]
+            statistics[size] = mean_of_parts(old, uploads, shares, ctx.layers)
         model = mean_of_parts(server["model"], uploads, weights, ctx.layers)
         return {**server, "model": model, "statistics": statistics}
 
     def model(self, server: Tree, ctx: Context) -> State | None:
-        """Server: the whole network, with the statistics of the greatest width."""
-        return {**server["model"], **server["statistics"][max(self._widths(), key=float)]}
+        """Server: the whole network, with the statistics of the greatest size."""
+        return {**server["model"], **server["statistics"][size_name(*max(self._parts()))]}
+
+
+def size_name(width: float, depth: float) -> str:
+    """What the server calls the clients of one size."""
+    return f"{width:g}" if depth == 1 else f"{width:g}x{depth:g}"
 
 
 def part_of(upload: Upload) -> Tree:
@@ -143,7 +168,8 @@ def mean_of_parts(
 
 def places(layers: Layers, part: Mapping[str, Any]) -> Places:
     """Where a part lies in the network."""
-    return places_of(layers, window(float(part["width"]), int(part["start"])))
+    channels = window(float(part["width"]), int(part["start"]))
+    return {**places_of(layers, channels), **left_out(layers, float(part["depth"]))}
 
 
 def scaled(model: State, inside: Places, layers: Layers, power: int) -> State:

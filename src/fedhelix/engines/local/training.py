@@ -97,6 +97,7 @@ def make_client(setup: Setup, task: ClientTask) -> Client:
         round=task.round,
         final=task.final,
         classes=setup.data.classes,
+        metric=setup.objective.name,
         lr=setup.training.rate(task.round, Phase()),
         momentum=setup.training.momentum,
         optimizer=setup.training.rule.label,
