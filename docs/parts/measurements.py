@@ -321,7 +321,9 @@ def privacy() -> str:
     measured, rows = result("privacy"), []
     for name, cell in measured.items():
         if isinstance(cell, dict) and "table" in cell:
-            cells = ((row["method"], percent(row, "personal_accuracy_at_best")) for row in cell["table"])
+            cells = (
+                (row["method"], percent(row, "personal_accuracy_at_best")) for row in cell["table"]
+            )
             rows += [[name, *values] for values in cells]
     heads = ["noise", "method ", "personal accuracy %"]
     shown = "![Personal accuracy of each method against epsilon](figures/privacy.png)\n\n"
