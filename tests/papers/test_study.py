@@ -72,6 +72,9 @@ def test_folder_names_follow_from_the_settings_and_not_from_the_device():
     }
     assert len(names) == 1
     assert folder_name(make_spec("fedavg", {**SMALL, "lr": 0.3})) not in names
+    # A new setting must not rename finished runs where it has its default: see ADDED.
+    kept = folder_name(make_spec("helix", {"clients": 4, "rounds": 2}))
+    assert kept == "helix-digits-seed0-cab1b449ae"
 
 
 def finished(accuracies, column="digits"):

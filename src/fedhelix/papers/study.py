@@ -33,6 +33,7 @@ ADDED = {
     "shift": "none",
     "newcomers_samples": None,
     "standardize": False,
+    "sampler": "shuffle",
 }
 # The same for options of methods.
 ADDED_OPTIONS = {"sharpen": 1.0, "prior": "uniform"}
