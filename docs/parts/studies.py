@@ -41,7 +41,9 @@ def _circumstances(measured: dict[str, Any], missing: Sequence[str]) -> str:
     """Command, device, seeds and samples of a study, and what is still missing."""
     cells = measured["cells"]
     words = [f"`{measured['command']}`, {measured['device']}, {seeds_of(cells)}"]
-    samples = {cell["column"]: cell.get("train_samples") for cell in cells}
+    samples: dict[str, int | None] = {}
+    for cell in cells:
+        samples.setdefault(cell["column"], cell.get("train_samples"))
     if any(samples.values()):
         sizes = {f"{size:,}" if size else "all" for size in samples.values()}
         each = "; ".join(f"{column}: {size or 'all'}" for column, size in samples.items())
