@@ -13,7 +13,7 @@ from fedhelix.store import RunFolder
 
 def small_run(path, method, seed, personal, **summary) -> RunFolder:
     with RunFolder.create(path, {"seed": seed, "method": {"name": method}}) as folder:
-        costs = {"uplink_bytes": 1024, "seconds": 2.0}
+        costs = {"uplink_bytes": 1024, "seconds": 2.0, "train_loss": 1.0}
         folder.append({"round": 1, "personal_accuracy": 0.99, "valid_accuracy": 0.5, **costs})
         folder.append({"round": 2, "personal_accuracy": personal, **costs})
         folder.append({"round": 3, **costs})

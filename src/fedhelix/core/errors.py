@@ -29,7 +29,8 @@ class UnusableMessage(EngineFailure):
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
     """An error for a name that does not exist, with the nearest one that does."""
-    names = sorted(known)
+    names = {one.lower(): one for one in sorted(known)}
     close = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.62)
-    hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(names) or 'none'}."
+    all_names = ", ".join(names.values()) or "none"
+    hint = f"did you mean '{names[close[0]]}'?" if close else f"there are: {all_names}."
     return UserError(f"unknown {kind} '{name}'; {hint}")
