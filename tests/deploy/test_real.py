@@ -107,3 +107,39 @@ def test_a_run_across_processes(tmp_path):
     assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True).stdout, (
         "a process is left over"
     )
+
+
+LOSSY = """
+import runpy
+import httpx
+from flwr.supernode.fleet_http_client import FleetHttpClient
+
+pull, pulled = FleetHttpClient.PullMessages, []
+
+def lossy(self, request):
+    answer = pull(self, request)
+    pulled.extend(answer.messages_list)
+    if answer.messages_list and len(pulled) in LOST:
+        raise httpx.ReadError("the connection broke")
+    return answer
+
+FleetHttpClient.PullMessages = lossy
+runpy.run_module("fedhelix", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_message_that_is_lost_on_its_way_is_sent_again(tmp_path):
+    """The SuperLink regards it as delivered, so it would never send it on its own."""
+    small = {"clients": 2, "rounds": 2, "epochs": 1, "kernels": "onednn", "model": "mlp"}
+    spec, script = make_spec("fedper", small), tmp_path / "lossy.py"
+    script.write_text(LOSSY.replace("LOST", "(3, 5)"))
+    local = LocalDeployment(tmp_path / "deployment", sites=2)
+    site = local.sites["site-1"]
+    site.command = [sys.executable, str(script), *site.command[3:]]
+    with local:
+        run = submit.create(spec, tmp_path / "run", ["deadline=120"])
+        submit.follow(local.control(), run, quiet=True)
+    assert [record["missing"] for record in run.records()] == [{}, {}]
+    assert site.log.read_text().count("connected to") == 3
+    spec.config.federation(spec.method, engine="serial").fit(2, out=tmp_path / "here", quiet=True)
+    assert same(checkpoint(tmp_path / "run")["server"], checkpoint(tmp_path / "here")["server"])

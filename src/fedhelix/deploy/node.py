@@ -17,7 +17,8 @@ from typing import Any, Protocol
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Error, Message
-from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+from flwr.proto.fleet_pb2 import DeactivateNodeRequest, PullMessagesRequest
+from flwr.proto.node_pb2 import Node as NodeNumber
 from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -82,18 +83,24 @@ def connect(
     private = read_private_key(key)
     keys, root = (private, private.public_key()), read_certificate(certificate)
     remove_leftovers(node_file.parent, node_file.name)
-    deactivate(superlink, root, keys, node_file)
     logging.getLogger("flwr").addFilter(_no_exit_message)
+    was_connected = False
     while True:
-        with _activated(superlink, root, keys, key) as connection:
-            write_atomically(node_file, str(connection[0]).encode())
-            say(f"connected to {superlink}")
-            handler.start()
-            connected.set()
-            try:
-                Node(*connection).serve(handler.answer)
-            finally:
-                connected.clear()
+        deactivate(superlink, root, keys, node_file)
+        try:
+            with _activated(superlink, root, keys, key) as connection:
+                was_connected = True
+                write_atomically(node_file, str(connection.node_id).encode())
+                say(f"connected to {superlink}")
+                handler.start()
+                connected.set()
+                try:
+                    connection.serve(handler.answer)
+                finally:
+                    connected.clear()
+        except Refusal as refusal:
+            if not (was_connected and refusal.may_pass):
+                raise
         time.sleep(RECONNECT_SECONDS)
 
 
@@ -102,58 +109,74 @@ def _no_exit_message(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("Exit Code:")
 
 
+class Refusal(UserError):
+    """The server did not let this site in; it may do so later to a site that it knows."""
+
+    def __init__(self, why: str, may_pass: bool):
+        super().__init__(why)
+        self.may_pass = may_pass
+
+
 @contextmanager
-def _activated(superlink: str, root: bytes, keys: KeyPair, key: Path) -> Iterator[Any]:
-    """A connection to the SuperLink; raises UserError where it refuses this key."""
+def _activated(superlink: str, root: bytes, keys: KeyPair, key: Path) -> Iterator[Node]:
+    """A connection to the SuperLink; raises a Refusal where there is none."""
     with ExitStack() as stack:
         try:
-            connection = stack.enter_context(http_request_response(superlink, False, root, keys))
+            functions = stack.enter_context(http_request_response(superlink, False, root, keys))
         except SystemExit as end:
-            raise UserError(_refusal(end.__context__, superlink, key)) from None
-        yield connection
+            raise _refusal(end.__context__, superlink, key) from None
+        client = stack.enter_context(_client(superlink, root, keys))
+        yield Node(client, *functions)
 
 
-def _refusal(problem: BaseException | None, superlink: str, key: Path) -> str:
+def _refusal(problem: BaseException | None, superlink: str, key: Path) -> Refusal:
     """Why the server did not let a site in, and what to do."""
-    if not isinstance(problem, httpx.HTTPStatusError):
-        return f"there is no connection to {superlink}: {problem}."
+    if not isinstance(problem, httpx.HTTPStatusError):  # in the middle of a handshake, for instance
+        return Refusal(f"there is no connection to {superlink}: {problem}.", may_pass=True)
     said = FlowerError.from_json(problem.response.text)
+    in_use = said is not None and said.public_details == KEY_IN_USE
     if problem.response.status_code == httpx.codes.UNAUTHORIZED:
         why = "its signature is not valid; set the clocks of both machines"
-    elif said is not None and said.public_details == KEY_IN_USE:
+    elif in_use:
         why = "another site is connected with it; stop that one, or wait a minute after a crash"
     elif said is not None and said.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
         why = f"it is not admitted; on the server, `fedhelix deploy admit {key.stem}` admits it"
     else:
         why = said.message if said else problem.response.text or str(problem)
-    return f"the server at {superlink} refuses the key '{key}': {why}."
+    return Refusal(f"the server at {superlink} refuses the key '{key}': {why}.", may_pass=in_use)
+
+
+def _client(superlink: str, root: bytes, keys: KeyPair) -> FleetHttpClient:
+    """A client whose requests are signed with the site's key, and not repeated when they fail."""
+    interceptors = (
+        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+        NodeAuthHttpInterceptor(*keys),
+    )
+    return FleetHttpClient.from_server_address(superlink, False, root, interceptors=interceptors)
 
 
 def deactivate(superlink: str, root: bytes, keys: KeyPair, node_file: Path) -> None:
-    """End the connection of a process that was killed.
+    """End the connection of a process that was killed, or of one that broke.
 
     Otherwise the SuperLink would refuse this key for another minute.
     """
     if not node_file.exists():
         return
-    interceptors = (
-        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-        NodeAuthHttpInterceptor(*keys),
-    )
-    with (
-        suppress(httpx.HTTPError, ValueError),
-        FleetHttpClient.from_server_address(
-            superlink, False, root, interceptors=interceptors
-        ) as client,
-    ):
+    with suppress(httpx.HTTPError, ValueError), _client(superlink, root, keys) as client:
         client.DeactivateNode(DeactivateNodeRequest(node_id=int(node_file.read_text())))
 
 
 class Node:
-    """One connection, which Flower calls a SuperNode; its arguments are Flower's own functions."""
+    """One connection, which Flower calls a SuperNode; its arguments are Flower's own functions.
+
+    Only messages are taken with a client of our own, since Flower repeats a request that failed:
+    the SuperLink would regard a message that got lost on its way as delivered. Here the connection
+    ends, and when it is made anew, the server sends what has no answer again.
+    """
 
     def __init__(
         self,
+        client: FleetHttpClient,
         node_id: int,
         receive: Any,
         send: Any,
@@ -163,8 +186,8 @@ class Node:
         push: Any,
         confirm: Any,
     ):
-        self.node_id = node_id
-        self._receive, self._send, self._confirm = receive, send, confirm
+        self.client, self.node_id = client, node_id
+        self._send, self._confirm = send, confirm
         self._pull, self._push = pull, push
 
     def serve(self, answer: Callable[[bytes], bytes]) -> None:
@@ -178,9 +201,12 @@ class Node:
     def receive(self) -> Message | None:
         """The next message with its content, if there is one."""
         try:
-            if (received := self._receive()) is None:
+            request = PullMessagesRequest(node=NodeNumber(node_id=self.node_id))
+            received = self.client.PullMessages(request)
+            if not received.messages_list:
                 return None
-            run_id, tree = received[0].metadata.run_id, received[1]
+            run_id = received.messages_list[0].metadata.run_id
+            tree = received.message_object_trees[0]
             message = pull_and_inflate_object_from_tree(
                 tree,
                 lambda object_id: self._pull(run_id, object_id),
