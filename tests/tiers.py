@@ -131,6 +131,7 @@ SLOW = {
     "test_weights_and_biases_has_what_was_written_and_resumed",
     "test_what_is_generated_is_up_to_date",
     "test_where_nobody_harms_it_is_the_inner_method_to_the_bit",
+    "test_what_was_trained_is_saved_and_loaded_by_peft",
     "test_whoever_comes_seldom_is_heard_as_much",
     "test_whoever_takes_everybody_is_the_inner_method_to_the_bit",
     "test_without_validation_data_it_withstands_a_flipped_sign",
@@ -139,6 +140,8 @@ SLOW = {
 }
 FEW = ("fedavg", "scaffold", "genfed")
 MATRIX = {
+    "test_a_summary_that_somebody_edited_gives_no_traceback": ("options-x",),
+    "test_what_ends_a_run_between_checkpoints_loses_no_complete_round": ("1-KeyboardInterrupt",),
     "test_a_bad_answer_costs_its_site_one_round": ("out of memory", "has -3 for samples"),
     "test_around_other_methods": ("compact+scaffold", "genfed+compact"),
     "test_every_cell_of_every_study_is_a_valid_spec": ("quick-helix-genfed", "gpu-gene-fl-table1"),

@@ -191,7 +191,9 @@ def test_each_reason_to_turn_a_site_away_has_its_own_sentence(tmp_path, status, 
     question = httpx.Request("POST", "https://server/v1/fleet/activate-node")
     answer = httpx.Response(status, json=content, request=question)
     problem = httpx.HTTPStatusError("refused", request=question, response=answer)
-    said = node._refusal(problem, "server:8000", tmp_path / "clinic-a.key")
+    refusal = node._refusal(problem, "server:8000", tmp_path / "clinic-a.key")
+    said = str(refusal)
     assert says in said and said.count(";") <= 2
     reasons = ("another site", "not admitted", "clocks")
     assert sum(reason in said for reason in reasons) == (status != 500)
+    assert refusal.may_pass == ("another site" in said)

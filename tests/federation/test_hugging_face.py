@@ -1,5 +1,7 @@
 """Hugging Face as it is: data sets, transformers and peft, without any download."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,16 +9,21 @@ import torch
 from fedhelix import Federation, partition
 from fedhelix.core.tree import flatten, payload_bytes
 
-datasets = pytest.importorskip("datasets")
-transformers = pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
-
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 WORDS, CLASSES, RANK, WIDTH, LAYERS = 30, 3, 2, 16, 2
 
+face = SimpleNamespace()  # Hugging Face's packages
 
-def configuration() -> "transformers.BertConfig":
-    return transformers.BertConfig(
+
+@pytest.fixture(scope="module", autouse=True)
+def hugging_face():
+    """Imported here: collecting the fast tests should not take the seconds that this takes."""
+    for name in ("datasets", "transformers", "peft"):
+        setattr(face, name, pytest.importorskip(name))
+
+
+def configuration() -> object:
+    return face.transformers.BertConfig(
         vocab_size=WORDS,
         hidden_size=WIDTH,
         num_hidden_layers=LAYERS,
@@ -31,17 +38,19 @@ def configuration() -> "transformers.BertConfig":
 
 def adapted() -> torch.nn.Module:
     """A tiny BERT with LoRA on queries and values; its classifier trains, too."""
-    rule = peft.LoraConfig(
+    rule = face.peft.LoraConfig(
         task_type="SEQ_CLS", r=RANK, target_modules=["query", "value"], lora_dropout=0.0
     )
-    return peft.get_peft_model(transformers.BertForSequenceClassification(configuration()), rule)
+    return face.peft.get_peft_model(
+        face.transformers.BertForSequenceClassification(configuration()), rule
+    )
 
 
-def texts(rows: int = 48) -> "datasets.Dataset":
+def texts(rows: int = 48) -> object:
     draw = np.random.default_rng(0)
     lengths = draw.integers(3, 9, rows)
     ids = [draw.integers(0, WORDS, length).tolist() for length in lengths]
-    return datasets.Dataset.from_dict(
+    return face.datasets.Dataset.from_dict(
         {
             "input_ids": ids,
             "attention_mask": [[1] * len(one) for one in ids],
@@ -70,7 +79,7 @@ def test_what_was_trained_is_saved_and_loaded_by_peft(tmp_path):
     model = fed.fit(1, quiet=True).model()
     model.save_pretrained(tmp_path)
     torch.manual_seed(0)
-    base = transformers.BertForSequenceClassification(configuration())
+    base = face.transformers.BertForSequenceClassification(configuration())
     frozen = {name: fed.engine.setup.module.get_parameter(name) for name in fed.layers.frozen}
     prefix, inserted = "base_model.model.", (".base_layer", ".original_module")
     for name, value in frozen.items():
@@ -78,7 +87,7 @@ def test_what_was_trained_is_saved_and_loaded_by_peft(tmp_path):
         for part in inserted:
             plain = plain.replace(part, "")
         base.get_parameter(plain).data.copy_(value)
-    again = peft.PeftModel.from_pretrained(base, tmp_path).eval()
+    again = face.peft.PeftModel.from_pretrained(base, tmp_path).eval()
     batch = fed.data.prepare(fed.data.x_test[:4])
     with torch.no_grad():
         assert torch.allclose(again(**batch).logits, model(**batch).logits, atol=1e-5)
