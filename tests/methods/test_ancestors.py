@@ -44,6 +44,22 @@ def test_the_mean_grows_longer_until_it_keeps_what_was_asked():
     assert [kept(t) for t in (0, 1, 2, 8, 9, 50)] == pytest.approx(expected)
 
 
+def test_newcomers_begin_a_mean_of_their_own():
+    """Five rounds with newcomers from the third on: the mean is as after one and two rounds."""
+    method, fed = Ancestors(kept=0.5), small(Ancestors(), "linear", newcomers=2, newcomers_after=3)
+    contexts = [fed.context(t, 5) for t in range(5)]
+    assert [ctx.since for ctx in contexts] == [0, 0, 0, 3, 3]
+    one = {name: torch.ones_like(value) for name, value in fed.initial.items()}
+    none = {name: torch.zeros_like(value) for name, value in fed.initial.items()}
+    uploads = [Upload(0, 2, {"model": none})]
+    kept = [
+        method.aggregate({"model": one, "ancestors": one}, uploads, [1.0], ctx)["ancestors"]
+        for ctx in contexts
+    ]
+    expected = [0, 1 / 10, 2 / 11, 0, 1 / 10]
+    assert [float(mean["fc.bias"][0]) for mean in kept] == pytest.approx(expected)
+
+
 def test_clients_train_the_last_model_but_use_the_mean():
     fed = small(Ancestors(), "digits-bn-cnn")
     *_, (_, state) = fed.run_rounds(3)

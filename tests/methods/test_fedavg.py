@@ -1,5 +1,7 @@
 """FedAvg and its relatives against numbers by hand, and against Flower's own strategies."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -55,13 +57,13 @@ def test_fedavgm_by_hand():
     assert rounds_of(FedAvgM(server_momentum=0), [1.0, 0.5]) == pytest.approx([1.0, 1.5])  # FedAvg
 
 
-def adaptive_step(update, last, present=10, there=10, staleness=0, before=None):
+def adaptive_step(update, last, present=10, there=10, staleness=0, before=None, since=0):
     """The first two values of the server's step after its last one, with momentum 0.5 at most;
     `before` is the update of the round before.
     """
     method = FedAvgM(server_momentum=0.5, adaptive=True)
     fed = small(method, clients=present, cohort=there, partition="iid")
-    ctx = fed.context(1, 3)
+    ctx = replace(fed.context(1, 3), since=since)
     name = fed.layers.parameters[0]
 
     def two(values):
@@ -97,6 +99,10 @@ def test_adaptive_momentum_goes_by_two_updates_together():
     assert adaptive_step([1.0, 3], [2.0, 0], before=[1.0, -3]) == pytest.approx([2, 3])
     # One on, one farther back: together they point back.
     assert adaptive_step([1.0, 0], [2.0, 0], before=[-2.0, 0]) == pytest.approx([1, 0])
+
+
+def test_newcomers_do_not_go_on_with_the_last_step_of_others():
+    assert adaptive_step([1.0, 0], [2.0, 0], there=2, since=1) == pytest.approx([1, 0])
 
 
 def test_the_last_step_stands_in_for_absent_clients():

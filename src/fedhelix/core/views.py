@@ -166,6 +166,7 @@ class Context(HasRenamed):
     sampling: Sampling  # how they are sampled
     counts: Callable[[int], int]  # what a client counts in a mean: its samples, or one
     epochs: int  # local epochs of one round
+    since: int = 0  # the first round of those who are present: later than 0 if they are newcomers
     # Metric and loss of models on the server's validation data; None without any. Entries that a
     # model lacks are fitted to these data first.
     score: Scorer | None = None

@@ -278,7 +278,8 @@ class FederationSetup:
 
     def context(self, t: int, rounds: int) -> Context:
         """What the server's hooks see in round t."""
-        everybody = self.settings.arrived(t) or not self.settings.newcomers
+        arrived = self.settings.arrived(t)
+        everybody = arrived or not self.settings.newcomers
         return Context(
             round=t,
             rounds=rounds,
@@ -292,6 +293,7 @@ class FederationSetup:
             sampling=self.sampler(t).sampling(clocked=self.devices is not None),
             counts=self._counts,
             epochs=self.settings.epochs,
+            since=(self.settings.newcomers_after or 0) if arrived else 0,
             deployed=self.engine.deployed,
             score=self.scorer(self.reserve.scoring),
             score_on=self._score_on if len(self.reserve.scoring) else None,

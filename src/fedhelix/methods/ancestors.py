@@ -34,9 +34,13 @@ class Ancestors(Wrapper):
     def aggregate(
         self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context
     ) -> Tree:
-        """Server: the new model joins the mean, which grows longer from round to round."""
+        """Server: the new model joins the mean, which grows longer from round to round.
+
+        When newcomers take over, a new mean begins: earlier models do not know what they have.
+        """
         state = super().aggregate(server, uploads, weights, ctx)
-        kept = min(self.kept, ctx.round / (ctx.round + EARLY))
+        age = ctx.round - ctx.since
+        kept = min(self.kept, age / (age + EARLY))
         models = [server["ancestors"], state["model"]]
         return {**state, "ancestors": masked_mean(models, [kept, 1 - kept], state["model"])}
 

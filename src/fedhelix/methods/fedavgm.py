@@ -66,6 +66,8 @@ class FedAvgM(FedAvg):
         """
         if not self.adaptive:
             return self.server_momentum
+        if 0 < ctx.since == ctx.round:  # nobody is here who had a part in the last step
+            return 0.0
         late = any(upload.staleness for upload in uploads)
         absent = 0.0 if late else 1 - len(uploads) / max(len(uploads), len(ctx.present))
         two = add(update, server["update"]) if "update" in server else update
