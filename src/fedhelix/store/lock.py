@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -63,7 +64,7 @@ class Lock:
         for half in self.path.parent.glob(f".{self.path.name}.*"):
             with suppress(OSError):
                 age = time.time() - half.stat().st_mtime
-                if age > MOVED_SECONDS or _is_signed_by_the_dead(half.read_bytes()):
+                if age > MOVED_SECONDS or _is_of_the_dead(half):
                     half.unlink()
 
     def _create(self) -> None:
@@ -74,7 +75,7 @@ class Lock:
             "process": self.this_process,
             "started": started(os.getpid()),
         }
-        signed = self.path.with_name(f".lock.{secrets.token_hex(8)}")
+        signed = self.path.with_name(f".lock.{_here()}-{os.getpid()}-{secrets.token_hex(8)}")
         _write_new(signed, owner)
         try:
             os.link(signed, self.path)
@@ -133,11 +134,19 @@ def writer_lives(lock: bytes) -> bool:
         return False
 
 
-def _is_signed_by_the_dead(lock: bytes) -> bool:
+def _here() -> str:
+    """This machine, as a word that may be part of a file's name."""
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
+
+
+def _is_of_the_dead(half: Path) -> bool:
+    """Whether the process that made a half of a lock is dead: it may not have signed it yet."""
     try:
-        return not _alive(_signature(lock))
+        return not _alive(_signature(half.read_bytes()))
     except UNSIGNED:
-        return False
+        machine, _, rest = half.suffix[1:].partition("-")
+        pid = rest.partition("-")[0]
+        return machine == _here() and pid.isdigit() and not _is_running(int(pid))
 
 
 def _signature(lock: bytes) -> dict[str, Any]:
@@ -159,6 +168,16 @@ def started(pid: int) -> int | None:
         return None
 
 
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
 def _alive(owner: Mapping[str, Any]) -> bool:
     if owner["host"] != socket.gethostname():
         return True  # unknown from here
@@ -168,12 +187,8 @@ def _alive(owner: Mapping[str, Any]) -> bool:
         return False
     if os.name == "nt":
         return True  # on Windows os.kill would end the process instead of probing it
-    try:
-        os.kill(owner["pid"], 0)
-    except ProcessLookupError:
+    if not _is_running(owner["pid"]):
         return False
-    except PermissionError:
-        pass
     # The number may belong to another program by now.
     now = started(owner["pid"])
     return owner["started"] is None or now is None or owner["started"] == now
