@@ -318,14 +318,16 @@ def privacy() -> str:
     """Accuracy against epsilon."""
     if not exists("privacy"):
         return "Not run yet.\n"
-    measured, rows = result("privacy"), []
-    for name, cell in measured.items():
-        if isinstance(cell, dict) and "table" in cell:
-            cells = (
-                (row["method"], percent(row, "personal_accuracy_at_best")) for row in cell["table"]
-            )
-            rows += [[name, *values] for values in cells]
-    heads = ["noise", "method ", "personal accuracy %"]
+    measured = result("privacy")
+    rates = {(row["epsilon"], row["name"]): row["lr"] for row in measured["rows"]}
+    rows = []
+    for (epsilon, name), lr in rates.items():
+        same = [row for row in measured["rows"] if (row["epsilon"], row["name"]) == (epsilon, name)]
+        values = [100 * row["personal_accuracy"] for row in same]
+        error = statistics.stdev(values) / len(values) ** 0.5
+        noise = f"epsilon {epsilon:g}" if epsilon else "no noise"
+        rows.append([noise, name, f"{lr:g}", f"{statistics.mean(values):.1f} ± {error:.1f}"])
+    heads = ["noise", "method", "learning rate", "personal accuracy %"]
     shown = "![Personal accuracy of each method against epsilon](figures/privacy.png)\n\n"
     drawn = shown if (ROOT / "docs/figures/privacy.png").exists() else ""
     return f"{drawn}`{measured['command']}` ({measured['device']})\n\n{table(heads, rows)}"

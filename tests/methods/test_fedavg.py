@@ -57,13 +57,13 @@ def test_fedavgm_by_hand():
     assert rounds_of(FedAvgM(server_momentum=0), [1.0, 0.5]) == pytest.approx([1.0, 1.5])  # FedAvg
 
 
-def adaptive_step(update, last, present=10, there=10, staleness=0, before=None, since=0):
+def adaptive_step(update, last, present=10, there=10, staleness=0, before=None, since=0, round=1):
     """The first two values of the server's step after its last one, with momentum 0.5 at most;
     `before` is the update of the round before.
     """
     method = FedAvgM(server_momentum=0.5, adaptive=True)
     fed = small(method, clients=present, cohort=there, partition="iid")
-    ctx = replace(fed.context(1, 3), since=since)
+    ctx = replace(fed.context(round, 99), since=since)
     name = fed.layers.parameters[0]
 
     def two(values):
@@ -101,8 +101,10 @@ def test_adaptive_momentum_goes_by_two_updates_together():
     assert adaptive_step([1.0, 0], [2.0, 0], before=[-2.0, 0]) == pytest.approx([1, 0])
 
 
-def test_newcomers_do_not_go_on_with_the_last_step_of_others():
-    assert adaptive_step([1.0, 0], [2.0, 0], there=2, since=1) == pytest.approx([1, 0])
+def test_newcomers_momentum_grows_from_nothing():
+    """In their first round there is none, in the second 1/10, in the tenth the 0.5 that was set."""
+    steps = [adaptive_step([1.0, 0], [2.0, 0], since=1, round=t)[0] for t in (1, 2, 10, 30)]
+    assert steps == pytest.approx([1, 1.2, 2, 2])
 
 
 def test_the_last_step_stands_in_for_absent_clients():

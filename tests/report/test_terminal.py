@@ -19,3 +19,10 @@ def test_paths_stay_whole_and_as_they_are(make_run, monkeypatch, tmp_path, capsy
     folder = tmp_path / "[x]" / ("long" * 30)
     show_comparison(folder, [make_run(rounds=1)], as_json=False)
     assert capsys.readouterr().out.endswith(f"figure: {folder}/comparison.png\nruns:   {folder}\n")
+
+
+def test_what_a_killed_command_left_of_its_figure_is_removed(make_run, tmp_path):
+    left = tmp_path / ".comparison.png.0123456789abcdef"
+    left.write_bytes(b"half a figure")
+    show_comparison(tmp_path, [make_run(rounds=1)], as_json=True)
+    assert not left.exists() and (tmp_path / "comparison.png").exists()

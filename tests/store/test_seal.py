@@ -17,7 +17,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.store import RunFolder
 from fedhelix.store.checkpoint import Checkpoint
 from fedhelix.store.json import loads
-from fedhelix.store.lock import Lock, started
+from fedhelix.store.lock import Lock, _here, started
 from fuzz.mutations import changed_file
 
 FILES = ("config.toml", "clients.json", "choices.json", "metrics.jsonl", "summary.json")
@@ -187,6 +187,18 @@ def test_halves_of_locks_are_deleted_if_their_process_is_gone(run):
         pass
     left = {path.name for path in run.glob(".lock.*")}
     assert left == {".lock.mine", ".lock.elsewhere", ".lock.unsigned"}
+
+
+def test_a_lock_whose_process_was_killed_before_it_signed_is_cleaned(run):
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    for pid in (child.pid, os.getpid()):
+        (run / f".lock.{_here()}-{pid}-0123456789abcdef").touch()
+    (run / f".lock.elsewhere-{child.pid}-0123456789abcdef").touch()
+    with RunFolder.open(run):
+        pass
+    left = {path.name.split("-")[1] for path in run.glob(f".lock.{_here()}-*")}
+    assert left == {str(os.getpid())} and len(list(run.glob(".lock.elsewhere-*"))) == 1
 
 
 def test_what_a_kill_after_the_result_left_behind_is_cleaned(run):

@@ -15,6 +15,8 @@ from fedhelix.core.registry import register
 from fedhelix.core.tree import State, Tree, add, subtract, take, zeros
 from fedhelix.methods.fedavg import FedAvg
 
+SLOW = 9  # rounds after which newcomers may have a momentum of one half
+
 
 @register("fedavgm", paper="Hsu et al., 2019, arXiv:1909.06335")
 @dataclass(frozen=True)
@@ -63,11 +65,11 @@ class FedAvgM(FedAvg):
         share of their length that does. Two updates are taken together, because what a code of few
         bits loses in one round comes in the next. So it is where uploads come late: old updates
         repeat the last steps by themselves.
+
+        Newcomers' first updates go far and in new directions, so their momentum grows slowly.
         """
         if not self.adaptive:
             return self.server_momentum
-        if 0 < ctx.since == ctx.round:  # nobody is here who had a part in the last step
-            return 0.0
         late = any(upload.staleness for upload in uploads)
         absent = 0.0 if late else 1 - len(uploads) / max(len(uploads), len(ctx.present))
         two = add(update, server["update"]) if "update" in server else update
@@ -75,4 +77,6 @@ class FedAvgM(FedAvg):
             torch.cat([tree[name].flatten() for name in update]) for tree in (two, server["step"])
         )
         cosine = F.cosine_similarity(new, last, dim=0).clamp(0.0, 1.0)
-        return self.server_momentum * cosine.square().clamp(min=absent)
+        age = ctx.round - ctx.since
+        most = min(self.server_momentum, age / (age + SLOW)) if ctx.since else self.server_momentum
+        return most * cosine.square().clamp(min=absent)

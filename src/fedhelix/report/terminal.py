@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedhelix.core.files import remove_leftovers
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import human_bytes, human_seconds
 from fedhelix.store.records import ADVICE
@@ -97,6 +98,7 @@ def show_comparison(folder: Path, folders: list[RunFolder], as_json: bool) -> No
 
     table = comparison(folders)
     figure = folder / "comparison.png"
+    remove_leftovers(folder, figure.name)
     comparison_plot(folders, figure)
     if as_json:
         print(table.reset_index().to_json(orient="records", indent=2))
