@@ -6,7 +6,6 @@ import dataclasses
 import datetime
 import hashlib
 import json
-import os
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -22,18 +21,23 @@ from fedhelix.core.objective import objective_for
 from fedhelix.core.shift import unshifted
 from fedhelix.core.tree import State, Tree, payload_bytes, to_device
 from fedhelix.data import Dataset, Split
-from fedhelix.data.loading import canonical
 from fedhelix.deploy import messages
 from fedhelix.deploy.audit_log import AuditLog, contents
 from fedhelix.deploy.code import SiteCode
 from fedhelix.deploy.key_ring import KeyRing
 from fedhelix.deploy.logs import say
-from fedhelix.deploy.masked import Masker
+from fedhelix.deploy.masked import Masker, task_digest
 from fedhelix.deploy.messages import Message
-from fedhelix.deploy.remote_data import OWN, describe_data, read_site_data, site_split
+from fedhelix.deploy.remote_data import (
+    OWN,
+    common_source,
+    describe_data,
+    read_site_data,
+    site_split,
+)
 from fedhelix.deploy.schema import NAME, clipped
 from fedhelix.deploy.site_policy import SitePolicy, chain
-from fedhelix.deploy.site_state import SiteState, latest_model
+from fedhelix.deploy.site_state import SiteState, draws_once, latest_model
 from fedhelix.engines.local import (
     ClientTask,
     Setup,
@@ -48,7 +52,7 @@ from fedhelix.federation.inputs import client_setup, device_of, network
 from fedhelix.federation.uploads import keep_states
 from fedhelix.methods.budget import Budgeted
 from fedhelix.runs.config import Config
-from fedhelix.runs.spec import RunSpec, located, read_spec
+from fedhelix.runs.spec import RunSpec, read_spec
 from fedhelix.store.progress import human_seconds
 
 Answer = tuple[dict[str, Any], Tree]  # header fields and body
@@ -130,6 +134,7 @@ class Site:
             "masking_keys": self.masking_keys,
             "masking_shares": self.masking_shares,
             "train": self.train,
+            "masking_agree": self.masking_agree,
             "masking_reveal": self.masking_reveal,
             "evaluate": self.evaluate,
             "evaluate_received": self.evaluate_received,
@@ -153,22 +158,26 @@ class Site:
         """Store the state with which a newcomer enters its first round."""
         setup, task, kept = self._open(message)
         state = setup.hooks.onboard_state(task.payload, make_client(setup, task))
-        kept.write(task.round - 1, state)
+        if not kept.has_sent:  # else it has joined, and goes on counting what it has spent
+            kept.write(task.round - 1, state)
         return {}, {}
 
     def train(self, message: Message) -> Answer:
         """One round of the client; its new state is on disk before the answer leaves."""
         setup, task, kept = self._open(message)
-        fields, upload = self._trained(setup, task, kept)
-        if setup.method.capabilities.masks is not None:
-            name = message.header["experiment"]
-            upload = self._masker.upload(name, task, message.body, upload, kept)
-        return fields, upload
+        sent = self._trained(setup, task, kept, task_digest(message.header, task.payload))
+        if setup.method.capabilities.masks is None:
+            return sent["fields"], sent["upload"]
+        name = message.header["experiment"]
+        return sent["fields"], self._masker.upload(name, task, message.body, sent, kept)
 
-    def _trained(self, setup: Setup, task: ClientTask, kept: SiteState) -> Answer:
-        drawn_once = setup.method.capabilities.outermost  # noise that is drawn anew protects less
+    def _trained(self, setup: Setup, task: ClientTask, kept: SiteState, digest: bytes) -> Tree:
+        """What a round of the client gives; where it has noise, this is drawn and counted once,
+        and the round of an earlier number is refused.
+        """
+        drawn_once = draws_once(setup.method)
         if drawn_once and (sent := kept.sent(task.round)):
-            return sent["fields"], to_device(sent["upload"], setup.device)
+            return to_device(sent, setup.device)
         begun = time.monotonic()
         result = run_client(setup, task)
         took = human_seconds(time.monotonic() - begun)
@@ -179,9 +188,11 @@ class Site:
         for part in chain(setup.method):
             if isinstance(part, Budgeted):
                 fields["epsilon"] = part.spent(task.payload, result.client_state)
+        sent = {"round": task.round, "fields": fields, "upload": result.upload}
+        sent["task"] = digest.hex()
         if drawn_once:
-            kept.write_sent({"round": task.round, "fields": fields, "upload": result.upload})
-        return fields, result.upload
+            kept.write_sent(sent)
+        return sent
 
     def masking_keys(self, message: Message) -> Answer:
         """The site's public keys for the masks of a round."""
@@ -192,6 +203,11 @@ class Site:
         """Shares of its secrets for the other sites."""
         _, task, _ = self._open(message)
         return {}, self._masker.shares(message.header["experiment"], task, message.body)
+
+    def masking_agree(self, message: Message) -> Answer:
+        """Its signature on who has answered."""
+        _, task, kept = self._open(message)
+        return {}, self._masker.agree(message.header["experiment"], task, message.body, kept)
 
     def masking_reveal(self, message: Message) -> Answer:
         """Its shares of what unmasks the sum."""
@@ -232,11 +248,14 @@ class Site:
             kept.write_supplement(body["supplement"])
         setup = self._setup_for(header, client, kept)
         # The server knows a client's state only before its first round: its reply to client_init.
-        client_state = to_device(kept.read(round) or body.get("client_state", {}), setup.device)
+        reply = {} if draws_once(setup.method) else body.get("client_state", {})
+        client_state = to_device(kept.read(round) or reply, setup.device)
         payload = to_device(body.get("payload", {}), setup.device)
         plain = not setup.method.capabilities.packed_downloads
         messages.check_tree(payload, setup.initial, shapes=plain)
         flags = (header.get("trained") is True, header.get("final") is True)
+        if header["kind"] == "train":
+            self.policy.check_payload(setup.method, payload)
         task = ClientTask(client, round, payload, client_state, *flags)
         return setup, task, kept
 
@@ -303,22 +322,6 @@ def method_name(header: Mapping[str, Any]) -> str | None:
         return str(json.loads(header["spec"])["method"]["name"])
     except (KeyError, ValueError, TypeError):
         return None
-
-
-def common_source(data: str) -> str:
-    """The canonical name of a common data set: one from the catalogue, or the path of FILE.npz."""
-    if data.endswith(".npz"):
-        return str(located({"data": data})["data"])
-    try:
-        return canonical(data)
-    except UserError as problem:
-        if not Path(data).is_dir():
-            hint = "." if "/" in data or os.sep in data else f"; {problem}"
-            raise UserError(f"there is no folder '{data}' with the site's samples{hint}") from None
-        raise UserError(
-            f"'{data}' is a folder; pack its arrays into one FILE.npz to spread them over sites, "
-            "or start every site with a folder of its own by `fedhelix site`."
-        ) from None
 
 
 def site_setup(spec: RunSpec, data: Dataset, splits: list[Split]) -> Setup:

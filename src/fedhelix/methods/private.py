@@ -74,10 +74,9 @@ class Private(Budgeted):
         privacy = server["privacy"]
         share = privacy["noise"] / ctx.sampling.size**0.5
         after = self._ledger(privacy, ctx).epsilon_after(client, self._rate(client, ctx))
-        numbers = {"share": share, "epsilon": after}
-        rule = {name: torch.tensor(value, device=ctx.device) for name, value in numbers.items()}
-        rule["clip"] = privacy["clip"]
-        return {**self.inner.download(server, client, ctx), "privacy": rule}
+        rule = {"share": torch.tensor(share, device=ctx.device), "clip": privacy["clip"]}
+        spent = {"epsilon": torch.tensor(after, device=ctx.device)}
+        return {**self.inner.download(server, client, ctx), "privacy": rule, "spent": spent}
 
     # What a client does -------------------------------------------------------------------------
 
@@ -96,6 +95,8 @@ class Private(Budgeted):
         short = (update.norm() <= clip).float() - 0.5
         update = clipped(update, clip)
         if self.noise_by == "clients":
+            if not share > 0:
+                raise UserError(f"private uploads nothing with a noise of {float(share):g}.")
             noise = share * local.client.normal("privacy", len(update) + 1).to(clip.device)
             update, short = update + clip * noise[:-1], short + COUNT_NOISE * noise[-1] / 2
         count = {} if self.quantile is None else {"privacy": {"short": short}}
@@ -103,7 +104,7 @@ class Private(Budgeted):
 
     def spent(self, payload: Tree, client_state: Tree) -> float:
         """Client: its epsilon after a round, as the server counts it."""
-        return float(payload["privacy"]["epsilon"])
+        return float(payload["spent"]["epsilon"])
 
     # What the server makes of it ----------------------------------------------------------------
 
