@@ -1,6 +1,7 @@
 """A server that lies to its sites: what it learns of one site's upload, and what it is refused."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from fedhelix.deploy.keys import make_site_key
 from fedhelix.deploy.masked import Masker
 from fedhelix.deploy.server import _public
 from fedhelix.deploy.site import Site
+from fedhelix.deploy.site_policy import SitePolicy
 from fedhelix.deploy.site_state import SiteState
 from fedhelix.runs.spec import make_spec
 from in_process import EXPERIMENT, InProcessDeployment
@@ -168,6 +170,32 @@ def test_a_site_makes_shares_for_one_set_of_keys_and_is_one_client(tmp_path):
 
 
 # Budgets ------------------------------------------------------------------------------------------
+
+
+def test_runs_share_what_a_site_gives_in_all(tmp_path):
+    """Of 10 the first run reserves 6 at once, so that a second one of 6 is too much, also when the
+    site was started again and what it kept of the first one was deleted; one of 4 is not.
+    """
+    pytest.importorskip("dp_accounting")
+
+    def asked(experiment, method, **options):
+        site = Site("north", "digits", tmp_path, policy=SitePolicy(total_epsilon=10.0))
+        spec = json.dumps(_public(spec_for(method, **options)))
+        header = {"kind": "masking_keys", "experiment": experiment * 32, "spec": spec}
+        answer = site.answer(messages.write({**header, "client": 0, "round": 0}))
+        return messages.read(answer).header.get("error", "")
+
+    six, four = ({"method.epsilon": epsilon} for epsilon in (6.0, 4.0))
+    assert asked("a", "secure+private", **six) == asked("a", "secure+private", **six) == ""
+    shutil.rmtree(tmp_path / ("a" * 32), ignore_errors=True)
+    assert "allows 10.0 as epsilon of all runs together, not 12.0" in asked(
+        "b", "secure+dp-sgd", **six
+    )
+    assert "of all runs together, not inf" in asked("b", "secure")
+    assert asked("b", "secure+dp-sgd", **four) == ""
+    assert "not 14.0" in asked("b", "secure+dp-sgd", **{"method.epsilon": 8.0})
+    (tmp_path / "north.budgets.json").write_text("[")
+    assert "north.budgets.json' cannot be read" in asked("c", "secure+dp-sgd", **four)
 
 
 @pytest.fixture

@@ -46,6 +46,9 @@ CASES = {
     "epsilon of samples": (
         {"max_epsilon": 4}, "dp-sgd", {"method.epsilon": 8}, {}, {}, "4.0 as epsilon, not 8",
     ),
+    "epsilon of all runs": (
+        {"total_epsilon": 4}, "private", {"method.epsilon": 8}, {}, {}, "all runs together, not 8",
+    ),
     "delta": (
         {"max_delta": 1e-6}, "secure+private", {"method.delta": 1e-5}, {}, {}, "delta, not 1e-05",
     ),

@@ -23,6 +23,7 @@ from fedhelix.core.tree import State, Tree, payload_bytes, to_device
 from fedhelix.data import Dataset, Split
 from fedhelix.deploy import messages
 from fedhelix.deploy.audit_log import AuditLog, contents
+from fedhelix.deploy.budgets import Budgets
 from fedhelix.deploy.code import SiteCode
 from fedhelix.deploy.key_ring import KeyRing
 from fedhelix.deploy.logs import say
@@ -90,6 +91,7 @@ class Site:
         self._setup: tuple[str, Setup] | None = None
         self.policy, self.log, self.code = policy or SitePolicy(), log, code or SiteCode()
         self._masker = Masker(KeyRing(key, self.policy.peers))
+        self.budgets = Budgets(self.folder / f"{name}.budgets.json")
 
     def check_data(self) -> None:
         """Load the data once, so that mistakes show at the start and not in the first round."""
@@ -269,7 +271,8 @@ class Site:
             )
 
     def _setup_for(self, header: Mapping[str, Any], client: int, kept: SiteState) -> Setup:
-        key = json.dumps([header.get(name) for name in ("spec", "classes", "code")] + [client])
+        told = [header.get(name) for name in ("experiment", "spec", "classes", "code")]
+        key = json.dumps([*told, client])
         if self._setup is None or self._setup[0] != key:
             self._setup = None  # so that two data sets are never in memory at once
             setup = self._make_setup(header, client, kept)
@@ -287,6 +290,7 @@ class Site:
         here = {"data_dir": self.data_dir, "device": "auto", "engine": "serial"}
         spec = read_spec({**settings, **here}, "the message")
         self.policy.check_run(spec, header.get("classes"))
+        self.policy.check_total(self.budgets.total(header["experiment"], spec.method))
         if spec.config.data != self.source:
             raise UserError(
                 f"the run is about the data '{spec.config.data}', but the site has '{self.source}'."
@@ -296,6 +300,7 @@ class Site:
         setup = self._setup_of(spec, header, client, kept)
         parameters = sum(setup.layers.sizes.values())
         self.policy.check_work(spec, len(setup.splits[client].train), parameters)
+        self.budgets.reserve(header["experiment"], spec.method)
         return setup
 
     def _setup_of(

@@ -41,6 +41,9 @@ class SitePolicy(Checked):
     options: tuple[str, ...] = option((), "KEY=VALUE: values that options of methods must have")
     require_privacy: bool = option(False, "only methods with differential privacy may run")
     max_epsilon: float | None = option(None, "largest privacy budget (default: any)", above=0)
+    total_epsilon: float | None = option(
+        None, "sum of the privacy budgets of all runs at the site (default: any)", above=0
+    )
     max_delta: float | None = option(None, "largest delta (default: any)", above=0, below=1)
     server_noise: bool = option(True, "the server may add the noise of `private`, not the site")
     min_noise: float | None = option(
@@ -192,6 +195,10 @@ class SitePolicy(Checked):
                     raise refusal(f"needs a noise of {self.min_noise:g}, not {noise:g} (min_noise)")
                 if self.max_clip is not None and not 0 < clip <= self.max_clip:
                     raise refusal(f"allows a clip of {self.max_clip:g}, not {clip:g} (max_clip)")
+
+    def check_total(self, epsilon: float) -> None:
+        """Refuse a run that would spend more than is left by the runs before it."""
+        self._at_most("total_epsilon", epsilon, "as epsilon of all runs together")
 
     def check_work(self, spec: RunSpec, samples: int, parameters: int) -> None:
         """Refuse a run by what it means for this site's samples, and by the size of its model."""
