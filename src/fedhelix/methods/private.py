@@ -90,7 +90,8 @@ class Private(Budgeted):
         if not tree:
             return tree, kept
         clip, share = (local.payload["privacy"][name] for name in ("clip", "share"))
-        origin = take({**local.client.initial, **local.payload.get("model", {})}, tree["model"])
+        origin = {**local.client.initial, **local.payload.get("model", {})}
+        origin = take(origin, self.shared_params(local.layers))  # those left out get noise, too
         update = flat_update(tree["model"], origin)
         short = (update.norm() <= clip).float() - 0.5
         update = clipped(update, clip)
