@@ -1,6 +1,7 @@
 """A server that lies to its sites: what it learns of one site's upload, and what it is refused."""
 
 import json
+import math
 import shutil
 
 import pytest
@@ -193,6 +194,9 @@ def test_runs_share_what_a_site_gives_in_all(tmp_path):
     )
     assert "of all runs together, not inf" in asked("b", "secure")
     assert asked("b", "secure+dp-sgd", **four) == ""
+    assert "began as secure+dp-sgd, and does not go on as secure+private" in asked(
+        "b", "secure+private", **four
+    )
     assert "not 14.0" in asked("b", "secure+dp-sgd", **{"method.epsilon": 8.0})
     (tmp_path / "north.budgets.json").write_text("[")
     assert "north.budgets.json' cannot be read" in asked("c", "secure+dp-sgd", **four)
@@ -206,10 +210,10 @@ def ask(tmp_path):
     spec = spec_for("dp-sgd", rounds=100, **{"method.noise": 2.0, "method.epsilon": 6.0})
     header = {"experiment": EXPERIMENT, "client": 0, "spec": json.dumps(_public(spec))}
     federation = spec.config.federation(spec.method)
-    payload = {"model": federation.initial, "samples": {"noise": torch.tensor(2.0)}}
+    payload = {"model": federation.initial}
 
-    def request(kind, round, **more):
-        body = {"payload": payload, **more}
+    def request(kind, round, noise=2.0, **more):
+        body = {"payload": {**payload, "samples": {"noise": torch.tensor(noise)}}, **more}
         content = messages.write({**header, "kind": kind, "round": round}, body)
         return messages.read(site.answer(content))
 
@@ -243,3 +247,22 @@ def test_no_server_can_set_back_what_a_site_has_spent(ask):
         ask("onboard_state", round)
         ask("train", round)
     assert rounds_until_refused(ask, 3) == 6
+
+
+def test_noise_that_is_none_is_refused_by_the_methods_themselves(ask, tmp_path):
+    """Whatever the policy says; a spent budget is refused before any training."""
+    for noise in (-100.0, 0.0, math.nan, math.inf):
+        assert (
+            "dp-sgd needs noise, a finite number above 0" in ask("train", 0, noise).header["error"]
+        )
+    assert "budget epsilon = 6 is spent" in ask("train", 0, 0.1).header["error"]
+    site = Site("south", "digits", tmp_path)
+    spec = spec_for("private", **{"method.noise_by": "clients"})
+    header = {"experiment": EXPERIMENT, "client": 0, "spec": json.dumps(_public(spec))}
+    for noise in (-1.0, 0.0, math.nan, math.inf):
+        rule = {"share": torch.tensor(noise), "clip": torch.tensor(1.0)}
+        content = messages.write(
+            {**header, "kind": "train", "round": 0}, {"payload": {"privacy": rule}}
+        )
+        said = messages.read(site.answer(content)).header["error"]
+        assert "private uploads nothing with a noise of" in said

@@ -19,29 +19,34 @@ def budget(method: Method) -> float:
 
 
 class Budgets:
-    """The budgets of a site's runs with noise, in one file that outlives what it keeps of them."""
+    """The methods and budgets of a site's runs with noise, in one file that outlives what the site
+    keeps of them.
+    """
 
     def __init__(self, path: Path):
         self.path = path
 
     def total(self, experiment: str, method: Method) -> float:
         """The sum of all budgets, with that of one more run or of a run that goes on."""
-        return sum(self._with(experiment, method).values())
+        return sum(epsilon for _, epsilon in self._with(experiment, method).values())
 
     def reserve(self, experiment: str, method: Method) -> None:
         """Write a run's whole budget down before it spends any."""
         if budget(method) < math.inf and (all_of := self._with(experiment, method)) != self._read():
             write_atomically(self.path, json.dumps(all_of, indent=1).encode())
 
-    def _with(self, experiment: str, method: Method) -> dict[str, float]:
+    def _with(self, experiment: str, method: Method) -> dict[str, tuple[str, float]]:
         known = self._read()
-        return {**known, experiment: max(known.get(experiment, 0.0), budget(method))}
+        label, epsilon = known.get(experiment, (method.label, 0.0))
+        if label != method.label:  # whose clients would count from zero
+            raise UserError(f"the run began as {label}, and does not go on as {method.label}.")
+        return {**known, experiment: (label, max(epsilon, budget(method)))}
 
-    def _read(self) -> dict[str, float]:
+    def _read(self) -> dict[str, tuple[str, float]]:
         if not self.path.exists():
             return {}
         try:
             known = json.loads(self.path.read_bytes())
-            return {str(experiment): float(epsilon) for experiment, epsilon in known.items()}
+            return {run: (str(label), float(epsilon)) for run, (label, epsilon) in known.items()}
         except (OSError, ValueError, TypeError, AttributeError) as problem:
             raise UserError(f"'{self.path}' cannot be read: {problem}.") from None

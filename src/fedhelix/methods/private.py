@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -96,7 +97,7 @@ class Private(Budgeted):
         short = (update.norm() <= clip).float() - 0.5
         update = clipped(update, clip)
         if self.noise_by == "clients":
-            if not share > 0:
+            if not 0 < share < math.inf:
                 raise UserError(f"private uploads nothing with a noise of {float(share):g}.")
             noise = share * local.client.normal("privacy", len(update) + 1).to(clip.device)
             update, short = update + clip * noise[:-1], short + COUNT_NOISE * noise[-1] / 2
