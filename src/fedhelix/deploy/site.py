@@ -167,6 +167,7 @@ class Site:
     def train(self, message: Message) -> Answer:
         """One round of the client; its new state is on disk before the answer leaves."""
         setup, task, kept = self._open(message)
+        self.policy.check_payload(setup.method, task.payload)
         sent = self._trained(setup, task, kept, task_digest(message.header, task.payload))
         if setup.method.capabilities.masks is None:
             return sent["fields"], sent["upload"]
@@ -256,8 +257,6 @@ class Site:
         plain = not setup.method.capabilities.packed_downloads
         messages.check_tree(payload, setup.initial, shapes=plain)
         flags = (header.get("trained") is True, header.get("final") is True)
-        if header["kind"] == "train":
-            self.policy.check_payload(setup.method, payload)
         task = ClientTask(client, round, payload, client_state, *flags)
         return setup, task, kept
 
