@@ -179,25 +179,25 @@ def test_runs_share_what_a_site_gives_in_all(tmp_path):
     """
     pytest.importorskip("dp_accounting")
 
-    def asked(experiment, method, **options):
+    def asked(experiment, method, kind="train", **options):
         site = Site("north", "digits", tmp_path, policy=SitePolicy(total_epsilon=10.0))
         spec = json.dumps(_public(spec_for(method, **options)))
-        header = {"kind": "masking_keys", "experiment": experiment * 32, "spec": spec}
+        header = {"kind": kind, "experiment": experiment * 32, "spec": spec}
         answer = site.answer(messages.write({**header, "client": 0, "round": 0}))
         return messages.read(answer).header.get("error", "")
 
-    six, four = ({"method.epsilon": epsilon} for epsilon in (6.0, 4.0))
-    assert asked("a", "secure+private", **six) == asked("a", "secure+private", **six) == ""
+    eight, six, four = ({"method.epsilon": epsilon} for epsilon in (8.0, 6.0, 4.0))
+    assert asked("0", "secure+private", "masking_keys", **eight) == ""  # has spent nothing
+    for _ in range(2):
+        assert "of all runs" not in asked("a", "secure+private", **six)
     shutil.rmtree(tmp_path / ("a" * 32), ignore_errors=True)
-    assert "allows 10.0 as epsilon of all runs together, not 12.0" in asked(
-        "b", "secure+dp-sgd", **six
-    )
+    said = asked("b", "secure+dp-sgd", "masking_keys", **six)
+    assert "allows 10.0 as epsilon of all runs together, not 12.0" in said
     assert "of all runs together, not inf" in asked("b", "secure")
-    assert asked("b", "secure+dp-sgd", **four) == ""
-    assert "began as secure+dp-sgd, and does not go on as secure+private" in asked(
-        "b", "secure+private", **four
-    )
-    assert "not 14.0" in asked("b", "secure+dp-sgd", **{"method.epsilon": 8.0})
+    assert "of all runs" not in asked("b", "secure+dp-sgd", **four)
+    said = asked("b", "secure+private", **four)
+    assert "began as secure+dp-sgd, and does not go on as secure+private" in said
+    assert "not 14.0" in asked("b", "secure+dp-sgd", **eight)
     (tmp_path / "north.budgets.json").write_text("[")
     assert "north.budgets.json' cannot be read" in asked("c", "secure+dp-sgd", **four)
 

@@ -167,11 +167,13 @@ class Site:
     def train(self, message: Message) -> Answer:
         """One round of the client; its new state is on disk before the answer leaves."""
         setup, task, kept = self._open(message)
+        name = message.header["experiment"]
         self.policy.check_payload(setup.method, task.payload)
+        self.policy.check_total(self.budgets.total(name, setup.method))
+        self.budgets.reserve(name, setup.method)
         sent = self._trained(setup, task, kept, task_digest(message.header, task.payload))
         if setup.method.capabilities.masks is None:
             return sent["fields"], sent["upload"]
-        name = message.header["experiment"]
         return sent["fields"], self._masker.upload(name, task, message.body, sent, kept)
 
     def _trained(self, setup: Setup, task: ClientTask, kept: SiteState, digest: bytes) -> Tree:
@@ -299,7 +301,6 @@ class Site:
         setup = self._setup_of(spec, header, client, kept)
         parameters = sum(setup.layers.sizes.values())
         self.policy.check_work(spec, len(setup.splits[client].train), parameters)
-        self.budgets.reserve(header["experiment"], spec.method)
         return setup
 
     def _setup_of(
