@@ -14,6 +14,7 @@ from fedhelix import UserError
 from fedhelix.components.masking import (
     MaskingClient,
     Unmasking,
+    common_view,
     join_shares,
     mask,
     neighbours,
@@ -21,6 +22,7 @@ from fedhelix.components.masking import (
     split_secret,
 )
 from fedhelix.components.secure_sum import (
+    DIGEST,
     SHARE,
     SIGNATURE,
     from_words,
@@ -56,6 +58,7 @@ def secure_sum(number, silent, degree=None, threshold=2 / 3):
     whole = Unmasking("round 7", threshold, degree, keys, list(shares))
     weight = sum(len(key) + SIGNATURE for key in keys.values()) * (1 + len(keys))
     weight += 2 * sum(len(text) for sent in shares.values() for text in sent.values())
+    weight += len(uploads) * (DIGEST + SIGNATURE) * (1 + len(uploads))
     weight += sum(len(text) for sent in revealed.values() for text in sent.values())
     return whole.total(uploads, revealed), uploads, weight
 
@@ -108,7 +111,9 @@ def test_a_server_that_calls_most_clients_lost_gets_nothing():
     for i, client in clients.items():
         client.upload(words(i), {j: sent[i] for j, sent in shares.items() if i in sent})
     with pytest.raises(UserError, match="a sum over 1 clients would say too much"):
-        clients[0].reveal([1])
+        clients[0].reveal([0])
+    with pytest.raises(UserError, match="says that this client has not answered"):
+        clients[0].reveal([1, 2])  # it would give away its own key
 
 
 def test_shares_that_were_changed_or_misdirected_are_refused():
@@ -149,7 +154,8 @@ def test_two_sites_that_collude_with_the_server_learn_nothing_of_a_third():
     upload = clients[2].upload(np.zeros(60_000, np.uint32), received[2])
     for evil in (0, 1):  # take off the masks that they know
         secret = clients[evil]._mask_key
-        upload = upload + pair_mask(secret, keys[2][:32], evil, 2, "round", upload)
+        view = common_view("round", keys)
+        upload = upload + pair_mask(secret, keys[2][:32], evil, 2, view, upload)
         clients[evil].upload(np.zeros(1, np.uint32), received[evil])
     for column in upload.view(np.uint8).reshape(-1, 4).T:
         assert stats.chisquare(np.bincount(column, minlength=256)).pvalue > 1e-4
@@ -207,6 +213,41 @@ def test_words_by_hand():
         assert row.element_size() == bits // 8
         assert row.tolist() == [most // 4, -most // 4, most // 2]
         assert from_words(row, 0.5, 2.0).tolist() == [1.0, -1.0, 2.0]
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.01, math.nan])
+def test_no_share_beyond_the_whole(share):
+    with pytest.raises(UserError, match="above 0 and at most 1"):
+        to_words(torch.ones(1), share, 1.0, 32, torch.Generator())
+
+
+def test_masks_cancel_between_clients_of_one_task_and_one_set_of_keys_only():
+    clients = {i: MaskingClient(i, "round", 2 / 3) for i in range(3)}
+    keys = {i: client.advertise() for i, client in clients.items()}
+    views = {common_view("round", keys), common_view("round", keys, b"model"),
+             common_view("round", {0: keys[0], 1: keys[1]}), common_view("next", keys)}  # fmt: skip
+    assert len(views) == 4
+    shares = {i: client.share(keys) for i, client in clients.items()}
+    assert clients[0].share(keys) == shares[0]  # else one key would encrypt two messages
+    with pytest.raises(UserError, match="made once"):
+        clients[0].share({0: keys[0], 1: keys[1]})
+    uploads = {}
+    for i, client in clients.items():
+        received = {j: sent[i] for j, sent in shares.items() if i in sent}
+        uploads[i] = client.upload(words(i), received, b"model" if i else b"another")
+    revealed = {i: client.reveal(uploads) for i, client in clients.items()}
+    whole = Unmasking("round", 2 / 3, None, keys, list(shares), b"model")
+    assert not (whole.total(uploads, revealed) == plain_sum(clients)).any()
+
+
+def test_who_holds_few_shares_needs_as_many_answers_as_the_others():
+    """A server that passes on six of nine shares would else unmask with four answers."""
+    clients = {i: MaskingClient(i, "round", 2 / 3) for i in range(9)}
+    keys = {i: client.advertise() for i, client in clients.items()}
+    shares = {i: client.share(keys) for i, client in clients.items()}
+    clients[0].upload(words(0), {j: shares[j][0] for j in range(1, 6)})
+    with pytest.raises(UserError, match="a sum over 5 clients would say too much of each; 6"):
+        clients[0].reveal([0, 1, 2, 3, 4])
 
 
 def test_rounding_is_right_in_the_mean():

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 from torch import nn
 
 from fedhelix import FedAvgFT, FedLG, FedLP
@@ -70,3 +71,14 @@ def test_the_global_generators_do_not_matter():
         np.random.seed(number)  # noqa: NPY002
         runs.append(small(model=noisy).fit(2, quiet=True).records[-1]["loss"])
     assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80, 0xFF])
+def test_secret_numbers_are_finite_and_of_all_their_bits(byte, monkeypatch):
+    """The largest and smallest words, and the two in the middle, by the quantiles of SciPy."""
+    end = b"\xff" if byte == 0x7F else b"\x00"
+    monkeypatch.setattr(seeds.os, "urandom", lambda count: end * 7 + bytes([byte]))
+    word = int.from_bytes(end * 7 + bytes([byte]), "little", signed=True)
+    expected = stats.norm.ppf((word // 2**12 + 2**51 + 0.5) / 2**52)
+    found = seeds.secret_normal(1)
+    assert found.isfinite().all() and found.item() == pytest.approx(expected, rel=1e-5, abs=1e-12)

@@ -52,6 +52,12 @@ TAMPERING = {
 }
 
 
+def test_a_site_does_not_begin_a_new_log_in_place_of_one_that_was_removed(log, tmp_path):
+    log.path.unlink()
+    with pytest.raises(UserError, match=r"north.jsonl' was removed"):
+        AuditLog(log.path, tmp_path / "north.key")
+
+
 @pytest.mark.parametrize("how", TAMPERING)
 def test_tampering_is_found(how, log, tmp_path):
     lines = TAMPERING[how](log.path.read_bytes().splitlines())

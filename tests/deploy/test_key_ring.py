@@ -8,7 +8,7 @@ import torch
 from fedhelix import UserError
 from fedhelix.components.secure_sum import KEY, SIGNATURE
 from fedhelix.deploy import messages
-from fedhelix.deploy.key_ring import SIGNED, KeyRing
+from fedhelix.deploy.key_ring import KEYS, SIGNED, KeyRing
 from fedhelix.deploy.keys import make_site_key
 from fedhelix.deploy.masked import Masker
 from fedhelix.deploy.site_policy import SitePolicy
@@ -25,13 +25,13 @@ def rings(tmp_path):
 
 
 def signed(rings):
-    return {i: ring.signed("run 3", i, bytes([i]) * 2 * KEY) for i, ring in enumerate(rings)}
+    return {i: ring.signed(KEYS, "run 3", i, bytes([i]) * 2 * KEY) for i, ring in enumerate(rings)}
 
 
 def test_honest_keys_pass(rings):
     ring, keys = rings[0][0], signed(rings[0])
     assert all(len(text) == SIGNED for text in keys.values())
-    assert ring.checked("run 3", keys) == {i: bytes([i]) * 2 * KEY for i in range(4)}
+    assert ring.checked(KEYS, "run 3", keys) == {i: bytes([i]) * 2 * KEY for i in range(4)}
 
 
 @pytest.mark.parametrize("place", [0, KEY, 2 * KEY, SIGNED - 1])
@@ -40,28 +40,28 @@ def test_a_changed_byte_is_found(rings, place):
     text = bytearray(keys[2])
     text[place] ^= 1
     with pytest.raises(UserError, match="no trusted site has signed the masking keys of client 2"):
-        rings[0][0].checked("run 3", {**keys, 2: bytes(text)})
+        rings[0][0].checked(KEYS, "run 3", {**keys, 2: bytes(text)})
 
 
 def test_keys_of_the_server_of_other_rounds_and_of_other_clients_are_found(rings):
     (first, *others), stranger = rings
     keys, plain = signed(rings[0]), bytes([2]) * 2 * KEY
     for wrong in (
-        stranger.signed("run 3", 2, plain),
-        others[1].signed("run 2", 2, plain),
+        stranger.signed(KEYS, "run 3", 2, plain),
+        others[1].signed(KEYS, "run 2", 2, plain),
         keys[1],
         plain + bytes(SIGNATURE),
     ):
         with pytest.raises(UserError, match="masking keys of client 2"):
-            first.checked("run 3", {**keys, 2: wrong})
+            first.checked(KEYS, "run 3", {**keys, 2: wrong})
 
 
 def test_a_site_that_signs_for_two_clients_is_found(rings):
     """One that colludes with the server could else stand for all others."""
     keys = signed(rings[0])
-    twice = rings[0][1].signed("run 3", 2, bytes(2 * KEY))
+    twice = rings[0][1].signed(KEYS, "run 3", 2, bytes(2 * KEY))
     with pytest.raises(UserError, match="site-1 has signed the masking keys of clients 1 and 2"):
-        rings[0][0].checked("run 3", {**keys, 2: twice})
+        rings[0][0].checked(KEYS, "run 3", {**keys, 2: twice})
 
 
 def test_bad_input(tmp_path):

@@ -15,7 +15,7 @@ from fedhelix.runs.spec import make_spec
 from helpers import close, same
 from in_process import EXPERIMENT, InProcessDeployment
 
-STAGES = ["masking_keys", "masking_shares", "train", "masking_reveal"]
+STAGES = ["masking_keys", "masking_shares", "train", "masking_agree", "masking_reveal"]
 
 
 def spec_for(method="secure", sites=4, rounds=2, **more):
@@ -59,7 +59,7 @@ def test_a_site_that_dies_at_any_stage_leaves_the_sum_of_the_others(tmp_path, ki
     spec = spec_for(rounds=2)
     deployment = silenced(InProcessDeployment(tmp_path / kind, 4), kind, {"site-1"})
     run = deployment.fit(spec)
-    counted = kind == "masking_reveal"  # its upload was there already
+    counted = kind in ("masking_agree", "masking_reveal")  # its upload was there already
     assert set(run.records[0]["missing"]) == (set() if counted else {"1"})
     assert run.records[1]["missing"] == {}
     plain = InProcessDeployment(tmp_path / "plain", 4)
@@ -98,10 +98,13 @@ def test_the_server_never_sees_an_upload_and_is_told_nothing_twice(tmp_path):
     site = deployment.sites[0]
     again = site.answer(asked["train", "site-0"])
     assert torch.equal(messages.read(again).body["words"], seen["site-0"])
-    header, body = messages.read(asked["masking_reveal", "site-0"])
-    fewer = messages.write(header, {**body, "survivors": {"clients": torch.tensor([0, 1, 2])}})
-    said = messages.read(site.answer(fewer)).header["error"]
-    assert "round 1 was masked for other clients already" in said
+    for kind, refused in (
+        ("masking_agree", "round 1 was masked for other clients already"),
+        ("masking_reveal", "3 clients must have been told the same"),
+    ):
+        header, body = messages.read(asked[kind, "site-0"])
+        fewer = messages.write(header, {**body, "survivors": {"clients": torch.tensor([0, 1, 2])}})
+        assert refused in messages.read(site.answer(fewer)).header["error"]
     header, body = messages.read(asked["train", "site-0"])
     shares = {key: value for key, value in body["shares"].items() if key != "3"}
     said = messages.read(site.answer(messages.write(header, {**body, "shares": shares})))
@@ -157,8 +160,10 @@ KILLS = {
     (1, "masking_keys"): ("site-1", "after"),
     (1, "masking_shares"): ("site-4", "after"),
     (1, "train"): ("site-7", "after"),
-    (2, "masking_reveal"): ("site-1", "before"),
-    (3, "masking_reveal"): ("site-4", "after"),
+    (2, "masking_agree"): ("site-1", "before"),
+    (2, "masking_reveal"): ("site-7", "before"),
+    (3, "masking_agree"): ("site-4", "after"),
+    (3, "masking_reveal"): ("site-1", "after"),
 }
 
 

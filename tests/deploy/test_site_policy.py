@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -22,6 +23,15 @@ from in_process import InProcessDeployment
 
 SMALL = {"clients": 4, "rounds": 2, "epochs": 1, "model": "linear", "kernels": "onednn"}
 
+PRIVATE = ("secure+private", {"method.noise_by": "clients"}, {})
+
+
+def rule(noise, clip):
+    """What the server sends for a round of `private`."""
+    values = {"share": torch.tensor(noise), "clip": torch.tensor(clip)}
+    return {"payload": {"privacy": values}}
+
+
 # Rules, what the server asks for (method, settings, header, body), and what it is told.
 CASES = {
     "methods": ({"methods": ["fedper"]}, "fedavg", {}, {}, {}, "runs fedper only, not fedavg"),
@@ -36,9 +46,24 @@ CASES = {
     "epsilon of samples": (
         {"max_epsilon": 4}, "dp-sgd", {"method.epsilon": 8}, {}, {}, "4.0 as epsilon, not 8",
     ),
+    "epsilon of all runs": (
+        {"total_epsilon": 4}, "private", {"method.epsilon": 8}, {}, {}, "all runs together, not 8",
+    ),
     "delta": (
         {"max_delta": 1e-6}, "secure+private", {"method.delta": 1e-5}, {}, {}, "delta, not 1e-05",
     ),
+    "noise of the server": (
+        {"server_noise": False}, "secure+private", {}, {}, {}, "no updates without noise",
+    ),
+    "noise elsewhere": (
+        {"min_noise": 0.5}, "private", {}, {}, {}, "a noise of 0.5 at the site, not at the server",
+    ),
+    "noise": ({"min_noise": 0.5}, *PRIVATE, rule(0.4, 1.0), "needs a noise of 0.5, not 0.4"),
+    "no noise": ({"min_noise": 0.5}, *PRIVATE, rule(math.nan, 1.0), "a noise of 0.5, not nan"),
+    "nothing of noise": ({"min_noise": 0.5}, *PRIVATE, {}, "needs a noise of 0.5, not nan"),
+    "clip": ({"max_clip": 2}, *PRIVATE, rule(0.4, 2.5), "allows a clip of 2, not 2.5"),
+    "negative clip": ({"max_clip": 2}, *PRIVATE, rule(0.4, -9.0), "a clip of 2, not -9"),
+    "no clip": ({"max_clip": 2}, *PRIVATE, rule(0.4, math.inf), "allows a clip of 2, not inf"),
     "secure": (
         {"require_secure": True}, "private", {}, {}, {}, "needs secure aggregation, which private",
     ),
@@ -50,6 +75,10 @@ CASES = {
     "masked cohort": (
         {"min_cohort": 4}, "secure", {}, {"kind": "masking_shares"},
         {"keys": {"0": torch.zeros(64, dtype=torch.uint8)}}, "needs 4 clients, not 1",
+    ),
+    "masked sum": (
+        {"min_cohort": 3}, "secure", {}, {"kind": "masking_agree"},
+        {"survivors": {"clients": torch.tensor([0, 1, 1])}}, "needs 3 clients in a sum, not 2",
     ),
     "samples": ({"min_samples": 5000}, "fedavg", {}, {}, {}, "needs 5,000 samples, not"),
     "hellos": (

@@ -229,7 +229,9 @@ def test_it_goes_through_secure_aggregation():
     small(Secure(DPSGD(epsilon=50.0))).fit(1, quiet=True)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "fedrep", "gene-fl", "fedala", "calibrated"])
+@pytest.mark.parametrize(
+    "name", ["scaffold", "fedrep", "gene-fl", "fedala", "calibrated", "pfedhn"]
+)
 def test_methods_that_use_samples_without_noise_are_refused(name):
     with pytest.raises(UserError, match=r"dp-sgd cannot protect samples of .*, whose \w+ may use"):
         small(DPSGD(METHODS[name]()))

@@ -93,6 +93,16 @@ def test_the_noise_on_the_mean_is_gaussian_with_the_right_deviation(noise_by):
 
 
 @uncounted
+def test_layers_that_a_client_leaves_out_have_its_noise_too():
+    """Else the sum of a layer that few clients send would have the noise of these few only."""
+    method = Private(METHODS["fedlp"](keep=0.0), clip=0.5, noise=2.0, noise_by="clients")
+    fed = small(method, "mlp", epochs=0, cohort=6)
+    (_, state), *_ = fed.run_rounds(1)
+    update = flat(state.server["model"], fed.initial) - flat(fed.initial, fed.initial)
+    assert stats.kstest(update.numpy(), "norm", args=(0, 2.0 * 0.5 / 6)).pvalue > 0.01
+
+
+@uncounted
 def test_the_server_adds_the_shares_of_clients_that_did_not_answer():
     fed = small(Private(clip=1.0, noise=3.0, noise_by="clients"), "mlp", cohort=6)
     silent, _ = aggregated(fed, [moved(fed, 0, 0.0), moved(fed, 1, 0.0)])

@@ -114,6 +114,7 @@ REFUSED = {
     "helix": "its server looks at single uploads",
     "gene-fl": "before the first round",
     "fedproto": "no updates of a common model",
+    "ifca": "no updates of a common model",
     "fedbuff": "",
 }
 

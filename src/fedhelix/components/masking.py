@@ -3,6 +3,9 @@
 Every two neighbours agree on a mask that one adds and the other subtracts, and every client adds
 one of its own. Shares of both secrets lie with its neighbours: of a client that dropped out they
 give the key, of one that answered its own mask, never both.
+
+Masks cancel only between clients that know the same keys and worked on the same task: a server
+that tells them different things gets noise.
 """
 
 from __future__ import annotations
@@ -112,6 +115,14 @@ def pair_mask(
     return words if mine < other else np.negative(words)
 
 
+def common_view(purpose: str, keys: Mapping[int, bytes], task: bytes = b"") -> str:
+    """What clients have in common whose masks cancel: the round, all keys, and their task."""
+    told = hashlib.sha256()
+    for client, key in sorted(keys.items()):
+        told.update(client.to_bytes(8, "big") + key)
+    return f"{purpose} {told.hexdigest()} {task.hex()}"
+
+
 # A client's part --------------------------------------------------------------------------------
 
 
@@ -127,6 +138,7 @@ class MaskingClient:
     _share_key: bytes = field(default_factory=lambda: secrets.token_bytes(KEY), repr=False)
     _own: bytes = field(default_factory=lambda: secrets.token_bytes(KEY), repr=False)
     _keys: dict[int, bytes] = field(default_factory=dict)
+    _sent: Shares = field(default_factory=dict, repr=False)
     _held: dict[int, bytes] = field(default_factory=dict, repr=False)
 
     def advertise(self) -> bytes:
@@ -134,35 +146,58 @@ class MaskingClient:
         return public_key(self._mask_key) + public_key(self._share_key)
 
     def share(self, keys: Mapping[int, bytes]) -> Shares:
-        """Encrypted shares of its secrets for its neighbours, given everybody's keys."""
+        """Encrypted shares of its secrets for its neighbours, given everybody's keys; asked again,
+        it sends the same, and for other keys none.
+        """
+        if self._sent and keys == self._keys:
+            return self._sent
+        if self._sent:
+            raise UserError("shares of a round are made once, and were made for other keys.")
         self._keys = dict(keys)
-        holders = [*neighbours(self.client, keys, self.degree, self.purpose), self.client]
-        needed = shares_needed(len(holders), self.threshold)
-        parts = [split_secret(secret, holders, needed) for secret in (self._mask_key, self._own)]
-        plain = {holder: parts[0][holder] + parts[1][holder] for holder in holders}
+        parts = [
+            split_secret(secret, self._holders, self.needed)
+            for secret in (self._mask_key, self._own)
+        ]
+        plain = {holder: parts[0][holder] + parts[1][holder] for holder in self._holders}
         self._held = {self.client: plain.pop(self.client)}
-        return {
+        self._sent = {
             other: ChaCha20Poly1305(self._key_for(self.client, other)).encrypt(ONCE, text, None)
             for other, text in plain.items()
         }
+        return self._sent
 
-    def upload(self, words: Words, received: Mapping[int, bytes]) -> Words:
-        """Words under the masks with all neighbours whose shares came, and its own."""
+    @property
+    def _holders(self) -> list[int]:
+        """Who holds shares of its secrets: its neighbours, and itself."""
+        return [*neighbours(self.client, self._keys, self.degree, self.purpose), self.client]
+
+    @property
+    def needed(self) -> int:
+        """How many of them must stay."""
+        return shares_needed(len(self._holders), self.threshold)
+
+    @property
+    def view(self) -> str:
+        """What it was told about the round."""
+        return common_view(self.purpose, self._keys)
+
+    def upload(self, words: Words, received: Mapping[int, bytes], task: bytes = b"") -> Words:
+        """Words under the masks with all neighbours whose shares came, and its own; `task` stands
+        for all that the words were computed from, besides a client's own samples.
+        """
         self._open(received)
-        total = words + mask(self._own, words)
+        total, view = words + mask(self._own, words), common_view(self.purpose, self._keys, task)
         for other in received:
             public = self._keys[other][:KEY]
-            total += pair_mask(self._mask_key, public, self.client, other, self.purpose, words)
+            total += pair_mask(self._mask_key, public, self.client, other, view, words)
         return total
 
     def _open(self, received: Mapping[int, bytes]) -> None:
-        around = neighbours(self.client, self._keys, self.degree, self.purpose)
-        if strange := set(received) - set(around):
+        if strange := set(received) - set(self._holders[:-1]):
             raise UserError(f"client {min(strange)} is no neighbour whose shares could come.")
-        needed = shares_needed(len(around) + 1, self.threshold)
-        if len(received) + 1 < needed:
+        if len(received) + 1 < self.needed:
             raise UserError(
-                f"secure aggregation needs {needed} clients that share keys, and "
+                f"secure aggregation needs {self.needed} clients that share keys, and "
                 f"{len(received) + 1} are there."
             )
         for other, text in received.items():
@@ -177,10 +212,11 @@ class MaskingClient:
         key.
         """
         answered = set(survivors)
-        needed = shares_needed(len(self._held), self.threshold)
-        if (there := len(answered & self._held.keys())) < needed:
+        if self.client not in answered:
+            raise UserError("the server says that this client has not answered, and it has.")
+        if (there := len(answered & self._held.keys())) < self.needed:
             raise UserError(
-                f"a sum over {there} clients would say too much of each; {needed} are needed."
+                f"a sum over {there} clients would say too much of each; {self.needed} are needed."
             )
         return {
             other: shares[SHARE:] if other in answered else shares[:SHARE]
@@ -189,7 +225,7 @@ class MaskingClient:
 
     def _key_for(self, sender: int, receiver: int) -> bytes:
         other = receiver if sender == self.client else sender
-        purpose = f"shares {self.purpose} {sender} {receiver}"
+        purpose = f"shares {self.view} {sender} {receiver}"
         return agreed_key(self._share_key, self._keys[other][KEY:], purpose)
 
 
@@ -205,6 +241,7 @@ class Unmasking:
     degree: int | None
     keys: Mapping[int, bytes]  # of all who advertised theirs
     sharing: Sequence[int]  # of those, who sent shares
+    task: bytes = b""  # as clients have it
 
     def total(self, uploads: Mapping[int, Words], revealed: Mapping[int, Shares]) -> Words:
         """The sum of the words behind the uploads; `revealed` is by who answered, then by whose
@@ -212,6 +249,7 @@ class Unmasking:
         """
         rows = np.stack(list(uploads.values()))
         total: Words = rows.sum(0, dtype=rows.dtype)
+        view = common_view(self.purpose, self.keys, self.task)
         for client in self.sharing:
             around = neighbours(client, self.keys, self.degree, self.purpose)
             masked = {other for other in around if other in uploads}
@@ -230,5 +268,5 @@ class Unmasking:
                 raise UserError(f"the shares of client {client}'s key do not fit it.")
             for other in masked:  # what it would have added cancels what the other one did
                 public = self.keys[other][:KEY]
-                total += pair_mask(secret, public, client, other, self.purpose, total)
+                total += pair_mask(secret, public, client, other, view, total)
         return total

@@ -9,10 +9,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedhelix.core.errors import UserError
+
 Bits = Literal[8, 16, 32]  # of a word
 WORDS = {8: torch.int8, 16: torch.int16, 32: torch.int32}
 KEY, SHARE, TAG = 32, 66, 16  # bytes of a key, of a share, and of what proves a message whole
-SIGNATURE = 64  # bytes of a site's signature on its two keys
+SIGNATURE = 64  # bytes of a site's signature
+DIGEST = 32  # bytes that stand for who has answered
 
 
 def units(bits: int) -> int:
@@ -29,6 +32,8 @@ def to_words(
     otherwise. As the shares of all clients add up to at most one, their sum stays below the
     modulus.
     """
+    if not 0 < share <= 1:
+        raise UserError(f"a client's share in a mean is above 0 and at most 1, not {share:g}.")
     scaled = values.double().clamp(-bound, bound) * (share * units(bits) / bound)
     chance = torch.rand(len(values), generator=draw, dtype=torch.float64)
     return (scaled + chance.to(values.device)).floor().to(WORDS[bits])
@@ -57,4 +62,5 @@ def protocol_bytes(clients: int, degree: int | None, survivors: int) -> int:
     around = clients - 1 if degree is None else min(degree, clients - 1)
     keys = clients * (2 * KEY + SIGNATURE) * (1 + clients)
     shares = 2 * clients * around * (2 * SHARE + TAG)
-    return keys + shares + survivors * (around + 1) * SHARE
+    agreed = survivors * (DIGEST + SIGNATURE) * (1 + survivors)
+    return keys + shares + agreed + survivors * (around + 1) * SHARE

@@ -36,7 +36,7 @@ def numpy_draw(seed: int, purpose: str, *where: int) -> np.random.Generator:
 def secret_normal(count: int) -> Tensor:
     """Standard normal numbers out of the operating system's generator, which nobody can repeat."""
     words = torch.frombuffer(bytearray(os.urandom(8 * count)), dtype=torch.int64)
-    uniform = ((words >> 11) + 2**52 + 0.5) / 2**53  # 53 bits, between 0 and 1
+    uniform = ((words >> 12).double() + 2**51 + 0.5) / 2**52  # 52 bits, never 0 or 1
     return torch.special.ndtri(uniform).float()
 
 

@@ -12,7 +12,7 @@ from fedhelix.core.method import HOOKS, Capabilities, Client, Context, Method
 from fedhelix.core.tree import State, Tree
 
 # Where a method may make something of a client's samples, besides their loss, that others see.
-CLIENT_HOOKS = ("client_init", "start", "loss_context", "phases", "upload")
+CLIENT_HOOKS = ("client_init", "start", "loss_context", "phases", "upload", "onboard_client")
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def beyond_a_sum(method: Method, layers: Layers) -> str | None:
         "its clients send something before the first round": needs.client_init,
         "its uploads are packed": needs.packed_uploads or method.overrides("decode"),
         "it has no updates of a common model": (
-            not needs.central_model or not method.shared_params(layers)
+            not needs.central_model or needs.several_models or not method.shared_params(layers)
         ),
         "its server looks at single uploads": (
             needs.single_uploads or needs.compares_uploads or method.overrides("weights")

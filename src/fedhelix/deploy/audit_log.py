@@ -57,6 +57,8 @@ class AuditLog:
         self.path, self._key = path, private
         public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         self._lines, self._last = 0, GENESIS
+        if not path.exists() and head_path(path).exists():
+            raise UserError(f"'{path}' was removed: '{head_path(path)}' is the end of a log.")
         if path.exists():
             self._drop_torn_line()
             for entry in verified(path, public):
@@ -138,7 +140,9 @@ def _check_head(path: Path, key: bytes | None, hashes: Mapping[int, str]) -> Non
     except (OSError, ValueError, KeyError, InvalidSignature):
         raise UserError(f"'{head_path(path)}' is missing or not as signed.") from None
     if line > max(hashes):
-        raise UserError(f"'{path}' was changed: {line - max(hashes)} lines at its end are missing.")
+        raise UserError(
+            f"'{path}' was changed: at its end {line - max(hashes)} of {line} lines are missing."
+        )
     if hashes.get(line) != last or max(hashes) - line > 1:
         raise UserError(f"'{path}' was changed: its end is not the one that was signed last.")
 

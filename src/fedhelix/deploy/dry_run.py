@@ -28,6 +28,7 @@ def asked_run(text: str) -> RunSpec:
 def reveals(site: Site, spec: RunSpec) -> Iterator[str]:
     """One sentence for everything that would leave the site; UserError if its policy refuses."""
     site.policy.check_run(spec, site.own_data.classes if site.own_data else None)
+    site.policy.check_total(site.budgets.total("", spec.method))
     setup = _setup(site, spec)
     shared = spec.method.shared_params(setup.layers)
     values = sum(setup.layers.sizes[name] for name in shared)
@@ -45,13 +46,15 @@ def reveals(site: Site, spec: RunSpec) -> Iterator[str]:
         if isinstance(part, Private):
             sites = part.noise_by == "clients"
             who = "every site adds its share of the noise" if sites else "the server adds the noise"
+            whom = "all who see the sum only" if sites else "all but the server, which sees them"
             yield f"  They are clipped, and {who}:"
-            yield f"  epsilon {part.epsilon:g}, delta {part.delta:g} for all who see the sum only."
+            yield f"  epsilon {part.epsilon:g}, delta {part.delta:g} for {whom}."
         if isinstance(part, DPSGD):
             budget = f"epsilon {part.epsilon:g}, delta {part.delta:g}"
             yield f"  The gradient of every sample is clipped and gets noise: {budget}."
     if site.policy.metrics:
-        yield "every round: its training loss; when evaluated: the scores of its own model."
+        yield "every round: its training loss; when evaluated: the scores of its own model;"
+        yield "  both without noise."
 
 
 def _setup(site: Site, spec: RunSpec) -> Setup:

@@ -1,4 +1,6 @@
-"""Masking keys that sites sign, so that a server cannot put keys of its own in their place."""
+"""What sites sign for each other, so that a server cannot tell them different things: their masking
+keys, and who has answered.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,7 @@ from fedhelix.deploy.keys import read_private_key, read_public_key
 ALGORITHM = ec.ECDSA(SHA256())
 HALF = SIGNATURE // 2
 SIGNED = 2 * KEY + SIGNATURE  # bytes of a client's masking keys as they travel
+KEYS, ANSWERS = "masking keys", "list of answers"  # what is signed
 
 
 class KeyRing:
@@ -36,28 +39,29 @@ class KeyRing:
         if peers is not None:
             self._peers = read_peers(Path(peers))
 
-    def signed(self, purpose: str, client: int, keys: bytes) -> bytes:
-        """A client's masking keys with the site's signature; zeros where it has no key."""
+    def signed(self, what: str, purpose: str, client: int, content: bytes) -> bytes:
+        """What a client tells the others, with its site's signature; zeros where it has no key."""
         if self._own is None:
-            return keys + bytes(SIGNATURE)
-        signature = self._own.sign(_statement(purpose, client, keys), ALGORITHM)
-        return keys + b"".join(
+            return content + bytes(SIGNATURE)
+        signature = self._own.sign(_statement(what, purpose, client, content), ALGORITHM)
+        return content + b"".join(
             part.to_bytes(HALF, "big") for part in decode_dss_signature(signature)
         )
 
-    def checked(self, purpose: str, keys: Mapping[int, bytes]) -> dict[int, bytes]:
-        """The masking keys of all clients, each signed by another trusted site."""
-        plain = {client: text[: 2 * KEY] for client, text in keys.items()}
+    def checked(self, what: str, purpose: str, signed: Mapping[int, bytes]) -> dict[int, bytes]:
+        """What the clients told, each signed by another trusted site."""
+        plain = {client: text[:-SIGNATURE] for client, text in signed.items()}
         if self._peers is None:
             return plain
         signers: dict[str, int] = {}
-        for client, text in keys.items():
-            site = self._signer(_statement(purpose, client, plain[client]), text[2 * KEY :])
+        for client, text in signed.items():
+            statement = _statement(what, purpose, client, plain[client])
+            site = self._signer(statement, text[-SIGNATURE:])
             if site is None:
-                raise UserError(f"no trusted site has signed the masking keys of client {client}.")
+                raise UserError(f"no trusted site has signed the {what} of client {client}.")
             if site in signers:
                 raise UserError(
-                    f"{site} has signed the masking keys of clients {signers[site]} and {client}."
+                    f"{site} has signed the {what} of clients {signers[site]} and {client}."
                 )
             signers[site] = client
         return plain
@@ -87,6 +91,6 @@ def read_peers(folder: Path) -> dict[str, ec.EllipticCurvePublicKey]:
     return found
 
 
-def _statement(purpose: str, client: int, keys: bytes) -> bytes:
-    """What is signed: keys are good for one client in one round."""
-    return f"fedhelix masking keys, {purpose}, client {client}: ".encode() + keys
+def _statement(what: str, purpose: str, client: int, content: bytes) -> bytes:
+    """What is signed: it is good for one client in one round."""
+    return f"fedhelix {what}, {purpose}, client {client}: ".encode() + content

@@ -29,7 +29,7 @@ from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.core.files import remove_leftovers, write_atomically
 from fedhelix.deploy.control import Control
 from fedhelix.deploy.keys import make_certificates, make_site_key
-from fedhelix.deploy.site import common_source
+from fedhelix.deploy.remote_data import common_source
 from fedhelix.store.lock import Lock
 
 STATE_FILE = "deployment.json"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,11 +12,11 @@ import torch
 from torch import Tensor
 
 from fedhelix.components.masking import MaskingClient
-from fedhelix.components.secure_sum import SHARE, TAG, WORDS
+from fedhelix.components.secure_sum import DIGEST, SHARE, SIGNATURE, TAG, WORDS
 from fedhelix.core.errors import UserError
 from fedhelix.core.method import Method
-from fedhelix.core.tree import Tree
-from fedhelix.deploy.key_ring import SIGNED, KeyRing
+from fedhelix.core.tree import Tree, encode
+from fedhelix.deploy.key_ring import ANSWERS, KEYS, SIGNED, KeyRing
 from fedhelix.deploy.site_state import SiteState
 from fedhelix.engines.local import ClientTask
 
@@ -60,6 +62,17 @@ def round_name(experiment: str, task: ClientTask) -> str:
     return f"{experiment} {task.round}"
 
 
+def task_digest(header: Mapping[str, Any], payload: Tree) -> bytes:
+    """What an upload was computed from, besides a site's samples: settings, model, numbers.
+
+    Masks cancel only where all sites have the same: whoever sends one site another model gets no
+    sum. What a client has spent is its own, and nothing is computed from it.
+    """
+    settings = json.dumps([header.get(name) for name in ("spec", "classes", "code")])
+    common = {name: part for name, part in payload.items() if name != "spent"}
+    return hashlib.sha256(settings.encode() + encode(common)).digest()
+
+
 class Masker:
     """A site's part: its secrets of the current round, which never touch the disk."""
 
@@ -76,36 +89,55 @@ class Masker:
             raise UserError(f"round {task.round + 1} is over, and is not masked again.")
         if self._current is None or self._current.purpose != purpose:
             self._current = MaskingClient(task.client, purpose, *method.capabilities.masks)
-        keys = self._current.advertise()
-        return to_tensors({task.client: self._ring.signed(purpose, task.client, keys)})
+        keys = self._of(experiment, task).advertise()
+        return to_tensors({task.client: self._ring.signed(KEYS, purpose, task.client, keys)})
 
     def shares(self, experiment: str, task: ClientTask, body: Tree) -> Tree:
         """Shares of its secrets, each encrypted for one neighbour."""
         client = self._of(experiment, task)
-        keys = self._ring.checked(client.purpose, to_bytes(body.get("keys"), SIGNED))
+        signed = to_bytes(body.get("keys"), SIGNED)
+        keys = self._ring.checked(KEYS, client.purpose, signed)
         if keys.get(task.client) != client.advertise():
             raise UserError("the keys of a round must include the site's own.")
         return to_tensors(client.share(keys))
 
     def upload(
-        self, experiment: str, task: ClientTask, body: Tree, upload: Tree, kept: SiteState
+        self, experiment: str, task: ClientTask, body: Tree, sent: Tree, kept: SiteState
     ) -> Tree:
         """An upload under masks; a round is masked for one set of clients only."""
-        if not upload:
+        if not sent["upload"]:
             raise UserError("the client has nothing finite to send.")
         received = to_bytes(body.get("shares"), 2 * SHARE + TAG)
-        client = self._of(experiment, task)
-        masked = client.upload(to_unsigned(upload["words"]), received)
+        client, words = self._of(experiment, task), to_unsigned(sent["upload"]["words"])
+        masked = client.upload(words, received, bytes.fromhex(sent["task"]))
         kept.fix(task.round, "cohort", sorted([*received, task.client]))
         return {"words": to_signed(masked)}
 
+    def agree(self, experiment: str, task: ClientTask, body: Tree, kept: SiteState) -> Tree:
+        """Its signature on who has answered, of which there is one set in a round."""
+        client, survivors = self._of(experiment, task), answered(body)
+        client.reveal(survivors)  # refuses too few
+        kept.fix(task.round, "survivors", survivors)
+        digest = _digest(client, survivors)
+        signed = self._ring.signed(ANSWERS, client.purpose, task.client, digest)
+        return to_tensors({task.client: signed})
+
     def reveal(self, experiment: str, task: ClientTask, body: Tree, kept: SiteState) -> Tree:
-        """Its shares of what the server needs to unmask the sum, for one set of survivors only."""
-        survivors = body.get("survivors", {}).get("clients")
-        if not isinstance(survivors, Tensor):
-            raise UserError("the message does not say who has answered.")
-        shares = self._of(experiment, task).reveal(survivors.tolist())
-        kept.fix(task.round, "survivors", sorted(survivors.tolist()))
+        """Its shares of what the server needs to unmask the sum, if enough other sites were told
+        the same.
+        """
+        client, survivors = self._of(experiment, task), answered(body)
+        shares = client.reveal(survivors)
+        signed = to_bytes(body.get("agreed"), DIGEST + SIGNATURE)
+        told = self._ring.checked(ANSWERS, client.purpose, signed)
+        digest = _digest(client, survivors)
+        agree = sum(told.get(other) == digest for other in shares if other in survivors)
+        if agree < client.needed:
+            raise UserError(
+                f"{client.needed} clients must have been told the same about who has answered, and "
+                f"{agree} were."
+            )
+        kept.fix(task.round, "survivors", survivors)
         return to_tensors(shares)
 
     def _of(self, experiment: str, task: ClientTask) -> MaskingClient:
@@ -114,4 +146,18 @@ class Masker:
             raise UserError(
                 f"the site has no keys for round {task.round + 1}: it was started again since."
             )
+        if current.client != task.client:
+            raise UserError(f"the site is client {current.client} in this round.")
         return current
+
+
+def answered(body: Tree) -> list[int]:
+    """Whom the server calls those who have answered."""
+    survivors = body.get("survivors", {}).get("clients")
+    if not isinstance(survivors, Tensor) or survivors.dim() != 1 or survivors.dtype != torch.int64:
+        raise UserError("the message does not say who has answered.")
+    return sorted(set(survivors.tolist()))
+
+
+def _digest(client: MaskingClient, survivors: list[int]) -> bytes:
+    return hashlib.sha256(f"{client.view} {survivors}".encode()).digest()

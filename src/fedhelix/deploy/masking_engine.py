@@ -2,7 +2,8 @@
 
 A site that falls silent drops out of the round; as long as enough stay, the sum of the others is
 exact. Sites that know each other's public keys (`peers` in their policies) notice a server that
-passes on other masking keys than theirs; all others rely on it.
+passes on other masking keys than theirs, or tells them different things about who has answered;
+all others rely on it.
 """
 
 from __future__ import annotations
@@ -13,12 +14,19 @@ import numpy as np
 import torch
 
 from fedhelix.components.masking import Shares, Unmasking, Words
-from fedhelix.components.secure_sum import KEY, SHARE, TAG, shares_needed
+from fedhelix.components.secure_sum import DIGEST, KEY, SHARE, SIGNATURE, TAG, shares_needed
 from fedhelix.core.errors import UserError
 from fedhelix.core.tree import Tree
 from fedhelix.deploy.engine import RemoteEngine
 from fedhelix.deploy.key_ring import SIGNED
-from fedhelix.deploy.masked import round_name, to_bytes, to_signed, to_tensors, to_unsigned
+from fedhelix.deploy.masked import (
+    round_name,
+    task_digest,
+    to_bytes,
+    to_signed,
+    to_tensors,
+    to_unsigned,
+)
 from fedhelix.engines.local import ClientResult, ClientTask
 
 
@@ -51,7 +59,10 @@ class MaskingEngine(RemoteEngine):
     def _masked(
         self, tasks: Sequence[ClientTask], dropped: dict[int, str]
     ) -> tuple[dict[int, ClientResult], Words]:
-        """The four exchanges; who falls silent in one of them is added to `dropped`."""
+        """The five exchanges; who falls silent in one of them is added to `dropped`."""
+        digests = {task_digest(self.common_header, task.payload) for task in tasks}
+        if len(digests) > 1:
+            raise UserError("masks cancel only where all clients receive the same.")
         light = [task._replace(payload={}, client_state={}) for task in tasks]
         keys = {
             i: sent[i]
@@ -71,13 +82,19 @@ class MaskingEngine(RemoteEngine):
         survivors: Tree = {"survivors": {"clients": answered}}
         light = [task for task in light if task.client in results]
         bodies = dict.fromkeys(results, survivors)
+        signed = self._bytes("masking_agree", light, bodies, dropped, DIGEST + SIGNATURE)
+        agreed = to_tensors({i: sent[i] for i, sent in signed.items() if i in sent})
+        survivors = {**survivors, "agreed": agreed}
+        bodies = dict.fromkeys(results, survivors)
+        light = [task for task in light if task.client in signed]
         revealed = self._bytes("masking_reveal", light, bodies, dropped, SHARE)
         name = round_name(self.common_header["experiment"], tasks[0])
         words = {i: to_unsigned(result.upload["words"]) for i, result in results.items()}
         if not words:
             raise UserError("no client sent a masked upload.")
         plain = {i: text[: 2 * KEY] for i, text in keys.items()}
-        return results, Unmasking(name, *masks, plain, list(shares)).total(words, revealed)
+        whole = Unmasking(name, *masks, plain, list(shares), *digests)
+        return results, whole.total(words, revealed)
 
     def _bytes(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +14,9 @@ import torch
 from fedhelix.core.errors import UserError
 from fedhelix.core.seeds import numpy_draw
 from fedhelix.data import Dataset, Partition, Split, from_arrays, from_npz
+from fedhelix.data.loading import canonical
 from fedhelix.deploy.schema import DTYPES
+from fedhelix.runs.spec import located
 
 OWN = "own"  # in place of a data set's name: every site has its own samples
 
@@ -152,3 +155,19 @@ def placeholder_data(description: Mapping[str, Any]) -> Dataset:
     x = torch.zeros(1, *description["shape"], dtype=dtype)
     y = torch.zeros(1, *description["target"], dtype=torch.int64 if classes else torch.float32)
     return Dataset(OWN, x, y, x, y, classes)
+
+
+def common_source(data: str) -> str:
+    """The canonical name of a common data set: one from the catalogue, or the path of FILE.npz."""
+    if data.endswith(".npz"):
+        return str(located({"data": data})["data"])
+    try:
+        return canonical(data)
+    except UserError as problem:
+        if not Path(data).is_dir():
+            hint = "." if "/" in data or os.sep in data else f"; {problem}"
+            raise UserError(f"there is no folder '{data}' with the site's samples{hint}") from None
+        raise UserError(
+            f"'{data}' is a folder; pack its arrays into one FILE.npz to spread them over sites, "
+            "or start every site with a folder of its own by `fedhelix site`."
+        ) from None

@@ -142,6 +142,7 @@ ANSWERS: Mapping[str, Schema] = {
     "onboard_state": ANSWER,
     "masking_keys": ANSWER,
     "masking_shares": ANSWER,
+    "masking_agree": ANSWER,
     "masking_reveal": ANSWER,
 }
 KINDS = tuple(ANSWERS)

@@ -6,7 +6,6 @@ import dataclasses
 import datetime
 import hashlib
 import json
-import os
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -22,18 +21,24 @@ from fedhelix.core.objective import objective_for
 from fedhelix.core.shift import unshifted
 from fedhelix.core.tree import State, Tree, payload_bytes, to_device
 from fedhelix.data import Dataset, Split
-from fedhelix.data.loading import canonical
 from fedhelix.deploy import messages
 from fedhelix.deploy.audit_log import AuditLog, contents
+from fedhelix.deploy.budgets import Budgets
 from fedhelix.deploy.code import SiteCode
 from fedhelix.deploy.key_ring import KeyRing
 from fedhelix.deploy.logs import say
-from fedhelix.deploy.masked import Masker
+from fedhelix.deploy.masked import Masker, task_digest
 from fedhelix.deploy.messages import Message
-from fedhelix.deploy.remote_data import OWN, describe_data, read_site_data, site_split
+from fedhelix.deploy.remote_data import (
+    OWN,
+    common_source,
+    describe_data,
+    read_site_data,
+    site_split,
+)
 from fedhelix.deploy.schema import NAME, clipped
 from fedhelix.deploy.site_policy import SitePolicy, chain
-from fedhelix.deploy.site_state import SiteState, latest_model
+from fedhelix.deploy.site_state import SiteState, draws_once, latest_model
 from fedhelix.engines.local import (
     ClientTask,
     Setup,
@@ -48,7 +53,7 @@ from fedhelix.federation.inputs import client_setup, device_of, network
 from fedhelix.federation.uploads import keep_states
 from fedhelix.methods.budget import Budgeted
 from fedhelix.runs.config import Config
-from fedhelix.runs.spec import RunSpec, located, read_spec
+from fedhelix.runs.spec import RunSpec, read_spec
 from fedhelix.store.progress import human_seconds
 
 Answer = tuple[dict[str, Any], Tree]  # header fields and body
@@ -86,6 +91,7 @@ class Site:
         self._setup: tuple[str, Setup] | None = None
         self.policy, self.log, self.code = policy or SitePolicy(), log, code or SiteCode()
         self._masker = Masker(KeyRing(key, self.policy.peers))
+        self.budgets = Budgets(self.folder / f"{name}.budgets.json")
 
     def check_data(self) -> None:
         """Load the data once, so that mistakes show at the start and not in the first round."""
@@ -130,6 +136,7 @@ class Site:
             "masking_keys": self.masking_keys,
             "masking_shares": self.masking_shares,
             "train": self.train,
+            "masking_agree": self.masking_agree,
             "masking_reveal": self.masking_reveal,
             "evaluate": self.evaluate,
             "evaluate_received": self.evaluate_received,
@@ -153,22 +160,29 @@ class Site:
         """Store the state with which a newcomer enters its first round."""
         setup, task, kept = self._open(message)
         state = setup.hooks.onboard_state(task.payload, make_client(setup, task))
-        kept.write(task.round - 1, state)
+        if not kept.has_sent:  # else it has joined, and goes on counting what it has spent
+            kept.write(task.round - 1, state)
         return {}, {}
 
     def train(self, message: Message) -> Answer:
         """One round of the client; its new state is on disk before the answer leaves."""
         setup, task, kept = self._open(message)
-        fields, upload = self._trained(setup, task, kept)
-        if setup.method.capabilities.masks is not None:
-            name = message.header["experiment"]
-            upload = self._masker.upload(name, task, message.body, upload, kept)
-        return fields, upload
+        name = message.header["experiment"]
+        self.policy.check_payload(setup.method, task.payload)
+        self.policy.check_total(self.budgets.total(name, setup.method))
+        self.budgets.reserve(name, setup.method)
+        sent = self._trained(setup, task, kept, task_digest(message.header, task.payload))
+        if setup.method.capabilities.masks is None:
+            return sent["fields"], sent["upload"]
+        return sent["fields"], self._masker.upload(name, task, message.body, sent, kept)
 
-    def _trained(self, setup: Setup, task: ClientTask, kept: SiteState) -> Answer:
-        drawn_once = setup.method.capabilities.outermost  # noise that is drawn anew protects less
+    def _trained(self, setup: Setup, task: ClientTask, kept: SiteState, digest: bytes) -> Tree:
+        """What a round of the client gives; where it has noise, this is drawn and counted once,
+        and the round of an earlier number is refused.
+        """
+        drawn_once = draws_once(setup.method)
         if drawn_once and (sent := kept.sent(task.round)):
-            return sent["fields"], to_device(sent["upload"], setup.device)
+            return to_device(sent, setup.device)
         begun = time.monotonic()
         result = run_client(setup, task)
         took = human_seconds(time.monotonic() - begun)
@@ -179,9 +193,11 @@ class Site:
         for part in chain(setup.method):
             if isinstance(part, Budgeted):
                 fields["epsilon"] = part.spent(task.payload, result.client_state)
+        sent = {"round": task.round, "fields": fields, "upload": result.upload}
+        sent["task"] = digest.hex()
         if drawn_once:
-            kept.write_sent({"round": task.round, "fields": fields, "upload": result.upload})
-        return fields, result.upload
+            kept.write_sent(sent)
+        return sent
 
     def masking_keys(self, message: Message) -> Answer:
         """The site's public keys for the masks of a round."""
@@ -192,6 +208,11 @@ class Site:
         """Shares of its secrets for the other sites."""
         _, task, _ = self._open(message)
         return {}, self._masker.shares(message.header["experiment"], task, message.body)
+
+    def masking_agree(self, message: Message) -> Answer:
+        """Its signature on who has answered."""
+        _, task, kept = self._open(message)
+        return {}, self._masker.agree(message.header["experiment"], task, message.body, kept)
 
     def masking_reveal(self, message: Message) -> Answer:
         """Its shares of what unmasks the sum."""
@@ -232,7 +253,8 @@ class Site:
             kept.write_supplement(body["supplement"])
         setup = self._setup_for(header, client, kept)
         # The server knows a client's state only before its first round: its reply to client_init.
-        client_state = to_device(kept.read(round) or body.get("client_state", {}), setup.device)
+        reply = {} if draws_once(setup.method) else body.get("client_state", {})
+        client_state = to_device(kept.read(round) or reply, setup.device)
         payload = to_device(body.get("payload", {}), setup.device)
         plain = not setup.method.capabilities.packed_downloads
         messages.check_tree(payload, setup.initial, shapes=plain)
@@ -250,7 +272,8 @@ class Site:
             )
 
     def _setup_for(self, header: Mapping[str, Any], client: int, kept: SiteState) -> Setup:
-        key = json.dumps([header.get(name) for name in ("spec", "classes", "code")] + [client])
+        told = [header.get(name) for name in ("experiment", "spec", "classes", "code")]
+        key = json.dumps([*told, client])
         if self._setup is None or self._setup[0] != key:
             self._setup = None  # so that two data sets are never in memory at once
             setup = self._make_setup(header, client, kept)
@@ -268,6 +291,7 @@ class Site:
         here = {"data_dir": self.data_dir, "device": "auto", "engine": "serial"}
         spec = read_spec({**settings, **here}, "the message")
         self.policy.check_run(spec, header.get("classes"))
+        self.policy.check_total(self.budgets.total(header["experiment"], spec.method))
         if spec.config.data != self.source:
             raise UserError(
                 f"the run is about the data '{spec.config.data}', but the site has '{self.source}'."
@@ -303,22 +327,6 @@ def method_name(header: Mapping[str, Any]) -> str | None:
         return str(json.loads(header["spec"])["method"]["name"])
     except (KeyError, ValueError, TypeError):
         return None
-
-
-def common_source(data: str) -> str:
-    """The canonical name of a common data set: one from the catalogue, or the path of FILE.npz."""
-    if data.endswith(".npz"):
-        return str(located({"data": data})["data"])
-    try:
-        return canonical(data)
-    except UserError as problem:
-        if not Path(data).is_dir():
-            hint = "." if "/" in data or os.sep in data else f"; {problem}"
-            raise UserError(f"there is no folder '{data}' with the site's samples{hint}") from None
-        raise UserError(
-            f"'{data}' is a folder; pack its arrays into one FILE.npz to spread them over sites, "
-            "or start every site with a folder of its own by `fedhelix site`."
-        ) from None
 
 
 def site_setup(spec: RunSpec, data: Dataset, splits: list[Split]) -> Setup:

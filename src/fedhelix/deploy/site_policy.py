@@ -13,13 +13,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from fedhelix.core import toml
 from fedhelix.core.errors import UserError
 from fedhelix.core.method import Method
 from fedhelix.core.options import Checked, build, option
 from fedhelix.core.registry import make, resolve
+from fedhelix.core.tree import Tree
 from fedhelix.core.wrapper import Wrapper
 from fedhelix.methods.budget import Budgeted
+from fedhelix.methods.private import Private
 from fedhelix.runs.spec import RunSpec
 
 HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
@@ -37,7 +41,17 @@ class SitePolicy(Checked):
     options: tuple[str, ...] = option((), "KEY=VALUE: values that options of methods must have")
     require_privacy: bool = option(False, "only methods with differential privacy may run")
     max_epsilon: float | None = option(None, "largest privacy budget (default: any)", above=0)
+    total_epsilon: float | None = option(
+        None, "sum of the privacy budgets of all runs at the site (default: any)", above=0
+    )
     max_delta: float | None = option(None, "largest delta (default: any)", above=0, below=1)
+    server_noise: bool = option(True, "the server may add the noise of `private`, not the site")
+    min_noise: float | None = option(
+        None, "noise that the site itself adds in `private`, in clips (default: any)", above=0
+    )
+    max_clip: float | None = option(
+        None, "longest update that leaves the site in `private` (default: any)", above=0
+    )
     require_secure: bool = option(False, "only methods with secure aggregation may run")
     peers: str | None = option(
         None,
@@ -100,13 +114,19 @@ class SitePolicy(Checked):
             raise refusal("reports no scores (metrics = false)")
         if "supplement" in body and not self.supplements:
             raise refusal("takes no samples from the server (supplements = false)")
-        keys = body.get("keys")
-        if kind == "masking_shares" and isinstance(keys, Mapping):
-            self._at_least("min_cohort", len(keys), "clients")
+        self._check_masked(header, body)
         for name, limit in (("round", self.max_rounds), ("client", self.max_clients)):
             value = header.get(name)
             if isinstance(value, int) and not 0 <= value < limit:
                 raise refusal(f"allows {limit} {name}s, and this is {name} {value + 1}")
+
+    def _check_masked(self, header: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+        """Refuse sums over too few clients, whatever the run's settings say."""
+        survivors = body.get("survivors", {}).get("clients")
+        if header.get("kind") == "masking_shares":
+            self._at_least("min_cohort", len(body.get("keys", {})), "clients")
+        if isinstance(survivors, Tensor):
+            self._at_least("min_cohort", len(set(survivors.flatten().tolist())), "clients in a sum")
 
     def check_bytes(self, count: int) -> None:
         """Refuse a message that is too large, in either direction."""
@@ -147,6 +167,7 @@ class SitePolicy(Checked):
         for part in private:
             self._at_most("max_epsilon", part.epsilon, "as epsilon")
             self._at_most("max_delta", part.delta, "as delta")
+            self._check_noise(part)
         chosen = method.options()
         allowed: dict[str, list[str]] = {}
         for text in self.options:
@@ -155,6 +176,29 @@ class SitePolicy(Checked):
         for key, values in allowed.items():
             if key in chosen and str(chosen[key]) not in values:
                 raise refusal(f"needs {key} = {' or '.join(values)}, not {chosen[key]}")
+
+    def _check_noise(self, part: Budgeted) -> None:
+        if not isinstance(part, Private) or part.noise_by == "clients":
+            return
+        if not self.server_noise:
+            raise refusal("gives the server no updates without noise (server_noise = false)")
+        if self.min_noise is not None:
+            raise refusal(f"needs a noise of {self.min_noise:g} at the site, not at the server")
+
+    def check_payload(self, method: Method, payload: Tree) -> None:
+        """Refuse a round by the noise and the clip that the server sends for it."""
+        for part in chain(method):
+            if isinstance(part, Private):
+                rule = payload.get("privacy", {})
+                noise, clip = (float(rule.get(name, math.nan)) for name in ("share", "clip"))
+                if self.min_noise is not None and not noise >= self.min_noise:
+                    raise refusal(f"needs a noise of {self.min_noise:g}, not {noise:g} (min_noise)")
+                if self.max_clip is not None and not 0 < clip <= self.max_clip:
+                    raise refusal(f"allows a clip of {self.max_clip:g}, not {clip:g} (max_clip)")
+
+    def check_total(self, epsilon: float) -> None:
+        """Refuse a run that would spend more than is left by the runs before it."""
+        self._at_most("total_epsilon", epsilon, "as epsilon of all runs together")
 
     def check_work(self, spec: RunSpec, samples: int, parameters: int) -> None:
         """Refuse a run by what it means for this site's samples, and by the size of its model."""

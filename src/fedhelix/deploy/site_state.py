@@ -11,6 +11,7 @@ import safetensors.torch
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.files import remove_leftovers, write_atomically
+from fedhelix.core.method import Method
 from fedhelix.core.shift import load_shifted
 from fedhelix.core.tree import State, Tree, load, save
 from fedhelix.engines.local import Setup
@@ -54,6 +55,11 @@ class SiteState:
         for known in self._rounds():
             if known > round or known in earlier[:-1]:
                 self._path(known).unlink(missing_ok=True)
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether an answer was sent that may not be computed again."""
+        return self._sent_path.exists()
 
     def sent(self, round: int) -> Tree:
         """The answer that was sent in a round, if it was the last one; earlier ones are refused."""
@@ -106,6 +112,13 @@ class SiteState:
         example = setup.data.prepare(setup.data.x[:8])
         module = load_shifted(setup.module, state, setup.layers, example)
         write_atomically(self.folder / MODEL, safetensors.torch.save(module.state_dict()))
+
+
+def draws_once(method: Method) -> bool:
+    """Whether a round has masks or noise, and what a client has spent counts: no server may say
+    what a client keeps, or have a round computed anew.
+    """
+    return method.capabilities.outermost or method.capabilities.sample_gradients
 
 
 def latest_model(folder: Path, name: str) -> Path:

@@ -146,7 +146,10 @@ class DPSGD(Budgeted):
     def _exposure(self, payload: Tree, client_state: Tree, client: Client) -> tuple[float, int]:
         """The least noise of a client's rounds up to this one, and its epochs in them."""
         before = client_state.get("samples", {"noise": math.inf, "steps": 0})
-        noise = min(float(before["noise"]), float(payload["samples"]["noise"]))
+        asked = float(payload["samples"]["noise"])
+        if not 0 < asked < math.inf:
+            raise UserError(f"dp-sgd needs noise, a finite number above 0, not {asked:g}.")
+        noise = min(float(before["noise"]), asked)
         return noise, int(before["steps"]) + client.epochs
 
     def _epsilon(self, noise: float, steps: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -74,10 +75,9 @@ class Private(Budgeted):
         privacy = server["privacy"]
         share = privacy["noise"] / ctx.sampling.size**0.5
         after = self._ledger(privacy, ctx).epsilon_after(client, self._rate(client, ctx))
-        numbers = {"share": share, "epsilon": after}
-        rule = {name: torch.tensor(value, device=ctx.device) for name, value in numbers.items()}
-        rule["clip"] = privacy["clip"]
-        return {**self.inner.download(server, client, ctx), "privacy": rule}
+        rule = {"share": torch.tensor(share, device=ctx.device), "clip": privacy["clip"]}
+        spent = {"epsilon": torch.tensor(after, device=ctx.device)}
+        return {**self.inner.download(server, client, ctx), "privacy": rule, "spent": spent}
 
     # What a client does -------------------------------------------------------------------------
 
@@ -91,11 +91,14 @@ class Private(Budgeted):
         if not tree:
             return tree, kept
         clip, share = (local.payload["privacy"][name] for name in ("clip", "share"))
-        origin = take({**local.client.initial, **local.payload.get("model", {})}, tree["model"])
+        origin = {**local.client.initial, **local.payload.get("model", {})}
+        origin = take(origin, self.shared_params(local.layers))  # those left out get noise, too
         update = flat_update(tree["model"], origin)
         short = (update.norm() <= clip).float() - 0.5
         update = clipped(update, clip)
         if self.noise_by == "clients":
+            if not 0 < share < math.inf:
+                raise UserError(f"private uploads nothing with a noise of {float(share):g}.")
             noise = share * local.client.normal("privacy", len(update) + 1).to(clip.device)
             update, short = update + clip * noise[:-1], short + COUNT_NOISE * noise[-1] / 2
         count = {} if self.quantile is None else {"privacy": {"short": short}}
@@ -103,7 +106,7 @@ class Private(Budgeted):
 
     def spent(self, payload: Tree, client_state: Tree) -> float:
         """Client: its epsilon after a round, as the server counts it."""
-        return float(payload["privacy"]["epsilon"])
+        return float(payload["spent"]["epsilon"])
 
     # What the server makes of it ----------------------------------------------------------------
 

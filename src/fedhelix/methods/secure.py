@@ -104,17 +104,19 @@ class Secure(Wrapper):
         return self.inner.server_init(client_inits, ctx)
 
     def download(self, server: Tree, client: int, ctx: Context) -> Tree:
-        """Server: as the inner method, with the client's share in the mean."""
-        counts = {i: self._counts(i, ctx) for i in ctx.cohort(ctx.round)}
-        share = self._counts(client, ctx) / max(sum(counts.values()), 1)
-        rule = {"share": torch.tensor(share, dtype=torch.float64)}
+        """Server: as the inner method, with what the whole cohort counts, the same for all:
+        clients who took their shares from the server could not tell a sum from a single upload.
+        """
+        counts = [self._count(i, ctx) for i in ctx.cohort(ctx.round)]
+        total = torch.tensor(max(sum(counts), 1), dtype=torch.float64)
+        rule = {"total": total, "alike": torch.tensor(set(counts) <= {1})}
         return {**self.inner.download(server, client, ctx), "secure": rule}
 
     def deliver(self, server: Tree, client: int, ctx: Context) -> Tree:
         """Server: as the inner method."""
         return self.inner.deliver(server, client, ctx)
 
-    def _counts(self, client: int, ctx: Context) -> int:
+    def _count(self, client: int, ctx: Context) -> int:
         return 1 if isinstance(self.inner, Private) else ctx.counts(client)
 
     def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
@@ -135,7 +137,8 @@ class Secure(Wrapper):
         row = torch.cat([flat_update(take(tree["model"], origin), origin), *_further(tree)])
         if not bool(row.isfinite().all()):
             return {}, kept
-        share = float(local.payload["secure"]["share"])
+        rule = local.payload["secure"]
+        share = (1 if bool(rule["alike"]) else local.client.samples) / float(rule["total"])
         draw = local.client.draw("rounding")
         return {"words": to_words(row, share, self._bound, self.word_bits, draw)}, kept
 
@@ -145,8 +148,8 @@ class Secure(Wrapper):
 
     def weights(self, server: Tree, uploads: Sequence[Upload], ctx: Context) -> list[float]:
         """Server: as the shares that clients took."""
-        total = sum(map(_share, uploads))
-        return [_share(upload) / total for upload in uploads]
+        total = sum(self._share(upload, ctx) for upload in uploads)
+        return [self._share(upload, ctx) / total for upload in uploads]
 
     def aggregate(
         self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context
@@ -160,13 +163,17 @@ class Secure(Wrapper):
             return server
         origin = _floats(server["model"])
         total = sum_words([self._words(upload, origin) for upload in uploads])
-        mean = from_words(total, sum(map(_share, uploads)), self._bound).to(ctx.device)
+        share = sum(self._share(upload, ctx) for upload in uploads)
+        mean = from_words(total, share, self._bound).to(ctx.device)
         size = sum(value.numel() for value in origin.values())
         tree: Tree = {"model": moved(origin, mean[:size])}
         if len(mean) > size:
             tree["privacy"] = {"short": mean[size]}
         alike = [upload._replace(tree=tree) for upload in uploads]
         return self.inner.aggregate(server, alike, weights, ctx)
+
+    def _share(self, upload: Upload, ctx: Context) -> float:
+        return self._count(upload.client, ctx) / float((upload.payload or {})["secure"]["total"])
 
     def _words(self, upload: Upload, origin: State) -> Tensor:
         words: Tensor = upload.tree["words"]
@@ -184,7 +191,3 @@ def _floats(state: State) -> State:
 def _further(tree: Tree) -> list[Tensor]:
     """What an adaptive clip needs to know."""
     return [value.view(1) for value in tree.get("privacy", {}).values()]
-
-
-def _share(upload: Upload) -> float:
-    return float((upload.payload or {})["secure"]["share"])
