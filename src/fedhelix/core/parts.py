@@ -26,6 +26,12 @@ def arguments(x: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     return (x if isinstance(x, tuple) else (x,)), {}
 
 
+def in_order(x: Inputs) -> tuple[Tensor, ...]:
+    """All parts, whether they have names or not."""
+    args, keywords = arguments(x)
+    return (*args, *keywords.values())
+
+
 def shapes(x: Inputs) -> str:
     """The shapes of all parts, for people."""
     if isinstance(x, dict):
