@@ -127,9 +127,27 @@ def test_clients_with_sequences_of_different_lengths():
     assert fit(data, Reader, partition="natural", cohort=2).records[-1]["accuracy"] >= 0
 
 
-@pytest.mark.parametrize("method", ["gene-fl", "ifca", "clustered"])
+@pytest.mark.parametrize("method", ["gene-fl", "ifca", "clustered", "knn-per", "fedcp", "gpfl"])
 def test_methods_that_look_at_samples_take_parts(method):
     assert fit(from_arrays(*parts()), Named, 1, method=method).records
+
+
+class Looking(Named):
+    """As networks of `transformers`, it looks at the mask's values, which PyTorch cannot stack."""
+
+    def forward(self, input_ids, attention_mask, score):
+        if bool(attention_mask.all()):
+            attention_mask = torch.ones_like(attention_mask)
+        return super().forward(input_ids, attention_mask, score)
+
+
+@pytest.mark.parametrize("method", ["gene-fl", "ifca", "dp-sgd"])
+def test_networks_that_look_at_values_give_the_gradients_of_samples(method):
+    data = from_arrays(*parts())
+    one, other = (fit(data, model, 1, method=method) for model in (Named, Looking))
+    torch.testing.assert_close(
+        flatten(one.state.server), flatten(other.state.server), atol=1e-5, rtol=0
+    )
 
 
 def test_several_labels_may_hold():

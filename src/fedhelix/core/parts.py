@@ -46,5 +46,6 @@ def output_of(returned: Any) -> Tensor:
         return output
     kind = type(returned).__name__
     raise UserError(
-        f"the model must return one tensor, or an object with the outputs as .logits, not {kind}."
+        f"the model must return one tensor, or an object with the outputs as .logits, not {kind}; "
+        "put a head on it, as AutoModelForSequenceClassification has."
     )

@@ -95,8 +95,8 @@ def read_inputs_of(table: Any, names: Sequence[str], where: str) -> Any:
         if isinstance(values, np.ndarray) and is_text(values):
             raise UserError(
                 f"column '{column}' of {where} holds text; turn it into numbers first (a "
-                "tokenizer, pandas.get_dummies), leave it out of inputs, or, if it says whose a "
-                f"row is, name it: partition.natural('{column}')."
+                "tokenizer, pandas.get_dummies), remove it once that is done, or, if it says "
+                f"whose a row is, name it: partition.natural('{column}')."
             )
     if not columns:
         raise UserError(f"{where} has no column besides target and owner for the network.")

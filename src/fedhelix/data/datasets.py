@@ -62,7 +62,7 @@ class Dataset:
     labels: tuple[str, ...] | None = None
     """What the classes are called, where the data say."""
     columns: tuple[str, ...] | None = None
-    """What the features are called, where the data are a table."""
+    """What the columns that the network gets are called, where the data are a table."""
     # Made once, on the data's device: a copy from the host in every batch would be slow and cannot
     # be captured in a CUDA graph.
     _shift: Tensor | None = dataclasses.field(init=False, default=None)

@@ -164,7 +164,8 @@ def as_tensor(values: Any, where: str) -> Tensor:
         except ValueError as problem:
             raise UserError(f"{where} is no array: {problem}.") from None
         if array.dtype.kind not in "biuf":
-            raise UserError(f"{where} must be numbers, not {array.dtype}.")
+            kind = "text" if is_text(array) else array.dtype
+            raise UserError(f"{where} must be numbers, not {kind}.")
         if array.dtype.kind == "u" and array.dtype != np.uint8:
             array = array.astype(np.int64)  # torch knows few unsigned types
         values = torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
