@@ -22,8 +22,8 @@ def of_each_sample(
 ) -> Any:
     """What a function of a model and one sample gives for each of them, stacked.
 
-    Samples go together, or one by one where the network looks at values: those of `transformers` see
-    whether a mask is needed.
+    Samples go together, or one by one where the network looks at values, as those of `transformers`
+    do to see whether a mask is needed.
     """
     together = vmap(function, (None, 0, 0), chunk_size=at_once, randomness="different")
     try:
