@@ -44,8 +44,9 @@ def output_of(returned: Any) -> Tensor:
     output = getattr(returned, "logits", returned)
     if isinstance(output, Tensor):
         return output
-    kind = type(returned).__name__
+    kind, bare = type(returned).__name__, hasattr(returned, "last_hidden_state")
+    how = "take one with a head, such as AutoModelForSequenceClassification"
     raise UserError(
         f"the model must return one tensor, or an object with the outputs as .logits, not {kind}; "
-        "put a head on it, as AutoModelForSequenceClassification has."
+        f"{how if bare else 'let its forward return the outputs alone'}."
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from torch.utils.data import DataLoader
 
 from fedhelix.core.errors import UserError
@@ -34,8 +35,8 @@ def pair_of(part: Any, where: str) -> tuple[Any, Any]:
     target = target_of(names_of(part), where)
     inputs = [column for column in names_of(part) if column != target]
     x = read_inputs_of(part, inputs, where)
-    if isinstance(x, np.ndarray) and x.ndim == 2 and feature_names(part):
-        x = part[inputs].astype("float32")  # keeps the names
+    if isinstance(x, np.ndarray) and x.ndim == 2 and x.shape[1] == len(inputs):
+        x = pd.DataFrame(x, columns=inputs)  # keeps the names
     return x, column_of(part, target)
 
 

@@ -175,7 +175,7 @@ def joined(samples: Sequence[Tensor | Parts]) -> Parts:
         if list(other.tensors) != names or other.named != named:
             raise UserError(
                 f"samples must all have the parts {', '.join(names)}, "
-                f"not {', '.join(other.tensors)}."
+                f"not {', '.join(other.tensors)}; give every client the same ones."
             )
     return Parts(
         {name: cat_padded([part.tensors[name] for part in parts]) for name in names}, named

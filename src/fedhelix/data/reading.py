@@ -48,6 +48,12 @@ def collated(samples: Sequence[Any]) -> Any:
     """Many samples of one form as one value of that form."""
     first = samples[0]
     if isinstance(first, Mapping):
+        for number, sample in enumerate(samples):
+            if sample.keys() != first.keys():
+                raise UserError(
+                    f"sample {number} has the parts {', '.join(sample)}, but the first "
+                    f"{', '.join(first)}; give all samples the same ones."
+                )
         return {name: stacked([sample[name] for sample in samples]) for name in first}
     if isinstance(first, tuple):
         return tuple(stacked(list(part)) for part in zip(*samples, strict=True))
