@@ -135,7 +135,8 @@ def one_number(where: str, value: Any, args: tuple[Any, ...]) -> Tensor:
 
 def outputs(where: str, value: Any, args: tuple[Any, ...]) -> Tensor:
     """One row for every sample."""
-    if not isinstance(value, Tensor) or value.dim() < 1 or len(value) != len(in_order(args[1])[0]):
+    samples = in_order(args[1])[0].shape[0]  # not its length, which an export would take as fixed
+    if not isinstance(value, Tensor) or value.dim() < 1 or value.shape[0] != samples:
         raise wrong(where, "a tensor with one row for every sample", value)
     return value
 
