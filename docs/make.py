@@ -37,6 +37,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "leaderboard-methods": leaderboard.searched,
     "masked-words": measurements.masked_words,
     "masking": measurements.masking,
+    "lengths": measurements.lengths,
     "membership": measurements.membership,
     "options": methods.options,
     "participation": measurements.participation,

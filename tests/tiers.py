@@ -22,6 +22,7 @@ SLOW = {
     "test_a_message_that_is_lost_on_its_way_is_sent_again",
     "test_a_method_from_a_file_reaches_the_workers",
     "test_a_process_that_is_killed_at_any_stage_drops_out_of_its_round_only",
+    "test_a_program_predicts_as_the_method_does_for_any_number_of_samples",
     "test_a_run_across_processes",
     "test_a_run_can_be_audited",
     "test_a_run_leaves_a_log_at_every_site",

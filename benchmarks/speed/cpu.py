@@ -80,7 +80,7 @@ def export(fed: Federation, settings: dict[str, Any], rounds: int, folder: Path)
     for t in range(rounds):
         for client in fed.cohort(t):
             schedule = batch_schedule(setup, ClientTask(client, t, {}, {}), Phase(), "batches")
-            samples = [batch.numpy() for batch, _ in schedule.steps()]
+            samples = [batch.numpy() for batch, *_ in schedule.steps()]
             orders[f"{t}-{client}"] = np.concatenate(samples).astype(np.int32)
     np.savez(folder / "orders.npz", **orders)
     facts = {

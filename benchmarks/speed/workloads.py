@@ -70,7 +70,7 @@ class PlainLoop:
                 module.parameters(), lr=settings.lr, momentum=settings.momentum
             )
             schedule = batch_schedule(setup, ClientTask(client, t, {}, {}), Phase(), "batches")
-            for samples, _ in schedule.steps():
+            for samples, *_ in schedule.steps():
                 index = samples.to(setup.device)
                 loss = F.cross_entropy(
                     module(setup.data.prepare(setup.data.x[index])), setup.data.y[index]

@@ -206,6 +206,24 @@ def widths() -> str:
     )  # fmt: skip
 
 
+def lengths() -> str:
+    """Batches that are cut to their longest sequence, against all padding."""
+    measured = result("lengths")
+    width = {"serial": measured["widths"]["batch"], "batched": measured["widths"]["stack"]}
+    rows = [
+        [
+            f"`{row['engine']}`",
+            f"{width[row['engine']]:.0f} of {measured['widths']['padded']}",
+            f"{row['padded_s']:.2f}",
+            f"{row['cut_s']:.2f}",
+            f"{row['faster']:.2f}",
+        ]
+        for row in measured["engines"]
+    ]
+    heads = ["engine", "mean width", "padded, s per round", "cut, s per round", "ratio"]
+    return table(heads, rows)
+
+
 def whole() -> str:
     """The whole network of HeteroFL and FedRolex, where no client has it."""
     found, methods = result("widths")["whole"], ("heterofl", "fedrolex")

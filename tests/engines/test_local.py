@@ -50,7 +50,7 @@ def batches(
 ) -> list[torch.Tensor]:
     return [
         samples
-        for samples, _ in batch_schedule(fed.engine.setup, task, phase, purpose, index).steps()
+        for samples, *_ in batch_schedule(fed.engine.setup, task, phase, purpose, index).steps()
     ]
 
 
@@ -187,7 +187,8 @@ def test_a_client_with_one_sample_cannot_have_batchnorm():
 def test_augmentation_moves_the_images_and_nothing_else():
     plain, moved = small(model="mlp"), small(model="mlp", augment=True)
     setup = moved.engine.setup
-    samples, crops = next(iter(batch_schedule(setup, task_for(moved), Phase(), "batches").steps()))
+    steps = batch_schedule(setup, task_for(moved), Phase(), "batches").steps()
+    samples, crops, _ = next(iter(steps))
     unmoved = batch_schedule(plain.engine.setup, task_for(plain), Phase(), "batches")
     assert crops is not None and unmoved.draws is None
     batch, untouched = gather(setup, samples, crops), gather(setup, samples, None)

@@ -127,9 +127,27 @@ def test_clients_with_sequences_of_different_lengths():
     assert fit(data, Reader, partition="natural", cohort=2).records[-1]["accuracy"] >= 0
 
 
-@pytest.mark.parametrize("method", ["gene-fl", "ifca", "clustered"])
+@pytest.mark.parametrize("method", ["gene-fl", "ifca", "clustered", "knn-per", "fedcp", "gpfl"])
 def test_methods_that_look_at_samples_take_parts(method):
     assert fit(from_arrays(*parts()), Named, 1, method=method).records
+
+
+class Looking(Named):
+    """As networks of `transformers`, it looks at the mask's values, which PyTorch cannot stack."""
+
+    def forward(self, input_ids, attention_mask, score):
+        if bool(attention_mask.all()):
+            attention_mask = torch.ones_like(attention_mask)
+        return super().forward(input_ids, attention_mask, score)
+
+
+@pytest.mark.parametrize("method", ["gene-fl", "ifca", "dp-sgd"])
+def test_networks_that_look_at_values_give_the_gradients_of_samples(method):
+    data = from_arrays(*parts())
+    one, other = (fit(data, model, 1, method=method) for model in (Named, Looking))
+    torch.testing.assert_close(
+        flatten(one.state.server), flatten(other.state.server), atol=1e-5, rtol=0
+    )
 
 
 def test_several_labels_may_hold():
@@ -200,6 +218,19 @@ def test_a_data_frame_with_owners():
 YES = [0, 1] * 30
 
 
+class Keys(TorchDataset):
+    """Samples that are dictionaries, with these keys in turn."""
+
+    def __init__(self, *keys):
+        self.keys = keys
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return dict.fromkeys(self.keys[index % len(self.keys)], 1.0) | {"label": index % 2}
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
@@ -214,7 +245,19 @@ YES = [0, 1] * 30
         (lambda: fit(from_arrays(*parts()), Named, augment=True), "augment changes samples of"),
         (
             lambda: from_clients([parts(), ({"input_ids": np.zeros((4, 5))}, [0, 1, 0, 1])]),
-            "samples must all have the parts input_ids, attention_mask, score",
+            "parts input_ids, attention_mask, score, not .*; give every client the same ones",
+        ),
+        (
+            lambda: from_clients([Keys("ab", "ac")]),
+            "sample 1 has the parts a, c, label, but the first a, b, label; give all samples",
+        ),
+        (
+            lambda: from_clients([Keys("ab"), Keys("ac")]),
+            "client 1 of 'data' has the columns a, c, but the first client a, b; give everybody",
+        ),
+        (
+            lambda: fit(from_arrays(np.ones((20, 3)), YES[:20]), Reader),
+            "a part for each argument of its forward, which gets 1, a mask only with sequences",
         ),
         (
             lambda: from_clients([(frame()[["a", "b"]], YES), (frame()[["b", "a"]], YES)]),
@@ -261,5 +304,12 @@ def test_a_model_without_outputs_is_refused():
         def forward(self, x):
             return {"scores": super().forward(x)}
 
-    with pytest.raises(UserError, match=r"an object with the outputs as \.logits, not dict"):
+    with pytest.raises(UserError, match=r"as \.logits, not dict; let its forward return the"):
         fit(from_arrays(DRAW.normal(size=(20, 3)), [0, 1] * 10), Silent(3, 2))
+
+    class Headless(nn.Linear):
+        def forward(self, x):
+            return SimpleNamespace(last_hidden_state=super().forward(x))
+
+    with pytest.raises(UserError, match="take one with a head, such as AutoModelFor"):
+        fit(from_arrays(DRAW.normal(size=(20, 3)), [0, 1] * 10), Headless(3, 2))

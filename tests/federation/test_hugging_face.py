@@ -74,6 +74,14 @@ def test_only_adapters_and_classifier_travel_and_engines_agree():
         assert torch.allclose(value, flatten(other.state.server)[name], atol=1e-5), name
 
 
+def test_predictions_take_the_columns_that_the_network_was_trained_on():
+    fed = federation("serial")
+    run, asked = fed.fit(1, quiet=True), texts().select(range(5))
+    parts = {name: list(asked[name]) for name in ("input_ids", "attention_mask")}
+    expected = run.predict(parts, client="writer 1", raw=True)
+    assert np.allclose(run.predict(asked, client="writer 1", raw=True), expected)
+
+
 def test_what_was_trained_is_saved_and_loaded_by_peft(tmp_path):
     fed = federation("serial")
     model = fed.fit(1, quiet=True).model()

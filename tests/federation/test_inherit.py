@@ -53,7 +53,16 @@ def test_a_network_with_fewer_or_more_blocks_inherits_those_that_both_have():
         assert all(torch.equal(heir[name], learnt[name]) for name in both)
 
 
+def test_what_all_widths_have_learnt_is_inherited_whole():
+    run = small("heterofl", "digits-bn-cnn", data=SOME).fit(1, quiet=True)
+    heir = run.inherit(digits_bn_cnn((1, 8, 8), 10), MINE)
+    torch.testing.assert_close(heir.state_dict(), run.model().state_dict())
+    run.inherit(digits_bn_cnn((1, 8, 8), 10, width=0.5), MINE)
+
+
 def test_a_network_of_another_kind_is_refused(run):
+    with pytest.raises(UserError, match=r"inherit takes a network that is made already, .*not str"):
+        run.inherit("digits-bn-cnn", MINE)
     with pytest.raises(UserError, match="only the widths of networks may differ"):
         run.inherit(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), MINE)
 

@@ -211,7 +211,7 @@ def test_a_balanced_sampler_draws_all_classes_alike():
     data = from_arrays(np.zeros((100, 2)), labels, np.zeros((2, 2)), [0, 1])
     fed = federation(data, partition.iid(1, valid=0), sampler="balanced", epochs=20, cohort=1)
     schedule = batch_schedule(fed.engine.setup, ClientTask(0, 0, {}, {}), Phase(), "batches")
-    drawn = np.concatenate([labels[samples] for samples, _ in schedule.steps()])
+    drawn = np.concatenate([labels[samples] for samples, *_ in schedule.steps()])
     assert len(drawn) == 2000
     assert abs(drawn.mean() - 0.5) < 4 * 0.5 / np.sqrt(2000)  # four standard deviations
 
@@ -236,7 +236,7 @@ def test_an_augmentation_is_drawn_anew_in_every_epoch():
     setup = fed.engine.setup
     steps = list(batch_schedule(setup, ClientTask(0, 0, {}, {}), Phase(), "batches").steps())
     moved = []
-    for samples, draws in steps:
+    for samples, draws, _ in steps:
         assert draws.shape == (len(samples), 1) and draws.min() >= 0 and draws.max() < 1
         added = gather(setup, samples, draws).x - setup.data.x[samples]
         torch.testing.assert_close(added, 2 * draws.expand(-1, 4))

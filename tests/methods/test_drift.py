@@ -165,7 +165,7 @@ def scaffold_in_numpy(fed, control, rounds):
         moved, changed, losses = [], [], []
         for client in fed.cohort(t):
             task, local, trained = ClientTask(client, t, {}, {}), [], model
-            for rows, _ in batch_schedule(setup, task, Phase(), "batches").steps():
+            for rows, *_ in batch_schedule(setup, task, Phase(), "batches").steps():
                 loss, gradient = loss_and_gradient(trained, rows.numpy())
                 local.append(loss)
                 trained = [
@@ -180,7 +180,7 @@ def scaffold_in_numpy(fed, control, rounds):
                 ]
             else:
                 at_start = batch_schedule(setup, task, Phase(epochs=1), "gradients").steps()
-                gradients = [loss_and_gradient(model, rows.numpy())[1] for rows, _ in at_start]
+                gradients = [loss_and_gradient(model, rows.numpy())[1] for rows, *_ in at_start]
                 after = [np.mean(parts, axis=0) for parts in zip(*gradients, strict=True)]
             moved.append([new - old for new, old in zip(trained, model, strict=True)])
             changed.append([new - old for new, old in zip(after, own[client], strict=True)])

@@ -27,6 +27,12 @@ def test_combinations_by_hand():
     assert combination(zero, apart, torch.zeros(2)) == pytest.approx([1, 0], abs=1e-6)
 
 
+def test_a_variance_that_rounding_made_negative_is_none():
+    zero = torch.zeros(1)
+    same, variances = torch.stack([zero, zero]), torch.tensor([1.0, -1e-7])
+    assert combination(zero, same, variances) == pytest.approx([0, 1], abs=1e-6)
+
+
 def test_a_combination_never_subtracts():
     # From 0, moments 1 and 2 are on one side: 2 would get a weight below zero.
     moments = torch.tensor([[1.0], [2.0]])

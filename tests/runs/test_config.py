@@ -249,7 +249,7 @@ def test_a_variant_has_settings_and_options_of_its_own():
         ),
         ("fedavg@lr=1,=2", "'=2' is no KEY=VALUE"),
         ("fedavg@seed=1", "a variant cannot have a seed of its own; set it for all methods"),
-        ("fedavg@suplement_size=1", "unknown key of the method fedavg 'suplement_size'"),
+        ("fedavg@suplement_size=1", "'suplement_size'; did you mean 'supplement_size'"),
         ("fedavg@lr=fast", "lr must be a number, not 'fast'"),
         ("fedavgg@lr=1", "unknown method 'fedavgg'; did you mean 'fedavg'"),
     ],

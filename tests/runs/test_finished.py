@@ -89,7 +89,7 @@ def test_exports_give_the_same_outputs(run, tmp_path):
     for words in ("wine", "fedavg", "no formal guarantee", "model.pt2", "Global accuracy"):
         assert words in card
     with pytest.raises(UserError, match="formats are safetensors, torch, onnx, not 'pickle'"):
-        run.export(tmp_path / "other", ("pickle",))
+        run.export(tmp_path / "other", "pickle")
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")

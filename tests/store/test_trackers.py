@@ -107,6 +107,15 @@ def test_only_finite_numbers_are_written():
     assert numbers(record) == {"a": 1.0, "metadata/rho": 2.0}
 
 
+def test_a_store_that_mlflow_refuses_is_one_sentence(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlflow")
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    mlflow.set_tracking_uri(None)
+    with pytest.raises(UserError, match="MLflow does not take this run: The filesystem tracking"):
+        tracker("mlflow", tmp_path, {}, 0)
+
+
 def test_what_cannot_be_tracked_is_refused_before_the_first_round(cli, tmp_path, monkeypatch):
     with pytest.raises(
         UserError, match=r"unknown tracker 'comet'; there are: mlflow, tensorboard, wandb"

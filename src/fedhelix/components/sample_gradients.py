@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
+from torch.func import grad_and_value
 
 from fedhelix.core.parts import Inputs
+from fedhelix.core.samples import of_each_sample
 from fedhelix.core.seeds import secret_normal
 from fedhelix.core.tree import State
 
@@ -22,7 +23,7 @@ def clipped_mean(
     """The sum of the samples' gradients, none longer than the clip, over their number; the mean
     loss; the number.
     """
-    grads, losses = vmap(grad_and_value(loss), (None, 0, 0), randomness="different")(params, x, y)
+    grads, losses = of_each_sample(grad_and_value(loss), params, x, y)
     present = torch.ones_like(losses) if mask is None else mask
     squares = [grad.flatten(1).square().sum(1) for grad in grads.values()]
     lengths = torch.stack(squares).sum(0).sqrt()

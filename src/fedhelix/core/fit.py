@@ -40,7 +40,10 @@ def probe(module: nn.Module, example: Inputs) -> Any:
 
 def _advice(example: Inputs, reason: str) -> str:
     """What to change, where samples that are no floats are the likely cause."""
-    parts, _ = arguments(example)
+    parts, keywords = arguments(example)
+    if "missing" in reason and "positional argument" in reason:
+        got = ", ".join(keywords) or f"{len(parts)}, a mask only with sequences to pad"
+        return f"; give samples a part for each argument of its forward, which gets {got}"
     if len(parts) > 1 and "positional argument" in reason:
         return (
             f"; its forward gets {len(parts)} arguments: sequences of different lengths are padded "

@@ -26,6 +26,12 @@ def arguments(x: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     return (x if isinstance(x, tuple) else (x,)), {}
 
 
+def in_order(x: Inputs) -> tuple[Tensor, ...]:
+    """All parts, whether they have names or not."""
+    args, keywords = arguments(x)
+    return (*args, *keywords.values())
+
+
 def shapes(x: Inputs) -> str:
     """The shapes of all parts, for people."""
     if isinstance(x, dict):
@@ -38,7 +44,9 @@ def output_of(returned: Any) -> Tensor:
     output = getattr(returned, "logits", returned)
     if isinstance(output, Tensor):
         return output
-    kind = type(returned).__name__
+    kind, bare = type(returned).__name__, hasattr(returned, "last_hidden_state")
+    how = "take one with a head, such as AutoModelForSequenceClassification"
     raise UserError(
-        f"the model must return one tensor, or an object with the outputs as .logits, not {kind}."
+        f"the model must return one tensor, or an object with the outputs as .logits, not {kind}; "
+        f"{how if bare else 'let its forward return the outputs alone'}."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -121,9 +121,9 @@ def option_names(kind: type[Method]) -> list[str]:
     return [field.name for field in fields(kind) if field.init and field.name != "inner"]
 
 
-def make(spec: str, options: dict[str, Any] | None = None) -> Method:
+def make(spec: str, options: dict[str, Any] | None = None, beside: Iterable[str] = ()) -> Method:
     """A method by name with some of its options set; of wrapped methods each takes the options that
-    it knows.
+    it knows. Keys that are read elsewhere (`beside`) may be what was meant.
     """
     chain = resolve(spec)
     homes = {name: number for number, kind in enumerate(chain) for name in option_names(kind)}
@@ -132,7 +132,7 @@ def make(spec: str, options: dict[str, Any] | None = None) -> Method:
         if key not in homes and (around := _wrappers_with(key)):
             with_it = " or ".join(f"{name}+{spec}" for name in around)
             raise UserError(f"{spec} has no option {key}; use {with_it}.")
-        name = find(key, homes, f"key of the method {spec}")
+        name = find(key, homes, f"key of the method {spec}", beside=beside)
         parts[homes[name]][name] = value
     method: Method | None = None
     for kind, mine in reversed(list(zip(chain, parts, strict=True))):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedhelix.core.errors import UserError, unknown
+from fedhelix.core.parts import in_order
 from fedhelix.core.tree import SEPARATOR, State, Tree, flatten
 
 PARTS = ("all", "head", "body")
@@ -134,7 +135,8 @@ def one_number(where: str, value: Any, args: tuple[Any, ...]) -> Tensor:
 
 def outputs(where: str, value: Any, args: tuple[Any, ...]) -> Tensor:
     """One row for every sample."""
-    if not isinstance(value, Tensor) or value.dim() < 1 or len(value) != len(args[1]):
+    samples = in_order(args[1])[0].shape[0]  # not its length, which an export would take as fixed
+    if not isinstance(value, Tensor) or value.dim() < 1 or value.shape[0] != samples:
         raise wrong(where, "a tensor with one row for every sample", value)
     return value
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from torch.utils.data import DataLoader
 
 from fedhelix.core.errors import UserError
@@ -34,8 +35,8 @@ def pair_of(part: Any, where: str) -> tuple[Any, Any]:
     target = target_of(names_of(part), where)
     inputs = [column for column in names_of(part) if column != target]
     x = read_inputs_of(part, inputs, where)
-    if isinstance(x, np.ndarray) and x.ndim == 2 and feature_names(part):
-        x = part[inputs].astype("float32")  # keeps the names
+    if isinstance(x, np.ndarray) and x.ndim == 2 and x.shape[1] == len(inputs):
+        x = pd.DataFrame(x, columns=inputs)  # keeps the names
     return x, column_of(part, target)
 
 
@@ -95,8 +96,8 @@ def read_inputs_of(table: Any, names: Sequence[str], where: str) -> Any:
         if isinstance(values, np.ndarray) and is_text(values):
             raise UserError(
                 f"column '{column}' of {where} holds text; turn it into numbers first (a "
-                "tokenizer, pandas.get_dummies), leave it out of inputs, or, if it says whose a "
-                f"row is, name it: partition.natural('{column}')."
+                "tokenizer, pandas.get_dummies), remove it once that is done, or, if it says "
+                f"whose a row is, name it: partition.natural('{column}')."
             )
     if not columns:
         raise UserError(f"{where} has no column besides target and owner for the network.")

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from fedhelix.core.errors import UserError
+from fedhelix.core.metrics import IGNORED
+from fedhelix.core.parts import Inputs
 from fedhelix.core.seeds import numpy_draw
 from fedhelix.data.checks import Pool, check_pool, describe
-from fedhelix.data.fields import Fields
+from fedhelix.data.fields import WIDTHS, Fields
 from fedhelix.data.sampling import stratified
 
 POOLS = ("x", "y", "x_test", "y_test")
@@ -60,7 +62,7 @@ class Dataset:
     labels: tuple[str, ...] | None = None
     """What the classes are called, where the data say."""
     columns: tuple[str, ...] | None = None
-    """What the features are called, where the data are a table."""
+    """What the columns that the network gets are called, where the data are a table."""
     # Made once, on the data's device: a copy from the host in every batch would be slow and cannot
     # be captured in a CUDA graph.
     _shift: Tensor | None = dataclasses.field(init=False, default=None)
@@ -132,6 +134,43 @@ class Dataset:
         if self._shift is None or self._scale is None or not x.is_floating_point():
             return x
         return (x - self._shift.to(x.device)) / self._scale.to(x.device)
+
+    @cached_property
+    def lengths(self) -> Tensor | None:
+        """How long each training sample is without its padding, on the CPU.
+
+        None where samples are no sequences that are padded at their ends.
+        """
+        lengths = None if self.fields is None else self.fields.lengths(self.x)
+        if lengths is None or not self.has_token_targets:
+            return None if lengths is None else lengths.cpu()
+        places = torch.arange(1, self.y.shape[1] + 1, device=self.y.device)
+        return torch.maximum(lengths, ((self.y != IGNORED) * places).amax(1)).cpu()
+
+    @cached_property
+    def widths(self) -> Tensor | None:
+        """How wide a batch must be for each training sample: its length, rounded up to one of few.
+
+        None where all would be as wide as the widest.
+        """
+        whole = None if self.fields is None else self.fields.length
+        if self.lengths is None or whole is None:
+            return None
+        step = -(-whole // WIDTHS)
+        widths = (-(-self.lengths // step) * step).clamp(step, whole)
+        return None if bool((widths == whole).all()) else widths
+
+    @property
+    def has_token_targets(self) -> bool:
+        """Whether every place of a padded sequence has a class."""
+        length = None if self.fields is None else self.fields.length
+        return self.y.dtype == torch.int64 and self.y.shape[1:] == (length,)
+
+    def cut(self, x: Inputs, y: Tensor, width: int) -> tuple[Inputs, Tensor]:
+        """Prepared samples and their targets with only the first places of sequences."""
+        assert self.fields is not None
+        x = self.fields.cut(x, width)
+        return x, y[..., :width] if self.has_token_targets else y
 
     def pixels(self, x: Tensor) -> Tensor:
         """Network inputs as what they were before `prepare` normalised them."""

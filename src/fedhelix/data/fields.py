@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedhelix.core.errors import UserError
-from fedhelix.core.parts import Inputs
+from fedhelix.core.parts import Inputs, in_order
 
 ALIGNMENT = 8  # bytes: the start of a part can be seen as any type
+WIDTHS = 8  # that a batch of sequences can have, so that few programs are needed
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,46 @@ class Fields:
             for name, shape, dtype in kinds
         )
 
+    @property
+    def mask(self) -> int | None:
+        """Which part says where a sequence has values, if one does."""
+        parts = enumerate(zip(self.names, self.shapes, self.dtypes, strict=True))
+        return next(
+            (
+                place
+                for place, (name, shape, dtype) in parts
+                if len(shape) == 1
+                and ("mask" in name if self.named else place > 0 and dtype == torch.bool)
+            ),
+            None,
+        )
+
+    @property
+    def length(self) -> int | None:
+        """How long padded sequences are."""
+        return None if self.mask is None else self.shapes[self.mask][0]
+
+    def lengths(self, rows: Tensor) -> Tensor | None:
+        """How long every sequence is without its padding; None where that is not at the end."""
+        if self.mask is None:
+            return None
+        filled = self.part(rows, self.mask) != 0
+        lengths = filled.sum(1)
+        at_end = torch.arange(filled.shape[1], device=rows.device) < lengths[:, None]
+        return lengths if torch.equal(filled, at_end) else None
+
+    def cut(self, x: Inputs, width: int) -> Inputs:
+        """The parts with only the first places of sequences."""
+        pairs = zip(in_order(x), self.shapes, strict=True)
+        return self._inputs(
+            [
+                part.narrow(part.dim() - len(shape), 0, width)
+                if shape[:1] == (self.length,)
+                else part
+                for part, shape in pairs
+            ]
+        )
+
     def pack(self, parts: Parts) -> Tensor:
         """The samples as rows of bytes."""
         columns = []
@@ -79,15 +120,20 @@ class Fields:
             columns.append(F.pad(values, (0, -values.shape[1] % ALIGNMENT)))
         return torch.cat(columns, 1)
 
+    def part(self, rows: Tensor, place: int) -> Tensor:
+        """One part of samples, with any axes in front; pixels become floats in [0, 1]."""
+        kinds = zip(self.shapes, self.dtypes, strict=True)
+        sizes = [torch.Size(shape).numel() * dtype.itemsize for shape, dtype in kinds]
+        start = sum(size + -size % ALIGNMENT for size in sizes[:place])
+        values = rows[..., start : start + sizes[place]].contiguous().view(self.dtypes[place])
+        part = values.view(*rows.shape[:-1], *self.shapes[place])
+        return part.float() / 255 if part.dtype == torch.uint8 else part
+
     def unpack(self, rows: Tensor) -> Inputs:
-        """The parts of samples, with any axes in front; pixels become floats in [0, 1]."""
-        parts, start = [], 0
-        for shape, dtype in zip(self.shapes, self.dtypes, strict=True):
-            size = torch.Size(shape).numel() * dtype.itemsize
-            part = rows[..., start : start + size].contiguous().view(dtype)
-            part = part.view(*rows.shape[:-1], *shape)
-            parts.append(part.float() / 255 if dtype == torch.uint8 else part)
-            start += size + -size % ALIGNMENT
+        """All parts of samples."""
+        return self._inputs([self.part(rows, place) for place in range(len(self.names))])
+
+    def _inputs(self, parts: Sequence[Tensor]) -> Inputs:
         return dict(zip(self.names, parts, strict=True)) if self.named else tuple(parts)
 
 
@@ -129,7 +175,7 @@ def joined(samples: Sequence[Tensor | Parts]) -> Parts:
         if list(other.tensors) != names or other.named != named:
             raise UserError(
                 f"samples must all have the parts {', '.join(names)}, "
-                f"not {', '.join(other.tensors)}."
+                f"not {', '.join(other.tensors)}; give every client the same ones."
             )
     return Parts(
         {name: cat_padded([part.tensors[name] for part in parts]) for name in names}, named

@@ -48,6 +48,12 @@ def collated(samples: Sequence[Any]) -> Any:
     """Many samples of one form as one value of that form."""
     first = samples[0]
     if isinstance(first, Mapping):
+        for number, sample in enumerate(samples):
+            if sample.keys() != first.keys():
+                raise UserError(
+                    f"sample {number} has the parts {', '.join(sample)}, but the first "
+                    f"{', '.join(first)}; give all samples the same ones."
+                )
         return {name: stacked([sample[name] for sample in samples]) for name in first}
     if isinstance(first, tuple):
         return tuple(stacked(list(part)) for part in zip(*samples, strict=True))
@@ -164,7 +170,8 @@ def as_tensor(values: Any, where: str) -> Tensor:
         except ValueError as problem:
             raise UserError(f"{where} is no array: {problem}.") from None
         if array.dtype.kind not in "biuf":
-            raise UserError(f"{where} must be numbers, not {array.dtype}.")
+            kind = "text" if is_text(array) else array.dtype
+            raise UserError(f"{where} must be numbers, not {kind}.")
         if array.dtype.kind == "u" and array.dtype != np.uint8:
             array = array.astype(np.int64)  # torch knows few unsigned types
         values = torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))

@@ -53,7 +53,7 @@ def from_table(
     return dataclasses.replace(
         data,
         labels=tuple(names) if names and data.classes == len(names) else data.labels,
-        columns=tuple(chosen) if data.fields is None else None,
+        columns=tuple(chosen),
     )
 
 

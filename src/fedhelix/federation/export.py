@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -50,10 +51,16 @@ def weights(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _program(module: nn.Module, args: Any, keywords: Any, file: Path) -> None:
-    batch = torch.export.Dim.DYNAMIC
-    shapes = ([{0: batch} for _ in args], {name: {0: batch} for name in keywords})
-    dynamic = (*shapes[0], *shapes[1].values())
+    dynamic = _dynamic(module, args, keywords)
     torch.export.save(torch.export.export(module, args, keywords, dynamic_shapes=dynamic), file)
+
+
+def _dynamic(module: nn.Module, args: Any, keywords: Any) -> tuple[Any, ...]:
+    """Batches of any size, for each argument; those of a forward(*args) are one."""
+    shapes = tuple({0: torch.export.Dim.DYNAMIC} for _ in args)
+    kinds = [parameter.kind for parameter in inspect.signature(module.forward).parameters.values()]
+    several = bool(args) and kinds[0] is inspect.Parameter.VAR_POSITIONAL
+    return (shapes,) if several else (*shapes, *({0: torch.export.Dim.DYNAMIC} for _ in keywords))
 
 
 def _onnx(module: nn.Module, args: Any, keywords: Any, file: Path) -> None:
@@ -61,15 +68,13 @@ def _onnx(module: nn.Module, args: Any, keywords: Any, file: Path) -> None:
         import onnxscript  # noqa: F401 - torch needs it
     except ImportError:
         raise UserError("ONNX needs a package: pip install 'fedhelix[export]'.") from None
-    batch = torch.export.Dim.DYNAMIC
-    dynamic = [{0: batch} for _ in (*args, *keywords.values())]
     torch.onnx.export(
         module,
         args,
         str(file),
         kwargs=keywords,
         dynamo=True,
-        dynamic_shapes=tuple(dynamic),
+        dynamic_shapes=_dynamic(module, args, keywords),
         external_data=False,
         verbose=False,
     )

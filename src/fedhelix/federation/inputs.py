@@ -33,7 +33,7 @@ from fedhelix.data import (
 from fedhelix.data.columns import pair_of
 from fedhelix.engines.kernels import Kernels
 from fedhelix.engines.kernels.choice import choose
-from fedhelix.engines.local import Setup
+from fedhelix.engines.local import Setup, can_cut
 from fedhelix.methods import FedAvg
 
 SEVERAL = 3  # samples that tell whether network, loss and data fit
@@ -163,6 +163,7 @@ def client_setup(setup: Setup, kernels: Kernels | Literal["auto"]) -> Setup:
     state = setup.module.to(setup.device).state_dict()
     initial = {name: state[name].detach().clone() for name in setup.layers.names}
     setup = replace(setup, initial=initial, data=setup.data.to(setup.device))
+    setup = replace(setup, cuts=can_cut(setup))
     if setup.method.capabilities.sample_gradients:  # our own kernels know whole batches only
         return replace(setup, kernels="onednn")
     return replace(setup, kernels=choose(setup) if kernels == "auto" else kernels)

@@ -12,6 +12,7 @@ from torch import nn
 
 from fedhelix.components.subnetworks import resized
 from fedhelix.core.errors import UnusableMessage, UserError
+from fedhelix.core.hooks import checked
 from fedhelix.core.layers import Layers
 from fedhelix.core.method import Context
 from fedhelix.core.parts import each
@@ -105,6 +106,11 @@ def inherit(
     """A copy of a network of another width that begins with what an unseen client with these data
     would receive; the client does not join.
     """
+    if not isinstance(module, nn.Module):
+        raise UserError(
+            "inherit takes a network that is made already, such as digits_bn_cnn((1, 8, 8), 10, "
+            f"width=0.5), not {type(module).__name__}."
+        )
     setup, ctx = fed.engine.setup, fed.context(state.round, state.round)
     wider = with_client(fed, data)
     fed.change_setup(wider)
@@ -114,7 +120,10 @@ def inherit(
         fed.change_setup(setup)
     heir, example = copy.deepcopy(module).cpu(), fed.data.prepare(fed.data.x[:8])
     target = Layers.of(heir, each(lambda part: part.cpu(), example))
-    received = to_device(take(dialogue.payload.get("model", {}), fed.layers.names), "cpu")
+    sent = dialogue.payload.get("model", {})
+    if fed.method.capabilities.packed_downloads:  # which may be a part, of another width again
+        sent = checked(fed.method).model(dialogue.server, ctx) or {}
+    received = to_device(take(sent, fed.layers.names), "cpu")
     heir.load_state_dict(resized(received, fed.layers, target), strict=False)
     return heir
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -180,13 +180,14 @@ class Run:
     def export(
         self,
         folder: str | Path,
-        formats: Sequence[Format] = ("safetensors",),
+        formats: Format | Sequence[Format] = ("safetensors",),
         client: int | str | None = None,
     ) -> Path:
         """Write a model for others, with a card: safetensors, torch (`torch.export`) or onnx."""
         fed, last = self.federation, self.records[-1]
-        card = model_card(fed, self.summary, last, formats, client)
-        return export(self.network(client), fed, Path(folder), formats, card)
+        chosen = cast("list[Format]", [formats] if isinstance(formats, str) else list(formats))
+        card = model_card(fed, self.summary, last, chosen, client)
+        return export(self.network(client), fed, Path(folder), chosen, card)
 
     def _module(self, state: State) -> nn.Module:
         fed = self.federation

@@ -23,7 +23,8 @@ from fedhelix.methods.fedproto import FedProto
 def combination(own: Tensor, moments: Tensor, variances: Tensor) -> list[float]:
     """The weights a of a mean with the least |own - sum a_j moments_j|² + sum a_j² variances_j."""
     gaps = (moments - own).double()
-    quadratic = gaps @ gaps.T + variances.double().diag()
+    # Rounding can make the variance of features that hardly differ a little negative.
+    quadratic = gaps @ gaps.T + variances.double().clamp(min=0).diag()
     quadratic += 1e-9 * quadratic.diag().max().clamp(min=1e-30) * torch.eye(len(quadratic))
     # The least x'Qx / 2 - sum x over x >= 0 points to the least a'Qa over means.
     root = torch.linalg.cholesky(quadratic)

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch.func import vmap
 
 from fedhelix.core.method import Capabilities, Client, Context, LocalRound, Upload
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
+from fedhelix.core.samples import of_each_sample
 from fedhelix.core.tree import State, Tree, take
 from fedhelix.methods.fedavg import FedAvg
 
@@ -19,8 +19,8 @@ AT_ONCE = 500  # samples whose losses are computed together
 
 def _loss(model: State, client: Client) -> float:
     """Client: the mean loss of a model on its training samples."""
-    losses = vmap(client.sample_loss, (None, 0, 0), chunk_size=AT_ONCE, randomness="different")
-    return float(losses(model, client.inputs(), client.targets()).mean())
+    x, y = client.inputs(), client.targets()
+    return float(of_each_sample(client.sample_loss, model, x, y, AT_ONCE).mean())
 
 
 @register("ifca", paper="Ghosh et al., NeurIPS 2020, arXiv:2006.04088")

@@ -76,7 +76,8 @@ def make_spec(spec: str, values: Mapping[str, Any]) -> RunSpec:
         else:
             _check_home(spec, key)
             settings[find(key, Config.names, grouped=False)] = value
-    return RunSpec(spec, make(spec, options), Config(**settings), variant)
+    method = make(spec, options, beside=Config.names if variant else ())
+    return RunSpec(spec, method, Config(**settings), variant)
 
 
 def _check_home(spec: str, key: str) -> None:

@@ -71,9 +71,9 @@ class MLflow:
     def __init__(self, folder: Path, config: Mapping[str, Any], done: int) -> None:
         mlflow = from_extra("mlflow", "track")
         logging.getLogger("mlflow").setLevel(logging.WARNING)
-        self.entities, self.client = mlflow.entities, mlflow.MlflowClient()
         id_file = folder / "mlflow.txt"  # by which a resumed run continues the same MLflow run
         try:
+            self.entities, self.client = mlflow.entities, mlflow.MlflowClient()
             if id_file.exists():
                 self.id = id_file.read_text().strip()
                 self.client.update_run(self.id, status="RUNNING")

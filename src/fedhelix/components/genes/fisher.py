@@ -10,10 +10,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import grad
 
 from fedhelix.core.method import Client
 from fedhelix.core.parts import Inputs, each
+from fedhelix.core.samples import of_each_sample
 from fedhelix.core.tree import State
 
 SampleLoss = Callable[[State, Inputs, Tensor], Tensor]  # of one sample under a model
@@ -34,11 +35,11 @@ def fisher_values(
     free = {name: state[name].detach() for name in names}
     fixed = {name: value for name, value in state.items() if name not in free}
     chunk = max(1, AT_ONCE // max(1, sum(value.numel() for value in free.values())))
-    of_each = vmap(grad(lambda mine, one, label: loss({**fixed, **mine}, one, label)), (None, 0, 0))
+    slope = grad(lambda mine, one, label: loss({**fixed, **mine}, one, label))
     total = {name: torch.zeros_like(value) for name, value in free.items()}
     for at in range(0, len(y), chunk):
         some, labels = each(itemgetter(slice(at, at + chunk)), x), y[at : at + chunk]
-        for name, gradient in of_each(free, some, labels).items():
+        for name, gradient in of_each_sample(slope, free, some, labels).items():
             total[name] += gradient.square().sum(0)
     return {name: value / len(y) for name, value in total.items()}
 

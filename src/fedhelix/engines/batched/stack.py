@@ -28,6 +28,7 @@ from fedhelix.engines.local import gather, part_of
 
 ALIGNED = 64  # values: every entry starts at a multiple of 256 bytes, as fast kernels want it
 WARM_UP = 2  # steps before a CUDA graph is recorded
+Shape = tuple[int | None, int | None]  # of batches: samples, and places of sequences that are cut
 
 
 def no_memory_pool() -> None:
@@ -56,8 +57,8 @@ class Stack:
         self.gradients = Gradients(self.example, self.mode)
         self.pads = allows_padding(setup)
         self.slots: list[Slot | None] = [None] * self.width
-        self.graphs: dict[int, Any] = {}  # the recorded step for each batch size, on a GPU
-        self.warm: dict[int, int] = {}  # how often each batch size has run without a graph
+        self.graphs: dict[Shape, Any] = {}  # the recorded step for each shape, on a GPU
+        self.warm: dict[Shape, int] = {}  # how often each shape has run without a graph
         # The flat row of each model that several clients start from, by the ids of its tensors.
         self.start_rows: dict[tuple[int, ...], Tensor] = {}
         self._allocate()
@@ -170,13 +171,13 @@ class Stack:
         other.slots[there], other.busy[there] = self.slots[place], 1
         self._empty(place)
 
-    def step(self, places: Tensor | None = None, size: int | None = None) -> None:
-        """One step in every slot, or only in some places, with batches of this size."""
-        setup = self.example.setup
+    def step(self, places: Tensor | None = None, shape: Shape = (None, None)) -> None:
+        """One step in every slot, or only in some places, with batches of this shape."""
+        setup, (size, width) = self.example.setup, shape
         row = self.row if places is None else self.row[places]
         samples, mask = self.batches.samples[row][:, :size], self.batches.mask[row][:, :size]
         draws = None if self.batches.draws is None else self.batches.draws[row][:, :size]
-        x, y, _ = gather(setup, samples, draws)
+        x, y, _ = gather(setup, samples, draws, width)
         batch = Batch(x, y, mask if self.pads else None)
         select = (lambda value: value) if places is None else (lambda value: value[places])
         flat, gradient = select(self.flat), select(self.gradient)
@@ -208,35 +209,35 @@ class Stack:
 
     def run(self, steps: int, size: int) -> None:
         """Steps in all slots with batches of this size; the results of idle slots are not used."""
+        slots = [slot for slot in self.slots if slot is not None]
         for _ in range(steps):
-            if size in self.graphs or self._record(size):
-                self.graphs[size].replay()
+            shape = size, widest(slots)
+            if shape in self.graphs or self._record(shape):
+                self.graphs[shape].replay()
             else:
-                self.step(None, size)
-        for slot in self.slots:
-            if slot is not None:
-                slot.done += steps
+                self.step(None, shape)
+            for slot in slots:
+                slot.done += 1
 
     def run_some(self, places: list[int], size: int) -> None:
         """One step in those slots whose next batch has this size."""
-        self.step(torch.tensor(places, device=self.flat.device), size)
-        for place in places:
-            slot = self.slots[place]
-            assert slot is not None
+        slots = [slot for place in places if (slot := self.slots[place]) is not None]
+        self.step(torch.tensor(places, device=self.flat.device), (size, widest(slots)))
+        for slot in slots:
             slot.done += 1
 
-    def _record(self, size: int) -> bool:
+    def _record(self, shape: Shape) -> bool:
         """Record the step as a CUDA graph, which costs no Python, once it has run a few times.
 
         The first runs choose kernels and allocate workspaces, which a recording does not allow.
         """
-        self.warm[size] = self.warm.get(size, 0) + 1
-        if self.flat.device.type != "cuda" or self.warm[size] <= WARM_UP:
+        self.warm[shape] = self.warm.get(shape, 0) + 1
+        if self.flat.device.type != "cuda" or self.warm[shape] <= WARM_UP:
             return False
         graph = torch.cuda.CUDAGraph()
         with recording(graph, pool=self.memory_pool()):
-            self.step(None, size)
-        self.graphs[size] = graph
+            self.step(None, shape)
+        self.graphs[shape] = graph
         return True
 
     def seconds_per_step(self, repetitions: int = 5) -> float:
@@ -252,6 +253,11 @@ class Stack:
             self.run(1, size)
         torch.cuda.synchronize()
         return (time.perf_counter() - began) / repetitions
+
+
+def widest(slots: Collection[Slot]) -> int | None:
+    """The width that the next batches of all slots need; None: sequences are not cut."""
+    return max((slot.width for slot in slots if slot.width is not None), default=None)
 
 
 def common_type(types: Collection[torch.dtype]) -> torch.dtype | None:

@@ -81,6 +81,7 @@ class PhaseTask:
             training.rule.slots(training.momentum),
             self.setup.architecture,
             self.setup.frozen,
+            self.setup.cuts,
             id(self.setup.data.x),
             context,
             tuple((name, value.dtype) for name, value in model.items()),
@@ -150,3 +151,9 @@ class Slot:
     def size(self) -> int:
         """The number of samples in the next batch."""
         return self.phase_task.schedule.sizes[self.done]
+
+    @property
+    def width(self) -> int | None:
+        """How wide the next batch must be, where sequences are cut."""
+        widths = self.phase_task.schedule.widths
+        return None if widths is None else widths[self.done]

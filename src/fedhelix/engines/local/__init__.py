@@ -1,6 +1,7 @@
 """A client's local work: setup, batches, training and evaluation."""
 
 from fedhelix.engines.local.batches import BatchSchedule, batch_schedule, gather, samples_of
+from fedhelix.engines.local.cutting import can_cut
 from fedhelix.engines.local.evaluation import evaluate, evaluate_clients
 from fedhelix.engines.local.network import (
     EVALUATED_AT_ONCE,
@@ -55,6 +56,7 @@ __all__ = [
     "base_loss",
     "batch_schedule",
     "call",
+    "can_cut",
     "chosen_model",
     "evaluate",
     "evaluate_clients",

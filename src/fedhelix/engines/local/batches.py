@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedhelix.core.method import Batch, Phase
-from fedhelix.core.parts import arguments
+from fedhelix.core.parts import in_order
 from fedhelix.core.seeds import draw
 from fedhelix.data import Dataset, rows_of
 from fedhelix.engines.local.setup import ClientTask, Setup, Subset
@@ -19,7 +19,8 @@ SMALLEST = 8  # samples from which BatchNorm can estimate a mean and a variance
 
 
 class BatchSchedule(NamedTuple):
-    """The samples of each training step, and what their augmentation drew.
+    """The samples of each training step, what their augmentation drew, and how wide a batch of
+    sequences is.
 
     Rows of short batches are padded with zeros.
     """
@@ -27,11 +28,14 @@ class BatchSchedule(NamedTuple):
     samples: Tensor  # steps x batch size
     draws: Tensor | None  # steps x batch size x numbers
     sizes: list[int]  # of each row without the padding
+    widths: list[int] | None  # of each row, where sequences are cut to the longest of a batch
 
-    def steps(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+    def steps(self) -> Iterator[tuple[Tensor, Tensor | None, int | None]]:
         """The batches one by one, without the padding."""
         for row, size in enumerate(self.sizes):
-            yield self.samples[row, :size], None if self.draws is None else self.draws[row, :size]
+            draws = None if self.draws is None else self.draws[row, :size]
+            width = None if self.widths is None else self.widths[row]
+            yield self.samples[row, :size], draws, width
 
 
 def epochs_of(setup: Setup, phase: Phase) -> int:
@@ -77,11 +81,21 @@ def batch_schedule(
         if augmentation is not None:
             drawn = augmentation.draw(count, generator)[:used]
             draws.append(F.pad(drawn, [0, 0, 0, rows * size - used]))
+    samples = samples.view(epochs * rows, size)
     return BatchSchedule(
-        samples.view(epochs * rows, size),
+        samples,
         torch.cat(draws).view(epochs * rows, size, draws[0].shape[1]) if draws else None,
         sizes * epochs,
+        widths_of(setup, samples, sizes * epochs),
     )
+
+
+def widths_of(setup: Setup, samples: Tensor, sizes: list[int]) -> list[int] | None:
+    """How wide the batches of sequences are, each as its widest sample."""
+    if setup.data.widths is None or not setup.cuts:
+        return None
+    rows = zip(setup.data.widths[samples], sizes, strict=True)
+    return [int(row[:size].max()) for row, size in rows]
 
 
 def class_balance(setup: Setup, indices: Tensor) -> Tensor:
@@ -90,21 +104,23 @@ def class_balance(setup: Setup, indices: Tensor) -> Tensor:
     return 1 / labels.bincount().double()[labels]
 
 
-def gather(setup: Setup, samples: Tensor, draws: Tensor | None) -> Batch:
-    """Samples as the model receives them; both arguments may have a leading axis of clients."""
+def gather(setup: Setup, samples: Tensor, draws: Tensor | None, width: int | None = None) -> Batch:
+    """Samples as the model receives them, sequences cut to a width; samples and draws may have a
+    leading axis of clients.
+    """
     samples = samples.to(setup.device)
     x, augmentation = rows_of(setup.data.x, samples), setup.training.augmentation
     if draws is not None and augmentation is not None:
         flat, drawn = x.reshape(-1, *setup.data.x.shape[1:]), draws.to(setup.device)
         x = augmentation.apply(flat, drawn.reshape(len(flat), -1)).reshape(x.shape)
-    return Batch(setup.data.prepare(x), setup.data.y[samples])
+    x, y = setup.data.prepare(x), setup.data.y[samples]
+    return Batch(x, y) if width is None else Batch(*setup.data.cut(x, y, width))
 
 
 def unscaled(data: Dataset, x: Tensor) -> Tensor:
     """Samples before they are normalised: pixels between 0 and 1, other values as they are."""
     if data.fields is not None:
-        args, keywords = arguments(data.prepare(x))
-        return torch.cat([part.float().flatten(1) for part in (*args, *keywords.values())], 1)
+        return torch.cat([part.float().flatten(1) for part in in_order(data.prepare(x))], 1)
     return x.float() / 255 if x.dtype == torch.uint8 else x.float()
 
 

@@ -100,6 +100,7 @@ class Setup:
     device: torch.device
     kernels: Kernels = "onednn"
     deployed: bool = False  # this is a real site
+    cuts: bool = False  # batches of sequences are as wide as their longest, not as that of all
 
     @cached_property
     def hooks(self) -> Method:

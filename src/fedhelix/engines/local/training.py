@@ -53,14 +53,14 @@ def make_client(setup: Setup, task: ClientTask) -> Client:
     def gradients(state: State) -> Iterator[State]:
         names = setup.layers.parameters
         setup.module.train()
-        for row, (samples, draws) in enumerate(
+        for row, step in enumerate(
             batch_schedule(setup, task, Phase(epochs=1), "gradients").steps()
         ):
             leaves = {name: state[name].detach().clone().requires_grad_() for name in names}
             model = {**{name: value.clone() for name, value in state.items()}, **leaves}
             drawn = key(setup.seed, "noise-gradients", task.round, task.client, row)
             with seeded(drawn, setup.device), applied(setup.kernels, setup.module):
-                loss = base_loss(setup, model, gather(setup, samples, draws))
+                loss = base_loss(setup, model, gather(setup, *step))
                 grads = torch.autograd.grad(
                     loss, list(leaves.values()), allow_unused=True, materialize_grads=True
                 )
@@ -149,8 +149,8 @@ def train(
         seeded(noise(setup, task, purpose, index), setup.device),
         applied(setup.kernels, setup.module),
     ):
-        for count, (samples, draws) in enumerate(steps.steps(), start=1):
-            loss = setup.hooks.loss(model, gather(setup, samples, draws), view)
+        for count, drawn in enumerate(steps.steps(), start=1):
+            loss = setup.hooks.loss(model, gather(setup, *drawn), view)
             grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
             with torch.no_grad():
                 step = StepSettings(lr, training.momentum, training.weight_decay, count)
