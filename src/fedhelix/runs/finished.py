@@ -22,8 +22,9 @@ def load_run(path: str | Path, federation: Federation | None = None) -> Run:
         raise UserError(f"the clients of '{path}' are sites, which keep their models.")
     if federation is None and folder.config.get("library"):
         raise UserError(
-            f"'{path}' was made from Python objects; give load_run the same federation, "
-            f"too: load_run('{path}', fed)."
+            f"'{path}' was made in Python, and a run folder holds no data and no network; build "
+            f"the same Federation again and call load_run('{path}', fed). For a model that needs "
+            "neither, call run.export(...) after training."
         )
     if federation is None:
         spec = read_spec(folder.config, path)
