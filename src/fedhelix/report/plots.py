@@ -205,7 +205,9 @@ def draw_clients(axes: Axes, drawn: Sequence[Curve]) -> None:
     _say_if_empty(axes, evaluated)
     axes.grid(False, axis="y")
     axes.set_ylim(max(len(evaluated), 1) - 0.4, -0.6)  # the first method on top
-    axes.set_yticks(range(len(evaluated)), [textwrap.fill(curve.label, TICK) for curve in evaluated])
+    axes.set_yticks(
+        range(len(evaluated)), [textwrap.fill(curve.label, TICK) for curve in evaluated]
+    )
     axes.tick_params(axis="y", length=0, labelsize=8.5 if len(evaluated) < 10 else 7.5)
     crosses = "\n×: attacker" if any(curve.malicious.any() for curve in evaluated) else ""
     marks = f"bar: median; full colour: worst tenth{crosses}"
