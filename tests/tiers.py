@@ -31,6 +31,7 @@ SLOW = {
     "test_a_strong_pull_holds_a_client_at_what_its_cluster_has_learnt",
     "test_a_sweep_is_a_comparison_of_variants",
     "test_a_task_of_the_tutorial_runs",
+    "test_a_worker_of_a_page_from_a_file_answers",
     "test_adapters_are_equal_on_the_batched_engine",
     "test_after_an_interrupt_nothing_is_left_and_the_engine_works_again",
     "test_all_widths_give_the_same_gradients",

@@ -32,6 +32,15 @@ def test_settings_are_grouped_with_the_most_used_first():
     assert text.index("--data ") < text.index("--rounds ") < text.index("--lr ")
 
 
+def test_settings_name_their_values_and_no_flag_is_cut():
+    text = page("run")
+    assert "…" not in text and "--no-SWITCH, such as --no-standardize" in text
+    words = " ".join(re.sub(r"[│─╭╮╰╯]", " ", text).split())
+    assert "(uniform, bernoulli, classes) (default: uniform)" in words and "(drop, keep)" in words
+    parsed = CliRunner().invoke(app, ["run", "fedavg", "--no-augment", "--rounds", "0"])
+    assert "rounds" in str(parsed.exception), "switches still have their opposites"
+
+
 @pytest.mark.parametrize("command", ["run", "compare", "sweep", "resume", "report", "data"])
 def test_arguments_have_help(command):
     panel = page(command).partition("─ Arguments ─")[2].partition("╰")[0]
@@ -50,10 +59,12 @@ def test_the_example_of_a_sweep_works_when_copied():
 
 def test_methods_are_one_liners_and_one_method_has_its_options():
     runner = CliRunner()
-    listed = runner.invoke(app, ["methods"]).output
+    listed = runner.invoke(app, ["methods"], env={"COLUMNS": "80"}).output
+    assert not re.search(r"^ +\w", listed, re.M), "a method takes more than one line"
     assert all(re.search(rf"^{re.escape(name)}\s+\w", listed, re.M) for name in METHODS)
     assert "method.mu" not in listed
-    assert "method.mu = " in runner.invoke(app, ["methods", "fedprox"]).output
+    one = runner.invoke(app, ["methods", "fedprox"]).output
+    assert "method.mu = " in one and "mu/2 times the squared distance" in " ".join(one.split())
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])

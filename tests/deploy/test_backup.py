@@ -58,6 +58,10 @@ def test_bad_input(server, tmp_path):
         back_up(folder, archive, [run, run])
     assert not archive.exists() and not list(tmp_path.glob(".*"))
     back_up(folder, archive)
+    first = archive.read_bytes()
+    with pytest.raises(UserError, match=r"all.tar.gz' exists; name another file"):
+        back_up(folder, archive, [run])
+    assert archive.read_bytes() == first
     with pytest.raises(UserError, match="is not empty"):
         restore(archive, folder)
     archive.write_bytes(archive.read_bytes()[:300])

@@ -8,9 +8,11 @@ import pytest
 import safetensors.torch
 import torch
 
+from fedhelix.core import toml
 from fedhelix.core.errors import UserError
 from fedhelix.deploy import messages, node
 from fedhelix.deploy.code import SiteCode, code_files, file_hash, public_names
+from fedhelix.deploy.dry_run import asked_run
 from fedhelix.deploy.keys import KEY_IN_USE
 from fedhelix.deploy.schema import REQUEST, check
 from fedhelix.deploy.site import Site
@@ -197,3 +199,16 @@ def test_each_reason_to_turn_a_site_away_has_its_own_sentence(tmp_path, status, 
     reasons = ("another site", "not admitted", "clocks")
     assert sum(reason in said for reason in reasons) == (status != 500)
     assert refusal.may_pass == ("another site" in said)
+
+
+def test_a_dry_run_of_the_servers_run_folder_takes_the_sites_own_files(file, folders, tmp_path):
+    spec = make_spec(f"genfed+{file}", {**SMALL, "model": f"{file}:Net"})
+    values = {key: value for key, value in spec.as_dict().items() if value is not None}
+    text = toml.dumps(values).replace(str(file), "/server/ours.py")
+    (tmp_path / "config.toml").write_text(text)
+    code = SiteCode([file])
+    asked = asked_run(str(tmp_path / "config.toml"), code)
+    assert asked.config.model == f"{file}:Net" and asked.method.label == "genfed+halved-at-sites"
+    with pytest.raises(UserError, match="does not say which method"):
+        (tmp_path / "config.toml").write_text("rounds = 3")
+        asked_run(str(tmp_path / "config.toml"), code)

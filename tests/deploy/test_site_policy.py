@@ -225,9 +225,16 @@ def test_a_dry_run_says_what_would_leave(tmp_path, capsys, monkeypatch):
     site = Site("north", "digits", tmp_path)
     said = "\n".join(reveals(site, make_spec("fedavg", SMALL)))
     assert "650 values of 2 entries, which the server sees" in said and "training loss" in said
+    assert "audit log" not in said
+    said = "\n".join(reveals(site, make_spec("scaffold", SMALL)))
+    assert "scaffold packs them or adds to them; the audit log names every entry" in said
     said = "\n".join(reveals(site, make_spec("secure+private", SMALL)))
     assert "sum over all sites only" in said and "epsilon 8, delta 1e-05" in said
-    assert "before the first round" in "\n".join(reveals(site, make_spec("clustered", SMALL)))
+    said = "\n".join(reveals(site, make_spec("clustered", SMALL)))
+    assert "before the first round: print (64×5), computed from its samples; " in said
+    silent = Site("north", "digits", tmp_path, policy=SitePolicy(hellos=False))
+    with pytest.raises(UserError, match="sends nothing before the first round"):
+        list(reveals(silent, make_spec("clustered", SMALL)))
     (tmp_path / "policy.toml").write_text("require_privacy = true\n")
     command = ["site", "--name", "north", "--data", "digits", "--folder", str(tmp_path)]
     command += ["--policy", str(tmp_path / "policy.toml"), "--dry-run"]

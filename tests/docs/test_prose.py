@@ -57,3 +57,12 @@ def test_every_public_name_is_in_the_reference():
     text = (ROOT / "docs/api.md").read_text(encoding="utf-8")
     missing = [name for name in fedhelix.__all__ if not re.search(rf"\| `{name}[(`]", text)]
     assert not missing, "run `python docs/make.py`"
+
+
+def test_the_changelog_has_each_kind_of_change_once_per_version():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    for version in text.split("\n## ")[1:]:
+        kinds = re.findall(r"^### (.+)$", version, re.MULTILINE)
+        assert len(kinds) == len(set(kinds)), version.splitlines()[0]
+    entries = re.findall(r"^- .+$", text, re.MULTILINE)
+    assert len(entries) == len(set(entries))

@@ -6,7 +6,8 @@ from fedhelix.core.errors import UserError
 from fedhelix.report import diagnostics
 from fedhelix.report.figures import figures, write_all
 from fedhelix.report.results import read
-from fedhelix.report.style import content
+from fedhelix.report.style import COLOURS, content, sheet
+from fedhelix.report.themed import inline
 
 ALWAYS = ["overview", "accuracy-rounds", "accuracy-bytes", "accuracy-seconds", "clients", "traffic"]
 
@@ -68,6 +69,15 @@ def test_clusters_and_distances_show_their_points(make_run):
     assert offsets(axes, "cluster none") == [[1.1, 0.1]] == offsets(axes, "attacker")
     axes = diagnostics.distances(read(make_run(metadata=metadata.pfedgpa))).axes[0]
     assert [line.get_xdata()[0] for line in axes.lines] == [5.0, 5.0, 1.5]
+
+
+def test_a_page_can_change_every_colour_of_a_figure():
+    figure = sheet()
+    axes = figure.subplots()
+    for place, colour in enumerate(COLOURS):
+        axes.scatter([place], [place], color=colour, linewidths=0)
+    svg = inline(figure, "colours", "seven dots")
+    assert all(f"fill: var(--k{place})" in svg for place in range(len(COLOURS)))
 
 
 NONSENSE = [

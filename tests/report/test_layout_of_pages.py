@@ -27,6 +27,8 @@ def runs(make_run) -> list[RunFolder]:
         for method, notes in kinds
         for seed in range(3)
     ]
+    generated = metadata.pfedgpa(20)
+    folders.append(make_run("pfedgpa", metadata=lambda round: generated, **shared))
     folders += [
         make_run(method, 0, data="wine", config={"partition": "iid"}, name=f"wine-{method}",
                  mib=mib, incidents={"refused": {"1": "it holds NaN"}}, **shared)
@@ -84,7 +86,7 @@ def test_the_dashboard_at_every_width_in_light_and_dark(runs, tmp_path, browser:
     with serving(tmp_path) as port, RunFolder.create(tmp_path / "now", config) as folder:
         folder.append(record)
         home = f"http://127.0.0.1:{port}/"
-        for where in views(browser, home, "document.querySelectorAll('tbody tr').length === 12"):
+        for where in views(browser, home, "document.querySelectorAll('tbody tr').length === 13"):
             check(browser, f"list {where}")
             assert "1 min 18 s left" in browser.text(), "39 rounds of two seconds"
             assert browser.evaluate("document.querySelectorAll('.card').length") == 2, "settings"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedhelix import Federation, FedPer, UserError, from_arrays, from_table, load_run
+from fedhelix import Federation, FedPer, UserError, from_arrays, from_table, load, load_run
 from fedhelix.runs import jobs
 from fedhelix.runs.spec import make_spec
 from helpers import same, small
@@ -33,16 +33,37 @@ def test_a_run_of_the_command_line_is_loaded_in_one_line(run):
 
 
 def test_a_run_of_the_library_needs_its_federation(tmp_path):
-    fed = small(FedPer(), "mlp")
+    data = load("digits")
+    fed = small(FedPer(), "mlp", data=data)
     run = fed.fit(1, out=tmp_path / "mine", quiet=True)
-    with pytest.raises(UserError, match="give load_run the same federation"):
+    with pytest.raises(UserError, match="which its folder does not hold; build the same"):
         load_run(tmp_path / "mine")
     with pytest.raises(UserError, match="was run with seed = 0, not 1"):
-        load_run(tmp_path / "mine", small(FedPer(), "mlp", seed=1))
-    again = load_run(tmp_path / "mine", small(FedPer(), "mlp"))
+        load_run(tmp_path / "mine", small(FedPer(), "mlp", data=data, seed=1))
+    again = load_run(tmp_path / "mine", small(FedPer(), "mlp", data=data))
     assert same(dict(again.personal(2).state_dict()), dict(run.personal(2).state_dict()))
     with pytest.raises(UserError, match="fedper has no global model; say which client's"):
         again.predict(fed.data.x[:2])
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("genfed+fedper", {"partition": "iid", "validation_size": 20, "optimizer": "adam"}),
+        (FedPer(), {"shift": "swap:2", "eval_clients": 2, "cohort": 2}),
+    ],
+)
+def test_a_run_of_the_library_with_names_alone_is_loaded_without_its_federation(
+    tmp_path, method, more
+):
+    usual = {"model": "mlp", "clients": 4, "engine": "serial", "kernels": "onednn", "epochs": 1}
+    fed = Federation("wine", method=method, **usual, **more, seed=3)
+    run = fed.fit(1, out=tmp_path / "mine", quiet=True)
+    again = load_run(tmp_path / "mine")
+    x = fed.data.x_test
+    assert np.array_equal(again.predict(x, client=1, raw=True), run.predict(x, client=1, raw=True))
+    resumed = fed.fit(2, out=tmp_path / "mine", resume=True, quiet=True)
+    assert resumed.summary["rounds"] == 2, "what was loaded is not locked"
 
 
 def test_predictions_of_arrays_frames_and_tensors_are_equal(run):

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from fedhelix import models
 from fedhelix.cli.common import Json
-from fedhelix.core.docs import summary
+from fedhelix.core.docs import details, summary
 from fedhelix.core.errors import UserError
 from fedhelix.core.options import build
 from fedhelix.core.registry import METHODS, is_wrapper, resolve
@@ -52,6 +52,8 @@ def methods(
         return
     for key, fact in facts.items():
         console.print(f"[bold cyan]{key}[/]  {fact['what']}", highlight=False)
+        for paragraph in fact["details"]:
+            console.print(escape(paragraph), highlight=False)
         paper = fact["paper"]
         source = "a method of this library" if paper == "fedhelix" else f"paper: {escape(paper)}"
         console.print(f"[dim]{source}[/]", highlight=False)
@@ -81,6 +83,7 @@ def _describe(kind: type) -> dict[str, Any]:
         }
     return {
         "what": summary(kind),
+        "details": details(kind),
         "paper": getattr(kind, "paper", ""),
         "options": options,
     }

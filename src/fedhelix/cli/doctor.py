@@ -24,7 +24,7 @@ EXTRAS = {
     "flower": ("flwr", "deployments"),
     "ray": ("ray", "clusters"),
     "report": ("starlette", "the dashboard"),
-    "track": ("tensorboard", "TensorBoard, MLflow and Weights & Biases"),
+    "track": ("tensorboard", "TensorBoard, MLflow, W&B"),
     "tune": ("optuna", "searches for settings"),
     "data": ("datasets", "downloads"),
     "hf": ("peft", "transformers and adapters"),

@@ -59,7 +59,7 @@ def settings(command: Callable[..., None]) -> Callable[..., None]:
     for field in sorted(dataclasses.fields(Config), key=_place):
         default = "auto" if field.default is None else field.default
         meaning = field.metadata["meaning"]
-        words = sentence(meaning)
+        words = sentence(meaning) + _unnamed(meaning, hints[field.name])
         words += "." if "(auto:" in words else f" (default: {str(default).lower()})."
         name = "--" + field.name.replace("_", "-")
         kinds = typing.get_args(hints[field.name]) or (hints[field.name],)
@@ -120,6 +120,19 @@ def sentence(meaning: str) -> str:
     """A meaning with a capital letter, unless it begins with a value such as `cpu`."""
     value = re.match(r"\w+[,:]", meaning)
     return meaning if value else f"{meaning[0].upper()}{meaning[1:]}"
+
+
+def _unnamed(meaning: str, hint: Any) -> str:
+    """The values that a setting may have, unless its meaning names them."""
+    kinds = [hint, *typing.get_args(hint)]
+    values = [
+        str(value)
+        for kind in kinds
+        if typing.get_origin(kind) is typing.Literal
+        for value in typing.get_args(kind)
+    ]
+    named = all(re.search(rf"\b{re.escape(value)}\b", meaning) for value in values)
+    return "" if named else f" ({', '.join(values)})"
 
 
 def _check_groups(assigned: Sequence[str], specs: Sequence[str]) -> None:

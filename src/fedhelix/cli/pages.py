@@ -8,10 +8,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import click
 import typer
 from rich.markup import escape
 from typer.core import TyperArgument, TyperCommand
 from typer.models import ArgumentInfo
+
+OPPOSITES = "--no-SWITCH, such as {}, switches off what --config or --preset switched on."
 
 
 class Command(TyperCommand):
@@ -24,6 +27,21 @@ class Command(TyperCommand):
         for param in self.params:
             if isinstance(param, TyperArgument):  # click 8.5 and later drop what typer gave them
                 param.help = escape(param.help or meanings.get(param.name or "", ""))
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Leaves out the opposites of switches, whose column would squeeze all others."""
+        switches = [param for param in self.params if param.secondary_opts]
+        if not switches:
+            return super().format_help(ctx, formatter)
+        hidden = [(param, param.secondary_opts) for param in switches]
+        self.epilog = OPPOSITES.format(hidden[0][1][0])
+        for param, _ in hidden:
+            param.secondary_opts = []
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            for param, opposites in hidden:
+                param.secondary_opts = opposites
 
 
 class App(typer.Typer):

@@ -30,6 +30,8 @@ def back_up(folder: Path, archive: Path, runs: Sequence[Path] = ()) -> int:
             raise UserError(f"'{run}' is no run folder.")
     if repeated := {run.name for run in runs if [one.name for one in runs].count(run.name) > 1}:
         raise UserError(f"two run folders are called '{min(repeated)}'; back them up apart.")
+    if archive.exists():
+        raise UserError(f"'{archive}' exists; name another file, or delete it first.")
     archive.parent.mkdir(parents=True, exist_ok=True)
     half = archive.with_name(f".{archive.name}.half")
     try:

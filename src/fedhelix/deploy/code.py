@@ -82,6 +82,18 @@ class SiteCode:
             model = f"{self.files[file]}{colon}{network}"
         return {**settings, "model": model}
 
+    def localized(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of a run folder with the site's own files in place of those of their names
+        on the server.
+        """
+        method = dict(settings["method"])
+        method["name"] = "+".join(map(self._here, parts(str(method["name"]))))
+        return {**settings, "method": method, "model": self._here(settings.get("model", "auto"))}
+
+    def _here(self, part: str) -> str:
+        path, colon, name = part.partition(":")
+        return f"{self.files.get(Path(path).name, path)}{colon}{name}"
+
     def _check(self, name: str, wanted: str) -> None:
         if name not in self.files:
             raise UserError(

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from fedhelix.core import toml
 from fedhelix.data import Split
+from fedhelix.deploy.audit_log import contents
+from fedhelix.deploy.code import SiteCode
 from fedhelix.deploy.site import Site, site_setup
 from fedhelix.deploy.site_policy import chain
-from fedhelix.engines.local import Setup
+from fedhelix.engines.local import ClientTask, Setup, make_client
 from fedhelix.methods import DPSGD, Private
 from fedhelix.runs.spec import RunSpec, make_spec, read_spec
 
 
-def asked_run(text: str) -> RunSpec:
+def asked_run(text: str, code: SiteCode) -> RunSpec:
     """The run that a method's name, a config.toml or a run folder stands for."""
     path = Path(text)
     path = path / "config.toml" if path.is_dir() else path
     if path.suffix != ".toml":
         return make_spec(text, {})
-    return read_spec(toml.read(path), path)
+    settings = toml.read(path)
+    known = isinstance(settings.get("method"), Mapping) and "name" in settings["method"]
+    return read_spec(code.localized(settings) if known else settings, path)
 
 
 def reveals(site: Site, spec: RunSpec) -> Iterator[str]:
@@ -36,12 +40,15 @@ def reveals(site: Site, spec: RunSpec) -> Iterator[str]:
     needs = spec.method.capabilities
     yield "once: the shape and numbers of its samples, and how many classes it knows."
     if needs.client_init:
-        yield f"before the first round: what {spec.method.label} asks of every client."
+        site.policy.check_hello()
+        yield f"before the first round: {_first_message(setup)}."
     if needs.masks is not None:
         yield f"every round: {values:,} values of {len(shared)} entries, of which the server"
         yield "  learns the sum over all sites only; keys and shares, which say nothing."
     else:
         yield f"every round: {values:,} values of {len(shared)} entries, which the server sees."
+    if spec.method.overrides("upload"):
+        yield f"  {spec.method.label} packs them or adds to them; the audit log names every entry."
     for part in chain(spec.method):
         if isinstance(part, Private):
             sites = part.noise_by == "clients"
@@ -55,6 +62,16 @@ def reveals(site: Site, spec: RunSpec) -> Iterator[str]:
     if site.policy.metrics:
         yield "every round: its training loss; when evaluated: the scores of its own model;"
         yield "  both without noise."
+
+
+def _first_message(setup: Setup) -> str:
+    """What the method computes from this site's samples and sends once."""
+    sent = contents(setup.hooks.client_init(make_client(setup, ClientTask(0, 0, {}, {}))))
+    entries = [
+        f"{name} ({'×'.join(map(str, shape))})" if isinstance(shape, list) and shape else name
+        for name, shape in sent["sent"].items()
+    ]
+    return f"{', '.join(entries)}, computed from its samples; {sent['bytes']:,} bytes"
 
 
 def _setup(site: Site, spec: RunSpec) -> Setup:

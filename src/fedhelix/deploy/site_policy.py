@@ -106,8 +106,8 @@ class SitePolicy(Checked):
         kind = header.get("kind")
         if not self._open_at(now):
             raise refusal(f"answers requests at {self.hours} only")
-        if kind == "client_init" and not self.hellos:
-            raise refusal("sends nothing before the first round (hellos = false)")
+        if kind == "client_init":
+            self.check_hello()
         if kind in ARRIVALS and not self.newcomers:
             raise refusal("joins no run that has begun (newcomers = false)")
         if kind in EVALUATIONS and not self.metrics:
@@ -127,6 +127,11 @@ class SitePolicy(Checked):
             self._at_least("min_cohort", len(body.get("keys", {})), "clients")
         if isinstance(survivors, Tensor):
             self._at_least("min_cohort", len(set(survivors.flatten().tolist())), "clients in a sum")
+
+    def check_hello(self) -> None:
+        """Refuse what a method asks of every client before the first round."""
+        if not self.hellos:
+            raise refusal("sends nothing before the first round (hellos = false)")
 
     def check_bytes(self, count: int) -> None:
         """Refuse a message that is too large, in either direction."""

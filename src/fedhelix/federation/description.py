@@ -5,6 +5,7 @@ summary of its runs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ def config(fed: FederationSetup, rounds: int) -> dict[str, Any]:
         del settings["devices"]
     return {
         "library": True,
+        **({"made_from": fed.made_from} if fed.made_from else {}),
         "rounds": rounds,
         "seed": fed.seed,
         "data": {"name": fed.data.name},
@@ -53,6 +55,30 @@ def config(fed: FederationSetup, rounds: int) -> dict[str, Any]:
         **settings,
         "method": {"name": fed.method.label, **fed.method.options()},
     }
+
+
+def made_from(settings: FederationSettings, **given: Any) -> dict[str, Any] | None:
+    """The arguments of a federation, if all of them are names and numbers."""
+    own = (
+        not isinstance(given["data"], str)
+        or not isinstance(given["partition"], str | None)
+        or not isinstance(given["model"], str)
+        or not isinstance(settings.optimizer, str)
+        or not isinstance(settings.augment, bool)
+    )
+    if own:
+        return None
+    kept = {name: value for name, value in given.items() if value is not None}
+    if given["data"].endswith(".npz"):
+        kept["data"] = str(Path(given["data"]).resolve())
+    return kept
+
+
+def as_command(its: Mapping[str, Any]) -> dict[str, Any]:
+    """A run that was made in Python from names alone, as the command line would describe it."""
+    settings = {key: value for name in GROUPS for key, value in its.get(name, {}).items()}
+    common = {name: its[name] for name in ("seed", "rounds", "cohort", "method")}
+    return {**settings, **common, **its["made_from"]}
 
 
 def facts(fed: FederationSetup) -> dict[str, Any]:
@@ -110,7 +136,7 @@ def check_same(fed: FederationSetup, folder: RunFolder) -> None:
     """A run from Python objects is resumed only by a federation with the same description."""
     mine, its = toml.loads(toml.dumps(config(fed, 1))), folder.config
     for key in mine if its.get("library") else ():
-        if key != "rounds" and not _agree(key, mine[key], its.get(key)):
+        if key not in ("rounds", "made_from") and not _agree(key, mine[key], its.get(key)):
             raise UserError(f"'{folder.path}' was run with {_difference(key, mine[key], its)}.")
     its_clients = {"names": census(fed).get("names"), **folder.clients}  # older runs lack names
     if "deployment" not in its and folder.clients and its_clients != {"names": None, **census(fed)}:

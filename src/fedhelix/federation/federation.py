@@ -91,6 +91,11 @@ class Federation(FederationSetup):
             metric=metric, engine=engine, device=device, workers=workers, address=address,
             kernels=kernels, settings=settings, options=options,
         )  # fmt: skip
+        if loss is None and metric is None:
+            self.made_from = description.made_from(
+                self.settings, data=data, partition=partition, model=model, clients=clients,
+                eval_clients=eval_clients, eval_trained=eval_trained,
+            )  # fmt: skip
 
     def run_rounds(
         self, rounds: int, state: FederationState | None = None, eval_every: int = 1

@@ -69,6 +69,7 @@ class FederationSetup:
     supplements: dict[int, int]  # how many samples the server gave to each small client
     clients: int
     cohort_size: int
+    made_from: dict[str, Any] | None = None  # its arguments, if they can be written down
 
     def __init__(  # noqa: PLR0913 - those of Federation
         self,

@@ -19,7 +19,10 @@ EARLY = 9
 @register("ancestors", paper="after Polyak and Juditsky, 1992")
 @dataclass(frozen=True)
 class Ancestors(Wrapper):
-    """Clients train the server's last model, but use a mean of it and its ancestors."""
+    """Clients use a moving mean of the server's models.
+
+    Clients train the server's last model, but use a mean of it and its ancestors.
+    """
 
     inner: Method = option(FedAvg(), "the method whose models are averaged over rounds")
     kept: float = option(0.8, "how much of the mean stays after a round", low=0, below=1)

@@ -18,8 +18,10 @@ from fedhelix.methods.fedavg import FedAvg
 @register("apfl", paper="Deng et al., 2020, arXiv:2003.13461")
 @dataclass(frozen=True)
 class APFL(FedAvg):
-    """FedAvg for the global model w; each client trains a local model v so that the mixture
-    alpha v + (1 - alpha) w fits its samples.
+    """Each client mixes the global model with one of its own.
+
+    FedAvg for the global model w; each client trains a local model v so that the mixture alpha v +
+    (1 - alpha) w fits its samples.
 
     The paper steps with w and v at the same time. Here v is trained after w, mixed with the w that
     was received; with one local step per round both are the same. Alpha takes one step along its

@@ -37,7 +37,9 @@ def smoothed_log(counts: Tensor, smooth: float) -> Tensor:
 @register("calibrated", paper="fedhelix; after balanced softmax, Ren et al., NeurIPS 2020")
 @dataclass(frozen=True)
 class Calibrated(Wrapper):
-    """Clients train on outputs plus the logarithms of their class shares, which never leave them.
+    """Corrects training for each client's mix of classes.
+
+    Clients train on outputs plus the logarithms of their class shares, which never leave them.
 
     What is shared then answers for balanced classes. A client's personal model has its own shares
     added to the outputs again: Bayes' rule for its own mix of classes.

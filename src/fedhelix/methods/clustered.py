@@ -172,7 +172,10 @@ class Clusters(Method):
 @register("clustered", paper="the one-shot clusters of GENE-FL, arXiv:2504.14628")
 @dataclass(frozen=True)
 class Clustered(Clusters, Wrapper):
-    """Puts any method into one-shot clusters: each cluster is a federation of its own."""
+    """Splits the clients into clusters, each its own federation.
+
+    Puts any method into one-shot clusters: each cluster is a federation of its own.
+    """
 
     inner: Method = option(FedAvg(), "the method of every cluster")
 

@@ -29,7 +29,10 @@ DIALOGUE = ("deliver", "onboard_client", "onboard_server")
 @register("compact", paper="error feedback of Karimireddy et al., ICML 2019, arXiv:1901.09847")
 @dataclass(frozen=True)
 class Compact(Wrapper):
-    """Sends the updates of weights in few bits per value; what a code lost is sent later."""
+    """Sends updates in few bits, with error feedback.
+
+    Sends the updates of weights in few bits per value; what a code lost is sent later.
+    """
 
     inner: Method = option(FedAvg(), "the method whose uploads are packed")
     code: Literal["bits", "top-k", "units"] = option(

@@ -36,7 +36,9 @@ def losses_of(
 @register("cull", paper="fedhelix")
 @dataclass(frozen=True)
 class Cull(Wrapper):
-    """Drops models whose removal lowers the loss of the mean on the server's validation set.
+    """Drops models that raise the server's validation loss.
+
+    Drops models whose removal lowers the loss of the mean on the server's validation set.
 
     Without such a set it goes by agreement alone.
     """

@@ -17,8 +17,10 @@ from fedhelix.methods.fedprox import FedProx
 @register("ditto", paper="Li et al., ICML 2021, arXiv:2012.04221")
 @dataclass(frozen=True)
 class Ditto(FedProx):
-    """FedAvg for the global model; a personal model that minimises the local risk plus mu/2 times
-    its distance.
+    """A personal model beside the global one, held near it.
+
+    FedAvg for the global model; a personal model that minimises the local risk plus mu/2 times its
+    distance.
     """
 
     mu: float = option(

@@ -37,7 +37,10 @@ UNPROTECTED = (*CLIENT_HOOKS, "select_clients")
 @register("dp-sgd", paper="Abadi et al., CCS 2016, arXiv:1607.00133")
 @dataclass(frozen=True)
 class DPSGD(Budgeted):
-    """Clips the gradient of every sample and adds Gaussian noise to their sum in every step."""
+    """Differential privacy of samples: clipped, noisy gradients.
+
+    Clips the gradient of every sample and adds Gaussian noise to their sum in every step.
+    """
 
     books = "samples"
 

@@ -19,7 +19,9 @@ LEARNT = "aggregation"  # the name under which a client holds its aggregation we
 @register("fedala", paper="Zhang et al., AAAI 2023, arXiv:2212.01197")
 @dataclass(frozen=True)
 class FedALA(FedAvg):
-    """FedAvg whose clients start from their own last model plus a learnt share of the way to the
+    """Clients learn how much of the received model to take over.
+
+    FedAvg whose clients start from their own last model plus a learnt share of the way to the
     received one.
 
     Every weight of the last layers has a share between 0 and 1, trained on the client's samples

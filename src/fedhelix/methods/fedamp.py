@@ -33,7 +33,9 @@ def attention(
 @register("fedamp", paper="Huang et al., AAAI 2021, arXiv:2007.03797")
 @dataclass(frozen=True)
 class FedAMP(FedProx):
-    """Attentive message passing in the paper's form for deep networks, HeurFedAMP: clients whose
+    """Clients with similar models attract each other.
+
+    Attentive message passing in the paper's form for deep networks, HeurFedAMP: clients whose
     models have a large cosine attract each other.
 
     A client trains near the mean that it receives, and uses what it trained.

@@ -17,7 +17,10 @@ from fedhelix.methods.fedbuff import Asynchronous
 @register("fedasync", paper="Xie et al., 2019, arXiv:1903.03934")
 @dataclass(frozen=True)
 class FedAsync(Asynchronous):
-    """The server's model moves a part of the way to each model that arrives, less if it is old."""
+    """Asynchronous: the server mixes in each model as it arrives.
+
+    The server's model moves a part of the way to each model that arrives, less if it is old.
+    """
 
     inner: Method = option(FedAvg(), "the method whose clients need not wait for each other")
     mixing: float = option(0.6, "part of the way to a fresh model", above=0, high=1)

@@ -19,8 +19,10 @@ from fedhelix.methods.fedavg import FedAvg
 @register("fedau", paper="Wang and Ji, ICLR 2024, arXiv:2306.03401")
 @dataclass(frozen=True)
 class FedAU(FedAvg):
-    """Weights updates by the mean interval between a client's participations, which estimates one
-    over its rate.
+    """Weights clients by how rarely they take part.
+
+    Weights updates by the mean interval between a client's participations, which estimates one over
+    its rate.
     """
 
     cutoff: int | None = option(50, "intervals are cut at so many rounds (auto: never)", low=1)

@@ -13,7 +13,10 @@ from fedhelix.core.registry import register
 @register("fedavg", paper="McMahan et al., AISTATS 2017, arXiv:1602.05629")
 @dataclass(frozen=True)
 class FedAvg(Method):
-    """One model for all: the mean of the clients' models, weighted by their numbers of samples."""
+    """One model for all: the weighted mean of the clients' models.
+
+    One model for all: the mean of the clients' models, weighted by their numbers of samples.
+    """
 
     def check(self, layers: Layers) -> None:
         """A network may be too small for a method that shares only some of its layers."""

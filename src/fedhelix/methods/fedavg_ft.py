@@ -15,7 +15,7 @@ from fedhelix.methods.fedavg import FedAvg
 @register("fedavg-ft", paper="the baseline of FedPAC, ICLR 2023, arXiv:2306.11867")
 @dataclass(frozen=True)
 class FedAvgFT(FedAvg):
-    """FedAvg, then local fine-tuning for use only; the result is never sent back."""
+    """FedAvg, then each client fine-tunes a copy for its own use."""
 
     ft_epochs: int | None = option(
         None, "epochs of fine-tuning; auto: as many as in a round", low=0

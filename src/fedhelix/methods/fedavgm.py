@@ -21,7 +21,9 @@ SLOW = 9  # rounds after which newcomers may have a momentum of one half
 @register("fedavgm", paper="Hsu et al., 2019, arXiv:1909.06335")
 @dataclass(frozen=True)
 class FedAvgM(FedAvg):
-    """FedAvg with momentum on the server: what clients have in common adds up, what sets them apart
+    """FedAvg with momentum on the server.
+
+    FedAvg with momentum on the server: what clients have in common adds up, what sets them apart
     averages out.
     """
 

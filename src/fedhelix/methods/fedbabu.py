@@ -18,7 +18,10 @@ from fedhelix.methods.fedavg import FedAvg
 @register("fedbabu", paper="Oh et al., ICLR 2022, arXiv:2106.06042")
 @dataclass(frozen=True)
 class FedBABU(FedAvg):
-    """The body is trained and averaged under a frozen head; each client fine-tunes before use."""
+    """Trains the body under a frozen head; clients then fine-tune.
+
+    The body is trained and averaged under a frozen head; each client fine-tunes before use.
+    """
 
     ft_epochs: int = option(2, "epochs of fine-tuning before the model is used", low=0)
     ft_part: Literal["all", "head", "body"] = option("all", "which part is fine-tuned")

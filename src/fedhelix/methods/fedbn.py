@@ -16,7 +16,10 @@ from fedhelix.methods.fedavg import FedAvg
 @register("fedbn", paper="Li et al., ICLR 2021, arXiv:2102.07623")
 @dataclass(frozen=True)
 class FedBN(FedAvg):
-    """Everything is averaged but BatchNorm's parameters and running statistics."""
+    """FedAvg, but each client keeps its own BatchNorm layers.
+
+    Everything is averaged but BatchNorm's parameters and running statistics.
+    """
 
     bn_filter: Literal["type", "name"] = option(
         "type",

@@ -46,7 +46,10 @@ class Asynchronous(Wrapper):
 @register("fedbuff", paper="Nguyen et al., AISTATS 2022, arXiv:2106.06639")
 @dataclass(frozen=True)
 class FedBuff(Asynchronous):
-    """The server aggregates as soon as some uploads have arrived; late updates count less."""
+    """Asynchronous: the server waits for a few uploads only.
+
+    The server aggregates as soon as some uploads have arrived; late updates count less.
+    """
 
     inner: Method = option(FedAvg(), "the method whose clients need not wait for each other")
     buffer: int = option(5, "uploads that make a new model", low=1)

@@ -24,7 +24,9 @@ GLOBAL = "(global)"  # before the names of the global head's entries
 @register("fedcp", paper="Zhang et al., KDD 2023, arXiv:2307.01217")
 @dataclass(frozen=True)
 class FedCP(Companion):
-    """A conditional policy says, for each sample and feature, which share goes to the global head,
+    """Splits the features between a global and a personal head.
+
+    A conditional policy says, for each sample and feature, which share goes to the global head,
     which is frozen during the round, and which to the personal one, which stays with its client.
 
     Body and policy are averaged; of the heads each client sends the mean of both. Features are

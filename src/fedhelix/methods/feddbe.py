@@ -25,7 +25,9 @@ MEMORY = "(memory)"  # the entry of a model that is added to the features
 @register("feddbe", paper="Zhang et al., NeurIPS 2023, arXiv:2311.14975")
 @dataclass(frozen=True)
 class FedDBE(FedAvg):
-    """FedAvg with the domain bias eliminator: every client has a memory, which is added to the
+    """FedAvg with a personal memory added to the features.
+
+    FedAvg with the domain bias eliminator: every client has a memory, which is added to the
     features before the head and never leaves it, and the mean of the features themselves is pulled
     to one that all clients agreed on before the first round.
 

@@ -17,8 +17,10 @@ from fedhelix.methods.fedavg import FedAvg
 @register("feddyn", paper="Acar et al., ICLR 2021, arXiv:2111.04263")
 @dataclass(frozen=True)
 class FedDyn(FedAvg):
-    """Each client minimises F(w) - <dual, w> + alpha/2 |w - received|², where the dual is the
-    gradient of F at the model that it trained last.
+    """FedAvg with a dynamic penalty against client drift.
+
+    Each client minimises F(w) - <dual, w> + alpha/2 |w - received|², where the dual is the gradient
+    of F at the model that it trained last.
 
     The server keeps the mean of all duals as `h` and corrects the mean of the models by it. Nothing
     but models travels.

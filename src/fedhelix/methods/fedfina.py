@@ -14,7 +14,10 @@ from fedhelix.methods.fedavg import FedAvg
 @register("fedfina", paper="a baseline of GENE-FL, arXiv:2504.14628")
 @dataclass(frozen=True)
 class FedFina(FedAvg):
-    """The last four convolutions travel; in a smaller network the last half of them."""
+    """Shares only the last convolutions.
+
+    The last four convolutions travel; in a smaller network the last half of them.
+    """
 
     layers: int = option(4, "how many convolutions, counted from the output", low=1)
 

@@ -13,7 +13,10 @@ from fedhelix.methods.fedavg import FedAvg
 @register("fedit", paper="Zhang et al., ICASSP 2024, arXiv:2305.05644")
 @dataclass(frozen=True)
 class FedIT(FedAvg):
-    """The mean of the clients' adapters, A and B each for itself; what else trains is averaged."""
+    """Averages the LoRA adapters of the clients.
+
+    The mean of the clients' adapters, A and B each for itself; what else trains is averaged.
+    """
 
     def check(self, layers: Layers) -> None:
         """Without adapters this would be FedAvg."""

@@ -21,7 +21,9 @@ ABSENT = 1e-8  # the size of a class without samples: its margin is 100 tau, and
 @register("fedlc", paper="Zhang et al., ICML 2022, arXiv:2209.00189")
 @dataclass(frozen=True)
 class FedLC(FedAvg):
-    """FedAvg with tau / n^(1/4) taken off the output of a class of which the client has n samples.
+    """FedAvg with a loss calibrated by the client's class counts.
+
+    FedAvg with tau / n^(1/4) taken off the output of a class of which the client has n samples.
 
     The margin is part of the training loss alone: rare classes have to win by more. The model is
     used without it.

@@ -21,7 +21,9 @@ FLAT = 5e-10  # a gradient entry below this counts as no gradient
 @register("fedlg", paper="Wang et al., AAAI 2022, with the fixed set of GENE-FL, arXiv:2504.14628")
 @dataclass(frozen=True)
 class FedLG(FedAvg):
-    """Shares the first convolution of the second stage and the last two, or the three with the
+    """Shares three convolutions, chosen by place or by gradient.
+
+    Shares the first convolution of the second stage and the last two, or the three with the
     stillest gradients.
     """
 

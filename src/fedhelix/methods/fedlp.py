@@ -17,8 +17,9 @@ from fedhelix.methods.fedavg import FedAvg
 @register("fedlp", paper="Zhu et al., ICC 2023, arXiv:2303.06360")
 @dataclass(frozen=True)
 class FedLP(FedAvg):
-    """Layer-wise pruning of uploads: the server averages each layer over the
-    clients that sent it.
+    """Clients leave whole layers out of their uploads.
+
+    Layer-wise pruning of uploads: the server averages each layer over the clients that sent it.
     """
 
     keep: float = option(0.5, "probability that a layer is uploaded", low=0, high=1)

@@ -30,7 +30,9 @@ from fedhelix.methods.fedavg import FedAvg
 @register("fedlps", paper="Jia et al., AAAI 2024, with the pruning of GENE-FL, arXiv:2504.14628")
 @dataclass(frozen=True)
 class FedLPS(FedAvg):
-    """After its first round a client keeps the strongest channels of its predictor, and sends only
+    """Clients prune their predictor and send what is left.
+
+    After its first round a client keeps the strongest channels of its predictor, and sends only
     these.
     """
 

@@ -16,7 +16,9 @@ from fedhelix.methods.fedavg import FedAvg
 @register("fednova", paper="Wang et al., NeurIPS 2020, arXiv:2007.07481")
 @dataclass(frozen=True)
 class FedNova(FedAvg):
-    """FedAvg of the updates per unit of local work, so that no client counts more for taking more
+    """FedAvg, corrected for clients that take more local steps.
+
+    FedAvg of the updates per unit of local work, so that no client counts more for taking more
     steps.
 
     The local work is the sum of the coefficients with which a round's gradients enter the update.

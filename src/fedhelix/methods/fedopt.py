@@ -18,8 +18,9 @@ from fedhelix.methods.fedavg import FedAvg
 @register("fedopt", paper="Reddi et al., ICLR 2021, arXiv:2003.00295")
 @dataclass(frozen=True)
 class FedOpt(FedAvg):
-    """FedAdam, FedYogi or FedAdagrad: an adaptive optimiser on the server, plain SGD on the
-    clients.
+    """An adaptive optimiser on the server: Adam, Yogi or Adagrad.
+
+    FedAdam, FedYogi or FedAdagrad: an adaptive optimiser on the server, plain SGD on the clients.
     """
 
     server_optimizer: Literal["adam", "yogi", "adagrad"] = option(

@@ -37,8 +37,10 @@ def combination(own: Tensor, moments: Tensor, variances: Tensor) -> list[float]:
 @register("fedpac", paper="Xu et al., ICLR 2023, arXiv:2306.11867")
 @dataclass(frozen=True)
 class FedPAC(FedProto):
-    """The body is averaged, its features pulled towards the prototypes of their classes; the head
-    of a client is a mean of all heads of the round, weighted for the client.
+    """Aligns features by class; mixes heads for each client.
+
+    The body is averaged, its features pulled towards the prototypes of their classes; the head of a
+    client is a mean of all heads of the round, weighted for the client.
 
     The weights minimise a bound of the client's risk, from what clients upload about their
     features: the mean for each class and the variance.

@@ -15,7 +15,7 @@ from fedhelix.methods.fedavg import FedAvg
 @register("fedper", paper="Arivazhagan et al., 2019, arXiv:1912.00818")
 @dataclass(frozen=True)
 class FedPer(FedAvg):
-    """All layers but the last are averaged; the last one stays with its client."""
+    """The last layer stays with its client; the rest is averaged."""
 
     personal_layers: int = option(
         1, "how many layers, counted from the output, stay personal", low=1

@@ -20,7 +20,9 @@ from fedhelix.methods.fedavg import FedAvg
 @register("fedproto", paper="Tan et al., AAAI 2022, arXiv:2105.00243")
 @dataclass(frozen=True)
 class FedProto(FedAvg):
-    """Every client trains a model of its own, whose features are pulled towards the prototypes.
+    """Clients share class prototypes instead of models.
+
+    Every client trains a model of its own, whose features are pulled towards the prototypes.
 
     A prototype is the mean feature vector of a class, over all clients that have it. The distance
     is the squared Euclidean one, divided by the number of features.

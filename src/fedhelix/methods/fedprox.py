@@ -17,7 +17,10 @@ from fedhelix.methods.fedavg import FedAvg
 @register("fedprox", paper="Li et al., MLSys 2020, arXiv:1812.06127")
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    """FedAvg with mu/2 times the squared distance to the received model in the local objective."""
+    """FedAvg with a penalty on the distance to the received model.
+
+    FedAvg with mu/2 times the squared distance to the received model in the local objective.
+    """
 
     mu: float = option(0.01, "strength of the pull towards the received model", low=0)
 

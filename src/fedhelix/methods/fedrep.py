@@ -15,7 +15,9 @@ from fedhelix.methods.fedavg import FedAvg
 @register("fedrep", paper="Collins et al., ICML 2021, arXiv:2102.07078")
 @dataclass(frozen=True)
 class FedRep(FedAvg):
-    """The head learns first on the frozen body, then the body under the frozen head; only the body
+    """Like FedPer, but head and body train in turn.
+
+    The head learns first on the frozen body, then the body under the frozen head; only the body
     travels.
     """
 

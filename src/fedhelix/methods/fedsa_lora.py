@@ -13,7 +13,10 @@ from fedhelix.methods.fedit import FedIT
 @register("fedsa-lora", paper="Guo et al., ICLR 2025, arXiv:2410.01463")
 @dataclass(frozen=True)
 class FedSALoRA(FedIT):
-    """Both matrices train; A, which learns what all have in common, is averaged, B is personal."""
+    """LoRA: A is averaged, B stays with its client.
+
+    Both matrices train; A, which learns what all have in common, is averaged, B is personal.
+    """
 
     def shared_params(self, layers: Layers) -> Sequence[str]:
         """All but B."""

@@ -17,7 +17,9 @@ from fedhelix.methods.fedavg import FedAvg
 @register("fedumf", paper="FedUmf, Mathematics 10(20), 3751, 2022")
 @dataclass(frozen=True)
 class FedUmf(FedAvg):
-    """An unsampled client trains and stores its update; sampled next, it starts from the new model
+    """Idle clients pre-train and start from what they learnt.
+
+    An unsampled client trains and stores its update; sampled next, it starts from the new model
     plus that update.
 
     Only those who will be sampled next are simulated: what the others store is never used. What the

@@ -15,7 +15,10 @@ from fedhelix.methods.fedit import FedIT
 @register("ffa-lora", paper="Sun et al., ICLR 2024, arXiv:2403.12313")
 @dataclass(frozen=True)
 class FFALoRA(FedIT):
-    """With the same A for all, the mean of the products B A is the product of the mean of B."""
+    """LoRA with a fixed A: only B is trained and averaged.
+
+    With the same A for all, the mean of the products B A is the product of the mean of B.
+    """
 
     def shared_params(self, layers: Layers) -> Sequence[str]:
         """All but A, which everybody can make from the seed."""

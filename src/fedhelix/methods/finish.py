@@ -22,7 +22,9 @@ USUAL, RIVALS = "tuned", ("received", "archive", "archive-tuned")
 @register("finish", paper="fedhelix")
 @dataclass(frozen=True)
 class Finish(Wrapper):
-    """Each client fine-tunes in small steps, unless its validation samples prefer something else.
+    """Each client fine-tunes in the end, where validation agrees.
+
+    Each client fine-tunes in small steps, unless its validation samples prefer something else.
 
     It may prefer the received model, or that model plus a mean of its own updates, its archive,
     with or without fine-tuning.

@@ -25,7 +25,10 @@ from fedhelix.methods.fedit import FedIT
 @register("flexlora", paper="Bai et al., NeurIPS 2024, arXiv:2402.11505")
 @dataclass(frozen=True)
 class FlexLoRA(FedIT):
-    """The mean of B A, cut by a singular value decomposition to the rank of each client."""
+    """LoRA with a rank of its own for each client.
+
+    The mean of B A, cut by a singular value decomposition to the rank of each client.
+    """
 
     ranks: str | None = option(
         None, "ranks of the clients in turn, such as 2/4/8; auto: the network's"

@@ -172,7 +172,10 @@ class Genes(GeneOptions, FedAvg):
 @register("gene-fl", paper="GENE-FL, arXiv:2504.14628, 2025")
 @dataclass(frozen=True)
 class GeneFL(Clusters, Genes):
-    """Uploads only a small and general part of each model, within one-shot clusters."""
+    """Uploads a small, general part of the model, in clusters.
+
+    Uploads only a small and general part of each model, within one-shot clusters.
+    """
 
     def aggregate(
         self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context

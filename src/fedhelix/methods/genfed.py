@@ -30,7 +30,10 @@ from fedhelix.methods.fedavg import FedAvg
 @register("genfed", paper="GenFed, Expert Systems with Applications 281, 127636, 2025")
 @dataclass(frozen=True)
 class GenFed(Wrapper):
-    """Scores every returned model on the server's validation set; only the best are aggregated."""
+    """Averages only the models that score best on the server.
+
+    Scores every returned model on the server's validation set; only the best are aggregated.
+    """
 
     inner: Method = option(FedAvg(), "the method that aggregates the chosen models")
     schedule: Schedule = option("linear", "how the number of chosen models changes over the rounds")

@@ -25,8 +25,10 @@ TINY = 1e-12
 @register("gpfl", paper="Zhang et al., ICCV 2023, arXiv:2308.10279")
 @dataclass(frozen=True)
 class GPFL(Companion):
-    """A conditional valve turns the features into global ones, which lie near shared embeddings of
-    the classes, and personal ones, which a client's own head gets.
+    """Splits the features into global and personal ones.
+
+    A conditional valve turns the features into global ones, which lie near shared embeddings of the
+    classes, and personal ones, which a client's own head gets.
 
     The condition is the mean of the embeddings; for a client it is weighted by its class shares.
     Body, embeddings and valve are averaged.

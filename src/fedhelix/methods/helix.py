@@ -21,7 +21,9 @@ from fedhelix.methods.finish import Finish
 @register("helix", paper="fedhelix")
 @dataclass(frozen=True)
 class Helix(Wrapper):
-    """A global model and a personal one for each client, in few bits and without harmful updates.
+    """A global model and a personal one per client, in few bits.
+
+    A global model and a personal one for each client, in few bits and without harmful updates.
 
     It is made of parts, each of which can be switched off and used around other methods.
     """

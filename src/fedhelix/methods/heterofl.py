@@ -27,7 +27,9 @@ from fedhelix.methods.fedavg import FedAvg
 @register("heterofl", paper="Diao et al., ICLR 2021, arXiv:2010.01264")
 @dataclass(frozen=True)
 class HeteroFL(FedAvg):
-    """A client trains the first channels of every layer and the first blocks of every stage; each
+    """Small clients train a part of every layer of the model.
+
+    A client trains the first channels of every layer and the first blocks of every stage; each
     value is averaged over those who have it.
     """
 

@@ -26,7 +26,9 @@ def _loss(model: State, client: Client) -> float:
 @register("ifca", paper="Ghosh et al., NeurIPS 2020, arXiv:2006.04088")
 @dataclass(frozen=True)
 class IFCA(FedAvg):
-    """The iterative federated clustering algorithm: clients receive all models, choose the one with
+    """Several models; each client trains the one that fits best.
+
+    The iterative federated clustering algorithm: clients receive all models, choose the one with
     the least loss on their samples, and train it; each model is the mean of its trainers'.
 
     Clients may choose anew in every round.

@@ -29,8 +29,10 @@ TINY = 1e-6  # a class that no neighbour has is unlikely, not impossible
 @register("knn-per", paper="Marfoq et al., ICML 2022, arXiv:2111.09360")
 @dataclass(frozen=True)
 class KNNPer(FedAvg):
-    """FedAvg; a client uses a mixture of the global model's probabilities and those of the nearest
-    of its own training samples, by the model's features.
+    """FedAvg, mixed with each client's nearest training samples.
+
+    FedAvg; a client uses a mixture of the global model's probabilities and those of the nearest of
+    its own training samples, by the model's features.
 
     The weight of the neighbours is the one with the lowest loss on the client's validation samples.
     """

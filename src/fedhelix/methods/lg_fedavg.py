@@ -18,7 +18,7 @@ from fedhelix.methods.fedavg import FedAvg
 @register("lg-fedavg", paper="Liang et al., 2020, arXiv:2001.01523")
 @dataclass(frozen=True)
 class LGFedAvg(FedAvg):
-    """Only the last layers are averaged; what is below them stays with its client."""
+    """Averages the last layers; the others stay with their client."""
 
     shared_layers: int = option(1, "how many layers, counted from the output, are shared", low=1)
     warm_start: int = option(

@@ -16,7 +16,10 @@ from fedhelix.methods.fedavg import FedAvg
 @register("local", paper="the baseline of pFedGPA, arXiv:2409.05701")
 @dataclass(frozen=True)
 class LocalOnly(FedAvg):
-    """Each client trains its own model from the common initial weights; nothing is ever sent."""
+    """Each client trains alone; nothing is sent.
+
+    Each client trains its own model from the common initial weights; nothing is ever sent.
+    """
 
     follow_sampling: bool = option(
         False, "train only the sampled clients instead of everybody in every round"

@@ -20,8 +20,10 @@ from fedhelix.methods.fedavg import FedAvg
 @register("moon", paper="Li et al., CVPR 2021, arXiv:2103.16257")
 @dataclass(frozen=True)
 class Moon(FedAvg):
-    """FedAvg with a contrastive term: of two models, the features should be similar to the
-    received one's rather than to those of the client's own last one.
+    """FedAvg with a contrastive loss between models' features.
+
+    FedAvg with a contrastive term: of two models, the features should be similar to the received
+    one's rather than to those of the client's own last one.
 
     Features are what the head gets; the paper adds a projection to its networks for this.
     """

@@ -17,7 +17,9 @@ from fedhelix.methods.fedavg import FedAvg
 )
 @dataclass(frozen=True)
 class PartialFed(FedAvg):
-    """One convolution of each stage is shared, the last one; a stage is a run of layers of equal
+    """Shares one convolution of each stage, the last one.
+
+    One convolution of each stage is shared, the last one; a stage is a run of layers of equal
     width.
     """
 

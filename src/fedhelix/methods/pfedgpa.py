@@ -21,7 +21,9 @@ from fedhelix.store.progress import below
 @register("pfedgpa", paper="Lai et al., AAAI 2025, arXiv:2409.05701")
 @dataclass(frozen=True)
 class PFedGPA(Recipe, FedAvgFT):
-    """FedAvg carries it. In the end a diffusion model learns the last uploads; each client's own is
+    """A diffusion model generates each client's parameters.
+
+    FedAvg carries it. In the end a diffusion model learns the last uploads; each client's own is
     sent through it.
     """
 

@@ -20,8 +20,9 @@ HYPER = ("weights", "velocity")  # what the server keeps of the hypernetwork
 @register("pfedhn", paper="Shamsian et al., ICML 2021, arXiv:2103.04628")
 @dataclass(frozen=True)
 class PFedHN(Hyper, FedAvg):
-    """What local training changes in a client's model is the gradient of hypernetwork and
-    embedding.
+    """A hypernetwork generates each client's model.
+
+    What local training changes in a client's model is the gradient of hypernetwork and embedding.
     """
 
     newcomer_turns: int = option(

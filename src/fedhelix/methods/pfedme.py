@@ -15,8 +15,10 @@ from fedhelix.methods.fedprox import FedProx
 @register("pfedme", paper="T. Dinh et al., NeurIPS 2020, arXiv:2006.08848")
 @dataclass(frozen=True)
 class PFedMe(FedProx):
-    """Moreau envelopes: at a client the loss of the global model w is that of the best personal
-    model theta near it, F(theta) + mu/2 |theta - w|².
+    """Personal models near the global one, by Moreau envelopes.
+
+    Moreau envelopes: at a client the loss of the global model w is that of the best personal model
+    theta near it, F(theta) + mu/2 |theta - w|².
 
     Its gradient is mu (w - theta), so a client sends w moved towards its theta, which stays. The
     paper's R is 1 here, and a round's local training is the search for theta.

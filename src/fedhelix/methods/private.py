@@ -28,7 +28,10 @@ COUNT_NOISE = 10.0  # on the count of short updates, in that on their sum
 @register("private", paper="McMahan et al., ICLR 2018, arXiv:1710.06963")
 @dataclass(frozen=True)
 class Private(Budgeted):
-    """Clips every update and adds Gaussian noise to their sum, within a privacy budget."""
+    """Differential privacy of clients: clips updates, adds noise.
+
+    Clips every update and adds Gaussian noise to their sum, within a privacy budget.
+    """
 
     books = "privacy"
 

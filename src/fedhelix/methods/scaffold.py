@@ -32,8 +32,10 @@ ADVICE = (
 @register("scaffold", paper="Karimireddy et al., ICML 2020, arXiv:1910.06378")
 @dataclass(frozen=True)
 class Scaffold(FedAvg):
-    """Each local gradient is shifted by (server control - own control), the control being a
-    client's mean gradient.
+    """Corrects client drift with control variates.
+
+    Each local gradient is shifted by (server control - own control), the control being a client's
+    mean gradient.
 
     At the received model (option I of the paper) the control costs one more pass over the data;
     read off the round's steps (option II) it costs nothing. A client that has fitted its own

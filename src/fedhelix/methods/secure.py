@@ -38,7 +38,10 @@ UNPACKED = (Compact, DPSGD, Helix)  # whose own uploads are means of what they h
 @register("secure", paper="Bell et al., CCS 2020, arXiv:2006.07304")
 @dataclass(frozen=True)
 class Secure(Wrapper):
-    """Sums updates under masks that cancel; a simulation leaves the masks out."""
+    """Secure aggregation: the server sees only the sum of updates.
+
+    Sums updates under masks that cancel; a simulation leaves the masks out.
+    """
 
     inner: Method = option(FedAvg(), "the method that aggregates the mean")
     word_bits: Bits = option(32, "bits of a value in an upload")

@@ -312,7 +312,7 @@ def distances(result: Result) -> Figure | None:
     axes.grid(False, axis="y")
     axes.set_yticks(range(len(rows)), [words.replace(": ", ":\n") for words, _ in rows])
     axes.set(
-        ylim=(len(rows) - 0.5, -0.5), xlabel="distance between parameter vectors (bar: median)"
+        ylim=(len(rows) - 0.5, -0.5), xlabel="distance between parameter vectors\n(bar: median)"
     )
     axes.set_xlim(left=0)
     return figure

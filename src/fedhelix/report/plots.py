@@ -21,6 +21,7 @@ from fedhelix.report.wording import MIB
 from fedhelix.store import RunFolder
 from fedhelix.store.records import HOUR
 
+TICK = 22  # characters of a label at an axis
 LABEL, HANDLE, PER_INCH = 36, 8, 11  # characters of a label, beside it, and of a legend per inch
 FAR_APART = 5  # times: totals that differ by more are drawn on a logarithmic axis
 
@@ -160,7 +161,7 @@ def draw_uploads(axes: Axes, drawn: Sequence[Curve]) -> None:
             height = curve.mean.iloc[-1]
             axes.axhline(height, color=curve.colour, linestyle="--", linewidth=1.2)
             axes.annotate(
-                f"{curve.label} sends nothing",
+                f"{curve.label}: no upload",
                 (0.02, height),
                 (0, 3),
                 textcoords="offset points",
@@ -204,7 +205,9 @@ def draw_clients(axes: Axes, drawn: Sequence[Curve]) -> None:
     _say_if_empty(axes, evaluated)
     axes.grid(False, axis="y")
     axes.set_ylim(max(len(evaluated), 1) - 0.4, -0.6)  # the first method on top
-    axes.set_yticks(range(len(evaluated)), [textwrap.fill(curve.label, 18) for curve in evaluated])
+    axes.set_yticks(
+        range(len(evaluated)), [textwrap.fill(curve.label, TICK) for curve in evaluated]
+    )
     axes.tick_params(axis="y", length=0, labelsize=8.5 if len(evaluated) < 10 else 7.5)
     crosses = "\n×: attacker" if any(curve.malicious.any() for curve in evaluated) else ""
     marks = f"bar: median; full colour: worst tenth{crosses}"
@@ -269,7 +272,7 @@ def bytes_plot(groups: Groups) -> Figure:
         )
     tidy(axes, "What travels?")
     axes.grid(False, axis="y")
-    axes.set_yticks(range(len(groups)), [textwrap.fill(literal(label), 18) for label in groups])
+    axes.set_yticks(range(len(groups)), [textwrap.fill(literal(label), TICK) for label in groups])
     axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.set(xlabel="MiB of a whole run, mean of seeds", xlim=(0, max(left.max(), 1e-9) * 1.14))
     _legend(figure, axes, columns=3)

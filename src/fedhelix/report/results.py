@@ -15,8 +15,8 @@ from fedhelix.store.records import MAIN_METRICS, Record, is_number
 
 # Entries of a config that do not make runs different experiments.
 NOT_COMPARED = (
-    "format", "versions", "library", "method", "seed", "data_dir", "engine", "device", "workers",
-    "address", "kernels", "eval_every", "checkpoint_every", "client_state", "deployment",
+    "format", "versions", "library", "made_from", "method", "seed", "data_dir", "engine", "device",
+    "workers", "address", "kernels", "eval_every", "checkpoint_every", "client_state", "deployment",
 )  # fmt: skip
 
 # Settings under which methods are compared: runs that differ in one of them are told apart first.

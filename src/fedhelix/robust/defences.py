@@ -118,7 +118,7 @@ class Median(Defence):
 @register("trimmed-mean", paper="Yin et al., ICML 2018, arXiv:1803.01498")
 @dataclass(frozen=True)
 class TrimmedMean(Defence):
-    """The mean of every coordinate without its largest and smallest values."""
+    """The mean of every coordinate without its extreme values."""
 
     withstand: float = option(
         0.2, "share of malicious uploads that it is made for", low=0, below=0.5
@@ -146,7 +146,10 @@ class Krum(Defence):
 @register("multi-krum", paper="Blanchard et al., NeurIPS 2017, arXiv:1703.02757")
 @dataclass(frozen=True)
 class MultiKrum(Defence):
-    """The mean of the updates that are closest to their neighbours, as many as should be benign."""
+    """The mean of the updates closest to their neighbours.
+
+    The mean of the updates that are closest to their neighbours, as many as should be benign.
+    """
 
     withstand: float = option(
         0.2, "share of malicious uploads that it is made for", low=0, below=0.5
@@ -171,7 +174,10 @@ class GeometricMedian(Defence):
 @register("centred-clipping", paper="Karimireddy et al., ICML 2021, arXiv:2012.10333")
 @dataclass(frozen=True)
 class CentredClipping(Defence):
-    """The mean of updates whose distance from a moving centre is clipped."""
+    """Clips updates around a moving centre, then averages them.
+
+    The mean of updates whose distance from a moving centre is clipped.
+    """
 
     radius: float | None = option(
         None, "longest distance from the centre (auto: the median of the round)", above=0
@@ -193,7 +199,10 @@ class CentredClipping(Defence):
 @register("norm-bound", paper="Sun et al., 2019, arXiv:1911.07963")
 @dataclass(frozen=True)
 class NormBound(Defence):
-    """No update is longer than a bound; weights and aggregation are those of the inner method."""
+    """Limits the length of every update.
+
+    No update is longer than a bound; weights and aggregation are those of the inner method.
+    """
 
     mixing: ClassVar[str] = ""
     bound: float | None = option(None, "longest update (auto: the median of the round)", above=0)
@@ -206,7 +215,10 @@ class NormBound(Defence):
 @register("nnm", paper="Allouah et al., AISTATS 2023, arXiv:2302.01772")
 @dataclass(frozen=True)
 class NearestNeighbourMixing(Defence):
-    """Every update becomes the mean of those nearest to it; another defence goes inside."""
+    """Replaces every update by the mean of its nearest neighbours.
+
+    Every update becomes the mean of those nearest to it; another defence goes inside.
+    """
 
     mixing: ClassVar[str] = "mixes uploads"
     leave_out: float | None = option(
@@ -228,7 +240,9 @@ class NearestNeighbourMixing(Defence):
 @register("bucketing", paper="Karimireddy et al., ICLR 2022, arXiv:2006.09365")
 @dataclass(frozen=True)
 class Bucketing(Defence):
-    """Random buckets of updates are averaged; another defence, inside, then sees the means.
+    """Averages random groups of updates before another defence.
+
+    Random buckets of updates are averaged; another defence, inside, then sees the means.
 
     A bucket with a single malicious update counts as malicious, so what is inside has to withstand
     up to `bucket_size` times as large a share.
