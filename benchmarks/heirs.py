@@ -3,9 +3,10 @@
     python benchmarks/heirs.py [--networks digits-bn-cnn resnet18] [--rounds 10] [--seeds 3]
         [--device auto] [--out FILE]
 
-Twelve clients train the whole network with GENE-FL. A newcomer has half its channels; it starts
-from what it inherits (all but the head) or from new weights, and trains alone. Its accuracy on the
-test samples is measured at arrival and after one and three rounds.
+Twelve clients train the whole network with GENE-FL: a quarter of it travels, other units in each
+round (`gene_rotate`), with their BatchNorm. A newcomer has half its channels; it starts from what
+it inherits (all that ever travelled but the head) or from new weights, and trains alone. Its
+accuracy on the test samples is measured at arrival and after one and three rounds.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ NETWORKS = {"digits-bn-cnn": digits_bn_cnn, "resnet18": resnet18}
 CLIENTS, SAMPLES, MINE, TEST = 12, 60, 120, 300
 LATER = (1, 3)  # rounds after which the newcomer is evaluated again
 SETTINGS: dict[str, Any] = {"epochs": 2, "batch_size": 16, "lr": 0.05}
+GENE: dict[str, Any] = {
+    "clusters": 1, "gene_inherit": "body", "gene_granularity": "module", "gene_rotate": True
+}  # fmt: skip
 
 
 def measured(network: str, seed: int, rounds: int, device: str) -> dict[str, Any]:
@@ -39,7 +43,7 @@ def measured(network: str, seed: int, rounds: int, device: str) -> dict[str, Any
     others = [(data.x[at::CLIENTS], data.y[at::CLIENTS]) for at in range(MINE, MINE + CLIENTS)]
     fed = Federation(
         others, model=lambda: make((1, 8, 8), 10), cohort=CLIENTS, seed=seed, device=device,
-        method=GeneFL(clusters=1, gene_inherit="body"), **SETTINGS,
+        method=GeneFL(**GENE), **SETTINGS,
     )  # fmt: skip
     run = fed.fit(rounds, eval_every=rounds, quiet=True)
     torch.manual_seed(seed)
@@ -79,7 +83,7 @@ def main() -> None:
         f"--rounds {given.rounds} --seeds {given.seeds} --device {given.device}",
         "versions": versions(),
         "device": device_name(given.device),
-        "settings": {**SETTINGS, "clients": CLIENTS, "samples": SAMPLES, "newcomer": MINE},
+        "settings": {**SETTINGS, **GENE, "clients": CLIENTS, "samples": SAMPLES, "newcomer": MINE},
         "rounds": [0, *LATER],
         "rows": rows,
     }

@@ -3,8 +3,8 @@
     python benchmarks/widths.py [--rounds 30] [--seeds 3] [--out FILE]
 
 Of twelve clients, every third has all, half or a quarter of the channels of `digits-bn-cnn`:
-HeteroFL against networks of the same width that train alone. Then nobody has more than half, and
-the whole network of HeteroFL and FedRolex is evaluated.
+HeteroFL and FedRolex against networks of the same width that train alone. Then nobody has more than
+half, and the whole network of both is evaluated.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ def trained(method: Method, width: float, seed: int, rounds: int) -> Record:
 
 def by_width(seed: int, rounds: int) -> list[dict[str, Any]]:
     """Mean accuracy of the clients of each width on their own test samples, together and alone."""
-    together = trained(HeteroFL(), 1.0, seed, rounds)["personal"]
+    methods = HeteroFL(), FedRolex()
+    together = {method.name: trained(method, 1.0, seed, rounds)["personal"] for method in methods}
     rows = []
     for place, width in enumerate(WIDTHS):
         alone = trained(LocalOnly(), width, seed, rounds)["personal"]
         means = {
             name: float(np.mean(found[place :: len(WIDTHS)]))
-            for name, found in {"heterofl": together, "alone": alone}.items()
+            for name, found in {**together, "alone": alone}.items()
         }
         rows.append({"seed": seed, "width": width, **means})
     return rows

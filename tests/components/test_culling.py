@@ -11,6 +11,11 @@ from fedhelix.components.culling import agreeing, agreement, culled, suspects
 from fedhelix.components.culling import uncopied as uncopied_models
 
 
+def no_harm():
+    """The loss before a round that no mean is worse than."""
+    return math.inf
+
+
 def vectors(*rows):
     return torch.tensor([list(map(float, row)) for row in rows])
 
@@ -96,39 +101,39 @@ FOUR = vectors((1, 0), (1, 0.1), (1, -0.1), (1, 0.2))
 
 
 def test_who_does_no_harm_stays():
-    assert culled(range(4), FOUR, losses_by([0, 0, 0, 0]), math.inf, 0.05, 1) == [0, 1, 2, 3]
+    assert culled(range(4), FOUR, losses_by([0, 0, 0, 0]), no_harm, 0.05, 1) == [0, 1, 2, 3]
 
 
 def test_a_drop_must_lower_the_loss_by_more_than_the_margin():
     # With all four the loss is 1 + h / 4, without the last it is 1: (1 + h / 4)(1 - 0.05) > 1
     # needs h / 4 > 0.0526.
-    assert culled(range(4), FOUR, losses_by([0, 0, 0, 4 * 0.052]), math.inf, 0.05, 1) == [
+    assert culled(range(4), FOUR, losses_by([0, 0, 0, 4 * 0.052]), no_harm, 0.05, 1) == [
         0,
         1,
         2,
         3,
     ]
-    assert culled(range(4), FOUR, losses_by([0, 0, 0, 4 * 0.053]), math.inf, 0.05, 1) == [0, 1, 2]
-    assert culled(range(4), FOUR, losses_by([0, 0, 0, 4 * 0.001]), math.inf, 0.0, 1) == [0, 1, 2]
+    assert culled(range(4), FOUR, losses_by([0, 0, 0, 4 * 0.053]), no_harm, 0.05, 1) == [0, 1, 2]
+    assert culled(range(4), FOUR, losses_by([0, 0, 0, 4 * 0.001]), no_harm, 0.0, 1) == [0, 1, 2]
 
 
 def test_who_opposes_the_others_has_no_margin():
     updates = FOUR.clone()
     updates[3] = torch.tensor([-1.0, 0])
-    assert culled(range(4), updates, losses_by([0, 0, 0, 4 * 0.001]), math.inf, 0.05, 1) == [
+    assert culled(range(4), updates, losses_by([0, 0, 0, 4 * 0.001]), no_harm, 0.05, 1) == [
         0,
         1,
         2,
     ]
     # But harmless as it is, it stays.
-    assert culled(range(4), updates, losses_by([0, 0, 0, 0]), math.inf, 0.05, 1) == [0, 1, 2, 3]
+    assert culled(range(4), updates, losses_by([0, 0, 0, 0]), no_harm, 0.05, 1) == [0, 1, 2, 3]
 
 
 def test_a_round_that_would_harm_has_no_margin():
     # The loss of all is 1.001, of the first three 1.
     harm = losses_by([0, 0, 0, 4 * 0.001])
-    assert culled(range(4), FOUR, harm, 1.0005, 0.05, 1) == [0, 1, 2]
-    assert culled(range(4), FOUR, harm, 1.0015, 0.05, 1) == [0, 1, 2, 3]
+    assert culled(range(4), FOUR, harm, lambda: 1.0005, 0.05, 1) == [0, 1, 2]
+    assert culled(range(4), FOUR, harm, lambda: 1.0015, 0.05, 1) == [0, 1, 2, 3]
 
 
 def test_several_are_dropped_at_once_where_no_single_one_would_help():
@@ -138,20 +143,20 @@ def test_several_are_dropped_at_once_where_no_single_one_would_help():
     def losses(groups, count=0):
         return [5.0 if {3, 4} & set(group) else 1.0 for group in groups]
 
-    assert culled(range(5), updates, losses, math.inf, 0.05, 1) == [0, 1, 2]
+    assert culled(range(5), updates, losses, no_harm, 0.05, 1) == [0, 1, 2]
 
 
 def test_models_that_stay_in_any_case():
     harm = [0, 5, 10, 20]
-    assert culled(range(4), FOUR, losses_by(harm), math.inf, 0.05, 1) == [0]
-    assert culled(range(4), FOUR, losses_by(harm), math.inf, 0.05, 2) == [0, 1]
+    assert culled(range(4), FOUR, losses_by(harm), no_harm, 0.05, 1) == [0]
+    assert culled(range(4), FOUR, losses_by(harm), no_harm, 0.05, 2) == [0, 1]
     log = []
-    assert culled(range(4), FOUR, losses_by(harm, log), math.inf, 0.05, 4) == [0, 1, 2, 3]
+    assert culled(range(4), FOUR, losses_by(harm, log), no_harm, 0.05, 4) == [0, 1, 2, 3]
     assert log == [(0, 1, 2, 3)]  # nothing else was tried
 
 
 def test_only_those_among_whom_to_choose():
-    assert culled([0, 2, 3], FOUR, losses_by([0, 0, 0, 9]), math.inf, 0.05, 1) == [0, 2]
+    assert culled([0, 2, 3], FOUR, losses_by([0, 0, 0, 9]), no_harm, 0.05, 1) == [0, 2]
 
 
 def test_losses_beyond_all_numbers():
@@ -160,10 +165,10 @@ def test_losses_beyond_all_numbers():
     def losses(groups, count=0):
         return [math.inf if {3, 4} & set(group) else 1.0 for group in groups]
 
-    assert culled(range(5), updates, losses, math.inf, 0.05, 1) == [0, 1, 2]
+    assert culled(range(5), updates, losses, no_harm, 0.05, 1) == [0, 1, 2]
     # Where nothing helps, nobody is dropped.
     nothing = culled(
-        range(5), updates, lambda groups, count: [math.inf] * len(groups), math.inf, 0.05, 1
+        range(5), updates, lambda groups, count: [math.inf] * len(groups), no_harm, 0.05, 1
     )
     assert nothing == [0, 1, 2, 3, 4]
 
@@ -174,7 +179,7 @@ def test_losses_below_zero():
     def losses(groups, count=0):
         return [-1.0 if 3 in group else -0.97 for group in groups]
 
-    assert culled(range(4), FOUR, losses, math.inf, 0.05, 1) == [0, 1, 2, 3]
+    assert culled(range(4), FOUR, losses, no_harm, 0.05, 1) == [0, 1, 2, 3]
 
 
 @settings(max_examples=80, deadline=None)
@@ -194,7 +199,7 @@ def test_what_is_kept_is_never_worse_than_all(count, seed, margin, least, offset
         ]
 
     least = min(least, count)
-    kept = culled(range(count), updates, losses, math.inf, margin, least)
+    kept = culled(range(count), updates, losses, no_harm, margin, least)
     assert len(kept) >= least and kept == sorted(set(kept))
     before, after = losses([range(count), kept])
     assert after <= before
@@ -214,3 +219,51 @@ def test_honest_updates_stay_and_copies_go(count, seed, size):
     places = torch.randperm(count, generator=draw)[: count - 1]
     copied = torch.cat([updates, updates[places] * (1 + 1e-5)])
     assert uncopied(copied) == sorted(set(range(count)) - set(places.tolist()))
+
+
+def culled_eagerly(among, updates, losses, before, margin, least):
+    """The rule as its page states it: every candidate is scored, also twice, and the old model."""
+    kept = list(among)
+    (loss,) = losses([kept], 0)
+    while len(kept) > least:
+        agrees, lengths = agreement(updates, kept).tolist(), updates[kept].norm(dim=1).tolist()
+        groups = suspects(lengths, agrees, least)
+        left = [[kept[i] for i in range(len(kept)) if i not in group] for group in groups]
+        found = losses(left, 0)
+        prices = [
+            one / (1 - margin) if any(agrees[i] >= 0 for i in group) else one
+            for group, one in zip(groups, found, strict=True)
+        ]
+        at = min(range(len(left)), key=lambda i: prices[i])
+        if not (found[at] if loss > before else prices[at]) < loss:
+            return kept
+        kept, loss = left[at], found[at]
+    return kept
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(1, 7), st.integers(0, 2**31), st.floats(0, 0.3), st.floats(0.2, 3))
+def test_what_is_not_scored_would_not_change_the_choice(count, seed, margin, before):
+    draw = torch.Generator().manual_seed(seed)
+    updates, target = (torch.randn(n, 3, generator=draw) for n in (count, 1))
+    scored, asked = [], []
+
+    def losses(groups, samples):
+        scored.append([(tuple(group), samples) for group in groups])
+        return [1 + float((updates[list(g)].mean(0) - target).square().sum()) for g in groups]
+
+    def old():
+        asked.append(before)
+        return before
+
+    kept = culled(range(count), updates, losses, old, margin, 1)
+    assert all(len(set(groups)) == len(groups) for groups in scored)
+    assert kept == culled_eagerly(range(count), updates, losses, before, margin, 1)
+
+
+def test_the_old_model_is_scored_only_where_the_margin_decides():
+    def never():
+        raise AssertionError
+
+    assert culled(range(4), FOUR, losses_by([0, 0, 0, 0]), never, 0.05, 1) == [0, 1, 2, 3]
+    assert culled(range(4), FOUR, losses_by([0, 0, 0, 4]), never, 0.05, 1) == [0, 1, 2]

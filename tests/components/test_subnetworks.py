@@ -98,7 +98,18 @@ def test_a_narrow_network_inherits_the_strongest_channels():
     target = Layers.of(two_layers(2), torch.zeros(1, 3))
     smaller = resized({"0.weight": weak, "2.weight": after}, layers, target)
     assert torch.equal(smaller["0.weight"], weak[[1, 3]])
-    assert torch.equal(smaller["2.weight"], after[:, [1, 3]])
+    assert torch.equal(smaller["2.weight"], 2 * after[:, [1, 3]])  # two stand for four
+
+
+def test_a_narrow_network_of_channels_that_say_the_same_computes_the_same():
+    one, other = two_layers(6), two_layers(2)
+    with torch.no_grad():
+        one[0].weight.copy_(torch.randn(1, 3))
+        one[2].weight.copy_(torch.randn(2, 1))
+    layers, target = (Layers.of(net, torch.zeros(1, 3)) for net in (one, other))
+    other.load_state_dict(resized(one.state_dict(), layers, target))
+    x = torch.randn(6, 3)
+    assert torch.allclose(one(x), other(x), atol=1e-5)
 
 
 def test_a_wide_network_computes_the_same():

@@ -64,6 +64,23 @@ def test_the_slice_is_generated_and_the_rest_averaged():
     assert not torch.equal(personal["fc2.weight"], server["model"]["fc2.weight"])
 
 
+def test_updates_are_added_to_the_average_that_the_last_round_began_with():
+    """So the mean of a client's one update is its upload, while other layers are of the newer
+    average, which the last round made.
+    """
+    method = PFedGPA(slice="fc2", generate="own_mean", buffer_rounds=1)
+    fed = build(method, model="digits-cnn")
+    (_, before), (_, after) = fed.run_rounds(2)
+    upload = after.server["buffer"]["vectors"][0]
+    client = str(int(after.server["buffer"]["clients"][0]))
+    personal = after.server["personal"][client]
+    made = torch.cat([personal[name].flatten() for name in personal])
+    torch.testing.assert_close(made, upload)
+    got = fed.method.download(after.server, int(client), fed.context(2, 2))["model"]
+    assert torch.equal(got["fc1.weight"], after.server["model"]["fc1.weight"])
+    assert not torch.equal(got["fc1.weight"], before.server["model"]["fc1.weight"])
+
+
 def test_the_record_says_how_new_the_vectors_are_and_how_good_before_fine_tuning():
     record = build(PFedGPA(**QUICK)).fit(2, quiet=True).records[-1]
     metadata = record["metadata"]

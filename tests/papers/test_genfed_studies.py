@@ -5,6 +5,7 @@ import pytest
 from fedhelix.papers.cells import Row
 from fedhelix.papers.genfed.cells import (
     attacks,
+    full,
     participation,
     table_2,
     table_3,
@@ -141,3 +142,14 @@ def test_without_fedavg_there_is_no_level_to_reach():
     relative_time(report)
     assert alone[LEVEL]["by_seed"] == [] and alone["relative to FedAvg"]["mean"] is None
     assert grid(report, LEVEL)[1] == [["GenFed", ""]]
+
+
+def test_the_papers_setting_on_all_samples_with_every_control():
+    cells = {(cell.row, cell.column): cell for cell in full("gpu")}
+    assert {column for _, column in cells} == {"MNIST", "SVHN", "Fashion-MNIST", "CIFAR-10"}
+    fedavg, plain = (cells[row, "CIFAR-10"].settings for row in ("FedAvg", "FedAvg, no supplement"))
+    assert fedavg["rounds"] == 400 and fedavg["lr"] == pytest.approx(0.01)
+    assert fedavg["momentum"] == 0 and fedavg.get("train_samples") is None
+    assert fedavg["supplement_size"] and not plain["supplement_size"]
+    assert cells["server's samples alone", "SVHN"].settings["server_only"]
+    assert {"GenFed (1)", "GenFed (3)", "GenFed, adaptive", "Helix"} < {row for row, _ in cells}

@@ -94,6 +94,14 @@ def test_rivals_meet_on_all_data_sets_and_the_slice_is_told():
     assert not [key for key in default.settings if key in ("pfedgpa.inverted", "pfedgpa.fit_steps")]
 
 
+def test_the_papers_generator_and_its_algorithm_as_printed_are_rows():
+    assert cell("pfedgpa-figure4", "inversion, paper", "Fashion-MNIST").settings[
+        "pfedgpa.size"
+    ] == ("paper")
+    every = cell("pfedgpa-rivals", "inversion in every round", "Fashion-MNIST")
+    assert every.settings["pfedgpa.mode"] == "online"
+
+
 def arrival(method, settings, accuracies):
     records = [{"personal_accuracy": 0.1}] + [
         {"personal_accuracy": accuracy} for accuracy in accuracies

@@ -52,7 +52,7 @@ def culled(
     among: Sequence[int],
     updates: Tensor,
     losses: Losses,
-    before: float,
+    before: Callable[[], float],
     margin: float,
     least: int,
 ) -> list[int]:
@@ -60,10 +60,10 @@ def culled(
 
     Suspects are the longest updates and those that agree least with the others. A drop must lower
     the loss by more than `margin` of it, unless the updates oppose the others or the mean is worse
-    than the model `before` the round. Candidates are tried on few samples, and the best are checked
-    on more.
+    than the model `before` the round, which is only asked for where the margin decides. Candidates
+    are tried on few samples, and the best are checked on more.
     """
-    kept = list(among)
+    kept, losses = list(among), _distinct(losses)
     (loss,) = losses([kept], CHECKED_ON)
     while len(kept) > least:
         agrees = agreement(updates, kept).tolist()
@@ -76,10 +76,23 @@ def culled(
         found = losses([left[i] for i in best], CHECKED_ON)
         checked = prices(found, [margins[i] for i in best])
         at = min(range(len(best)), key=lambda i: checked[i])
-        if not (found[at] if loss > before else checked[at]) < loss:
+        if not found[at] < loss:
+            break
+        if not checked[at] < loss and not loss > before():
             break
         kept, loss = left[best[at]], found[at]
     return kept
+
+
+def _distinct(losses: Losses) -> Losses:
+    """The same losses, but every group of models once: suspects for two reasons come up twice."""
+
+    def distinct(groups: Sequence[Sequence[int]], count: int) -> list[float]:
+        places = {group: i for i, group in enumerate(dict.fromkeys(map(tuple, groups)))}
+        found = losses(list(places), count)
+        return [found[places[tuple(group)]] for group in groups]
+
+    return distinct
 
 
 def prices(losses: Sequence[float], margins: Sequence[float]) -> list[float]:

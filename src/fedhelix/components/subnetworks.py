@@ -132,9 +132,9 @@ def mask(axes: Sequence[Tensor], like: Tensor) -> Tensor:
 
 
 def resized(state: State, layers: Layers, target: Layers) -> State:
-    """Entries of a network for one of another width: of its channels the strongest, or, for a wider
-    one, all of them several times, which together say what one said before. Residual blocks that a
-    shallower one lacks are left out.
+    """Entries of a network for one of another width: of its channels the strongest, which also
+    stand for those that are gone, or, for a wider one, all of them several times, which together
+    say what one said before. Residual blocks that a shallower one lacks are left out.
     """
     spare = {name for block in layers.blocks for name in block.entries} - target.shapes.keys()
     state = {name: value for name, value in state.items() if name not in spare}
@@ -160,8 +160,9 @@ def resized(state: State, layers: Layers, target: Layers) -> State:
     for name, axes in places.items():
         if len(axes) > 1 and name not in norm:
             inputs = axes[1].to(state[name].device)
-            shares = inputs.bincount()[inputs].view(1, -1, *[1] * (other[name].dim() - 2))
-            other[name] = other[name] / shares
+            copies = inputs.bincount()[inputs].view(1, -1, *[1] * (other[name].dim() - 2))
+            gone = max(1.0, layers.shapes[name][1] / len(inputs))
+            other[name] = other[name] * gone / copies
     return other
 
 

@@ -17,9 +17,17 @@ from fedhelix.core.tree import State, Tree, masked_mean, take, updates_of
 from fedhelix.core.wrapper import Wrapper
 from fedhelix.methods.fedavg import FedAvg
 
+# Metric and loss of some models on about so many validation samples.
+Score = Callable[[Sequence[State], int], list[tuple[float, float]]]
+
+
+def _loss(score: Score, model: State) -> float:
+    """The loss of one model on as many validation samples as the best candidates see."""
+    return score([model], CHECKED_ON)[0][1]
+
 
 def losses_of(
-    score: Callable[[Sequence[State], int], list[tuple[float, float]]],
+    score: Score,
     models: Sequence[State],
     weights: Sequence[float],
     groups: Sequence[Sequence[int]],
@@ -69,7 +77,7 @@ class Cull(Wrapper):
             kept = agreeing(updates, kept, least)
         else:
             losses = partial(losses_of, ctx.score_on, models, weights)
-            before = ctx.score_on([server["model"]], CHECKED_ON)[0][1]
+            before = partial(_loss, ctx.score_on, server["model"])
             kept = culled(kept, updates, losses, before, self.margin, least)
         dropped = [uploads[i].client for i in range(len(uploads)) if i not in kept]
         ctx.metadata.setdefault("dropped", []).extend(dropped)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from scipy.optimize import nnls
 from torch import Tensor
 
 from fedhelix.core.layers import Layers
@@ -30,6 +29,8 @@ def combination(own: Tensor, moments: Tensor, variances: Tensor) -> list[float]:
     root = torch.linalg.cholesky(quadratic)
     ones = torch.ones(len(root), 1, dtype=root.dtype)
     target = torch.linalg.solve_triangular(root, ones, upper=False)[:, 0]
+    from scipy.optimize import nnls  # slow to import, and no other method needs it
+
     solution, _ = nnls(root.T.numpy(), target.numpy())
     return [float(value) for value in solution / solution.sum()]
 

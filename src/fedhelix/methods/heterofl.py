@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from fedhelix.components.pruning import coordinate_mean
@@ -20,6 +21,7 @@ from fedhelix.core.layers import Layers
 from fedhelix.core.method import Batch, Capabilities, Client, Context, Local, LocalRound, Upload
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
+from fedhelix.core.shift import SHIFT
 from fedhelix.core.tree import State, Tree, masked_mean, take
 from fedhelix.methods.fedavg import FedAvg
 
@@ -37,11 +39,19 @@ class HeteroFL(FedAvg):
     depths: str = option(
         "1", "shares of the residual blocks of every stage that the clients have, in turn"
     )
+    masked_loss: bool = option(
+        False, "leave classes that a client has no samples of out of its loss"
+    )
 
     @property
     def capabilities(self) -> Capabilities:
-        """What travels has other shapes than the model."""
-        return replace(super().capabilities, packed_uploads=True, packed_downloads=True)
+        """What travels has other shapes than the model; only classes can be left out."""
+        return replace(
+            super().capabilities,
+            packed_uploads=True,
+            packed_downloads=True,
+            classification=self.masked_loss,
+        )
 
     def check(self, layers: Layers) -> None:
         """Refuse shares that are none, and networks that cannot be cut."""
@@ -102,14 +112,29 @@ class HeteroFL(FedAvg):
         return super().start({"model": model}, client_state, client)
 
     def loss_context(self, payload: Tree, client_state: Tree, client: Client) -> Tree:
-        """Client: which of the parameters are its own."""
+        """Client: which of the parameters are its own, how much faster they learn, and what is
+        added to the outputs.
+        """
         inside, trained = places(client.layers, payload["part"]), set(client.layers.parameters)
         own = {name: axes for name, axes in inside.items() if name in trained}
-        return {"mask": {name: mask(axes, client.initial[name]) for name, axes in own.items()}}
+        shares, like = input_shares(own, client.layers), client.initial
+        return {
+            "mask": {name: mask(axes, like[name]) for name, axes in own.items()},
+            "speed": {name: like[name].new_tensor(1 / shares.get(name, 1)) for name in own},
+            **({"absent": absent_classes(client)} if self.masked_loss else {}),
+        }
 
     def loss(self, params: Mapping[str, Tensor], batch: Batch, local: Local) -> Tensor:
-        """Client: the base loss of its part; all else gets no gradient and stays zero."""
-        part = {name: params[name] * own for name, own in local.context["mask"].items()}
+        """Client: the base loss of its part; all else gets no gradient and stays zero.
+
+        A gradient is divided by the share of the inputs: outputs move as in the whole network.
+        """
+        part = {}
+        if self.masked_loss:
+            part[SHIFT] = params.get(SHIFT, 0) + local.context["absent"]
+        for name, own in local.context["mask"].items():
+            value, speed = params[name], local.context["speed"][name]
+            part[name] = own * (value.detach() + speed * (value - value.detach()))
         return local.base_loss({**params, **part}, batch)
 
     def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
@@ -149,6 +174,14 @@ def size_name(width: float, depth: float) -> str:
     return f"{width:g}" if depth == 1 else f"{width:g}x{depth:g}"
 
 
+def absent_classes(client: Client) -> Tensor:
+    """Zero for the classes of a client's samples, and so little for the others that they play no
+    part.
+    """
+    counts = torch.bincount(client.targets(), minlength=client.classes or 0)
+    return torch.where(counts > 0, 0.0, -1e4)
+
+
 def part_of(upload: Upload) -> Tree:
     """Which part of the network a client had."""
     part: Tree = (upload.payload or {})["part"]
@@ -174,11 +207,17 @@ def places(layers: Layers, part: Mapping[str, Any]) -> Places:
     return {**places_of(layers, channels), **left_out(layers, float(part["depth"]))}
 
 
-def scaled(model: State, inside: Places, layers: Layers, power: int) -> State:
-    """Weights times a power of the share of their inputs that a part has."""
+def input_shares(inside: Places, layers: Layers) -> dict[str, float]:
+    """Which share of a weight's inputs a part has, where it lacks some."""
     shares = {
         name: len(axes[1]) / layers.shapes[name][1]
         for name, axes in inside.items()
         if len(axes) > 1
     }
-    return {name: model[name] * share**power for name, share in shares.items() if share < 1}
+    return {name: share for name, share in shares.items() if share < 1}
+
+
+def scaled(model: State, inside: Places, layers: Layers, power: int) -> State:
+    """Weights times a power of the share of their inputs that a part has."""
+    shares = input_shares(inside, layers)
+    return {name: model[name] * share**power for name, share in shares.items()}

@@ -167,7 +167,12 @@ def call(make: Callable[..., nn.Module], **known: Any) -> nn.Module:
         raise UserError(
             f"{title} cannot be called with {' and '.join(known)} alone: {problem}."
         ) from None
-    made = make(**given)
+    try:
+        made = make(**given)
+    except UserError:
+        raise
+    except Exception as problem:
+        raise UserError(f"{title} fails with {type(problem).__name__}: {problem}.") from problem
     if not isinstance(made, nn.Module):
         raise UserError(f"{title} must return a torch.nn.Module, not {type(made).__name__}.")
     return made

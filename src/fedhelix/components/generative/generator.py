@@ -73,7 +73,7 @@ class Size:
 
 SIZES = {
     "fast": Size(
-        64, (), (128,), Course(0, 64, 1e-3), Course(1500, 64, 1e-3), blocks=2, average=0.99
+        64, (), (128,), Course(0, 64, 1e-3), Course(750, 64, 1e-3), blocks=2, average=0.99
     ),
     "linear": Size(256, (), (512,), Course(0, 64, 1e-3), Course(4000, 256, 5e-4)),
     "default": Size(

@@ -36,6 +36,11 @@ def scales(
     return torch.maximum(torch.stack(lengths), FLOOR * roots)
 
 
+def flat(state: Mapping[str, Tensor], units: Sequence[Sequence[str]]) -> Tensor:
+    """The entries of all units in one vector, which takes fewer operations than one by one."""
+    return torch.cat([state[name].flatten() for entries in units for name in entries])
+
+
 def drift(
     params: Mapping[str, Tensor],
     centre: Mapping[str, Tensor],
@@ -52,15 +57,12 @@ def drift(
     Units that `learnt` marks with 0 do not count. With `whole` it is the distance of all units
     together, which is Eq. 4 as printed.
     """
-    total = []
-    for entries in units:
-        apart = {name: params[name] - centre[name] for name in entries}
-        if mask is not None:
-            apart = {name: value * mask[name] for name, value in apart.items()}
-        total.append(
-            sum((value.square().sum() for value in apart.values()), torch.zeros_like(scale[0]))
-        )
-    squares, counts = torch.stack(total), torch.ones_like(scale) if learnt is None else learnt
+    apart = flat(params, units) - flat(centre, units)
+    if mask is not None:
+        apart = apart * flat(mask, units)
+    sizes = [sum(params[name].numel() for name in entries) for entries in units]
+    squares = torch.stack([part.sum() for part in apart.square().split(sizes)])
+    counts = torch.ones_like(scale) if learnt is None else learnt
     if whole:
         squares, scale = (squares * counts).sum()[None], torch.ones_like(scale[:1])
         counts = torch.ones_like(scale)

@@ -36,7 +36,7 @@ class Training(Checked):
     lr_decay: float | tuple[float, ...] = option(
         1.0,
         "factor on the learning rate after each round, or a list with a factor for each round, of "
-        "which the last one stays",
+        "which the last one stays (on the command line with commas: 1,0.5,0.1)",
         above=0,
         high=1,
     )

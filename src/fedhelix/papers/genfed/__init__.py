@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from fedhelix.papers.genfed.cells import (
     attacks,
+    full,
     participation,
     supplement,
     table_2,
@@ -69,6 +70,19 @@ STUDIES = [
             "FedAvgM 0.8",
             "GenFed (1) around FedAvgM 0.8",
         ),
+    ),
+    Study(
+        "genfed-full",
+        "GenFed's setting on all samples, without momentum",
+        full,
+        {
+            "rounds to target": rounds_to(TARGETS),
+            "best on test": best_on_test,
+            "at the end": percent("final_accuracy"),
+        },
+        seeds={"quick": 3, "gpu": 5, "paper": 5},
+        curves=("accuracy", "loss"),
+        drawn=("FedAvg, no supplement", "FedAvg", "server's samples alone", "GenFed (1)", "Helix"),
     ),
     Study(
         "genfed-participation",

@@ -126,6 +126,31 @@ def supplement(scale: Scale) -> list[Cell]:
     return cells + cross(apart, [Column(base.name, {**shared, **APART})])
 
 
+def full(scale: Scale) -> list[Cell]:
+    """The paper's setting, its own optimiser included, on all samples of every data set.
+
+    At scale `gpu` steps are ten times as large and rounds a tenth.
+    """
+    ours = {row.name: row for row in (*OURS, *MOMENTUM)}
+    names = ("FedAvg", "GenFed (1)", "GenFed (3)")
+    controls = ("FedAvg, no supplement", "server's samples alone", "GenFed, adaptive")
+    rows = [
+        *(paper_row(name) for name in names),
+        *(ours[name] for name in (*controls, "GenFed (1) around FedAvgM 0.8")),
+        Row("Helix", "helix"),
+    ]
+    return cross(
+        rows, [_shortened(one) for one in columns("paper")] if scale == "gpu" else columns(scale)
+    )
+
+
+def _shortened(column: Column) -> Column:
+    """A tenth of the rounds with ten times the learning rate."""
+    settings = column.settings
+    length = {"lr": 10 * settings["lr"], "rounds": settings["rounds"] // 10}
+    return replace(column, settings={**settings, **length, "eval_every": 2, "eval_clients": 0})
+
+
 def attacks(scale: Scale) -> list[Cell]:
     """Every attack by 20 and 40 % of the clients against GenFed and the usual defences.
 

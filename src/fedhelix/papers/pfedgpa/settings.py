@@ -17,7 +17,7 @@ CLIENTS = (20, 10, 100)
 # Generator sizes. The paper's takes a minute on a GPU, the next smaller one a quarter of that.
 SIZES: Mapping[Scale, Sequence[SizeName]] = {
     "quick": ("fast",),
-    "gpu": ("linear", "fast", "default"),
+    "gpu": ("linear", "fast", "default", "paper"),
     "paper": ("linear", "fast", "default", "paper"),
 }
 # The paper's clients fine-tune with the learning rate of any other round.
@@ -53,6 +53,7 @@ RIVALS: dict[str, dict[str, Any]] = {
     "reconstruction": {"generate": "reconstruct"},
     "inversion": {},
     "inversion, one training step": {"fit_steps": 1},
+    "inversion in every round": {"mode": "online"},  # Algorithm 1 as printed
     "inversion of means": {"inverted": "mean", "inversion_samples": 8},
     "inversion of the four nearest": {"inverted": "near", "inversion_samples": 8},
     "no inversion": {"generate": "direct"},
