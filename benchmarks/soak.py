@@ -4,9 +4,9 @@
 
 In each round 30 % of the sites drop out: they hang, or answer too late. Others are slow, or answer
 twice. The server and all sites start anew every so many rounds, from what they have on disk. The
-result must equal, to the bit, that of a deployment whose sites are absent in the same rounds and
-that is left in peace otherwise, which another process computes meanwhile. Sites and server share
-one process, with Flower's messages between them; files lie in memory where that is possible.
+result must equal, to the bit, that of a simulation without faults whose clients are absent in the
+same rounds. Sites and server share one process, with Flower's messages between them; files lie in
+memory where that is possible.
 """
 
 from __future__ import annotations
@@ -24,16 +24,20 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from measured import memory_folder, memory_mib, origin, write
 
-from fedhelix.core.tree import flatten
+from fedhelix.core.tree import Tree, flatten
 from fedhelix.deploy import messages
+from fedhelix.deploy.site import Site
+from fedhelix.engines.local import ClientResult, ClientTask
+from fedhelix.engines.serial import Serial
 from fedhelix.runs.spec import RunSpec, make_spec
 from fedhelix.store import RunFolder
 
@@ -46,30 +50,39 @@ DROP, SLOW, TWICE = 0.3, 0.1, 0.1  # shares of the answers
 DEADLINE = 0.05  # seconds
 
 
+def absent(round: int, client: int) -> bool:
+    """Whether a client drops out of a round, deployed or simulated."""
+    return random.Random(f"{round} {client}").random() < DROP
+
+
 class Troubled(InProcessDeployment):
-    """Sites that drop out, with faults or (`calm`) with a plain refusal at once."""
+    """Sites that hang, answer late, slowly or twice."""
 
-    def __init__(self, folder: Path, sites: int, data: str, calm: bool):
+    def __init__(self, folder: Path, sites: int, data: str):
         super().__init__(folder, sites, data, common=True, deadline=DEADLINE, grace=0.0)
-        self.grid = self.grid if calm else TroubledGrid(*self.grid.answers.values())
-        for number, (node, honest) in enumerate(list(self.grid.answers.items())):
-            self.grid.answers[node] = self._answer(number, honest, calm)
+        self.grid = TroubledGrid(*(partial(answer, site) for site in self.sites))
 
-    def _answer(self, number: int, honest: Callable[[bytes], bytes], calm: bool) -> Any:
-        def answer(content: bytes) -> bytes | Exception | None:
-            header = messages.read(content).header
-            if header["kind"] != "train":
-                return honest(content)
-            draw = random.Random(f"{header['round']} {number}")
-            absent, hung, slow = (draw.random() < share for share in (DROP, 0.5, SLOW))
-            if absent and hung:  # it never works on the request
-                return RuntimeError("absent") if calm else None
-            said = honest(content)
-            if absent:
-                return RuntimeError("absent") if calm else Late(said)
-            return Slow(said) if slow and not calm else said
 
-        return answer
+def answer(site: Site, content: bytes) -> bytes | None:
+    """What a site says to a message, and when."""
+    header = messages.read(content).header
+    if header["kind"] != "train":
+        return site.answer(content)
+    gone, hangs = absent(header["round"], header["client"]), random.random() < 0.5
+    if gone and hangs:  # it never works on the request
+        return None
+    said = site.answer(content)
+    if gone:
+        return Late(said)
+    return Slow(said) if random.random() < SLOW else said
+
+
+class Undisturbed(Serial):
+    """Simulated clients that are absent in the same rounds."""
+
+    def run_clients(self, tasks: Sequence[ClientTask]) -> list[ClientResult]:
+        """The results of those who are present."""
+        return super().run_clients([task for task in tasks if not absent(task.round, task.client)])
 
 
 class TroubledGrid(InProcessGrid):
@@ -110,17 +123,13 @@ def measure(folder: Path) -> dict[str, float]:
     }
 
 
-def play(folder: Path, spec: RunSpec, calm: bool, every: int) -> tuple[dict[str, Any], list[Any]]:
-    """All rounds, with a new server and new sites after every so many."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    silent = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silent, 2)  # the sites' logs
-    os.close(silent)
+def deploy(folder: Path, spec: RunSpec, every: int) -> tuple[Tree, list[dict[str, float]]]:
+    """The server's state after all rounds, with a new server and new sites after every so many."""
+    quieten()
     run, sizes = folder / "run", []
     last, sites = spec.config.rounds, spec.config.clients
     for until in [*range(every, last, every), last]:
-        federation = Troubled(folder, sites, spec.config.data, calm).federation(spec)
+        federation = Troubled(folder, sites, spec.config.data).federation(spec)
         with contextlib.suppress(KeyboardInterrupt):
             federation.fit(
                 last,
@@ -136,12 +145,30 @@ def play(folder: Path, spec: RunSpec, calm: bool, every: int) -> tuple[dict[str,
     return RunFolder.open(run).state()[1], sizes
 
 
+def simulate(folder: Path, spec: RunSpec) -> Tree:
+    """The server's state after all rounds of a simulation."""
+    quieten()
+    federation = spec.config.federation(spec.method, engine=Undisturbed)
+    rounds = spec.config.rounds
+    federation.fit(rounds, out=folder, config=spec.as_dict(), eval_every=rounds, quiet=True)
+    return RunFolder.open(folder).state()[1]
+
+
+def quieten() -> None:
+    """One thread, and no logs of sites."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 2)
+    os.close(silent)
+
+
 def stop(record: dict[str, Any], until: int) -> None:
     if record["round"] >= until:
         raise KeyboardInterrupt
 
 
-def equal(left: dict[str, Any], right: dict[str, Any]) -> bool:
+def equal(left: Tree, right: Tree) -> bool:
     one, other = flatten(left), flatten(right)
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
@@ -159,10 +186,10 @@ def main() -> None:
     spec = make_spec("scaffold", {**settings, "data": small_images(place, SAMPLES)})
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         every = arguments.restart_every
-        troubled = pool.submit(play, place / "troubled", spec, False, every)
-        calm = pool.submit(play, place / "calm", spec, True, arguments.rounds)
-        (server, sizes), (right, _) = troubled.result(), calm.result()
-    records = RunFolder.open(place / "troubled" / "run").records()
+        deployed = pool.submit(deploy, place / "deployed", spec, every)
+        simulated = pool.submit(simulate, place / "simulated", spec)
+        (server, sizes), right = deployed.result(), simulated.result()
+    records = RunFolder.open(place / "deployed" / "run").records()
     shutil.rmtree(place)
     report = {
         **origin(),
@@ -171,7 +198,7 @@ def main() -> None:
         "answers_missing": sum(len(record["missing"]) for record in records),
         "answers_late_or_twice": sum(len(record.get("troubles", {})) for record in records),
         "restarts": len(sizes) - 1,
-        "equal_to_the_calm_deployment": equal(server, right),
+        "equal_to_the_simulation": equal(server, right),
         "sizes": sizes,
         "wall_seconds": round(time.monotonic() - begun, 1),
     }

@@ -564,6 +564,7 @@ def test_an_unknown_command_is_answered_once(cli):
         cli("rnu").err
         == "fedhelix: No such command 'rnu'. Did you mean 'run'? See `fedhelix --help`.\n"
     )
+    assert cli("reprot").err.count("Did you mean") == 1
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,17 @@ def test_settings_name_their_values_and_no_flag_is_cut():
     assert "rounds" in str(parsed.exception), "switches still have their opposites"
 
 
+def test_a_list_is_given_as_help_says(tmp_path):
+    words = " ".join(re.sub(r"[│─╭╮╰╯]", " ", page("run")).split())
+    assert "--lr-decay X[,...]" in words
+    example = re.search(r"with commas: ([\d.,]+)\)", words)[1]
+    arguments = ["run", "fedavg", "--rounds", "1", "--clients", "2", "--engine", "serial"]
+    out = tmp_path / "run"
+    CliRunner().invoke(app, [*arguments, "--lr-decay", example, "--out", str(out)])
+    written = tomllib.loads((out / "config.toml").read_text())["lr_decay"]
+    assert written == [float(number) for number in example.split(",")] and len(written) > 1
+
+
 @pytest.mark.parametrize("command", ["run", "compare", "sweep", "resume", "report", "data"])
 def test_arguments_have_help(command):
     panel = page(command).partition("─ Arguments ─")[2].partition("╰")[0]

@@ -4,8 +4,10 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
 import fedhelix
+from fedhelix.cli import app
 from fedhelix.cli.commands import COMMANDS, load
 from fedhelix.federation import public
 
@@ -17,17 +19,41 @@ atexit.register(lambda: print("torch" in sys.modules, time.process_time(), file=
 if sys.argv[1:]:
     main()
 """
-CPU_SECONDS = 1.0  # twice what a quiet machine needs at most
+REFERENCE = "import time, numpy; print(time.process_time())"
+TIMES_NUMPY, TRIES = 3, 4  # twice what a quiet machine needs; a busy one may need several tries
+
+
+def output(*arguments):
+    return subprocess.run(
+        [sys.executable, "-c", *arguments], capture_output=True, text=True, check=True
+    )
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"]], ids=str)
 def test_torch_is_not_imported(arguments):
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, *arguments], capture_output=True, text=True, check=True
-    )
-    imported, seconds = done.stderr.split()
-    assert imported == "False" and float(seconds) < CPU_SECONDS
-    assert bool(done.stdout) == bool(arguments)
+    ratios = []
+    for _ in range(TRIES):
+        done = output(MEASURE, *arguments)
+        imported, seconds = done.stderr.split()
+        assert imported == "False" and bool(done.stdout) == bool(arguments)
+        ratios.append(float(seconds) / float(output(REFERENCE).stdout))
+        if ratios[-1] < TIMES_NUMPY:
+            return
+    pytest.fail(f"needs {ratios} times the processor time of importing NumPy")
+
+
+SLOW_IMPORTS = """
+import sys
+import fedhelix.engines.parallel.worker, fedhelix.methods
+from fedhelix.data import load
+load("digits")
+print(*sorted({"matplotlib", "pandas", "scipy", "sklearn"} & {*sys.modules}))
+"""
+
+
+def test_a_worker_imports_no_library_that_it_does_not_need():
+    done = subprocess.run([sys.executable, "-c", SLOW_IMPORTS], capture_output=True, text=True)
+    assert (done.stdout.split(), done.stderr) == ([], "")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -44,3 +70,17 @@ def test_all_names_are_there():
     assert fedhelix.engines.ENGINES  # a subpackage that nobody imported by name
     with pytest.raises(AttributeError, match="module 'fedhelix' has no attribute 'Nothing'"):
         fedhelix.Nothing  # noqa: B018
+
+
+def test_ctrl_c_before_a_command_has_begun_says_that_it_stopped(monkeypatch, capsys):
+    interrupted = typer.Typer()
+
+    @interrupted.command()
+    def begin() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "app", interrupted)
+    monkeypatch.setattr(sys, "argv", ["fedhelix"])
+    with pytest.raises(SystemExit) as end:
+        app.main()
+    assert end.value.code == 130 and capsys.readouterr().err == "fedhelix: stopped.\n"

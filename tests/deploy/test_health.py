@@ -5,11 +5,12 @@ import json
 import logging
 import subprocess
 import sys
+import time
 
 import pytest
 
 from fedhelix.core.errors import UserError
-from fedhelix.deploy import logs, superlink
+from fedhelix.deploy import localhost, logs, node, superlink
 from fedhelix.deploy.health import HealthServer, answers
 from fedhelix.deploy.keys import make_certificates, make_site_key
 
@@ -83,6 +84,33 @@ def test_lines_are_sentences_or_json(monkeypatch, capsys):
     assert text["level"] == "error" and text["message"].startswith("no!\nTraceback")
     with pytest.raises(UserError, match="--log-format is text or json, not 'xml'"):
         logs.choose_format("xml")
+
+
+def test_all_lines_of_a_server_are_json(tmp_path):
+    make_certificates(tmp_path / "keys", [])
+    words = ["--host=127.0.0.1", f"--port={localhost.free_port()}", f"--folder={tmp_path}"]
+    path, until = tmp_path / "log", time.monotonic() + 60
+    with path.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fedhelix", "deploy", "serve", "--log-format=json", *words],
+            stderr=log, stdout=log,
+        )  # fmt: skip
+    try:
+        while "Uvicorn running" not in path.read_text():
+            assert process.poll() is None and time.monotonic() < until, path.read_text()
+            time.sleep(0.1)
+    finally:
+        process.terminate()
+        process.wait(30)
+    assert all(json.loads(line)["message"] for line in path.read_text().splitlines())
+
+
+def test_a_site_names_the_address_where_nobody_answers():
+    record = logging.makeLogRecord({"msg": "Connection attempt failed, retrying in 1 second"})
+    assert node._plain("fl.example.org:8000", record)
+    said = "there is no connection to fl.example.org:8000, retrying in 1 second"
+    assert record.getMessage() == said
+    assert not node._plain("a:1", logging.makeLogRecord({"msg": "Exit Code: 400"}))
 
 
 def test_the_entry_point_of_a_site_logs_json_and_says_what_is_wrong(tmp_path):

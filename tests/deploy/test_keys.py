@@ -44,7 +44,10 @@ def test_keys_are_made_once_and_kept_private(tmp_path):
     with pytest.raises(UserError, match="cannot be read as a private key"):
         keys.read_private_key(tmp_path / "north.pub")
     with pytest.raises(UserError, match="cannot be read as a public key"):
-        keys.read_public_key(tmp_path / "south.pub")
+        keys.read_public_key(private)
+    for read in (keys.read_private_key, keys.read_public_key):
+        with pytest.raises(UserError, match=r"there is no key '.*south'; `fedhelix deploy keys`"):
+            read(tmp_path / "south")
 
 
 def test_keys_that_were_half_made_are_made_whole(tmp_path):

@@ -124,7 +124,7 @@ def test_bytes_are_counted_as_they_are_sent(tmp_path):
 
 def test_personal_models_stay_at_their_sites(tmp_path):
     run = InProcessDeployment(tmp_path, 2).fit(spec_for("fedper", clients=2))
-    assert run.state.client_states == {0: {}, 1: {}}
+    assert run.state.client_states == {0: {"after": 2}, 1: {"after": 2}}  # and nothing else
     with pytest.raises(UserError, match="are at its sites"):
         run.personal(0)
     assert (

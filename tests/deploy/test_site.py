@@ -80,22 +80,33 @@ def test_a_site_says_what_it_cannot_work_on_and_goes_on(tmp_path, capsys):
     assert "error" not in messages.read(answer).header
 
 
-def test_a_client_starts_a_round_again_from_where_it_did(tmp_path):
+def test_a_client_goes_on_from_the_last_round_that_counted(tmp_path):
     kept = SiteState(tmp_path)
-    assert kept.read(0) == {}
-    for round in (0, 1, 4):
+    assert kept.read() == {}
+    for round, after in ((0, -1), (1, 0), (4, 1)):
+        kept.after = after
         kept.write(round, {"n": round})
-    assert [kept.read(round) for round in (1, 2, 4, 5, 9)] == [
+
+    def read(after):
+        kept.after = after
+        return kept.read()
+
+    assert [read(after) for after in (0, 1, 3, 4, 9)] == [
         {},
         {"n": 1},
         {"n": 1},
         {"n": 4},
         {"n": 4},
     ]
+    kept.after = 1
     kept.write(4, {"n": 44})  # the server was killed and runs round 4 again
-    assert kept.read(4) == {"n": 1} and kept.read(5) == {"n": 44}
+    assert read(1) == {"n": 1} and read(4) == {"n": 44}
+    kept.after = 1
+    kept.write(5, {"n": 5})  # the answer of round 4 came too late
+    assert read(4) == {"n": 1} and read(5) == {"n": 5}
+    kept.after = 1
     kept.write(2, {"n": 2})  # an older checkpoint was put in place
-    assert kept.read(3) == {"n": 2} and sorted(path.name for path in tmp_path.iterdir()) == [
+    assert read(2) == {"n": 2} and sorted(path.name for path in tmp_path.iterdir()) == [
         "own-000001.safetensors",
         "own-000002.safetensors",
     ]
@@ -263,7 +274,7 @@ def test_what_comes_by_message_and_from_disk_is_moved_to_the_site_s_device(tmp_p
     )
     SiteState(tmp_path / EXPERIMENT / "a").write(0, {"head": {"w": torch.ones(2)}})
     message = messages.Message(
-        {"experiment": EXPERIMENT, "client": 0, "round": 1},
+        {"experiment": EXPERIMENT, "client": 0, "round": 1, "after": 0},
         {"payload": {"model": {"w": torch.ones(2)}}},
     )
     _, task, _ = site._open(message)

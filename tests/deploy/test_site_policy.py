@@ -18,6 +18,7 @@ from fedhelix.deploy.server import _public
 from fedhelix.deploy.site import Site
 from fedhelix.deploy.site_policy import SitePolicy
 from fedhelix.deploy.site_process import SiteProcess
+from fedhelix.deploy.site_state import MODEL
 from fedhelix.runs.spec import make_spec
 from in_process import InProcessDeployment
 
@@ -218,7 +219,17 @@ def test_a_run_whose_sites_report_no_metrics_trains_and_has_not_diverged(tmp_pat
     run = deployment.fit(make_spec("fedavg", {**SMALL, "clients": 3}))
     assert not any("train_loss" in record for record in run.records)
     assert run.summary["diverged"] is None
-    assert run.records[-1]["missing"] == {}
+    assert run.records[-1]["missing"] == {} and set(run.records[-1]["unevaluated"]) == set("012")
+    # They keep what they say nothing about.
+    assert len(list(tmp_path.rglob(MODEL))) == 3
+
+
+def test_a_run_of_as_many_rounds_as_allowed_is_evaluated(tmp_path):
+    deployment = InProcessDeployment(tmp_path, 2)
+    for site in deployment.sites:
+        site.policy = SitePolicy(max_rounds=2)
+    run = deployment.fit(make_spec("fedavg", {**SMALL, "clients": 2, "rounds": 2}))
+    assert "unevaluated" not in run.records[-1] and len(list(tmp_path.rglob(MODEL))) == 2
 
 
 def test_a_dry_run_says_what_would_leave(tmp_path, capsys, monkeypatch):

@@ -61,12 +61,20 @@ def answering(length, seconds=0.0):
     return app
 
 
+HOLD = 30.0  # seconds, so that a busy machine is told from an answer that was held
+
+
+@pytest.fixture(autouse=True)
+def long_hold(monkeypatch):
+    monkeypatch.setattr(superlink, "HOLD_SECONDS", HOLD)
+
+
 @pytest.mark.parametrize(
     ("length", "path"), [(b"7", PULL), (b"0", "/v1/fleet/push-object"), (b"0", PUSH)]
 )
 def test_only_empty_answers_are_held(length, path):
     status, seconds = asyncio.run(call(superlink.LongPoll(answering(length)), path))
-    assert status == 200 and seconds < 1
+    assert status == 200 and seconds < HOLD
 
 
 def test_a_site_without_messages_waits_until_all_of_them_are_pushed():
@@ -81,13 +89,13 @@ def test_a_site_without_messages_waits_until_all_of_them_are_pushed():
 
     # From 0.1 to 0.3 s one part is pushed, from 0.2 to 0.4 s another one.
     for status, seconds in asyncio.run(scene()):
-        assert status == 200 and 0.35 < seconds < 2
+        assert status == 200 and 0.35 < seconds < HOLD
 
 
 def test_an_answer_is_not_held_for_ever(monkeypatch):
     monkeypatch.setattr(superlink, "HOLD_SECONDS", 0.1)
     status, seconds = asyncio.run(call(superlink.LongPoll(answering(b"0")), PULL))
-    assert status == 200 and 0.09 < seconds < 2
+    assert status == 200 and 0.09 < seconds < 10
 
 
 def test_a_message_pushed_during_a_pull_is_not_overlooked():
@@ -99,7 +107,7 @@ def test_a_message_pushed_during_a_pull_is_not_overlooked():
         poll = superlink.LongPoll(app)
         return await call(poll, PULL)
 
-    assert asyncio.run(scene())[1] < 1
+    assert asyncio.run(scene())[1] < HOLD
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ def main() -> None:
     except click.UsageError as problem:
         # Click and typer both add the hint to an unknown command.
         words = re.sub(r"( Did you mean .*?\?)\1", r"\1", problem.format_message())
+        words = re.sub(r" \(Did you mean one of: .*\)", "", words)
         if not words:
             sys.exit(2)  # a bare command, whose help is on the screen already
         where = problem.ctx.command_path if problem.ctx else "fedhelix"
@@ -81,6 +82,8 @@ def main() -> None:
         hidden = trace or not isinstance(problem, EngineFailure)
         _stop(f"{sentence} (set {DEBUG}=1 for the traceback)" if hidden else sentence, 1)
     else:
+        if code == 130:  # typer returns it for Ctrl-C before a command has begun
+            _stop("stopped.", 130)
         sys.exit(code if isinstance(code, int) else 0)
 
 

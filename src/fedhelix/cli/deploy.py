@@ -230,10 +230,13 @@ def deploy_run(
     """
     control, derived = deployment(superlink, folder)
     spec = make_spec(method, {**derived, **values})
-    control.connected()  # without a SuperLink this fails, before a folder is made
+    here = control.connected()  # without a SuperLink this fails, before a folder is made
     place = out or jobs.free_folder(f"{spec.method.label}-{Path(spec.config.data).stem}-deployed")
     with resumable(place, "deploy resume", new=out is None):
-        done = submit.follow(control, submit.create(spec, place, term or []), quiet or None)
+        created = submit.create(spec, place, term or [])
+        if words := submit.awaited(here, created.config):
+            typer.echo(f"fedhelix: {words}", err=True)
+        done = submit.follow(control, created, quiet or None)
     show_run(place, done, as_json)
 
 

@@ -42,6 +42,12 @@ def _place(field: dataclasses.Field[Any]) -> int:
     return ORDER.index(field.name) if field.name in ORDER else len(ORDER)
 
 
+def _metavar(kinds: Sequence[Any]) -> str:
+    """What stands for the value of a flag in its help: X,... where it may be a list of numbers."""
+    word = {int: "N", float: "X"}.get(kinds[0], "TEXT")
+    return f"{word}[,...]" if any(typing.get_origin(kind) is tuple for kind in kinds) else word
+
+
 # Flags for options of methods with differential privacy.
 BUDGET = {"epsilon": "method.epsilon", "delta": "method.delta"}
 BUDGET_HELP = "Privacy budget of private+METHOD: the same as --set {}=X."
@@ -66,7 +72,7 @@ def settings(command: Callable[..., None]) -> Callable[..., None]:
         # Text: one place alone reads and checks values.
         kind: Any = bool if bool in kinds else str
         both = f"{name}/--no{name[1:]}" if kind is bool else name
-        metavar = None if kind is bool else {int: "N", float: "X"}.get(kinds[0], "TEXT")
+        metavar = None if kind is bool else _metavar(kinds)
         note = typer.Option(
             both,
             help=words,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import signal
 import threading
 from pathlib import Path
@@ -116,6 +117,8 @@ def site(  # noqa: PLR0913, PLR0917 - the options of a command
     missing = [f"--{word}" for word, value in given.items() if not value]
     if missing:
         raise UserError(f"a site also needs {', '.join(missing)}; see `fedhelix site --help`.")
+    if dry_run is None and not re.fullmatch(r".+:\d+", superlink):
+        raise UserError(f"--superlink is HOST:PORT, such as 127.0.0.1:8000, not '{superlink}'.")
     need_flower()
     from fedhelix.deploy.code import SiteCode
     from fedhelix.deploy.logs import choose_format

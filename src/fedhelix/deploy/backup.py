@@ -84,6 +84,8 @@ def restore(archive: Path, folder: Path) -> list[Path]:
             if strange := tops - {*KEPT, RUNS}:
                 raise UserError(f"'{archive}' is no backup of a deployment: '{min(strange)}'.")
             tar.extractall(folder, filter="data")  # no links or paths that lead out of it
+    except FileNotFoundError:
+        raise UserError(f"there is no file '{archive}'.") from None
     except tarfile.ReadError:
         raise UserError(f"'{archive}' cannot be restored: it is no whole archive.") from None
     except (OSError, tarfile.TarError, EOFError) as problem:

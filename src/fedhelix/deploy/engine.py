@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from fedhelix.core.errors import EngineFailure, UnusableMessage, UserError
-from fedhelix.core.tree import State, Tree, flatten, to_device
+from fedhelix.core.tree import State, Tree, drop, flatten, to_device
 from fedhelix.deploy import messages
 from fedhelix.deploy.audit_log import AuditLog, contents
 from fedhelix.deploy.messages import Message
@@ -104,9 +104,10 @@ class RemoteEngine(Engine):
             "client": task.client,
             "trained": task.trained,
             "final": task.final,
+            "after": task.client_state.get("after"),
             **self.common_header,
         }
-        body = {"payload": task.payload, "client_state": task.client_state, **more}
+        body = {"payload": task.payload, "client_state": drop(task.client_state, ["after"]), **more}
         if task.client in self.supplements:
             body["supplement"] = self.supplements[task.client]
         return Request(header, messages.write(header, body))
@@ -135,7 +136,11 @@ class RemoteEngine(Engine):
         return self.accept(self.request("train", tasks, self.enough))
 
     def accept(self, answers: Mapping[int, Message]) -> dict[int, ClientResult]:
-        """The results in those answers that are valid; the others are refused."""
+        """The results in those answers that are valid; the others are refused.
+
+        The server keeps in which round a client's answer counted last: its site goes on from there,
+        as if it had not worked in rounds where its answer came too late.
+        """
         results = {}
         for client, answer in answers.items():
             try:
@@ -146,7 +151,11 @@ class RemoteEngine(Engine):
             samples, loss = answer.header["samples"], answer.header.get("loss")
             upload = to_device(answer.body, self.setup.device)
             results[client] = ClientResult(
-                client, samples, upload, {}, None if loss is None else float(loss)
+                client,
+                samples,
+                upload,
+                {"after": answer.header["round"]},
+                None if loss is None else float(loss),
             )
         uploads = {client: result.upload for client, result in results.items() if result.upload}
         for client, why in inconsistent_trees(uploads).items():
@@ -179,7 +188,7 @@ class RemoteEngine(Engine):
 
     def onboard_state(self, task: ClientTask) -> Tree:
         """Have the newcomer's site store its state; the answer is empty."""
-        return self._request_one("onboard_state", task)
+        return {**self._request_one("onboard_state", task), "after": task.round - 1}
 
     def _is_connected(self, client: int) -> bool:
         self.registry.enrol(self.transport.descriptions, self.transport.connected)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -132,7 +133,9 @@ def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Read a site's private key."""
     try:
         key = serialization.load_ssh_private_key(path.read_bytes(), None)
-    except (OSError, ValueError) as problem:
+    except FileNotFoundError:
+        raise UserError(f"there is no key '{path}'; `fedhelix deploy keys` makes keys.") from None
+    except (OSError, ValueError, UnsupportedAlgorithm) as problem:
         raise UserError(f"'{path}' cannot be read as a private key: {problem}.") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise UserError(f"'{path}' is no ECDSA key; make one with `fedhelix deploy keys`.")
@@ -143,7 +146,9 @@ def read_public_key(path: Path) -> bytes:
     """Read a public key into the form that Flower registers."""
     try:
         key = serialization.load_ssh_public_key(path.read_bytes())
-    except (OSError, ValueError) as problem:
+    except FileNotFoundError:
+        raise UserError(f"there is no key '{path}'; `fedhelix deploy keys` makes keys.") from None
+    except (OSError, ValueError, UnsupportedAlgorithm) as problem:
         raise UserError(f"'{path}' cannot be read as a public key: {problem}.") from None
     return key.public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo

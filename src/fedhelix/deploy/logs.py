@@ -56,4 +56,5 @@ def format_loggers() -> None:
     known = [logging.getLogger(name) for name in logging.root.manager.loggerDict]
     for logger in (logging.root, *known):
         for handler in logger.handlers:
-            handler.setFormatter(JsonFormatter())
+            # Flower's handler asks no formatter.
+            handler.format = JsonFormatter().format  # type: ignore[method-assign]

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -83,7 +84,7 @@ def connect(
     private = read_private_key(key)
     keys, root = (private, private.public_key()), read_certificate(certificate)
     remove_leftovers(node_file.parent, node_file.name)
-    logging.getLogger("flwr").addFilter(_no_exit_message)
+    logging.getLogger("flwr").addFilter(partial(_plain, superlink))
     was_connected = False
     while True:
         deactivate(superlink, root, keys, node_file)
@@ -104,8 +105,12 @@ def connect(
         time.sleep(RECONNECT_SECONDS)
 
 
-def _no_exit_message(record: logging.LogRecord) -> bool:
-    """Flower's page about a failed connection is left out; one sentence says it."""
+def _plain(superlink: str, record: logging.LogRecord) -> bool:
+    """Flower's page about a failed connection is left out; one sentence says it, with the
+    address.
+    """
+    here = f"there is no connection to {superlink}"
+    record.msg = str(record.msg).replace("Connection attempt failed", here)
     return not record.getMessage().startswith("Exit Code:")
 
 

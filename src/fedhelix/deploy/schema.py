@@ -118,6 +118,7 @@ REQUEST: Schema = {
     "code": optional(HASHES),
     "trained": optional(FLAG),
     "final": optional(FLAG),
+    "after": optional(whole(-1, 10**9)),
 }
 ANSWER: Schema = {"site": SITE, "seconds": TIME}
 ERROR: Schema = {"error": ANY_TEXT}

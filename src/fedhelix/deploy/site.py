@@ -225,6 +225,7 @@ class Site:
         used = personal_model(setup, task)
         if task.final:
             kept.write_model(setup, used.state, {**message.header, "kind": "used"})
+        self.policy.check_scores()
         outputs = partial(predict, setup, unshifted(used.state))
         scores = evaluate_clients(setup, {task.client: used}, outputs)[task.client]
         say(f"after round {task.round}: {setup.objective.name} {scores.test:.4f} on own samples")
@@ -253,8 +254,12 @@ class Site:
             kept.write_supplement(body["supplement"])
         setup = self._setup_for(header, client, kept)
         # The server knows a client's state only before its first round: its reply to client_init.
-        reply = {} if draws_once(setup.method) else body.get("client_state", {})
-        client_state = to_device(kept.read(round) or reply, setup.device)
+        reply = body.get("client_state", {})
+        if draws_once(setup.method):  # whatever left counts, and no server says otherwise
+            kept.after, reply = round - 1, {}
+        elif header.get("after") is not None:
+            kept.after = header["after"]
+        client_state = to_device(kept.read() or reply, setup.device)
         payload = to_device(body.get("payload", {}), setup.device)
         plain = not setup.method.capabilities.packed_downloads
         messages.check_tree(payload, setup.initial, shapes=plain)

@@ -110,14 +110,15 @@ class SitePolicy(Checked):
             self.check_hello()
         if kind in ARRIVALS and not self.newcomers:
             raise refusal("joins no run that has begun (newcomers = false)")
-        if kind in EVALUATIONS and not self.metrics:
-            raise refusal("reports no scores (metrics = false)")
+        if kind in EVALUATIONS and not (kind == "evaluate" and header.get("final") is True):
+            self.check_scores()  # after the last round the site stores its model first
         if "supplement" in body and not self.supplements:
             raise refusal("takes no samples from the server (supplements = false)")
         self._check_masked(header, body)
         for name, limit in (("round", self.max_rounds), ("client", self.max_clients)):
             value = header.get(name)
-            if isinstance(value, int) and not 0 <= value < limit:
+            done = name == "round" and kind in EVALUATIONS  # it counts rounds that are over
+            if isinstance(value, int) and not 0 <= value < limit + done:
                 raise refusal(f"allows {limit} {name}s, and this is {name} {value + 1}")
 
     def _check_masked(self, header: Mapping[str, Any], body: Mapping[str, Any]) -> None:
@@ -132,6 +133,11 @@ class SitePolicy(Checked):
         """Refuse what a method asks of every client before the first round."""
         if not self.hellos:
             raise refusal("sends nothing before the first round (hellos = false)")
+
+    def check_scores(self) -> None:
+        """Refuse to say how good the site's model is."""
+        if not self.metrics:
+            raise refusal("reports no scores (metrics = false)")
 
     def check_bytes(self, count: int) -> None:
         """Refuse a message that is too large, in either direction."""

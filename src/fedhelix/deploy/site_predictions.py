@@ -17,6 +17,8 @@ def predictions(site: Site, inputs: Path, outputs: bool = False) -> np.ndarray:
     """The classes or values that the site's model predicts, or its outputs, for FILE.npy."""
     try:
         x = np.load(inputs, allow_pickle=False)
+    except FileNotFoundError:
+        raise UserError(f"there is no file '{inputs}'.") from None
     except (OSError, ValueError) as problem:
         raise UserError(f"'{inputs}' cannot be read as an array: {problem}.") from None
     if not isinstance(x, np.ndarray):

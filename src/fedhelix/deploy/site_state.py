@@ -20,14 +20,15 @@ MODEL = "model.safetensors"  # a client's own model at the end of a run
 
 
 class SiteState:
-    """A client's state in one experiment: after its last round, and after the one before.
+    """A client's state in one experiment: after the last round that counted, and after a newer one.
 
-    The older one is for a server that was killed in a round and runs it again: the client then
-    starts from the same state as the first time.
+    The server says which round that was. The newer one counts if its answer came in time, and if
+    the server is not killed and runs the round again.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
+        self.after = -1  # the last round that counted
         self._supplement_path = folder / "supplement.safetensors"
         self._sent_path = folder / "sent.safetensors"
         self._used_path = folder / "used.safetensors"
@@ -41,19 +42,22 @@ class SiteState:
     def _path(self, round: int) -> Path:
         return self.folder / f"own-{round:06d}.safetensors"
 
-    def read(self, round: int) -> Tree:
-        """The state at the beginning of a round."""
-        earlier = [known for known in self._rounds() if known < round]
-        return load(self._path(earlier[-1])) if earlier else {}
+    def _current(self) -> list[int]:
+        """The round whose state is the current one, if there is any."""
+        return [known for known in self._rounds() if known <= self.after][-1:]
+
+    def read(self) -> Tree:
+        """The current state."""
+        return next((load(self._path(known)) for known in self._current()), {})
 
     def write(self, round: int, client_state: Tree) -> None:
-        """Store the state after a round; states that no server will ask for again are deleted."""
-        earlier = [known for known in self._rounds() if known < round]
-        if client_state or earlier:
+        """Store the state after a round; of the others, only the current one stays."""
+        origin = self._current()
+        if client_state or origin:
             save(client_state, self._path(round))
         remove_leftovers(self.folder, "*")
         for known in self._rounds():
-            if known > round or known in earlier[:-1]:
+            if known not in (*origin, round):
                 self._path(known).unlink(missing_ok=True)
 
     @property

@@ -107,6 +107,19 @@ def _checked(policy: RoundPolicy, config: Config) -> RoundPolicy:
     return dataclasses.replace(policy, server_data=str(path))
 
 
+def awaited(here: Sequence[str], config: Mapping[str, Any]) -> str | None:
+    """What to say about a new run that waits for sites; None where enough are connected."""
+    terms = config["deployment"]
+    wanted = terms.get("begin") or config["clients"]
+    if len(here) >= wanted:
+        return None
+    names = f" ({', '.join(here)})" if here else ""
+    return (
+        f"{len(here)} of {wanted} sites are connected{names}; the run begins once {wanted} are, "
+        f"and stops after {terms['patience']:g} s (--term begin=N, --term patience=SECONDS)."
+    )
+
+
 def follow(control: Control, folder: RunFolder, quiet: bool | None = None) -> dict[str, Any]:
     """Submit a run, unless it is running already, and follow it to its end; returns its summary.
 

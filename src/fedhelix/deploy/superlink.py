@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging.config
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from typing import Any
@@ -188,16 +189,20 @@ def activate_node(request: Any, state: Any) -> Any:
 
 def main() -> None:
     """Run Flower's SuperLink with our middlewares."""
-    create_app = superlink.create_app
+    create_app, configure = superlink.create_app, logging.config.dictConfig
+
+    def configured(config: Any) -> None:
+        configure(config)  # uvicorn's loggers
+        format_loggers()
 
     def create(*args: Any, **more: Any) -> Any:
         app = create_app(*args, **more)
         add_middlewares(app)
-        format_loggers()
         return app
 
-    superlink.create_app = create
+    superlink.create_app, logging.config.dictConfig = create, configured
     fleet_handlers.activate_node = activate_node
+    format_loggers()
     flower_superlink()
 
 
