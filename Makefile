@@ -35,7 +35,7 @@ $(VENV)/.development: $(VENV)/.runtime
 
 demo: $(VENV)/.runtime
 	@rm -rf $(DEMO)
-	$(BIN)/fedhelix compare helix fedavg fedavg-ft genfed gene-fl pfedgpa --eval-every 3 --engine parallel --out $(DEMO)
+	$(BIN)/fedhelix compare helix fedavg fedavg-ft genfed gene-fl pfedgpa --rounds 20 --eval-every 4 --engine parallel --out $(DEMO)
 	@echo "The figure is $(DEMO)/comparison.png; each run's config, metrics and checkpoint lie beside it."
 
 demo-deploy: $(VENV)/.deployment

@@ -7,7 +7,7 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import TensorDataset
 
 from fedhelix.core.errors import UserError
-from fedhelix.data import from_arrays, from_clients, from_npz, partitions
+from fedhelix.data import from_arrays, from_clients, from_npz, load, partitions
 
 
 class Squares(TorchDataset):
@@ -201,6 +201,16 @@ def test_a_damaged_npz_is_named(tmp_path, harm):
         path.write_bytes(b"" if harm == "nothing" else content[:200] + bytes(100) + content[300:])
     with pytest.raises(UserError, match=r"mine\.npz' cannot be read as an npz file"):
         from_npz(path)
+
+
+def test_another_file_is_no_data_set(tmp_path):
+    (tmp_path / "text.npz").write_text("hello")
+    with pytest.raises(UserError, match=r"npz file: it is none; np\.savez"):
+        from_npz(tmp_path / "text.npz")
+    with pytest.raises(
+        UserError, match=r"'towns\.csv' is no data set; a file of your own is an npz"
+    ):
+        load("towns.csv")
 
 
 def test_labels_that_count_something_else_are_no_classes():

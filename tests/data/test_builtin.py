@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from fedhelix import Federation
 from fedhelix.data import available, load
@@ -19,6 +20,15 @@ def test_they_are_listed_with_their_sizes_and_always_the_same(name):
     assert row.found and (row.train, row.test) == (len(data.y), len(data.y_test))
     assert torch.equal(data.x, again.x) and torch.equal(data.y_test, again.y_test)
     assert {*data.y.tolist()} == {*range(data.classes)}
+
+
+def test_digits_are_those_of_scikit_learn():
+    images, labels = load_digits(return_X_y=True)
+    data = load("digits")
+    pixels, digits = torch.cat([data.x, data.x_test]), torch.cat([data.y, data.y_test])
+    ours = sorted(zip(pixels.flatten(1).tolist(), digits.tolist(), strict=True))
+    pixels = np.rint(images * 255 / 16).astype(int).tolist()
+    assert ours == sorted(zip(pixels, labels.tolist(), strict=True))
 
 
 @pytest.mark.parametrize("name", ["breast-cancer", "wine"])

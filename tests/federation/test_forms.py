@@ -47,6 +47,20 @@ class Named(Reader):
         return SimpleNamespace(logits=outputs + score)
 
 
+class Careless(Reader):
+    """It takes whatever it is given, as Hugging Face's networks do, and uses the tokens."""
+
+    def forward(self, input_ids, attention_mask, **kwargs):
+        return super().forward(input_ids, attention_mask)
+
+
+class Greedy(Reader):
+    """The same, but it uses what it is given."""
+
+    def forward(self, input_ids, attention_mask, **kwargs):
+        return super().forward(input_ids, attention_mask) + kwargs["score"]
+
+
 class Tagger(nn.Module):
     """Outputs for every token."""
 
@@ -70,6 +84,10 @@ def parts(count=48):
         "attention_mask": np.ones((count, 5), dtype=bool),
         "score": DRAW.normal(size=(count, 1)),
     }, DRAW.integers(0, 2, count)
+
+
+def test_a_network_may_use_parts_that_it_does_not_name():
+    assert fit(from_arrays(*parts()), Greedy, rounds=1).records
 
 
 @pytest.mark.parametrize("form", ["ragged", "parts", "tokens"])
@@ -241,11 +259,19 @@ class Keys(TorchDataset):
             lambda: fit(from_arrays(*parts()), Reader),
             "does not take the part 'input_ids' of a sample; it takes .*give the parts these names",
         ),
+        (
+            lambda: fit(from_arrays(*parts()), Careless),
+            "ignores the part 'score' of a sample; leave",
+        ),
         (lambda: fit(from_arrays(*parts()), "mlp"), "need a model of your own"),
         (lambda: fit(from_arrays(*parts()), Named, augment=True), "augment changes samples of"),
         (
             lambda: from_clients([parts(), ({"input_ids": np.zeros((4, 5))}, [0, 1, 0, 1])]),
             "parts input_ids, attention_mask, score, not .*; give every client the same ones",
+        ),
+        (
+            lambda: from_clients([parts(4), (np.ones((4, 5)), YES[:4])]),
+            "attention_mask, score, not 1 without a name; give every client the same ones",
         ),
         (
             lambda: from_clients([Keys("ab", "ac")]),

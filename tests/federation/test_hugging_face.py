@@ -99,3 +99,22 @@ def test_what_was_trained_is_saved_and_loaded_by_peft(tmp_path):
     batch = fed.data.prepare(fed.data.x_test[:4])
     with torch.no_grad():
         assert torch.allclose(again(**batch).logits, model(**batch).logits, atol=1e-5)
+
+
+def test_tokenized_text_trains_a_network_that_from_pretrained_loads(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[PAD]": 0, "good": 1, "bad": 2}))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = face.transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]")
+    columns = {"text": ["good good", "bad", "good bad"], "label": [1, 0, 2], "writer": [0, 1, 1]}
+    data = face.datasets.Dataset.from_dict({name: 8 * rows for name, rows in columns.items()})
+    data = data.map(lambda row: tokenizer(row["text"]), remove_columns="text")
+    kind = face.transformers.AutoModelForSequenceClassification
+    fed = Federation(data, partition.natural("writer"), model=kind.from_config(configuration()))
+    run, asked = fed.fit(1, quiet=True), tokenizer(["good", "bad bad"], padding=True)
+    batch = {name: torch.tensor(asked[name]) for name in ("input_ids", "attention_mask")}
+    for model in (run.model(), run.personal_model(1)):
+        model.save_pretrained(tmp_path)
+        with torch.no_grad():
+            again = kind.from_pretrained(tmp_path)(**batch).logits
+            assert torch.allclose(again, model.eval()(**batch).logits, atol=1e-5)

@@ -85,6 +85,15 @@ def test_a_report_calls_clients_by_their_names(tmp_path):
     assert labels == ["bern", "metz", r"\$ulm\$"]
 
 
+def test_rows_without_an_owner_and_columns_of_dates_are_named():
+    table = frame().assign(town=TOWNS)
+    table.loc[3:4, "town"] = None
+    with pytest.raises(UserError, match=r"2 rows of .* have no owner in the column 'town'"):
+        federation(table, partition.natural("town"))
+    with pytest.raises(UserError, match=r"column 'day' of .* holds values of type Timestamp"):
+        federation(frame().assign(day=pd.Timestamp("2020-01-01")))
+
+
 def test_a_run_without_names_in_its_folder_is_resumed(tmp_path):
     fed = federation(frame().assign(town=TOWNS), partition.natural("town"))
     names, fed.names = fed.names, None  # as a version that knew none
@@ -177,6 +186,9 @@ def test_a_softmax_before_cross_entropy_is_noticed():
         ({"metrics": []}, "did you mean 'metric'"),
         ({"metric": {"a": max}}, "not dict; run.evaluate"),
         ({"learning_rate": 0.1}, "has no 'learning_rate'; lr is the learning rate"),
+        ({"num_rounds": 3}, r"fit\(rounds=N\) takes it"),
+        ({"fraction_fit": 0.1}, "cohort is the number of clients in a round"),
+        ({"strategy": "fedavg"}, "method is the method"),
         ({"scheduler": "cosine"}, "lr_decay takes a list"),
         ({"transforms": []}, "augment takes an Augmentation"),
         ({"early_stopping": 3}, r"fit\(\.\.\., patience=N\) ends"),
@@ -190,6 +202,27 @@ def test_a_softmax_before_cross_entropy_is_noticed():
 def test_settings_of_other_libraries_are_refused_with_those_of_this_one(options, words):
     with pytest.raises(UserError, match=words):
         federation([(X, Y)], cohort=1, **options)
+
+
+@pytest.mark.parametrize("data", [None, 3, lambda: X])
+def test_what_holds_no_data_is_refused(data):
+    with pytest.raises(UserError, match=r"data is a .*; give the name of a data set"):
+        Federation(data)
+
+
+def test_labels_below_zero_and_rounds_as_text_are_refused():
+    with pytest.raises(UserError, match=r"outside the classes: -1 .* Number classes from 0, or"):
+        from_arrays(X, np.where(Y > 0, 1, -1))
+    with pytest.raises(UserError, match="rounds must be at least 1, not '3'"):
+        federation([(X, Y)], cohort=1).fit("3")
+
+
+def test_a_network_that_cannot_be_made_is_named():
+    def broken(shape):
+        raise ValueError("no such width")
+
+    with pytest.raises(UserError, match="broken fails with ValueError: no such width"):
+        federation([(X, Y)], cohort=1, model=broken)
 
 
 def test_resuming_with_another_setting_names_only_that_one(tmp_path):

@@ -79,6 +79,22 @@ def test_predictions_of_arrays_frames_and_tensors_are_equal(run):
         run.predict(np.zeros((2, 5)))
 
 
+def test_pixels_are_whole_numbers_or_floats_between_0_and_1():
+    run = small(FedPer(), "mlp", data=load("digits")).fit(1, quiet=True)
+    pixels = run.federation.data.x_test[:20]
+    right = run.predict(pixels, client=0)
+    for form in (pixels.numpy(), pixels.long(), pixels / 255, pixels.double().numpy() / 255):
+        assert np.array_equal(run.predict(form, client=0), right)
+    for wrong in (pixels.double(), pixels / 255 - 0.5, pixels.long() + 100):
+        with pytest.raises(UserError, match="pixels are whole numbers from 0 to 255 or floats"):
+            run.predict(wrong, client=0)
+
+
+def test_a_folder_of_runs_names_them(run):
+    with pytest.raises(UserError, match=r"no config\.toml; name one of the runs in it: wine"):
+        load_run(run.folder.path.parent)
+
+
 def test_predictions_have_the_form_of_the_targets():
     x = DRAW.normal(size=(40, 3)).astype("float32")
     table = pd.DataFrame(x, columns=list("abc"))

@@ -60,6 +60,23 @@ def test_one_line_is_enough(width, monkeypatch):
     assert "…" not in last, "nothing is cut off"
 
 
+def test_a_run_whose_sites_keep_their_scores_has_lines():
+    console = screen(terminal=False)
+    with Progress(2, "fedavg", lines=True, console=console) as display:
+        display.update(record(1))
+        display.update(record(2, unevaluated={"0": "reports no scores"}))
+    assert [line.split()[0] for line in shown(console).splitlines()] == ["round=2"]
+
+
+def test_a_long_title_takes_the_place_of_the_uploads():
+    console = screen(terminal=True, width=80)
+    title = "fedprox@mu=0.1 seed 0 (2/6)"
+    with Progress(2, title, console=console) as display:
+        display.update(record(2, accuracy=0.27, personal_accuracy=0.255))
+    last = shown(console).splitlines()[-2]
+    assert title in last and "2/2 global 27.0 % · personal 25.5 %" in last and "↑" not in last
+
+
 def test_without_a_terminal_it_is_silent_by_default():
     def output(**arguments) -> str:
         console = screen(terminal=False)

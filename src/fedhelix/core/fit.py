@@ -66,12 +66,35 @@ def _check_names(module: nn.Module, keywords: Iterable[str]) -> None:
         )
 
 
+def _check_ignored(module: nn.Module, keywords: dict[str, Tensor], output: Tensor) -> None:
+    """Refuse parts that only the `**kwargs` of a network takes and that change nothing."""
+    named = {
+        name for part in module.modules() for name in inspect.signature(part.forward).parameters
+    }
+    for name in [name for name in keywords if name not in named]:
+        others = {other: value for other, value in keywords.items() if other != name}
+        if others and _gives(module, others, output):
+            raise UserError(
+                f"the model ignores the part '{name}' of a sample; leave it out, or give it a name "
+                "that the model knows."
+            )
+
+
+def _gives(module: nn.Module, example: Inputs, output: Tensor) -> bool:
+    """Whether these are the outputs for a batch."""
+    try:
+        return torch.equal(output_of(probe(module, example)), output)
+    except UserError:
+        return False
+
+
 def check_fits(module: nn.Module, example: Inputs, outputs: int | None = None) -> Tensor:
     """Refuse a network that fails on a prepared batch, or that does not give `outputs` numbers per
     sample; returns its outputs.
     """
     output = output_of(probe(module, example))
     args, keywords = arguments(example)
+    _check_ignored(module, keywords, output)
     size = len(next(iter((*args, *keywords.values()))))
     if outputs is not None and tuple(output.shape) != (size, outputs):
         raise UserError(

@@ -19,6 +19,14 @@ IMPORTED: dict[str, str] = {}
 """The files so far, by the names of their modules."""
 
 
+def package_folder(name: str) -> Path:
+    """Where an installed package lies; it is not imported."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(f"{name} is not installed; install fedhelix again.")
+    return Path(spec.submodule_search_locations[0])
+
+
 def from_extra(module: str, extra: str) -> Any:
     """A module that only an extra installs."""
     try:

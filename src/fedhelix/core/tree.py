@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -120,25 +122,28 @@ def masked_mean(
     (BatchNorm's counters) take the maximum, because a mean of counts means nothing.
     """
     merged: State = {}
+    pairs = list(zip(uploads, map(float, weights), strict=True))
+    shares = cache(_shares)  # the same for all entries that the same clients have uploaded
     for name, old in previous.items():
-        chosen = [
-            (upload[name], weight)
-            for upload, weight in zip(uploads, weights, strict=True)
-            if name in upload
-        ]
-        chosen = [(value, weight) for value, weight in chosen if weight > 0]
-        if not chosen:
+        there = [weight > 0 and name in upload for upload, weight in pairs]
+        if not any(there):
             merged[name] = old
             continue
-        values = torch.stack([value for value, _ in chosen])
+        chosen = list(compress(pairs, there))
+        values = torch.stack([upload[name] for upload, _ in chosen])
         if not values.is_floating_point():
             merged[name] = values.amax(0)
             continue
-        share = torch.tensor([weight for _, weight in chosen], dtype=torch.float64)
         wide = values.float() if values.element_size() < 4 else values  # half precision
-        share = (share / share.sum()).to(wide.dtype).to(wide.device)
+        share = shares(tuple(weight for _, weight in chosen), wide.dtype, wide.device)
         merged[name] = (wide * share.view(-1, *[1] * old.dim())).sum(0).to(values.dtype)
     return merged
+
+
+def _shares(weights: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Weights as shares of their sum."""
+    share = torch.tensor(weights, dtype=torch.float64)
+    return (share / share.sum()).to(dtype).to(device)
 
 
 def tensors(tree: Mapping[str, Any]) -> list[Tensor]:

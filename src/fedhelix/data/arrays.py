@@ -120,6 +120,8 @@ def from_npz(path: str | Path) -> Dataset:
     except FileNotFoundError:
         raise UserError(f"there is no file '{path}'.") from None
     except NPZ_ERRORS as problem:
+        if "pickled" in str(problem):  # NumPy's guess about any other file
+            problem = UserError("it is none; np.savez('FILE.npz', x=x, y=y) writes one")
         raise UserError(f"'{path}' cannot be read as an npz file: {problem}.") from None
     renamed = {key.removesuffix("_train"): value for key, value in arrays.items()}
     unknown_keys = sorted(set(renamed) - {"x", "y", "x_test", "y_test", "owners"})

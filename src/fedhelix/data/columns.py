@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from torch.utils.data import DataLoader
 
 from fedhelix.core.errors import UserError
@@ -36,7 +35,9 @@ def pair_of(part: Any, where: str) -> tuple[Any, Any]:
     inputs = [column for column in names_of(part) if column != target]
     x = read_inputs_of(part, inputs, where)
     if isinstance(x, np.ndarray) and x.ndim == 2 and x.shape[1] == len(inputs):
-        x = pd.DataFrame(x, columns=inputs)  # keeps the names
+        from pandas import DataFrame  # slow to import, and workers need none of it
+
+        x = DataFrame(x, columns=inputs)  # keeps the names
     return x, column_of(part, target)
 
 
@@ -98,6 +99,12 @@ def read_inputs_of(table: Any, names: Sequence[str], where: str) -> Any:
                 f"column '{column}' of {where} holds text; turn it into numbers first (a "
                 "tokenizer, pandas.get_dummies), remove it once that is done, or, if it says "
                 f"whose a row is, name it: partition.natural('{column}')."
+            )
+        if isinstance(values, np.ndarray) and values.dtype.kind not in "biuf":
+            kind = type(values.flat[0]).__name__ if values.size else values.dtype
+            raise UserError(
+                f"column '{column}' of {where} holds values of type {kind}; turn them into numbers "
+                "first, or remove the column."
             )
     if not columns:
         raise UserError(f"{where} has no column besides target and owner for the network.")

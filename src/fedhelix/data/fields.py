@@ -174,12 +174,17 @@ def joined(samples: Sequence[Tensor | Parts]) -> Parts:
     for other in parts:
         if list(other.tensors) != names or other.named != named:
             raise UserError(
-                f"samples must all have the parts {', '.join(names)}, "
-                f"not {', '.join(other.tensors)}; give every client the same ones."
+                f"samples must all have the parts {', '.join(names)}, not "
+                f"{_names(other)}; give every client the same ones."
             )
     return Parts(
         {name: cat_padded([part.tensors[name] for part in parts]) for name in names}, named
     )
+
+
+def _names(part: Parts) -> str:
+    """What the parts of a sample are called, for people."""
+    return ", ".join(part.tensors) if part.named else f"{len(part.tensors)} without a name"
 
 
 def with_mask(part: Parts, names: list[str]) -> Parts:

@@ -90,5 +90,10 @@ def canonical(name: str) -> str:
     known = (*BUILT_IN, *sources.SOURCES, *FOLDERS)
     spelled = str(name).strip().lower().replace("_", "-")
     if spelled not in known:
+        if Path(name).suffix or Path(name).exists():
+            raise UserError(
+                f"'{name}' is no data set; a file of your own is an npz file with x and y, and in "
+                "Python from_table(pandas.read_csv(...)) takes a table."
+            )
         raise unknown("data set", name, known)
     return spelled

@@ -45,7 +45,7 @@ def from_table(
         if column not in columns:
             raise unknown(f"column of {where}", column, columns)
     x, y = read_inputs_of(table, chosen, where), _targets(table, targets)
-    owners = None if owner is None else np.asarray(column_of(table, owner)).astype(str)
+    owners = None if owner is None else _owners(table, owner, where)
     x_test = None if test is None else read_inputs_of(test, chosen, where)
     y_test = None if test is None else _targets(test, targets)
     data = from_arrays(x, y, x_test, y_test, classes, name, owners=owners, seed=seed)
@@ -55,6 +55,18 @@ def from_table(
         labels=tuple(names) if names and data.classes == len(names) else data.labels,
         columns=tuple(chosen),
     )
+
+
+def _owners(table: Any, column: str, where: str) -> np.ndarray:
+    """Whose each row is."""
+    import pandas as pd  # workers do not need it
+
+    if missing := sum(pd.isna(value) is True for value in table[column]):
+        raise UserError(
+            f"{missing} rows of {where} have no owner in the column '{column}'; remove them, or "
+            "say whose they are."
+        )
+    return np.asarray(column_of(table, column)).astype(str)
 
 
 def _targets(table: Any, names: Sequence[str]) -> Any:

@@ -239,8 +239,8 @@ class Federation(FederationSetup):
             "checkpoint_every": checkpoint_every,
         }
         for name, value in counts.items():
-            if convert(name, value, int) < 1:
-                raise UserError(f"{name} must be at least 1, not {value}.")
+            if isinstance(value, str) or convert(name, value, int) < 1:
+                raise UserError(f"{name} must be at least 1, not {value!r}.")
         after = self.settings.newcomers_after or 0
         if self.settings.newcomers and rounds <= after:
             raise UserError(f"newcomers arrive after {after} rounds; rounds must be more.")

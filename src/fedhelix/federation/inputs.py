@@ -54,16 +54,24 @@ OWN = [
 ]
 ELSEWHERE = {  # keywords of other libraries, and what there is here
     "batch": "batch_size is the size of a minibatch",
+    "fraction_fit": "cohort is the number of clients in a round",
     "early_stopping": "fit(..., patience=N) ends once N rounds were no better on validation",
     "learning_rate": "lr is the learning rate",
     "local_epochs": "epochs is the number of local epochs of a round",
     "lr_scheduler": "lr_decay takes a list with a factor for each round",
     "num_clients": "clients is their number",
+    "num_rounds": "fit(rounds=N) takes it, and --rounds N on the command line",
+    "strategy": "method is the method, a name or a value such as FedAvg()",
     "optim": "optimizer is sgd, adam, adamw or an OptimizerRule",
     "transform": "augment takes an Augmentation, which is drawn anew in every epoch",
 }
 SAME = {"lr_schedule": "lr_scheduler", "scheduler": "lr_scheduler", "transforms": "transform"}
 SAME |= {"patience": "early_stopping", "num_epochs": "local_epochs", "n_clients": "num_clients"}
+SAME |= {
+    "rounds": "num_rounds",
+    "fraction_train": "fraction_fit",
+    "min_fit_clients": "fraction_fit",
+}
 
 
 def read_data(data: Any, partition: str | Partition | None) -> Dataset:
@@ -80,6 +88,11 @@ def read_data(data: Any, partition: str | Partition | None) -> Dataset:
         raise UserError(
             "data is a tuple; give from_arrays(x, y) for two arrays, from_clients([train], "
             "test=test) for two data sets, or a list with an entry for each client."
+        )
+    if not hasattr(data, "__len__"):
+        raise UserError(
+            f"data is a {type(data).__name__}; give the name of a data set, from_arrays(x, y), a "
+            "table, a torch data set, or a list with an entry for each client."
         )
     return from_clients(data)
 

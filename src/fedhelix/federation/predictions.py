@@ -65,8 +65,7 @@ def prepared_inputs(data: Dataset, x: Any) -> Inputs:
                 f"x has the shape {tuple(samples.shape)}, but a sample of '{data.name}' has the "
                 f"shape {data.shape}; give N of them."
             )
-        if samples.dtype != torch.uint8 or data.x.dtype != torch.uint8:
-            samples = samples.to(torch.float32 if data.x.dtype == torch.uint8 else data.x.dtype)
+        samples = pixels(samples) if data.x.dtype == torch.uint8 else samples.to(data.x.dtype)
         prepared: Inputs = data.prepare(samples)
         return prepared
     if tuple(samples.tensors) != fields.names:
@@ -75,10 +74,27 @@ def prepared_inputs(data: Dataset, x: Any) -> Inputs:
             "needed."
         )
     typed = {
-        name: part.float() / 255 if dtype == torch.uint8 else part.to(dtype)
+        name: unit_pixels(part) if dtype == torch.uint8 else part.to(dtype)
         for (name, part), dtype in zip(samples.tensors.items(), fields.dtypes, strict=True)
     }
     return typed if fields.named else tuple(typed.values())
+
+
+def pixels(x: Tensor) -> Tensor:
+    """Pixels as whole numbers up to 255, or as floats between 0 and 1; refuses other values."""
+    most = 1 if x.is_floating_point() else 255
+    if x.numel() and not (x.min() >= 0 and x.max() <= most):
+        raise UserError(
+            f"x has values from {float(x.min()):g} to {float(x.max()):g}, but pixels are whole "
+            "numbers from 0 to 255 or floats from 0 to 1; they are normalised here."
+        )
+    return x.float() if x.is_floating_point() else x.to(torch.uint8)
+
+
+def unit_pixels(x: Tensor) -> Tensor:
+    """Pixels as floats between 0 and 1."""
+    checked = pixels(x)
+    return checked if checked.is_floating_point() else checked.float() / 255
 
 
 def decided(data: Dataset, outputs: Tensor) -> np.ndarray:

@@ -137,6 +137,8 @@ class Run:
         number = number_of(client, fed.clients, fed.names)
         return self._module(fed.engine.personal(fed.tasks(self.state, [number], ctx))[0].state)
 
+    personal_model = personal
+
     def network(self, client: int | str | None = None) -> nn.Module:
         """The personal model of a client, or the server's."""
         module = self.model() if client is None else self.personal(client)

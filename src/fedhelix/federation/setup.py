@@ -110,7 +110,7 @@ class FederationSetup:
         if self.method.capabilities.classification and pool.classes is None:
             raise UserError(
                 f"{self.method.label} needs classes, and '{pool.name}' is no classification; "
-                "use tau = 0 or another method."
+                "use another method (with helix use tau = 0, with heterofl masked_loss = false)."
             )
         self.devices = devices_for(self.settings, self.method, self.clients, self.seed)
         self.schedule = schedule_for(

@@ -150,7 +150,9 @@ class RunFolder:
     def config(self) -> dict[str, Any]:
         """The settings of the run, with the number of the folder's format."""
         if not self._config_path.is_file():
-            raise UserError(f"'{self.path}' is not a run: it holds no config.toml.")
+            inside = sorted(path.parent.name for path in self.path.glob("*/config.toml"))
+            hint = f"; name one of the runs in it: {', '.join(inside)}" if inside else ""
+            raise UserError(f"'{self.path}' is not a run: it holds no config.toml{hint}.")
         self._check(self._config_path.name, "; settings are changed by `fedhelix resume --set`")
         config = toml.read(self._config_path)
         number = config.get("format")

@@ -29,6 +29,7 @@ SHOWN = {
 }
 
 WIDE = 100
+SHORTEST_BAR, GAPS = 6, 4  # columns
 
 # The display of this thread's run, where long work inside a round can show its own bar.
 _shown: ContextVar[Display | None] = ContextVar("shown", default=None)
@@ -76,7 +77,7 @@ class Progress:
             TextColumn(
                 "[bold]{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")
             ),
-            BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=6)),
+            BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=SHORTEST_BAR)),
             TextColumn("{task.completed:.0f}/{task.total:.0f}", table_column=Column(no_wrap=True)),
             TextColumn("{task.fields[numbers]}", table_column=Column(no_wrap=True)),
             *elapsed,
@@ -110,21 +111,31 @@ class Progress:
         self._diverged = diverged_since(self._records)
         is_new = record["round"] > self._first
         self._done = max(self._done, record["round"])
-        if self._lines and metrics and is_new:
+        evaluated = metrics or "unevaluated" in record  # sites may keep all of their scores
+        if self._lines and evaluated and is_new:
             self._console.print(
                 self._line(record, metrics), markup=False, highlight=False, soft_wrap=True
             )
         self._display.update(
-            self._task, completed=self._done, numbers=self._numbers(), left=self._time_left()
+            self._task, completed=self._done, numbers=self._fitting(), left=self._time_left()
         )
         if self._cell is not None:
             words = f"{self._numbers()} {self._time_left()}"
             plain = Text.from_markup(words).plain
             self._cell.show(notebook.bar(self._title, self._done, self._total, plain))
 
-    def _numbers(self) -> str:
+    def _fitting(self) -> str:
+        """The numbers, without the uploads where a long title leaves no room for them."""
+        taken = len(self._title) + len(f"{self._total}/{self._total}") + SHORTEST_BAR + GAPS
+        numbers = self._numbers()
+        if taken + Text.from_markup(numbers).cell_len > self._console.width:
+            return self._numbers(uploads=False)
+        return numbers
+
+    def _numbers(self, uploads: bool = True) -> str:
         parts = [f"{SHOWN[key]} {_number(key, value)}" for key, value in self._latest.items()]
-        parts.append(f"↑ {human_bytes(self._uploaded)}")
+        if uploads:
+            parts.append(f"↑ {human_bytes(self._uploaded)}")
         if self._clock is not None:
             parts.append(f"clock {human_seconds(self._clock)}")
         if self._refused:
