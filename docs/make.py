@@ -19,6 +19,7 @@ PART = re.compile(r"(<!-- made: ([^>]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 PARTS: dict[str, Callable[..., str]] = {
     "audit": measurements.audit,
     "characters": measurements.characters,
+    "helix-cost": measurements.helix_cost,
     "choosing": measurements.choosing,
     "claims": lambda paper: claims.claims(paper, RESULTS),
     "cluster": measurements.cluster,

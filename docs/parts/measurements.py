@@ -194,11 +194,11 @@ def choosing() -> str:
 
 
 def widths() -> str:
-    """HeteroFL against training alone, by the client's width."""
+    """HeteroFL and FedRolex against training alone, by the client's width."""
     rows: dict[float, list[dict[str, float]]] = {}
     for row in result("widths")["widths"]:
         rows.setdefault(row["width"], []).append(row)
-    methods = ("heterofl", "alone")
+    methods = ("heterofl", "fedrolex", "alone")
     return table(
         ["width", *methods],
         [[f"{width:g}", *(_mean_percent(found, name) for name in methods)]
@@ -245,6 +245,25 @@ def heirs() -> str:
             rows.append([f"`{network}`", start, *accuracies])
     heads = ["at arrival", *(f"after round {count}" for count in measured["rounds"][1:])]
     return table(["network", "half of it starts from", *heads], rows)
+
+
+def helix_cost() -> str:
+    """A round of Helix relative to FedAvg's, by engine and epochs."""
+    rows = []
+    for found in (result("helix-cost"), result("helix-cost-batched")):
+        for run in found["runs"]:
+            fedavg, helix = (
+                _fastest(run["all_seconds"], name, found["rounds"]) for name in ("fedavg", "helix")
+            )
+            seconds = [f"{fedavg:.2f}", f"{helix:.2f}", f"{helix / fedavg:.2f}"]
+            rows.append([f"`{run['engine']}`", str(run["epochs"]), *seconds])
+    return table(["engine", "epochs", "FedAvg, s of CPU", "Helix, s of CPU", "ratio"], rows)
+
+
+def _fastest(repeats: list[dict[str, list[float]]], name: str, rounds: int) -> float:
+    """The mean of the last rounds, each as fast as in the fastest repeat."""
+    fastest = [min(times) for times in zip(*(one[name] for one in repeats), strict=True)]
+    return statistics.mean(fastest[-rounds:])
 
 
 def characters() -> str:
