@@ -1,3 +1,6 @@
+from concurrent.futures import ThreadPoolExecutor
+
+import matplotlib
 import method_metadata as metadata
 import pytest
 from matplotlib.collections import PathCollection
@@ -131,3 +134,18 @@ def test_the_same_run_gives_the_same_bytes(make_run):
     run = make_run()
     first, again = ([content(figure.figure, "svg") for figure in figures([run])] for _ in range(2))
     assert first == again
+
+
+def test_several_threads_draw_what_one_does():
+    def drawn(name: str) -> str:
+        figure = sheet()
+        for axes in figure.subplots(2, 1, sharex=True):
+            axes.plot([1, 3, 2], marker="o")
+        return inline(figure, name, "a line")
+
+    names = [f"figure-{number}" for number in range(6)]
+    expected = [drawn(name) for name in names]
+    settings = matplotlib.rcParams["svg.hashsalt"], matplotlib.rcParams["svg.fonttype"]
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(drawn, names)) == expected
+    assert (matplotlib.rcParams["svg.hashsalt"], matplotlib.rcParams["svg.fonttype"]) == settings

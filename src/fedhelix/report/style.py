@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ ALARM = COLOURS[1]  # attackers, always with a shape of their own too
 HALF_PAGE = (4.8, 3.4)
 DOTS_PER_INCH = 200
 FORMATS = (".png", ".svg", ".pdf")
+# All threads of a process share the settings, fonts and caches of Matplotlib: one draws at a time.
+DRAWING = threading.RLock()
 
 
 class Sheet(Figure):
@@ -34,7 +37,7 @@ class Sheet(Figure):
 
 
 def sheet(width: float = HALF_PAGE[0], height: float = HALF_PAGE[1]) -> Figure:
-    """An empty figure without a display or global state, so that threads can draw it too."""
+    """An empty figure without a display, so that threads can draw it too, one at a time."""
     return Sheet(figsize=(width, height), layout="constrained")
 
 
@@ -63,7 +66,7 @@ def content(figure: Figure, form: str) -> bytes:
     """A figure as the bytes of a file: the same figure gives the same bytes."""
     stream = io.BytesIO()
     dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    with matplotlib.rc_context({"svg.hashsalt": "fedhelix"}):
+    with DRAWING, matplotlib.rc_context({"svg.hashsalt": "fedhelix"}):
         figure.savefig(stream, format=form, dpi=DOTS_PER_INCH, metadata=dates.get(form))
     return stream.getvalue()
 

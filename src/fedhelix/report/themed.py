@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from fedhelix.report.style import COLOURS, GREY, PALE
+from fedhelix.report.style import COLOURS, DRAWING, GREY, PALE
 
 TOKENS = Path(__file__).parent / "static" / "tokens.css"
 WIDE = 7.0  # inches; a wider figure spans the page
@@ -60,7 +60,7 @@ def _drawn(figure: Figure, name: str) -> str:
         figure.set_figwidth(COLUMN)
     stream = io.StringIO()
     # The salt keeps the marks and clips of several figures of one page apart.
-    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+    with DRAWING, matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
     svg = stream.getvalue()
     svg = LEFT_OUT.sub("", svg[svg.index("<svg ") :])

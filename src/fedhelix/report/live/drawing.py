@@ -12,6 +12,7 @@ from fedhelix.report.figures import INSIDE
 from fedhelix.report.live import files
 from fedhelix.report.live.run import WatchedRun
 from fedhelix.report.results import make
+from fedhelix.report.style import DRAWING
 from fedhelix.report.themed import standalone
 from fedhelix.store.records import is_number
 
@@ -30,7 +31,10 @@ def drawable(recorded: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def drawn(run: WatchedRun, name: str) -> str | None:
     """A figure as SVG; None where there is no such figure, or nothing to draw."""
-    return _drawn(run, name, files.stamp(run.path / "metrics.jsonl")) if name in INSIDE else None
+    if name not in INSIDE:
+        return None
+    with DRAWING:  # a page asks for its figures all at once
+        return _drawn(run, name, files.stamp(run.path / "metrics.jsonl"))
 
 
 @lru_cache(maxsize=MOST_KEPT)
