@@ -94,4 +94,4 @@ def test_a_comparison_fits_and_no_name_is_cut(width):
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text and all(name in text for name in names)
     assert "90.0 ± 1.0" in text
-    assert ("worst" in text) == (width >= 120)
+    assert ("percentile" in text) == (width >= 120)

@@ -192,7 +192,7 @@ def _columns(table: pd.DataFrame) -> list[tuple[str, str, Callable[[float], str]
         ("score", "global score", _plain),
         ("personal_accuracy", "personal %", _percent),
         ("personal_score", "personal score", _plain),
-        ("personal_p10", f"worst tenth{unit}", metric),
+        ("personal_p10", f"10th percentile{unit}", metric),
         ("personal_accuracy_at_best", "chosen on validation %", _percent),
         ("personal_score_at_best", "chosen on validation", _plain),
         ("difference", f"vs {table.index[0]}", metric),
