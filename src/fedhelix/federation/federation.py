@@ -165,6 +165,7 @@ class Federation(FederationSetup):
                     str(self.device), on_disk=client_state == "disk",
                 )  # fmt: skip
                 self._prepare(run, folder_sink, resume)
+                run.folder.set_rounds(max(rounds, run.state.round))
                 sinks.append(folder_sink)
             if not run.state.round:
                 run.state = self.initialize(rounds)
