@@ -218,6 +218,8 @@ def test_models_are_usable_copies():
     with torch.no_grad():
         shared.fc1.weight.zero_()
     assert not same(shared.state_dict(), run.model().state_dict())
+    with pytest.raises(UserError, match=r"a client is a whole number or a name, not 1\.5"):
+        run.personal(1.5)
     with pytest.raises(UserError, match="there is no client 6; clients are numbered from 0 to 5"):
         run.personal(6)
 
