@@ -157,10 +157,11 @@ def _connect_site(
     health_port: int | None,
 ) -> None:
     from fedhelix.deploy.health import HealthServer
-    from fedhelix.deploy.logs import say
+    from fedhelix.deploy.logs import format_all, say
     from fedhelix.deploy.node import connect
     from fedhelix.deploy.site_process import SiteProcess
 
+    format_all()  # Flower's logger is there now
     worker, connected = SiteProcess(arguments, rules.max_seconds), threading.Event()
     node_file = place.with_name(f"{place.name}.node")
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -74,7 +74,8 @@ def _add_database(path: Path, tar: tarfile.TarFile) -> None:
 def restore(archive: Path, folder: Path) -> list[Path]:
     """Unpack an archive into a new folder; returns the run folders in it, below `runs/`.
 
-    Of an archive that cannot be restored nothing is left behind. Runs go on by `fedhelix deploy resume`.
+    Of an archive that cannot be restored nothing is left behind. Runs go on by `fedhelix deploy
+    resume`.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"'{folder}' is not empty; restore into a new folder.")

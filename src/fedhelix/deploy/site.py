@@ -7,7 +7,6 @@ import datetime
 import hashlib
 import json
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from fedhelix.deploy.audit_log import AuditLog, contents
 from fedhelix.deploy.budgets import Budgets
 from fedhelix.deploy.code import SiteCode
 from fedhelix.deploy.key_ring import KeyRing
-from fedhelix.deploy.logs import say
+from fedhelix.deploy.logs import say, write_traceback
 from fedhelix.deploy.masked import Masker, task_digest
 from fedhelix.deploy.messages import Message
 from fedhelix.deploy.remote_data import (
@@ -114,7 +113,7 @@ class Site:
         except OSError as problem:
             fields, body = {"error": f"the site's disk: {problem.strerror}"}, {}
         except Exception as problem:
-            traceback.print_exc()  # into the site's log
+            write_traceback()
             words = clipped(f"{type(problem).__name__}: {problem}")
             fields, body = {"error": f"the site cannot work on what the server sent ({words})"}, {}
         if "loss" in fields and not self.policy.metrics:
