@@ -17,7 +17,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.hooks import checked
 from fedhelix.core.method import Context, Method, Scorer
 from fedhelix.core.objective import Loss, Metric, objective_for
-from fedhelix.core.options import build, convert
+from fedhelix.core.options import build, checks_options, convert
 from fedhelix.core.tree import State
 from fedhelix.data import (
     UNSHIFTED,
@@ -54,6 +54,7 @@ from fedhelix.robust.attacks import Attack, Attackers
 NOTHING: Mapping[int, list[int]] = MappingProxyType({})
 
 
+@checks_options
 @dataclass(frozen=True)
 class FederationSettings(
     Attack, Devices, Newcomers, Participation, Scaling, ServerData, Shift, Training
