@@ -1,6 +1,7 @@
 """One site: its data, its state on disk, and what it refuses."""
 
 import json
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -305,6 +306,13 @@ def test_mistakes_show_at_the_start(name, data, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=said):
         Site(name, data, tmp_path / "kept")
+
+
+def test_a_site_may_lack_the_first_classes(tmp_path):
+    np.savez(tmp_path / "own.npz", x=np.zeros((20, 2), np.float32), y=1 + np.arange(20) % 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read_site_data(tmp_path / "own.npz").y.unique().tolist() == [1, 2]
 
 
 def test_data_that_would_be_pickled_are_refused(tmp_path):
