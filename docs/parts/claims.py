@@ -167,7 +167,7 @@ def _by_seed(cells: Cells, place: Place) -> dict[int, float | None]:
     """The values of one place by seed; None for a target that is never reached."""
     row, column, measure = place
     cell = cells.get((row, column), {})
-    if measure not in cell:
+    if measure not in cell or not cell[measure]["by_seed"]:
         return {}
     return {
         seed: value
