@@ -12,13 +12,14 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from parts import claims, leaderboard, measurements, methods, studies
+from parts import claims, leaderboard, measurements, methods, studies, targets
 from parts.files import RESULTS, ROOT
 
 PART = re.compile(r"(<!-- made: ([^>]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 PARTS: dict[str, Callable[..., str]] = {
     "audit": measurements.audit,
     "characters": measurements.characters,
+    "helix": lambda: targets.found(RESULTS),
     "helix-cost": measurements.helix_cost,
     "choosing": measurements.choosing,
     "claims": lambda paper: claims.claims(paper, RESULTS),
