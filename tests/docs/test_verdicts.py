@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -190,6 +191,32 @@ def test_a_result_page_is_two_screens_before_its_folds(name):
     shown = FOLD.sub("", page(name))
     tables = re.findall(r"^\| ---", shown, re.MULTILINE)
     assert len(tables) == 1
-    prose = re.sub(r"^\|.*$", "", shown, flags=re.MULTILINE)
+    prose = re.sub(r"^\|.*$|<!--.*?-->", "", shown, flags=re.MULTILINE)
     assert len(prose.split()) <= (450 if name in PAPERS else 650)
     assert shown.index("## Which claims") < 2000
+
+
+@pytest.mark.parametrize("place", ["README.md", "docs/results.md", "docs/results"])
+def test_means_and_intervals_in_the_text_come_from_a_file(place):
+    """Numbers of settings may be typed; results with a spread, or with a sign, may not."""
+    path = ROOT / place
+    for one in sorted(path.glob("*.md")) if path.is_dir() else [path]:
+        text = re.sub(r"<!-- made: .*?<!-- end -->", "", one.read_text("utf-8"), flags=re.DOTALL)
+        typed = re.findall(r"[\d.]+ ± [\d.]+|[+−]\d+\.\d+", text)
+        assert not typed, f"{one.name}: fill in {typed} with docs/make.py"
+
+
+def test_every_commit_is_in_the_history_or_named():
+    """A result names the commit of its code; commits of squashed branches are on the page."""
+    log = subprocess.run(
+        ["git", "log", "--format=%H"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    known = {line[:7] for line in log.stdout.split()}
+    if len(known) < 100:
+        pytest.skip("not a checkout with its history")
+    squashed = (ROOT / "docs" / "results.md").read_text("utf-8").split("are not in the history")[1]
+    known |= set(re.findall(r"\b[0-9a-f]{7}\b", squashed.split("were on branches")[0]))
+    for path in sorted(RESULTS.glob("*.json")):
+        for text in re.findall(r'"commit": "([^"]*)"', path.read_text("utf-8")):
+            for commit in re.findall(r"\b[0-9a-f]{7,40}\b", text):
+                assert commit[:7] in known, f"{path.name} names {commit}"
