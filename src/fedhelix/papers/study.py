@@ -37,7 +37,7 @@ ADDED = {
     "sampler": "shuffle",
 }
 # The same for options of methods.
-ADDED_OPTIONS = {"sharpen": 1.0, "prior": "uniform"}
+ADDED_OPTIONS = {"sharpen": 1.0, "prior": "uniform", "warm_epochs": 0}
 
 CellRuns = list[tuple[Cell, dict[Path, RunSpec]]]  # the runs of every cell by folder
 
