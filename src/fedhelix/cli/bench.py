@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 from rich.console import Console
 
-from fedhelix.cli.common import Address, EngineName, Json, Minutes, Quiet, Workers, places
+from fedhelix.cli.common import Address, EngineName, Jobs, Json, Minutes, Quiet, Workers, places
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.files import remove_leftovers, writable, write_atomically
 from fedhelix.report.terminal import listing
@@ -52,6 +52,7 @@ def bench(  # noqa: PLR0913 - one for every flag
         int, typer.Option(help="Run only this seed and later ones, to extend a result.")
     ] = 0,
     minutes: Minutes = None,
+    jobs: Jobs = 1,
     only: Annotated[
         list[str] | None, typer.Option(help="Only this row or column (may be repeated).")
     ] = None,
@@ -102,6 +103,7 @@ def bench(  # noqa: PLR0913 - one for every flag
             save or out,
             commit,
             first_seed,
+            jobs,
         )
     except KeyboardInterrupt:
         print("stopped; the same command goes on where it was.", file=sys.stderr)

@@ -23,7 +23,7 @@ from fedhelix.cli.bench import (
     repetitions,
     write_report,
 )
-from fedhelix.cli.common import Address, EngineName, Json, Minutes, Quiet, Workers, places
+from fedhelix.cli.common import Address, EngineName, Jobs, Json, Minutes, Quiet, Workers, places
 from fedhelix.core.errors import unknown
 from fedhelix.core.files import writable
 
@@ -36,6 +36,7 @@ def leaderboard(  # noqa: PLR0913 - one for every flag
     scale: Annotated[str, typer.Option(help="quick (a CPU, an hour) or gpu.")] = "quick",
     seeds: Seeds = None,
     minutes: Minutes = None,
+    jobs: Jobs = 1,
     only: Annotated[
         list[str] | None, typer.Option(help="Only this method or setting (may be repeated).")
     ] = None,
@@ -74,6 +75,7 @@ def leaderboard(  # noqa: PLR0913 - one for every flag
             quiet or None,
             save or out,
             commit,
+            jobs,
         )
     except KeyboardInterrupt:
         print("stopped; the same command goes on where it was.", file=sys.stderr)

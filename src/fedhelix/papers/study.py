@@ -167,6 +167,7 @@ def run_studies(
     results: Path | None = None,
     commit: str = "",
     first_seed: int = 0,
+    jobs: int = 1,
 ) -> tuple[list[dict[str, Any]], bool]:
     """Run the cells of studies as far as the time allows.
 
@@ -180,7 +181,7 @@ def run_studies(
     selected = [study.specs(scale, out, overrides, seeds, only, first_seed) for study in studies]
     runs = {path: spec for cells in selected for _, specs in cells for path, spec in specs.items()}
     start, finished_before = monotonic(), len(_finished(list(runs)))
-    done = Session.limited(minutes, quiet).run_all(runs)
+    done = Session.limited(minutes, quiet, jobs).run_all(runs)
     # The time of several studies cannot be divided among them.
     timed = len(studies) == 1 and len(_finished(list(runs))) > finished_before
     seconds = round(monotonic() - start, 1) if timed else None

@@ -167,6 +167,7 @@ def run_leaderboard(
     quiet: bool | None = None,
     results: Path | None = None,
     commit: str = "",
+    jobs: int = 1,
 ) -> tuple[dict[str, Any], bool]:
     """Search and run as far as the time allows; `only` limits it to these methods or settings.
 
@@ -184,5 +185,5 @@ def run_leaderboard(
     read_result(path)  # a file that is no result is refused before any work
     chosen_rows = [one for one in rows if one.row in only] or rows
     chosen_settings = [one for one in settings if one.name in only] or settings
-    done = board.run(Session.limited(minutes, quiet), chosen_rows, chosen_settings)
+    done = board.run(Session.limited(minutes, quiet, jobs), chosen_rows, chosen_settings)
     return board.report(read_result(path), commit), done
