@@ -169,6 +169,7 @@ class Federation(FederationSetup):
                     str(self.device), on_disk=client_state == "disk",
                 )  # fmt: skip
                 self._prepare(run, folder_sink, resume)
+                run.folder.set_rounds(max(rounds, run.state.round))
                 sinks.append(folder_sink)
             if not run.state.round:
                 run.state = self.initialize(rounds)
@@ -243,7 +244,9 @@ class Federation(FederationSetup):
             "checkpoint_every": checkpoint_every,
         }
         for name, value in counts.items():
-            if isinstance(value, str) or convert(name, value, int) < 1:
+            if isinstance(value, str):
+                raise UserError(f"{name} must be a whole number, not the text {value!r}.")
+            if convert(name, value, int) < 1:
                 raise UserError(f"{name} must be at least 1, not {value!r}.")
         after = self.settings.newcomers_after or 0
         if self.settings.newcomers and rounds <= after:

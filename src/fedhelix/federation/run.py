@@ -60,7 +60,7 @@ class Run:
         metrics = {
             f"global {name}": f"final_{name}",
             f"personal {name}": f"personal_{name}",
-            "worst tenth of the clients": "personal_p10",
+            "10th percentile of the clients": "personal_p10",
         }
         shown = {
             words: _as_text(summary[key], name)

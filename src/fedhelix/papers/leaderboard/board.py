@@ -53,7 +53,7 @@ def _traffic(run: Finished) -> float:
 
 MEASURES: dict[str, Measure] = {
     SCORE: percent("personal_accuracy_at_best"),
-    "worst tenth": _at_best("personal_p10"),
+    "10th percentile": _at_best("personal_p10"),
     "traffic in MiB": _traffic,
     "seconds": lambda run: run.summary["seconds"],
 }
