@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from fedhelix.core.errors import UserError
 from fedhelix.data.fields import is_ragged
-from fedhelix.data.reading import collated, is_text, raw_pair, stacked
+from fedhelix.data.reading import collated, first_missing, is_missing, is_text, raw_pair, stacked
 
 TARGETS = ("label", "labels", "target", "y")  # columns that are the target unless one is named
 
@@ -90,17 +90,29 @@ def column_of(table: Any, name: str) -> Any:
     return values if is_ragged(values) else stacked(values)
 
 
+def present(values: np.ndarray) -> np.ndarray:
+    """A column without its missing values."""
+    if values.dtype.kind not in "OT":
+        return values
+    return np.array([value for value in values.ravel() if not is_missing(value)], values.dtype)
+
+
 def read_inputs_of(table: Any, names: Sequence[str], where: str) -> Any:
     """What the network gets: one matrix, one column, or several columns by name."""
     columns = {column: column_of(table, column) for column in names}
     for column, values in columns.items():
-        if isinstance(values, np.ndarray) and is_text(values):
+        if isinstance(values, np.ndarray) and (given := present(values)).size and is_text(given):
             raise UserError(
                 f"column '{column}' of {where} holds text; turn it into numbers first (a "
                 "tokenizer, pandas.get_dummies), remove it once that is done, or, if it says "
                 f"whose a row is, name it: partition.natural('{column}')."
             )
         if isinstance(values, np.ndarray) and values.dtype.kind not in "biuf":
+            if (missing := first_missing(values)) is not None:
+                raise UserError(
+                    f"column '{column}' of {where} has a missing value in sample {missing}; fill "
+                    "missing values in, or remove their samples."
+                )
             kind = type(values.flat[0]).__name__ if values.size else values.dtype
             raise UserError(
                 f"column '{column}' of {where} holds values of type {kind}; turn them into numbers "

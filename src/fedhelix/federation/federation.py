@@ -239,7 +239,9 @@ class Federation(FederationSetup):
             "checkpoint_every": checkpoint_every,
         }
         for name, value in counts.items():
-            if isinstance(value, str) or convert(name, value, int) < 1:
+            if isinstance(value, str):
+                raise UserError(f"{name} must be a whole number, not the text {value!r}.")
+            if convert(name, value, int) < 1:
                 raise UserError(f"{name} must be at least 1, not {value!r}.")
         after = self.settings.newcomers_after or 0
         if self.settings.newcomers and rounds <= after:
