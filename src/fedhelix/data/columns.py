@@ -10,7 +10,16 @@ from torch.utils.data import DataLoader
 
 from fedhelix.core.errors import UserError
 from fedhelix.data.fields import is_ragged
-from fedhelix.data.reading import collated, first_missing, is_missing, is_text, raw_pair, stacked
+from fedhelix.data.reading import (
+    all_samples,
+    collated,
+    first_missing,
+    is_missing,
+    is_text,
+    raw_pair,
+    sample_of,
+    stacked,
+)
 
 TARGETS = ("label", "labels", "target", "y")  # columns that are the target unless one is named
 
@@ -27,10 +36,10 @@ def pair_of(part: Any, where: str) -> tuple[Any, Any]:
             f"{where} is a DataLoader; give its data set, loader.dataset: batch_size, sampler and "
             "augment are settings of the federation."
         )
-    if not is_table(part) and not _has_dictionaries(part):
+    if not is_table(part) and not _has_dictionaries(part, where):
         return raw_pair(part, where)
     if not is_table(part):
-        part = collated([part[index] for index in range(len(part))])
+        part = collated(all_samples(part, where))
     target = target_of(names_of(part), where)
     inputs = [column for column in names_of(part) if column != target]
     x = read_inputs_of(part, inputs, where)
@@ -59,11 +68,13 @@ def features_of(table: Any, columns: Sequence[str] | None) -> Any:
     return read_inputs_of(table, columns, "x")
 
 
-def _has_dictionaries(part: Any) -> bool:
+def _has_dictionaries(part: Any, where: str) -> bool:
     """Whether the samples of a data set are dictionaries."""
     if isinstance(part, tuple | list) or not hasattr(part, "__getitem__"):
         return False
-    return hasattr(part, "__len__") and len(part) > 0 and isinstance(part[0], Mapping)
+    if not hasattr(part, "__len__") or not len(part):
+        return False
+    return isinstance(sample_of(part, 0, where), Mapping)
 
 
 def target_of(columns: Sequence[str], where: str) -> str:

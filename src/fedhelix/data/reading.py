@@ -37,11 +37,27 @@ def raw_pair(part: Any, where: str) -> tuple[Any, Any]:
         )
     if len(part) == 0:
         raise UserError(f"{where} is empty; at least one sample is needed.")
+    samples = all_samples(part, where)
     try:
-        inputs, targets = zip(*(part[index] for index in range(len(part))), strict=True)
+        inputs, targets = zip(*samples, strict=True)
     except (TypeError, ValueError) as problem:
         raise UserError(f"{where} cannot be read as samples (x, y): {problem}.") from None
     return collated(inputs), stacked(targets)
+
+
+def all_samples(part: Any, where: str) -> list[Any]:
+    """All samples of a map-style data set."""
+    return [sample_of(part, index, where) for index in range(len(part))]
+
+
+def sample_of(part: Any, index: int, where: str) -> Any:
+    """One sample of a map-style data set, which may fail in any way."""
+    try:
+        return part[index]
+    except Exception as problem:
+        raise UserError(
+            f"sample {index} of {where} cannot be read: {type(problem).__name__}: {problem}."
+        ) from problem
 
 
 def collated(samples: Sequence[Any]) -> Any:
