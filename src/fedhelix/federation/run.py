@@ -74,6 +74,8 @@ class Run:
         }
         if summary["diverged"]:
             shown["diverged"] = f"since round {summary['diverged']}"
+        if summary["untrained"]:
+            shown["nothing was learned"] = summary["untrained"]
         return notebook.table(self._title(), shown)
 
     def __repr__(self) -> str:
