@@ -6,6 +6,7 @@ seconds, and runs code that comes with a run. This one runs only the fedhelix in
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import threading
 import time
@@ -37,7 +38,7 @@ from flwr.supernode.fleet_http_connection import http_request_response
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedhelix.core.errors import EngineFailure, UserError
-from fedhelix.core.files import remove_leftovers, write_atomically
+from fedhelix.core.files import remove_leftovers, writable, write_atomically
 from fedhelix.deploy.keys import KEY_IN_USE, read_private_key
 from fedhelix.deploy.logs import say
 from fedhelix.deploy.transport import PULL_RETRIES, pack, unpack
@@ -58,6 +59,22 @@ def read_certificate(path: Path) -> bytes:
             f"the certificate '{path}' cannot be read ({problem.strerror}); it is the server's "
             "ca.pem."
         ) from None
+
+
+@contextmanager
+def only_process(folder: Path, name: str) -> Iterator[None]:
+    """Refuse a second process of a site in the same folder: it would end the connection of the
+    first. The system ends the lock with its process, however that dies.
+    """
+    writable(folder)
+    with (folder / f"{name}.lock").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"another process runs the site {name} in '{folder}' already; stop that one first."
+            ) from None
+        yield
 
 
 class RequestHandler(Protocol):
