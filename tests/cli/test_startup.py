@@ -1,5 +1,6 @@
 """What only shows names, such as `fedhelix --help`, does not wait for PyTorch."""
 
+import signal
 import subprocess
 import sys
 import typing
@@ -8,7 +9,7 @@ import pytest
 import typer
 
 import fedhelix
-from fedhelix.cli import app
+from fedhelix.cli import app, commands
 from fedhelix.cli.commands import COMMANDS, NUMBERS, load
 from fedhelix.federation import public
 from fedhelix.runs.config import Config
@@ -101,3 +102,24 @@ def test_ctrl_c_before_a_command_has_begun_says_that_it_stopped(monkeypatch, cap
     with pytest.raises(SystemExit) as end:
         app.main()
     assert end.value.code == 130 and capsys.readouterr().err == "fedhelix: stopped.\n"
+
+
+def test_ctrl_c_while_a_command_is_imported_counts_once_that_is_done(monkeypatch, capsys):
+    """In the middle of it PyTorch may abort."""
+    done = []
+
+    def slow_import(name):
+        signal.raise_signal(signal.SIGINT)
+        done.append(name)
+
+    monkeypatch.setattr(commands, "import_module", slow_import)
+    monkeypatch.setattr(sys, "argv", ["fedhelix", "run"])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(SystemExit) as end:
+            app.main()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done == ["fedhelix.cli.train"] and end.value.code == 130
+    assert capsys.readouterr().err == "fedhelix: stopped.\n"

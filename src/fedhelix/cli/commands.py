@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from threading import Event
 from typing import NamedTuple
 
 import click
@@ -137,9 +141,27 @@ def check_numbers(arguments: list[str]) -> None:
 def load(name: str) -> click.Command:
     """The command or group of that name, from its module."""
     entry = COMMANDS[name]
-    found = getattr(import_module(f"fedhelix.cli.{entry.module}"), entry.function)
+    with _deferred_ctrl_c():
+        module = import_module(f"fedhelix.cli.{entry.module}")
+    found = getattr(module, entry.function)
     if not isinstance(found, typer.Typer):
         alone = App(add_completion=False, rich_markup_mode="rich")
         alone.command(name)(found)
         found = alone
     return typer.main.get_command(found)
+
+
+@contextmanager
+def _deferred_ctrl_c() -> Iterator[None]:
+    """Ctrl-C takes effect at the end: in the middle of its import PyTorch may abort."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    pressed = Event()
+    signal.signal(signal.SIGINT, lambda *_: pressed.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if pressed.is_set():
+        raise KeyboardInterrupt

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import SupportsFloat
@@ -10,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedhelix.core import metrics
 from fedhelix.core.errors import UserError
-from fedhelix.core.metrics import IGNORED, f1
+from fedhelix.core.metrics import IGNORED, by_class, f1
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metric = Callable[[Tensor, Tensor], Tensor | float]
@@ -42,19 +45,6 @@ def binary_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
         output.reshape(target.shape), target.to(output.dtype), reduction="none"
     )
     return values.reshape(len(target), -1).mean(1)
-
-
-def by_class(output: Tensor, target: Tensor) -> Tensor:
-    """Outputs of tokens (N×T×C) or pixels (N×C×H×W) with the classes as second axis."""
-    last = output.shape[:-1] == target.shape
-    second = (output.shape[0], *output.shape[2:]) == tuple(target.shape)
-    if not last and not second:
-        raise UserError(
-            f"outputs of shape {tuple(output.shape)} do not fit targets of shape "
-            f"{tuple(target.shape)}; one score for every class is needed, on the last axis or on "
-            "the second."
-        )
-    return output.movedim(-1, 1) if last and (target.dim() < 3 or not second) else output
 
 
 def accuracy(output: Tensor, target: Tensor) -> Tensor:
@@ -137,12 +127,10 @@ def objective_for(
     false are labels of which several may hold, whole numbers the classes of tokens or pixels, other
     numbers a regression. Loss and metric can be replaced.
     """
-    for name, given in (("loss", loss), ("metric", metric)):
-        if given is not None and not callable(given):
-            several = name == "metric" and isinstance(given, Mapping | list | tuple)
-            how = "; run.evaluate({'NAME': FUNCTION, ...}) measures several" if several else ""
-            what = type(given).__name__ if several else repr(given)
-            raise UserError(f"{name} is a function of outputs and targets, not {what}{how}.")
+    if loss is not None and not callable(loss):
+        raise UserError(f"loss is a function of outputs and targets, not {loss!r}.")
+    if metric is not None:
+        check_metric("metric", metric)
     if classes is None and targets is not None and targets.dtype == torch.bool:
         return Objective(loss or binary_cross_entropy, metric or f1, "score")
     if classes is None and targets is not None and targets.dtype == torch.int64:
@@ -153,6 +141,27 @@ def objective_for(
     if metric is not None:
         return Objective(loss or cross_entropy, metric, "score")
     return Objective(loss or cross_entropy, accuracy, "accuracy", None if loss else correct)
+
+
+def check_metric(name: str, given: object) -> None:
+    """Refuse what is no function, and say which metrics there are."""
+    if callable(given):
+        return
+    if isinstance(given, str):
+        ready = [word for word, value in vars(metrics).items() if inspect.isfunction(value)]
+        close = difflib.get_close_matches(given.lower(), ready, n=1)
+        hint = (
+            f"did you mean fedhelix.metrics.{close[0]}?"
+            if close
+            else (f"fedhelix.metrics has {', '.join(ready)}.")
+        )
+        raise UserError(
+            f"{name} is a function of outputs and targets, not the text '{given}'; {hint}"
+        )
+    several = isinstance(given, Mapping | list | tuple)
+    how = "; run.evaluate({'NAME': FUNCTION, ...}) measures several" if several else ""
+    what = type(given).__name__ if several else repr(given)
+    raise UserError(f"{name} is a function of outputs and targets, not {what}{how}.")
 
 
 def evaluate_outputs(objective: Objective, output: Tensor, target: Tensor) -> tuple[float, float]:
@@ -174,45 +183,3 @@ def evaluate_all(
     flat = [value.double().to(pair[1].device) for pair in pairs for value in pair]
     values = iter(torch.stack(flat).tolist() if flat else [])
     return [(next(values), next(values)) if len(target) else empty for target in targets]
-
-
-@torch.no_grad()
-def check_loss(objective: Objective, output: Tensor, target: Tensor) -> None:
-    """Refuse a loss of the wrong shape, which broadcasting would hide."""
-    shapes = f"outputs of shape {tuple(output.shape)} and targets of shape {tuple(target.shape)}"
-    column = output.dim() == target.dim() + 1 and output.shape[-1] == 1
-    advice = "; compare o.squeeze(-1) with the targets" if column else ""
-    value = _loss_or_error(objective, output, target, shapes)
-    right = ((), (len(target),), tuple(target.shape))
-    if not isinstance(value, Tensor) or tuple(value.shape) not in right:
-        shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
-        raise UserError(
-            f"loss must return one value per sample or one number; for {shapes} it returns "
-            f"a {type(value).__name__}{shape}{advice}."
-        )
-    if column and not value.dim() and len(target) > 1:
-        _refuse_broadcast(objective, output, target, value, f"{shapes}{advice}")
-
-
-def _loss_or_error(objective: Objective, output: Tensor, target: Tensor, shapes: str) -> Tensor:
-    try:
-        return objective.loss(output, target)
-    except UserError:
-        raise
-    except Exception as problem:  # a user's own loss may fail in any way
-        reason = str(problem).strip().partition("\n")[0].rstrip(".") or type(problem).__name__
-        raise UserError(f"loss fails for {shapes} with '{reason}'.") from problem
-
-
-def _refuse_broadcast(
-    objective: Objective, output: Tensor, target: Tensor, value: Tensor, what: str
-) -> None:
-    """A loss that is one number compares every output with every target if it is another one for
-    outputs without their last axis.
-    """
-    try:
-        flat = objective.loss(output.squeeze(-1), target)
-    except Exception:  # it needs that axis, and so does not broadcast
-        return
-    if flat.shape == value.shape and not torch.allclose(flat, value, rtol=1e-3):
-        raise UserError(f"loss compares every output with every target: it gets {what}.")

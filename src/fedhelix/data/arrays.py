@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -51,14 +52,14 @@ def from_arrays(
     * `classes="auto"`: one integer or text label per sample is a classification, float targets a
       regression; several labels of 0 and 1 (N×L) are labels of which several may hold, other
       integers (N×T, N×H×W) the classes of tokens or pixels. A number of classes or None
-      (regression) decides otherwise.
+      (regression) decides otherwise. Integer labels are kept as they are, so number them from 0.
     * `owners` says for each sample whose it is; a federation then takes its clients from there.
     * Without a test pool 20 % of the samples, class by class, are held out as one; with owners
       20 % of each owner's, who are tested on these. An owner with a single sample trains on it.
     """
     if (x_test is None) != (y_test is None):
         raise UserError(f"'{name}' has only one of x_test and y_test; give both or none.")
-    (y, y_test), labels = coded([y, y_test])
+    (y, y_test), labels = coded([y, y_test], [f"'{name}'", f"the test part of '{name}'"])
     inputs, targets = read_pair(x, y, f"'{name}'")
     whose = None if owners is None else np.asarray(owners)
     if whose is not None and len(whose) != len(inputs):
@@ -101,6 +102,8 @@ def assembled(
         y, y_test = cat_padded([y, y_test], IGNORED).split([len(y), len(y_test)])
     count = count_classes(classes, y, y_test)
     y, y_test = as_targets([y, y_test], classes, count, name)
+    if classes == "auto" and count is not None:
+        _note_unused(min(int(y.min()), int(y_test.min())), count, name)
     fields = None
     if isinstance(x, Parts) or isinstance(x_test, Parts):
         both = joined([x, x_test])
@@ -120,6 +123,11 @@ def from_npz(path: str | Path) -> Dataset:
     except FileNotFoundError:
         raise UserError(f"there is no file '{path}'.") from None
     except NPZ_ERRORS as problem:
+        if "Object arrays" in str(problem):
+            raise UserError(
+                f"'{path}' has an array of Python objects; remove samples with missing values, and "
+                "save numbers as floats and text labels as y.astype(str)."
+            ) from None
         if "pickled" in str(problem):  # NumPy's guess about any other file
             problem = UserError("it is none; np.savez('FILE.npz', x=x, y=y) writes one")
         raise UserError(f"'{path}' cannot be read as an npz file: {problem}.") from None
@@ -160,7 +168,7 @@ def from_clients(
     tested = [f"test part {index} of '{name}'" for index in range(len(raw_tests) or len(raw))]
     everybody = [*zip(called, raw, strict=True), *zip(tested, raw_tests, strict=False)]
     check_columns({whose: x for whose, (x, _) in everybody})
-    targets, labels = coded([y for _, (_, y) in everybody])
+    targets, labels = coded([y for _, (_, y) in everybody], [whose for whose, _ in everybody])
     read = [read_pair(x, y, whose) for (whose, (x, _)), y in zip(everybody, targets, strict=True)]
     train, tests = read[: len(raw)], read[len(raw) :]
     if test is None:
@@ -223,6 +231,17 @@ def count_classes(classes: Classes, targets: Tensor, test_targets: Tensor) -> in
             f"classes={1 + largest} a classification."
         )
     return 1 + largest
+
+
+def _note_unused(first: int, count: int, name: str) -> None:
+    """Say that labels do not begin at 0; they are kept as they are."""
+    if first > 0:
+        warnings.warn(
+            f"the labels of '{name}' begin at {first}, so {first} of the {count} classes "
+            f"{'has' if first == 1 else 'have'} no samples; number classes from 0 (y - {first}), "
+            f"or give classes={count} if they are right.",
+            stacklevel=4,
+        )
 
 
 def as_targets(

@@ -28,7 +28,7 @@ from starlette.middleware import Middleware
 
 from fedhelix.deploy.health import probe
 from fedhelix.deploy.keys import KEY_IN_USE
-from fedhelix.deploy.logs import format_loggers
+from fedhelix.deploy.logs import format_all
 
 FLEET, CONTROL, RUNTIME = "/v1/fleet/", "/v1/control/", "/v1/runtime/"
 PULL = FLEET + "pull-messages"
@@ -193,7 +193,7 @@ def main() -> None:
 
     def configured(config: Any) -> None:
         configure(config)  # uvicorn's loggers
-        format_loggers()
+        format_all()
 
     def create(*args: Any, **more: Any) -> Any:
         app = create_app(*args, **more)
@@ -202,7 +202,7 @@ def main() -> None:
 
     superlink.create_app, logging.config.dictConfig = create, configured
     fleet_handlers.activate_node = activate_node
-    format_loggers()
+    format_all()
     flower_superlink()
 
 

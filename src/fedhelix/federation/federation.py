@@ -10,8 +10,9 @@ from typing import Any, Literal
 from fedhelix.core.errors import UserError
 from fedhelix.core.method import Context, Method
 from fedhelix.core.objective import Loss, Metric
-from fedhelix.core.options import convert
-from fedhelix.data import Partition
+from fedhelix.core.options import checks_arguments, convert
+from fedhelix.data import Dataset, Partition
+from fedhelix.data.scaling import targets_advice
 from fedhelix.engines import Engine
 from fedhelix.engines.kernels import Kernels
 from fedhelix.engines.local import Setup
@@ -25,15 +26,22 @@ from fedhelix.federation.sinks import (
     ProgressSink,
     Sink,
     TrackerSink,
+    UntrainedSink,
     WatchSink,
 )
 from fedhelix.federation.state import FederationState
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import Progress
-from fedhelix.store.records import Record, is_stalled
+from fedhelix.store.records import ADVICE, GENTLER, Record, is_stalled
 from fedhelix.store.trackers import check_tracker, tracker
 
 Place = Literal["memory", "disk"]
+
+
+def _usual_advice(data: Dataset) -> str:
+    """What may help when training diverges, whatever the method."""
+    advice = targets_advice(data)
+    return f"{advice} and large inputs (standardize), {GENTLER}" if advice else ADVICE
 
 
 class Federation(FederationSetup):
@@ -126,6 +134,7 @@ class Federation(FederationSetup):
         """Training samples per client (and class), who is malicious, and who is evaluated."""
         return description.census(self)
 
+    @checks_arguments
     def fit(
         self,
         rounds: int = 30,
@@ -152,6 +161,9 @@ class Federation(FederationSetup):
         """
         self._check_arguments(rounds, eval_every, checkpoint_every, out, track, client_state)
         self._check_patience(patience)
+        if watch is not None and not callable(watch):
+            raise UserError(f"watch is a function of a record, not {watch!r}.")
+        quiet = convert("quiet", quiet, bool | None)
         run = Run(self, [], FederationState(0, {}, {}))
         sinks: list[Sink] = []
         with ExitStack() as stack:
@@ -179,7 +191,8 @@ class Federation(FederationSetup):
             )  # fmt: skip
             sinks.append(ProgressSink(progress, list(run.records)))
             advice = self.method.capabilities.if_loss_rises
-            sinks.append(DivergenceSink(list(run.records), advice))
+            sinks.append(DivergenceSink(list(run.records), advice, _usual_advice(self.data)))
+            sinks.append(UntrainedSink(list(run.records)))
             if watch is not None:
                 sinks.append(WatchSink(watch))
             # The folder is entered last, so that after a failure it is the first to be closed.

@@ -17,7 +17,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.hooks import checked
 from fedhelix.core.method import Context, Method, Scorer
 from fedhelix.core.objective import Loss, Metric, objective_for
-from fedhelix.core.options import build, convert
+from fedhelix.core.options import build, checks_options, convert
 from fedhelix.core.tree import State
 from fedhelix.data import (
     UNSHIFTED,
@@ -54,6 +54,7 @@ from fedhelix.robust.attacks import Attack, Attackers
 NOTHING: Mapping[int, list[int]] = MappingProxyType({})
 
 
+@checks_options
 @dataclass(frozen=True)
 class FederationSettings(
     Attack, Devices, Newcomers, Participation, Scaling, ServerData, Shift, Training
@@ -298,6 +299,7 @@ class FederationSetup:
             deployed=self.engine.deployed,
             score=self.scorer(self.reserve.scoring),
             score_on=self._score_on if len(self.reserve.scoring) else None,
+            train=partial(self.engine.train, self.reserve.all) if len(self.reserve.all) else None,
         )
 
     def _counts(self, client: int) -> int:

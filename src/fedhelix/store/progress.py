@@ -16,7 +16,7 @@ from rich.text import Text
 
 from fedhelix.store import notebook
 from fedhelix.store.notebook import CellOutput
-from fedhelix.store.records import diverged_since
+from fedhelix.store.records import diverged_since, why_untrained
 
 Item = TypeVar("Item")
 
@@ -172,6 +172,8 @@ class Progress:
         parts["uploads"] = f"↑ {human_bytes(self._uploaded)}"
         if self._clock is not None:
             parts["clock"] = f"clock {human_seconds(self._clock)}"
+        if why_untrained(self._records):
+            parts["untrained"] = "[red]nothing learned yet[/red]"
         if self._refused:
             parts["refused"] = f"[yellow]{self._refused} refused[/yellow]"
         if self._diverged:
