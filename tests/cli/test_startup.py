@@ -10,7 +10,7 @@ import typer
 
 import fedhelix
 from fedhelix.cli import app, commands
-from fedhelix.cli.commands import COMMANDS, NUMBERS, load
+from fedhelix.cli.commands import COMMANDS, NUMBERS, check_numbers, load
 from fedhelix.federation import public
 from fedhelix.runs.config import Config
 
@@ -52,6 +52,11 @@ def test_a_word_instead_of_a_number_is_refused_without_torch(flag):
     sentence, measured = done.stderr.splitlines()
     assert done.returncode == 2 and sentence.startswith("fedhelix: ") and "must be a" in sentence
     assert measured.startswith("False"), "PyTorch was imported"
+
+
+def test_settings_without_a_value_are_left_to_the_command():
+    for arguments in ([], ["fedavg", "--rounds"], ["fedavg", "--rounds", "3"]):
+        check_numbers(arguments)
 
 
 def test_numbers_are_those_of_the_settings():

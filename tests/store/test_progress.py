@@ -75,7 +75,8 @@ def test_the_time_left_is_never_cut(title, first, final_work, monkeypatch):
     clock = iter(range(0, 1_000, 54))
     monkeypatch.setattr(progress, "monotonic", lambda: next(clock))
     console = screen(terminal=True, width=80)
-    more = {"accuracy": 0.812, "personal_accuracy": 0.9, "clock": 3600.0, "refused": {"1": "NaN"}}
+    more = {"accuracy": 0.812, "personal_accuracy": 0.9, "clock": 3600.0, "refused": {"1": "NaN"},
+            "participants": [0, 1]}  # fmt: skip
     with Progress(200, title, first, console=console, final_work=final_work) as display:
         for round in (90, 100):
             display.update(record(round, **more))

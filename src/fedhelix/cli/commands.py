@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import zip_longest
 from threading import Event
 from typing import NamedTuple
 
@@ -129,7 +130,7 @@ class LazyGroup(TyperGroup):
 
 def check_numbers(arguments: list[str]) -> None:
     """Raise UserError where a setting that is a number has another value."""
-    for given, following in zip(arguments, [*arguments[1:], None], strict=True):
+    for given, following in zip_longest(arguments, arguments[1:]):
         flag, is_one, value = given.partition("=")
         for kind, names in NUMBERS.items():
             setting = flag.removeprefix("--").replace("-", "_")

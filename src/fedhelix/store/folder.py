@@ -219,8 +219,7 @@ class RunFolder:
     @property
     def metrics(self) -> pd.DataFrame:
         """The records as a table: one row per round, one column per key."""
-        # Imported here, because it takes longer than all the rest of this module.
-        import pandas as pd
+        import pandas as pd  # it takes longer than all the rest of this module
 
         return pd.DataFrame(self.records() or {"round": []})
 
@@ -266,8 +265,8 @@ class RunFolder:
 
     def set_rounds(self, rounds: int) -> None:
         """Write down how many rounds there will be, where a resumed run gets more or fewer."""
-        if self.config.get("rounds", rounds) != rounds:
-            self.write_config({**self.config, "rounds": rounds})
+        if (config := self.config).get("rounds", rounds) != rounds:
+            self.write_config(config | {"rounds": rounds})
 
     @property
     def clients(self) -> dict[str, Any]:

@@ -33,7 +33,8 @@ SHORTEST_BAR, LONGEST_TITLE, LEFT, ELAPSED = 4, 20, len("59 min 59 s left"), 8  
 ECHO = 2  # columns at the end that stay free for the ^C of a terminal, which would break the line
 # What a narrow line goes without, in this order: the time left stays.
 BEFORE_TITLE = ("uploads", "clock", "accuracy", "score")
-DISPENSABLE = (*BEFORE_TITLE, "refused", "personal_accuracy", "personal_score", "diverged")
+DISPENSABLE = (*BEFORE_TITLE, "refused", "personal_accuracy", "personal_score", "untrained",
+               "diverged")  # fmt: skip
 
 # The display of this thread's run, where long work inside a round can show its own bar.
 _shown: ContextVar[Progress | None] = ContextVar("shown", default=None)
