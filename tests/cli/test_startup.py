@@ -3,14 +3,16 @@
 import signal
 import subprocess
 import sys
+import typing
 
 import pytest
 import typer
 
 import fedhelix
 from fedhelix.cli import app, commands
-from fedhelix.cli.commands import COMMANDS, load
+from fedhelix.cli.commands import COMMANDS, NUMBERS, load
 from fedhelix.federation import public
+from fedhelix.runs.config import Config
 
 MEASURE = """
 import atexit, sys, time
@@ -41,6 +43,21 @@ def test_torch_is_not_imported(arguments):
         if ratios[-1] < TIMES_NUMPY:
             return
     pytest.fail(f"needs {ratios} times the processor time of importing NumPy")
+
+
+@pytest.mark.parametrize("flag", [["--rounds", "abc"], ["--lr=fast"]], ids=str)
+def test_a_word_instead_of_a_number_is_refused_without_torch(flag):
+    words = [sys.executable, "-c", MEASURE, "run", "helix", *flag]
+    done = subprocess.run(words, capture_output=True, text=True)
+    sentence, measured = done.stderr.splitlines()
+    assert done.returncode == 2 and sentence.startswith("fedhelix: ") and "must be a" in sentence
+    assert measured.startswith("False"), "PyTorch was imported"
+
+
+def test_numbers_are_those_of_the_settings():
+    hints = {name: typing.get_type_hints(Config)[name] for name in Config.names}
+    for kind, names in NUMBERS.items():
+        assert set(names.split()) == {name for name, hint in hints.items() if hint is kind}
 
 
 SLOW_IMPORTS = """

@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import f1_score, jaccard_score, log_loss, roc_auc_score
 
+from fedhelix import UserError
 from fedhelix.core.metrics import IGNORED, auc, f1, iou, neg_perplexity, perplexity
 from fedhelix.core.objective import binary_cross_entropy, token_accuracy, token_cross_entropy
 
@@ -42,6 +43,25 @@ def test_f1_is_macro_over_the_labels():
     assert f1(torch.cat([output, -torch.ones(40, 1)], 1), nowhere) == f1(output, target)
 
 
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_f1_of_classes_is_macro(classes):
+    output, target = normal(40, classes), torch.arange(40) % (classes - (classes == 5))
+    expected = f1_score(target, output.argmax(1), average="macro")
+    assert f1(output, target).item() == pytest.approx(expected)
+    tokens, padded = output.reshape(8, 5, classes), target.reshape(8, 5).clone()
+    assert f1(tokens, padded).item() == pytest.approx(expected)
+    padded[0] = IGNORED
+    expected = f1_score(target[5:], output[5:].argmax(1), average="macro")
+    assert f1(tokens, padded).item() == pytest.approx(expected)
+
+
+def test_f1_of_one_output_takes_its_sign():
+    output, target = normal(40, 1), torch.arange(40) % 2
+    expected = f1_score(target, output[:, 0] > 0, average="macro")
+    assert f1(output, target).item() == pytest.approx(expected)
+    assert f1(output[:, 0], target).item() == pytest.approx(expected)
+
+
 def test_iou_is_macro_over_the_classes():
     output, target = normal(3, 4, 5, 6), torch.arange(90).reshape(3, 5, 6) % 4
     found = output.argmax(1).flatten()
@@ -60,6 +80,35 @@ def test_auc(levels):
     for output in (one, two):
         assert auc(output, torch.from_numpy(target)).item() == pytest.approx(expected)
     assert math.isnan(auc(one, torch.ones(60)))
+
+
+def test_auc_of_more_classes_is_one_against_the_rest():
+    output, target = normal(60, 4), torch.arange(60) % 4
+    expected = roc_auc_score(target, output.double().softmax(1), multi_class="ovr")
+    assert auc(output, target).item() == pytest.approx(expected)
+    unseen = torch.cat([output, torch.full((60, 1), -50.0)], 1)  # a fifth class, without samples
+    assert auc(unseen, target).item() == pytest.approx(expected)
+
+
+def test_auc_of_labels_is_their_mean():
+    output, target = normal(40, 3), normal(40, 3, 1)[..., 0] > 0.4
+    expected = roc_auc_score(target, output, average="macro")
+    assert auc(output, target).item() == pytest.approx(expected)
+
+
+def test_perplexity_of_pixels_has_the_classes_second():
+    output, target = normal(3, 4, 5, 6), torch.arange(90).reshape(3, 5, 6) % 4
+    flat = output.movedim(1, -1).flatten(0, 2), target.flatten()
+    assert perplexity(output, target).item() == pytest.approx(perplexity(*flat).item())
+
+
+@pytest.mark.parametrize("metric", [f1, auc, iou, perplexity])
+def test_metrics_of_classes_refuse_numbers(metric):
+    with pytest.raises(UserError, match=f"{metric.__name__} needs classes"):
+        metric(normal(5, 1), normal(5))
+    if metric in (iou, perplexity):
+        with pytest.raises(UserError, match="needs classes"):
+            metric(normal(5, 3), normal(5, 3) > 0)
 
 
 def test_the_loss_of_labels_is_their_mean():

@@ -92,7 +92,7 @@ class TestFromArrays:
             ({"y": [0, 1, -2, 0]}, "labels outside the classes: -2"),
             ({"y": [0, 1, 2, 9], "classes": 3, "x_test": [[0.0]], "y_test": [0]}, "9 at index 3"),
             ({"y": [0, 1, 2.5, 0], "classes": 3}, "must be whole numbers"),
-            ({"y": ["a", "b", 3, None]}, "y of 'data' must be numbers"),
+            ({"y": ["a", "b", 3, None]}, "y of 'data' has no label in sample 3"),
             ({"y": list("abcd"), "x_test": [[1.0]], "y_test": [0]}, "some labels are text"),
             ({"y": [0, 1]}, r"shapes are \(4, 1\) and \(2,\)"),
             (
@@ -100,7 +100,7 @@ class TestFromArrays:
                 "nan in sample 3",
             ),
             ({"x": [[1.0], [2.0, 3.0]]}, "must have one entry per sample"),
-            ({"x": [[1.0], [[2.0], [3.0]]]}, "x of 'data' may differ in their lengths alone"),
+            ({"x": [[1.0], [[2.0], [3.0]]]}, r"different shapes, \(1,\) and in sample 1 \(2, 1\)"),
             ({"y": range(200), "x": [[1.0]] * 200}, "classes=None makes it a regression"),
             ({"x": np.zeros((0, 1)), "y": []}, "'data' is empty"),
             ({"x": [[1.0]], "y": [0]}, "too few samples"),

@@ -7,12 +7,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from fedhelix import Federation, Scaffold
+from fedhelix import FedAvg, Federation, Scaffold
 from fedhelix.report.headline import warnings as report_warnings
 from fedhelix.report.results import Result
 from fedhelix.report.terminal import show_run
 from fedhelix.store.progress import Progress
-from fedhelix.store.records import diverged_since
+from fedhelix.store.records import diverged_since, why_untrained
 
 
 def records(*losses, **other):
@@ -103,3 +103,59 @@ def test_scaffold_warns_at_the_first_rising_round():
     first = next(round for round, loss in enumerate(losses, start=1) if loss > 1.05 * losses[0])
     (sentence,) = [str(one.message) for one in warned if "loss rises" in str(one.message)]
     assert sentence.startswith(f"the loss rises in round {first}: ")
+
+
+def test_the_advice_names_targets_that_are_not_scaled():
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    fed = Federation([(x, 1e4 * x[:, 0] + 1e5)], model="linear", engine="serial", lr=10)
+    with pytest.warns(UserWarning, match=r"scale the targets \(mean 1e\+05 and standard") as warned:
+        fed.fit(4, quiet=True)
+    assert len(warned) == 1  # and not that uploads are refused, too
+
+
+class Spoiled(FedAvg):
+    """Its server cannot compute."""
+
+    def aggregate(self, server, uploads, weights, ctx):
+        return {"model": {name: value / 0 for name, value in server["model"].items()}}
+
+
+class Nobody(FedAvg):
+    """It selects no client."""
+
+    def select_clients(self, server, cohort, ctx):
+        return []
+
+
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [
+        (Spoiled(), "every upload was refused (that of client 0 "),
+        (Nobody(), "no client has trained"),
+    ],
+)
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_a_run_that_learns_nothing_says_so(method, why, rounds, tmp_path, capsys):
+    common = {"model": "linear", "engine": "serial", "standardize": True, "lr": 1e-9}
+    fed = Federation(plants(), method=method, **common)
+    with pytest.warns(UserWarning, match="nothing was learned in") as warned:
+        run = fed.fit(rounds, out=tmp_path / "run", quiet=True)
+    assert len(warned) == 1 and warned[0].filename == __file__
+    assert run.summary["untrained"].startswith(why)
+    show_run(tmp_path / "run", run.summary, as_json=False)
+    assert f"nothing was learned: {why}" in capsys.readouterr().err
+    result = Result("a", "mine", {}, {}, 0, True, run.records, run.summary, {}, {})
+    assert any(f"a has learned nothing: {why}" in one for one in report_warnings([result]))
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=160)
+    with Progress(rounds, "mine", console=console) as progress:
+        progress.update(run.records[0])
+    assert "nothing learned yet" in screen.getvalue()
+
+
+def test_one_round_with_an_upload_is_enough():
+    assert why_untrained(records(1.0)) is None
+    refused, lost = {"0": "is odd"}, {"0": "is away"}
+    assert why_untrained([*records(1.0, refused=refused), *records(1.0)]) is None
+    assert why_untrained([{**records(1.0)[0], "missing": lost}]) == "no client has trained"
+    assert why_untrained([]) is None

@@ -86,6 +86,7 @@ def test_a_summary_by_hand():
         "missing": 0,
         "seconds": 3.0,
         "diverged": None,
+        "untrained": None,
         "complete": True,
     }
 

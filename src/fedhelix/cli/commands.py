@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedhelix.cli.pages import App
+from fedhelix.core.options import convert
 
 
 class Entry(NamedTuple):
@@ -103,6 +104,16 @@ COMMANDS = {
 }
 
 
+# Settings that are numbers: a word in their place is refused before PyTorch is imported.
+NUMBERS = {
+    int: "epochs batch_size newcomers clients rounds eval_every checkpoint_every seed",
+    float: "lr momentum weight_decay supplement_size supplement_below participation_alpha "
+    "newcomers_classes device_speed device_upload device_download availability over_select "
+    "attack_share valid",
+}
+WITH_SETTINGS = ("run", "compare")
+
+
 class LazyGroup(TyperGroup):
     """A group whose help needs names and sentences alone; what runs is loaded."""
 
@@ -111,7 +122,20 @@ class LazyGroup(TyperGroup):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The loaded command that the arguments name."""
         name, named, rest = super().resolve_command(ctx, args)
+        if name in WITH_SETTINGS:
+            check_numbers(rest)
         return name, load(name) if name in COMMANDS else named, rest
+
+
+def check_numbers(arguments: list[str]) -> None:
+    """Raise UserError where a setting that is a number has another value."""
+    for given, following in zip(arguments, [*arguments[1:], None], strict=True):
+        flag, is_one, value = given.partition("=")
+        for kind, names in NUMBERS.items():
+            setting = flag.removeprefix("--").replace("-", "_")
+            text = value if is_one else following
+            if flag.startswith("--") and setting in names.split() and text is not None:
+                convert(setting, text, kind)
 
 
 def load(name: str) -> click.Command:

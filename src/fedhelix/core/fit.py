@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhelix.core.errors import UserError
-from fedhelix.core.parts import Inputs, arguments, output_of, shapes
+from fedhelix.core.parts import Inputs, arguments, each, in_order, output_of, shapes
 
 LENT = threading.RLock()
 """Held while PyTorch's default generator, which is one for all threads, is lent a seed."""
@@ -21,12 +21,13 @@ def probe(module: nn.Module, example: Inputs) -> Any:
     """The output for a batch in evaluation mode, without gradients; modes, statistics and
     generators stay untouched.
     """
-    modes, (args, keywords) = {p: p.training for p in module.modules()}, arguments(example)
+    copied = each(torch.clone, example)
+    modes, (args, keywords) = {p: p.training for p in module.modules()}, arguments(copied)
     _check_names(module, keywords)
     module.eval()
     try:
         with LENT, torch.no_grad(), torch.random.fork_rng(devices=[]):
-            return module(*args, **keywords)
+            returned = module(*args, **keywords)
     except Exception as problem:  # a user's own network may fail in any way
         reason = str(problem).strip().partition("\n")[0].rstrip(".") or type(problem).__name__
         raise UserError(
@@ -36,6 +37,12 @@ def probe(module: nn.Module, example: Inputs) -> Any:
     finally:
         for part, training in modes.items():
             part.training = training
+    if any(part._version for part in in_order(copied)):  # it counts changes in place
+        raise UserError(
+            "the model changes its inputs in place; let its forward begin with x = x.clone(), or "
+            "leave out inplace=True in its first layer."
+        )
+    return returned
 
 
 def _advice(example: Inputs, reason: str) -> str:
@@ -49,6 +56,10 @@ def _advice(example: Inputs, reason: str) -> str:
             f"; its forward gets {len(parts)} arguments: sequences of different lengths are padded "
             "and come with a mask as the last one"
         )
+    if "index out of range" in reason:
+        tokens = [part for part in in_order(example) if part.dtype == torch.int64]
+        if tokens and (largest := max(int(part.max()) for part in tokens)) >= 0:
+            return f"; tokens go up to {largest}, so an embedding needs {largest + 1} rows"
     if "dtype" in reason and any(part.dtype == torch.int64 for part in parts):
         return "; whole numbers are tokens: give features as floats, and pixels as uint8"
     return ""

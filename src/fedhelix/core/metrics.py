@@ -6,15 +6,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedhelix.core.errors import UserError
+
 IGNORED = -100  # the target of what does not count, such as padding
 
 
+def by_class(output: Tensor, target: Tensor) -> Tensor:
+    """Outputs of tokens (N×T×C) or pixels (N×C×H×W) with the classes as second axis."""
+    last = output.shape[:-1] == target.shape
+    second = (output.shape[0], *output.shape[2:]) == tuple(target.shape)
+    if not last and not second:
+        raise UserError(
+            f"outputs of shape {tuple(output.shape)} do not fit targets of shape "
+            f"{tuple(target.shape)}; one score for every class is needed, on the last axis or on "
+            "the second."
+        )
+    return output.movedim(-1, 1) if last and (target.dim() < 3 or not second) else output
+
+
 def perplexity(output: Tensor, target: Tensor) -> Tensor:
-    """The exponential of the mean cross-entropy of a token (outputs N×T×C or N×C): less is
-    better.
-    """
-    flat = output.reshape(-1, output.shape[-1])
-    return F.cross_entropy(flat.float(), target.reshape(-1), ignore_index=IGNORED).exp()
+    """The exponential of the mean cross-entropy of a sample, token or pixel: less is better."""
+    _check_classes("perplexity", target)
+    scores = by_class(output, target).float()
+    return F.cross_entropy(scores, target, ignore_index=IGNORED).exp()
 
 
 def neg_perplexity(output: Tensor, target: Tensor) -> Tensor:
@@ -23,11 +37,17 @@ def neg_perplexity(output: Tensor, target: Tensor) -> Tensor:
 
 
 def f1(output: Tensor, target: Tensor) -> Tensor:
-    """The mean F1 of all labels (macro); a label holds where its output is above zero.
+    """The mean F1 of all classes or labels (macro, as in scikit-learn).
 
-    A label that neither holds nor is predicted does not count; without any there is no score.
+    The class is the largest output; a label holds where its output is above zero. What neither
+    holds nor is predicted does not count; without any there is no score.
     """
-    held, found = target.reshape(len(target), -1) > 0, output.reshape(len(target), -1) > 0
+    if _are_labels("f1", target):
+        held, found = target.reshape(len(target), -1) > 0, output.reshape(len(target), -1) > 0
+    else:
+        scores, classes = _classified(output, target)
+        held = F.one_hot(classes, scores.shape[1]) > 0
+        found = F.one_hot(scores.argmax(1), scores.shape[1]) > 0
     both = (held & found).sum(0)
     total = held.sum(0) + found.sum(0)
     return (2 * both / total)[total > 0].mean()
@@ -37,9 +57,9 @@ def iou(output: Tensor, target: Tensor) -> Tensor:
     """The mean over the classes of intersection over union: of pixels, outputs N×C×H×W and targets
     N×H×W. A class that is nowhere does not count.
     """
-    counted = target != IGNORED
-    found, held = output.argmax(1)[counted], target[counted]
-    classes = torch.arange(output.shape[1], device=output.device)[:, None]
+    _check_classes("iou", target)
+    scores, held = _classified(output, target)
+    found, classes = scores.argmax(1), torch.arange(scores.shape[1], device=scores.device)[:, None]
     is_found, is_held = found == classes, held == classes
     union = (is_found | is_held).sum(1)
     return ((is_found & is_held).sum(1) / union)[union > 0].mean()
@@ -48,15 +68,56 @@ def iou(output: Tensor, target: Tensor) -> Tensor:
 def auc(output: Tensor, target: Tensor) -> Tensor:
     """The area under the ROC curve: how likely a positive sample ranks above a negative one.
 
-    Of several outputs for two classes the last minus the first counts. Not a number where all
-    targets are alike.
+    Of more than two classes each is ranked against all others by its probability (softmax), and of
+    several labels each alone; the mean counts (macro, as in scikit-learn). Classes and labels of
+    which all targets are alike do not count; without any there is no score.
     """
-    score = output.reshape(len(target), -1)
-    score = score[:, -1] - score[:, 0] if score.shape[1] > 1 else score[:, 0]
-    positive = target.reshape(-1) > 0
-    order, place = score.double().unique(return_inverse=True)
+    if _are_labels("auc", target):
+        scores, positive = output.reshape(len(target), -1), target.reshape(len(target), -1) > 0
+    else:
+        scores, classes = _classified(output, target)
+        positive = F.one_hot(classes, scores.shape[1]) > 0
+        if scores.shape[1] == 2:
+            scores, positive = (scores[:, 1] - scores[:, 0])[:, None], positive[:, 1:]
+        else:
+            scores = scores.double().softmax(1)
+    pairs = zip(scores.double().unbind(1), positive.unbind(1), strict=True)
+    areas = torch.stack([_area(score, held) for score, held in pairs])
+    return areas.nanmean()
+
+
+def _area(score: Tensor, positive: Tensor) -> Tensor:
+    """The area under the ROC curve of one score; not a number where all targets are alike."""
+    order, place = score.unique(return_inverse=True)
     counts = torch.bincount(place, minlength=len(order))
     ranks = (counts.cumsum(0) - (counts - 1) / 2)[place]  # those of equal scores are their mean
     n = positive.sum()
     above = ranks[positive].sum() - n * (n + 1) / 2
-    return above / (n * (len(target) - n))
+    return above / (n * (len(positive) - n))
+
+
+def _are_labels(name: str, target: Tensor) -> bool:
+    """Whether targets say what holds, rather than which class it is; refuses other numbers."""
+    if target.dtype == torch.int64:
+        return False
+    if target.is_floating_point() and not bool(((target == 0) | (target == 1)).all()):
+        raise UserError(f"{name} needs classes or labels, but the targets are numbers.")
+    return True
+
+
+def _check_classes(name: str, target: Tensor) -> None:
+    """Refuse targets that are no classes."""
+    if target.dtype != torch.int64:
+        raise UserError(f"{name} needs classes, but the targets are of type {target.dtype}.")
+
+
+def _classified(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The scores of each sample, token or pixel that counts, one row each, and its class; a single
+    score is that of class 1, and zero that of class 0.
+    """
+    if output.shape == target.shape:
+        output = output[..., None]
+    scores = by_class(output, target).movedim(1, -1)[target != IGNORED]
+    if scores.shape[1] == 1:
+        scores = torch.cat([torch.zeros_like(scores), scores], 1)
+    return scores, target[target != IGNORED]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedhelix.core import metrics
 from fedhelix.core.errors import UserError
-from fedhelix.core.metrics import IGNORED, f1
+from fedhelix.core.metrics import IGNORED, by_class, f1
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metric = Callable[[Tensor, Tensor], Tensor | float]
@@ -45,19 +45,6 @@ def binary_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
         output.reshape(target.shape), target.to(output.dtype), reduction="none"
     )
     return values.reshape(len(target), -1).mean(1)
-
-
-def by_class(output: Tensor, target: Tensor) -> Tensor:
-    """Outputs of tokens (N×T×C) or pixels (N×C×H×W) with the classes as second axis."""
-    last = output.shape[:-1] == target.shape
-    second = (output.shape[0], *output.shape[2:]) == tuple(target.shape)
-    if not last and not second:
-        raise UserError(
-            f"outputs of shape {tuple(output.shape)} do not fit targets of shape "
-            f"{tuple(target.shape)}; one score for every class is needed, on the last axis or on "
-            "the second."
-        )
-    return output.movedim(-1, 1) if last and (target.dim() < 3 or not second) else output
 
 
 def accuracy(output: Tensor, target: Tensor) -> Tensor:
@@ -196,45 +183,3 @@ def evaluate_all(
     flat = [value.double().to(pair[1].device) for pair in pairs for value in pair]
     values = iter(torch.stack(flat).tolist() if flat else [])
     return [(next(values), next(values)) if len(target) else empty for target in targets]
-
-
-@torch.no_grad()
-def check_loss(objective: Objective, output: Tensor, target: Tensor) -> None:
-    """Refuse a loss of the wrong shape, which broadcasting would hide."""
-    shapes = f"outputs of shape {tuple(output.shape)} and targets of shape {tuple(target.shape)}"
-    column = output.dim() == target.dim() + 1 and output.shape[-1] == 1
-    advice = "; compare o.squeeze(-1) with the targets" if column else ""
-    value = _loss_or_error(objective, output, target, shapes)
-    right = ((), (len(target),), tuple(target.shape))
-    if not isinstance(value, Tensor) or tuple(value.shape) not in right:
-        shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
-        raise UserError(
-            f"loss must return one value per sample or one number; for {shapes} it returns "
-            f"a {type(value).__name__}{shape}{advice}."
-        )
-    if column and not value.dim() and len(target) > 1:
-        _refuse_broadcast(objective, output, target, value, f"{shapes}{advice}")
-
-
-def _loss_or_error(objective: Objective, output: Tensor, target: Tensor, shapes: str) -> Tensor:
-    try:
-        return objective.loss(output, target)
-    except UserError:
-        raise
-    except Exception as problem:  # a user's own loss may fail in any way
-        reason = str(problem).strip().partition("\n")[0].rstrip(".") or type(problem).__name__
-        raise UserError(f"loss fails for {shapes} with '{reason}'.") from problem
-
-
-def _refuse_broadcast(
-    objective: Objective, output: Tensor, target: Tensor, value: Tensor, what: str
-) -> None:
-    """A loss that is one number compares every output with every target if it is another one for
-    outputs without their last axis.
-    """
-    try:
-        flat = objective.loss(output.squeeze(-1), target)
-    except Exception:  # it needs that axis, and so does not broadcast
-        return
-    if flat.shape == value.shape and not torch.allclose(flat, value, rtol=1e-3):
-        raise UserError(f"loss compares every output with every target: it gets {what}.")

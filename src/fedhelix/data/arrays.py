@@ -59,7 +59,7 @@ def from_arrays(
     """
     if (x_test is None) != (y_test is None):
         raise UserError(f"'{name}' has only one of x_test and y_test; give both or none.")
-    (y, y_test), labels = coded([y, y_test])
+    (y, y_test), labels = coded([y, y_test], [f"'{name}'", f"the test part of '{name}'"])
     inputs, targets = read_pair(x, y, f"'{name}'")
     whose = None if owners is None else np.asarray(owners)
     if whose is not None and len(whose) != len(inputs):
@@ -123,6 +123,11 @@ def from_npz(path: str | Path) -> Dataset:
     except FileNotFoundError:
         raise UserError(f"there is no file '{path}'.") from None
     except NPZ_ERRORS as problem:
+        if "Object arrays" in str(problem):
+            raise UserError(
+                f"'{path}' has an array of Python objects; remove samples with missing values, and "
+                "save numbers as floats and text labels as y.astype(str)."
+            ) from None
         if "pickled" in str(problem):  # NumPy's guess about any other file
             problem = UserError("it is none; np.savez('FILE.npz', x=x, y=y) writes one")
         raise UserError(f"'{path}' cannot be read as an npz file: {problem}.") from None
@@ -163,7 +168,7 @@ def from_clients(
     tested = [f"test part {index} of '{name}'" for index in range(len(raw_tests) or len(raw))]
     everybody = [*zip(called, raw, strict=True), *zip(tested, raw_tests, strict=False)]
     check_columns({whose: x for whose, (x, _) in everybody})
-    targets, labels = coded([y for _, (_, y) in everybody])
+    targets, labels = coded([y for _, (_, y) in everybody], [whose for whose, _ in everybody])
     read = [read_pair(x, y, whose) for (whose, (x, _)), y in zip(everybody, targets, strict=True)]
     train, tests = read[: len(raw)], read[len(raw) :]
     if test is None:

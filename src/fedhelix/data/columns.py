@@ -10,7 +10,16 @@ from torch.utils.data import DataLoader
 
 from fedhelix.core.errors import UserError
 from fedhelix.data.fields import is_ragged
-from fedhelix.data.reading import collated, is_text, raw_pair, stacked
+from fedhelix.data.reading import (
+    all_samples,
+    collated,
+    first_missing,
+    is_missing,
+    is_text,
+    raw_pair,
+    sample_of,
+    stacked,
+)
 
 TARGETS = ("label", "labels", "target", "y")  # columns that are the target unless one is named
 
@@ -27,10 +36,10 @@ def pair_of(part: Any, where: str) -> tuple[Any, Any]:
             f"{where} is a DataLoader; give its data set, loader.dataset: batch_size, sampler and "
             "augment are settings of the federation."
         )
-    if not is_table(part) and not _has_dictionaries(part):
+    if not is_table(part) and not _has_dictionaries(part, where):
         return raw_pair(part, where)
     if not is_table(part):
-        part = collated([part[index] for index in range(len(part))])
+        part = collated(all_samples(part, where))
     target = target_of(names_of(part), where)
     inputs = [column for column in names_of(part) if column != target]
     x = read_inputs_of(part, inputs, where)
@@ -59,11 +68,13 @@ def features_of(table: Any, columns: Sequence[str] | None) -> Any:
     return read_inputs_of(table, columns, "x")
 
 
-def _has_dictionaries(part: Any) -> bool:
+def _has_dictionaries(part: Any, where: str) -> bool:
     """Whether the samples of a data set are dictionaries."""
     if isinstance(part, tuple | list) or not hasattr(part, "__getitem__"):
         return False
-    return hasattr(part, "__len__") and len(part) > 0 and isinstance(part[0], Mapping)
+    if not hasattr(part, "__len__") or not len(part):
+        return False
+    return isinstance(sample_of(part, 0, where), Mapping)
 
 
 def target_of(columns: Sequence[str], where: str) -> str:
@@ -90,17 +101,29 @@ def column_of(table: Any, name: str) -> Any:
     return values if is_ragged(values) else stacked(values)
 
 
+def present(values: np.ndarray) -> np.ndarray:
+    """A column without its missing values."""
+    if values.dtype.kind not in "OT":
+        return values
+    return np.array([value for value in values.ravel() if not is_missing(value)], values.dtype)
+
+
 def read_inputs_of(table: Any, names: Sequence[str], where: str) -> Any:
     """What the network gets: one matrix, one column, or several columns by name."""
     columns = {column: column_of(table, column) for column in names}
     for column, values in columns.items():
-        if isinstance(values, np.ndarray) and is_text(values):
+        if isinstance(values, np.ndarray) and (given := present(values)).size and is_text(given):
             raise UserError(
                 f"column '{column}' of {where} holds text; turn it into numbers first (a "
                 "tokenizer, pandas.get_dummies), remove it once that is done, or, if it says "
                 f"whose a row is, name it: partition.natural('{column}')."
             )
         if isinstance(values, np.ndarray) and values.dtype.kind not in "biuf":
+            if (missing := first_missing(values)) is not None:
+                raise UserError(
+                    f"column '{column}' of {where} has a missing value in sample {missing}; fill "
+                    "missing values in, or remove their samples."
+                )
             kind = type(values.flat[0]).__name__ if values.size else values.dtype
             raise UserError(
                 f"column '{column}' of {where} holds values of type {kind}; turn them into numbers "

@@ -135,6 +135,13 @@ class Dataset:
             return x
         return (x - self._shift.to(x.device)) / self._scale.to(x.device)
 
+    def whole_numbers(self, x: Tensor) -> list[Tensor]:
+        """The parts of samples that are whole numbers, such as tokens."""
+        if self.fields is None:
+            return [x] if x.dtype == torch.int64 else []
+        kinds = enumerate(self.fields.dtypes)
+        return [self.fields.part(x, place) for place, dtype in kinds if dtype == torch.int64]
+
     @cached_property
     def lengths(self) -> Tensor | None:
         """How long each training sample is without its padding, on the CPU.

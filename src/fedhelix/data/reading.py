@@ -37,11 +37,27 @@ def raw_pair(part: Any, where: str) -> tuple[Any, Any]:
         )
     if len(part) == 0:
         raise UserError(f"{where} is empty; at least one sample is needed.")
+    samples = all_samples(part, where)
     try:
-        inputs, targets = zip(*(part[index] for index in range(len(part))), strict=True)
+        inputs, targets = zip(*samples, strict=True)
     except (TypeError, ValueError) as problem:
         raise UserError(f"{where} cannot be read as samples (x, y): {problem}.") from None
     return collated(inputs), stacked(targets)
+
+
+def all_samples(part: Any, where: str) -> list[Any]:
+    """All samples of a map-style data set."""
+    return [sample_of(part, index, where) for index in range(len(part))]
+
+
+def sample_of(part: Any, index: int, where: str) -> Any:
+    """One sample of a map-style data set, which may fail in any way."""
+    try:
+        return part[index]
+    except Exception as problem:
+        raise UserError(
+            f"sample {index} of {where} cannot be read: {type(problem).__name__}: {problem}."
+        ) from problem
 
 
 def collated(samples: Sequence[Any]) -> Any:
@@ -62,6 +78,8 @@ def collated(samples: Sequence[Any]) -> Any:
 
 def stacked(values: Sequence[Any]) -> Any:
     """One array of equal values; sequences of different lengths stay a list."""
+    if lacks_text(values):
+        return np.array(values, dtype=object)
     arrays = [np.asarray(value) for value in values]
     return np.stack(arrays) if len({array.shape for array in arrays}) == 1 else list(arrays)
 
@@ -104,8 +122,9 @@ def read_parts(parts: Mapping[str, Any], named: bool, where: str) -> Parts:
     """The parts by name; with sequences to pad and without a mask, one is added."""
     tensors, mask = {}, None
     for name, part in parts.items():
-        inside = f"'{name}' of {where}"
+        inside = f"'{name}' of {where}" if named or len(parts) > 1 else where
         if is_ragged(part):
+            check_shapes(part, inside, lengths_differ=True)
             tensors[name], mask = padded([as_tensor(one, inside) for one in part], inside)
         else:
             tensors[name] = as_inputs(as_tensor(part, inside))
@@ -142,9 +161,17 @@ def as_inputs(inputs: Tensor) -> Tensor:
     return inputs
 
 
-def coded(targets: Sequence[Any]) -> tuple[list[Any], tuple[str, ...] | None]:
-    """Labels that are text as numbers, in alphabetical order, and what they mean."""
-    arrays = [None if y is None or is_ragged(y) else np.asarray(y) for y in targets]
+def coded(targets: Sequence[Any], where: Sequence[str]) -> tuple[list[Any], tuple[str, ...] | None]:
+    """Labels that are text as numbers, in alphabetical order, and what they mean; `where` names
+    the parts of the data that they come from.
+    """
+    arrays = [None if y is None or is_ragged(y) else label_array(y) for y in targets]
+    for array, part in zip(arrays, where, strict=True):
+        if array is not None and (missing := first_missing(array)) is not None:
+            raise UserError(
+                f"y of {part} has no label in sample {missing}; remove samples without one, or "
+                "fill it in."
+            )
     texts = [array for array in arrays if array is not None and is_text(array)]
     if not texts:
         return list(targets), None
@@ -155,11 +182,70 @@ def coded(targets: Sequence[Any]) -> tuple[list[Any], tuple[str, ...] | None]:
     return found, tuple(names.tolist())
 
 
+def label_array(y: Any) -> np.ndarray:
+    """Labels as an array, in which missing ones among texts stay what they are."""
+    return np.array(y, dtype=object) if lacks_text(y) else np.asarray(y)
+
+
+def lacks_text(values: Any) -> bool:
+    """Whether this is a list of texts and missing values, which NumPy would turn into texts."""
+    if not isinstance(values, list | tuple):
+        return False
+    return any(isinstance(value, str) for value in values) and any(map(is_missing, values))
+
+
+def first_missing(array: np.ndarray) -> int | None:
+    """The first sample without a value, of those that can lack one without being no number."""
+    if array.dtype.kind not in "OTU" or not array.size:
+        return None
+    if array.dtype.kind == "U":
+        lacking = array == ""
+    else:
+        flat = [is_missing(value) or value == "" for value in array.ravel()]
+        lacking = np.array(flat, dtype=bool).reshape(array.shape)
+    return int(lacking.nonzero()[0][0]) if lacking.any() else None
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value stands for none: None, NaN, pandas' NA or NaT."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, float | np.floating) and bool(np.isnan(value))
+
+
 def is_text(array: np.ndarray) -> bool:
     """Whether an array holds text."""
     if array.dtype.kind in "US":
         return True
     return array.dtype.kind in ("O", "T") and all(isinstance(value, str) for value in array.ravel())
+
+
+def as_float32(values: Tensor, where: str) -> Tensor:
+    """Values in single precision; refuses those that are too large for it."""
+    single = values.float()
+    if values.dtype == torch.float64 and (lost := single.isinf() & values.isfinite()).any():
+        place = tuple(lost.nonzero()[0].tolist())
+        raise UserError(
+            f"{where} has {float(values[place]):g}{f' in sample {place[0]}' if place else ''}, "
+            "which is too large for float32; scale the values."
+        )
+    return single
+
+
+def check_shapes(samples: Any, where: str, lengths_differ: bool = False) -> None:
+    """Refuse samples of different shapes, such as images of different sizes, and empty ones."""
+    try:
+        shapes = [np.shape(sample) for sample in samples]
+    except ValueError:  # a sample that is no array itself
+        return
+    for number, shape in enumerate(shapes):
+        if shape[:1] == (0,):
+            raise UserError(f"sample {number} of {where} is empty; remove it with its target.")
+        if shape[lengths_differ:] != shapes[0][lengths_differ:]:
+            raise UserError(
+                f"samples of {where} have different shapes, {shapes[0]} and in sample {number} "
+                f"{shape}; give all of them one shape (resize images)."
+            )
 
 
 def as_tensor(values: Any, where: str) -> Tensor:
@@ -168,13 +254,19 @@ def as_tensor(values: Any, where: str) -> Tensor:
         try:
             array = np.asarray(values)
         except ValueError as problem:
-            raise UserError(f"{where} is no array: {problem}.") from None
+            check_shapes(values, where)
+            raise UserError(f"{where} is no array: {str(problem).rstrip('.')}.") from None
         if array.dtype.kind not in "biuf":
+            if not is_text(array) and (missing := first_missing(array)) is not None:
+                raise UserError(
+                    f"{where} has a missing value in sample {missing}; fill missing values in, or "
+                    "remove their samples."
+                )
             kind = "text" if is_text(array) else array.dtype
             raise UserError(f"{where} must be numbers, not {kind}.")
         if array.dtype.kind == "u" and array.dtype != np.uint8:
             array = array.astype(np.int64)  # torch knows few unsigned types
         values = torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
     if values.is_floating_point():
-        return values.detach().float()
+        return as_float32(values.detach(), where)
     return values if values.dtype in (torch.uint8, torch.bool) else values.long()

@@ -12,6 +12,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.options import Checked, option
 from fedhelix.data.datasets import Dataset
 
+USUAL = 2.0  # a mean or standard deviation of targets up to it needs no scaling
 LARGE = 20.0  # a mean or standard deviation above it makes steps of usual learning rates too long
 
 
@@ -41,6 +42,16 @@ def scaled(data: Dataset, standardize: bool) -> Dataset:
     std, mean = _moments(data.x)
     std = torch.where(std > 0, std, torch.ones_like(std))  # a constant column becomes zero
     return replace(data, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
+
+
+def targets_advice(data: Dataset) -> str:
+    """How to scale the targets of a regression, where they are far from standard scores."""
+    if data.classes is not None or not data.y.is_floating_point():
+        return ""
+    std, mean = torch.std_mean(data.y.double(), correction=0)
+    if max(float(std), abs(float(mean))) <= USUAL:
+        return ""
+    return f"scale the targets (mean {float(mean):.3g} and standard deviation {float(std):.3g})"
 
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,8 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.method import Context, Method
 from fedhelix.core.objective import Loss, Metric
 from fedhelix.core.options import checks_arguments, convert
-from fedhelix.data import Partition
+from fedhelix.data import Dataset, Partition
+from fedhelix.data.scaling import targets_advice
 from fedhelix.engines import Engine
 from fedhelix.engines.kernels import Kernels
 from fedhelix.engines.local import Setup
@@ -25,15 +26,22 @@ from fedhelix.federation.sinks import (
     ProgressSink,
     Sink,
     TrackerSink,
+    UntrainedSink,
     WatchSink,
 )
 from fedhelix.federation.state import FederationState
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import Progress
-from fedhelix.store.records import Record, is_stalled
+from fedhelix.store.records import ADVICE, GENTLER, Record, is_stalled
 from fedhelix.store.trackers import check_tracker, tracker
 
 Place = Literal["memory", "disk"]
+
+
+def _usual_advice(data: Dataset) -> str:
+    """What may help when training diverges, whatever the method."""
+    advice = targets_advice(data)
+    return f"{advice} and large inputs (standardize), {GENTLER}" if advice else ADVICE
 
 
 class Federation(FederationSetup):
@@ -169,6 +177,7 @@ class Federation(FederationSetup):
                     str(self.device), on_disk=client_state == "disk",
                 )  # fmt: skip
                 self._prepare(run, folder_sink, resume)
+                run.folder.set_rounds(max(rounds, run.state.round))
                 sinks.append(folder_sink)
             if not run.state.round:
                 run.state = self.initialize(rounds)
@@ -182,7 +191,8 @@ class Federation(FederationSetup):
             )  # fmt: skip
             sinks.append(ProgressSink(progress, list(run.records)))
             advice = self.method.capabilities.if_loss_rises
-            sinks.append(DivergenceSink(list(run.records), advice))
+            sinks.append(DivergenceSink(list(run.records), advice, _usual_advice(self.data)))
+            sinks.append(UntrainedSink(list(run.records)))
             if watch is not None:
                 sinks.append(WatchSink(watch))
             # The folder is entered last, so that after a failure it is the first to be closed.
@@ -243,7 +253,9 @@ class Federation(FederationSetup):
             "checkpoint_every": checkpoint_every,
         }
         for name, value in counts.items():
-            if isinstance(value, str) or convert(name, value, int) < 1:
+            if isinstance(value, str):
+                raise UserError(f"{name} must be a whole number, not the text {value!r}.")
+            if convert(name, value, int) < 1:
                 raise UserError(f"{name} must be at least 1, not {value!r}.")
         after = self.settings.newcomers_after or 0
         if self.settings.newcomers and rounds <= after:

@@ -14,12 +14,13 @@ from torch.utils.data import Dataset as TorchDataset
 
 from fedhelix import models
 from fedhelix.core.errors import UserError
-from fedhelix.core.fit import check_fits
+from fedhelix.core.fit import check_fits, probe
 from fedhelix.core.hooks import checked
 from fedhelix.core.layers import Layers
 from fedhelix.core.method import Method
-from fedhelix.core.objective import Objective, check_loss, cross_entropy, squared_error
+from fedhelix.core.objective import Objective, cross_entropy, squared_error
 from fedhelix.core.registry import make
+from fedhelix.core.trial import check_loss, check_metric
 from fedhelix.data import (
     Dataset,
     Partition,
@@ -145,8 +146,11 @@ def network(
     module = models.build(model, pool.shape, pool.outputs, data_name=pool.name, seed=seed)
     example = pool.prepare(pool.x[:SEVERAL].cpu())  # where a new network is
     usual = objective.loss in (cross_entropy, squared_error)
+    check_tokens(module, pool)
     outputs = check_fits(module, example, pool.outputs if usual else None)
-    check_loss(objective, outputs.float(), pool.y[:SEVERAL].cpu())
+    targets = pool.y[:SEVERAL].cpu()
+    check_loss(objective, outputs.float(), targets)
+    check_metric(objective, outputs.float(), targets)
     if objective.loss is cross_entropy and _are_probabilities(outputs):
         warnings.warn(
             "the model's outputs are probabilities; cross-entropy applies a softmax itself, so "
@@ -156,6 +160,17 @@ def network(
     layers = Layers.of(module, example)
     checked(method).check(layers)
     return module, layers
+
+
+def check_tokens(module: nn.Module, pool: Dataset) -> None:
+    """Refuse a network that fails for the largest or smallest whole numbers of the samples."""
+    extreme = []
+    for x in (pool.x, pool.x_test):
+        for part in pool.whole_numbers(x) if len(x) else ():
+            values = part.flatten(1)
+            extreme += [x[values.amax(1).argmax()], x[values.amin(1).argmin()]]
+    if extreme:
+        probe(module, pool.prepare(torch.stack(extreme).cpu()))
 
 
 def _are_probabilities(outputs: torch.Tensor) -> bool:
@@ -195,7 +210,7 @@ def check_training(setup: Setup) -> None:
         raise UserError(
             f"augment changes samples of one part, and those of '{data.name}' have more."
         )
-    x = data.x[:SEVERAL]
+    x = data.x[:SEVERAL].clone()
     if training.augment is True and x.dim() != 4:
         raise UserError(
             f"augment = true crops and flips images, and a sample of '{data.name}' has the shape "

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from fedhelix.core.errors import UserError, unknown
-from fedhelix.core.objective import by_class
+from fedhelix.core.metrics import by_class
 from fedhelix.core.parts import Inputs, arguments, each, output_of
 from fedhelix.data import Dataset, is_table
+from fedhelix.data.checks import check_finite
 from fedhelix.data.columns import features_of
-from fedhelix.data.fields import Parts
+from fedhelix.data.fields import Parts, with_mask
 from fedhelix.data.reading import read_inputs
 
 AT_ONCE = 1000  # samples
@@ -31,11 +32,13 @@ def number_of(client: int | str, clients: int, names: Sequence[str] | None) -> i
         if client not in names:
             raise unknown("client", client, names)
         return names.index(client)
+    if isinstance(client, bool) or not isinstance(client, int | np.integer):
+        raise UserError(f"a client is a whole number or a name, not {client!r}.")
     if not 0 <= client < clients:
         raise UserError(
             f"there is no client {client}; clients are numbered from 0 to {clients - 1}."
         )
-    return client
+    return int(client)
 
 
 @torch.no_grad()
@@ -57,6 +60,13 @@ def prepared_inputs(data: Dataset, x: Any) -> Inputs:
     """New samples as the network gets them; refuses those of another form."""
     samples = read_inputs(features_of(x, data.columns) if is_table(x) else x, "x")
     fields = data.fields
+    if isinstance(samples, Tensor):
+        check_finite("the new samples", "x", samples)
+    if fields is not None and fields.mask == len(fields.names) - 1:  # sequences may have one length
+        samples = with_mask(
+            Parts({"0": samples}, False) if isinstance(samples, Tensor) else samples,
+            list(fields.names),
+        )
     if fields is None or not isinstance(samples, Parts):
         if isinstance(samples, Parts) or fields is not None:
             raise UserError(f"x must have the parts of the training samples, {data.shape}.")
@@ -99,6 +109,12 @@ def unit_pixels(x: Tensor) -> Tensor:
 
 def decided(data: Dataset, outputs: Tensor) -> np.ndarray:
     """What outputs mean: classes (by name, where the data have names), labels, or values."""
+    if data.classes is not None and (outputs.dim() < 2 or outputs.shape[1] == 1):
+        raise UserError(
+            f"the network has one output for {data.classes} classes, so predict cannot tell a "
+            "logit from a probability; compare predict(..., raw=True) with 0 or 0.5, or give the "
+            "network an output for every class."
+        )
     if data.classes is not None:
         classes = outputs.argmax(-1).numpy()
         return classes if data.labels is None else np.asarray(data.labels)[classes]

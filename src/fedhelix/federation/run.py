@@ -60,7 +60,7 @@ class Run:
         metrics = {
             f"global {name}": f"final_{name}",
             f"personal {name}": f"personal_{name}",
-            "worst tenth of the clients": "personal_p10",
+            "10th percentile of the clients": "personal_p10",
         }
         shown = {
             words: _as_text(summary[key], name)
@@ -74,6 +74,8 @@ class Run:
         }
         if summary["diverged"]:
             shown["diverged"] = f"since round {summary['diverged']}"
+        if summary["untrained"]:
+            shown["nothing was learned"] = summary["untrained"]
         return notebook.table(self._title(), shown)
 
     def __repr__(self) -> str:

@@ -299,6 +299,7 @@ class FederationSetup:
             deployed=self.engine.deployed,
             score=self.scorer(self.reserve.scoring),
             score_on=self._score_on if len(self.reserve.scoring) else None,
+            train=partial(self.engine.train, self.reserve.all) if len(self.reserve.all) else None,
         )
 
     def _counts(self, client: int) -> int:

@@ -12,7 +12,14 @@ from fedhelix.core.tree import Tree
 from fedhelix.federation.state import FederationState
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import Progress
-from fedhelix.store.records import ADVICE, Record, diverged_since, is_number, with_losses
+from fedhelix.store.records import (
+    ADVICE,
+    Record,
+    diverged_since,
+    is_number,
+    why_untrained,
+    with_losses,
+)
 from fedhelix.store.trackers import Tracker
 
 
@@ -147,6 +154,7 @@ class ProgressSink(Sink):
         self.progress.update(record)
 
 
+FEW = 3  # rounds that tell whether clients train at all
 RISEN = 1.05  # times the first round's loss: less is noise
 
 
@@ -155,8 +163,9 @@ class DivergenceSink(Sink):
     round whose loss lies clearly above that of the first one.
     """
 
-    def __init__(self, earlier: list[Record], advice: str = ""):
+    def __init__(self, earlier: list[Record], advice: str = "", usual: str = ADVICE):
         self.records, self.advice, self.warned = earlier, advice, False
+        self.usual = usual  # advice for all methods
 
     def update(self, record: Record, state: FederationState) -> None:
         """Compare the last rounds with the first one."""
@@ -168,7 +177,7 @@ class DivergenceSink(Sink):
             problem = f"training has diverged since round {since}"
         if problem:
             self.warned = True
-            advice = self.advice or f"what may help: {ADVICE}"
+            advice = self.advice or f"what may help: {self.usual}"
             warnings.warn(f"{problem}{self._change()}; {advice}.", stacklevel=3)
 
     def _losses(self) -> tuple[object, object]:
@@ -186,6 +195,34 @@ class DivergenceSink(Sink):
         if not is_number(first) or not is_number(last):
             return ": losses are no numbers any more"
         return f": the clients' mean loss was {first:.3g} in the first round and is {last:.3g}"
+
+
+class UntrainedSink(Sink):
+    """Warns once when the first rounds, or all of a short run, have changed no model."""
+
+    def __init__(self, earlier: list[Record]):
+        self.records = earlier
+
+    def update(self, record: Record, state: FederationState) -> None:
+        """Look at the first rounds."""
+        self.records.append(record)
+        if len(self.records) == FEW:
+            self._warn(stacklevel=4)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if problem is None and len(self.records) < FEW:
+            self._warn(stacklevel=5)
+
+    def _warn(self, stacklevel: int) -> None:
+        why = why_untrained(self.records)
+        if why and not diverged_since(self.records):
+            rounds = f"{len(self.records)} round{'s' * (len(self.records) > 1)}"
+            warnings.warn(f"nothing was learned in {rounds}: {why}.", stacklevel=stacklevel)
 
 
 class WatchSink(Sink):

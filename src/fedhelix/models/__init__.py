@@ -134,8 +134,10 @@ def named(name: str, shape: tuple[int, ...], outputs: int, data_name: str | None
     try:
         return NETWORKS[wanted](shape, outputs)
     except UserError as problem:
+        last = len(shape) == 3 and shape[2] in (1, 3, 4) and shape[0] > 4
+        how = " Channels come first: give float images as N×C×H×W." if last else ""
         raise UserError(
-            f"model '{name}' does not fit samples of shape {shape}: {problem}"
+            f"model '{name}' does not fit samples of shape {shape}: {problem}{how}"
         ) from None
 
 
@@ -180,6 +182,11 @@ def call(make: Callable[..., nn.Module], **known: Any) -> nn.Module:
 
 def checked(module: nn.Module) -> nn.Module:
     """A user's network on the CPU, if it has weights to train."""
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise UserError(
+            f"the model is wrapped in {type(module).__name__}; give the network inside, "
+            "model.module: the engine runs clients side by side."
+        )
     parameters = list(module.parameters())
     if any(nn.parameter.is_lazy(parameter) for parameter in parameters):
         raise UserError(

@@ -13,7 +13,7 @@ from fedhelix.report.spread import finals, tied
 from fedhelix.report.tables import comparison
 from fedhelix.report.wording import INCIDENT_WORDS, MEASURES, count, percent, plain
 from fedhelix.store.progress import human_bytes, human_seconds, time_left
-from fedhelix.store.records import ADVICE, MAIN_METRICS, diverged_since
+from fedhelix.store.records import ADVICE, MAIN_METRICS, diverged_since, why_untrained
 
 MOST_TILES = 4
 MOST_TIED = 3  # named in a tile
@@ -50,7 +50,7 @@ def tiles(groups: Groups) -> list[dict[str, str]]:
         ("highest personal accuracy", "personal_accuracy", True, percent),
         ("highest personal score", "personal_score", True, plain),
         ("highest global accuracy", "accuracy", True, percent),
-        ("best for the worst tenth of clients", "personal_p10", True, tenth),
+        ("highest 10th percentile of clients", "personal_p10", True, tenth),
         ("fewest bytes uploaded", "uplink_bytes", False, lambda value, _: human_bytes(value)),
     ):
         values = table[column].dropna() if column in table else pd.Series(dtype=float)
@@ -132,6 +132,8 @@ def _warnings_of(result: Result) -> Iterator[str]:
         yield f"{result.name} is unfinished: {done} of {rounds} rounds{more}."
     if result.damage:
         yield result.damage
+    if why := why_untrained(result.records):
+        yield f"{result.name} has learned nothing: {why}."
     metric = result.main_metric()
     if since := diverged_since(result.records):
         yield f"{result.name} has diverged since round {since}. What may help: {ADVICE}."

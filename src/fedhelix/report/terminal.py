@@ -56,6 +56,8 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
         if ("accuracy" in key or "score" in key) and value is not None
     }
     _show_losses(folder, summary)
+    if why := summary.get("untrained"):
+        print(f"fedhelix: nothing was learned: {why}.", file=sys.stderr)
     if since := summary.get("diverged"):
         print(
             f"fedhelix: the run has diverged since round {since}; what may help: {ADVICE}.",

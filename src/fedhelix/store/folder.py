@@ -264,6 +264,11 @@ class RunFolder:
         self._replace(self._config_path.name, content)
         self._checkpoint.seal(self._config_path.name, digest(content))
 
+    def set_rounds(self, rounds: int) -> None:
+        """Write down how many rounds there will be, where a resumed run gets more or fewer."""
+        if self.config.get("rounds", rounds) != rounds:
+            self.write_config({**self.config, "rounds": rounds})
+
     @property
     def clients(self) -> dict[str, Any]:
         """The clients' data and which are malicious; empty if the run has not written it."""

@@ -19,7 +19,8 @@ NEAR_PEAK = 0.95  # of its own peak: from there on a curve counts as converged
 # A run has diverged after so many rounds with so many times the loss of the first round (which
 # counts as SMALL where it is below), or after one with an absurd loss.
 RISING, RISE, ABSURD, SMALL = 3, 1.25, 100, 1e-3
-ADVICE = "scale the inputs (standardize), lower lr, or take less momentum or fewer epochs"
+GENTLER = "lower lr, or take less momentum or fewer epochs"
+ADVICE = f"scale the inputs (standardize) and a regression's targets, {GENTLER}"
 
 # Keys of version 0.1, and what they are called now.
 RENAMED = {"notes": "metadata", "unjudged": "unevaluated", "judged": "evaluated"}
@@ -98,6 +99,7 @@ def summarise(
         },
         "seconds": sum(record["seconds"] for record in records),
         "diverged": diverged_since(records),
+        "untrained": why_untrained(records),
         **_timed(records, facts.get("target")),
         **(newcomers(records[:arrived], records[arrived:], metric) if arrived else {}),
         "complete": True,
@@ -125,6 +127,20 @@ def diverged_since(records: Sequence[Mapping[str, Any]]) -> int | None:
     if len(tail) < RISING and not any(_loss_of(record) > ABSURD * first for record in tail):
         return None
     return int(tail[-1]["round"])
+
+
+def why_untrained(records: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why no round has changed a model: nobody trained, or no upload was usable; otherwise None."""
+    refused: dict[str, Any] = {}
+    for record in records:
+        lost = len(record.get("missing") or ()) + len(record.get("refused") or ())
+        if len(record.get("participants", "?")) > lost:
+            return None
+        refused |= record.get("refused") or {}
+    if refused:
+        client, why = next(iter(refused.items()))
+        return f"every upload was refused (that of client {client} {str(why).rstrip('.')})"
+    return "no client has trained" if records else None
 
 
 def _loss_of(record: Mapping[str, Any]) -> float:

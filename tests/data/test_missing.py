@@ -1,0 +1,89 @@
+"""Missing values, samples of different shapes and values that are too large are named."""
+
+import io
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch.utils.data import Dataset as TorchDataset
+
+from fedhelix import UserError, from_arrays, from_clients, from_table
+from fedhelix.data.arrays import from_npz
+
+X = np.zeros((6, 2), np.float32)
+TEXT = ["a", "b", "a", "b", "a", "b"]
+NUMBERS = [0, 1, 0, 1, 0, 1]
+
+
+class Pictures(TorchDataset):
+    """A map-style data set with these labels."""
+
+    def __init__(self, labels):
+        self.labels = labels
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return torch.zeros(2), self.labels[index]
+
+
+@pytest.mark.parametrize(
+    ("whole", "missing"),
+    [
+        *((TEXT, missing) for missing in (np.nan, np.float32("nan"), None, pd.NA, pd.NaT, "")),
+        *((NUMBERS, missing) for missing in (None, pd.NA, pd.NaT)),
+    ],
+    ids=repr,
+)
+def test_a_missing_label_is_no_class(whole, missing):
+    labels = [*whole[:3], missing, *whole[4:]]
+    column = pd.Series(labels, dtype=object)
+    table = pd.DataFrame(X, columns=["u", "v"]).assign(label=column)
+    for make in (
+        lambda: from_arrays(X, labels),
+        lambda: from_arrays(X, column),
+        lambda: from_table(table),
+        lambda: from_clients([(X, whole), (X, labels)]),
+        lambda: from_clients([Pictures(labels)]),
+    ):
+        with pytest.raises(UserError, match=r"^y of .* has no label in sample 3; remove"):
+            make()
+
+
+def test_an_empty_cell_of_a_csv_file_is_no_class():
+    table = pd.read_csv(io.StringIO("u,v,label\n1,2,sick\n1,3,\n2,2,well\n"))
+    with pytest.raises(UserError, match="y of 'table' has no label in sample 1"):
+        from_table(table)
+
+
+def test_a_missing_number_is_not_taken_for_another_type():
+    table = pd.DataFrame({"u": pd.array([1, 2, pd.NA], dtype="Int64"), "label": ["a", "b", "a"]})
+    with pytest.raises(UserError, match="column 'u' of 'table' has a missing value in sample 2"):
+        from_table(table)
+    with pytest.raises(UserError, match="x of 'data' has a missing value in sample 2"):
+        from_arrays([[1], [2], [None]], TEXT[:3])
+    with pytest.raises(UserError, match="column 'u' of 'table' holds text"):
+        from_table(table.assign(u=["some", None, "words"]))
+
+
+def test_objects_in_a_file_are_refused_with_a_way_out(tmp_path):
+    path = tmp_path / "mine.npz"
+    np.savez(path, x=X, y=np.array([*TEXT[:5], None], dtype=object))
+    with pytest.raises(UserError, match=r"Python objects; remove samples with missing values"):
+        from_npz(path)
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        ([np.zeros((8, 8)), np.zeros((8, 9))], r"x of 'data' have different shapes, \(8, 8\) and "),
+        ([np.zeros((8, 8)), np.zeros((9, 9))], r"in sample 1 \(9, 9\); .*\(resize images\)"),
+        ([[1, 2], []], "sample 1 of x of 'data' is empty"),
+        (np.array([[1.0], [1e300]]), r"x of 'data' has 1e\+300 in sample 1, which is too large"),
+    ],
+)
+def test_what_is_wrong_with_samples_is_said(x, words):
+    with pytest.raises(UserError, match=words):
+        from_arrays(x, [0, 1])

@@ -1,0 +1,183 @@
+"""Network, loss, metric and data are tried before the first round; predict takes what fits."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset as TorchDataset
+
+from fedhelix import Augmentation, Federation, UserError, from_arrays, metrics
+
+DRAW = np.random.default_rng(0)
+X = DRAW.normal(size=(60, 4)).astype("float32")
+CLASSES = from_arrays(X, (X[:, 0] > 0).astype(int))
+NUMBERS = from_arrays(X, X[:, 0])
+LABELS = from_arrays(X, X[:, :3] > 0)
+WORDS = [DRAW.integers(0, 20, length).tolist() for length in (*range(2, 15), *range(2, 14))]
+TEXTS = from_arrays(WORDS, np.arange(25) % 2)
+
+
+def federation(data=CLASSES, **more):
+    usual = {"model": "linear", "engine": "serial", "kernels": "onednn", "clients": 2, "epochs": 1}
+    return Federation(data, "iid", **usual | more)
+
+
+def fit(*data, **more):
+    return federation(*data, **more).fit(1, quiet=True)
+
+
+class Doubled(nn.Linear):
+    """Changes its inputs."""
+
+    def forward(self, x):
+        return super().forward(x.mul_(2))
+
+
+class Reader(nn.Module):
+    """The mean of the words' vectors."""
+
+    def __init__(self, words=20):
+        super().__init__()
+        self.words, self.head = nn.Embedding(words, 4), nn.Linear(4, 2)
+
+    def forward(self, x, mask):
+        vectors = self.words(x) * mask[..., None]
+        return self.head(vectors.sum(1) / mask.sum(1, keepdim=True))
+
+
+class Folder(TorchDataset):
+    """One of its files is missing."""
+
+    def __init__(self, missing):
+        self.missing = missing
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        if index == self.missing:
+            raise OSError(f"no file {index}.png")
+        return torch.zeros(2), index % 2
+
+
+class Zeroed(Augmentation):
+    """Changes its inputs, too."""
+
+    numbers = 1
+
+    def draw(self, count, generator):
+        return torch.zeros(count, 1)
+
+    def apply(self, x, drawn):
+        return x.zero_()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 2)),
+        lambda: Doubled(4, 2),
+        # writes, though these values stay what they are
+        lambda: nn.Sequential(nn.Hardtanh(-99, 99, inplace=True), nn.Linear(4, 2)),
+    ],
+)
+def test_a_network_that_would_change_the_data_is_refused_and_has_not(model):
+    before = CLASSES.x.clone()
+    with pytest.raises(UserError, match="changes its inputs in place; let its forward begin"):
+        federation(model=model)
+    assert torch.equal(CLASSES.x, before)
+
+
+def test_an_augmentation_in_place_changes_no_data():
+    before = CLASSES.x.clone()
+    fit(augment=Zeroed())
+    assert torch.equal(CLASSES.x, before)
+
+
+def own_data(missing):
+    return lambda: Federation([Folder(None), Folder(missing)])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: federation(NUMBERS, metric=metrics.f1), "f1 needs classes or labels"),
+        (lambda: federation(NUMBERS, metric=metrics.auc), "auc needs classes or labels"),
+        (lambda: federation(LABELS, metric=metrics.iou), "iou needs classes"),
+        (lambda: federation(LABELS, metric=metrics.neg_perplexity), "perplexity needs classes"),
+        (
+            lambda: federation(NUMBERS, metric=lambda o, t: -((o - t) ** 2).mean()),
+            r"metric compares every output with every target: .*o\.squeeze\(-1\)",
+        ),
+        (
+            lambda: federation(metric=lambda o: 1),
+            r"metric fails for .* takes 1 positional argument",
+        ),
+        (lambda: federation(metric=lambda o, t: "good"), "metric must return one number"),
+        (lambda: federation(loss=lambda o, t: o.argmax(1).float()), "loss has no gradient"),
+        (lambda: federation(TEXTS, model=lambda: Reader(19)), "tokens go up to 19, so .* 20 rows"),
+        (lambda: federation(model=nn.DataParallel(nn.Linear(4, 2))), r"give .* model\.module"),
+        (own_data(3), r"sample 3 of client 1 of 'data' cannot be read: OSError: no file 3\.png"),
+        (own_data(0), "sample 0 of client 1 of 'data' cannot be read"),
+        (
+            lambda: federation(from_arrays(np.ones((9, 16, 16, 3)), np.arange(9) % 2), model="cnn"),
+            "Channels come first: give float images as N×C×H×W",
+        ),
+        (
+            lambda: federation(
+                from_arrays(np.ones((9, 3, 4, 4)), np.eye(4, dtype=int)[None].repeat(9, 0) * 255),
+                model=lambda: nn.Conv2d(3, 2, 1),
+            ),
+            "Target 255 is out of bounds'; number the classes .* by -100",
+        ),
+    ],
+)
+def test_mistakes_are_named_before_the_first_round(make, words):
+    with pytest.raises(UserError, match=words):
+        make()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"loss": lambda o, t: ((o - t[:, None]) ** 2).mean()},
+        {"metric": lambda o, t: -((o - t[:, None]) ** 2).mean()},
+        {"metric": lambda o, t: -((o[:, 0] - t) ** 2).mean()},
+    ],
+)
+def test_one_output_may_be_compared_as_a_column_or_alone(more):
+    federation(NUMBERS, **more)
+
+
+def test_a_metric_may_need_more_than_a_few_samples():
+    def picky(output, target):
+        raise ValueError("only one class is present")
+
+    federation(metric=picky)
+
+
+def test_predict_does_not_guess_what_one_output_means():
+    run = fit(
+        model=lambda: nn.Linear(4, 1),
+        loss=lambda o, t: nn.functional.binary_cross_entropy_with_logits(o[:, 0], t.float()),
+        metric=lambda o, t: ((o[:, 0] > 0) == t).float().mean(),
+    )
+    with pytest.raises(UserError, match=r"one output for 2 classes.*raw=True"):
+        run.predict(X[:5])
+    assert run.predict(X[:5], raw=True).shape == (5, 1)
+
+
+def test_predict_refuses_what_is_no_number():
+    samples = X[:3].copy()
+    samples[1, 2] = np.nan
+    with pytest.raises(UserError, match="x of the new samples has nan in sample 1"):
+        fit().predict(samples)
+
+
+def test_predict_takes_sequences_of_one_length():
+    run = fit(TEXTS, model=Reader)
+    several = run.predict(WORDS[:4], raw=True)
+    for number in range(4):
+        alone = run.predict([WORDS[number]], raw=True)
+        np.testing.assert_allclose(alone, several[number : number + 1], atol=1e-6)
+    assert run.predict(np.ones((2, 14), int)).shape == (2,)
