@@ -123,7 +123,9 @@ def test_all_lines_of_a_server_are_json(tmp_path):
             stderr=log, stdout=log,
         )  # fmt: skip
     try:
-        while "Uvicorn running" not in path.read_text():
+        # The SuperExec is another process.
+        expected = ("Uvicorn running", "Starting Flower SuperExec")
+        while not all(line in path.read_text() for line in expected):
             assert process.poll() is None and time.monotonic() < until, path.read_text()
             time.sleep(0.1)
     finally:

@@ -62,7 +62,7 @@ def moved(entry: Mapping[str, Any]) -> str:
     size = f"{entry.get('bytes', 0):,} bytes left"
     if "received" in entry:
         came = sum(answer["bytes"] for answer in entry["received"].values())
-        return f"{size}, {came:,} bytes of {len(entry['received'])} sites came"
+        return f"{size}, {came:,} bytes came back"
     if "sent" not in entry:
         return ""
     names = [key for key in entry if key not in NO_VALUES and entry[key] is not None]
