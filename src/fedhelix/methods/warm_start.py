@@ -18,7 +18,10 @@ from fedhelix.methods.fedavg import FedAvg
 @register("warm-start", paper="fedhelix")
 @dataclass(frozen=True)
 class WarmStart(Wrapper):
-    """Starts from a model that the server trained on its own samples."""
+    """Starts from a model that the server trained.
+
+    Before the first round, the server trains the model on its own samples.
+    """
 
     inner: Method = option(FedAvg(), "the method that goes on from there")
     warm_epochs: int = option(10, "epochs on the server's samples before the first round", low=1)

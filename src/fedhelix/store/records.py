@@ -134,7 +134,7 @@ def why_untrained(records: Sequence[Mapping[str, Any]]) -> str | None:
     refused: dict[str, Any] = {}
     for record in records:
         lost = len(record.get("missing") or ()) + len(record.get("refused") or ())
-        if len(record.get("participants", "?")) > lost:
+        if "participants" not in record or len(record["participants"]) > lost:
             return None
         refused |= record.get("refused") or {}
     if refused:
