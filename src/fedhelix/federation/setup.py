@@ -51,6 +51,7 @@ from fedhelix.federation.schedule import schedule_for
 from fedhelix.federation.state import FederationState
 from fedhelix.robust.attacks import Attack, Attackers
 
+USUAL_CLIENTS = 20
 NOTHING: Mapping[int, list[int]] = MappingProxyType({})
 
 
@@ -78,7 +79,7 @@ class FederationSetup:
         *,
         model: Model,
         method: str | Method | None,
-        clients: int,
+        clients: int | None,
         cohort: int | None,
         eval_clients: int | None,
         eval_trained: bool,
@@ -105,7 +106,14 @@ class FederationSetup:
             settings = build(FederationSettings, options, "a federation", False, beside=OWN)
         scores = self.method.capabilities.server_validation
         self.settings: FederationSettings = settings.resolved(scores)
-        pool = self._own_samples(pool, read_partition(partition, pool, clients))
+        clients = convert("clients", clients, int | None)
+        usual = USUAL_CLIENTS if clients is None else clients
+        pool = self._own_samples(pool, read_partition(partition, pool, usual))
+        if clients is not None and clients not in (self.known, self.clients):
+            raise UserError(
+                f"clients = {clients}, but the partition or the owners of the data make "
+                f"{self.clients}; leave clients out."
+            )
         self._choose_clients(pool, cohort, eval_clients)
         if self.method.capabilities.classification and pool.classes is None:
             raise UserError(
