@@ -30,7 +30,7 @@ $(VENV)/.deployment: $(VENV)/.runtime
 	@touch $@
 
 $(VENV)/.development: $(VENV)/.runtime
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,flower,hf,ray,report,track,tune,docs,privacy]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,export,flower,hf,ray,report,track,tune,docs,privacy]"
 	@touch $@
 
 demo: $(VENV)/.runtime

@@ -163,6 +163,7 @@ SKETCHES = {
     "ancestors": Sketch(
         "ttttt", "last model to train,\nmean over rounds to use", "train one,\nuse the other"
     ),
+    "warm-start": Sketch("ttttt", "before round 1: train\non its own samples", "train from there"),
     "finish": Sketch(
         "ttttt",
         "mean of the models",

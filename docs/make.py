@@ -1,8 +1,9 @@
 """Fill in the generated parts of the documentation: `python docs/make.py`.
 
 With `--check` it only lists the pages that are out of date. A part is between
-`<!-- made: NAME -->` and `<!-- end -->`. Numbers come from benchmarks/results/*.json and options
-from the methods themselves, so that nobody has to type them.
+`<!-- made: NAME -->` and `<!-- end -->`, on lines of its own or within a sentence. Numbers come
+from benchmarks/results/*.json and options from the methods themselves, so that nobody has to type
+them.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from parts import claims, leaderboard, measurements, methods, studies
+from parts import claims, inline, leaderboard, measurements, methods, studies, targets
 from parts.files import RESULTS, ROOT
 
-PART = re.compile(r"(<!-- made: ([^>]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+PART = re.compile(r"(<!-- made: ([^>]+?) -->\n?)(.*?)(<!-- end -->)", re.DOTALL)
 PARTS: dict[str, Callable[..., str]] = {
     "audit": measurements.audit,
     "characters": measurements.characters,
+    "helix": lambda: targets.found(RESULTS),
     "helix-cost": measurements.helix_cost,
     "choosing": measurements.choosing,
     "claims": lambda paper: claims.claims(paper, RESULTS),
@@ -29,6 +31,8 @@ PARTS: dict[str, Callable[..., str]] = {
     "deployment": measurements.deployment,
     "drawn": studies.drawn,
     "faults": measurements.faults,
+    "fewer-bytes": inline.fewer_bytes,
+    "gap": inline.gap,
     "gpu": measurements.gpu,
     "heirs": measurements.heirs,
     "hooks": methods.hooks,
@@ -47,7 +51,10 @@ PARTS: dict[str, Callable[..., str]] = {
     "scaffold": measurements.scaffold,
     "study": studies.study,
     "settings": lambda paper: claims.settings(paper, RESULTS),
+    "personal": inline.personal,
     "privacy": measurements.privacy,
+    "seeds": inline.seeds,
+    "slower": inline.slower,
     "public": methods.public,
     "table1": measurements.table1,
     "use": methods.use,

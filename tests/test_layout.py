@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tokenize
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -242,3 +243,13 @@ def test_the_table_of_tiers_names_tests_that_exist():
     for path in Path(__file__).parent.rglob("test_*.py"):
         names |= set(re.findall(r"^\s*def (test_\w+)", path.read_text(), flags=re.MULTILINE))
     assert SLOW | MATRIX.keys() <= names
+
+
+def test_the_development_install_has_all_extras():
+    """Otherwise tests that need one are skipped without a word."""
+    if not (PROJECT / "Makefile").exists():
+        pytest.skip("not a source checkout")
+    rules = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+    extras = rules["project"]["optional-dependencies"].keys() - {"data"}  # hf has data sets, too
+    install = re.search(r'-e "\.\[(dev,.*)\]"', (PROJECT / "Makefile").read_text())
+    assert set(install[1].split(",")) == extras

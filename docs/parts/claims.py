@@ -12,9 +12,13 @@ from typing import Any
 
 from fedhelix.papers.verdicts import Verdict, interval, together, verdict
 from parts.files import table
-from parts.headlines import HEADLINES, Headline
+from parts.headlines import HEADLINES as PAPERS
+from parts.headlines import Headline
 from parts.paper_claims import CLAIMS, Claim, Place
+from parts.targets import TARGETS
 
+HEADLINES = {**PAPERS, "helix": TARGETS}
+MET = {"reproduced": "met", "not reproduced": "not met"}  # the words for targets of our own
 Cells = dict[tuple[str, str], dict[str, Any]]
 
 
@@ -41,11 +45,14 @@ class Checked:
 
     @property
     def short(self) -> str:
-        """The setting, and the difference with its interval."""
+        """The setting, the difference with its interval, and how many rounds both took."""
         gaps = [ours - other for ours, other in zip(self.ours, self.other, strict=True)]
         bounds = interval(gaps)
         reach = f" [{_signed(bounds[0])}, {_signed(bounds[1])}]" if bounds else ""
-        return f"{self.claim.where}: {_signed(statistics.fmean(gaps))}{reach}, n = {len(gaps)}"
+        means = f"{statistics.fmean(self.ours):.3g} against {statistics.fmean(self.other):.3g}"
+        rounds = f" ({means})" if self.claim.ours[2].startswith("rounds") else ""
+        gap = f"{_signed(statistics.fmean(gaps))}{reach}"
+        return f"{self.claim.where}: {gap}, n = {len(gaps)}{rounds}"
 
     @property
     def numbers(self) -> str:
@@ -63,14 +70,15 @@ def verdicts(paper: str, folder: Path) -> str:
     rows = [
         [
             headline.words,
-            f"**{together(one.decided for one in checked)}**",
+            f"**{_word(paper, overall(headline, checked))}**",
             checked[0].short + _others(len(checked) - 1),
             _printed(headline, checked[0].claim, folder),
             f"[{headline.more}](#{headline.anchor})",
         ]
         for headline, checked in _checked(paper, folder)
     ]
-    return table(["claim", "verdict ", "ours ", "paper ", "more "], rows)
+    first, printed = _headers(paper)
+    return table([first, "verdict ", "ours ", printed, "more "], rows)
 
 
 def settings(paper: str, folder: Path) -> str:
@@ -79,14 +87,39 @@ def settings(paper: str, folder: Path) -> str:
         [
             headline.words,
             one.claim.where,
-            one.decided,
+            _word(paper, one.decided),
             one.numbers,
             _printed(headline, one.claim, folder),
         ]
         for headline, checked in _checked(paper, folder)
         for one in checked
     ]
-    return table(["claim", "setting ", "verdict ", "ours ", "paper "], rows)
+    first, printed = _headers(paper)
+    return table([first, "setting ", "verdict ", "ours ", printed], rows)
+
+
+def overall(headline: Headline, checked: Sequence[Checked]) -> Verdict:
+    """The verdict on all settings, or on as many columns as are enough."""
+    whole = together(one.decided for one in checked)
+    if not headline.enough:
+        return whole
+    columns: dict[str, list[Verdict]] = {}
+    for one in checked:
+        columns.setdefault(one.claim.ours[1], []).append(one.decided)
+    kinds = [together(verdicts) for verdicts in columns.values()]
+    if kinds.count("reproduced") >= headline.enough:
+        return "reproduced"
+    lost = sum("not reproduced" in verdicts for verdicts in columns.values())
+    all_columns = len({claim.ours[1] for claim in headline.claims})
+    return "not reproduced" if lost > all_columns - headline.enough else whole
+
+
+def _word(paper: str, verdict: Verdict) -> str:
+    return verdict if paper in PAPERS else MET.get(verdict, verdict)
+
+
+def _headers(paper: str) -> tuple[str, str]:
+    return ("claim", "paper ") if paper in PAPERS else ("target", "wanted ")
 
 
 def _checked(paper: str, folder: Path) -> Iterator[tuple[Headline, list[Checked]]]:
@@ -167,7 +200,7 @@ def _by_seed(cells: Cells, place: Place) -> dict[int, float | None]:
     """The values of one place by seed; None for a target that is never reached."""
     row, column, measure = place
     cell = cells.get((row, column), {})
-    if measure not in cell:
+    if measure not in cell or not cell[measure]["by_seed"]:
         return {}
     return {
         seed: value

@@ -18,9 +18,10 @@ class Headline(NamedTuple):
     measure: str = ""  # whose published values are shown; by default the one that is compared
     rival: str = ""  # the row of the rival's published values; by default the one that is compared
     printed: str = "no number"  # what the paper says where it prints no such values
+    enough: int = 0  # in how many columns it must hold; in all of them by default
 
 
-def _in(
+def in_columns(
     study: str,
     columns: Sequence[str],
     ours: str,
@@ -43,9 +44,7 @@ def _in(
     ]
 
 
-def _against(
-    study: str, column: str, ours: str, others: Sequence[str], measure: str
-) -> list[Claim]:
+def against(study: str, column: str, ours: str, others: Sequence[str], measure: str) -> list[Claim]:
     """A row against several others in one column."""
     return [
         Claim(study, "", (ours, column, measure), (other, column, measure), where=other)
@@ -67,39 +66,41 @@ HEADLINES: dict[str, list[Headline]] = {
     "genfed": [
         Headline(
             "Fewer rounds than FedAvg without supplement",
-            _in("genfed-table2", _DATA, "GenFed (1)", "FedAvg, no supplement", _LEVEL, at_most),
+            in_columns(
+                "genfed-table2", _DATA, "GenFed (1)", "FedAvg, no supplement", _LEVEL, at_most
+            ),
             *_TABLE_2,
             measure="rounds to target",
             rival="FedAvg",
         ),
         Headline(
             "More accurate than FedAvg without supplement",
-            _in("genfed-table2", _DATA, "GenFed (1)", "FedAvg, no supplement", _CHOSEN),
+            in_columns("genfed-table2", _DATA, "GenFed (1)", "FedAvg, no supplement", _CHOSEN),
             *_TABLE_2,
             measure="best on test",
             rival="FedAvg",
         ),
         Headline(
             "Schedule (3) needs fewer rounds than (1)",
-            _in("genfed-table2", _DATA, "GenFed (3)", "GenFed (1)", _LEVEL, at_most),
+            in_columns("genfed-table2", _DATA, "GenFed (3)", "GenFed (1)", _LEVEL, at_most),
             *_TABLE_2,
             measure="rounds to target",
         ),
         Headline(
             "GenFedUmf: fewer rounds than FedUmf",
-            _in("genfed-table2", _DATA, "GenFedUmf (1)", "FedUmf", _LEVEL, at_most),
+            in_columns("genfed-table2", _DATA, "GenFedUmf (1)", "FedUmf", _LEVEL, at_most),
             *_TABLE_2,
             measure="rounds to target",
         ),
         Headline(
             "GenFedAU: fewer rounds than FedAU",
-            _in("genfed-table2", _DATA, "GenFedAU (1)", "FedAU", _LEVEL, at_most),
+            in_columns("genfed-table2", _DATA, "GenFedAU (1)", "FedAU", _LEVEL, at_most),
             *_TABLE_2,
             measure="rounds to target",
         ),
         Headline(
             "Loses less than FedAvg to attacks by a fifth, in percent",
-            _in(
+            in_columns(
                 "genfed-table4",
                 ("label flip", "IPM", "mimic"),
                 "GenFed (1)",
@@ -111,7 +112,7 @@ HEADLINES: dict[str, list[Headline]] = {
         ),
         Headline(
             "More accurate than FedAvg, many clients or few",
-            _in(
+            in_columns(
                 "genfed-table5",
                 ("180", "100", "20"),
                 "GenFed (1)",
@@ -125,7 +126,7 @@ HEADLINES: dict[str, list[Headline]] = {
         ),
         Headline(
             "More accurate than FedAvg where clients differ much",
-            _in(
+            in_columns(
                 "genfed-table6",
                 ("0.05", "0.1", "0.5"),
                 "GenFed (1)",
@@ -142,7 +143,7 @@ HEADLINES: dict[str, list[Headline]] = {
         *(
             Headline(
                 f"More accurate than {rival}, after fine-tuning",
-                _in("pfedgpa-table1", _PFEDGPA, "pFedGPA", rival, "accuracy"),
+                in_columns("pfedgpa-table1", _PFEDGPA, "pFedGPA", rival, "accuracy"),
                 *_TABLE_1,
             )
             for rival in ("FedAvg-FT", "FedBABU", "pFedHN")
@@ -150,14 +151,14 @@ HEADLINES: dict[str, list[Headline]] = {
         *(
             Headline(
                 f"Inversion beats direct generation {when}",
-                _in("pfedgpa-table2", _THREE, "inversion", "no inversion", when),
+                in_columns("pfedgpa-table2", _THREE, "inversion", "no inversion", when),
                 *_INVERSION,
             )
             for when in ("before fine-tuning", "after fine-tuning")
         ),
         Headline(
             "Inversion fails less often (percent of clients below 60 %)",
-            _in(
+            in_columns(
                 "pfedgpa-figure4",
                 ("Fashion-MNIST", "CIFAR-10"),
                 "inversion, linear",
@@ -171,7 +172,7 @@ HEADLINES: dict[str, list[Headline]] = {
         ),
         Headline(
             "A guided newcomer starts better than from the average",
-            _in(
+            in_columns(
                 "pfedgpa-newcomers",
                 ("Fashion-MNIST",),
                 "guided",
@@ -183,7 +184,7 @@ HEADLINES: dict[str, list[Headline]] = {
         ),
         Headline(
             "A known generator starts a new federation better than random weights",
-            _in(
+            in_columns(
                 "pfedgpa-initialisation",
                 ("Fashion-MNIST",),
                 "guided",
@@ -197,7 +198,7 @@ HEADLINES: dict[str, list[Headline]] = {
     "gene-fl": [
         Headline(
             "Known clients: GENE-FL is more accurate than the others",
-            _against(
+            against(
                 "gene-fl-table1", _C10, "GENE-FL", ("ParFed", "FedAvg", "FedBN", "FedLP"), _KNOWN
             ),
             "Table I",
@@ -205,32 +206,30 @@ HEADLINES: dict[str, list[Headline]] = {
         ),
         Headline(
             "Newcomers: GENE-FL is more accurate than the others",
-            _against(
-                "gene-fl-table3", _C10, "GENE-FL", ("ParFed", "FedBN", "FedLP", "FedLG"), _NEW
-            ),
+            against("gene-fl-table3", _C10, "GENE-FL", ("ParFed", "FedBN", "FedLP", "FedLG"), _NEW),
             "Table III",
             "table-iii-newcomers",
         ),
         Headline(
             "Newcomers: inheriting a gene beats a random start",
-            _against("gene-fl-table3", _C10, "GENE-FL", ("alone, random start",), "at arrival"),
+            against("gene-fl-table3", _C10, "GENE-FL", ("alone, random start",), "at arrival"),
             "Table III",
             "table-iii-newcomers",
         ),
         Headline(
             "Newcomers: both losses help",
-            _against("gene-fl-table5", _C10, "full", ("without L_gen", "without L_elg"), _NEW),
+            against("gene-fl-table5", _C10, "full", ("without L_gen", "without L_elg"), _NEW),
             "Table V",
             "table-v-without-one-of-the-losses",
         ),
         Headline(
             "Newcomers: four clusters are best",
-            _against("gene-fl-table6", _C10, "K=4", ("K=1", "K=10"), _NEW),
+            against("gene-fl-table6", _C10, "K=4", ("K=1", "K=10"), _NEW),
             *_TABLE_VI,
         ),
         Headline(
             "Newcomers: epsilon 0.5 is best",
-            _against("gene-fl-table6", _C10, "K=4", ("epsilon=0.1", "epsilon=0.9"), _NEW),
+            against("gene-fl-table6", _C10, "K=4", ("epsilon=0.1", "epsilon=0.9"), _NEW),
             *_TABLE_VI,
         ),
     ],

@@ -189,7 +189,7 @@ def choosing() -> str:
                 f"{theirs['mean']:.1f} ± {theirs['se']:.1f}" if theirs else "–",
             ]
         )
-    heads = ["digits, personal %", "worst tenth %", "uploaded", "Fashion-MNIST, personal %"]
+    heads = ["digits, personal %", "10th percentile %", "uploaded", "Fashion-MNIST, personal %"]
     return table(["method", *heads], rows)
 
 
@@ -315,7 +315,7 @@ def participation() -> str:
             rows.append([name, *values])
     heads = [
         f"{what}, {method}"
-        for what in ("global %", "worst tenth of the clients %")
+        for what in ("global %", "10th percentile of the clients %")
         for method in ("FedAvg", "FedAU")
     ]
     return table(["local training", *heads], rows)

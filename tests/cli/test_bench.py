@@ -1,10 +1,14 @@
 import json
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
 from fedhelix.cli import app as cli
 from fedhelix.papers import study
+
+ROOT = Path(__file__).parents[2]
 
 
 def bench(monkeypatch, *words):
@@ -48,25 +52,26 @@ def test_without_a_name_it_lists_the_studies(monkeypatch, capsys):
     assert "genfed-table2" in capsys.readouterr().out
 
 
-def test_a_result_is_not_replaced_by_one_of_fewer_runs(monkeypatch, capsys, tmp_path):
-    result = tmp_path / "genfed-table4-quick.json"
-    result.write_text(json.dumps({"cells": [{"runs": 3}]}))
-    words = [
-        "genfed-table4",
-        "--minutes",
-        "0",
-        "-q",
-        "--out",
-        str(tmp_path / "runs"),
-        "--save",
-        str(tmp_path),
+def test_a_result_keeps_what_it_has_and_names_its_command(monkeypatch, capsys, tmp_path):
+    known = ROOT / "benchmarks" / "results" / "pfedgpa-table1-quick.json"
+    path = tmp_path / known.name
+    words = ["pfedgpa-table1", "--minutes", "0", "-q", "--out", str(tmp_path / "runs")]
+    assert bench(monkeypatch, *words, "--save", str(tmp_path)) == 0
+    empty = json.loads(path.read_text())
+    assert (
+        not empty["complete"] and empty["command"] == "fedhelix bench pfedgpa-table1 --scale quick"
+    )
+    old = json.loads(known.read_text())
+    shutil.copy(known, path)
+    assert bench(monkeypatch, *words, "--seeds", "2", "--save", str(tmp_path)) == 0
+    new = json.loads(path.read_text())
+    assert [cell["accuracy"] for cell in new["cells"]] == [
+        cell["accuracy"] for cell in old["cells"]
     ]
-    assert bench(monkeypatch, *words) == 0
-    assert json.loads(result.read_text()) == {"cells": [{"runs": 3}]}
-    assert "was made of 3 runs, more than there are in" in capsys.readouterr().err
-    result.write_text("not a result")
-    assert bench(monkeypatch, *words) == 0
-    assert not json.loads(result.read_text())["complete"]
+    assert (new["device"], new["versions"]) == (old["device"], old["versions"])
+    assert new["command"].endswith("--seeds 2") and not new["complete"]
+    assert bench(monkeypatch, *words, "--seeds", "2", "--first-seed", "2") == 2
+    assert "the first seed must lie between 0 and 1, not 2" in capsys.readouterr().err
 
 
 def test_runs_of_a_bench_do_not_go_into_a_run(monkeypatch, capsys, tmp_path):

@@ -1,5 +1,6 @@
 """Help pages and tables: arguments with their meaning, groups, nothing cut at 80 columns."""
 
+import dataclasses
 import io
 import re
 import tomllib
@@ -39,6 +40,14 @@ def test_settings_name_their_values_and_no_flag_is_cut():
     assert "(uniform, bernoulli, classes) (default: uniform)" in words and "(drop, keep)" in words
     parsed = CliRunner().invoke(app, ["run", "fedavg", "--no-augment", "--rounds", "0"])
     assert "rounds" in str(parsed.exception), "switches still have their opposites"
+
+
+def test_a_setting_without_a_value_says_what_that_means():
+    settings = dataclasses.fields(Config)
+    without = {one.name: one.metadata["meaning"] for one in settings if one.default is None}
+    assert not [name for name, words in without.items() if not re.search(r"\((auto|none): ", words)]
+    words = " ".join(re.sub(r"[│─╭╮╰╯]", " ", page("run")).split())
+    assert "the summary gives (none: no such time). " in words, "and not (default: auto)"
 
 
 def test_a_list_is_given_as_help_says(tmp_path):
@@ -94,4 +103,4 @@ def test_a_comparison_fits_and_no_name_is_cut(width):
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text and all(name in text for name in names)
     assert "90.0 ± 1.0" in text
-    assert ("worst" in text) == (width >= 120)
+    assert ("percentile" in text) == (width >= 120)

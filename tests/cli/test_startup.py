@@ -1,15 +1,18 @@
 """What only shows names, such as `fedhelix --help`, does not wait for PyTorch."""
 
+import signal
 import subprocess
 import sys
+import typing
 
 import pytest
 import typer
 
 import fedhelix
-from fedhelix.cli import app
-from fedhelix.cli.commands import COMMANDS, load
+from fedhelix.cli import app, commands
+from fedhelix.cli.commands import COMMANDS, NUMBERS, check_numbers, load
 from fedhelix.federation import public
+from fedhelix.runs.config import Config
 
 MEASURE = """
 import atexit, sys, time
@@ -40,6 +43,26 @@ def test_torch_is_not_imported(arguments):
         if ratios[-1] < TIMES_NUMPY:
             return
     pytest.fail(f"needs {ratios} times the processor time of importing NumPy")
+
+
+@pytest.mark.parametrize("flag", [["--rounds", "abc"], ["--lr=fast"]], ids=str)
+def test_a_word_instead_of_a_number_is_refused_without_torch(flag):
+    words = [sys.executable, "-c", MEASURE, "run", "helix", *flag]
+    done = subprocess.run(words, capture_output=True, text=True)
+    sentence, measured = done.stderr.splitlines()
+    assert done.returncode == 2 and sentence.startswith("fedhelix: ") and "must be a" in sentence
+    assert measured.startswith("False"), "PyTorch was imported"
+
+
+def test_settings_without_a_value_are_left_to_the_command():
+    for arguments in ([], ["fedavg", "--rounds"], ["fedavg", "--rounds", "3"]):
+        check_numbers(arguments)
+
+
+def test_numbers_are_those_of_the_settings():
+    hints = {name: typing.get_type_hints(Config)[name] for name in Config.names}
+    for kind, names in NUMBERS.items():
+        assert set(names.split()) == {name for name, hint in hints.items() if hint is kind}
 
 
 SLOW_IMPORTS = """
@@ -84,3 +107,24 @@ def test_ctrl_c_before_a_command_has_begun_says_that_it_stopped(monkeypatch, cap
     with pytest.raises(SystemExit) as end:
         app.main()
     assert end.value.code == 130 and capsys.readouterr().err == "fedhelix: stopped.\n"
+
+
+def test_ctrl_c_while_a_command_is_imported_counts_once_that_is_done(monkeypatch, capsys):
+    """In the middle of it PyTorch may abort."""
+    done = []
+
+    def slow_import(name):
+        signal.raise_signal(signal.SIGINT)
+        done.append(name)
+
+    monkeypatch.setattr(commands, "import_module", slow_import)
+    monkeypatch.setattr(sys, "argv", ["fedhelix", "run"])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(SystemExit) as end:
+            app.main()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done == ["fedhelix.cli.train"] and end.value.code == 130
+    assert capsys.readouterr().err == "fedhelix: stopped.\n"

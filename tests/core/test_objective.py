@@ -1,4 +1,5 @@
 import math
+import re
 
 import numpy as np
 import pytest
@@ -76,7 +77,15 @@ def test_a_metric_is_one_number(found, kind):
         evaluate_outputs(objective, torch.eye(3), torch.arange(3))
 
 
-@pytest.mark.parametrize("part", ["loss", "metric"])
-def test_losses_and_metrics_are_functions(part):
-    with pytest.raises(UserError, match=f"{part} is a function of outputs and targets, not 'mse'"):
-        objective_for(3, **{part: "mse"})
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"loss": "mse"}, "loss is a function of outputs and targets, not 'mse'"),
+        ({"metric": "AUC"}, "not the text 'AUC'; did you mean fedhelix.metrics.auc?"),
+        ({"metric": "mse"}, "not the text 'mse'; fedhelix.metrics has perplexity, neg_perplexity"),
+        ({"metric": 3}, "metric is a function of outputs and targets, not 3."),
+    ],
+)
+def test_losses_and_metrics_are_functions(given, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        objective_for(3, **given)

@@ -1,3 +1,4 @@
+import inspect
 import sys
 
 import pytest
@@ -52,6 +53,19 @@ def test_unknown_methods():
         UserError, match=r"unknown method 'xyz'; there are: .*fedasync, fedau, fedavg,"
     ):
         make("xyz")
+
+
+def test_unknown_options_of_a_class_are_refused_with_the_nearest_right_one():
+    for kind in METHODS.values():
+        with pytest.raises(UserError, match=f"unknown option of {kind.__name__} 'no_such_option';"):
+            kind(no_such_option=1)
+    with pytest.raises(UserError, match="unknown option of FedProx 'nu'; did you mean 'mu'"):
+        FedProx(nu=1)
+    with pytest.raises(UserError, match=r"of FederationSettings 'batchsize'; .*'batch_size'"):
+        fedhelix.FederationSettings(batchsize=8)
+    with pytest.raises(UserError, match=r"FedProx\(mu\): too many positional arguments"):
+        FedProx(0.1, 0.2)
+    assert str(inspect.signature(FedProx)).startswith("(mu: 'float'")  # as help shows it
 
 
 def test_an_option_of_a_wrapper_says_where_it_belongs():

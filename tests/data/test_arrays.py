@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -220,6 +222,20 @@ def test_labels_that_count_something_else_are_no_classes():
         from_arrays(
             np.zeros((40, 2), np.float32), np.r_[np.zeros(20), np.full(20, 10**9)].astype(int)
         )
+
+
+def test_labels_that_begin_at_one_are_noted_and_kept():
+    x, y = np.random.default_rng(0).random((40, 3)), 1 + np.arange(40) % 3
+    said = r"labels of 'data' begin at 1, so 1 of the 4 classes has no samples; .*classes=4"
+    for make in (lambda: from_arrays(x, y), lambda: from_clients([(x, y), (x, y)])):
+        with pytest.warns(UserWarning, match=said):
+            data = make()
+        assert data.classes == 4 and data.y.unique().tolist() == [1, 2, 3]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert from_arrays(x, y, classes=4).classes == 4
+        assert from_arrays(x, y - 1).classes == 3
+        assert from_arrays(x, y.astype(str)).labels == ("1", "2", "3")
 
 
 def test_owners_follow_the_hold_out_and_must_be_complete():

@@ -1,7 +1,9 @@
 """The audit log: what is in it, and that every kind of tampering is found."""
 
+import hashlib
 import json
 import sys
+from functools import partial
 
 import pytest
 
@@ -123,6 +125,41 @@ def test_server_and_sites_log_epsilon_and_what_was_exchanged(tmp_path):
         assert trained["asked"]["site-0"] == at_site[-1]["asked"]
         done = next(entry for entry in entries if entry["kind"] == "aggregate")
         assert done["epsilon"]["0"] == spent
+
+
+def test_hashes_in_both_logs_are_those_of_whole_answers(tmp_path, capsys, monkeypatch):
+    """Of scores, losses and descriptions as well as of tensors; the log names what left."""
+    deployment = InProcessDeployment(tmp_path, 2)
+    deployment.sites[1].policy = SitePolicy(metrics=False)  # refuses to send scores
+    left = {site.name: [] for site in deployment.sites}
+    for node, site in zip(deployment.grid.answers, deployment.sites, strict=True):
+        site.log = AuditLog(tmp_path / site.name, keys.make_site_key(tmp_path / "keys", site.name))
+        deployment.grid.answers[node] = partial(noted, site, left[site.name])
+    settings = {"clients": 2, "rounds": 1, "model": "linear", "epochs": 1, "kernels": "onednn"}
+    federation = deployment.federation(make_spec("fedavg", settings))
+    log = AuditLog(tmp_path / "server", keys.make_site_key(tmp_path, "audit"))
+    federation.fit(1, quiet=True, watch=keep_log(federation, log))
+    lines = [entry for entry in read_log(log.path, None) if "received" in entry]
+    assert [entry["kind"] for entry in lines] == ["describe", "describe", "train", "evaluate"]
+    for name, hashes in left.items():
+        at_site = [entry["sha256"] for entry in read_log(tmp_path / name, None)[1:]]
+        came = [entry["received"][name]["sha256"] for entry in lines if name in entry["asked"]]
+        assert came == at_site == hashes and len(set(hashes)) == 3
+    assert "reports no scores" in lines[-1]["refused"]["site-1"]
+    monkeypatch.setattr(sys, "argv", ["fedhelix", "audit", "log", str(tmp_path / "site-0")])
+    with pytest.raises(SystemExit):
+        main()
+    _, described, trained, evaluated, _ = capsys.readouterr().out.splitlines()
+    assert "describe  data: " in described
+    assert "fedavg  loss, samples, 2 tensors: " in trained
+    assert "fedavg  test, test_loss, used, valid: " in evaluated
+
+
+def noted(site, hashes, request):
+    """A site's answer, whose hash is kept."""
+    answer = site.answer(request)
+    hashes.append(hashlib.sha256(answer).hexdigest())
+    return answer
 
 
 def test_a_run_leaves_a_log_at_every_site(tmp_path, capsys, monkeypatch):

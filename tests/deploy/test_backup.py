@@ -72,7 +72,24 @@ def test_bad_input(server, tmp_path):
         restore(archive, tmp_path / "third")
     assert "\n" not in str(said.value)
     with pytest.raises(UserError, match=r"there is no file '.*missing'"):
-        restore(tmp_path / "missing", tmp_path / "other")
+        restore(tmp_path / "missing", tmp_path / "other" / "folder")
+    assert not [name for name in ("new", "third", "other") if (tmp_path / name).exists()]
+
+
+def test_an_archive_that_breaks_off_halfway_leaves_nothing(server, tmp_path, monkeypatch):
+    back_up(server[0], tmp_path / "all.tar.gz", [server[1]])
+
+    def extract(tar, folder, filter):
+        tar.extract("keys", folder, filter=filter)
+        tar.extract("superlink.db", folder, filter=filter)
+        raise OSError("there is no space left")
+
+    monkeypatch.setattr(tarfile.TarFile, "extractall", extract)
+    (tmp_path / "empty").mkdir()
+    for name in ("empty", "new"):
+        with pytest.raises(UserError, match="cannot be restored: there is no space left"):
+            restore(tmp_path / "all.tar.gz", tmp_path / name)
+    assert not list((tmp_path / "empty").iterdir()) and not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("name", ["../evil", "keys/../../evil", "etc/passwd"])
@@ -82,4 +99,4 @@ def test_an_archive_that_leads_out_of_the_folder_is_refused(tmp_path, name):
         assert entry.size == 0
     with pytest.raises(UserError, match=r"is no backup|cannot be restored"):
         restore(tmp_path / "a.tar.gz", tmp_path / "new")
-    assert not (tmp_path / "evil").exists()
+    assert not (tmp_path / "evil").exists() and not (tmp_path / "new").exists()

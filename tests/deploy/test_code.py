@@ -88,6 +88,9 @@ def test_sites_train_and_predict_with_files_that_they_have_too(tmp_path, file, f
     expected = module(torch.tensor(new, dtype=torch.float32)).detach().numpy()
     outputs = predictions(site, tmp_path / "new.npy", outputs=True)
     np.testing.assert_allclose(outputs, expected, rtol=1e-5)
+    np.save(tmp_path / "new.npy", np.full_like(new, np.nan))
+    with pytest.raises(UserError, match="the new samples"):
+        predictions(site, tmp_path / "new.npy")
 
 
 def test_predictions_are_the_methods_own(tmp_path, folders):

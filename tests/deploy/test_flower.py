@@ -50,6 +50,11 @@ def test_the_superlink_has_what_we_hook_into():
     assert not hasattr(command, "create_app"), (
         "flower-superlink imports create_app before deploy/superlink.py can replace it."
     )
+    parameters = ("127.0.0.1:1", None, None, 1, False)
+    assert superlink._superexec_command(*parameters)[0] == "flower-superexec", (
+        "the SuperLink starts its SuperExec in another way; deploy/superlink.py replaces that."
+    )
+    assert superlink.superexec_command(*parameters)[2] == "fedhelix.deploy.superexec"
     app = flowers.create_app()
     assert hasattr(app, "user_middleware") and hasattr(app, "add_middleware"), (
         "the SuperLink's app takes no middlewares any more; deploy/superlink.py adds some."

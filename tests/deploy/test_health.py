@@ -5,14 +5,23 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 import time
+import warnings
+from functools import partial
 
+import httpx
 import pytest
+from flwr.app import Message
+from flwr.supercore.retry import constant, http_retry
+from flwr.supercore.task_identity import TaskIdentity
 
+from fedhelix.cli import app
 from fedhelix.core.errors import UserError
 from fedhelix.deploy import localhost, logs, node, superlink
 from fedhelix.deploy.health import HealthServer, answers
 from fedhelix.deploy.keys import make_certificates, make_site_key
+from fedhelix.deploy.transport import pack
 
 
 def test_a_site_is_alive_at_once_and_ready_once_it_is_connected():
@@ -69,21 +78,39 @@ def test_lines_are_sentences_or_json(monkeypatch, capsys):
     logs.say("connected to a:1")
     monkeypatch.setenv(logs.VARIABLE, "json")
     logs.say('a "quoted"\nline')
-    plain, line = capsys.readouterr().err.splitlines()
+    with pytest.raises(SystemExit):
+        app._stop("there is no file 'x'.", 2)
+    plain, line, stopped = capsys.readouterr().err.splitlines()
     assert plain == "fedhelix: connected to a:1."
+    assert json.loads(stopped)["message"] == "there is no file 'x'."
     entry = json.loads(line)
     assert entry["message"] == 'a "quoted"\nline.' and entry["level"] == "info"
+    with pytest.raises(UserError, match="--log-format is text or json, not 'xml'"):
+        logs.choose_format("xml")
+
+
+def test_what_others_write_is_json_too(monkeypatch, capsys):
+    """Loggers of other libraries, warnings, and exceptions that nobody expected."""
+    for place, name in ((warnings, "showwarning"), (sys, "excepthook"), (threading, "excepthook")):
+        monkeypatch.setattr(place, name, getattr(place, name))
     logger = logging.getLogger("fedhelix-test-logs")
     logger.addHandler(handler := logging.StreamHandler())
-    logs.format_loggers()
+    monkeypatch.setenv(logs.VARIABLE, "json")
+    logs.format_all()
     try:
         raise ValueError("x")
     except ValueError:
-        record = logger.makeRecord("a", logging.ERROR, "f", 1, "%s!", ("no",), sys.exc_info())
+        logs.write_traceback()
+        problem = sys.exc_info()
+    record = logger.makeRecord("a", logging.ERROR, "f", 1, "%s!", ("no",), problem)
     text = json.loads(handler.format(record))
     assert text["level"] == "error" and text["message"].startswith("no!\nTraceback")
-    with pytest.raises(UserError, match="--log-format is text or json, not 'xml'"):
-        logs.choose_format("xml")
+    sys.excepthook(*problem)
+    threading.excepthook(threading.ExceptHookArgs([*problem, None]))
+    warnings.showwarning(UserWarning("careful"), UserWarning, "file.py", 1)
+    *raised, warned = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [one["message"].splitlines()[-1] for one in raised] == ["ValueError: x"] * 3
+    assert warned["level"] == "warning" and warned["message"] == "careful"
 
 
 def test_all_lines_of_a_server_are_json(tmp_path):
@@ -96,7 +123,9 @@ def test_all_lines_of_a_server_are_json(tmp_path):
             stderr=log, stdout=log,
         )  # fmt: skip
     try:
-        while "Uvicorn running" not in path.read_text():
+        # The SuperExec is another process.
+        expected = ("Uvicorn running", "Starting Flower SuperExec")
+        while not all(line in path.read_text() for line in expected):
             assert process.poll() is None and time.monotonic() < until, path.read_text()
             time.sleep(0.1)
     finally:
@@ -107,10 +136,40 @@ def test_all_lines_of_a_server_are_json(tmp_path):
 
 def test_a_site_names_the_address_where_nobody_answers():
     record = logging.makeLogRecord({"msg": "Connection attempt failed, retrying in 1 second"})
-    assert node._plain("fl.example.org:8000", record)
+    connected = threading.Event()
+    assert node._noticed("fl.example.org:8000", connected, record)
     said = "there is no connection to fl.example.org:8000, retrying in 1 second"
     assert record.getMessage() == said
-    assert not node._plain("a:1", logging.makeLogRecord({"msg": "Exit Code: 400"}))
+    assert not node._noticed("a:1", connected, logging.makeLogRecord({"msg": "Exit Code: 400"}))
+
+
+def test_a_site_is_not_ready_while_nobody_takes_its_answer(monkeypatch):
+    """Flower repeats the request that failed, until the server is there again."""
+    monkeypatch.setattr(http_retry, "exponential", lambda max_delay: constant(0.01))
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+    connected, seen, messages = threading.Event(), [], iter([Message(pack(b"asked"), 7, "query")])
+
+    def push(*reply):
+        seen.append(connected.is_set())
+        if len(seen) < 4:
+            raise httpx.ConnectError("nobody is there")
+        return set(), "session"
+
+    def receive():
+        seen.append(connected.is_set())
+        return next(messages)  # and then the connection breaks
+
+    send = partial(http_retry.make_simple_http_retry_invoker().invoke, push)
+    here = node.Node(None, 7, None, send, None, None, None, None, None)
+    monkeypatch.setattr(here, "receive", receive)
+    logger, notice = logging.getLogger("flwr"), partial(node._noticed, "a:1", connected)
+    logger.addFilter(notice)
+    try:
+        with pytest.raises(StopIteration):
+            here.serve(lambda content: content, connected)
+    finally:
+        logger.removeFilter(notice)
+    assert seen == [True, True, False, False, True]
 
 
 def test_the_entry_point_of_a_site_logs_json_and_says_what_is_wrong(tmp_path):
@@ -131,6 +190,8 @@ def test_the_entry_point_of_a_site_logs_json_and_says_what_is_wrong(tmp_path):
         probe = [sys.executable, "-m", "fedhelix.deploy.health"]
         ended = subprocess.run([*probe, f"http://127.0.0.1:{port}/readyz"], check=False)
         assert ended.returncode == 1
+        entry = json.loads(process.stderr.readline())  # Flower's own line
+        assert entry["source"] == "flwr" and "no connection to 127.0.0.1:1" in entry["message"]
     finally:
         process.kill()
         process.communicate()

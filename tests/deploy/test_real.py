@@ -91,7 +91,7 @@ def test_a_run_across_processes(tmp_path):
         with pytest.raises(httpx.HTTPStatusError):
             activate(local.address, tmp_path / "new/site-0.key", local.certificate)
         kinds = {entry["kind"] for entry in read_log(run.path / "audit.jsonl", None)}
-        assert {"opened", "train", "evaluate", "aggregate"} <= kinds
+        assert {"opened", "describe", "train", "evaluate", "aggregate"} <= kinds
         processes = [local.superlink, *local.sites.values()]
     assert not any(process.alive for process in processes)
     spec.config.federation(spec.method, engine="serial").fit(

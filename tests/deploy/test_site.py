@@ -1,6 +1,10 @@
 """One site: its data, its state on disk, and what it refuses."""
 
 import json
+import signal
+import subprocess
+import sys
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,10 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedhelix.cli.app import main
 from fedhelix.core.errors import UserError
 from fedhelix.core.tree import tensors
 from fedhelix.data import Split, from_arrays
 from fedhelix.deploy import messages
+from fedhelix.deploy.node import only_process
 from fedhelix.deploy.remote_data import (
     RemotePartition,
     common_description,
@@ -307,6 +313,13 @@ def test_mistakes_show_at_the_start(name, data, said, tmp_path, monkeypatch):
         Site(name, data, tmp_path / "kept")
 
 
+def test_a_site_may_lack_the_first_classes(tmp_path):
+    np.savez(tmp_path / "own.npz", x=np.zeros((20, 2), np.float32), y=1 + np.arange(20) % 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read_site_data(tmp_path / "own.npz").y.unique().tolist() == [1, 2]
+
+
 def test_data_that_would_be_pickled_are_refused(tmp_path):
     np.save(tmp_path / "x.npy", np.array([{}], dtype=object), allow_pickle=True)
     np.save(tmp_path / "y.npy", np.zeros(1))
@@ -395,3 +408,27 @@ def test_a_method_that_scores_models_says_which_term_is_missing(tmp_path):
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(UserError, match=r"there is no folder '.*nowhere' with the site's samples"):
         Site("a", str(tmp_path / "nowhere"), tmp_path)
+
+
+def test_a_second_process_in_the_same_folder_is_refused(tmp_path, monkeypatch, capsys):
+    """Until the first one ends, by whatever means."""
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'ab'); fcntl.flock(f, fcntl.LOCK_EX)"
+    command = [sys.executable, "-c", f"{hold}; print('held', flush=True); input()"]
+    data = blobs(tmp_path / "data", 0)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the test's own stay
+    words = ["--name=north", "--superlink=127.0.0.1:1", f"--data={data}", "--cert=c", "--key=k"]
+    monkeypatch.setattr(sys, "argv", ["fedhelix", "site", *words, f"--folder={tmp_path}"])
+    with subprocess.Popen(
+        [*command, tmp_path / "north.lock"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as first:
+        assert first.stdout.readline() == b"held\n"
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        said = f"another process runs the site north in '{tmp_path}' already; stop that one first."
+        assert said in capsys.readouterr().err
+        with only_process(tmp_path, "south"):  # another site
+            first.kill()
+            first.wait()
+    with only_process(tmp_path, "north"):
+        pass

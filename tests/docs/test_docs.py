@@ -76,15 +76,22 @@ def test_code_runs(page, tmp_path, monkeypatch, capsys):
     module = types.ModuleType("docs_page")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     scope = vars(module)
+    alone = "Every block runs alone" in (ROOT / page).read_text(encoding="utf-8")
     found = blocks(page, "python")
     assert found, f"{page} has no code"
     for number, block in enumerate(found, start=1):
-        exec(compile(block, f"{page}, block {number}", "exec", dont_inherit=True), scope)
+        here = {"__name__": module.__name__} if alone else scope
+        exec(compile(block, f"{page}, block {number}", "exec", dont_inherit=True), here)
     for name, test in list(scope.items()):
         if name.startswith("test_") and callable(test):
             takes_folder = "tmp_path" in test.__code__.co_varnames[: test.__code__.co_argcount]
             (tmp_path / name).mkdir()
             test(**({"tmp_path": tmp_path / name} if takes_folder else {}))
+
+
+def test_the_tutorials_promise_that_blocks_run_alone_and_nobody_counts_networks_by_hand():
+    assert "Every block runs alone" in (ROOT / "docs/tutorials.md").read_text(encoding="utf-8")
+    assert not re.search(r"\w+ networks by name", (ROOT / "README.md").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS)

@@ -26,6 +26,7 @@ HOUSE_WORDS = {
     r"\bwho waits works ahead\b": "idle clients pre-train",
     r"\bby and by\b": "gradually",
     r"\bhas learnt to say\b": "predicts",
+    r"\bworst tenth\b": "10th percentile",
 }
 
 

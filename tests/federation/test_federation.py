@@ -218,6 +218,8 @@ def test_models_are_usable_copies():
     with torch.no_grad():
         shared.fc1.weight.zero_()
     assert not same(shared.state_dict(), run.model().state_dict())
+    with pytest.raises(UserError, match=r"a client is a whole number or a name, not 1\.5"):
+        run.personal(1.5)
     with pytest.raises(UserError, match="there is no client 6; clients are numbered from 0 to 5"):
         run.personal(6)
 
@@ -349,6 +351,9 @@ def test_a_run_from_python_can_be_resumed_from_python(tmp_path):
     small(Scaffold()).fit(2, out=tmp_path / "stopped", quiet=True)
     resumed = small(Scaffold()).fit(3, out=tmp_path / "stopped", resume=True, quiet=True)
     assert timeless(resumed.records) == timeless(straight.records)
+    assert RunFolder.open(tmp_path / "stopped").config["rounds"] == 3, "dashboards show 3 / 3"
+    small(Scaffold()).fit(1, out=tmp_path / "stopped", resume=True, quiet=True)
+    assert RunFolder.open(tmp_path / "stopped").config["rounds"] == 3, "as many as there are"
     assert same(resumed.state.server, straight.state.server)
     assert resumed.folder.summary["rounds"] == 3
     with pytest.raises(UserError, match=r"holds a run already; .*resume=True"):

@@ -242,6 +242,26 @@ def test_labels_below_zero_and_rounds_as_text_are_refused():
         federation([(X, Y)], cohort=1).fit("3")
 
 
+def test_wrong_arguments_of_fit_and_evaluate_have_their_sentences():
+    fed = federation([(X, Y)], cohort=1)
+    for given, said in (
+        ({"wach": print}, "unknown option of fit 'wach'; did you mean 'watch'"),
+        ({"watch": 3}, "watch is a function of a record, not 3"),
+        ({"quiet": "very"}, "quiet must be true or false, not 'very'"),
+    ):
+        with pytest.raises(UserError, match=said):
+            fed.fit(1, **given)
+    run = fed.fit(1, quiet=True)
+    for metrics, said in (
+        ({"a": "auc"}, "metric 'a' is a function .* did you mean fedhelix.metrics.auc?"),
+        ({"a": lambda o, t: o}, "metric must return one number for all samples, not Tensor"),
+        ("auc", "metrics is a dictionary such as .*, not 'auc'"),
+        ({}, "metrics is a dictionary such as"),
+    ):
+        with pytest.raises(UserError, match=said):
+            run.evaluate(metrics)
+
+
 def test_a_network_that_cannot_be_made_is_named():
     def broken(shape):
         raise ValueError("no such width")

@@ -107,7 +107,8 @@ def test_a_diverged_model_leaves_a_gap_in_its_curve(tmp_path):
     study = Study(
         "small", "A small study", lambda _: (), {"failed": failed("personal")}, curves=("loss",)
     )
-    report = study.cell_report(Cell("FedAvg", "digits", "fedavg"), [folder.path])
+    runs = {folder.path: make_spec("fedavg", {})}
+    report = study.cell_report(Cell("FedAvg", "digits", "fedavg"), runs)
     assert report["loss_curve"] == {"rounds": [1, 2], "by_seed": [[0.1235, None]]}
     assert report["failed"]["by_seed"] == [100]  # of those clients that have an accuracy
 

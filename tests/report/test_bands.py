@@ -39,6 +39,9 @@ def test_a_tie_is_a_difference_that_may_be_zero():
     better = {0: 0.92, 1: 0.93, 2: 0.95}
     assert tied(better, {0: 0.90, 1: 0.94, 2: 0.94}, alike=False), "seeds disagree"
     assert not tied(better, {0: 0.82, 1: 0.83, 2: 0.85}, alike=False), "ten points on each"
+    two = {0: 0.90, 1: 0.93}  # the interval of 4 and 1.4 points is 2.7 ± 16.5 points
+    assert tied(two, {0: 0.86, 1: 0.916}, alike=False), "two seeds say little"
+    assert not tied(two, {0: 0.60, 1: 0.631}, alike=False), "30 and 29.9 points"
     assert tied({0: 0.9}, {1: 0.9}, alike=True) and not tied({0: 0.9}, {0: 0.8}, alike=False)
 
 

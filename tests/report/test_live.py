@@ -12,6 +12,7 @@ import pytest
 from fedhelix.report.live import Watch, client_history, files, run_details
 from fedhelix.report.live import watch as watch_module
 from fedhelix.report.live.details import MOST_INCIDENTS
+from fedhelix.report.results import read
 from fedhelix.store import RunFolder
 
 
@@ -37,6 +38,12 @@ def test_a_finished_run_costs_no_record(make_run, watch):
         6.0,
     )
     assert watch.runs["mine"].offset == 0, "its records were not read"
+
+
+def test_a_run_made_in_python_is_listed_with_its_partition(make_run, watch):
+    folder = make_run(config={"library": True, "made_from": {"partition": "dirichlet:0.1"}})
+    assert only(watch)["setting"] == "digits · dirichlet:0.1"
+    assert read(folder).circumstances["partition"] == "dirichlet:0.1", "reports tell it, too"
 
 
 def test_a_growing_run_is_read_once(watch, tmp_path):

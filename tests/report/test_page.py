@@ -5,7 +5,7 @@ import pytest
 from browser import Browser, needs_chromium
 
 from fedhelix.report.documents import latex_report, markdown_report
-from fedhelix.report.headline import tiles, warnings
+from fedhelix.report.headline import tiles, warnings, winners
 from fedhelix.report.locate import Selection
 from fedhelix.report.page import html
 from fedhelix.report.results import grouped, read
@@ -29,6 +29,23 @@ def chosen(make_run) -> Selection:
         for seed in (0, 1)
     ]
     return Selection(runs, ["fedhelix compare fedavg genfed --seeds 2"])
+
+
+def test_the_best_methods_are_bold_on_paper_too(make_run, tmp_path):
+    runs = [make_run(name, seed, clients=2, rounds=2) for name in "ab" for seed in (0, 1)]
+    runs += [make_run("c", seed, final=0.1, clients=2, rounds=2) for seed in (0, 1)]
+    _, best = winners(grouped(runs))
+    text, tex = (
+        markdown_report(Selection(runs, []), tmp_path / "r.md"),
+        latex_report(Selection(runs, [])),
+    )
+    assert set(
+        re.findall(r"^\| \*\*(\w)\*\* \|.* \*\*\d+\.\d ± \d+\.\d\*\* \|", text, re.M)
+    ) == set(best)
+    assert set(
+        re.findall(r"^\\textbf\{(\w)\} &.* \\textbf\{\d+\.\d \$\\pm\$ \d+\.\d\} &", tex, re.M)
+    ) == set(best)
+    assert {"a", "b"} <= set(best), "they differ by chance only"
 
 
 def test_the_page_holds_everything_and_needs_nothing_else(chosen):
@@ -115,7 +132,7 @@ def test_odd_runs_have_reports_too(make_run, odd):
 
 def test_papers(chosen, tmp_path):
     text = markdown_report(chosen, tmp_path / "r.md")
-    assert "| genfed | 2 |" in text
+    assert re.search(r"^\| (\*\*)?genfed(\*\*)? \| 2 \|", text, re.M)
     for figure in re.findall(r"\]\((\S+\.png)\)", text):
         assert (tmp_path / figure).exists()
     lines = latex_report(chosen).splitlines()

@@ -7,7 +7,9 @@ import pytest
 
 from fedhelix.core.errors import UserError
 from fedhelix.report.diagnostics import partition_plot
-from fedhelix.report.plots import comparison_plot
+from fedhelix.report.plots import comparison_plot, curves, draw_clients, single
+from fedhelix.report.results import grouped
+from fedhelix.report.tables import comparison, markdown
 
 
 def png_size(path) -> tuple[int, int]:
@@ -51,6 +53,16 @@ def test_a_method_with_only_a_global_model(make_run, tmp_path):
         folder.append({"round": 2, "accuracy": 0.6})
     comparison_plot([folder], tmp_path / "plot.svg")
     assert "global model" in (tmp_path / "plot.svg").read_text()
+
+
+def test_clients_up_to_the_10th_percentile_of_the_table_are_in_full_colour(make_run):
+    folder = make_run(clients=20)
+    table = comparison([folder])
+    (panel,) = single(draw_clients, curves(grouped([folder]))).axes
+    low, others, *_ = (dots.get_offsets()[:, 0] for dots in panel.collections)
+    assert len(low) == 2 and low.max() <= table.loc["fedavg", "personal_p10"] < others.min()
+    assert "full colour: up to the 10th percentile" in panel.get_xlabel()
+    assert "| 10th percentile % |" in markdown(table)
 
 
 def test_svg_by_suffix_and_from_any_thread(make_run, tmp_path):

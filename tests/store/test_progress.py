@@ -46,7 +46,7 @@ def test_a_terminal_shows_bar_numbers_and_time(monkeypatch):
         assert text in last
 
 
-@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("width", [90, 120])
 def test_one_line_is_enough(width, monkeypatch):
     clock = iter([0, 0, 754])
     monkeypatch.setattr(progress, "monotonic", lambda: next(clock))
@@ -66,6 +66,25 @@ def test_a_run_whose_sites_keep_their_scores_has_lines():
         display.update(record(1))
         display.update(record(2, unevaluated={"0": "reports no scores"}))
     assert [line.split()[0] for line in shown(console).splitlines()] == ["round=2"]
+
+
+@pytest.mark.parametrize("title", ["fedper", "fedper seed 1 (6/6)", "fedprox (mu=0.1) " * 5])
+@pytest.mark.parametrize("first", [0, 90])
+@pytest.mark.parametrize("final_work", [False, True])
+def test_the_time_left_is_never_cut(title, first, final_work, monkeypatch):
+    clock = iter(range(0, 1_000, 54))
+    monkeypatch.setattr(progress, "monotonic", lambda: next(clock))
+    console = screen(terminal=True, width=80)
+    more = {"accuracy": 0.812, "personal_accuracy": 0.9, "clock": 3600.0, "refused": {"1": "NaN"},
+            "participants": [0, 1]}  # fmt: skip
+    with Progress(200, title, first, console=console, final_work=final_work) as display:
+        for round in (90, 100):
+            display.update(record(round, **more))
+    last = shown(console).splitlines()[-2].removeprefix("\x1b[2K")
+    assert "personal 90.0 %" in last and last.rstrip().endswith(
+        " s + final fit left" if final_work else " s left"
+    )
+    assert len(last.rstrip()) <= 78, "a terminal adds ^C, which must not begin another line"
 
 
 def test_a_long_title_takes_the_place_of_the_uploads():

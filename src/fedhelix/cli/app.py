@@ -106,5 +106,7 @@ def _is_full(problem: Exception) -> bool:
 
 
 def _stop(sentence: str, code: int) -> None:
-    print(f"fedhelix: {sentence}", file=sys.stderr)
+    from fedhelix.deploy.logs import write
+
+    write(sentence, "error")
     sys.exit(code)

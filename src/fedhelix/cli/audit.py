@@ -161,7 +161,7 @@ def _print(rows: Sequence[Mapping[str, Any]]) -> None:
 def _show_logs(paths: Sequence[str], key: Path | None, as_json: bool) -> None:
     """Check audit logs of sites and print them."""
     need_flower()
-    from fedhelix.deploy.audit_log import read_log
+    from fedhelix.deploy.audit_log import moved, read_log
 
     logs = {path: read_log(Path(path), key) for path in paths}
     if as_json:
@@ -169,7 +169,7 @@ def _show_logs(paths: Sequence[str], key: Path | None, as_json: bool) -> None:
         return
     for path, entries in logs.items():
         for entry in entries:
-            what = entry.get("error") or f"{entry.get('bytes', 0):,} bytes left"
+            what = entry.get("error") or moved(entry)
             if spent := entry.get("epsilon"):
                 most = max(spent.values()) if isinstance(spent, dict) else spent
                 what += f", epsilon {most:.3g}"

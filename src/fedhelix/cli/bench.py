@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 from rich.console import Console
 
-from fedhelix.cli.common import Address, EngineName, Json, Minutes, Quiet, Workers, places
+from fedhelix.cli.common import Address, EngineName, Jobs, Json, Minutes, Quiet, Workers, places
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.files import remove_leftovers, writable, write_atomically
 from fedhelix.report.terminal import listing
@@ -27,7 +27,11 @@ RunsFolder = Annotated[
     Path, typer.Option("--out", "-o", help="Where the runs are; finished ones are not run again.")
 ]
 Save = Annotated[
-    Path | None, typer.Option(help="Folder for NAME-SCALE.json (default: the one of the runs).")
+    Path | None,
+    typer.Option(
+        help="Folder for NAME-SCALE.json (default: the one of the runs). A file that is there "
+        "keeps its cells and seeds; new runs are added to it."
+    ),
 ]
 DataDir = Annotated[str | None, typer.Option(help="Folder with the data sets.")]
 DeviceName = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
@@ -44,7 +48,11 @@ def bench(  # noqa: PLR0913 - one for every flag
         str, typer.Option(help="quick (a CPU, minutes), gpu (smaller than the paper) or paper.")
     ] = "quick",
     seeds: Seeds = None,
+    first_seed: Annotated[
+        int, typer.Option(help="Run only this seed and later ones, to extend a result.")
+    ] = 0,
     minutes: Minutes = None,
+    jobs: Jobs = 1,
     only: Annotated[
         list[str] | None, typer.Option(help="Only this row or column (may be repeated).")
     ] = None,
@@ -92,18 +100,22 @@ def bench(  # noqa: PLR0913 - one for every flag
             minutes,
             only or [],
             quiet or None,
+            save or out,
+            commit,
+            first_seed,
+            jobs,
         )
     except KeyboardInterrupt:
         print("stopped; the same command goes on where it was.", file=sys.stderr)
         raise SystemExit(130) from None
     for number, report in enumerate(reports):
         name = report["bench"]
-        report["versions"] |= {"commit": commit} if commit else {}
-        repetitions = f" --seeds {seeds}" if seeds else ""
-        command = f"fedhelix bench {name} --scale {scale}{repetitions}"
+        usual = None if seeds else STUDIES[name].seeds[chosen]
+        command = f"fedhelix bench {name} --scale {scale}{repetitions(report, usual)}"
         reports[number] = report = {"command": command, **report}
         path = (save or out) / f"{name}-{scale}.json"
-        if write_report(report, path, out) and (drawing := figure(report)) is not None:
+        write_report(report, path)
+        if (drawing := figure(report)) is not None:
             style.save(drawing, path.with_suffix(".png"))
         if not as_json:
             _print(report, only or [], console)
@@ -143,15 +155,16 @@ def check_arguments(seeds: int | None, commit: str, out: Path) -> None:
         raise UserError(f"'{out}' is a run itself; choose a folder for the runs of a bench.")
 
 
-def write_report(report: Mapping[str, Any], path: Path, out: Path) -> bool:
-    """Write the figures, unless an earlier result was made of more runs; whether they were."""
-    if (known := _runs_in(path)) > _runs_of(report):
-        words = f"'{path}' was made of {known} runs, more than there are in '{out}'"
-        print(f"fedhelix: {words}; it stays as it is.", file=sys.stderr)
-        return False
+def repetitions(report: Mapping[str, Any], usual: int | None) -> str:
+    """The option that makes all seeds of a report, unless they are as many as usual."""
+    count = max(report["seeds"]) + 1
+    return "" if count == usual else f" --seeds {count}"
+
+
+def write_report(report: Mapping[str, Any], path: Path) -> None:
+    """Write a result file."""
     remove_leftovers(path.parent, path.name, f"{path.stem}.png")
     write_atomically(path, (json.dumps(report, indent=1) + "\n").encode())
-    return True
 
 
 def _print(report: Mapping[str, Any], only: list[str], console: Console) -> None:
@@ -164,15 +177,3 @@ def _print(report: Mapping[str, Any], only: list[str], console: Console) -> None
     for measure in report["measures"]:
         console.print(render({**report, "cells": cells}, measure))
         console.print()
-
-
-def _runs_of(report: Mapping[str, Any]) -> int:
-    return sum(cell["runs"] for cell in report["cells"])
-
-
-def _runs_in(path: Path) -> int:
-    """How many runs an earlier result was made of; a file that is no result counts for nothing."""
-    try:
-        return _runs_of(json.loads(path.read_bytes()))
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0

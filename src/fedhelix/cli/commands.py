@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from itertools import zip_longest
+from threading import Event
 from typing import NamedTuple
 
 import click
@@ -10,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedhelix.cli.pages import App
+from fedhelix.core.options import convert
 
 
 class Entry(NamedTuple):
@@ -99,6 +105,16 @@ COMMANDS = {
 }
 
 
+# Settings that are numbers: a word in their place is refused before PyTorch is imported.
+NUMBERS = {
+    int: "epochs batch_size newcomers clients rounds eval_every checkpoint_every seed",
+    float: "lr momentum weight_decay supplement_size supplement_below participation_alpha "
+    "newcomers_classes device_speed device_upload device_download availability over_select "
+    "attack_share valid",
+}
+WITH_SETTINGS = ("run", "compare")
+
+
 class LazyGroup(TyperGroup):
     """A group whose help needs names and sentences alone; what runs is loaded."""
 
@@ -107,15 +123,46 @@ class LazyGroup(TyperGroup):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The loaded command that the arguments name."""
         name, named, rest = super().resolve_command(ctx, args)
+        if name in WITH_SETTINGS:
+            check_numbers(rest)
         return name, load(name) if name in COMMANDS else named, rest
+
+
+def check_numbers(arguments: list[str]) -> None:
+    """Raise UserError where a setting that is a number has another value."""
+    for given, following in zip_longest(arguments, arguments[1:]):
+        flag, is_one, value = given.partition("=")
+        for kind, names in NUMBERS.items():
+            setting = flag.removeprefix("--").replace("-", "_")
+            text = value if is_one else following
+            if flag.startswith("--") and setting in names.split() and text is not None:
+                convert(setting, text, kind)
 
 
 def load(name: str) -> click.Command:
     """The command or group of that name, from its module."""
     entry = COMMANDS[name]
-    found = getattr(import_module(f"fedhelix.cli.{entry.module}"), entry.function)
+    with _deferred_ctrl_c():
+        module = import_module(f"fedhelix.cli.{entry.module}")
+    found = getattr(module, entry.function)
     if not isinstance(found, typer.Typer):
         alone = App(add_completion=False, rich_markup_mode="rich")
         alone.command(name)(found)
         found = alone
     return typer.main.get_command(found)
+
+
+@contextmanager
+def _deferred_ctrl_c() -> Iterator[None]:
+    """Ctrl-C takes effect at the end: in the middle of its import PyTorch may abort."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    pressed = Event()
+    signal.signal(signal.SIGINT, lambda *_: pressed.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if pressed.is_set():
+        raise KeyboardInterrupt

@@ -29,6 +29,12 @@ Track = Annotated[
 Minutes = Annotated[
     float | None, typer.Option(help="Stop after this time; the same command goes on later.")
 ]
+Jobs = Annotated[
+    int,
+    typer.Option(
+        metavar="N", help="Runs at once, each in a process of its own; they may share a GPU."
+    ),
+]
 EngineName = Annotated[
     str | None, typer.Option("--engine", help="How many clients, or on ray runs, go at once.")
 ]

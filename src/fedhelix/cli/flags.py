@@ -66,7 +66,11 @@ def settings(command: Callable[..., None]) -> Callable[..., None]:
         default = "auto" if field.default is None else field.default
         meaning = field.metadata["meaning"]
         words = sentence(meaning) + _unnamed(meaning, hints[field.name])
-        words += "." if "(auto:" in words else f" (default: {str(default).lower()})."
+        words += (
+            "."
+            if "(auto:" in words or "(none:" in words
+            else f" (default: {str(default).lower()})."
+        )
         name = "--" + field.name.replace("_", "-")
         kinds = typing.get_args(hints[field.name]) or (hints[field.name],)
         # Text: one place alone reads and checks values.

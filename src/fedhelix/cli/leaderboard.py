@@ -20,9 +20,10 @@ from fedhelix.cli.bench import (
     Save,
     Seeds,
     check_arguments,
+    repetitions,
     write_report,
 )
-from fedhelix.cli.common import Address, EngineName, Json, Minutes, Quiet, Workers, places
+from fedhelix.cli.common import Address, EngineName, Jobs, Json, Minutes, Quiet, Workers, places
 from fedhelix.core.errors import unknown
 from fedhelix.core.files import writable
 
@@ -35,6 +36,7 @@ def leaderboard(  # noqa: PLR0913 - one for every flag
     scale: Annotated[str, typer.Option(help="quick (a CPU, an hour) or gpu.")] = "quick",
     seeds: Seeds = None,
     minutes: Minutes = None,
+    jobs: Jobs = 1,
     only: Annotated[
         list[str] | None, typer.Option(help="Only this method or setting (may be repeated).")
     ] = None,
@@ -55,7 +57,7 @@ def leaderboard(  # noqa: PLR0913 - one for every flag
     all seeds. Runs are kept, so the same command goes on where it stopped:
     fedhelix leaderboard --scale quick --minutes 30
     """
-    from fedhelix.papers.leaderboard import draw, run_leaderboard
+    from fedhelix.papers.leaderboard import SEEDS, draw, run_leaderboard
     from fedhelix.report import style
 
     chosen = _checked_scale(scale)
@@ -64,18 +66,27 @@ def leaderboard(  # noqa: PLR0913 - one for every flag
     where = places(data_dir=data_dir, engine=engine, address=address, workers=workers)
     try:
         report, done = run_leaderboard(
-            chosen, out, {"device": device} | where, seeds, minutes, only or [], quiet or None
+            chosen,
+            out,
+            {"device": device} | where,
+            seeds,
+            minutes,
+            only or [],
+            quiet or None,
+            save or out,
+            commit,
+            jobs,
         )
     except KeyboardInterrupt:
         print("stopped; the same command goes on where it was.", file=sys.stderr)
         raise SystemExit(130) from None
-    report["versions"] |= {"commit": commit} if commit else {}
-    repetitions = f" --seeds {seeds}" if seeds else ""
-    report = {"command": f"fedhelix leaderboard --scale {scale}{repetitions}", **report}
+    usual = None if seeds else SEEDS[chosen]
+    command = f"fedhelix leaderboard --scale {scale}{repetitions(report, usual)}"
+    report = {"command": command, **report}
     path = (save or out) / f"leaderboard-{scale}.json"
-    if write_report(report, path, out):
-        for name, drawing in draw(report).items():
-            style.save(drawing, path.with_name(f"{path.stem}-{name}.png"))
+    write_report(report, path)
+    for name, drawing in draw(report).items():
+        style.save(drawing, path.with_name(f"{path.stem}-{name}.png"))
     if as_json:
         print(json.dumps(report, indent=2))
     else:

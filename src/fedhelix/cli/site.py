@@ -157,15 +157,17 @@ def _connect_site(
     health_port: int | None,
 ) -> None:
     from fedhelix.deploy.health import HealthServer
-    from fedhelix.deploy.logs import say
-    from fedhelix.deploy.node import connect
+    from fedhelix.deploy.logs import format_all, say
+    from fedhelix.deploy.node import connect, only_process
     from fedhelix.deploy.site_process import SiteProcess
 
+    format_all()  # Flower's logger is there now
     worker, connected = SiteProcess(arguments, rules.max_seconds), threading.Event()
     node_file = place.with_name(f"{place.name}.node")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(only_process(place.parent, place.name))
             if health_port is not None:
                 server = HealthServer("0.0.0.0", health_port, connected.is_set)
                 say(f"probes are answered on port {stack.enter_context(server).port}")

@@ -13,6 +13,7 @@ import typer
 from fedhelix.cli.common import (
     Address,
     EngineName,
+    Jobs,
     Json,
     Minutes,
     Out,
@@ -136,6 +137,7 @@ def sweep(
         Path, typer.Argument(help="A TOML file with methods, seeds, [settings] and [grid].")
     ],
     minutes: Minutes = None,
+    jobs: Jobs = 1,
     engine: EngineName = None,
     address: Address = None,
     workers: Workers = None,
@@ -160,7 +162,7 @@ def sweep(
     """
     grid, folder = read_sweep(file), out or RUNS / f"sweep-{file.stem}"
     with resumable(folder):
-        session = Session.limited(minutes, quiet or None)
+        session = Session.limited(minutes, quiet or None, jobs)
         values = grid.settings | places(engine=engine, address=address, workers=workers)
         folders = comparison.compare(grid.methods, values, grid.seeds, folder, session)
     if len([one for one in folders if one.summary]) < len(grid.methods) * grid.seeds:

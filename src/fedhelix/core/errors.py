@@ -29,8 +29,9 @@ class UnusableMessage(EngineFailure):
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
     """An error for a name that does not exist, with the nearest one that does."""
-    names = {one.lower(): one for one in sorted(known)}
-    close = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.62)
+    names, given = {one.lower(): one for one in sorted(known)}, str(name).lower()
+    similar = 0.62 if len(given) > 2 else 0.5  # of two letters one may be wrong
+    close = difflib.get_close_matches(given, names, n=1, cutoff=similar)
     all_names = ", ".join(names.values()) or "none"
     hint = f"did you mean '{names[close[0]]}'?" if close else f"there are: {all_names}."
     return UserError(f"unknown {kind} '{name}'; {hint}")

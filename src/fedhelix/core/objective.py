@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import SupportsFloat
@@ -10,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedhelix.core import metrics
 from fedhelix.core.errors import UserError
 from fedhelix.core.metrics import IGNORED, by_class, f1
 
@@ -124,12 +127,10 @@ def objective_for(
     false are labels of which several may hold, whole numbers the classes of tokens or pixels, other
     numbers a regression. Loss and metric can be replaced.
     """
-    for name, given in (("loss", loss), ("metric", metric)):
-        if given is not None and not callable(given):
-            several = name == "metric" and isinstance(given, Mapping | list | tuple)
-            how = "; run.evaluate({'NAME': FUNCTION, ...}) measures several" if several else ""
-            what = type(given).__name__ if several else repr(given)
-            raise UserError(f"{name} is a function of outputs and targets, not {what}{how}.")
+    if loss is not None and not callable(loss):
+        raise UserError(f"loss is a function of outputs and targets, not {loss!r}.")
+    if metric is not None:
+        check_metric("metric", metric)
     if classes is None and targets is not None and targets.dtype == torch.bool:
         return Objective(loss or binary_cross_entropy, metric or f1, "score")
     if classes is None and targets is not None and targets.dtype == torch.int64:
@@ -140,6 +141,27 @@ def objective_for(
     if metric is not None:
         return Objective(loss or cross_entropy, metric, "score")
     return Objective(loss or cross_entropy, accuracy, "accuracy", None if loss else correct)
+
+
+def check_metric(name: str, given: object) -> None:
+    """Refuse what is no function, and say which metrics there are."""
+    if callable(given):
+        return
+    if isinstance(given, str):
+        ready = [word for word, value in vars(metrics).items() if inspect.isfunction(value)]
+        close = difflib.get_close_matches(given.lower(), ready, n=1)
+        hint = (
+            f"did you mean fedhelix.metrics.{close[0]}?"
+            if close
+            else (f"fedhelix.metrics has {', '.join(ready)}.")
+        )
+        raise UserError(
+            f"{name} is a function of outputs and targets, not the text '{given}'; {hint}"
+        )
+    several = isinstance(given, Mapping | list | tuple)
+    how = "; run.evaluate({'NAME': FUNCTION, ...}) measures several" if several else ""
+    what = type(given).__name__ if several else repr(given)
+    raise UserError(f"{name} is a function of outputs and targets, not {what}{how}.")
 
 
 def evaluate_outputs(objective: Objective, output: Tensor, target: Tensor) -> tuple[float, float]:

@@ -5,14 +5,19 @@ made of them.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import math
 import numbers
 import types
 import typing
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NoReturn
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, NoReturn, TypeVar
 
 from fedhelix.core.errors import UserError, unknown
+
+F = TypeVar("F", bound=Callable[..., Any])
+K = TypeVar("K", bound=type)
 
 UNIONS = (typing.Union, types.UnionType)
 SWITCH = {
@@ -222,3 +227,28 @@ def build(
 def options_of(kind: type, value: Any) -> dict[str, Any]:
     """The fields that a value has from one of its base classes."""
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
+
+
+def checks_arguments(function: F, name: str | None = None) -> F:
+    """Have a function answer unknown arguments with a sentence, and the nearest one that it has."""
+    signature, called = inspect.signature(function), name or function.__name__
+    known = [one for one in signature.parameters if one != "self"]
+
+    @functools.wraps(function)
+    def checked(*args: Any, **more: Any) -> Any:
+        try:
+            signature.bind(*args, **more)
+        except TypeError as problem:
+            for key in more:
+                if key not in known:
+                    raise unknown(f"option of {called}", key, known) from None
+            raise UserError(f"{called}({', '.join(known)}): {problem}.") from None
+        return function(*args, **more)
+
+    return checked  # type: ignore[return-value]
+
+
+def checks_options(kind: K) -> K:
+    """The same for the arguments of a class, which are its options."""
+    kind.__init__ = checks_arguments(kind.__init__, kind.__name__)  # type: ignore[misc]
+    return kind

@@ -13,7 +13,7 @@ from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.imports import import_file
 from fedhelix.core.method import Method
 from fedhelix.core.naming import check_names
-from fedhelix.core.options import build, find
+from fedhelix.core.options import build, checks_options, find
 from fedhelix.core.wrapper import Wrapper
 
 M = TypeVar("M", bound=type[Method])
@@ -42,7 +42,7 @@ def register(name: str, paper: str = "") -> Callable[[M], M]:
                 "another name."
             )
         kind.name, kind.paper = name, paper
-        METHODS[name] = kind
+        METHODS[name] = checks_options(kind)
         return kind
 
     return keep

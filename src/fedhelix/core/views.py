@@ -172,6 +172,8 @@ class Context(HasRenamed):
     score: Scorer | None = None
     # The same on about so many of these samples.
     score_on: Callable[[Sequence[State], int], list[tuple[float, float]]] | None = None
+    # A model after so many epochs on the server's own samples; None without any.
+    train: Callable[[State, int], State] | None = None
     metadata: dict[str, Any] = field(default_factory=dict)  # what the method wants recorded
     deployed: bool = False  # the clients are real sites, whom noise protects
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -51,7 +52,7 @@ def from_arrays(
     * `classes="auto"`: one integer or text label per sample is a classification, float targets a
       regression; several labels of 0 and 1 (N×L) are labels of which several may hold, other
       integers (N×T, N×H×W) the classes of tokens or pixels. A number of classes or None
-      (regression) decides otherwise.
+      (regression) decides otherwise. Integer labels are kept as they are, so number them from 0.
     * `owners` says for each sample whose it is; a federation then takes its clients from there.
     * Without a test pool 20 % of the samples, class by class, are held out as one; with owners
       20 % of each owner's, who are tested on these. An owner with a single sample trains on it.
@@ -101,6 +102,8 @@ def assembled(
         y, y_test = cat_padded([y, y_test], IGNORED).split([len(y), len(y_test)])
     count = count_classes(classes, y, y_test)
     y, y_test = as_targets([y, y_test], classes, count, name)
+    if classes == "auto" and count is not None:
+        _note_unused(min(int(y.min()), int(y_test.min())), count, name)
     fields = None
     if isinstance(x, Parts) or isinstance(x_test, Parts):
         both = joined([x, x_test])
@@ -228,6 +231,17 @@ def count_classes(classes: Classes, targets: Tensor, test_targets: Tensor) -> in
             f"classes={1 + largest} a classification."
         )
     return 1 + largest
+
+
+def _note_unused(first: int, count: int, name: str) -> None:
+    """Say that labels do not begin at 0; they are kept as they are."""
+    if first > 0:
+        warnings.warn(
+            f"the labels of '{name}' begin at {first}, so {first} of the {count} classes "
+            f"{'has' if first == 1 else 'have'} no samples; number classes from 0 (y - {first}), "
+            f"or give classes={count} if they are right.",
+            stacklevel=4,
+        )
 
 
 def as_targets(

@@ -27,11 +27,16 @@ from torch import Tensor
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.files import write_atomically
-from fedhelix.core.tree import Tree, encode, flatten
+from fedhelix.core.tree import Tree, flatten
 from fedhelix.deploy.keys import read_private_key, read_public_key
 
 GENESIS = "0" * 64
 ALGORITHM = ec.ECDSA(SHA256())
+# What a site's line holds besides the values of its answer; every answer names site and seconds.
+NO_VALUES = (
+    "line", "time", "previous", "hash", "kind", "experiment", "round", "client", "method", "asked",
+    "site", "seconds", "sent", "bytes", "sha256", "error",
+)  # fmt: skip
 
 
 def head_path(path: Path) -> Path:
@@ -39,14 +44,36 @@ def head_path(path: Path) -> Path:
     return path.with_suffix(".head")
 
 
-def contents(tree: Tree) -> dict[str, Any]:
-    """What left a site: names and shapes, bytes, and a hash."""
-    shapes = {
+def shapes(tree: Tree) -> dict[str, Any]:
+    """The names in a tree with the shapes of tensors, or the types of other values."""
+    return {
         name: list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         for name, value in flatten(tree).items()
     }
-    content = encode(tree)
-    return {"sent": shapes, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def fingerprint(message: bytes) -> dict[str, Any]:
+    """Size and hash of a whole message, the same where it was written and where it was read."""
+    return {"bytes": len(message), "sha256": hashlib.sha256(message).hexdigest()}
+
+
+def moved(entry: Mapping[str, Any]) -> str:
+    """What left, by a line of a log: kinds of values and bytes; at the server also what came."""
+    size = f"{entry.get('bytes', 0):,} bytes left"
+    if "received" in entry:
+        came = sum(answer["bytes"] for answer in entry["received"].values())
+        return f"{size}, {came:,} bytes came back"
+    if "sent" not in entry:
+        return ""
+    names = [key for key in entry if key not in NO_VALUES and entry[key] is not None]
+    if count := len(entry["sent"]):
+        names.append(f"{count} tensor{'s' * (count > 1)}")
+    return f"{', '.join(names) or 'no values'}: {size}"
+
+
+def now() -> str:
+    """The time of a line."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 class AuditLog:
@@ -74,8 +101,7 @@ class AuditLog:
 
     def append(self, event: Mapping[str, Any]) -> None:
         """Add a line; it is on the disk before this returns."""
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        entry = {"line": self._lines + 1, "time": now, "previous": self._last, **event}
+        entry = {"line": self._lines + 1, "time": now(), "previous": self._last, **event}
         line = json.dumps({**entry, "signature": self._signed(canonical(entry))}, sort_keys=True)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab") as file:

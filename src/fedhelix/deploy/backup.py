@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import tarfile
 import tempfile
@@ -73,17 +74,17 @@ def _add_database(path: Path, tar: tarfile.TarFile) -> None:
 def restore(archive: Path, folder: Path) -> list[Path]:
     """Unpack an archive into a new folder; returns the run folders in it, below `runs/`.
 
-    Runs go on by `fedhelix deploy resume`.
+    Of an archive that cannot be restored nothing is left behind. Runs go on by `fedhelix deploy
+    resume`.
     """
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"'{folder}' is not empty; restore into a new folder.")
-    folder.mkdir(parents=True, exist_ok=True)
     try:
         with tarfile.open(archive) as tar:
             tops = {member.name.split("/")[0] for member in tar.getmembers()}
             if strange := tops - {*KEPT, RUNS}:
                 raise UserError(f"'{archive}' is no backup of a deployment: '{min(strange)}'.")
-            tar.extractall(folder, filter="data")  # no links or paths that lead out of it
+            _extract(tar, folder)
     except FileNotFoundError:
         raise UserError(f"there is no file '{archive}'.") from None
     except tarfile.ReadError:
@@ -93,3 +94,18 @@ def restore(archive: Path, folder: Path) -> list[Path]:
     for key in (folder / "keys").glob("*.key"):
         key.chmod(0o600)
     return sorted((folder / RUNS).iterdir()) if (folder / RUNS).exists() else []
+
+
+def _extract(tar: tarfile.TarFile, folder: Path) -> None:
+    """Unpack everything or nothing; the folder is new or empty."""
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        tar.extractall(folder, filter="data")  # no links or paths that lead out of it
+    except BaseException:
+        for name in (*KEPT, RUNS):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / DATABASE).unlink(missing_ok=True)
+        if is_new:
+            folder.rmdir()
+        raise

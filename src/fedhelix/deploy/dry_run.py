@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from fedhelix.core import toml
+from fedhelix.core.tree import encode
 from fedhelix.data import Split
-from fedhelix.deploy.audit_log import contents
+from fedhelix.deploy.audit_log import shapes
 from fedhelix.deploy.code import SiteCode
 from fedhelix.deploy.site import Site, site_setup
 from fedhelix.deploy.site_policy import chain
@@ -66,12 +67,12 @@ def reveals(site: Site, spec: RunSpec) -> Iterator[str]:
 
 def _first_message(setup: Setup) -> str:
     """What the method computes from this site's samples and sends once."""
-    sent = contents(setup.hooks.client_init(make_client(setup, ClientTask(0, 0, {}, {}))))
+    sent = setup.hooks.client_init(make_client(setup, ClientTask(0, 0, {}, {})))
     entries = [
         f"{name} ({'×'.join(map(str, shape))})" if isinstance(shape, list) and shape else name
-        for name, shape in sent["sent"].items()
+        for name, shape in shapes(sent).items()
     ]
-    return f"{', '.join(entries)}, computed from its samples; {sent['bytes']:,} bytes"
+    return f"{', '.join(entries)}, computed from its samples; {len(encode(sent)):,} bytes"
 
 
 def _setup(site: Site, spec: RunSpec) -> Setup:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,10 +11,9 @@ from typing import Any, ClassVar
 from fedhelix.core.errors import EngineFailure, UnusableMessage, UserError
 from fedhelix.core.tree import State, Tree, drop, flatten, to_device
 from fedhelix.deploy import messages
-from fedhelix.deploy.audit_log import AuditLog, contents
 from fedhelix.deploy.messages import Message
 from fedhelix.deploy.registry import SiteRegistry
-from fedhelix.deploy.requests import Replies, Request
+from fedhelix.deploy.requests import Request
 from fedhelix.deploy.schema import clipped
 from fedhelix.deploy.transport import Transport
 from fedhelix.engines.base import Engine, Evaluation
@@ -57,7 +55,6 @@ class RemoteEngine(Engine):
         self._has_begun = False  # whether a round has had enough answers
         self._site_seconds = 0.0  # work of the slowest sites
         self._max_bytes = messages.max_message_bytes(setup.initial)
-        self.log: AuditLog | None = None
 
     def request(
         self,
@@ -91,8 +88,6 @@ class RemoteEngine(Engine):
         answers = {registry.client_of(site): answer for site, answer in replies.answers.items()}
         for client in answers:
             self.supplements.pop(client, None)
-        if self.log is not None:
-            self.log.append(_exchange(kind, tasks, requests, replies))
         times = [answer.header["seconds"] for answer in answers.values()]
         self._site_seconds += max(filter(math.isfinite, times), default=0.0)
         return answers
@@ -256,25 +251,6 @@ class RemoteEngine(Engine):
         transport.sent, transport.received, self._site_seconds = 0, 0, 0.0
         transport.dropped.clear()
         return report
-
-
-def _exchange(
-    kind: str, tasks: Sequence[ClientTask], requests: Mapping[str, Request], replies: Replies
-) -> dict[str, Any]:
-    """The server's log of one request: what went to which site, and what came back."""
-    came = {site: contents(answer.body) for site, answer in replies.answers.items()}
-    return {
-        "kind": kind,
-        "round": tasks[0].round if tasks else None,
-        "asked": {
-            site: hashlib.sha256(request.content).hexdigest() for site, request in requests.items()
-        },
-        "received": {
-            site: {key: what[key] for key in ("bytes", "sha256")} for site, what in came.items()
-        },
-        "refused": {**replies.refusals, **replies.absences},
-        "bytes": sum(len(request.content) for request in requests.values()),
-    }
 
 
 def _stopped(why: str) -> EngineFailure:

@@ -7,6 +7,10 @@ import json
 import logging
 import os
 import sys
+import threading
+import traceback
+import warnings
+from typing import Any
 
 from fedhelix.core.errors import UserError
 
@@ -28,8 +32,19 @@ def in_json() -> bool:
 
 def say(line: str) -> None:
     """One line to stderr; stdout of a site's worker carries its answers."""
-    text = as_json("fedhelix", "info", f"{line}.") if in_json() else f"fedhelix: {line}."
-    print(text, file=sys.stderr, flush=True)
+    write(f"{line}.")
+
+
+def write(text: str, level: str = "info") -> None:
+    """Whole sentences to stderr."""
+    line = as_json("fedhelix", level, text) if in_json() else f"fedhelix: {text}"
+    print(line, file=sys.stderr, flush=True)
+
+
+def write_traceback(*problem: Any) -> None:
+    """An exception to stderr, by default the one that is being handled."""
+    text = "".join(traceback.format_exception(*problem or sys.exc_info())).rstrip()
+    print(as_json("python", "error", text) if in_json() else text, file=sys.stderr, flush=True)
 
 
 def as_json(source: str, level: str, message: str) -> str:
@@ -49,8 +64,8 @@ class JsonFormatter(logging.Formatter):
         return as_json(record.name, record.levelname.lower(), text)
 
 
-def format_loggers() -> None:
-    """Give the handlers of all loggers that format, where it is chosen."""
+def format_all() -> None:
+    """Have all loggers log in that format, where it is chosen, and Python itself."""
     if not in_json():
         return
     known = [logging.getLogger(name) for name in logging.root.manager.loggerDict]
@@ -58,3 +73,6 @@ def format_loggers() -> None:
         for handler in logger.handlers:
             # Flower's handler asks no formatter.
             handler.format = JsonFormatter().format  # type: ignore[method-assign]
+    warnings.showwarning = lambda text, *_, **__: write(str(text), "warning")
+    sys.excepthook = write_traceback
+    threading.excepthook = lambda problem: write_traceback(*problem[:3])

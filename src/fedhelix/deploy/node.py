@@ -6,6 +6,7 @@ seconds, and runs code that comes with a run. This one runs only the fedhelix in
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import threading
 import time
@@ -37,13 +38,14 @@ from flwr.supernode.fleet_http_connection import http_request_response
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedhelix.core.errors import EngineFailure, UserError
-from fedhelix.core.files import remove_leftovers, write_atomically
+from fedhelix.core.files import remove_leftovers, writable, write_atomically
 from fedhelix.deploy.keys import KEY_IN_USE, read_private_key
 from fedhelix.deploy.logs import say
 from fedhelix.deploy.transport import PULL_RETRIES, pack, unpack
 
 RECONNECT_SECONDS = 3.0  # before a broken connection is made anew
 POLL_SECONDS = 0.05  # between polls, each of which the SuperLink holds until there is a message
+FAILED = "Connection attempt failed"  # so Flower begins a line about a request that it will repeat
 
 KeyPair = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 
@@ -57,6 +59,22 @@ def read_certificate(path: Path) -> bytes:
             f"the certificate '{path}' cannot be read ({problem.strerror}); it is the server's "
             "ca.pem."
         ) from None
+
+
+@contextmanager
+def only_process(folder: Path, name: str) -> Iterator[None]:
+    """Refuse a second process of a site in the same folder: it would end the connection of the
+    first. The system ends the lock with its process, however that dies.
+    """
+    writable(folder)
+    with (folder / f"{name}.lock").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"another process runs the site {name} in '{folder}' already; stop that one first."
+            ) from None
+        yield
 
 
 class RequestHandler(Protocol):
@@ -79,12 +97,13 @@ def connect(
 ) -> None:
     """Answer a SuperLink's requests for ever, and reconnect whenever the connection breaks.
 
-    `node_file` holds the node's id while it is connected, and `connected` is set.
+    `node_file` holds the node's id while it is connected. `connected` is set except while there is
+    no connection, or while Flower repeats a request because nobody answers.
     """
     private = read_private_key(key)
     keys, root = (private, private.public_key()), read_certificate(certificate)
     remove_leftovers(node_file.parent, node_file.name)
-    logging.getLogger("flwr").addFilter(partial(_plain, superlink))
+    logging.getLogger("flwr").addFilter(partial(_noticed, superlink, connected))
     was_connected = False
     while True:
         deactivate(superlink, root, keys, node_file)
@@ -94,9 +113,8 @@ def connect(
                 write_atomically(node_file, str(connection.node_id).encode())
                 say(f"connected to {superlink}")
                 handler.start()
-                connected.set()
                 try:
-                    connection.serve(handler.answer)
+                    connection.serve(handler.answer, connected)
                 finally:
                     connected.clear()
         except Refusal as refusal:
@@ -105,12 +123,14 @@ def connect(
         time.sleep(RECONNECT_SECONDS)
 
 
-def _plain(superlink: str, record: logging.LogRecord) -> bool:
-    """Flower's page about a failed connection is left out; one sentence says it, with the
-    address.
+def _noticed(superlink: str, connected: threading.Event, record: logging.LogRecord) -> bool:
+    """What Flower logs about a failed request, which it repeats for ever: nobody else hears of it.
+
+    Its page about a failed connection is left out; one sentence says it, with the address.
     """
-    here = f"there is no connection to {superlink}"
-    record.msg = str(record.msg).replace("Connection attempt failed", here)
+    if FAILED in str(record.msg):
+        connected.clear()
+        record.msg = record.msg.replace(FAILED, f"there is no connection to {superlink}")
     return not record.getMessage().startswith("Exit Code:")
 
 
@@ -195,10 +215,13 @@ class Node:
         self._send, self._confirm = send, confirm
         self._pull, self._push = pull, push
 
-    def serve(self, answer: Callable[[bytes], bytes]) -> None:
+    def serve(self, answer: Callable[[bytes], bytes], connected: threading.Event) -> None:
         """Answer messages until the connection breaks."""
         while True:
-            if (message := self.receive()) is None:
+            connected.set()
+            message = self.receive()
+            connected.set()  # whatever had to be repeated meanwhile
+            if message is None:
                 time.sleep(POLL_SECONDS)
             else:
                 self.reply(message, answer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -64,7 +65,10 @@ def read_site_data(path: str | Path) -> Dataset:
     The folder may also hold x_test.npy and y_test.npy.
     """
     place = Path(path)
-    data = _read_folder(place) if place.is_dir() else dataclasses.replace(from_npz(place), name=OWN)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a site may well lack the first classes
+        data = _read_folder(place) if place.is_dir() else from_npz(place)
+    data = dataclasses.replace(data, name=OWN)
     if data.labels is not None:
         raise UserError(
             f"the labels in '{place}' are text, and sites do not know each other's; number the "

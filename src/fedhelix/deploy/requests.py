@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from flwr.app import Message as FlowerMessage
 from flwr.common.constant import ErrorCode
 
+from fedhelix.deploy.audit_log import AuditLog, fingerprint, now
 from fedhelix.deploy.messages import Message
 
 
@@ -24,6 +25,7 @@ class PendingRequest:
     activated: str = ""  # when the node was last activated; after a restart the request is lost
     resent: bool = False  # because its answer was incomplete
     over: bool = False  # nobody waits for the answer any more
+    received: dict[str, Any] = field(default_factory=dict)  # size and hash of the answer
 
     def is_lost(self, reply: FlowerMessage) -> bool:
         """Whether Flower replies that the node went away before it had answered.
@@ -50,7 +52,42 @@ class Replies(NamedTuple):
     answers: dict[str, Message]
     refusals: dict[str, str]  # the site answered, but not with what was requested
     absences: dict[str, str]  # the site did not answer
+    received: dict[str, dict[str, Any]]  # size and hash of each answer
 
     def outstanding(self, requests: Mapping[str, Request]) -> set[str]:
         """The sites whose reply is still missing."""
         return set(requests) - set(self.answers) - set(self.refusals) - set(self.absences)
+
+
+class Exchanges:
+    """What the server's audit log says of requests and answers.
+
+    Sites describe themselves before the run's folder is locked; that waits for the log.
+    """
+
+    def __init__(self) -> None:
+        self.log: AuditLog | None = None
+        self._waiting: list[dict[str, Any]] = []
+
+    def add(
+        self,
+        requests: Mapping[str, Request | PendingRequest],
+        received: Mapping[str, Mapping[str, Any]],
+        refused: Mapping[str, str],
+    ) -> None:
+        """Log what went to which site, and what came back."""
+        if requests:
+            header = next(iter(requests.values())).header
+            asked = {site: fingerprint(request.content) for site, request in requests.items()}
+            line = {
+                "time": now(),
+                "kind": header["kind"],
+                "round": header.get("round"),
+                "asked": {site: what["sha256"] for site, what in asked.items()},
+                "received": {site: what for site, what in received.items() if what},
+                "refused": dict(refused),
+                "bytes": sum(what["bytes"] for what in asked.values()),
+            }
+            self._waiting.append(line)
+        while self.log is not None and self._waiting:
+            self.log.append(self._waiting.pop(0))

@@ -70,7 +70,7 @@ def serve_run(grid: Grid, path: Path, quiet: bool | None = None) -> Run:
 def keep_log(federation: Federation, log: AuditLog) -> Callable[[Record], None]:
     """Have every exchange with sites logged; the result logs a round's record, with epsilon."""
     assert isinstance(federation.engine, RemoteEngine)
-    federation.engine.log = log
+    federation.engine.transport.exchanges.log = log
 
     def aggregated(record: Record) -> None:
         spent = record["metadata"].get("epsilon")

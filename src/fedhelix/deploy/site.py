@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import hashlib
 import json
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -22,11 +20,11 @@ from fedhelix.core.shift import unshifted
 from fedhelix.core.tree import State, Tree, payload_bytes, to_device
 from fedhelix.data import Dataset, Split
 from fedhelix.deploy import messages
-from fedhelix.deploy.audit_log import AuditLog, contents
+from fedhelix.deploy.audit_log import AuditLog, fingerprint, shapes
 from fedhelix.deploy.budgets import Budgets
 from fedhelix.deploy.code import SiteCode
 from fedhelix.deploy.key_ring import KeyRing
-from fedhelix.deploy.logs import say
+from fedhelix.deploy.logs import say, write_traceback
 from fedhelix.deploy.masked import Masker, task_digest
 from fedhelix.deploy.messages import Message
 from fedhelix.deploy.remote_data import (
@@ -114,17 +112,19 @@ class Site:
         except OSError as problem:
             fields, body = {"error": f"the site's disk: {problem.strerror}"}, {}
         except Exception as problem:
-            traceback.print_exc()  # into the site's log
+            write_traceback()
             words = clipped(f"{type(problem).__name__}: {problem}")
             fields, body = {"error": f"the site cannot work on what the server sent ({words})"}, {}
         if "loss" in fields and not self.policy.metrics:
             fields = {**fields, "loss": None}
         repeated = {key: header.get(key) for key in messages.REPEATED}
-        if self.log is not None:
-            asked = {"method": method_name(header), "asked": hashlib.sha256(content).hexdigest()}
-            self.log.append({**repeated, **asked, **fields, **contents(body)})
         took = {"site": self.name, "seconds": time.monotonic() - begun}
-        return messages.write({**repeated, **took, **fields}, body)
+        said = {**repeated, **took, **fields}
+        answer = messages.write(said, body)
+        if self.log is not None:
+            asked = {"method": method_name(header), "asked": fingerprint(content)["sha256"]}
+            self.log.append({**said, **asked, "sent": shapes(body), **fingerprint(answer)})
+        return answer
 
     @property
     def _handlers(self) -> dict[str, Callable[[Message], Answer]]:

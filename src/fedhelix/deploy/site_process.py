@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from fedhelix.core.errors import EngineFailure
-from fedhelix.deploy.logs import say
+from fedhelix.deploy.logs import format_all, say
 
 LENGTH = struct.Struct(">Q")
 
@@ -114,6 +114,7 @@ def main() -> None:
     parser.add_argument("--common", action="store_true")
     parser.add_argument("--code", action="append", default=[])
     arguments = parser.parse_args()
+    format_all()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the node, which ends this process
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # printed text must not end up between two answers

@@ -4,7 +4,8 @@ Sites, commands and server apps share one port, and whoever reaches the Control 
 code. `LoopbackOnly` therefore limits other machines to `/v1/fleet/`, where Flower checks keys.
 `LongPoll` spares sites from polling. `Scoped` skips Flower's middlewares for requests they would
 only pass on. `Probes` tells container runtimes whether it is up. `activate_node` says why a site is
-turned away. All of them rely on details of Flower 1.41; tests/deploy/test_flower.py checks them.
+turned away. The SuperExec is started from `superexec.py`. All of them rely on details of Flower
+1.41; tests/deploy/test_flower.py checks them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging.config
+import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from typing import Any
@@ -28,7 +30,7 @@ from starlette.middleware import Middleware
 
 from fedhelix.deploy.health import probe
 from fedhelix.deploy.keys import KEY_IN_USE
-from fedhelix.deploy.logs import format_loggers
+from fedhelix.deploy.logs import format_all
 
 FLEET, CONTROL, RUNTIME = "/v1/fleet/", "/v1/control/", "/v1/runtime/"
 PULL = FLEET + "pull-messages"
@@ -48,6 +50,8 @@ SCOPES: dict[Any, str] = {
 }
 
 _activate_node = fleet_handlers.activate_node
+command_line: Any = sys.modules["flwr.superlink.cli.flower_superlink"]
+_superexec_command = command_line._get_superexec_command
 
 App = Callable[..., Awaitable[None]]
 Scope = MutableMapping[str, Any]
@@ -187,13 +191,19 @@ def activate_node(request: Any, state: Any) -> Any:
         raise FlowerError(problem.code, problem.message, KEY_IN_USE) from problem
 
 
+def superexec_command(*args: Any, **more: Any) -> list[str]:
+    """As Flower starts its SuperExec, with our log lines."""
+    _, *arguments = _superexec_command(*args, **more)
+    return [sys.executable, "-m", "fedhelix.deploy.superexec", *arguments]
+
+
 def main() -> None:
     """Run Flower's SuperLink with our middlewares."""
     create_app, configure = superlink.create_app, logging.config.dictConfig
 
     def configured(config: Any) -> None:
         configure(config)  # uvicorn's loggers
-        format_loggers()
+        format_all()
 
     def create(*args: Any, **more: Any) -> Any:
         app = create_app(*args, **more)
@@ -202,7 +212,8 @@ def main() -> None:
 
     superlink.create_app, logging.config.dictConfig = create, configured
     fleet_handlers.activate_node = activate_node
-    format_loggers()
+    command_line._get_superexec_command = superexec_command
+    format_all()
     flower_superlink()
 
 

@@ -18,10 +18,11 @@ from flwr.serverapp import Grid
 
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.deploy import messages
+from fedhelix.deploy.audit_log import fingerprint
 from fedhelix.deploy.messages import Message
 from fedhelix.deploy.policy import RoundPolicy
 from fedhelix.deploy.registry import SiteDescription
-from fedhelix.deploy.requests import PendingRequest, Replies, Request
+from fedhelix.deploy.requests import Exchanges, PendingRequest, Replies, Request
 from fedhelix.deploy.schema import clipped
 
 RECORD = "message"  # key of our content in a Flower message
@@ -71,6 +72,7 @@ class Transport:
     left_out: dict[int, str] = field(default_factory=dict)  # nodes that are no sites of the run
     # What is wrong with the description of a site that comes later, if anything.
     unfit: Callable[[SiteDescription], str | None] = lambda description: None
+    exchanges: Exchanges = field(default_factory=Exchanges)
     _nodes: dict[int, str] = field(default_factory=dict)  # connected nodes and their sites
     _activated: dict[int, str] = field(default_factory=dict)
     _pending: dict[str, PendingRequest] = field(default_factory=dict)  # by Flower's message id
@@ -149,7 +151,7 @@ class Transport:
         begun = time.monotonic()
         due = begun + self.policy.deadline
         self.refresh()
-        replies = Replies({}, {}, {})
+        replies = Replies({}, {}, {}, {})
         self._held = [PendingRequest(0, site, *request, due) for site, request in requests.items()]
         self._send(self._take_held())
         while replies.outstanding(requests):
@@ -167,6 +169,8 @@ class Transport:
                 time.sleep(poll_interval(time.monotonic() - begun))
                 self.refresh()
         self._end_round()
+        refused = {**replies.refusals, **replies.absences}
+        self.exchanges.add(requests, replies.received, refused)
         return replies
 
     def _end_round(self) -> None:
@@ -188,10 +192,12 @@ class Transport:
                     self.dropped[site] = f"answered the request of round {round} too late"
             elif answer is None:
                 self._held.append(request)
-            elif isinstance(answer, str):
-                replies.refusals[site] = answer
             else:
-                replies.answers[site] = answer
+                replies.received[site] = request.received
+                if isinstance(answer, str):
+                    replies.refusals[site] = answer
+                else:
+                    replies.answers[site] = answer
 
     def _give_up_held(self) -> list[str]:
         """Drop the requests to sites that are away for longer than the grace period."""
@@ -290,6 +296,7 @@ class Transport:
                 return f"could not answer: {clipped(message.error.reason)}"
             content = unpack(message)
             self.received += len(content)
+            request.received = fingerprint(content)
             answer = messages.read_answer(content, request.header["kind"], max_bytes)
             if "error" in answer.header:
                 return f"answered: {clipped(answer.header['error'])}"
@@ -306,6 +313,8 @@ class Transport:
     def _identify(self, request: PendingRequest, answer: Message | str) -> None:
         """Store which site a node is; a name that belongs to another key is refused."""
         if isinstance(answer, str):
+            unknown = f"node {request.node}"
+            self.exchanges.add({unknown: request}, {unknown: request.received}, {unknown: answer})
             self._leave_out(request.node, "", answer)
             return
         site = answer.header["site"]
@@ -314,6 +323,8 @@ class Transport:
         why = self.unfit(answer.header)
         if owner != site:
             why = f"is not let in as '{site}': the key belongs to '{owner}'"
+        refused = {owner: why} if why else {}
+        self.exchanges.add({owner: request}, {owner: request.received}, refused)
         if why:
             self._nodes[request.node] = ""  # it is not identified again
             self._leave_out(request.node, owner, why)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,7 @@ from fedhelix.engines.local import (
     predict,
     received_model,
     samples_of,
+    train_plainly,
     unpersonalized_model,
 )
 from fedhelix.engines.probe import is_whole, probe
@@ -103,6 +105,10 @@ class Engine(ABC):
             outputs = predictor(state, pool, indices)
             scores.append(evaluate_outputs(self.setup.objective, outputs, targets))
         return scores
+
+    def train(self, samples: np.ndarray, state: State, epochs: int) -> State:
+        """A model after some epochs on the server's own samples."""
+        return train_plainly(self.setup, samples, state, epochs)
 
     def evaluate(
         self, tasks: Sequence[ClientTask], model: State | None = None

@@ -59,7 +59,7 @@ class Devices(Checked):
         1.0, "start so many times the cohort; the round ends with the first cohort", low=1, high=100
     )
     target: float | None = option(
-        None, "accuracy (or score) whose simulated time the summary gives"
+        None, "accuracy (or score) whose simulated time the summary gives (none: no such time)"
     )
 
     def __post_init__(self) -> None:

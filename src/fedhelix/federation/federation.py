@@ -10,7 +10,7 @@ from typing import Any, Literal
 from fedhelix.core.errors import UserError
 from fedhelix.core.method import Context, Method
 from fedhelix.core.objective import Loss, Metric
-from fedhelix.core.options import convert
+from fedhelix.core.options import checks_arguments, convert
 from fedhelix.data import Dataset, Partition
 from fedhelix.data.scaling import targets_advice
 from fedhelix.engines import Engine
@@ -135,6 +135,7 @@ class Federation(FederationSetup):
         """Training samples per client (and class), who is malicious, and who is evaluated."""
         return description.census(self)
 
+    @checks_arguments
     def fit(
         self,
         rounds: int = 30,
@@ -161,6 +162,9 @@ class Federation(FederationSetup):
         """
         self._check_arguments(rounds, eval_every, checkpoint_every, out, track, client_state)
         self._check_patience(patience)
+        if watch is not None and not callable(watch):
+            raise UserError(f"watch is a function of a record, not {watch!r}.")
+        quiet = convert("quiet", quiet, bool | None)
         run = Run(self, [], FederationState(0, {}, {}))
         sinks: list[Sink] = []
         with ExitStack() as stack:
@@ -174,6 +178,7 @@ class Federation(FederationSetup):
                     str(self.device), on_disk=client_state == "disk",
                 )  # fmt: skip
                 self._prepare(run, folder_sink, resume)
+                run.folder.set_rounds(max(rounds, run.state.round))
                 sinks.append(folder_sink)
             if not run.state.round:
                 run.state = self.initialize(rounds)

@@ -32,11 +32,13 @@ def number_of(client: int | str, clients: int, names: Sequence[str] | None) -> i
         if client not in names:
             raise unknown("client", client, names)
         return names.index(client)
+    if isinstance(client, bool) or not isinstance(client, int | np.integer):
+        raise UserError(f"a client is a whole number or a name, not {client!r}.")
     if not 0 <= client < clients:
         raise UserError(
             f"there is no client {client}; clients are numbered from 0 to {clients - 1}."
         )
-    return client
+    return int(client)
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.hooks import checked
-from fedhelix.core.objective import Metric
+from fedhelix.core.objective import Metric, check_metric
 from fedhelix.core.shift import is_extended, load_shifted, shifted, unshifted
 from fedhelix.core.tree import State, to_device
 from fedhelix.engines.local import UsedModel, samples_of
@@ -60,7 +60,7 @@ class Run:
         metrics = {
             f"global {name}": f"final_{name}",
             f"personal {name}": f"personal_{name}",
-            "worst tenth of the clients": "personal_p10",
+            "10th percentile of the clients": "personal_p10",
         }
         shown = {
             words: _as_text(summary[key], name)
@@ -168,6 +168,12 @@ class Run:
         """
         import pandas as pd
 
+        if not isinstance(metrics, Mapping) or not metrics:
+            raise UserError(
+                f"metrics is a dictionary such as {{'auc': fedhelix.metrics.auc}}, not {metrics!r}."
+            )
+        for name, metric in metrics.items():
+            check_metric(f"metric '{name}'", metric)
         fed, rows = self.federation, {}
         ctx = fed.context(self.state.round, self.state.round)
         tested = [client for client in range(fed.clients) if len(fed.splits[client].test)]
@@ -177,7 +183,8 @@ class Run:
             outputs = shifted(state, fed.engine.outputs(unshifted(state), "test", indices)).cpu()
             targets = samples_of(fed.engine.setup, "test")[1].cpu()[indices]
             rows[fed.names[client] if fed.names else client] = {
-                name: float(metric(outputs, targets)) for name, metric in metrics.items()
+                name: float(replace(fed.objective, metric=metric).measure(outputs, targets))
+                for name, metric in metrics.items()
             }
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("client")
 

@@ -45,7 +45,9 @@ class Newcomers(Checked):
     """Clients that nobody has seen before they arrive; from then on only they take part."""
 
     newcomers: int = option(0, "how many unseen clients arrive later", low=0)
-    newcomers_after: int | None = option(None, "after how many rounds they arrive", low=1)
+    newcomers_after: int | None = option(
+        None, "after how many rounds they arrive (none: only without newcomers)", low=1
+    )
     newcomers_classes: float = option(
         0.5,
         "share of the classes that only newcomers hold; 0: they hold the same as the others",

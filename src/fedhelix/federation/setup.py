@@ -17,7 +17,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.hooks import checked
 from fedhelix.core.method import Context, Method, Scorer
 from fedhelix.core.objective import Loss, Metric, objective_for
-from fedhelix.core.options import build, convert
+from fedhelix.core.options import build, checks_options, convert
 from fedhelix.core.tree import State
 from fedhelix.data import (
     UNSHIFTED,
@@ -55,6 +55,7 @@ USUAL_CLIENTS = 20
 NOTHING: Mapping[int, list[int]] = MappingProxyType({})
 
 
+@checks_options
 @dataclass(frozen=True)
 class FederationSettings(
     Attack, Devices, Newcomers, Participation, Scaling, ServerData, Shift, Training
@@ -306,6 +307,7 @@ class FederationSetup:
             deployed=self.engine.deployed,
             score=self.scorer(self.reserve.scoring),
             score_on=self._score_on if len(self.reserve.scoring) else None,
+            train=partial(self.engine.train, self.reserve.all) if len(self.reserve.all) else None,
         )
 
     def _counts(self, client: int) -> int:

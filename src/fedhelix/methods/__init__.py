@@ -57,6 +57,7 @@ from fedhelix.methods.pfedme import PFedMe
 from fedhelix.methods.private import Private
 from fedhelix.methods.scaffold import Scaffold
 from fedhelix.methods.secure import Secure
+from fedhelix.methods.warm_start import WarmStart
 
 __all__ = [
     "APFL",
@@ -116,4 +117,5 @@ __all__ = [
     "Private",
     "Scaffold",
     "Secure",
+    "WarmStart",
 ]

@@ -16,6 +16,7 @@ from fedhelix.methods.cull import Cull
 from fedhelix.methods.fedavg import FedAvg
 from fedhelix.methods.fedavgm import FedAvgM
 from fedhelix.methods.finish import Finish
+from fedhelix.methods.warm_start import WarmStart
 
 
 @register("helix", paper="fedhelix")
@@ -59,6 +60,9 @@ class Helix(Wrapper):
     )  # fmt: skip
     finish: bool = option(True, "fine-tune personal models in the end, where that helps")
     ft_rate: float = option(0.15, "finish: factor on the learning rate", above=0)
+    warm_epochs: int = option(
+        0, "warm-start: epochs on the server's samples before the first round; 0: none", low=0
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inner", FedAvg())
@@ -78,6 +82,8 @@ class Helix(Wrapper):
             )
         if self.cull:
             method = Cull(method, self.margin, self.rho_min)
+        if self.warm_epochs:
+            method = WarmStart(method, self.warm_epochs)
         if self.bits != 32:
             method = Compact(method, bits=self.bits)
         return method

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from fedhelix.core.errors import unknown
+from fedhelix.core.errors import UserError, unknown
 from fedhelix.federation.devices import Devices
 from fedhelix.papers.cells import Cell, Scale
-from fedhelix.papers.measures import Finished, Measure, spread
+from fedhelix.papers.measures import Finished, Measure
+from fedhelix.papers.results import Names, SeedResult, cell_values, extend, joined, read_result
 from fedhelix.runs.config import PLACES
 from fedhelix.runs.jobs import Session, is_finished
 from fedhelix.runs.spec import RunSpec, make_spec
@@ -36,7 +37,7 @@ ADDED = {
     "sampler": "shuffle",
 }
 # The same for options of methods.
-ADDED_OPTIONS = {"sharpen": 1.0, "prior": "uniform"}
+ADDED_OPTIONS = {"sharpen": 1.0, "prior": "uniform", "warm_epochs": 0}
 
 CellRuns = list[tuple[Cell, dict[Path, RunSpec]]]  # the runs of every cell by folder
 
@@ -64,21 +65,37 @@ class Study:
         overrides: Mapping[str, Any],
         seeds: int | None = None,
         only: Sequence[str] = (),
+        first_seed: int = 0,
     ) -> CellRuns:
         """The runs of every cell by folder; `only` limits them to these rows and columns."""
         count = self.seeds[scale] if seeds is None else seeds
+        if not 0 <= first_seed < count:
+            raise UserError(
+                f"the first seed must lie between 0 and {count - 1}, not {first_seed}: "
+                f"{self.name} has {count} seed{'s' if count > 1 else ''}."
+            )
         return [
-            (cell, cell_runs(cell, out, overrides, count))
+            (cell, cell_runs(cell, out, overrides, range(first_seed, count)))
             for cell in self.cells(scale)
             if not only or cell.row in only or cell.column in only
         ]
 
-    def report(self, scale: Scale, cells: CellRuns, seconds: float | None) -> dict[str, Any]:
-        """The results of all runs that are finished."""
+    def report(
+        self,
+        scale: Scale,
+        cells: CellRuns,
+        seconds: float | None,
+        earlier: Mapping[str, Any] | None = None,
+        commit: str = "",
+    ) -> dict[str, Any]:
+        """The results of all runs that are finished, and those that only an earlier result has.
+
+        `commit` is that of runs which record none.
+        """
         paths = [path for _, runs in cells for path in runs]
         done = _finished(paths)
         report = {
-            **origin(done),
+            **origin(done, commit),
             "seconds": seconds,
             "bench": self.name,
             "title": self.title,
@@ -89,35 +106,53 @@ class Study:
             "drawn": list(self.drawn),
             "across": self.across,
             **({"against": list(self.against)} if self.against else {}),
-            "cells": [self.cell_report(cell, list(runs)) for cell, runs in cells],
+            "cells": [self.cell_report(cell, runs, commit) for cell, runs in cells],
         }
+        if earlier is not None:
+            today = {
+                (cell.row, cell.column): {settings_digest(next(iter(runs.values())))}
+                for cell, runs in cells
+            }
+            extend(report, earlier, self.names, today)
         if self.finish is not None:
             self.finish(report)
         return report
 
-    def cell_report(self, cell: Cell, paths: Sequence[Path]) -> dict[str, Any]:
+    @property
+    def names(self) -> Names:
+        """What is recorded of every run."""
+        return Names(list(self.measures), self.vectors, self.curves)
+
+    def cell_report(
+        self, cell: Cell, runs: Mapping[Path, RunSpec], commit: str = ""
+    ) -> dict[str, Any]:
         """The results of one cell, seed by seed and together."""
-        folders = _finished(paths)
-        done = [
-            Finished(cell, folder.records(), folder.summary) for folder in folders if folder.summary
-        ]
-        report: dict[str, Any] = {
+        results = {
+            spec.config.seed: self._result(cell, spec, RunFolder.open(path), commit)
+            for path, spec in runs.items()
+            if is_finished(path)
+        }
+        samples = cell.settings.get("train_samples")
+        return {
             "row": cell.row,
             "column": cell.column,
             "method": cell.method,
-            "runs": len(done),
-            "seeds": [folder.config["seed"] for folder in folders],
+            **({"train_samples": samples} if samples else {}),
+            **cell_values(results, self.names, cell.paper),
         }
-        if cell.settings.get("train_samples"):
-            report["train_samples"] = cell.settings["train_samples"]
-        for name, measure in self.measures.items():
-            by_seed = [measure(run) for run in done]
-            report[name] = {"by_seed": by_seed, **spread(by_seed), "paper": cell.paper.get(name)}
-        for name in self.vectors:
-            report[name] = [run.records[-1].get(name) for run in done]
-        for name in self.curves if done else ():
-            report[f"{name}_curve"] = _curve(name, done)
-        return report
+
+    def _result(self, cell: Cell, spec: RunSpec, folder: RunFolder, commit: str) -> SeedResult:
+        """What a finished run gave."""
+        run = Finished(cell, folder.records(), folder.summary or {})
+        versions = folder.config.get("versions", {})
+        return SeedResult(
+            {name: measure(run) for name, measure in self.measures.items()},
+            {name: run.records[-1].get(name) for name in self.vectors},
+            {name: _curve(name, run) for name in self.curves},
+            settings_digest(spec),
+            versions.get("commit", commit or None),
+            versions.get("device"),
+        )
 
 
 def run_studies(
@@ -129,33 +164,52 @@ def run_studies(
     minutes: float | None = None,
     only: Sequence[str] = (),
     quiet: bool | None = None,
+    results: Path | None = None,
+    commit: str = "",
+    first_seed: int = 0,
+    jobs: int = 1,
 ) -> tuple[list[dict[str, Any]], bool]:
     """Run the cells of studies as far as the time allows.
 
-    Returns their reports, and whether all runs are finished.
+    Returns their reports, and whether all runs are finished. Reports extend the earlier ones in the
+    folder `results`; `commit` is that of runs which record none. Seeds before the first are not
+    run.
     """
     _check_names(only, studies, scale)
-    selected = [study.specs(scale, out, overrides, seeds, only) for study in studies]
+    for study in studies:
+        _earlier(study, scale, results)  # a file that is no result is refused before any work
+    selected = [study.specs(scale, out, overrides, seeds, only, first_seed) for study in studies]
     runs = {path: spec for cells in selected for _, specs in cells for path, spec in specs.items()}
     start, finished_before = monotonic(), len(_finished(list(runs)))
-    done = Session.limited(minutes, quiet).run_all(runs)
+    done = Session.limited(minutes, quiet, jobs).run_all(runs)
     # The time of several studies cannot be divided among them.
     timed = len(studies) == 1 and len(_finished(list(runs))) > finished_before
     seconds = round(monotonic() - start, 1) if timed else None
     # Reports include earlier runs of rows and columns that were not selected this time.
     reports = [
-        study.report(scale, study.specs(scale, out, overrides, seeds), seconds)
+        study.report(
+            scale,
+            study.specs(scale, out, overrides, seeds),
+            seconds,
+            _earlier(study, scale, results),
+            commit,
+        )
         for study, cells in zip(studies, selected, strict=True)
         if cells
     ]
     return reports, done
 
 
-def origin(folders: Sequence[RunFolder]) -> dict[str, Any]:
+def _earlier(study: Study, scale: Scale, results: Path | None) -> dict[str, Any] | None:
+    return read_result(results / f"{study.name}-{scale}.json") if results else None
+
+
+def origin(folders: Sequence[RunFolder], commit: str = "") -> dict[str, Any]:
     """The device and versions that computed these runs; all of them where they differ."""
-    recorded = [folder.config.get("versions", {}) for folder in folders]
+    default = {"commit": commit} if commit else {}
+    recorded = [default | folder.config.get("versions", {}) for folder in folders]
     versions = {
-        key: ", ".join(sorted({str(one.get(key, "unknown")) for one in recorded}))
+        key: joined(str(one.get(key, "unknown")) for one in recorded)
         for key in dict.fromkeys(key for one in recorded for key in one)
     }
     return {"device": versions.pop("device", "unknown"), "versions": versions}
@@ -163,7 +217,18 @@ def origin(folders: Sequence[RunFolder]) -> dict[str, Any]:
 
 def folder_name(spec: RunSpec) -> str:
     """A readable name that differs for runs that differ in anything but where they run."""
-    left_out = {*PLACES, "versions"}
+    name = f"{spec.method.label}-{spec.config.data}-seed{spec.config.seed}-{_digest(spec)}"
+    return name.replace("/", "_")
+
+
+def settings_digest(spec: RunSpec) -> str:
+    """What runs of a cell have in common: the same for all seeds."""
+    return _digest(spec, "seed")
+
+
+def _digest(spec: RunSpec, *without: str) -> str:
+    """Ten digits that depend on all settings but these and those of the place."""
+    left_out = {*PLACES, "versions", *without}
     left_out |= {name for name, value in ADDED.items() if getattr(spec.config, name) == value}
     if spec.config.devices is None:
         left_out |= {field.name for field in fields(Devices)}  # runs of before keep their names
@@ -174,9 +239,7 @@ def folder_name(spec: RunSpec) -> str:
         if key not in ADDED_OPTIONS or value != ADDED_OPTIONS[key]
     }
     text = json.dumps(settings, sort_keys=True, default=str)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:10]
-    name = f"{spec.method.label}-{spec.config.data}-seed{spec.config.seed}-{digest}"
-    return name.replace("/", "_")
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 def _check_names(only: Sequence[str], studies: Sequence[Study], scale: Scale) -> None:
@@ -188,11 +251,11 @@ def _check_names(only: Sequence[str], studies: Sequence[Study], scale: Scale) ->
 
 
 def cell_runs(
-    cell: Cell, out: Path, overrides: Mapping[str, Any], seeds: int
+    cell: Cell, out: Path, overrides: Mapping[str, Any], seeds: Iterable[int]
 ) -> dict[Path, RunSpec]:
     """The runs of a cell by folder, one for each seed."""
     settings = {"checkpoint_every": 25, **cell.settings, **overrides}
-    specs = [make_spec(cell.method, {**settings, "seed": seed}) for seed in range(seeds)]
+    specs = [make_spec(cell.method, {**settings, "seed": seed}) for seed in seeds]
     return {out / folder_name(spec): spec for spec in specs}
 
 
@@ -200,19 +263,15 @@ def _finished(paths: Sequence[Path]) -> list[RunFolder]:
     return [RunFolder.open(path) for path in paths if is_finished(path)]
 
 
-def _curve(name: str, runs: Sequence[Finished]) -> dict[str, Any]:
+def _curve(name: str, run: Finished) -> dict[str, Any]:
     """A value round by round, rounded for the report; None where a model diverged."""
-    evaluated = [
-        [record for record in evaluated_records(run.records) if name in record] for run in runs
-    ]
+    records = [record for record in evaluated_records(run.records) if name in record]
     curve: dict[str, Any] = {
-        "rounds": [record["round"] for record in evaluated[0]],
-        "by_seed": [[_rounded(record[name]) for record in records] for records in evaluated],
+        "rounds": [record["round"] for record in records],
+        "values": [_rounded(record[name]) for record in records],
     }
-    if all("clock" in record for records in evaluated for record in records):
-        curve["hours"] = [
-            [_rounded(record["clock"] / HOUR) for record in records] for records in evaluated
-        ]
+    if all("clock" in record for record in records):
+        curve["hours"] = [_rounded(record["clock"] / HOUR) for record in records]
     return curve
 
 

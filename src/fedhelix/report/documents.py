@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedhelix.report.figures import figures
-from fedhelix.report.headline import facts, subtitle, title, warnings
+from fedhelix.report.headline import facts, subtitle, title, warnings, winners
 from fedhelix.report.locate import Selection
-from fedhelix.report.results import by_setting, read
+from fedhelix.report.results import by_setting, grouped, read
 from fedhelix.report.style import save
 from fedhelix.report.tables import comparison, latex, markdown
 
@@ -25,7 +25,7 @@ def markdown_report(chosen: Selection, out: Path) -> str:
     lines += [f"> {_plain(warning)}\n" for warning in warnings(results)]
     for place, (words, part) in enumerate(by_setting(results).items()):
         lines += [f"## {_plain(words)}", ""] if words else []
-        lines += [markdown(comparison(part))]
+        lines += [markdown(comparison(part), *winners(grouped(part)))]
         for figure in figures(part):
             name = f"{figure.name}-{place + 1}.png" if words else f"{figure.name}.png"
             save(figure.figure, folder / name)
@@ -41,7 +41,7 @@ def latex_report(chosen: Selection) -> str:
     made_by = "".join(f"% {' '.join(command.split())}\n" for command in chosen.commands)
     sections = by_setting([read(folder) for folder in chosen.folders])
     tables = (
-        (f"% {words}\n" if words else "") + latex(comparison(part))
+        (f"% {words}\n" if words else "") + latex(comparison(part), *winners(grouped(part)))
         for words, part in sections.items()
     )
     return made_by + "\n".join(tables)

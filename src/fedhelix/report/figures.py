@@ -135,7 +135,7 @@ def _side_by_side(groups: Groups) -> Iterator[ReportFigure]:
                 "clients",
                 "Client by client",
                 "Each dot is a client with its own model on its own test data; "
-                "dots in full colour are the worst tenth.",
+                "dots in full colour lie at or below the 10th percentile of a method's clients.",
                 plots.single(plots.draw_clients, drawn),
             )
     caption = "Every value counts in its own type; refused uploads count too."

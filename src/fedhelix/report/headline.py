@@ -50,7 +50,7 @@ def tiles(groups: Groups) -> list[dict[str, str]]:
         ("highest personal accuracy", "personal_accuracy", True, percent),
         ("highest personal score", "personal_score", True, plain),
         ("highest global accuracy", "accuracy", True, percent),
-        ("best for the worst tenth of clients", "personal_p10", True, tenth),
+        ("highest 10th percentile of clients", "personal_p10", True, tenth),
         ("fewest bytes uploaded", "uplink_bytes", False, lambda value, _: human_bytes(value)),
     ):
         values = table[column].dropna() if column in table else pd.Series(dtype=float)

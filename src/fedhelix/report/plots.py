@@ -210,7 +210,7 @@ def draw_clients(axes: Axes, drawn: Sequence[Curve]) -> None:
     )
     axes.tick_params(axis="y", length=0, labelsize=8.5 if len(evaluated) < 10 else 7.5)
     crosses = "\n×: attacker" if any(curve.malicious.any() for curve in evaluated) else ""
-    marks = f"bar: median; full colour: worst tenth{crosses}"
+    marks = f"bar: median; full colour: up to the 10th percentile{crosses}"
     axes.set(xlabel=f"final {metric_name(evaluated)} of each client\n{marks}")
     axes.xaxis.set_major_locator(MaxNLocator(5))
     if _are_shares(evaluated):
@@ -218,11 +218,12 @@ def draw_clients(axes: Axes, drawn: Sequence[Curve]) -> None:
 
 
 def _draw_row(axes: Axes, row: int, curve: Curve) -> None:
-    """One method's clients: the worst tenth in full colour, crosses for attackers, the median."""
+    """One method's clients: up to the 10th percentile in full colour, attackers as crosses."""
     rank = (np.arange(len(curve.clients)) + 0.5) / len(curve.clients)
     height = row + 0.32 - 0.64 * rank
     honest = ~curve.malicious
-    for part, opacity in ((honest & (rank <= 0.1), 1.0), (honest & (rank > 0.1), 0.3)):
+    low = curve.clients <= np.percentile(curve.clients, 10)
+    for part, opacity in ((honest & low, 1.0), (honest & ~low, 0.3)):
         axes.scatter(
             curve.clients[part],
             height[part],

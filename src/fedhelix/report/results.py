@@ -237,6 +237,12 @@ def grouped(runs: Sequence[RunFolder | Result]) -> Groups:
     return groups
 
 
+def given_in_python(config: Mapping[str, Any], key: str) -> Any:
+    """An argument of a federation that was made in Python from names; None where it was not."""
+    given = config.get("made_from")
+    return given.get(key) if isinstance(given, Mapping) else None
+
+
 def _circumstances(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that can change a result, besides the method's own options."""
     settings: dict[str, Any] = {}
@@ -249,6 +255,8 @@ def _circumstances(config: Mapping[str, Any]) -> dict[str, Any]:
             settings[key] = value["name"]
         else:
             settings |= value
+    if partition := given_in_python(config, "partition"):
+        settings["partition"] = partition
     deployment = config.get("deployment")
     if isinstance(deployment, Mapping) and "server_data" in deployment:
         settings["server_data"] = deployment["server_data"]

@@ -11,7 +11,7 @@ from scipy.special import stdtrit
 from fedhelix.report.results import Result
 
 LEVEL = 0.95  # of confidence
-ENOUGH = 3  # seeds for a confidence interval; of two it would be twelve standard errors wide
+ENOUGH = 3  # seeds for a band that is an interval; of two it is twelve standard errors each way
 Band = tuple[pd.Series, pd.Series, pd.Series]
 
 
@@ -23,9 +23,15 @@ def band(by_seed: pd.DataFrame, is_share: bool = False) -> Band:
     mean, seeds = by_seed.mean(axis="columns"), by_seed.shape[1]
     if seeds < ENOUGH:
         return mean, by_seed.min(axis="columns"), by_seed.max(axis="columns")
-    half = stdtrit(seeds - 1, (1 + LEVEL) / 2) * by_seed.sem(axis="columns")
-    low, high = mean - half, mean + half
+    low, high = _interval(by_seed)
     return (mean, low.clip(lower=0), high.clip(upper=1)) if is_share else (mean, low, high)
+
+
+def _interval(by_seed: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """The confidence interval of the columns' mean by Student's t, from two seeds on."""
+    mean, seeds = by_seed.mean(axis="columns"), by_seed.shape[1]
+    half = stdtrit(seeds - 1, (1 + LEVEL) / 2) * by_seed.sem(axis="columns")
+    return mean - half, mean + half
 
 
 def explanation(seeds: Sequence[int]) -> str:
@@ -39,14 +45,15 @@ def explanation(seeds: Sequence[int]) -> str:
 def tied(best: Mapping[int, float], other: Mapping[int, float], alike: bool) -> bool:
     """Whether two methods, as values by seed, cannot be told apart.
 
-    They tie where the band of their differences seed by seed holds zero, or where a reader sees the
-    same number (`alike`) because they have no two seeds in common.
+    They tie where the confidence interval of their differences seed by seed holds zero. Of two
+    seeds it is wide, so that only nearly equal differences tell methods apart. Without two seeds in
+    common, they tie where a reader sees the same number (`alike`).
     """
     seeds = sorted(best.keys() & other.keys())
     if len(seeds) < 2:
         return alike
     differences = pd.DataFrame([[best[seed] - other[seed] for seed in seeds]])
-    _, low, high = band(differences)
+    low, high = _interval(differences)
     return bool(low[0] <= 0 <= high[0])
 
 

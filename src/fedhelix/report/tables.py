@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from textwrap import fill
 from typing import Any, Literal
 
@@ -114,27 +114,41 @@ def _widths(table: pd.DataFrame) -> list[int]:
     return [max(map(len, column)) + GAP for column in lines]
 
 
-def markdown(table: pd.DataFrame) -> str:
-    """The comparison as a Markdown table."""
-    headers, rows = texts(table)
-    rule = ["---", *["---:"] * (len(headers) - 1)]
-    lines = [
-        [cell.replace("|", r"\|").replace("<", r"\<") for cell in cells]
-        for cells in (headers, rule, *rows)
-    ]
+def markdown(table: pd.DataFrame, column: str = "", best: Collection[str] = ()) -> str:
+    """The comparison as a Markdown table, with the best methods and their values of a column in
+    bold.
+    """
+    headers, *rows = _marked(table, column, best, _for_markdown, "**{}**")
+    lines = (headers, ["---", *["---:"] * (len(headers) - 1)], *rows)
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def latex(table: pd.DataFrame) -> str:
-    """The comparison as a LaTeX table; it needs the package booktabs."""
-    headers, rows = texts(table)
-    lines = [rf"{' & '.join(map(_for_latex, cells))} \\" for cells in (headers, *rows)]
-    head, body = lines[0], "\n".join(lines[1:])
-    columns = "l" + "r" * (len(headers) - 1)
+def latex(table: pd.DataFrame, column: str = "", best: Collection[str] = ()) -> str:
+    """The same as a LaTeX table; it needs the package booktabs."""
+    cells = _marked(table, column, best, _for_latex, r"\textbf{{{}}}")
+    head, *rows = [rf"{' & '.join(line)} \\" for line in cells]
+    columns, body = "l" + "r" * (len(cells[0]) - 1), "\n".join(rows)
     return (
         f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n{head}\n\\midrule\n{body}\n"
         "\\bottomrule\n\\end{tabular}\n"
     )
+
+
+def _marked(
+    table: pd.DataFrame, column: str, best: Collection[str], escape: Callable[[str], str], bold: str
+) -> list[list[str]]:
+    """Headers and cells, escaped; of the best rows the label and the column are in bold."""
+    headers, rows = texts(table)
+    places = [0, *(at for at, (name, *_) in enumerate(_columns(table), 1) if name == column)]
+    lines = [[escape(cell) for cell in cells] for cells in (headers, *rows)]
+    for label, cells in zip(table.index, lines[1:], strict=True):
+        for place in places if label in best else ():
+            cells[place] = bold.format(cells[place])
+    return lines
+
+
+def _for_markdown(text: str) -> str:
+    return text.replace("|", r"\|").replace("<", r"\<")
 
 
 def _for_latex(text: str) -> str:
@@ -192,7 +206,7 @@ def _columns(table: pd.DataFrame) -> list[tuple[str, str, Callable[[float], str]
         ("score", "global score", _plain),
         ("personal_accuracy", "personal %", _percent),
         ("personal_score", "personal score", _plain),
-        ("personal_p10", f"worst tenth{unit}", metric),
+        ("personal_p10", f"10th percentile{unit}", metric),
         ("personal_accuracy_at_best", "chosen on validation %", _percent),
         ("personal_score_at_best", "chosen on validation", _plain),
         ("difference", f"vs {table.index[0]}", metric),

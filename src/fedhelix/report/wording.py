@@ -8,7 +8,7 @@ MIB = 2**20
 MEASURES = {
     "personal_accuracy": "personal accuracy",
     "personal_score": "personal score",
-    "personal_p10": "worst tenth",
+    "personal_p10": "10th percentile of clients",
     "accuracy": "global accuracy",
     "score": "global score",
     "train_loss": "training loss",

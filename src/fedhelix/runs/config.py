@@ -44,7 +44,7 @@ class Config(FederationSettings):
         "or FILE.npz",
     )
     data_dir: str | None = option(
-        None, "folder with NAME.npz or the official files (or set FEDHELIX_DATA)"
+        None, "folder with NAME.npz or the official files (auto: that of FEDHELIX_DATA, or a cache)"
     )
     train_samples: int | None = option(
         None, "take only the first so many training samples (auto: all)", low=1

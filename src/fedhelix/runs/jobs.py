@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -18,6 +18,7 @@ from fedhelix.engines.batched.multirun import run_together
 from fedhelix.engines.local import Setup
 from fedhelix.federation import Federation, Run
 from fedhelix.federation.inputs import device_of
+from fedhelix.runs.apart import run_apart
 from fedhelix.runs.config import PLACES, Config
 from fedhelix.runs.provenance import device_name
 from fedhelix.runs.remote import run_on_actors
@@ -26,6 +27,7 @@ from fedhelix.store import RUNS, RunFolder
 from fedhelix.store.progress import Progress
 from fedhelix.store.records import Record
 
+MOST_JOBS = 1000
 TOGETHER = 48  # runs in one program: more would not fill a GPU any better
 
 EngineMaker = Callable[[Setup], Engine]
@@ -78,19 +80,20 @@ class Session:
 
     quiet: bool | None = None
     track: str | None = None
+    jobs: int = 1  # runs at once, each in a process of its own
     ends: float = math.inf  # on the monotonic clock
     cache: DatasetCache = field(default_factory=DatasetCache)
     interrupted: threading.Event = field(default_factory=threading.Event)
 
     @classmethod
-    def limited(
-        cls, minutes: float | None, quiet: bool | None = None, track: str | None = None
-    ) -> Session:
+    def limited(cls, minutes: float | None, quiet: bool | None = None, jobs: int = 1) -> Session:
         """One that stops after some minutes; None: when everything is done."""
         if minutes is not None and not minutes >= 0:
             raise UserError(f"minutes must be at least 0, not {minutes:g}.")
+        if not 1 <= jobs <= MOST_JOBS:
+            raise UserError(f"jobs must lie between 1 and {MOST_JOBS}, not {jobs}.")
         ends = math.inf if minutes is None else monotonic() + 60 * minutes
-        return cls(quiet=quiet, track=track, ends=ends)
+        return cls(quiet=quiet, jobs=jobs, ends=ends)
 
     def check_time(self) -> None:
         """Raise if it is time to stop."""
@@ -133,13 +136,15 @@ class Session:
     def run_all(self, specs: Mapping[Path, RunSpec]) -> bool:
         """Run every spec into its folder; what is there already is continued or left as it is.
 
-        On a GPU the runs go together as one program, on a Ray cluster each goes to an actor. When
-        the time is up they stop where they are and False is returned; the next call goes on from
-        there.
+        On a GPU the runs go together as one program, on a Ray cluster each goes to an actor, and
+        with several `jobs` each has a process of its own. When the time is up they stop where they
+        are and False is returned; the next call goes on from there.
         """
         left = [path for path in specs if not is_finished(path)]
         for path in specs.keys() - set(left):
             RunFolder(path).tidy()
+        if self.jobs > 1 and len(left) > 1:
+            return self._run_apart({path: specs[path] for path in left})
         stacked = [path for path in left if _can_share(specs[path].config)]
         groups = [stacked[at : at + TOGETHER] for at in range(0, len(stacked), TOGETHER)]
         groups += _spread_groups({path: specs[path].config for path in left})
@@ -189,6 +194,24 @@ class Session:
                 stacked = [_with_engine(run) for run in runs]
                 run_together(stacked, on_interrupt=self.interrupted.set)
 
+    def _run_apart(self, specs: Mapping[Path, RunSpec]) -> bool:
+        done = sum(map(rounds_of, specs))
+        total = sum(spec.config.rounds for spec in specs.values())
+        title = f"{len(specs)} runs, {self.jobs} at once"
+        with Progress(total, title, done, self.quiet) as progress:
+
+            def watch(uploaded: int) -> None:
+                nonlocal done
+                done += 1
+                progress.update({"round": done, "uplink_bytes": uploaded})
+                self.check_time()
+
+            try:
+                run_apart(specs, self.jobs, _run_alone, watch)
+            except TimeIsUp:
+                return False
+        return True
+
     def _fit(
         self,
         spec: RunSpec,
@@ -217,6 +240,16 @@ class Session:
             )
         finally:
             federation.close()
+
+
+@cache
+def _own_session() -> Session:
+    return Session(quiet=True)
+
+
+def _run_alone(spec: RunSpec, path: Path, watch: Callable[[Record], None]) -> None:
+    """A run in a process that does one after the other, and reads their data once."""
+    _own_session().start_or_resume(spec, path, watch=watch)
 
 
 def _can_share(config: Config) -> bool:

@@ -219,8 +219,7 @@ class RunFolder:
     @property
     def metrics(self) -> pd.DataFrame:
         """The records as a table: one row per round, one column per key."""
-        # Imported here, because it takes longer than all the rest of this module.
-        import pandas as pd
+        import pandas as pd  # it takes longer than all the rest of this module
 
         return pd.DataFrame(self.records() or {"round": []})
 
@@ -263,6 +262,11 @@ class RunFolder:
         content = toml.dumps({"format": FORMAT, **config}).encode()
         self._replace(self._config_path.name, content)
         self._checkpoint.seal(self._config_path.name, digest(content))
+
+    def set_rounds(self, rounds: int) -> None:
+        """Write down how many rounds there will be, where a resumed run gets more or fewer."""
+        if (config := self.config).get("rounds", rounds) != rounds:
+            self.write_config(config | {"rounds": rounds})
 
     @property
     def clients(self) -> dict[str, Any]:

@@ -29,10 +29,15 @@ SHOWN = {
 }
 
 WIDE = 100
-SHORTEST_BAR, GAPS = 6, 4  # columns
+SHORTEST_BAR, LONGEST_TITLE, LEFT, ELAPSED = 4, 20, len("59 min 59 s left"), 8  # columns
+ECHO = 2  # columns at the end that stay free for the ^C of a terminal, which would break the line
+# What a narrow line goes without, in this order: the time left stays.
+BEFORE_TITLE = ("uploads", "clock", "accuracy", "score")
+DISPENSABLE = (*BEFORE_TITLE, "refused", "personal_accuracy", "personal_score", "untrained",
+               "diverged")  # fmt: skip
 
 # The display of this thread's run, where long work inside a round can show its own bar.
-_shown: ContextVar[Display | None] = ContextVar("shown", default=None)
+_shown: ContextVar[Progress | None] = ContextVar("shown", default=None)
 
 
 class Progress:
@@ -60,7 +65,9 @@ class Progress:
         bar = self._console.is_terminal and not quiet
         self._lines = not bar and not quiet and (lines or quiet is False)
         self._total, self._first, self._done = total, done, done
-        self._final_work = " and the final fit" if final_work else ""
+        wide = self._console.width >= WIDE
+        self._final_work = (" and the final fit" if wide else " + final fit") * final_work
+        self._below: tuple[str, int] | None = None  # title and steps of long work inside a round
         self._latest: dict[str, float] = {}
         self._uploaded = self._refused = 0
         self._clock: float | None = None
@@ -68,11 +75,7 @@ class Progress:
         self._diverged: int | None = None
         self._started = monotonic()
         # On a narrow terminal the numbers matter more than the elapsed time; the bar shrinks.
-        elapsed = (
-            [TimeElapsedColumn(table_column=Column(no_wrap=True))]
-            if self._console.width >= WIDE
-            else []
-        )
+        elapsed = [TimeElapsedColumn(table_column=Column(no_wrap=True))] if wide else []
         self._display = Display(
             TextColumn(
                 "[bold]{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")
@@ -82,6 +85,7 @@ class Progress:
             TextColumn("{task.fields[numbers]}", table_column=Column(no_wrap=True)),
             *elapsed,
             TextColumn("[dim]{task.fields[left]}", table_column=Column(no_wrap=True)),
+            TextColumn("", table_column=Column(width=ECHO - 1)),  # and the gap before it
             console=self._console,
             expand=True,
             disable=not bar,
@@ -93,7 +97,7 @@ class Progress:
     def __enter__(self) -> Progress:
         self._started = monotonic()
         self._display.start()
-        self._outer = _shown.set(self._display)
+        self._outer = _shown.set(self)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -116,35 +120,66 @@ class Progress:
             self._console.print(
                 self._line(record, metrics), markup=False, highlight=False, soft_wrap=True
             )
-        self._display.update(
-            self._task, completed=self._done, numbers=self._fitting(), left=self._time_left()
-        )
+        self._show()
         if self._cell is not None:
-            words = f"{self._numbers()} {self._time_left()}"
+            words = f"{' · '.join(self._numbers().values())} {self._time_left()}"
             plain = Text.from_markup(words).plain
             self._cell.show(notebook.bar(self._title, self._done, self._total, plain))
 
-    def _fitting(self) -> str:
-        """The numbers, without the uploads where a long title leaves no room for them."""
-        taken = len(self._title) + len(f"{self._total}/{self._total}") + SHORTEST_BAR + GAPS
-        numbers = self._numbers()
-        if taken + Text.from_markup(numbers).cell_len > self._console.width:
-            return self._numbers(uploads=False)
-        return numbers
+    def below(self, items: Sequence[Item], title: str) -> Iterator[Item]:
+        """Yield the items with a bar below that of the run, which disappears at the end."""
+        self._below = (title, len(items))
+        self._show()
+        task = self._display.add_task(title, total=len(items), numbers="", left="")
+        started = monotonic()
+        try:
+            for done, item in enumerate(items, start=1):
+                yield item
+                left = (monotonic() - started) / done * (len(items) - done)
+                self._display.update(task, advance=1, left=f"{human_seconds(left)} left")
+        finally:
+            self._display.remove_task(task)
+            self._below = None
 
-    def _numbers(self, uploads: bool = True) -> str:
-        parts = [f"{SHOWN[key]} {_number(key, value)}" for key, value in self._latest.items()]
-        if uploads:
-            parts.append(f"↑ {human_bytes(self._uploaded)}")
+    def _show(self) -> None:
+        """Bring the line up to date, without what it has no room for."""
+        # Earlier rounds say nothing about long work inside of one.
+        left = "" if self._below else self._time_left()
+        title, steps = self._below or ("", 0)
+        count = 2 * len(str(max(self._total, steps))) + 1
+        taken = [count, SHORTEST_BAR, LEFT if self._below else len(left), ECHO - 1]
+        room = self._console.width - sum(taken) - 5  # gaps
+        room -= ELAPSED if self._console.width >= WIDE else 0
+        numbers = self._numbers()
+        for name in DISPENSABLE:
+            words = Text.from_markup(" · ".join(numbers.values()))
+            # A long title is cut before the line goes without what matters most.
+            most = len(self._title) if name in BEFORE_TITLE else LONGEST_TITLE
+            if max(min(len(self._title), most), len(title)) + words.cell_len <= room:
+                break
+            numbers.pop(name, None)
+        shown = Text.from_markup(" · ".join(numbers.values())).cell_len
+        self._display.update(
+            self._task,
+            description=_cut(self._title, max(room - shown, 1)),
+            completed=self._done,
+            numbers=" · ".join(numbers.values()),
+            left=left,
+        )
+
+    def _numbers(self) -> dict[str, str]:
+        """What the line says about the rounds so far."""
+        parts = {key: f"{SHOWN[key]} {_number(key, value)}" for key, value in self._latest.items()}
+        parts["uploads"] = f"↑ {human_bytes(self._uploaded)}"
         if self._clock is not None:
-            parts.append(f"clock {human_seconds(self._clock)}")
+            parts["clock"] = f"clock {human_seconds(self._clock)}"
         if why_untrained(self._records):
-            parts.append("[red]nothing learned yet[/red]")
+            parts["untrained"] = "[red]nothing learned yet[/red]"
         if self._refused:
-            parts.append(f"[yellow]{self._refused} refused[/yellow]")
+            parts["refused"] = f"[yellow]{self._refused} refused[/yellow]"
         if self._diverged:
-            parts.append(f"[red]diverged since round {self._diverged}[/red]")
-        return " · ".join(parts)
+            parts["diverged"] = f"[red]diverged since round {self._diverged}[/red]"
+        return parts
 
     def _time_left(self) -> str:
         # Averaged over all rounds so far, because rounds with an evaluation take longer.
@@ -179,18 +214,7 @@ def below(items: Sequence[Item], title: str) -> Iterator[Item]:
     For long work inside a round.
     """
     display = _shown.get()
-    if display is None:
-        yield from items
-        return
-    display.update(display.task_ids[0], left="")  # rounds before say nothing about this work
-    task, started = display.add_task(title, total=len(items), numbers="", left=""), monotonic()
-    try:
-        for done, item in enumerate(items, start=1):
-            yield item
-            left = (monotonic() - started) / done * (len(items) - done)
-            display.update(task, advance=1, left=f"{human_seconds(left)} left")
-    finally:
-        display.remove_task(task)
+    yield from items if display is None else display.below(items, title)
 
 
 def time_left(rounds: Any, done: int, seconds: float) -> float | None:
@@ -225,6 +249,11 @@ def human_seconds(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
     return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
+
+
+def _cut(text: str, most: int) -> str:
+    """A text of at most so many characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _number(key: str, value: float) -> str:

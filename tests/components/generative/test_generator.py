@@ -76,6 +76,18 @@ def test_guidance_leads_on_along_the_way_of_local_training(fitted):
     assert (guided - centres[0]).norm() < (plain - centres[0]).norm()
 
 
+def test_guidance_shows_its_steps(fitted):
+    generator, vectors, _ = fitted
+    watched = []
+
+    def watch(steps, title):
+        watched.append((title, len(steps)))
+        return steps
+
+    made, same = (generator.guide(vectors[:1], vectors[1:2], 5, 0.0, 0, *w) for w in ([watch], []))
+    assert watched == [("new model", 5)] and torch.equal(made, same)
+
+
 def test_guidance_keeps_what_codes_cannot_express(fitted):
     generator, vectors, centres = fitted
     before = vectors.mean(0, keepdim=True)

@@ -46,7 +46,7 @@ def receive_newcomer(
         if layout.accepts(message["model"], "the newcomer's model"):
             server = with_generator(recipe, server, buffer, layout, seed, watch)
             moved = layout.flatten([pending["sent"], message["model"]])
-            vector = advice(recipe, buffer, server.get("generator"), moved, seed + turn)
+            vector = advice(recipe, buffer, server.get("generator"), moved, seed + turn, watch)
             model = {**average, **layout.unflatten(vector)}
             done = recipe.newcomer == "nearest" or turn == recipe.guide_turns
         else:  # its training diverged: there is nothing to learn from, and it keeps what it has
@@ -73,7 +73,14 @@ def with_generator(
     return {**server, "generator": recipe.fit(known, layout.sizes, seed, watch=watch).tree()}
 
 
-def advice(recipe: Recipe, buffer: Buffer, tree: Tree | None, moved: Tensor, seed: int) -> Tensor:
+def advice(
+    recipe: Recipe,
+    buffer: Buffer,
+    tree: Tree | None,
+    moved: Tensor,
+    seed: int,
+    watch: Watch = unwatched,
+) -> Tensor:
     """The next vector of a newcomer, from its vectors before and after local training.
 
     Guidance generates it; without a generator it is the most similar client's upload.
@@ -86,6 +93,6 @@ def advice(recipe: Recipe, buffer: Buffer, tree: Tree | None, moved: Tensor, see
         uploads = known.latest()
         return base + uploads[int(distances(after[None], uploads).argmin())]
     guided = Generator.of(tree).guide(
-        before[None], after[None], recipe.guide_steps, recipe.guide_strength, seed
+        before[None], after[None], recipe.guide_steps, recipe.guide_strength, seed, watch
     )
     return base + guided[0]

@@ -15,6 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedhelix.components.generative.training import Watch, unwatched
+
 Predictor = Callable[[Tensor, int], Tensor]
 Network = Callable[[Tensor, Tensor], Tensor]  # one step for each row
 Draw = Callable[[Tensor], Tensor]  # noise of the shape of a tensor
@@ -61,9 +63,11 @@ class Diffusion:
         beta, bar = float(self.beta[t]), float(self.alpha_bar[t])
         return (x - beta / (1 - bar) ** 0.5 * noise) / (1 - beta) ** 0.5
 
-    def sample(self, eps: Predictor, x: Tensor, start: int, draw: Draw) -> Tensor:
+    def sample(
+        self, eps: Predictor, x: Tensor, start: int, draw: Draw, watch: Watch = unwatched
+    ) -> Tensor:
         """From x_start to x_0, with new noise in every step."""
-        for t in range(start, 0, -1):
+        for t in watch(range(start, 0, -1), "new model"):
             x = self.mean(x, t, eps(x, t)) + float(self.sigma[t]) * draw(x)
         return x
 

@@ -186,7 +186,13 @@ class Generator:
 
     @torch.no_grad()
     def guide(
-        self, before: Tensor, after: Tensor, steps: int, strength: float, seed: int
+        self,
+        before: Tensor,
+        after: Tensor,
+        steps: int,
+        strength: float,
+        seed: int,
+        watch: Watch = unwatched,
     ) -> Tensor:
         """Vectors after local training, denoised towards known ones along the training's direction.
 
@@ -196,7 +202,8 @@ class Generator:
         z = self.encode(after)
         eps = self.diffusion.guided(self.eps, z - self.encode(before), strength)
         x = float(self.diffusion.alpha_bar[steps]) ** 0.5 * z
-        made = self.decode(self.diffusion.sample(eps, x, steps, self.drawing(seed, "guide")))
+        draw = self.drawing(seed, "guide")
+        made = self.decode(self.diffusion.sample(eps, x, steps, draw, watch))
         return made + after - self.reconstruct(after)
 
     def drawing(self, seed: int, purpose: str) -> Draw:

@@ -37,6 +37,7 @@ from fedhelix.engines.local.training import (
     start_personal,
     start_round,
     train,
+    train_plainly,
     unpersonalized_model,
 )
 
@@ -77,5 +78,6 @@ __all__ = [
     "start_personal",
     "start_round",
     "train",
+    "train_plainly",
     "unpersonalized_model",
 ]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from fedhelix.core.parts import Inputs, each
 from fedhelix.core.returns import known_model
 from fedhelix.core.seeds import key, seeded
 from fedhelix.core.tree import State, Tree, clone, flatten, unflatten
+from fedhelix.data import Split
 from fedhelix.engines.kernels import applied
 from fedhelix.engines.local.batches import (
     batch_schedule,
@@ -159,6 +161,16 @@ def train(
     for leaf in leaves:
         leaf.requires_grad_(False)
     return len(steps.sizes), total
+
+
+def train_plainly(setup: Setup, samples: np.ndarray, state: State, epochs: int) -> State:
+    """A model after some epochs on some training samples that are no client's."""
+    nothing = samples[:0]
+    split = Split(train=samples, valid=nothing, test=nothing)
+    plain, task = replace(setup, method=Method(), splits=[split]), ClientTask(0, 0, {}, {})
+    local = replace(start_round(plain, task), models={"model": state}, phase=Phase(epochs=epochs))
+    train(plain, task, local, 0, "server")
+    return local.models["model"]
 
 
 def run_client(setup: Setup, task: ClientTask) -> ClientResult:

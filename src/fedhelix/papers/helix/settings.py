@@ -19,6 +19,7 @@ NO_SERVER_DATA = {"supplement_size": 0.0, "validation_size": 0.0}
 GENFED = [
     Row("FedAvg, no server data", "fedavg", NO_SERVER_DATA),
     Row("FedAvg", "fedavg"),
+    Row("FedAvg, warm start", "warm-start"),
     Row("FedAvgM 0.8", "fedavgm", {"fedavgm.server_momentum": 0.8}),
     Row("GenFed", "genfed", {"genfed.twins": False}),
     Row(
@@ -28,6 +29,7 @@ GENFED = [
     ),
     FULL,
     HELIX,
+    Row("Helix, warm start", "helix", {"helix.warm_epochs": 10}),
     Row("Helix, no server data", "helix", NO_SERVER_DATA),
     # The same shared models; personal ones without sharper class shares.
     Row("Helix, plain shares", "helix", PLAIN),

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from fedhelix.papers.leaderboard.board import run_leaderboard
 from fedhelix.papers.leaderboard.figures import draw
+from fedhelix.papers.leaderboard.settings import SEEDS
 
-__all__ = ["draw", "run_leaderboard"]
+__all__ = ["SEEDS", "draw", "run_leaderboard"]

@@ -26,7 +26,8 @@ from fedhelix.papers.leaderboard.settings import (
     entrants,
 )
 from fedhelix.papers.measures import Finished, Measure, percent
-from fedhelix.papers.study import CellRuns, Study, cell_runs
+from fedhelix.papers.results import extend, is_complete, read_result
+from fedhelix.papers.study import CellRuns, Study, cell_runs, settings_digest
 from fedhelix.runs.jobs import Session, is_finished
 from fedhelix.store import RunFolder
 from fedhelix.store.records import best_record, is_number
@@ -52,7 +53,7 @@ def _traffic(run: Finished) -> float:
 
 MEASURES: dict[str, Measure] = {
     SCORE: percent("personal_accuracy_at_best"),
-    "worst tenth": _at_best("personal_p10"),
+    "10th percentile": _at_best("personal_p10"),
     "traffic in MiB": _traffic,
     "seconds": lambda run: run.summary["seconds"],
 }
@@ -70,7 +71,7 @@ class Board:
     def search(self, entrant: Entrant, column: Column) -> CellRuns:
         """What a method tries in a setting, with seed 0."""
         trials = entrant.trials(column, TRIALS[self.scale])
-        return [(cell, cell_runs(cell, self.out, self.overrides, 1)) for cell in trials]
+        return [(cell, cell_runs(cell, self.out, self.overrides, [0])) for cell in trials]
 
     def chosen(self, entrant: Entrant, column: Column) -> Cell | None:
         """The trial with the best validation accuracy; None before all are finished."""
@@ -83,7 +84,7 @@ class Board:
         """The runs that count, of the methods whose search is finished."""
         cells = [self.chosen(entrant, column) for entrant in entrants]
         return [
-            (cell, cell_runs(cell, self.out, self.overrides, self.seeds))
+            (cell, cell_runs(cell, self.out, self.overrides, range(self.seeds)))
             for cell in cells
             if cell is not None
         ]
@@ -99,17 +100,17 @@ class Board:
                 return False
         return True
 
-    def report(self) -> dict[str, Any]:
-        """All results that there are, and the ranks over the settings that are complete."""
+    def report(self, earlier: Mapping[str, Any] | None = None, commit: str = "") -> dict[str, Any]:
+        """All results that there are, with those that only an earlier result has, and the ranks
+        over the settings that are complete.
+        """
         rows, settings = entrants(self.scale), columns(self.scale)
         cells = [runs for column in settings for runs in self.final(rows, column)]
         study = Study("leaderboard", "Leaderboard", lambda _: [], MEASURES, curves=())
-        report = study.report(self.scale, cells, None)
-        wanted = len(rows) * len(settings)
-        report["complete"] = report["complete"] and len(cells) == wanted
+        report = study.report(self.scale, cells, None, commit=commit)
         report["seeds"] = list(range(self.seeds))
         report["trials"] = TRIALS[self.scale]
-        by_name = {(e.row, c.name): (e, c) for e in rows for c in settings}
+        by_name = {(e.row, c.name): (e, c) for c in settings for e in rows}
         for (cell, _), made in zip(cells, report["cells"], strict=True):
             entrant, column = by_name[cell.row, cell.column]
             made["chosen"] = entrant.tried(cell)
@@ -117,8 +118,20 @@ class Board:
                 {**entrant.tried(trial), "validation": _validation(path)}
                 for trial, (path, *_) in self.search(entrant, column)
             ]
+        report["complete"] = is_complete(report, len(by_name))
+        if earlier is not None:
+            today = {place: self.digests(*both) for place, both in by_name.items()}
+            extend(report, earlier, study.names, today)
         report["ranking"] = ranks_of(report, [entrant.row for entrant in rows])
         return report
+
+    def digests(self, entrant: Entrant, column: Column) -> set[str]:
+        """Those of all settings that a method tries."""
+        return {
+            settings_digest(spec)
+            for _, runs in self.search(entrant, column)
+            for spec in runs.values()
+        }
 
 
 def ranks_of(report: Mapping[str, Any], rows: Sequence[str]) -> dict[str, Any] | None:
@@ -152,10 +165,14 @@ def run_leaderboard(
     minutes: float | None = None,
     only: Sequence[str] = (),
     quiet: bool | None = None,
+    results: Path | None = None,
+    commit: str = "",
+    jobs: int = 1,
 ) -> tuple[dict[str, Any], bool]:
     """Search and run as far as the time allows; `only` limits it to these methods or settings.
 
-    Returns the report on all runs that there are, and whether those asked for are finished.
+    Returns the report on all runs that there are, and whether those asked for are finished. It
+    extends the earlier one in the folder `results`; `commit` is that of runs which record none.
     """
     rows, settings = entrants(scale), columns(scale)
     for name in only:
@@ -164,7 +181,9 @@ def run_leaderboard(
     board = Board(scale, out, overrides, SEEDS[scale] if seeds is None else seeds)
     if board.seeds < 1:
         raise UserError(f"seeds must be at least 1, not {seeds}.")
+    path = results / f"leaderboard-{scale}.json" if results else None
+    read_result(path)  # a file that is no result is refused before any work
     chosen_rows = [one for one in rows if one.row in only] or rows
     chosen_settings = [one for one in settings if one.name in only] or settings
-    done = board.run(Session.limited(minutes, quiet), chosen_rows, chosen_settings)
-    return board.report(), done
+    done = board.run(Session.limited(minutes, quiet, jobs), chosen_rows, chosen_settings)
+    return board.report(read_result(path), commit), done

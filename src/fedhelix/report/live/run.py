@@ -21,6 +21,7 @@ from fedhelix.report.live.values import (
     shortened,
     shortened_or_none,
 )
+from fedhelix.report.results import given_in_python
 from fedhelix.store import writer_lives
 from fedhelix.store.progress import time_left
 from fedhelix.store.records import HOUR, MAIN_METRICS
@@ -166,7 +167,7 @@ class WatchedRun:
 
     def _name_of(self, key: str) -> str:
         """The name of the method or data set, from the summary or else from the config."""
-        entry = self.config.get(key)
+        entry = self.config.get(key, given_in_python(self.config, key))
         return as_text(
             self.summary.get(key) or (entry.get("name") if isinstance(entry, dict) else entry)
         )

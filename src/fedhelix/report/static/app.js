@@ -6,12 +6,12 @@ const AXES = [{ key: "round", label: "round" }, { key: "mib", label: "MiB upload
 const MEASURES = [
   { key: "personal_accuracy", label: "personal accuracy", percent: true },
   { key: "personal_score", label: "personal score" },
-  { key: "personal_p10", label: "worst tenth", percent: true },
+  { key: "personal_p10", label: "10th percentile of clients", percent: true },
   { key: "accuracy", label: "global accuracy", percent: true },
   { key: "score", label: "global score" },
   { key: "train_loss", label: "training loss" },
 ];
-// Of a score, the worst tenth is a score too.
+// Of a score, the 10th percentile is a score too.
 const SCORES = MEASURES.map((measure) => (measure.key === "personal_p10" ? { ...measure, percent: false } : measure));
 const measuresOf = (lines) => (lines.some((line) => line.y.personal_score) ? SCORES : MEASURES);
 const INCIDENTS = {
