@@ -51,7 +51,6 @@ from fedhelix.federation.schedule import schedule_for
 from fedhelix.federation.state import FederationState
 from fedhelix.robust.attacks import Attack, Attackers
 
-USUAL_CLIENTS = 20
 NOTHING: Mapping[int, list[int]] = MappingProxyType({})
 
 
@@ -108,8 +107,7 @@ class FederationSetup:
         scores = self.method.capabilities.server_validation
         self.settings: FederationSettings = settings.resolved(scores)
         clients = convert("clients", clients, int | None)
-        usual = USUAL_CLIENTS if clients is None else clients
-        pool = self._own_samples(pool, read_partition(partition, pool, usual))
+        pool = self._own_samples(pool, read_partition(partition, pool, clients))
         if clients is not None and clients not in (self.known, self.clients):
             raise UserError(
                 f"clients = {clients}, but the partition or the owners of the data make "

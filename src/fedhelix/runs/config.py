@@ -19,7 +19,7 @@ from fedhelix.data import Dataset, from_npz, load, partitions
 from fedhelix.engines import Engine
 from fedhelix.engines.local import Setup
 from fedhelix.federation import Federation, FederationSettings
-from fedhelix.federation.setup import USUAL_CLIENTS
+from fedhelix.federation.inputs import USUAL_CLIENTS
 from fedhelix.models import suited
 from fedhelix.runs.presets import PRESETS
 from fedhelix.store import FORMAT
