@@ -207,7 +207,7 @@ class UntrainedSink(Sink):
         """Look at the first rounds."""
         self.records.append(record)
         if len(self.records) == FEW:
-            self._warn(stacklevel=4)
+            self._warn(stacklevel=5)
 
     def __exit__(
         self,
@@ -216,7 +216,7 @@ class UntrainedSink(Sink):
         trace: TracebackType | None,
     ) -> None:
         if problem is None and len(self.records) < FEW:
-            self._warn(stacklevel=5)
+            self._warn(stacklevel=6)
 
     def _warn(self, stacklevel: int) -> None:
         why = why_untrained(self.records)
