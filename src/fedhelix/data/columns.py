@@ -103,7 +103,7 @@ def column_of(table: Any, name: str) -> Any:
 
 def present(values: np.ndarray) -> np.ndarray:
     """A column without its missing values."""
-    if values.dtype.kind not in "OT":
+    if values.dtype.kind not in ("O", "T"):
         return values
     return np.array([value for value in values.ravel() if not is_missing(value)], values.dtype)
 

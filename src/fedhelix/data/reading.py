@@ -196,7 +196,7 @@ def lacks_text(values: Any) -> bool:
 
 def first_missing(array: np.ndarray) -> int | None:
     """The first sample without a value, of those that can lack one without being no number."""
-    if array.dtype.kind not in "OTU" or not array.size:
+    if array.dtype.kind not in ("O", "T", "U") or not array.size:
         return None
     if array.dtype.kind == "U":
         lacking = array == ""
