@@ -40,10 +40,11 @@ def small(method: str | Method | None = None, model: Any = "linear", **more: Any
     settings = {
         "data": "digits",
         "partition": "dirichlet:0.3",
-        "clients": 6,
         "cohort": 3,
         "epochs": 1,
     } | more
+    if isinstance(settings["partition"], str) and settings["partition"] != "natural":
+        settings = {"clients": 6} | settings
     settings = {"batch_size": 64, "engine": "serial", "kernels": "onednn"} | settings
     return Federation(
         settings.pop("data"), settings.pop("partition"), model=model, method=method, **settings

@@ -56,6 +56,11 @@ def run(hook: str, answer, **more):
             "mine.server_init has a list as 'past'; only tensors",
         ),
         (
+            "upload",
+            lambda found: (found[0], {"past": [1, 2]}),
+            "mine.upload has a list as 'past'; only tensors",
+        ),
+        (
             "server_init",
             lambda found: (found[0], {0: None}),
             f"mine.server_init must return {NONE}",

@@ -334,7 +334,8 @@ def test_a_bad_upload_is_refused_and_counted_and_the_round_goes_on():
 
 
 def test_when_all_uploads_are_refused_the_server_stays_as_it_was():
-    run = small(Poisoned(tuple(range(6)))).fit(1, quiet=True)
+    with pytest.warns(UserWarning, match="every upload was refused"):
+        run = small(Poisoned(tuple(range(6)))).fit(1, quiet=True)
     assert len(run.records[0]["refused"]) == 3
     assert same(run.state.server["model"], run.federation.initial)
     assert run.records[0]["uplink_bytes"] == 3 * payload_bytes(

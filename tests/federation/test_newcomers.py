@@ -279,10 +279,15 @@ def test_bad_newcomers_are_refused():
         build().fit(2, quiet=True)
     owned = from_arrays(DIGITS.x, DIGITS.y, DIGITS.x_test, DIGITS.y_test, owners=np.arange(400) % 4)
     with pytest.raises(UserError, match="owners keep their classes"):
-        build(data=owned, partition="natural", newcomers=2)
+        build(data=owned, partition="natural", clients=None, newcomers=2)
     with pytest.raises(UserError, match="leave no known client"):
-        build(data=owned, partition="natural", newcomers_classes=0.0)
-    assert build(data=owned, partition="natural", newcomers=1, newcomers_classes=0.0).known == 3
+        build(data=owned, partition="natural", clients=None, newcomers_classes=0.0)
+    assert (
+        build(
+            data=owned, partition="natural", clients=None, newcomers=1, newcomers_classes=0.0
+        ).known
+        == 3
+    )
 
 
 def test_figures_of_the_two_phases():

@@ -10,10 +10,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
 
-from fedhelix import Augmentation, Federation, UserError, from_arrays, from_table, partition
+from fedhelix import Augmentation, FedAvg, Federation, UserError, from_arrays, from_table, partition
 from fedhelix.core.method import Phase
 from fedhelix.engines.local import ClientTask, Training, batch_schedule, gather
 from fedhelix.report import diagnostics, results, sections
+from fedhelix.runs.config import Config
 
 DRAW = np.random.default_rng(0)
 X = DRAW.normal(size=(60, 4)).astype("float32")
@@ -57,6 +58,30 @@ def test_clients_are_called_by_the_names_of_their_owners():
     assert run.federation.census()["names"] == ["bern", "metz", "ulm"]
     with pytest.raises(UserError, match="unknown client 'um'; did you mean 'ulm'"):
         run.personal("um")
+
+
+@pytest.mark.parametrize(
+    ("data", "split"),
+    [
+        ([(X, Y), (X, Y)], None),
+        (from_arrays(X, Y, owners=np.arange(60) % 2), None),
+        (from_arrays(X, Y), partition.iid(2)),
+    ],
+)
+def test_another_number_of_clients_than_there_are_is_refused(data, split):
+    with pytest.raises(UserError, match=r"clients = 7, but the partition or the owners .* make 2"):
+        federation(data, split, clients=7)
+    assert federation(data, split, clients=2).clients == 2
+    assert federation(data, split).clients == 2
+    assert federation(data, "iid", clients=3).clients == 3
+
+
+def test_the_command_refuses_another_number_than_that_of_the_owners(tmp_path):
+    np.savez(tmp_path / "mine.npz", x=X, y=Y, owners=np.arange(60) % 2)
+    common = {"data": str(tmp_path / "mine.npz"), "engine": "serial", "model": "linear"}
+    assert Config(**common).federation(FedAvg()).clients == 2
+    with pytest.raises(UserError, match="clients = 7, but"):
+        Config(**common, clients=7).federation(FedAvg())
 
 
 def test_numbered_clients_have_no_names():

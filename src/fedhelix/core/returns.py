@@ -236,7 +236,7 @@ def _level(where: str, level: Mapping[Any, Any], above: str) -> Tree:
             checked[name] = _level(where, value, f"{above}{name}{SEPARATOR}")
         elif isinstance(value, np.generic):
             checked[name] = value.item()
-        elif not _is_plain(value):
+        elif not isinstance(value, str | int | float | None):
             raise UserError(
                 f"{where} has a {type(value).__name__} as '{above}{name}'; only tensors, numbers "
                 "and dicts of them can be kept and sent."

@@ -51,7 +51,8 @@ class Federation(FederationSetup):
     a list (with names: a dictionary) with one (x, y) pair, table or torch data set per client.
     `partition` says who owns which sample: a value of `fedhelix.partition`, or text such as
     "dirichlet:0.1". `model` is a name, an `nn.Module`, or a function that makes one. `method` is a
-    name such as "genfed+fedau", or a value such as `GenFed(FedAU())`.
+    name such as "genfed+fedau", or a value such as `GenFed(FedAU())`. `clients` is their number, by
+    default 20; a partition that is a value, and data with owners, have theirs.
 
     Everything else has a sensible default. The fields of `FederationSettings` are keywords too:
 
@@ -76,7 +77,7 @@ class Federation(FederationSetup):
         *,
         model: Model = "auto",
         method: str | Method | None = None,
-        clients: int = 20,
+        clients: int | None = None,
         cohort: int | None = None,
         eval_clients: int | None = None,
         eval_trained: bool = False,

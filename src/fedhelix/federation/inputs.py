@@ -37,6 +37,7 @@ from fedhelix.engines.kernels.choice import choose
 from fedhelix.engines.local import Setup, can_cut
 from fedhelix.methods import FedAvg
 
+USUAL_CLIENTS = 20
 SEVERAL = 3  # samples that tell whether network, loss and data fit
 Model = str | nn.Module | Callable[[], nn.Module]
 OWN = [
@@ -116,14 +117,16 @@ def owner_column(partition: str | Partition | None) -> str | None:
     return str(ids) if ids is not None and ids.ndim == 0 else None
 
 
-def read_partition(partition: str | Partition | None, pool: Dataset, clients: int) -> Partition:
+def read_partition(
+    partition: str | Partition | None, pool: Dataset, clients: int | None
+) -> Partition:
     """A partition as it is or from text; None takes the usual one for these data."""
     if owner_column(partition) is not None and pool.owners is not None:
         partition = replace(partition, ids=None)  # type: ignore[type-var]
     if partition is None:
         partition = partitions.usual(pool)
     if isinstance(partition, str):
-        partition = partitions.parse(partition, clients)
+        partition = partitions.parse(partition, USUAL_CLIENTS if clients is None else clients)
     if not isinstance(partition, Partition):
         raise UserError(
             f"partition is text or a value such as partition.iid(10), not {partition!r}."

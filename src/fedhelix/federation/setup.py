@@ -79,7 +79,7 @@ class FederationSetup:
         *,
         model: Model,
         method: str | Method | None,
-        clients: int,
+        clients: int | None,
         cohort: int | None,
         eval_clients: int | None,
         eval_trained: bool,
@@ -106,7 +106,13 @@ class FederationSetup:
             settings = build(FederationSettings, options, "a federation", False, beside=OWN)
         scores = self.method.capabilities.server_validation
         self.settings: FederationSettings = settings.resolved(scores)
+        clients = convert("clients", clients, int | None)
         pool = self._own_samples(pool, read_partition(partition, pool, clients))
+        if clients is not None and clients not in (self.known, self.clients):
+            raise UserError(
+                f"clients = {clients}, but the partition or the owners of the data make "
+                f"{self.clients}; leave clients out."
+            )
         self._choose_clients(pool, cohort, eval_clients)
         if self.method.capabilities.classification and pool.classes is None:
             raise UserError(

@@ -19,6 +19,7 @@ from fedhelix.data import Dataset, from_npz, load, partitions
 from fedhelix.engines import Engine
 from fedhelix.engines.local import Setup
 from fedhelix.federation import Federation, FederationSettings
+from fedhelix.federation.inputs import USUAL_CLIENTS
 from fedhelix.models import suited
 from fedhelix.runs.presets import PRESETS
 from fedhelix.store import FORMAT
@@ -56,7 +57,7 @@ class Config(FederationSettings):
         "network: auto, cnn, mlp, linear, small-cnn, fedpac-cnn, genfed-cnn, resnet18, ..., or "
         "your own FILE.py:NAME",
     )
-    clients: int = option(20, "how many clients there are", low=1)
+    clients: int = option(USUAL_CLIENTS, "how many clients there are", low=1)
     cohort: int | None = option(
         None, "clients sampled in each round (auto: 10, or all if there are fewer)", low=1
     )
@@ -125,6 +126,8 @@ class Config(FederationSettings):
         if "partition" not in instead:
             text = partitions.usual(pool) if self.partition is None else self.partition
             instead["partition"] = partitions.parse(text, self.clients, valid=self.valid)
+            if self.clients != USUAL_CLIENTS:
+                instead["clients"] = self.clients
         settings = self
         if "validation_size" in instead:
             settings = dataclasses.replace(self, validation_size=instead.pop("validation_size"))

@@ -21,7 +21,7 @@ from fedhelix.core.tree import State
 from fedhelix.data import rows_of
 from fedhelix.engines.base import Engine
 from fedhelix.engines.batched.convolution import StackedConvolutions
-from fedhelix.engines.batched.gradients import can_stack
+from fedhelix.engines.batched.gradients import can_stack, explained, without_fallback_warning
 from fedhelix.engines.batched.scheduler import WIDTHS, Scheduler
 from fedhelix.engines.batched.table import PhaseTask
 from fedhelix.engines.local import (
@@ -115,7 +115,8 @@ class Batched(Engine):
             ):
                 if index < len(own_phases):
                     done.append(PhaseTask.of(setup, task, local, own_phases[index], index, purpose))
-            self.scheduler.train(done[index] for done in trained if index < len(done))
+            with explained():
+                self.scheduler.train(done[index] for done in trained if index < len(done))
         return trained
 
     def outputs(self, state: State, subset: Subset, indices: Tensor) -> Tensor:
@@ -214,7 +215,8 @@ class Batched(Engine):
             some, parts = states[at : at + models], indices[at : at + models]
             rows = torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True).to(device)
             stacked = {name: torch.stack([state[name] for state in some]) for name in names}
-            with StackedConvolutions() if device.type == "cuda" else nullcontext():
+            convolutions = StackedConvolutions() if device.type == "cuda" else nullcontext()
+            with convolutions, without_fallback_warning():
                 pieces = [
                     run(stacked, setup.data.prepare(rows_of(x, piece)))
                     for piece in rows.split(columns, dim=1)

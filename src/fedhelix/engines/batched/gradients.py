@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
+from fedhelix.core.errors import UserError
 from fedhelix.core.method import Batch, Local
 from fedhelix.core.parts import Inputs, each
 from fedhelix.core.seeds import seeded
@@ -19,6 +22,7 @@ from fedhelix.core.tree import State, unflatten
 from fedhelix.engines.batched.convolution import StackedConvolutions
 from fedhelix.engines.batched.streams import STREAMS, fork_streams, join_streams, on_stream
 from fedhelix.engines.batched.table import PhaseTask
+from fedhelix.engines.blame import culprit
 from fedhelix.engines.local import Setup, base_loss, call, features, forward, gather
 
 # For small networks all slots are one program, with convolutions as matrix products or as grouped
@@ -130,7 +134,33 @@ def can_stack(setup: Setup) -> bool:
     samples = torch.arange(min(2, len(setup.data.y)), device=setup.device).expand(2, -1)
     setup.module.eval()
     try:
-        vmap(partial(call, setup))(state, gather(setup, samples, None).x)
+        with without_fallback_warning():
+            vmap(partial(call, setup))(state, gather(setup, samples, None).x)
     except RuntimeError:
         return False
     return True
+
+
+@contextmanager
+def without_fallback_warning() -> Iterator[None]:
+    """Leaves out PyTorch's warning that a layer, such as a transformer's in evaluation mode, is
+    computed model by model; users cannot change that.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop because we have not yet")
+        yield
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Says what a loss must not do, where PyTorch names no hook."""
+    try:
+        yield
+    except RuntimeError as problem:
+        if "calling .item()" not in str(problem):
+            raise
+        where = culprit(problem).partition(" of client")[0] or "the loss"
+        raise UserError(
+            f"{where} looks at values (.item(), if), but this engine computes many clients at "
+            "once; use tensors alone (torch.where), or engine = serial."
+        ) from problem
