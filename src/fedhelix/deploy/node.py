@@ -6,8 +6,8 @@ seconds, and runs code that comes with a run. This one runs only the fedhelix in
 
 from __future__ import annotations
 
-import fcntl
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -43,6 +43,9 @@ from fedhelix.deploy.keys import KEY_IN_USE, read_private_key
 from fedhelix.deploy.logs import say
 from fedhelix.deploy.transport import PULL_RETRIES, pack, unpack
 
+if sys.platform != "win32":
+    import fcntl
+
 RECONNECT_SECONDS = 3.0  # before a broken connection is made anew
 POLL_SECONDS = 0.05  # between polls, each of which the SuperLink holds until there is a message
 FAILED = "Connection attempt failed"  # so Flower begins a line about a request that it will repeat
@@ -69,7 +72,8 @@ def only_process(folder: Path, name: str) -> Iterator[None]:
     writable(folder)
     with (folder / f"{name}.lock").open("ab") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if sys.platform != "win32":
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
                 f"another process runs the site {name} in '{folder}' already; stop that one first."
