@@ -28,7 +28,7 @@ def test_from_a_comparison_to_its_report(cli, tmp_path):
     done = cli("report", "--format", "latex")
     assert (
         done.out.strip() == "report.tex"
-        and "genfed & 1 & 2" in (tmp_path / "report.tex").read_text()
+        and r"\textbf{genfed} & 1 & 2" in (tmp_path / "report.tex").read_text()
     )
     assert cli("report", "-o", "r.html").code == 0
     page = (tmp_path / "r.html").read_text()

@@ -82,7 +82,10 @@ def test_a_metric_is_one_number(found, kind):
     [
         ({"loss": "mse"}, "loss is a function of outputs and targets, not 'mse'"),
         ({"metric": "AUC"}, "not the text 'AUC'; did you mean fedhelix.metrics.auc?"),
-        ({"metric": "mse"}, "not the text 'mse'; fedhelix.metrics has perplexity, neg_perplexity"),
+        (
+            {"metric": "mse"},
+            "not the text 'mse'; fedhelix.metrics has auc, f1, iou, neg_perplexity, perplexity",
+        ),
         ({"metric": 3}, "metric is a function of outputs and targets, not 3."),
     ],
 )

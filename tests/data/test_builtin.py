@@ -72,7 +72,8 @@ def test_every_sensor_has_all_motions_in_training_and_test():
     ("name", "guess"), [("wine", 0.4), ("synthetic-text", 0.2), ("synthetic-series", 0.17)]
 )
 def test_a_federation_learns_and_engines_agree(name, guess):
-    settings = {"clients": 4, "cohort": 4, "epochs": 3, "lr": 0.05, "kernels": "native"}
+    settings = {"cohort": 4, "epochs": 3, "lr": 0.05, "kernels": "native"}
+    settings |= {"clients": 4} if name == "wine" else {}  # the others' samples have owners
     serial, batched = (
         Federation(name, engine=engine, **settings).fit(2, quiet=True)
         for engine in ("serial", "batched")

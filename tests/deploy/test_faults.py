@@ -212,6 +212,7 @@ def test_sites_that_are_silent_or_refuse_later_do_not_stop_a_run(tmp_path):
     assert [sorted(record["missing"]) for record in run.records] == [["0", "1"], [], ["0", "1"]]
 
 
+@pytest.mark.filterwarnings("ignore:nothing was learned")
 def test_a_run_without_any_work_is_no_success(tmp_path):
     spec, silent = spec_for(clients=2, rounds=1), InProcessDeployment(tmp_path, 2, deadline=0.2)
     for site in (0, 1):

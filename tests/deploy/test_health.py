@@ -130,7 +130,7 @@ def test_all_lines_of_a_server_are_json(tmp_path):
             time.sleep(0.1)
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
     assert all(json.loads(line)["message"] for line in path.read_text().splitlines())
 
 

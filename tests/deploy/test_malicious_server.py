@@ -104,6 +104,7 @@ def with_peers(folder, sites):
     return deployment, asked
 
 
+@pytest.mark.filterwarnings("ignore:nothing was learned")
 def test_sites_that_are_told_of_different_cohorts_share_nothing(tmp_path):
     """Site 0 is told of three sites, of which two would do to unmask it, and the others of six."""
     deployment, _ = with_peers(tmp_path, 6)

@@ -165,12 +165,12 @@ class SiteTarget:
 
     def send(self, kind: str, content: bytes) -> bool:
         """Let the site answer a request; whether it was accepted."""
-        shown = site_module.traceback.print_exc
-        site_module.traceback.print_exc = lambda: self.unexpected.append(
+        shown = site_module.write_traceback
+        site_module.write_traceback = lambda: self.unexpected.append(
             traceback.format_exc().strip().splitlines()[-1]
         )
         try:
             answer = messages.read(self.site.answer(content))
         finally:
-            site_module.traceback.print_exc = shown
+            site_module.write_traceback = shown
         return "error" not in answer.header

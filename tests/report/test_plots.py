@@ -61,7 +61,7 @@ def test_clients_up_to_the_10th_percentile_of_the_table_are_in_full_colour(make_
     (panel,) = single(draw_clients, curves(grouped([folder]))).axes
     low, others, *_ = (dots.get_offsets()[:, 0] for dots in panel.collections)
     assert len(low) == 2 and low.max() <= table.loc["fedavg", "personal_p10"] < others.min()
-    assert "full colour: up to the 10th percentile" in panel.get_xlabel()
+    assert "full colour: bottom 10 %" in panel.get_xlabel()
     assert "| 10th percentile % |" in markdown(table)
 
 

@@ -10,6 +10,8 @@ from fedhelix.core.errors import UserError
 
 IGNORED = -100  # the target of what does not count, such as padding
 
+__all__ = ["auc", "f1", "iou", "neg_perplexity", "perplexity"]
+
 
 def by_class(output: Tensor, target: Tensor) -> Tensor:
     """Outputs of tokens (N×T×C) or pixels (N×C×H×W) with the classes as second axis."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import SupportsFloat
@@ -148,7 +147,7 @@ def check_metric(name: str, given: object) -> None:
     if callable(given):
         return
     if isinstance(given, str):
-        ready = [word for word, value in vars(metrics).items() if inspect.isfunction(value)]
+        ready = metrics.__all__
         close = difflib.get_close_matches(given.lower(), ready, n=1)
         hint = (
             f"did you mean fedhelix.metrics.{close[0]}?"

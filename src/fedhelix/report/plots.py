@@ -210,7 +210,7 @@ def draw_clients(axes: Axes, drawn: Sequence[Curve]) -> None:
     )
     axes.tick_params(axis="y", length=0, labelsize=8.5 if len(evaluated) < 10 else 7.5)
     crosses = "\n×: attacker" if any(curve.malicious.any() for curve in evaluated) else ""
-    marks = f"bar: median; full colour: up to the 10th percentile{crosses}"
+    marks = f"bar: median; full colour: bottom 10 %{crosses}"
     axes.set(xlabel=f"final {metric_name(evaluated)} of each client\n{marks}")
     axes.xaxis.set_major_locator(MaxNLocator(5))
     if _are_shares(evaluated):
