@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import logging
 import shutil
 import socket
 import threading
@@ -92,6 +93,17 @@ def test_figures_are_images_that_run_nothing(make_run, tmp_path):
         for wrong in ("run=mine&figure=units", "run=mine&figure=..", "run=x&figure=fitness"):
             assert get(port, f"/api/figure?{wrong}")[0] == 404
         assert get(port, "/api/figure?run=plain&figure=numbers")[0] == 404
+
+
+def test_the_log_handlers_of_others_stay_open(monkeypatch, tmp_path):
+    class Handler(logging.Handler):
+        def close(self):
+            closed.append(self)
+
+    closed, mine = [], Handler()
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: sockets[0].close())
+    serve(tmp_path, "127.0.0.1", 0, None)
+    assert mine not in closed
 
 
 def test_the_printed_address_opens_the_door(monkeypatch, capsys, tmp_path):

@@ -69,7 +69,12 @@ def serve(folder: Path, host: str, port: int, token: str | None) -> None:
     url = f"http://{name}:{listening.getsockname()[1]}/{query}"
     print(f"fedhelix: runs of '{folder}' at {url} (Ctrl-C stops)", flush=True)
     settings = uvicorn.Config(
-        app, log_level="warning", ws="none", timeout_graceful_shutdown=1, server_header=False
+        app,
+        log_config=None,  # uvicorn's own would close the handlers of everybody else
+        log_level="warning",
+        ws="none",
+        timeout_graceful_shutdown=1,
+        server_header=False,
     )
     uvicorn.Server(settings).run(sockets=[listening])
 
