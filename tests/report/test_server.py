@@ -31,7 +31,11 @@ def serving(folder, token=None):
     listening = socket.create_server(("127.0.0.1", 0))
     running = uvicorn.Server(
         uvicorn.Config(
-            dashboard(folder, token), log_level="warning", ws="none", timeout_graceful_shutdown=1
+            dashboard(folder, token),
+            log_config=None,
+            log_level="warning",
+            ws="none",
+            timeout_graceful_shutdown=1,
         )
     )
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
