@@ -16,8 +16,10 @@ import logging.config
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
+import uvicorn
 from flwr.supercore.error import FlowerError
 from flwr.supercore.routers.runtime.tracing import RuntimeTracingMiddleware
 from flwr.superlink import main as superlink
@@ -32,6 +34,7 @@ from fedhelix.deploy.health import probe
 from fedhelix.deploy.keys import KEY_IN_USE
 from fedhelix.deploy.logs import format_all
 
+STOP_SECONDS = 3  # for requests that are being answered when the server stops
 FLEET, CONTROL, RUNTIME = "/v1/fleet/", "/v1/control/", "/v1/runtime/"
 PULL = FLEET + "pull-messages"
 PUSH = RUNTIME + "push-"  # the server app pushes messages, then the objects in them
@@ -213,6 +216,8 @@ def main() -> None:
     superlink.create_app, logging.config.dictConfig = create, configured
     fleet_handlers.activate_node = activate_node
     command_line._get_superexec_command = superexec_command
+    # A connection that was just being made would keep a stopped server waiting for ever.
+    uvicorn.run = partial(uvicorn.run, timeout_graceful_shutdown=STOP_SECONDS)
     format_all()
     flower_superlink()
 
