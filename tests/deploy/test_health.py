@@ -1,8 +1,11 @@
 """Probes of site and server, and logs for machines."""
 
 import asyncio
+import contextlib
 import json
 import logging
+import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -130,8 +133,29 @@ def test_all_lines_of_a_server_are_json(tmp_path):
             time.sleep(0.1)
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(30)
     assert all(json.loads(line)["message"] for line in path.read_text().splitlines())
+
+
+def test_a_server_stops_although_others_are_just_connecting(tmp_path):
+    """A connection that is complete only when the server has begun to stop is idle for ever."""
+    make_certificates(tmp_path / "keys", [])
+    port, until = localhost.free_port(), time.monotonic() + 60
+    command = ["deploy", "serve", "--host=127.0.0.1", f"--port={port}", f"--folder={tmp_path}"]
+    process = subprocess.Popen([sys.executable, "-m", "fedhelix", *command])
+    tls = ssl.create_default_context(cafile=tmp_path / "keys" / "ca.pem")
+    with contextlib.ExitStack() as stack:
+        stack.callback(process.kill)
+        while not answers(f"https://127.0.0.1:{port}/healthz"):
+            assert process.poll() is None and time.monotonic() < until
+            time.sleep(0.1)
+        begun = [socket.create_connection(("127.0.0.1", port)) for _ in range(30)]
+        process.terminate()
+        for connection in begun:
+            with contextlib.suppress(OSError):
+                stack.enter_context(tls.wrap_socket(connection, server_hostname="127.0.0.1"))
+            time.sleep(0.005)
+        assert process.wait(20) is not None
 
 
 def test_a_site_names_the_address_where_nobody_answers():
