@@ -130,7 +130,7 @@ def own_data(missing):
         (own_data(0), "sample 0 of client 1 of 'data' cannot be read"),
         (
             lambda: federation(from_arrays(np.ones((9, 16, 16, 3)), np.arange(9) % 2), model="cnn"),
-            "Channels come first: give float images as N×C×H×W",
+            "Channels come first: give images as N×C×H×W",
         ),
         (
             lambda: federation(

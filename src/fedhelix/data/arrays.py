@@ -46,8 +46,8 @@ def from_arrays(
     """A data set from tensors, NumPy arrays or anything that NumPy can read.
 
     * uint8 means pixels: N×H×W becomes N×1×H×W, and N×H×W×C (C is 1 or 3) becomes N×C×H×W. Floats
-      become float32 and keep their shape. Other integers become int64 and reach the network as they
-      are (tokens); give a table of whole numbers as floats.
+      become float32 and keep their shape, so give float images as N×C×H×W. Other integers become
+      int64 and reach the network as they are (tokens); give a table of whole numbers as floats.
     * A dict or tuple of arrays is several parts of each sample: the network's keyword or positional
       arguments. A list of sequences of different lengths is padded, and the network also gets a
       mask.
