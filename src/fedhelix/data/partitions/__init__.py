@@ -30,6 +30,7 @@ from fedhelix.data.partitions.kinds import (
 __all__ = [
     "Partition",
     "Split",
+    "as_text",
     "class_split",
     "dirichlet",
     "dominant",
@@ -154,3 +155,20 @@ def parse(text: str, clients: int, **common: Any) -> Partition:
             )
         values[setting] = number
     return build(kind, values, f"the {name} partition")
+
+
+def as_text(partition: Partition) -> str:
+    """What `parse` reads as this partition; one that needs more is its class with its arguments.
+
+    Clients and validation samples have settings of their own.
+    """
+    kept = [
+        one for one in fields(partition) if one.compare and one.name not in ("clients", "valid")
+    ]
+    given = {one.name: repr(getattr(partition, one.name)) for one in kept}
+    changed = [one.name for one in kept if given[one.name] != repr(one.default)]
+    for name, (kind, setting) in KINDS.items():
+        if type(partition) is kind and set(changed) <= {setting}:
+            return name if setting is None else f"{name}:{getattr(partition, setting):.12g}"
+    words = " ".join(", ".join(f"{one}={given[one]}" for one in changed).split())
+    return f"{type(partition).__name__}({words})"
