@@ -46,10 +46,10 @@ def test_torch_is_not_imported(arguments):
 
 
 @pytest.mark.parametrize(
-    "flag", [["--rounds", "abc"], ["--lr=fast"], ["--clients", "many"]], ids=str
+    "command", ["run helix --rounds abc", "run helix --lr=fast", "deploy run helix --clients many"]
 )
-def test_a_word_instead_of_a_number_is_refused_without_torch(flag):
-    words = [sys.executable, "-c", MEASURE, "run", "helix", *flag]
+def test_a_word_instead_of_a_number_is_refused_without_torch(command):
+    words = [sys.executable, "-c", MEASURE, *command.split()]
     done = subprocess.run(words, capture_output=True, text=True)
     sentence, measured = done.stderr.splitlines()
     assert done.returncode == 2 and sentence.startswith("fedhelix: ") and "must be a" in sentence

@@ -115,7 +115,7 @@ NUMBERS: dict[Any, str] = {
     "attack_share valid",
     float | None: "validation_size deadline target attack_scale",
 }
-WITH_SETTINGS = ("run", "compare")
+WITH_SETTINGS = (["run"], ["compare"], ["deploy", "run"])
 
 
 class LazyGroup(TyperGroup):
@@ -126,7 +126,7 @@ class LazyGroup(TyperGroup):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The loaded command that the arguments name."""
         name, named, rest = super().resolve_command(ctx, args)
-        if name in WITH_SETTINGS:
+        if any([name, *rest][: len(words)] == words for words in WITH_SETTINGS):
             check_numbers(rest)
         return name, load(name) if name in COMMANDS else named, rest
 

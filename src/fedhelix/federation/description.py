@@ -33,6 +33,9 @@ GROUPS = {
     "attack": Attack,
 }
 
+# Entries that a resumed run may have otherwise; who has which samples is compared by itself.
+NOT_CHECKED = ("rounds", "made_from", "partition")
+
 
 def config(fed: FederationSetup, rounds: int) -> dict[str, Any]:
     """What determines a run, as far as a library user's objects can be written down."""
@@ -137,10 +140,7 @@ def check_same(fed: FederationSetup, folder: RunFolder) -> None:
     """A run from Python objects is resumed only by a federation with the same description."""
     mine, its = toml.loads(toml.dumps(config(fed, 1))), folder.config
     for key in mine if its.get("library") else ():
-        # What the partition makes of the data is compared below.
-        if key not in ("rounds", "made_from", "partition") and not _agree(
-            key, mine[key], its.get(key)
-        ):
+        if key not in NOT_CHECKED and not _agree(key, mine[key], its.get(key)):
             raise UserError(f"'{folder.path}' was run with {_difference(key, mine[key], its)}.")
     its_clients = {"names": census(fed).get("names"), **folder.clients}  # older runs lack names
     if "deployment" not in its and folder.clients and its_clients != {"names": None, **census(fed)}:
