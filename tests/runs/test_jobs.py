@@ -1,4 +1,5 @@
 import errno
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -33,6 +34,40 @@ def test_a_started_run_can_be_resumed_to_the_end(tmp_path):
     again = jobs.resume(tmp_path / "run", quiet=True)  # nothing is left to do
     assert (on_disk(tmp_path / "run"), again.summary) == before
     assert not (tmp_path / "run" / "lock").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["lr=5"], "begun with lr = 0.1, .* start a new one with `.* --set lr=5`"),
+        (["rounds=4", "model=linear"], "begun with model = mlp"),
+        (["seed=1"], "begun with seed = 0"),
+        (["fedprox.mu=3"], "begun with method.mu = 0.01"),
+        (["eval_clients=2"], "begun with eval_clients = auto"),
+        (["rounds=4", "engine=fast"], "unknown engine 'fast'"),  # found out later
+    ],
+)
+def test_a_change_that_is_refused_leaves_the_run_as_it_was(changes, sentence, fedprox_run):
+    before = {path: path.read_bytes() for path in fedprox_run.rglob("*.*")}
+    with pytest.raises(UserError, match=sentence):
+        jobs.resume(fedprox_run, quiet=True, changes=changes)
+    assert {path: path.read_bytes() for path in fedprox_run.rglob("*.*")} == before
+
+
+def test_a_run_may_get_more_rounds_and_another_place(fedprox_run, tmp_path):
+    folder = RunFolder.open(shutil.copytree(fedprox_run, tmp_path / "run"))
+    before = folder.config
+    changes = ["rounds=3", "engine=parallel", "workers=1", "lr=0.1"]  # lr is as it was
+    jobs.resume(folder.path, quiet=True, changes=changes)
+    after = before | {"rounds": 3, "engine": "parallel", "workers": 1}
+    assert folder.config == after and len(folder.records()) == 3
+
+
+@pytest.fixture(scope="module")
+def fedprox_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fedprox") / "run"
+    jobs.start(make_spec("fedprox", SMALL), folder, quiet=True)
+    return folder
 
 
 def test_a_run_of_owners_records_their_number_and_resumes_with_the_usual_one(tmp_path):

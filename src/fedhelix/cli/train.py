@@ -73,7 +73,9 @@ def resume(
     changes: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a setting of a run, such as rounds=100."
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change the number of rounds (rounds=100), evaluation, or where it runs.",
         ),
     ] = None,
     as_json: Json = False,

@@ -154,6 +154,7 @@ class Federation(FederationSetup):
     ) -> Run:
         """Train for some rounds with live progress; with `out`, into a run folder to resume from.
 
+        `config` is what config.toml says instead; for a resumed run, what it says from now on.
         `watch` sees every new record once it is kept; it may raise KeyboardInterrupt to stop after
         that round. With `track` ("tensorboard", "mlflow" or "wandb") every record goes there too.
         With `client_state="disk"` what clients keep lies in the run folder and is read when they
@@ -170,7 +171,7 @@ class Federation(FederationSetup):
         with ExitStack() as stack:
             stack.enter_context(self._withdrawn_if_refused(run, resume))
             if out is not None:
-                described = config or description.config(self, rounds)
+                described = description.config(self, rounds) if config is None else config
                 run.folder = RunFolder.open(out) if resume else RunFolder.create(out, described)
                 stack.enter_context(run.folder)
                 folder_sink = FolderSink(
@@ -178,7 +179,8 @@ class Federation(FederationSetup):
                     str(self.device), on_disk=client_state == "disk",
                 )  # fmt: skip
                 self._prepare(run, folder_sink, resume)
-                run.folder.set_rounds(max(rounds, run.state.round))
+                changed = {**(config or {}), "rounds": max(rounds, run.state.round)}
+                run.folder.change(**(changed if resume else {}))
                 sinks.append(folder_sink)
             if not run.state.round:
                 run.state = self.initialize(rounds)

@@ -31,6 +31,8 @@ PLACES = (
     "device", "data_dir", "engine", "workers", "address", "kernels", "checkpoint_every",
     "client_state",
 )  # fmt: skip
+# What may change when a run goes on: nothing that its rounds so far were computed with.
+CHANGEABLE = ("rounds", "eval_every", "eval_trained", *PLACES)
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from fedhelix.engines.local import Setup
 from fedhelix.federation import Federation, Run
 from fedhelix.federation.inputs import device_of
 from fedhelix.runs.apart import run_apart
-from fedhelix.runs.config import PLACES, Config
+from fedhelix.runs.config import CHANGEABLE, PLACES, Config
 from fedhelix.runs.provenance import device_name
 from fedhelix.runs.remote import run_on_actors
-from fedhelix.runs.spec import RunSpec, changed_config, read_spec
+from fedhelix.runs.spec import RunSpec, changed_spec, read_spec
 from fedhelix.store import RUNS, RunFolder
 from fedhelix.store.progress import Progress
 from fedhelix.store.records import Record
@@ -49,10 +49,7 @@ def resume(
 
     `changes` are KEY=VALUE of settings that are to be others from now on.
     """
-    if changes:
-        with RunFolder.open(path) as folder:
-            folder.write_config(changed_config(folder.config, path, changes))
-    return Session(quiet=quiet, track=track).resume(path, address=address)
+    return Session(quiet=quiet, track=track).resume(path, address=address, changes=changes)
 
 
 class TimeIsUp(KeyboardInterrupt):
@@ -107,7 +104,12 @@ class Session:
         return self._fit(spec, out, resume=False, **more)
 
     def resume(
-        self, path: Path, place: Config | None = None, address: str | None = None, **more: Any
+        self,
+        path: Path,
+        place: Config | None = None,
+        address: str | None = None,
+        changes: Sequence[str] = (),
+        **more: Any,
     ) -> Run:
         """Continue a run that was stopped at any moment, where it began or where `place` says."""
         config = RunFolder.open(path).config
@@ -116,7 +118,12 @@ class Session:
                 f"the clients of '{path}' are sites; continue it with `fedhelix deploy resume "
                 f"{path}`."
             )
-        spec = read_spec(config, path)
+        begun = spec = read_spec(config, path)
+        if changes:
+            spec = changed_spec(begun, path, changes)
+        changed = [
+            key for key in CHANGEABLE if getattr(spec.config, key) != getattr(begun.config, key)
+        ]
         if place is not None:
             moved = device_name(place.device) != config.get("versions", {}).get("device")
             # Kernels were chosen by timing: on the same device the run computes as it began.
@@ -124,7 +131,7 @@ class Session:
             spec = replace(spec, config=replace(spec.config, **new))
         if address is not None:
             spec = replace(spec, config=replace(spec.config, address=address))
-        return self._fit(spec, path, resume=True, **more)
+        return self._fit(spec, path, resume=True, changed=changed, **more)
 
     def start_or_resume(self, spec: RunSpec, path: Path, **more: Any) -> None:
         """Start a run, or continue it if it was begun, on this spec's device."""
@@ -217,6 +224,7 @@ class Session:
         spec: RunSpec,
         out: Path,
         resume: bool,
+        changed: Sequence[str] = (),
         title: str | None = None,
         watch: Callable[[Record], None] | None = None,
         engine: EngineMaker | None = None,
@@ -224,12 +232,13 @@ class Session:
     ) -> Run:
         config = spec.config
         federation = config.federation(spec.method, engine, self.cache.load(config), kind)
+        settings = spec.as_dict() | config.settled(federation)
         try:
             return federation.fit(
                 config.rounds,
                 out=out,
                 resume=resume,
-                config=spec.as_dict() | config.settled(federation),
+                config={key: settings[key] for key in changed} if resume else settings,
                 eval_every=config.eval_every,
                 checkpoint_every=config.checkpoint_every,
                 client_state=config.client_state,

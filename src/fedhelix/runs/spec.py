@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from fedhelix.core.options import find
 from fedhelix.core.registry import is_file, is_known, make, option_names, parts, resolve
 from fedhelix.core.renamed import OPTIONS
 from fedhelix.federation.devices import FILES
-from fedhelix.runs.config import Config, flat, layered
+from fedhelix.runs.config import CHANGEABLE, Config, flat, layered
 from fedhelix.runs.provenance import device_name, versions
 
 # Settings that must not, or need not, differ between the methods of a comparison.
@@ -156,16 +157,21 @@ def read_spec(config: Mapping[str, Any], where: str | Path) -> RunSpec:
     return make_spec(name, values)
 
 
-def changed_config(
-    config: Mapping[str, Any], where: str | Path, changes: Sequence[str]
-) -> dict[str, Any]:
-    """A run folder's config with some KEY=VALUE set anew."""
-    if "deployment" in config:
-        raise UserError(f"the settings of '{where}' are known to its sites and cannot be changed.")
-    spec, assigned = read_spec(config, where), layered(assignments=list(changes))
+def changed_spec(spec: RunSpec, where: str | Path, changes: Sequence[str]) -> RunSpec:
+    """The plan of a run that goes on, with some KEY=VALUE of those that may change."""
+    assigned = layered(assignments=list(changes))
     known = {key: value for key, value in flat(spec.as_dict()).items() if key != "method.name"}
     new = make_spec(spec.spec, {key: known[key] for key in known.keys() - assigned} | assigned)
-    return {**config, **new.as_dict(), "versions": config.get("versions")}
+    for key, value in flat(new.as_dict()).items():
+        if key not in (*CHANGEABLE, "method.name") and value != known[key]:
+            words = ["fedhelix", "run", spec.spec, "--config", str(Path(where) / "config.toml")]
+            again = shlex.join([*words, *(word for text in changes for word in ("--set", text))])
+            old = "auto" if known[key] is None else known[key]
+            raise UserError(
+                f"'{where}' was begun with {key} = {old}, and a run keeps its settings; "
+                f"start a new one with `{again}`."
+            )
+    return new
 
 
 def located(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -153,7 +153,7 @@ class RunFolder:
             inside = sorted(path.parent.name for path in self.path.glob("*/config.toml"))
             hint = f"; name one of the runs in it: {', '.join(inside)}" if inside else ""
             raise UserError(f"'{self.path}' is not a run: it holds no config.toml{hint}.")
-        self._check(self._config_path.name, "; settings are changed by `fedhelix resume --set`")
+        self._check(self._config_path.name, "; `fedhelix resume --set` changes what may change")
         config = toml.read(self._config_path)
         number = config.get("format")
         if type(number) is not int:
@@ -263,10 +263,10 @@ class RunFolder:
         self._replace(self._config_path.name, content)
         self._checkpoint.seal(self._config_path.name, digest(content))
 
-    def set_rounds(self, rounds: int) -> None:
-        """Write down how many rounds there will be, where a resumed run gets more or fewer."""
-        if (config := self.config).get("rounds", rounds) != rounds:
-            self.write_config(config | {"rounds": rounds})
+    def change(self, **settings: Any) -> None:
+        """Write down what is other in a run that goes on: more rounds, another device."""
+        if (config := self.config) != (new := config | settings):
+            self.write_config(new)
 
     @property
     def clients(self) -> dict[str, Any]:
