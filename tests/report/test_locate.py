@@ -4,7 +4,8 @@ import pytest
 
 from fedhelix.core import toml
 from fedhelix.core.errors import UserError
-from fedhelix.report.locate import select
+from fedhelix.report.live import Watch
+from fedhelix.report.locate import runs_below, select
 
 
 def comparison(path, make_run, methods, settings) -> None:
@@ -77,17 +78,31 @@ def test_comparisons_below_a_folder_are_not_forgotten(make_run, tmp_path, recwar
     for name in ("one", "two"):
         comparison(runs / name, make_run, ["fedavg"], {})
     with pytest.raises(
-        UserError, match=f"holds no run, but 2 comparisons; name one, such as '{runs}/one'"
+        UserError, match=f"holds no run, but 4 runs further down; .* as '{runs}/one'"
     ):
         select([runs])
     make_run("fedavg", rounds=1, name=runs / "single")
     assert not recwarn.list
     assert [folder.path.name for folder in select([runs]).folders] == ["single"]
     assert [str(warning.message) for warning in recwarn.list] == [
-        f"left out of '{runs}': 2 comparisons; name one to see it, such as '{runs}/one'."
+        f"left out of '{runs}': 4 runs further down; name their folder to see them, such as "
+        f"'{runs}/one'."
     ]
     recwarn.clear()
     assert len(select([runs, runs / "one", runs / "two"]).folders) == 5 and not recwarn.list
+
+
+def test_runs_are_found_however_deep_they_lie(make_run, tmp_path):
+    top = tmp_path / "top"
+    run = make_run("fedavg", rounds=1, name=top / "1" / "2" / "3" / "4" / "x")
+    make_run("fedavg", rounds=1, name=top / ".hidden" / "y")
+    (top / "again").symlink_to(top)
+    assert list(runs_below(top)) == list(runs_below(run.path)) == [run.path]
+    watch = Watch(top)
+    watch.refresh()
+    assert list(watch.runs) == ["1/2/3/4/x"]
+    with pytest.raises(UserError, match=f"but 1 run further down.* '{run.path.parent}'"):
+        select([top])
 
 
 def test_the_last_comparison_is_the_default(make_run, tmp_path, monkeypatch):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedhelix.core import toml
 from fedhelix.core.errors import UserError
+from fedhelix.report.wording import count
 from fedhelix.store import COMPARISON, RUNS, RunFolder
 
 
@@ -27,14 +30,18 @@ def select(paths: Sequence[Path]) -> Selection:
     selection = Selection([], [])
     for path in paths or [last(RUNS)]:
         runs = inside(path)
-        if others := [folder for folder in comparisons(path) if folder not in paths]:
-            count = f"{len(others)} comparison{'s' * (len(others) > 1)}"
+        shown = {*runs, *paths}
+        deeper = [run for run in runs_below(path) if not {run, run.parent} & shown]
+        if others := list(dict.fromkeys(run.parent for run in deeper)):
+            found = f"{count(len(deeper), 'run')} further down"
             if not runs:
                 raise UserError(
-                    f"'{path}' holds no run, but {count}; name one, such as '{others[0]}'."
+                    f"'{path}' holds no run, but {found}; name a folder with runs, such "
+                    f"as '{others[0]}'."
                 )
             warnings.warn(
-                f"left out of '{path}': {count}; name one to see it, such as '{others[0]}'.",
+                f"left out of '{path}': {found}; name their folder to see them, such as "
+                f"'{others[0]}'.",
                 stacklevel=2,
             )
         if not runs:
@@ -70,11 +77,20 @@ def inside(path: Path) -> list[Path]:
     return sorted(runs, key=rank)
 
 
-def comparisons(path: Path) -> list[Path]:
-    """The comparisons in a folder."""
-    if not path.is_dir():
-        return []
-    return sorted(child for child in visible(path) if (child / COMPARISON).is_file())
+def runs_below(path: Path) -> Iterator[Path]:
+    """The run itself, or all runs in the folder and its folders, however deep; links and names that
+    start with a dot are left out.
+    """
+    folders = [path]
+    while folders:
+        folder = folders.pop()
+        with suppress(OSError):  # it is gone, or not ours to read
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name, reverse=True)
+            if any(entry.name == "config.toml" for entry in entries):
+                yield folder
+                continue
+            shown = (entry for entry in entries if not entry.name.startswith("."))
+            folders += [folder / one.name for one in shown if one.is_dir(follow_symlinks=False)]
 
 
 def _label_and_seed(run: Path) -> tuple[str, str]:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from fedhelix.report.live.run import WatchedRun
 from fedhelix.report.live.values import is_unicode
+from fedhelix.report.locate import runs_below
 
 MOST_RUNS = 20_000
 QUICK, REST = 0.1, 4  # a scan that took longer than these seconds is followed by a rest
-DEEPEST = 3  # runs/sweep/cell/seed is deep enough
 
 
 class Watch:
@@ -41,13 +39,17 @@ class Watch:
             return found
 
     def _scan(self) -> tuple[list[str], list[str]]:
-        paths = dict(find_runs(self.root, self.root, DEEPEST))
+        found = islice(runs_below(self.root), MOST_RUNS)
+        paths = {name: path for path in found if is_unicode(name := self._name(path))}
         gone = [name for name in self.runs if name not in paths]
         for name in gone:
             del self.runs[name]
         for name, path in paths.items():
             self.runs.setdefault(name, WatchedRun(name, path))
         return [name for name, run in self.runs.items() if run.refresh()], gone
+
+    def _name(self, path: Path) -> str:
+        return path.name if path == self.root else str(path.relative_to(self.root))
 
     def overview(self) -> list[dict[str, Any]]:
         """The runs for a list, newest first."""
@@ -58,30 +60,3 @@ class Watch:
     def get(self, name: str) -> WatchedRun | None:
         """A known run by its name; None for any other name."""
         return self.runs.get(name)
-
-
-def find_runs(folder: Path, root: Path, depth: int) -> Iterator[tuple[str, Path]]:
-    """The names and paths of the run folders at or below a folder, at most `MOST_RUNS`."""
-    try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError:
-        return
-    if any(entry.name == "config.toml" for entry in entries):
-        yield str(folder.relative_to(root)) if folder != root else folder.name, folder
-    elif depth:
-        below = (
-            run
-            for entry in entries
-            if _is_visible_folder(entry)
-            for run in find_runs(folder / entry.name, root, depth - 1)
-        )
-        yield from islice(below, MOST_RUNS)
-
-
-def _is_visible_folder(entry: os.DirEntry[str]) -> bool:
-    if entry.name.startswith(".") or not is_unicode(entry.name):
-        return False
-    try:
-        return entry.is_dir(follow_symlinks=False)
-    except OSError:
-        return False
