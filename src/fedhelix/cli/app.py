@@ -24,6 +24,13 @@ NO_SPACE = (
     "with `fedhelix resume FOLDER`, or repeat the command if it is a sweep or a bench."
 )
 
+# Commands without a flag for every setting, and where theirs are.
+SETTINGS = {
+    "fedhelix resume": "write --set {0}=VALUE",
+    "fedhelix sweep": "FILE has the {0} in its table [settings]",
+    "fedhelix tune": "FILE has the {0} in its table [settings]",
+}
+
 app = typer.Typer(
     name="fedhelix",
     help="Federated learning on clients whose data differ: train, compare and understand.",
@@ -90,12 +97,15 @@ def main() -> None:
 def _no_option(problem: click.NoSuchOption) -> str:
     """An unknown option, with the nearest one or with what other libraries' name for it is here."""
     from fedhelix.federation.inputs import elsewhere
+    from fedhelix.runs.config import Config
 
     name = problem.option_name.lstrip("-")
+    key = name.replace("-", "_")
     known = {flag.lstrip("-"): flag for flag in problem.possibilities or ()}
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.62)
     words = f"No such option '{problem.option_name}'"
-    if how := elsewhere(name.replace("-", "_")):
+    where = SETTINGS.get(problem.ctx.command_path, "") if problem.ctx else ""
+    if how := where.format(key) if key in Config.names else elsewhere(key):
         return f"{words}; {how}"
     return f"{words}. Did you mean '{known[close[0]]}'?" if close else words
 
