@@ -45,9 +45,9 @@ def test_a_tie_is_a_difference_that_may_be_zero():
     assert tied({0: 0.9}, {1: 0.9}, alike=True) and not tied({0: 0.9}, {0: 0.8}, alike=False)
 
 
-def run(method: str, seed: int, accuracy: float, seconds: float = 1.0, **config):
+def run(method: str, seed: int, accuracy: float, seconds: float = 1.0, complete=True, **config):
     records = [{"round": 1, "personal_accuracy": accuracy, "uplink_bytes": 9, "seconds": seconds}]
-    about = {"complete": True, "uplink_bytes": 9, "seconds": seconds}
+    about = {"complete": complete, "uplink_bytes": 9, "seconds": seconds}
     config = {"method": {"name": method}, "seed": seed, "data": "digits", **config}
     return make(f"{method}-{seed}", config, about, records, {})
 
@@ -61,6 +61,15 @@ def test_ties_are_named_as_ties():
     assert bytes_["who"] == "a, b and c tie"
     assert winners(grouped([*close, *far])) == ("personal_accuracy", ["b", "a"])
     assert winners(grouped([*close[:3], *far])) == ("personal_accuracy", ["a"])
+
+
+def test_an_unfinished_run_is_the_best_of_nothing():
+    stopped = run("c", 0, 0.99, complete=False)
+    groups = grouped([run("a", 0, 0.9), run("b", 0, 0.8), stopped])
+    assert {tile["who"] for tile in tiles(groups)} == {"a", "a and b tie"}
+    assert winners(groups) == ("personal_accuracy", ["a"])
+    alone = grouped([run("a", 0, 0.9), stopped])
+    assert tiles(alone) == [] and winners(alone) == ("personal_accuracy", [])
 
 
 def test_runs_on_different_data_are_not_compared():

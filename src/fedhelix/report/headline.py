@@ -41,6 +41,7 @@ def subtitle(results: Sequence[Result]) -> str:
 
 def tiles(groups: Groups) -> list[dict[str, str]]:
     """Up to four highlights, each with its method; none says more than the table."""
+    groups = _finished(groups)
     if len(groups) < 2:
         return []
     table = comparison([result for results in groups.values() for result in results])
@@ -88,7 +89,8 @@ def winners(groups: Groups) -> tuple[str, list[str]]:
     """The column that decides, and the best method with those that tie with it."""
     table = comparison([result for results in groups.values() for result in results])
     column = next((metric for metric in MAIN_METRICS if metric in table), "")
-    values = table[column].dropna() if column else pd.Series(dtype=float)
+    groups = _finished(groups)
+    values = table[column][list(groups)].dropna() if column else pd.Series(dtype=float)
     if len(groups) < 2 or not len(values):
         return column, []
     best = str(values.idxmax())
@@ -97,6 +99,11 @@ def winners(groups: Groups) -> tuple[str, list[str]]:
         best,
         *ties({label: groups[label] for label in values.index}, column, best, show),
     ]
+
+
+def _finished(groups: Groups) -> Groups:
+    """Those whose runs are complete: after other numbers of rounds nothing can be best."""
+    return {label: runs for label, runs in groups.items() if all(one.complete for one in runs)}
 
 
 def _winners(labels: Sequence[str]) -> str:
