@@ -70,6 +70,17 @@ def test_a_search_that_was_stopped_ends_as_one_that_was_not(tmp_path):
         tune_all(asked, tmp_path / "part", QUIET)
 
 
+def test_lists_are_tried_once_each(tmp_path):
+    pytest.importorskip("optuna")
+    text = SEARCH.partition("[range]")[0].replace('"fedavg", ', "").replace("= 3", "= 9")
+    asked = search(tmp_path, text + '"fedprox.mu" = [0.0, 1.0]')
+    assert asked.trials_of("fedprox") == 4 and search(tmp_path).trials_of("fedprox") == 3
+    chosen = [trial.chosen for trial in tune_all(asked, tmp_path / "out", QUIET)]
+    assert sorted((one["batch_size"], one["mu"]) for one in chosen) == [
+        (16, 0.0), (16, 1.0), (32, 0.0), (32, 1.0)
+    ]  # fmt: skip
+
+
 def test_a_hopeless_trial_ends_early(tmp_path):
     """Five good trials are known; the sixth can only choose a rate at which nothing is learnt."""
     pytest.importorskip("optuna")
@@ -102,6 +113,7 @@ def test_time_that_is_up_keeps_what_is_done(tmp_path):
         ("low = 1, high = 2", "low = 2, high = 1", "low < high"),
         ("{ low = 1, high = 2 }", "[1, 2]", "must be a range such as"),
         ("trials = 3", "trials = 0", "must be at least 1"),
+        ("trials = 3", "seeds = 3", "all trials of a search have one seed; leave seeds out"),
         ('"fedprox.mu"', '"fedper.ft_epochs"', "concerns none of its methods"),
     ],
 )

@@ -199,8 +199,9 @@ def tune(
       lr = { low = 0.001, high = 1.0, log = true }
       "fedprox.mu" = { low = 0.0, high = 1.0 }
 
-    Every method has equally many trials. One that is worse than most others were at the same round
-    ends early. The same command goes on where it was stopped.
+    Every method has equally many trials; lists alone are tried once each. A trial that is worse
+    than most others were at the same round ends early. The same command goes on where it was
+    stopped.
     """
     search, folder = read_search(file), out or RUNS / f"tune-{file.stem}"
     search = replace(search, settings=search.settings | places(engine=engine))
@@ -209,7 +210,7 @@ def tune(
     except KeyboardInterrupt:
         print("stopped; the same command goes on where it stopped.", file=sys.stderr)
         raise SystemExit(130) from None
-    if len(trials) < search.trials * len(search.methods):
+    if len(trials) < sum(map(search.trials_of, search.methods)):
         print(
             "fedhelix: the time is up; the same command goes on where it stopped.", file=sys.stderr
         )

@@ -11,7 +11,7 @@ data = "digits"
 lr = [0.05, 0.1]
 "genfed.rho_max" = [3, 5]       # for this method only
 
-`fedhelix tune` reads the same file. It chooses from the grid's lists, and from ranges:
+`fedhelix tune` reads the same file without seeds. It chooses from the grid's lists and from ranges:
 
 trials = 20                     # of every method
 
@@ -23,6 +23,7 @@ epochs = { low = 1, high = 5 }
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,13 @@ class Search:
     space: Space
     trials: int
 
+    def trials_of(self, method: str) -> int:
+        """How many trials a method has: no more than there are settings, where these are lists."""
+        lists = concerned(method, self.space).values()
+        if not all(isinstance(values, list) for values in lists):
+            return self.trials
+        return min(self.trials, math.prod(map(len, lists)))
+
 
 def read_sweep(file: str | Path) -> Sweep:
     """The sweep that a TOML file describes."""
@@ -73,6 +81,11 @@ def read_sweep(file: str | Path) -> Sweep:
 def read_search(file: str | Path) -> Search:
     """The search that a TOML file describes."""
     content = _checked(file)
+    if "seeds" in content:
+        raise UserError(
+            f"'{file}' has seeds, but all trials of a search have one seed; leave seeds out, or "
+            "use `fedhelix sweep`."
+        )
     ranges, trials = dict(content.get("range", {})), content.get("trials", 20)
     for key, given in ranges.items():
         _check_range(f"'{key}' in the ranges of '{file}'", given)

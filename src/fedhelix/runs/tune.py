@@ -7,6 +7,7 @@ that was stopped ends as one that was not.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,10 +67,11 @@ def tune_all(search: Search, out: Path, session: Session | None = None) -> list[
     try:
         for method in search.methods:
             mine = [trial for trial in done if trial.method == method]
-            for number in range(len(mine), search.trials):
+            for _ in range(len(mine), search.trials_of(method)):
                 session.check_time()
                 study = _study(optuna, mine, concerned(method, search.space), specs[method])
-                mine.append(_run(study, method, number, search, out, session))
+                tried = [trial.chosen for trial in mine]
+                mine.append(_run(study, method, tried, search, out, session))
                 done = [trial for trial in done if trial.method != method] + mine
                 _write(out, search, done)
     except TimeIsUp:
@@ -130,12 +132,31 @@ def _suggested(asked: Any, key: str, given: Any) -> Any:
     return min(max(value, low), high)
 
 
+def _asked(study: Any, space: Space, tried: Sequence[dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
+    """The next trial, with settings that were not tried yet where these are lists."""
+    asked = study.ask()
+    chosen = {key: _suggested(asked, key, given) for key, given in space.items()}
+    if chosen in tried and all(isinstance(given, list) for given in space.values()):
+        combinations = (
+            dict(zip(space, values, strict=True)) for values in itertools.product(*space.values())
+        )
+        chosen = next(one for one in combinations if one not in tried)
+        study.enqueue_trial(chosen)
+        asked = study.ask()
+    return asked, chosen
+
+
 def _run(
-    study: Any, method: str, number: int, search: Search, out: Path, session: Session
+    study: Any,
+    method: str,
+    tried: Sequence[dict[str, Any]],
+    search: Search,
+    out: Path,
+    session: Session,
 ) -> Trial:
     """One trial, from the beginning or from its last checkpoint."""
-    asked, space = study.ask(), concerned(method, search.space)
-    chosen = {key: _suggested(asked, key, given) for key, given in space.items()}
+    number = len(tried)
+    asked, chosen = _asked(study, concerned(method, search.space), tried)
     spec = make_spec(variant(method, chosen), search.settings)
     folder = out / f"{spec.method.label}-trial{number}".replace("/", "_")
 
@@ -150,7 +171,7 @@ def _run(
         asked.report(value, round)
     pruned = False
     try:
-        title = f"{spec.label} ({number + 1}/{search.trials})"
+        title = f"{spec.label} ({number + 1}/{search.trials_of(method)})"
         session.start_or_resume(spec, folder, title=title, watch=watch)
     except Pruned:
         pruned = True
