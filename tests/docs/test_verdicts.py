@@ -220,3 +220,66 @@ def test_every_commit_is_in_the_history_or_named():
         for text in re.findall(r'"commit": "([^"]*)"', path.read_text("utf-8")):
             for commit in re.findall(r"\b[0-9a-f]{7,40}\b", text):
                 assert commit[:7] in known, f"{path.name} names {commit}"
+
+
+def typed(text):
+    """A page without what `docs/make.py` writes."""
+    return re.sub(r"<!-- made: .*?<!-- end -->", "", text, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_the_text_says_no_more_than_the_verdicts(name):
+    if {verdict for _, verdict, *_ in verdict_table(name)} == {"**inconclusive**"}:
+        assert not re.search(r"\breproduces\b|not reproduce\b", typed(page(name)))
+
+
+def test_a_next_figure_follows():
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        for after in path.read_text(encoding="utf-8").split("The next figure")[1:]:
+            following = after.partition("\n\n")[2][:200]
+            assert following.startswith(("<!-- made: drawn", "![")), path
+
+
+def test_what_is_not_run_yet_is_in_no_table():
+    (rows,) = re.findall(r"also has the rows (.*?); they are not run yet", typed(page("genfed")))
+    exceptions = set(re.findall(r"Table (\d) but for its row \*(.*?)\*", typed(page("genfed"))))
+    for table in "2456":
+        report = json.loads((RESULTS / f"genfed-table{table}-gpu.json").read_text())
+        there = {cell["row"] for cell in report["cells"] if cell["seeds"]}
+        found = there & set(re.findall(r"\*(.*?)\*", rows))
+        assert {(table, row) for row in found} <= exceptions
+
+
+def test_who_is_ahead_of_gene_fl_is_said_by_group():
+    (text,) = re.findall(r"For known clients, GENE-FL is (.*)", typed(page("gene-fl")))
+    texts = dict(zip(("Known", "Newcomers"), text.split("for newcomers"), strict=True))
+    table = r"\| (Known|Newcomers).*?: GENE-FL is more .* \| (\w+) \| inconclusive \| ([+-])"
+    compared = re.findall(table, page("gene-fl"))
+    assert len(compared) == 8
+    for group, rival, sign in compared:
+        ahead, _, behind = texts[group.split()[0]].partition("but")
+        assert re.search(rf"\b{rival}\b", ahead if sign == "+" else behind), (group, rival)
+
+
+def test_the_leaderboard_names_all_who_are_ahead_of_helix():
+    text = (ROOT / "docs" / "leaderboard.md").read_text(encoding="utf-8")
+    (bullet,) = re.findall(r"\* \*\*It is not first everywhere\.\*\* (.*)", text)
+    cells = json.loads((RESULTS / "leaderboard-gpu.json").read_text())["cells"]
+    means = {
+        column: {
+            cell["row"]: cell["accuracy"]["mean"]
+            for cell in cells
+            if cell["column"] == column and cell["seeds"]
+        }
+        for column in ("text, authors", "table, concept shift")
+    }
+    authors, concepts = means.values()
+    assert max(authors, key=authors.get) in bullet
+    assert all(row in bullet for row, mean in concepts.items() if mean > concepts["Helix"])
+
+
+def test_the_page_of_helix_names_the_row_behind_its_numbers_on_svhn():
+    cells = json.loads((RESULTS / "helix-genfed-gpu.json").read_text())["cells"]
+    (helix,) = [one for one in cells if (one["row"], one["column"]) == ("Helix", "SVHN")]
+    (bullet,) = re.findall(r"\* (.*; on SVHN, which was held out.*)", page("helix"))
+    assert ("*Helix, plain shares*" in bullet) == (not helix["seeds"])
