@@ -121,7 +121,7 @@ def test_one_of_several_methods_in_a_file(write):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("x = 1", "registers 0 methods"),
+        ("x = 1", r"registers no method; write @register\("),
         ("1 +", "cannot be imported: SyntaxError"),
         ("import no_such_module", "cannot be imported: ModuleNotFoundError"),
     ],

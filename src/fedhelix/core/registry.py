@@ -163,9 +163,13 @@ def _from_file(spec: str) -> type[Method]:
         if wanted not in new:
             raise unknown(f"method in '{path}'", wanted, new)
         return new[wanted]
+    if not new:
+        raise UserError(
+            f"'{path}' registers no method; write @register(\"name\") above the class of yours."
+        )
     if len(new) != 1:
         raise UserError(
             f"'{path}' registers {len(new)} methods; name one as {path}:NAME (it has: "
-            f"{', '.join(new) or 'none'})."
+            f"{', '.join(new)})."
         )
     return next(iter(new.values()))
