@@ -250,6 +250,9 @@ def test_a_variant_has_settings_and_options_of_its_own():
         ("fedavg@lr=1,=2", "'=2' is no KEY=VALUE"),
         ("fedavg@seed=1", "a variant cannot have a seed of its own; set it for all methods"),
         ("fedavg@suplement_size=1", "'suplement_size'; did you mean 'supplement_size'"),
+        ("dp-sgd@epsilon=8+fedper", r"after all methods; write dp-sgd\+fedper@epsilon=8\."),
+        ("dp-sgd@epsilon=8+fedprox@mu=1", r"write dp-sgd\+fedprox@epsilon=8,mu=1\."),
+        ("fedavg@lr=1e+fast", "lr must be a number, not '1e"),
         ("fedavg@lr=fast", "lr must be a number, not 'fast'"),
         ("fedavgg@lr=1", "unknown method 'fedavgg'; did you mean 'fedavg'"),
     ],
@@ -269,7 +272,7 @@ def test_owners_in_a_file_are_the_clients_unless_a_partition_is_named(tmp_path):
 
 
 def test_commas_within_brackets_belong_to_a_value():
-    assert spec._of_variant("sizes=[3, 4],lr=0.1", set()) == {
+    assert spec._of_variant("fedavg", "sizes=[3, 4],lr=0.1", set()) == {
         "method.sizes": "[3, 4]",
         "lr": "0.1",
     }

@@ -19,7 +19,7 @@ from fedhelix.core.hooks import checked
 from fedhelix.core.layers import Layers
 from fedhelix.core.method import Method
 from fedhelix.core.objective import Objective, cross_entropy, squared_error
-from fedhelix.core.registry import make
+from fedhelix.core.registry import make, option_names, resolve
 from fedhelix.core.trial import check_loss, check_metric
 from fedhelix.data import (
     Dataset,
@@ -136,10 +136,23 @@ def read_partition(
 
 def read_method(method: str | Method | None) -> Method:
     """A method by its name or as it is; None is FedAvg."""
+    if isinstance(method, str) and "@" in method and ".py" not in method:
+        raise UserError(f"'{method}' is for the command line; in Python give {in_python(method)}.")
     chosen = make(method) if isinstance(method, str) else FedAvg() if method is None else method
     if not isinstance(chosen, Method):
         raise UserError(f"method is a name or a value such as FedAvg(), not {method!r}.")
     return chosen
+
+
+def in_python(variant: str) -> str:
+    """The arguments of a federation for METHOD@KEY=VALUE,... of the command line."""
+    spec, _, text = variant.partition("@")
+    pairs = dict(pair.partition("=")[::2] for pair in text.split(","))
+    value = ""
+    for kind in reversed(resolve(spec)):
+        mine = [f"{key}={pairs.pop(key)}" for key in option_names(kind) if key in pairs]
+        value = f"{kind.__name__}({', '.join(filter(None, [value, *mine]))})"
+    return ", ".join([f"method={value}", *(f"{key}={given}" for key, given in pairs.items())])
 
 
 def network(

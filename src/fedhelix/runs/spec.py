@@ -62,7 +62,7 @@ def make_spec(spec: str, values: Mapping[str, Any]) -> RunSpec:
     settings: dict[str, Any] = {}
     options: dict[str, Any] = {}
     mine = groups_of(spec)
-    own = _of_variant(variant, mine)
+    own = _of_variant(spec, variant, mine)
     for key, value in (*values.items(), *own.items()):
         group, _, rest = key.partition(".")
         if group in mine and rest:
@@ -110,11 +110,11 @@ def split_variant(spec: str) -> tuple[str, str]:
     """A method and what is set for it alone: `fedavg@lr=0.1,epochs=5` has its own learning rate and
     epochs.
     """
-    name, at, variant = spec.rpartition("@")
+    name, at, variant = spec.rpartition("@") if ".py" in spec else spec.partition("@")
     return (name, variant) if at and ".py" not in variant else (spec, "")
 
 
-def _of_variant(text: str, groups: set[str]) -> dict[str, str]:
+def _of_variant(spec: str, text: str, groups: set[str]) -> dict[str, str]:
     """The keys of a variant: those of `Config`, and any other is an option of the method."""
     options: dict[str, str] = {}
     for assignment in filter(
@@ -125,6 +125,11 @@ def _of_variant(text: str, groups: set[str]) -> dict[str, str]:
             raise UserError(
                 f"a variant is METHOD@KEY=VALUE,... and '{assignment}' is no KEY=VALUE."
             )
+        before, plus, inner = value.partition("+")
+        inner, _, more = inner.partition("@")
+        if plus and is_known(inner):  # 1e+5 is a value
+            options_last = f"{spec}+{inner}@{key}={before}" + (f",{more}" if more else "")
+            raise UserError(f"options come after all methods; write {options_last}.")
         field = key.replace(".", "_").replace("-", "_")
         if field in FOR_ALL:
             raise UserError(f"a variant cannot have a {field} of its own; set it for all methods.")
