@@ -509,6 +509,42 @@ def test_a_run_is_not_continued_with_other_clients_or_another_network(tmp_path):
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == kept
 
 
+@pytest.mark.parametrize(
+    ("variant", "arguments"),
+    [
+        ("fedprox@mu=0.1", "method=FedProx(mu=0.1)."),
+        ("fedavg@epochs=2,lr=0.07", "method=FedAvg(), epochs=2, lr=0.07."),
+        ("genfed+fedau@rho_max=3", "method=GenFed(FedAU(), rho_max=3)."),
+    ],
+)
+def test_a_variant_of_the_command_line_is_translated(variant, arguments):
+    with pytest.raises(UserError) as problem:
+        small(variant)
+    assert str(problem.value).endswith(f"in Python give {arguments}")
+
+
+def test_nothing_is_resumed_without_its_folder():
+    with pytest.raises(UserError, match="resume needs the folder of the run"):
+        small().fit(2, resume=True)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"attack_share": 0.4},
+        {"attack_scale": 2.0},
+        {"newcomers_after": 2},
+        {"newcomers_classes": 0.3},
+        {"device_speed": 5.0},
+    ],
+)
+def test_a_setting_that_does_nothing_says_what_it_needs(option):
+    (name,) = option
+    needed = "devices" if name == "device_speed" else name.partition("_")[0]
+    with pytest.warns(UserWarning, match=f"{name} = .* does nothing without {needed}"):
+        small(**option)
+
+
 def test_clients_state_on_disk_is_that_in_memory(tmp_path):
     straight = small(method=FedPer(), model="mlp").fit(4, quiet=True)
     fed = small(method=FedPer(), model="mlp")

@@ -179,8 +179,12 @@ def test_half_of_an_attackers_samples_have_a_trigger():
 
 
 def test_a_backdoor_opens_and_leaves_the_accuracy_alone():
-    more = {"partition": "iid", "clients": 10, "cohort": 10, "lr": 0.1, "attack_share": 0.3}
-    hit = small(model="mlp", attack="backdoor", **more).fit(10, quiet=True).records[-1]
+    more = {"partition": "iid", "clients": 10, "cohort": 10, "lr": 0.1}
+    hit = (
+        small(model="mlp", attack="backdoor", attack_share=0.3, **more)
+        .fit(10, quiet=True)
+        .records[-1]
+    )
     plain = small(model="mlp", **more).fit(10, quiet=True).records[-1]
     assert hit["attack_success"] > 0.8 and hit["accuracy"] > plain["accuracy"] - 0.1
     assert "attack_success" not in plain

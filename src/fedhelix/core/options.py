@@ -11,7 +11,7 @@ import math
 import numbers
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NoReturn, TypeVar
 
 from fedhelix.core.errors import UserError, unknown
@@ -48,12 +48,22 @@ def option(
     high: float | None = None,
     above: float | None = None,
     below: float | None = None,
+    needs: str | None = None,
 ) -> Any:
     """A dataclass field with its meaning and its range (`low` and `high` are allowed, `above` and
-    `below` are not).
+    `below` are not). Without the field that it `needs` it does nothing.
     """
     rule = {"meaning": meaning, "low": low, "high": high, "above": above, "below": below}
-    return dataclasses.field(default=default, metadata=rule)
+    return dataclasses.field(default=default, metadata={**rule, "needs": needs})
+
+
+def without_effect(options: Any) -> Iterator[str]:
+    """A sentence for each option that was set and does nothing, as what it needs was not set."""
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    for field in dataclasses.fields(options):
+        value, needed = getattr(options, field.name), field.metadata.get("needs")
+        if needed and value != field.default and getattr(options, needed) == defaults[needed]:
+            yield f"{field.name} = {value} does nothing without {needed}; set {needed} too."
 
 
 class Checked:

@@ -40,11 +40,13 @@ class Devices(Checked):
         "FILE.csv or FILE.json (auto: no clock)",
     )
     device_speed: float = option(
-        100.0, "samples that a usual device trains on in a second", above=0
+        100.0, "samples that a usual device trains on in a second", above=0, needs="devices"
     )
-    device_upload: float = option(125_000.0, "bytes that a usual device sends per second", above=0)
+    device_upload: float = option(
+        125_000.0, "bytes that a usual device sends per second", above=0, needs="devices"
+    )
     device_download: float = option(
-        1_250_000.0, "bytes that a usual device receives per second", above=0
+        1_250_000.0, "bytes that a usual device receives per second", above=0, needs="devices"
     )
     availability: float = option(
         1.0, "share of each day in which a device is available", above=0, high=1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Literal
 from fedhelix.core.errors import UserError
 from fedhelix.core.method import Context, Method
 from fedhelix.core.objective import Loss, Metric
-from fedhelix.core.options import checks_arguments, convert
+from fedhelix.core.options import checks_arguments, convert, without_effect
 from fedhelix.data import Dataset, Partition
 from fedhelix.data.scaling import targets_advice
 from fedhelix.engines import Engine
@@ -100,6 +101,8 @@ class Federation(FederationSetup):
             metric=metric, engine=engine, device=device, workers=workers, address=address,
             kernels=kernels, settings=settings, options=options,
         )  # fmt: skip
+        for sentence in without_effect(self.settings):
+            warnings.warn(sentence, stacklevel=2)
         if loss is None and metric is None:
             self.made_from = description.made_from(
                 self.settings, data=data, partition=partition, model=model, clients=clients,
@@ -161,7 +164,9 @@ class Federation(FederationSetup):
         are sampled, however many there are. With `patience` it ends early, once so many evaluated
         rounds in a row were not better on validation samples than the best one before.
         """
-        self._check_arguments(rounds, eval_every, checkpoint_every, out, track, client_state)
+        self._check_arguments(
+            rounds, eval_every, checkpoint_every, out, track, client_state, resume
+        )
         self._check_patience(patience)
         if watch is not None and not callable(watch):
             raise UserError(f"watch is a function of a record, not {watch!r}.")
@@ -243,6 +248,7 @@ class Federation(FederationSetup):
         out: str | Path | None,
         track: str | None,
         client_state: Place,
+        resume: bool,
     ) -> None:
         if convert("client_state", client_state, Place) == "disk" and out is None:
             raise UserError("clients' state on disk needs a run folder; give fit an out.")
@@ -250,6 +256,8 @@ class Federation(FederationSetup):
             check_tracker(track)
             if out is None:
                 raise UserError("tracking needs a run folder; give fit an out.")
+        if resume and out is None:
+            raise UserError("resume needs the folder of the run that goes on; give fit its out.")
         counts = {
             "rounds": rounds,
             "eval_every": eval_every,

@@ -46,13 +46,17 @@ class Newcomers(Checked):
 
     newcomers: int = option(0, "how many unseen clients arrive later", low=0)
     newcomers_after: int | None = option(
-        None, "after how many rounds they arrive (none: only without newcomers)", low=1
+        None,
+        "after how many rounds they arrive (none: only without newcomers)",
+        low=1,
+        needs="newcomers",
     )
     newcomers_classes: float = option(
         0.5,
         "share of the classes that only newcomers hold; 0: they hold the same as the others",
         low=0,
         below=1,
+        needs="newcomers",
     )
     newcomers_samples: int | None = option(
         None, "training samples that a newcomer has at most (auto: its whole part)", low=2

@@ -49,13 +49,16 @@ class Attack(Checked):
         "what malicious clients do: none, label-flip, backdoor, mimic, ipm, alie, min-max, "
         "sign-flip, noise, adaptive or adaptive-top",
     )
-    attack_share: float = option(0.2, "share of the clients that are malicious", above=0, below=1)
+    attack_share: float = option(
+        0.2, "share of the clients that are malicious", above=0, below=1, needs="attack"
+    )
     attack_scale: float | None = option(
         None,
         "ipm: times the benign mean (auto: 1); alie: deviations (by the paper's formula); "
         "sign-flip: factor (4); backdoor: factor (1); noise: deviation (1); adaptive: farthest "
         "(10)",
         above=0,
+        needs="attack",
     )
 
     @property
