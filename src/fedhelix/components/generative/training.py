@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from fedhelix.core.cpu import one_thread
 from fedhelix.core.cuda import recording
 
 Watch = Callable[[range, str], Iterable[int]]  # yields the steps and shows progress
@@ -73,13 +74,12 @@ def plain_kernels(parameters: int) -> Iterator[None]:
     if parameters >= SMALL:
         yield
         return
-    threads, enabled = torch.get_num_threads(), torch.backends.mkldnn.enabled
-    torch.set_num_threads(1)
+    enabled = torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
     try:
-        yield
+        with one_thread():
+            yield
     finally:
-        torch.set_num_threads(threads)
         torch.backends.mkldnn.enabled = enabled
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from fedhelix.core.cpu import one_thread
 from fedhelix.core.method import LocalRound, Phase
 from fedhelix.core.objective import evaluate_all
 from fedhelix.core.shift import SHIFT, all_shifted, unshifted
@@ -191,6 +192,7 @@ class Batched(Engine):
             self._free_memory()
         return self._stacked_outputs(states, subset, indices, FEW)
 
+    @one_thread()
     @torch.no_grad()
     def _stacked_outputs(
         self, states: Sequence[State], subset: Subset, indices: Sequence[Tensor], at_once: int
