@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from fedhelix.core.cpu import one_thread
+from fedhelix.core.cpu import all_threads, one_thread
 from fedhelix.core.cuda import recording
 
 Watch = Callable[[range, str], Iterable[int]]  # yields the steps and shows progress
@@ -72,7 +72,8 @@ def plain_kernels(parameters: int) -> Iterator[None]:
     Its steps are too short to be shared, and oneDNN prepares longer than it computes.
     """
     if parameters >= SMALL:
-        yield
+        with all_threads():
+            yield
         return
     enabled = torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = False  # type: ignore[assignment]

@@ -12,7 +12,6 @@ from typing import Any, cast, get_args
 
 import torch
 
-from fedhelix.core.cpu import one_thread
 from fedhelix.core.errors import EngineFailure
 from fedhelix.core.seeds import seeded
 from fedhelix.engines.batched.gradients import Mode, can_stack
@@ -55,7 +54,7 @@ class Scheduler:
         for phase_task in phase_tasks:
             if phase_task.steps:
                 kinds.setdefault(phase_task.kind, []).append(phase_task)
-        with self.lock, one_thread():
+        with self.lock:
             for kind, alike in kinds.items():
                 self._train_alike(kind, alike)
 
