@@ -32,7 +32,7 @@ from fedhelix.engines.local import (
     train_plainly,
     unpersonalized_model,
 )
-from fedhelix.engines.probe import is_whole, probe
+from fedhelix.engines.probe import is_whole, probe_all
 
 Evaluation = tuple[float, float]  # metric and mean loss
 
@@ -103,7 +103,7 @@ class Engine(ABC):
         if all(is_whole(self.setup, state) for state in states):
             outputs = predict_all(self.setup, states, pool, indices)
         else:
-            outputs = [probe(self.setup, state, pool, indices) for state in states]
+            outputs = probe_all(self.setup, states, pool, indices)
         return evaluate_all(self.setup.objective, outputs, [targets] * len(states))
 
     def train(self, samples: np.ndarray, state: State, epochs: int) -> State:
