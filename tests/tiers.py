@@ -36,6 +36,7 @@ SLOW = {
     "test_a_strong_pull_holds_a_client_at_what_its_cluster_has_learnt",
     "test_a_sweep_is_a_comparison_of_variants",
     "test_a_task_of_the_tutorial_runs",
+    "test_a_worker_ends_with_its_node_in_the_middle_of_a_request",
     "test_a_worker_imports_no_library_that_it_does_not_need",
     "test_a_worker_of_a_page_from_a_file_answers",
     "test_adapters_are_equal_on_the_batched_engine",

@@ -45,9 +45,11 @@ def test_torch_is_not_imported(arguments):
     pytest.fail(f"needs {ratios} times the processor time of importing NumPy")
 
 
-@pytest.mark.parametrize("flag", [["--rounds", "abc"], ["--lr=fast"]], ids=str)
-def test_a_word_instead_of_a_number_is_refused_without_torch(flag):
-    words = [sys.executable, "-c", MEASURE, "run", "helix", *flag]
+@pytest.mark.parametrize(
+    "command", ["run helix --rounds abc", "run helix --lr=fast", "deploy run helix --clients many"]
+)
+def test_a_word_instead_of_a_number_is_refused_without_torch(command):
+    words = [sys.executable, "-c", MEASURE, *command.split()]
     done = subprocess.run(words, capture_output=True, text=True)
     sentence, measured = done.stderr.splitlines()
     assert done.returncode == 2 and sentence.startswith("fedhelix: ") and "must be a" in sentence
@@ -55,14 +57,14 @@ def test_a_word_instead_of_a_number_is_refused_without_torch(flag):
 
 
 def test_settings_without_a_value_are_left_to_the_command():
-    for arguments in ([], ["fedavg", "--rounds"], ["fedavg", "--rounds", "3"]):
+    for arguments in ([], ["fedavg", "--rounds"], ["fedavg", "--rounds", "3", "--clients", "auto"]):
         check_numbers(arguments)
 
 
 def test_numbers_are_those_of_the_settings():
     hints = {name: typing.get_type_hints(Config)[name] for name in Config.names}
     for kind, names in NUMBERS.items():
-        assert set(names.split()) == {name for name, hint in hints.items() if hint is kind}
+        assert set(names.split()) == {name for name, hint in hints.items() if hint == kind}
 
 
 SLOW_IMPORTS = """

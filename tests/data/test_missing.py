@@ -52,6 +52,16 @@ def test_a_missing_label_is_no_class(whole, missing):
             make()
 
 
+@pytest.mark.parametrize("kind", [str, bytes, object], ids=repr)
+@pytest.mark.parametrize("missing", ["", "nan", "NaN"])
+def test_a_text_array_has_no_class_of_missing_labels(kind, missing):
+    labels = np.array([*TEXT[:3], missing, *TEXT[4:]]).astype(kind)
+    for make in (lambda: from_arrays(X, labels), lambda: from_arrays(X, TEXT, X, labels)):
+        with pytest.raises(UserError, match=r"^y of .* has no label in sample 3; remove"):
+            make()
+    assert from_arrays(X, np.array(["naa", "nan1"] * 3).astype(kind)).labels == ("naa", "nan1")
+
+
 def test_an_empty_cell_of_a_csv_file_is_no_class():
     table = pd.read_csv(io.StringIO("u,v,label\n1,2,sick\n1,3,\n2,2,well\n"))
     with pytest.raises(UserError, match="y of 'table' has no label in sample 1"):

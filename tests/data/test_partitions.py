@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,14 +9,18 @@ from hypothesis import strategies as st
 from labelled_data import held, in_tests, labelled, table
 
 from fedhelix.core.errors import UserError
+from fedhelix.core.options import option
 from fedhelix.data import Dataset, class_split, from_arrays, from_clients, load
 from fedhelix.data.partitions import (
+    Partition,
+    as_text,
     dirichlet,
     dominant,
     fedpac,
     iid,
     natural,
     parse,
+    quantity,
     shard,
 )
 from fedhelix.data.sampling import affordable, apportion
@@ -296,6 +302,37 @@ def test_parse():
     assert parse(" iid ", 8) == iid(8)
     assert parse("natural", 8) == natural()
     assert parse("natural", 8).name == "natural"
+
+
+@dataclass(frozen=True)
+class Halves(Partition):
+    cut: float = option(0.5, "where")
+    weights: np.ndarray | None = None
+
+
+@pytest.mark.parametrize(
+    ("partition", "text"),
+    [
+        (shard(8, 4), "shard:4"),
+        (shard(8, 2), "shard:2"),
+        (dirichlet(8, 0.1, valid=0.2), "dirichlet:0.1"),
+        (dirichlet(8, 1), "dirichlet:1"),
+        (quantity(8, 0.123456), "quantity:0.123456"),
+        (dominant(8, 20), "dominant:0.2"),
+        (fedpac(8, 0.3), "fedpac:0.3"),
+        (iid(8), "iid"),
+        (natural(["a", "b"]), "natural"),
+        (dirichlet(8, 0.1, min_samples=3), "Dirichlet(min_samples=3)"),
+        (dirichlet(8, 0.2, min_samples=3), "Dirichlet(min_samples=3, alpha=0.2)"),
+        (iid(8, classes=[0, 1]), "Iid(classes=(0, 1))"),
+        (Halves(8), "Halves()"),
+        (Halves(8, weights=np.eye(2)), "Halves(weights=array([[1., 0.], [0., 1.]]))"),
+    ],
+)
+def test_a_partition_has_the_text_of_the_command_line(partition, text):
+    assert as_text(partition) == text
+    if "(" not in text:
+        assert as_text(parse(text, 8)) == text
 
 
 @given(

@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import json
 import math
+import subprocess
 import sys
 from pathlib import Path
 
@@ -181,6 +182,39 @@ def test_a_worker_that_was_killed_is_replaced():
     worker.command = [sys.executable, "-c", "raise SystemExit(3)"]
     with pytest.raises(EngineFailure, match=r"died twice over one request \(exit code 3\)"):
         worker.answer(b"train")
+
+
+LONG_WORK = """
+import sys, time
+from fedhelix.deploy import site_process
+from fedhelix.deploy.site import Site
+def answer(self, content):
+    print(content.decode(), file=sys.stderr, flush=True)
+    if content == b"short":
+        return content
+    time.sleep(300)
+Site.answer = answer
+site_process.main()
+"""
+NODE = """
+import sys
+from fedhelix.deploy.site_process import SiteProcess
+worker = SiteProcess([])
+worker.command = sys.argv[1:]
+assert worker.answer(b"short") == b"short"
+worker.answer(b"long")
+"""
+
+
+def test_a_worker_ends_with_its_node_in_the_middle_of_a_request(tmp_path):
+    worker = [sys.executable, "-c", LONG_WORK, "--name", "ulm", "--data", "digits"]
+    worker += ["--folder", str(tmp_path)]
+    node = subprocess.Popen(
+        [sys.executable, "-c", NODE, *worker], stderr=subprocess.PIPE, text=True
+    )
+    assert [node.stderr.readline() for _ in range(2)] == ["short\n", "long\n"]
+    node.kill()
+    node.communicate(timeout=60)  # returns once the worker, too, has closed it
 
 
 @pytest.mark.parametrize(

@@ -111,8 +111,17 @@ def own_data(missing):
         ),
         (
             lambda: federation(metric=lambda o: 1),
-            r"metric fails for .* takes 1 positional argument",
+            "metric must take outputs and targets, in this order, and return one number: too many",
         ),
+        (
+            lambda: federation(metric=lambda o, t, k: 1),
+            "metric must take outputs and targets, .* return one number: missing .* 'k'",
+        ),
+        (
+            lambda: federation(loss=lambda o: o.sum()),
+            "loss must take outputs and targets, .* return one value per sample: too many",
+        ),
+        (lambda: federation(metric=lambda o, t: o.size(9)), r"metric fails for outputs of shape"),
         (lambda: federation(metric=lambda o, t: "good"), "metric must return one number"),
         (lambda: federation(loss=lambda o, t: o.argmax(1).float()), "loss has no gradient"),
         (lambda: federation(TEXTS, model=lambda: Reader(19)), "tokens go up to 19, so .* 20 rows"),
@@ -121,7 +130,7 @@ def own_data(missing):
         (own_data(0), "sample 0 of client 1 of 'data' cannot be read"),
         (
             lambda: federation(from_arrays(np.ones((9, 16, 16, 3)), np.arange(9) % 2), model="cnn"),
-            "Channels come first: give float images as N×C×H×W",
+            "Channels come first: give images as N×C×H×W",
         ),
         (
             lambda: federation(
@@ -154,6 +163,21 @@ def test_a_metric_may_need_more_than_a_few_samples():
         raise ValueError("only one class is present")
 
     federation(metric=picky)
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        (lambda o: 1, "must take outputs and targets, in this order, and return one number"),
+        (lambda o, t, k: 1, "must take outputs and targets, .*: missing .* 'k'"),
+        (lambda o, t: o + "1", r"fails for outputs of shape \(\d+, 2\) and .*unsupported operand"),
+        (lambda o, t: int("?"), r"fails for outputs of shape \(\d+, 2\) and .*invalid literal"),
+    ],
+)
+def test_a_run_names_the_metric_that_fails(metric, words):
+    run = fit()
+    with pytest.raises(UserError, match=f"^metric 'mine' {words}"):
+        run.evaluate({"all": lambda o, t: len(t), "mine": metric})
 
 
 def test_predict_does_not_guess_what_one_output_means():

@@ -82,6 +82,8 @@ def test_resnet_names():
         ("synthetic-text", (16,), "transformer"),
         (None, (7, 5), "mlp"),
         (None, (1, 2, 2), "mlp"),
+        (None, (3, 40, 1), "mlp"),  # a series of three channels
+        (None, (3, 6, 4), "digits-cnn"),
         (None, (3, 12, 12), "digits-cnn"),
         (None, (3, 64, 48), "fedpac-cnn"),
         (None, GREY, "small-cnn"),
@@ -139,6 +141,12 @@ def test_callables_get_what_they_ask_for_and_are_seeded():
             r"model 'fedpac-cnn' does not fit samples of shape \(1, 8, 8\): nothing is left",
         ),
         ("cnn", ROW, "needs images"),
+        *(
+            (model, (16, 16, channels), r"channels last\. Channels come first: give .* N×C×H×W")
+            for model in ("auto", "cnn")
+            for channels in (1, 3, 4)
+        ),
+        ("lenet", (16, 16, 3), "Channels come first: give images as N×C×H×W"),
         ("resnet18", ROW, "needs images"),
         ("resnet19", COLOUR, "did you mean 'resnet18'"),
         ("mlp", (), "at least one input"),

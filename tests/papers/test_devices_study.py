@@ -4,6 +4,7 @@ from fedhelix.papers import STUDIES
 from fedhelix.papers.cells import Cell
 from fedhelix.papers.figures import figure
 from fedhelix.papers.measures import Finished, hours_to
+from fedhelix.papers.options import BenchOptions
 from fedhelix.papers.study import folder_name, run_studies
 from fedhelix.runs.spec import make_spec
 
@@ -22,7 +23,8 @@ def test_the_hours_to_a_level_by_hand():
 def test_every_method_is_timed_and_drawn_by_hours(tmp_path):
     study = STUDIES["devices"]
     rows = ["FedAvg", "FedBuff", "FedAsync", "Helix"]
-    (report,), done = run_studies([study], "quick", tmp_path, TINY, 1, None, rows, True)
+    options = BenchOptions(out=tmp_path, overrides=TINY, seeds=1, only=rows, quiet=True)
+    (report,), done = run_studies([study], "quick", options)
     assert done
     cells = [cell for cell in report["cells"] if cell["runs"]]
     assert [cell["row"] for cell in cells] == rows

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from fedhelix.papers.leaderboard import draw, run_leaderboard, settings
 from fedhelix.papers.leaderboard.board import Board, ranks_of
 from fedhelix.papers.leaderboard.figures import relative_costs
 from fedhelix.papers.leaderboard.ranks import indistinct, nemenyi, ranking
+from fedhelix.papers.options import BenchOptions
 from fedhelix.runs.spec import make_spec
 from helpers import unseal
 
@@ -91,14 +93,15 @@ def test_a_board_is_searched_on_validation_resumed_and_drawn(tmp_path, monkeypat
     entrants = [one for one in settings.ENTRANTS if one.row in ("FedAvg", "Local", "FedAvg-FT")]
     monkeypatch.setattr(settings, "ENTRANTS", entrants)
     columns = settings.columns("quick")
-    report, done = run_leaderboard("quick", tmp_path, TINY, 2, 0, [], True)
+    options = BenchOptions(out=tmp_path, overrides=TINY, seeds=2, quiet=True)
+    report, done = run_leaderboard("quick", replace(options, minutes=0))
     assert not done and not report["cells"] and report["ranking"] is None and not draw(report)
-    chosen = [columns[0].name]
-    report, done = run_leaderboard("quick", tmp_path, TINY, 2, None, chosen, True)
+    options = replace(options, only=[columns[0].name])
+    report, done = run_leaderboard("quick", options)
     assert done and not report["complete"] and len(report["cells"]) == 3
     # Four trials and another seed of the best one.
     assert len(list(tmp_path.iterdir())) == 3 * (4 + 1)
-    again, _ = run_leaderboard("quick", tmp_path, TINY, 2, 0, chosen, True)
+    again, _ = run_leaderboard("quick", replace(options, minutes=0))
     assert again == report
     for cell in report["cells"]:
         best = max(cell["search"], key=lambda trial: trial["validation"])

@@ -16,6 +16,7 @@ from fedhelix.papers.cells import Cell
 from fedhelix.papers.leaderboard import run_leaderboard, settings
 from fedhelix.papers.leaderboard.board import Board
 from fedhelix.papers.measures import best_on_test, from_summary
+from fedhelix.papers.options import BenchOptions
 from fedhelix.papers.results import is_complete, read_result
 from fedhelix.papers.study import Study, run_studies
 from fedhelix.papers.verdicts import differences, interval
@@ -42,12 +43,11 @@ def small(lr=0.1, **more):
     return Study("small", "A small study", cells, **(fields | more))
 
 
-def result(study, tmp_path, runs, seeds, **more):
+def result(study, tmp_path, runs, seeds, first_seed=0, **more):
     """The report of a bench in a folder of runs, saved as the command does it."""
     folder = tmp_path / "results"
-    (report,), _ = run_studies(
-        [study], "quick", tmp_path / runs, {}, seeds, quiet=True, results=folder, **more
-    )
+    options = BenchOptions(out=tmp_path / runs, seeds=seeds, quiet=True, results=folder, **more)
+    (report,), _ = run_studies([study], "quick", options, first_seed)
     folder.mkdir(exist_ok=True)
     (folder / "small-quick.json").write_text(json.dumps(report))
     return report
@@ -64,7 +64,8 @@ def test_seeds_whose_folders_are_gone_stay(tmp_path):
     assert [cell["seeds"] for cell in row["cells"]] == [[0, 1, 2], [0]] and not row["complete"]
     assert len(list((tmp_path / "b").iterdir())) == 2  # seed 0 was not run again
     whole = result(small(), tmp_path, "c", 3, first_seed=1, only=["FedProx"])
-    (straight,), _ = run_studies([small()], "quick", tmp_path / "straight", {}, 3, quiet=True)
+    options = BenchOptions(out=tmp_path / "straight", seeds=3, quiet=True)
+    (straight,), _ = run_studies([small()], "quick", options)
     assert whole == without_time(straight)  # means, differences, curves and vectors
     assert whole["complete"] and whole["seeds"] == [0, 1, 2]
     ahead = whole["cells"][1]["FedAvg ahead, best"]
@@ -152,7 +153,7 @@ def test_a_file_that_is_no_result_is_refused_before_any_work(tmp_path, text, mon
 
 def test_the_first_seed_is_one_of_the_seeds(tmp_path):
     with pytest.raises(UserError, match="between 0 and 1, not 2"):
-        run_studies([small()], "quick", tmp_path, {}, 2, first_seed=2)
+        run_studies([small()], "quick", BenchOptions(out=tmp_path, seeds=2), first_seed=2)
 
 
 def test_a_leaderboard_is_extended(tmp_path, monkeypatch):
@@ -162,7 +163,10 @@ def test_a_leaderboard_is_extended(tmp_path, monkeypatch):
     path = tmp_path / "leaderboard-quick.json"
 
     def board(runs, *only):
-        report, _ = run_leaderboard("quick", tmp_path / runs, SMALL, 2, None, only, True, tmp_path)
+        options = BenchOptions(
+            out=tmp_path / runs, overrides=SMALL, seeds=2, only=only, quiet=True, results=tmp_path
+        )
+        report, _ = run_leaderboard("quick", options)
         path.write_text(json.dumps(report))
         return report
 

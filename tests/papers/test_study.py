@@ -1,6 +1,7 @@
 """Studies: runs are shared and resumed, measures and comparisons by hand, tables of reports."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.papers import STUDIES
 from fedhelix.papers.cells import Cell
 from fedhelix.papers.measures import Finished, add_measure, best_on_test, rounds_to, spread
+from fedhelix.papers.options import BenchOptions
 from fedhelix.papers.pfedgpa.measures import failed
 from fedhelix.papers.study import Study, folder_name, run_studies
 from fedhelix.papers.tables import grid, markdown, render
@@ -30,8 +32,8 @@ def small() -> Study:
 
 
 def test_a_study_runs_its_cells_once(tmp_path):
-    study = small()
-    report = run_studies([study], "quick", tmp_path, {"device": "cpu"}, quiet=True)[0][0]
+    study, options = small(), BenchOptions(out=tmp_path, overrides={"device": "cpu"}, quiet=True)
+    report = run_studies([study], "quick", options)[0][0]
     assert report["complete"] and report["seeds"] == [0, 1]
     first, second = report["cells"]
     assert first["best"]["paper"] == 50.0 and second["best"]["paper"] is None
@@ -39,7 +41,7 @@ def test_a_study_runs_its_cells_once(tmp_path):
     assert [len(seed) for seed in first["accuracy_curve"]["by_seed"]] == [2, 2]
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")}
     assert len(files) == 4
-    again = run_studies([study], "quick", tmp_path, {"device": "cpu"}, quiet=True)[0][0]
+    again = run_studies([study], "quick", options)[0][0]
     assert again == report | {"seconds": None}  # nothing was left to do
     assert report["device"] == "CPU" and first["seeds"] == [0, 1]
     assert files == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")}
@@ -49,20 +51,20 @@ def test_a_study_runs_its_cells_once(tmp_path):
 def test_a_row_that_is_run_alone_stands_beside_what_was_run_before(tmp_path):
     rows = list(dict.fromkeys(cell.row for cell in small().cells("quick")))
     for row in rows[:2]:
-        (report,), done = run_studies([small()], "quick", tmp_path, {}, only=[row], quiet=True)
+        options = BenchOptions(out=tmp_path, only=[row], quiet=True)
+        (report,), done = run_studies([small()], "quick", options)
         assert done
     assert {cell["row"] for cell in report["cells"] if cell["runs"]} == set(rows[:2])
     assert report["complete"] == (len(rows) == 2)
 
 
 def test_one_row_can_be_run_alone_and_the_time_can_be_up(tmp_path):
-    (report,), done = run_studies(
-        [small()], "quick", tmp_path, {}, minutes=0, only=["FedAvg"], quiet=True
-    )
+    options = BenchOptions(out=tmp_path, minutes=0, only=["FedAvg"], quiet=True)
+    (report,), done = run_studies([small()], "quick", options)
     assert not done and not report["complete"]
     assert {cell["runs"] for cell in report["cells"]} == {0}
     with pytest.raises(UserError, match="FedAgv"):
-        run_studies([small()], "quick", tmp_path, {}, only=["FedAgv"])
+        run_studies([small()], "quick", replace(options, only=["FedAgv"]))
 
 
 def test_folder_names_follow_from_the_settings_and_not_from_the_device():

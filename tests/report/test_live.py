@@ -9,6 +9,7 @@ import sys
 import method_metadata as metadata
 import pytest
 
+from fedhelix import Federation, partition
 from fedhelix.report.live import Watch, client_history, files, run_details
 from fedhelix.report.live import watch as watch_module
 from fedhelix.report.live.details import MOST_INCIDENTS
@@ -44,6 +45,14 @@ def test_a_run_made_in_python_is_listed_with_its_partition(make_run, watch):
     folder = make_run(config={"library": True, "made_from": {"partition": "dirichlet:0.1"}})
     assert only(watch)["setting"] == "digits · dirichlet:0.1"
     assert read(folder).circumstances["partition"] == "dirichlet:0.1", "reports tell it, too"
+
+
+def test_a_partition_that_is_a_value_is_listed_as_on_the_command_line(watch, tmp_path):
+    clients = partition.dirichlet(clients=3, alpha=0.5)
+    fed = Federation("wine", clients, model="linear", engine="serial", kernels="onednn")
+    run = fed.fit(1, out=tmp_path / "mine", quiet=True)
+    assert only(watch)["setting"] == "wine · dirichlet:0.5"
+    assert read(run.folder).circumstances["partition"] == "dirichlet:0.5", "reports tell it, too"
 
 
 def test_a_growing_run_is_read_once(watch, tmp_path):

@@ -11,7 +11,7 @@ from fedhelix.report.locate import inside
 from fedhelix.report.tables import comparison as compared
 from fedhelix.runs import comparison, jobs
 from fedhelix.runs.jobs import Session
-from fedhelix.runs.spec import make_spec
+from fedhelix.runs.spec import make_spec, read_spec
 from fedhelix.store import RunFolder
 from helpers import checkpoint, on_disk, same
 
@@ -33,6 +33,18 @@ def test_a_started_run_can_be_resumed_to_the_end(tmp_path):
     again = jobs.resume(tmp_path / "run", quiet=True)  # nothing is left to do
     assert (on_disk(tmp_path / "run"), again.summary) == before
     assert not (tmp_path / "run" / "lock").exists()
+
+
+def test_a_run_of_owners_records_their_number_and_resumes_with_the_usual_one(tmp_path):
+    x, y = np.arange(120, dtype=np.float32).reshape(60, 2), np.arange(60) % 2
+    np.savez(tmp_path / "towns.npz", x=x, y=y, owners=np.repeat(["a", "b", "c"], 20))
+    settings = {"data": str(tmp_path / "towns.npz"), "rounds": 1, "engine": "serial"}
+    jobs.start(make_spec("fedavg", settings), tmp_path / "run", quiet=True)
+    config = RunFolder.open(tmp_path / "run").config
+    assert (config["partition"], config["clients"]) == ("natural", 3)
+    older = {**config, "clients": 20}  # as versions before wrote it
+    assert read_spec(older, "run").config.clients is None
+    assert read_spec({**older, "deployment": {}}, "run").config.clients == 20
 
 
 def test_resuming_what_is_no_run(tmp_path):

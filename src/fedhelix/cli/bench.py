@@ -75,6 +75,7 @@ def bench(  # noqa: PLR0913 - one for every flag
     """
     from fedhelix.papers import STUDIES
     from fedhelix.papers.figures import figure
+    from fedhelix.papers.options import BenchOptions
     from fedhelix.papers.study import run_studies
     from fedhelix.report import style
 
@@ -90,21 +91,19 @@ def bench(  # noqa: PLR0913 - one for every flag
     writable(save or out)
     where = places(data_dir=data_dir, engine=engine, address=address, workers=workers)
     studies = [STUDIES[name] for name in dict.fromkeys(names)]
+    options = BenchOptions(
+        out=out,
+        overrides={"device": device} | where,
+        seeds=seeds,
+        only=only or [],
+        minutes=minutes,
+        jobs=jobs,
+        quiet=quiet or None,
+        results=save or out,
+        commit=commit,
+    )
     try:
-        reports, done = run_studies(
-            studies,
-            chosen,
-            out,
-            {"device": device} | where,
-            seeds,
-            minutes,
-            only or [],
-            quiet or None,
-            save or out,
-            commit,
-            first_seed,
-            jobs,
-        )
+        reports, done = run_studies(studies, chosen, options, first_seed)
     except KeyboardInterrupt:
         print("stopped; the same command goes on where it was.", file=sys.stderr)
         raise SystemExit(130) from None

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from itertools import zip_longest
 from threading import Event
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 import typer
@@ -106,13 +106,16 @@ COMMANDS = {
 
 
 # Settings that are numbers: a word in their place is refused before PyTorch is imported.
-NUMBERS = {
-    int: "epochs batch_size newcomers clients rounds eval_every checkpoint_every seed",
+NUMBERS: dict[Any, str] = {
+    int: "epochs batch_size newcomers rounds eval_every checkpoint_every seed",
+    int | None: "clients cohort eval_clients train_samples test_samples newcomers_after "
+    "newcomers_samples workers",
     float: "lr momentum weight_decay supplement_size supplement_below participation_alpha "
     "newcomers_classes device_speed device_upload device_download availability over_select "
     "attack_share valid",
+    float | None: "validation_size deadline target attack_scale",
 }
-WITH_SETTINGS = ("run", "compare")
+WITH_SETTINGS = (["run"], ["compare"], ["deploy", "run"])
 
 
 class LazyGroup(TyperGroup):
@@ -123,7 +126,7 @@ class LazyGroup(TyperGroup):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The loaded command that the arguments name."""
         name, named, rest = super().resolve_command(ctx, args)
-        if name in WITH_SETTINGS:
+        if any([name, *rest][: len(words)] == words for words in WITH_SETTINGS):
             check_numbers(rest)
         return name, load(name) if name in COMMANDS else named, rest
 

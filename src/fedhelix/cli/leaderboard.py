@@ -58,25 +58,26 @@ def leaderboard(  # noqa: PLR0913 - one for every flag
     fedhelix leaderboard --scale quick --minutes 30
     """
     from fedhelix.papers.leaderboard import SEEDS, draw, run_leaderboard
+    from fedhelix.papers.options import BenchOptions
     from fedhelix.report import style
 
     chosen = _checked_scale(scale)
     check_arguments(seeds, commit, out)
     writable(save or out)
     where = places(data_dir=data_dir, engine=engine, address=address, workers=workers)
+    options = BenchOptions(
+        out=out,
+        overrides={"device": device} | where,
+        seeds=seeds,
+        only=only or [],
+        minutes=minutes,
+        jobs=jobs,
+        quiet=quiet or None,
+        results=save or out,
+        commit=commit,
+    )
     try:
-        report, done = run_leaderboard(
-            chosen,
-            out,
-            {"device": device} | where,
-            seeds,
-            minutes,
-            only or [],
-            quiet or None,
-            save or out,
-            commit,
-            jobs,
-        )
+        report, done = run_leaderboard(chosen, options)
     except KeyboardInterrupt:
         print("stopped; the same command goes on where it was.", file=sys.stderr)
         raise SystemExit(130) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import SupportsFloat
@@ -128,6 +129,8 @@ def objective_for(
     """
     if loss is not None and not callable(loss):
         raise UserError(f"loss is a function of outputs and targets, not {loss!r}.")
+    if loss is not None:
+        _check_takes_both("loss", loss, "one value per sample")
     if metric is not None:
         check_metric("metric", metric)
     if classes is None and targets is not None and targets.dtype == torch.bool:
@@ -143,8 +146,9 @@ def objective_for(
 
 
 def check_metric(name: str, given: object) -> None:
-    """Refuse what is no function, and say which metrics there are."""
+    """Refuse what is no function of two arguments, and say which metrics there are."""
     if callable(given):
+        _check_takes_both(name, given, "one number")
         return
     if isinstance(given, str):
         ready = metrics.__all__
@@ -161,6 +165,20 @@ def check_metric(name: str, given: object) -> None:
     how = "; run.evaluate({'NAME': FUNCTION, ...}) measures several" if several else ""
     what = type(given).__name__ if several else repr(given)
     raise UserError(f"{name} is a function of outputs and targets, not {what}{how}.")
+
+
+def _check_takes_both(name: str, function: Callable[..., object], result: str) -> None:
+    """Refuse a function that cannot be called with outputs and targets."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some functions written in C do not tell theirs
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as problem:
+        raise UserError(
+            f"{name} must take outputs and targets, in this order, and return {result}: {problem}."
+        ) from None
 
 
 def evaluate_outputs(objective: Objective, output: Tensor, target: Tensor) -> tuple[float, float]:

@@ -229,21 +229,24 @@ def options_of(kind: type, value: Any) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
 
 
-def checks_arguments(function: F, name: str | None = None) -> F:
-    """Have a function answer unknown arguments with a sentence, and the nearest one that it has."""
+def checks_arguments(function: F, name: str | None = None, more: Iterable[str] = ()) -> F:
+    """Have a function answer unknown arguments with a sentence, and the nearest one that it has;
+    `more` are those that it takes as `**`.
+    """
     signature, called = inspect.signature(function), name or function.__name__
-    known = [one for one in signature.parameters if one != "self"]
+    named = [one.name for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    known = [one for one in dict.fromkeys([*named, *more]) if one != "self"]
 
     @functools.wraps(function)
-    def checked(*args: Any, **more: Any) -> Any:
+    def checked(*args: Any, **given: Any) -> Any:
         try:
-            signature.bind(*args, **more)
+            signature.bind(*args, **given)
         except TypeError as problem:
-            for key in more:
+            for key in given:
                 if key not in known:
                     raise unknown(f"option of {called}", key, known) from None
             raise UserError(f"{called}({', '.join(known)}): {problem}.") from None
-        return function(*args, **more)
+        return function(*args, **given)
 
     return checked  # type: ignore[return-value]
 

@@ -60,6 +60,16 @@ def check_metric(objective: Objective, output: Tensor, target: Tensor) -> None:
     _refuse_broadcast("metric", objective.metric, output, target)
 
 
+def measured(name: str, objective: Objective, output: Tensor, target: Tensor) -> float:
+    """The metric of some samples; one that fails is named."""
+    try:
+        return float(objective.measure(output, target))
+    except UserError:
+        raise
+    except Exception as problem:  # a user's own metric may fail in any way
+        raise _failure(name, _shapes(output, target), problem) from problem
+
+
 def _failure(name: str, shapes: str, problem: Exception, advice: str = "") -> UserError:
     reason = str(problem).strip().partition("\n")[0].rstrip(".") or type(problem).__name__
     return UserError(f"{name} fails for {shapes} with '{reason}'{advice}.")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.metrics import IGNORED
+from fedhelix.core.options import checks_arguments
 from fedhelix.core.seeds import numpy_draw
 from fedhelix.data.checks import check_columns, describe
 from fedhelix.data.columns import feature_names, pair_of
@@ -28,6 +29,7 @@ HELD_OUT = 0.2
 """The share of samples that becomes the test pool when the user gives none."""
 
 
+@checks_arguments
 def from_arrays(
     x: Any,
     y: Any,
@@ -44,8 +46,8 @@ def from_arrays(
     """A data set from tensors, NumPy arrays or anything that NumPy can read.
 
     * uint8 means pixels: N×H×W becomes N×1×H×W, and N×H×W×C (C is 1 or 3) becomes N×C×H×W. Floats
-      become float32 and keep their shape. Other integers become int64 and reach the network as they
-      are (tokens); give a table of whole numbers as floats.
+      become float32 and keep their shape, so give float images as N×C×H×W. Other integers become
+      int64 and reach the network as they are (tokens); give a table of whole numbers as floats.
     * A dict or tuple of arrays is several parts of each sample: the network's keyword or positional
       arguments. A list of sequences of different lengths is padded, and the network also gets a
       mask.
@@ -112,6 +114,7 @@ def assembled(
     return Dataset(name, x, y, x_test, y_test, count, mean, std, fields=fields, **more)
 
 
+@checks_arguments
 def from_npz(path: str | Path) -> Dataset:
     """A data set from one npz file with x and y, and optionally x_test, y_test and owners.
 
@@ -141,6 +144,7 @@ def from_npz(path: str | Path) -> Dataset:
     return from_arrays(**renamed, name=Path(path).stem)
 
 
+@checks_arguments
 def from_clients(
     clients: Sequence[Any] | Mapping[str, Any],
     test: Any = None,
@@ -240,7 +244,7 @@ def _note_unused(first: int, count: int, name: str) -> None:
             f"the labels of '{name}' begin at {first}, so {first} of the {count} classes "
             f"{'has' if first == 1 else 'have'} no samples; number classes from 0 (y - {first}), "
             f"or give classes={count} if they are right.",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.metrics import IGNORED
+from fedhelix.core.options import checks_options
 from fedhelix.core.parts import Inputs
 from fedhelix.core.seeds import numpy_draw
 from fedhelix.data.checks import Pool, check_pool, describe
@@ -34,6 +35,7 @@ def rows_of(pool: Tensor, samples: Tensor) -> Tensor:
     return pool.index_select(0, samples.flatten()).view(*samples.shape, *pool.shape[1:])
 
 
+@checks_options
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """A training pool and a test pool.

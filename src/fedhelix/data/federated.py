@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedhelix.core.errors import UserError, unknown
+from fedhelix.core.options import checks_arguments
 from fedhelix.data.arrays import from_arrays, from_clients
 from fedhelix.data.datasets import Dataset
 from fedhelix.data.readers import damaged
@@ -25,6 +26,7 @@ OWNED: dict[str, int] = {"femnist": 62, "shakespeare": len(LETTERS), "har": 6, "
 Part = tuple[np.ndarray, np.ndarray]
 
 
+@checks_arguments
 def from_leaf(
     folder: str | Path,
     name: str = "leaf",
@@ -92,6 +94,7 @@ def _tokens(text: str, vocabulary: str | None, whose: str) -> list[int]:
     return [places[letter] for letter in text]
 
 
+@checks_arguments
 def from_har(folder: str | Path) -> Dataset:
     """Human Activity Recognition Using Smartphones: every subject is an owner.
 
@@ -113,6 +116,7 @@ def from_har(folder: str | Path) -> Dataset:
     return from_clients([(rows[own], labels[own]) for own in owners], None, OWNED["har"], "har")
 
 
+@checks_arguments
 def from_ag_news(folder: str | Path, words: int = WORDS) -> Dataset:
     """AG News: how often each of the most frequent words occurs, as log(1 + count).
 
@@ -154,6 +158,7 @@ def _read_news(file: Path) -> list[tuple[list[str], int]]:
     return news
 
 
+@checks_arguments
 def from_hub(
     data: Any,
     owner: str,

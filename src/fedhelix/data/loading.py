@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from fedhelix.core.errors import UserError, unknown
+from fedhelix.core.options import checks_arguments
 from fedhelix.data import sources
 from fedhelix.data.builtin import BUILT_IN
 from fedhelix.data.datasets import Dataset
@@ -25,6 +26,7 @@ class Availability:
     how: str
 
 
+@checks_arguments
 def load(name: str = "digits", data_dir: str | Path | None = None) -> Dataset:
     """A data set by its name, such as digits, wine, synthetic-text, fashion-mnist or cifar10.
 

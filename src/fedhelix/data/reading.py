@@ -17,6 +17,7 @@ from fedhelix.data.fields import Parts, is_ragged, padded
 
 Samples = Tensor | Parts
 Pair = tuple[Samples, Tensor]
+NO_TEXT = ("", "nan", "NaN")  # what empty cells and NaN among texts become in a text array
 MASK = "attention_mask"  # what Hugging Face's networks call it
 
 
@@ -196,12 +197,13 @@ def lacks_text(values: Any) -> bool:
 
 def first_missing(array: np.ndarray) -> int | None:
     """The first sample without a value, of those that can lack one without being no number."""
-    if array.dtype.kind not in ("O", "T", "U") or not array.size:
+    if array.dtype.kind not in ("O", "T", "U", "S") or not array.size:
         return None
-    if array.dtype.kind == "U":
-        lacking = array == ""
+    if array.dtype.kind in "US":
+        lacking = np.isin(array, np.array(NO_TEXT, dtype=array.dtype.kind))
     else:
-        flat = [is_missing(value) or value == "" for value in array.ravel()]
+        values = array.ravel()
+        flat = [is_missing(one) or (isinstance(one, str) and one in NO_TEXT) for one in values]
         lacking = np.array(flat, dtype=bool).reshape(array.shape)
     return int(lacking.nonzero()[0][0]) if lacking.any() else None
 

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from fedhelix.core.errors import UserError, unknown
+from fedhelix.core.options import checks_arguments
 from fedhelix.data.arrays import Classes, from_arrays
 from fedhelix.data.columns import column_of, names_of, read_inputs_of, target_of
 from fedhelix.data.datasets import Dataset
 
 
+@checks_arguments
 def from_table(
     table: Any,
     target: str | Sequence[str] | None = None,

@@ -38,4 +38,4 @@ class RoundPolicy(Checked):
 
 def cohort_size(config: Config) -> int:
     """How many answers a round needs; `extra` clients come on top."""
-    return min(config.cohort or 10, config.clients)
+    return min(config.cohort or 10, config.client_count)

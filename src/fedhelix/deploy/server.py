@@ -81,9 +81,9 @@ def keep_log(federation: Federation, log: AuditLog) -> Callable[[Record], None]:
 
 def open_registry(path: Path, config: Config, transport: Transport) -> SiteRegistry:
     """The registry of a run; a new one waits for the sites of the first round."""
-    registry = SiteRegistry(path, config.clients + config.newcomers)
+    registry = SiteRegistry(path, config.client_count + config.newcomers)
     if not registry.sites:
-        transport.wait_for_count(transport.policy.begin or config.clients)
+        transport.wait_for_count(transport.policy.begin or config.client_count)
         if config.data == OWN:
             here = {site: transport.descriptions[site] for site in transport.connected}
             for site, why in odd_sites(here).items():
@@ -112,7 +112,7 @@ def make_federation(
     kind = RemoteEngine if spec.method.capabilities.masks is None else MaskingEngine
     federation = config.federation(
         spec.method,
-        cohort=min(cohort + policy.extra, config.clients),
+        cohort=min(cohort + policy.extra, config.client_count),
         engine=lambda setup: kind(setup, transport, registry, header, enough, evaluates),
         **overrides,
     )

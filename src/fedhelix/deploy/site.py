@@ -301,7 +301,7 @@ class Site:
             raise UserError(
                 f"the run is about the data '{spec.config.data}', but the site has '{self.source}'."
             )
-        if client >= spec.config.clients + spec.config.newcomers:
+        if client >= spec.config.client_count + spec.config.newcomers:
             raise UserError(f"the run has no client {client}.")
         setup = self._setup_of(spec, header, client, kept)
         parameters = sum(setup.layers.sizes.values())

@@ -155,10 +155,12 @@ class SitePolicy(Checked):
         """Refuse a run by its method and settings."""
         self._check_method(spec)
         config = spec.config
-        self._at_least("min_cohort", min(config.cohort or 10, config.clients), "clients in a round")
+        self._at_least(
+            "min_cohort", min(config.cohort or 10, config.client_count), "clients in a round"
+        )
         self._at_most("max_rounds", config.rounds, "rounds")
         self._at_most("max_epochs", config.epochs, "local epochs")
-        self._at_most("max_clients", config.clients + config.newcomers, "clients")
+        self._at_most("max_clients", config.client_count + config.newcomers, "clients")
         if isinstance(classes, int):
             self._at_most("max_classes", classes, "classes")
 

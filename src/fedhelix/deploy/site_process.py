@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from queue import SimpleQueue
 from typing import IO
 
 from fedhelix.core.errors import EngineFailure
@@ -127,8 +128,19 @@ def main() -> None:
         arguments.name, arguments.data, arguments.folder, arguments.data_dir, arguments.common,
         policy, log, code, key,
     )  # fmt: skip
-    while (content := read_frame(sys.stdin.buffer)) is not None:
-        write_frame(answers, site.answer(content))
+    inbox: SimpleQueue[bytes] = SimpleQueue()
+    # A reader of its own: Python cannot shut down while another thread waits on sys.stdin.
+    requests = os.fdopen(os.dup(0), "rb")
+    threading.Thread(target=listen, args=(requests, inbox), daemon=True).start()
+    while True:
+        write_frame(answers, site.answer(inbox.get()))
+
+
+def listen(requests: IO[bytes], inbox: SimpleQueue[bytes]) -> None:
+    """Queue requests. When the node is gone, end this process, even in the middle of one."""
+    while (content := read_frame(requests)) is not None:
+        inbox.put(content)
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,8 @@ def create(spec: RunSpec, out: Path, policy: Sequence[str] = ()) -> RunFolder:
             "sites have their own; add --term server_data=FILE.npz, or take another method."
         )
     deployment = {"experiment": uuid.uuid4().hex, **vars(checked)}
-    return RunFolder.create(out, spec.as_dict() | {"deployment": deployment})
+    settled = {"clients": spec.config.client_count, "deployment": deployment}
+    return RunFolder.create(out, spec.as_dict() | settled)
 
 
 def _check_effects(config: Config) -> None:
@@ -90,9 +91,9 @@ def _checked(policy: RoundPolicy, config: Config) -> RoundPolicy:
             f"{policy.minimum} answers never come from a cohort of {cohort}; lower minimum or "
             "raise --cohort."
         )
-    if policy.begin is not None and policy.begin > config.clients:
+    if policy.begin is not None and policy.begin > config.client_count:
         raise UserError(
-            f"the run cannot begin with {policy.begin} sites, since it has {config.clients} "
+            f"the run cannot begin with {policy.begin} sites, since it has {config.client_count} "
             "clients; lower begin."
         )
     if policy.server_data is None:

@@ -13,7 +13,7 @@ import numpy as np
 from fedhelix.core import toml
 from fedhelix.core.errors import UserError
 from fedhelix.core.options import options_of
-from fedhelix.data import UNSHIFTED, Scaling, ServerData, Shift
+from fedhelix.data import UNSHIFTED, Scaling, ServerData, Shift, partitions
 from fedhelix.engines.local import Training
 from fedhelix.federation.devices import RATES, Devices
 from fedhelix.federation.sampling import Newcomers, Participation
@@ -33,6 +33,9 @@ GROUPS = {
     "attack": Attack,
 }
 
+# Entries that a resumed run may have otherwise; who has which samples is compared by itself.
+NOT_CHECKED = ("rounds", "made_from", "partition")
+
 
 def config(fed: FederationSetup, rounds: int) -> dict[str, Any]:
     """What determines a run, as far as a library user's objects can be written down."""
@@ -49,6 +52,7 @@ def config(fed: FederationSetup, rounds: int) -> dict[str, Any]:
         "rounds": rounds,
         "seed": fed.seed,
         "data": {"name": fed.data.name},
+        "partition": partitions.as_text(fed.partition),
         "parameters": {name: list(fed.initial[name].shape) for name in fed.layers.parameters},
         "clients": fed.clients,
         "cohort": fed.cohort_size,
@@ -136,7 +140,7 @@ def check_same(fed: FederationSetup, folder: RunFolder) -> None:
     """A run from Python objects is resumed only by a federation with the same description."""
     mine, its = toml.loads(toml.dumps(config(fed, 1))), folder.config
     for key in mine if its.get("library") else ():
-        if key not in ("rounds", "made_from") and not _agree(key, mine[key], its.get(key)):
+        if key not in NOT_CHECKED and not _agree(key, mine[key], its.get(key)):
             raise UserError(f"'{folder.path}' was run with {_difference(key, mine[key], its)}.")
     its_clients = {"names": census(fed).get("names"), **folder.clients}  # older runs lack names
     if "deployment" not in its and folder.clients and its_clients != {"names": None, **census(fed)}:

@@ -16,6 +16,7 @@ from fedhelix.core.hooks import checked
 from fedhelix.core.objective import Metric, check_metric
 from fedhelix.core.shift import is_extended, load_shifted, shifted, unshifted
 from fedhelix.core.tree import State, to_device
+from fedhelix.core.trial import measured
 from fedhelix.engines.local import UsedModel, samples_of
 from fedhelix.federation import description, newcomers
 from fedhelix.federation.export import Format, export, model_card
@@ -164,7 +165,7 @@ class Run:
 
     def evaluate(self, metrics: Mapping[str, Metric]) -> pd.DataFrame:
         """Several metrics at once: clients' personal models on their own test samples, one row
-        per client that has some.
+        per client that has some. A metric takes outputs and targets and returns one number.
         """
         import pandas as pd
 
@@ -183,7 +184,9 @@ class Run:
             outputs = shifted(state, fed.engine.outputs(unshifted(state), "test", indices)).cpu()
             targets = samples_of(fed.engine.setup, "test")[1].cpu()[indices]
             rows[fed.names[client] if fed.names else client] = {
-                name: float(replace(fed.objective, metric=metric).measure(outputs, targets))
+                name: measured(
+                    f"metric '{name}'", replace(fed.objective, metric=metric), outputs, targets
+                )
                 for name, metric in metrics.items()
             }
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("client")

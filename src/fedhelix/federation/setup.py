@@ -147,6 +147,7 @@ class FederationSetup:
     def _own_samples(self, pool: Dataset, partition: Partition) -> Dataset:
         """Who owns which samples, and what the server keeps for itself; the data with shifts."""
         settings = self.settings
+        self.partition = partition
         self.data_is_here = partition.here  # whether the clients' samples are on this machine
         if not partition.here and (settings.server_only or settings.participation == "classes"):
             raise UserError(

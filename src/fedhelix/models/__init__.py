@@ -54,6 +54,7 @@ FOR_DATA = {
     "svhn": "fedpac-cnn",
     "cifar100": "resnet18",
 }
+CHANNELS_FIRST = "Channels come first: give images as N×C×H×W, moveaxis(x, -1, 1)"
 FOR_TEXT = {"synthetic-text": "transformer", "shakespeare": "transformer"}
 
 
@@ -127,6 +128,11 @@ def named(name: str, shape: tuple[int, ...], outputs: int, data_name: str | None
             "a model needs at least one input and one output, "
             f"not shape {shape} and {outputs} outputs."
         )
+    if wanted in CHOSEN_BY_SHAPE and has_channels_last(shape):
+        raise UserError(
+            f"model '{name}' takes samples of shape {shape} for images with their channels last. "
+            f"{CHANNELS_FIRST}; model 'mlp' takes any samples as they are."
+        )
     if wanted == "auto":
         wanted = suited(shape, data_name)
     elif wanted == "cnn":
@@ -134,11 +140,15 @@ def named(name: str, shape: tuple[int, ...], outputs: int, data_name: str | None
     try:
         return NETWORKS[wanted](shape, outputs)
     except UserError as problem:
-        last = len(shape) == 3 and shape[2] in (1, 3, 4) and shape[0] > 4
-        how = " Channels come first: give float images as N×C×H×W." if last else ""
+        how = f" {CHANNELS_FIRST}." if has_channels_last(shape) else ""
         raise UserError(
             f"model '{name}' does not fit samples of shape {shape}: {problem}{how}"
         ) from None
+
+
+def has_channels_last(shape: tuple[int, ...]) -> bool:
+    """Whether samples look like grey or coloured images whose last axis is the channels."""
+    return len(shape) == 3 and shape[2] in (1, 3, 4) and min(shape[:2]) > 4
 
 
 def suited(shape: tuple[int, ...], data_name: str | None) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from fedhelix.core.errors import UserError
+from fedhelix.core.options import checks_arguments
 from fedhelix.models.dense import mlp
 
 
@@ -33,6 +34,7 @@ class LoRALinear(nn.Linear):
         return super().forward(x) + self.scale * ((x @ self.lora_A.T) @ self.lora_B.T)
 
 
+@checks_arguments
 def add_lora(
     module: nn.Module,
     rank: int = 4,

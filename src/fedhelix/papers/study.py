@@ -18,9 +18,10 @@ from fedhelix.core.errors import UserError, unknown
 from fedhelix.federation.devices import Devices
 from fedhelix.papers.cells import Cell, Scale
 from fedhelix.papers.measures import Finished, Measure
+from fedhelix.papers.options import BenchOptions
 from fedhelix.papers.results import Names, SeedResult, cell_values, extend, joined, read_result
 from fedhelix.runs.config import PLACES
-from fedhelix.runs.jobs import Session, is_finished
+from fedhelix.runs.jobs import is_finished
 from fedhelix.runs.spec import RunSpec, make_spec
 from fedhelix.store import RunFolder
 from fedhelix.store.records import HOUR, evaluated_records, is_number
@@ -156,32 +157,20 @@ class Study:
 
 
 def run_studies(
-    studies: Sequence[Study],
-    scale: Scale,
-    out: Path,
-    overrides: Mapping[str, Any],
-    seeds: int | None = None,
-    minutes: float | None = None,
-    only: Sequence[str] = (),
-    quiet: bool | None = None,
-    results: Path | None = None,
-    commit: str = "",
-    first_seed: int = 0,
-    jobs: int = 1,
+    studies: Sequence[Study], scale: Scale, options: BenchOptions, first_seed: int = 0
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Run the cells of studies as far as the time allows.
+    """Run the cells of studies as far as the time allows; seeds before the first are not run.
 
-    Returns their reports, and whether all runs are finished. Reports extend the earlier ones in the
-    folder `results`; `commit` is that of runs which record none. Seeds before the first are not
-    run.
+    Returns their reports, and whether all runs are finished.
     """
-    _check_names(only, studies, scale)
+    _check_names(options.only, studies, scale)
     for study in studies:
-        _earlier(study, scale, results)  # a file that is no result is refused before any work
-    selected = [study.specs(scale, out, overrides, seeds, only, first_seed) for study in studies]
+        _earlier(study, scale, options)  # a file that is no result is refused before any work
+    where = options.out, options.overrides, options.seeds
+    selected = [study.specs(scale, *where, options.only, first_seed) for study in studies]
     runs = {path: spec for cells in selected for _, specs in cells for path, spec in specs.items()}
     start, finished_before = monotonic(), len(_finished(list(runs)))
-    done = Session.limited(minutes, quiet, jobs).run_all(runs)
+    done = options.session().run_all(runs)
     # The time of several studies cannot be divided among them.
     timed = len(studies) == 1 and len(_finished(list(runs))) > finished_before
     seconds = round(monotonic() - start, 1) if timed else None
@@ -189,10 +178,10 @@ def run_studies(
     reports = [
         study.report(
             scale,
-            study.specs(scale, out, overrides, seeds),
+            study.specs(scale, *where),
             seconds,
-            _earlier(study, scale, results),
-            commit,
+            _earlier(study, scale, options),
+            options.commit,
         )
         for study, cells in zip(studies, selected, strict=True)
         if cells
@@ -200,8 +189,9 @@ def run_studies(
     return reports, done
 
 
-def _earlier(study: Study, scale: Scale, results: Path | None) -> dict[str, Any] | None:
-    return read_result(results / f"{study.name}-{scale}.json") if results else None
+def _earlier(study: Study, scale: Scale, options: BenchOptions) -> dict[str, Any] | None:
+    folder = options.results
+    return read_result(folder / f"{study.name}-{scale}.json") if folder else None
 
 
 def origin(folders: Sequence[RunFolder], commit: str = "") -> dict[str, Any]:

@@ -256,7 +256,7 @@ def _circumstances(config: Mapping[str, Any]) -> dict[str, Any]:
         else:
             settings |= value
     if partition := given_in_python(config, "partition"):
-        settings["partition"] = partition
+        settings.setdefault("partition", partition)  # older runs have it there alone
     deployment = config.get("deployment")
     if isinstance(deployment, Mapping) and "server_data" in deployment:
         settings["server_data"] = deployment["server_data"]

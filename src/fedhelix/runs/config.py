@@ -57,7 +57,11 @@ class Config(FederationSettings):
         "network: auto, cnn, mlp, linear, small-cnn, fedpac-cnn, genfed-cnn, resnet18, ..., or "
         "your own FILE.py:NAME",
     )
-    clients: int = option(USUAL_CLIENTS, "how many clients there are", low=1)
+    clients: int | None = option(
+        None,
+        f"how many clients there are (auto: as many as the data have owners, else {USUAL_CLIENTS})",
+        low=1,
+    )
     cohort: int | None = option(
         None, "clients sampled in each round (auto: 10, or all if there are fewer)", low=1
     )
@@ -98,6 +102,11 @@ class Config(FederationSettings):
 
     names: ClassVar[list[str]]
 
+    @property
+    def client_count(self) -> int:
+        """How many clients there are, unless the owners of the data decide it."""
+        return USUAL_CLIENTS if self.clients is None else self.clients
+
     def load(self) -> Dataset:
         """The data that these settings name."""
         pool = (
@@ -125,9 +134,8 @@ class Config(FederationSettings):
         pool = data if data is not None else self.load()
         if "partition" not in instead:
             text = partitions.usual(pool) if self.partition is None else self.partition
-            instead["partition"] = partitions.parse(text, self.clients, valid=self.valid)
-            if self.clients != USUAL_CLIENTS:
-                instead["clients"] = self.clients
+            instead["partition"] = partitions.parse(text, self.client_count, valid=self.valid)
+            instead["clients"] = self.clients
         settings = self
         if "validation_size" in instead:
             settings = dataclasses.replace(self, validation_size=instead.pop("validation_size"))
@@ -139,6 +147,7 @@ class Config(FederationSettings):
         data = federation.data
         return {
             "partition": partitions.usual(data) if self.partition is None else self.partition,
+            "clients": federation.known,
             "cohort": federation.cohort_size,
             "model": suited(data.shape, data.name) if self.model == "auto" else self.model,
             # timed: a resumed run must compute as it began

@@ -5,6 +5,7 @@ import torch
 
 from fedhelix import UserError
 from fedhelix.components.generative import SIZES, Generator, Recipe, size_for
+from fedhelix.components.generative.diffusion import Diffusion
 from fedhelix.components.generative.generator import Course, Size
 from fedhelix.components.generative.networks import Autoencoder, Projection
 from fedhelix.core.tree import load, save
@@ -96,6 +97,29 @@ def test_guidance_keeps_what_codes_cannot_express(fitted):
     foreign = after - generator.reconstruct(after)
     assert float(foreign.norm()) > 1
     assert torch.allclose(made - generator.reconstruct(made), foreign, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda generator, x: generator.guide(x, x, 3, 0.0, 0),
+        lambda generator, x: generator.invert(x, 3, 0),
+        lambda generator, x: generator.direct(1, 0),
+    ],
+)
+def test_a_small_denoiser_runs_in_one_thread(fitted, make, monkeypatch):
+    """Threads that wait for a core made every one of its short steps ten times as long."""
+    generator, vectors, _ = fitted
+    monkeypatch.setattr(generator, "diffusion", Diffusion(4))
+    used, before = set(), torch.get_num_threads()
+    hook = generator.denoiser.register_forward_hook(lambda *_: used.add(torch.get_num_threads()))
+    try:
+        torch.set_num_threads(2)
+        make(generator, vectors[:1])
+        assert used == {1} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+        hook.remove()
 
 
 def test_a_generator_is_named_tensors(fitted, tmp_path):

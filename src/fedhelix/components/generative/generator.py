@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
@@ -18,7 +19,14 @@ from fedhelix.components.generative.networks import (
     Perceptron,
     Projection,
 )
-from fedhelix.components.generative.training import Watch, noise, rows, train, unwatched
+from fedhelix.components.generative.training import (
+    Watch,
+    noise,
+    plain_kernels,
+    rows,
+    train,
+    unwatched,
+)
 from fedhelix.components.generative.vectors import Normalise, Normaliser
 from fedhelix.core.errors import UserError
 from fedhelix.core.fit import LENT
@@ -168,7 +176,9 @@ class Generator:
         """New vectors from pure noise, independent of any client."""
         draw = self.drawing(seed, "direct")
         x = draw(self.variance.expand(count, -1))
-        return self.decode(self.diffusion.sample(self.eps, x, self.diffusion.steps, draw))
+        with self._kernels():
+            x = self.diffusion.sample(self.eps, x, self.diffusion.steps, draw)
+        return self.decode(x)
 
     @torch.no_grad()
     def invert(
@@ -176,12 +186,13 @@ class Generator:
     ) -> Tensor:
         """Every client's vector, diffused and regenerated; the mean of several samples."""
         draw, x = self.drawing(seed, "invert"), self.encode(vectors).repeat(samples, 1)
-        if mode == "eq15":
-            x = self.diffusion.invert(self.eps, x, start, draw)
-        elif mode == "fresh":
-            x = self.diffusion.renew(self.eps, x, start, draw)
-        else:
-            x = self.diffusion.transfer(self.eps, self.source, x, start, draw)
+        with self._kernels():
+            if mode == "eq15":
+                x = self.diffusion.invert(self.eps, x, start, draw)
+            elif mode == "fresh":
+                x = self.diffusion.renew(self.eps, x, start, draw)
+            else:
+                x = self.diffusion.transfer(self.eps, self.source, x, start, draw)
         return self.decode(x.view(samples, len(vectors), -1).mean(0))
 
     @torch.no_grad()
@@ -203,8 +214,14 @@ class Generator:
         eps = self.diffusion.guided(self.eps, z - self.encode(before), strength)
         x = float(self.diffusion.alpha_bar[steps]) ** 0.5 * z
         draw = self.drawing(seed, "guide")
-        made = self.decode(self.diffusion.sample(eps, x, steps, draw, watch))
+        with self._kernels():
+            x = self.diffusion.sample(eps, x, steps, draw, watch)
+        made = self.decode(x)
         return made + after - self.reconstruct(after)
+
+    def _kernels(self) -> AbstractContextManager[None]:
+        """For the many short steps of a denoiser; encoding and decoding are large products."""
+        return plain_kernels(sum(parameter.numel() for parameter in self.denoiser.parameters()))
 
     def drawing(self, seed: int, purpose: str) -> Draw:
         """Noise that follows from the seed, drawn on the generator's device."""

@@ -67,7 +67,7 @@ def train(
 
 @contextmanager
 def plain_kernels(parameters: int) -> Iterator[None]:
-    """One thread and PyTorch's own kernels while a small network trains on a CPU.
+    """One thread and PyTorch's own kernels while a small network computes on a CPU.
 
     Its steps are too short to be shared, and oneDNN prepares longer than it computes.
     """

@@ -8,12 +8,13 @@ for all.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
 from fedhelix.core.errors import UserError, unknown
-from fedhelix.core.options import build
+from fedhelix.core.options import F, build, checks_arguments
 from fedhelix.data.datasets import Dataset
 from fedhelix.data.partitions.base import Partition, Split, class_split
 from fedhelix.data.partitions.kinds import (
@@ -29,6 +30,7 @@ from fedhelix.data.partitions.kinds import (
 __all__ = [
     "Partition",
     "Split",
+    "as_text",
     "class_split",
     "dirichlet",
     "dominant",
@@ -53,11 +55,17 @@ KINDS: dict[str, tuple[type[Partition], str | None]] = {
 """Each partition with the field that the number in its text means."""
 
 
+def _checks_arguments(function: F) -> F:
+    return checks_arguments(function, more=[field.name for field in fields(Partition)])
+
+
+@_checks_arguments
 def iid(clients: int, **common: Any) -> Partition:
     """Every client gets an equal random part of all samples."""
     return build(Iid, {"clients": clients, **common}, "the iid partition")
 
 
+@_checks_arguments
 def shard(clients: int, classes_per_client: int, **common: Any) -> Partition:
     """Every client holds `classes_per_client` distinct classes, one shard of each.
 
@@ -67,6 +75,7 @@ def shard(clients: int, classes_per_client: int, **common: Any) -> Partition:
     return build(Shard, values, "the shard partition")
 
 
+@_checks_arguments
 def dirichlet(clients: int, alpha: float, **common: Any) -> Partition:
     """Each class is spread over the clients by proportions ~ Dir(alpha).
 
@@ -76,6 +85,7 @@ def dirichlet(clients: int, alpha: float, **common: Any) -> Partition:
     return build(Dirichlet, values, "the dirichlet partition")
 
 
+@_checks_arguments
 def quantity(clients: int, alpha: float, **common: Any) -> Partition:
     """The sizes of the clients are proportions ~ Dir(alpha) of all samples, whatever their classes.
 
@@ -85,6 +95,7 @@ def quantity(clients: int, alpha: float, **common: Any) -> Partition:
     return build(Quantity, values, "the quantity partition")
 
 
+@_checks_arguments
 def dominant(
     clients: int,
     share: float = 0.2,
@@ -100,12 +111,14 @@ def dominant(
     return build(Dominant, values, "the dominant partition")
 
 
+@_checks_arguments
 def fedpac(clients: int, share: float = 0.2, samples: int = 1000, **common: Any) -> Partition:
     """The dominant partition as FedPAC's code has it: remainders go to the last class of a part."""
     values = {"clients": clients, "share": share, "samples": samples, **common}
     return build(FedPACDominant, values, "the fedpac partition")
 
 
+@_checks_arguments
 def natural(ids: Any = None, **common: Any) -> Partition:
     """Every owner is a client; `ids` says who owns each training sample where the data do not.
 
@@ -142,3 +155,20 @@ def parse(text: str, clients: int, **common: Any) -> Partition:
             )
         values[setting] = number
     return build(kind, values, f"the {name} partition")
+
+
+def as_text(partition: Partition) -> str:
+    """What `parse` reads as this partition; one that needs more is its class with its arguments.
+
+    Clients and validation samples have settings of their own.
+    """
+    kept = [
+        one for one in fields(partition) if one.compare and one.name not in ("clients", "valid")
+    ]
+    given = {one.name: repr(getattr(partition, one.name)) for one in kept}
+    changed = [one.name for one in kept if given[one.name] != repr(one.default)]
+    for name, (kind, setting) in KINDS.items():
+        if type(partition) is kind and set(changed) <= {setting}:
+            return name if setting is None else f"{name}:{getattr(partition, setting):.12g}"
+    words = " ".join(", ".join(f"{one}={given[one]}" for one in changed).split())
+    return f"{type(partition).__name__}({words})"

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from fedhelix.core.errors import UserError
-from fedhelix.core.options import Checked, option
+from fedhelix.core.options import Checked, checks_arguments, option
 from fedhelix.core.seeds import numpy_draw
 from fedhelix.data.datasets import Dataset
 from fedhelix.data.sampling import ClassPool, affordable, apportion, segments
@@ -197,6 +197,7 @@ class Partition(Checked):
         return max(100, available // clients)
 
 
+@checks_arguments
 def class_split(
     data: Dataset, fraction: float = 0.5, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:

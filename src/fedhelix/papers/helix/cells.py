@@ -13,6 +13,7 @@ from fedhelix.papers.helix.settings import (
     HELIX,
     NO_SERVER_DATA,
     PFEDGPA,
+    WARM,
     WITHOUT,
     attacked_columns,
     gene_fl_columns,
@@ -32,6 +33,7 @@ def under_attack(scale: Scale) -> list[Cell]:
     """Every attack by 20 and 40 % of the clients, against defences that know the share."""
     rows = [
         HELIX,
+        WARM,
         Row("GenFed", "genfed", {"genfed.twins": False}),
         Row("FedAvg", "fedavg"),
         *(Row(name, name) for name in DEFENCES),

@@ -10,6 +10,7 @@ from fedhelix.runs.config import layered
 
 HELIX = Row("Helix", "helix")
 FULL = Row("Helix, 32 bits", "helix", {"helix.bits": 32})
+WARM = Row("Helix, warm start", "helix", {"helix.warm_epochs": 10})
 
 # Tuned on Fashion-MNIST, CIFAR-10 and EMNIST in these settings; SVHN and CIFAR-100 were held out.
 HELD_OUT = ("SVHN", "CIFAR-100")
@@ -29,7 +30,7 @@ GENFED = [
     ),
     FULL,
     HELIX,
-    Row("Helix, warm start", "helix", {"helix.warm_epochs": 10}),
+    WARM,
     Row("Helix, no server data", "helix", NO_SERVER_DATA),
     # The same shared models; personal ones without sharper class shares.
     Row("Helix, plain shares", "helix", PLAIN),

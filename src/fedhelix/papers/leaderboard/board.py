@@ -26,6 +26,7 @@ from fedhelix.papers.leaderboard.settings import (
     entrants,
 )
 from fedhelix.papers.measures import Finished, Measure, percent
+from fedhelix.papers.options import BenchOptions
 from fedhelix.papers.results import extend, is_complete, read_result
 from fedhelix.papers.study import CellRuns, Study, cell_runs, settings_digest
 from fedhelix.runs.jobs import Session, is_finished
@@ -157,33 +158,22 @@ def _validation(path: Path) -> float | None:
     return float(value) if is_number(value) and math.isfinite(value) else 0.0
 
 
-def run_leaderboard(
-    scale: BoardScale,
-    out: Path,
-    overrides: Mapping[str, Any],
-    seeds: int | None = None,
-    minutes: float | None = None,
-    only: Sequence[str] = (),
-    quiet: bool | None = None,
-    results: Path | None = None,
-    commit: str = "",
-    jobs: int = 1,
-) -> tuple[dict[str, Any], bool]:
-    """Search and run as far as the time allows; `only` limits it to these methods or settings.
+def run_leaderboard(scale: BoardScale, options: BenchOptions) -> tuple[dict[str, Any], bool]:
+    """Search and run as far as the time allows.
 
-    Returns the report on all runs that there are, and whether those asked for are finished. It
-    extends the earlier one in the folder `results`; `commit` is that of runs which record none.
+    Returns the report on all runs that there are, and whether those asked for are finished.
     """
-    rows, settings = entrants(scale), columns(scale)
+    rows, settings, only = entrants(scale), columns(scale), options.only
     for name in only:
         if name not in (known := [one.row for one in rows] + [one.name for one in settings]):
             raise unknown("method or setting", name, known)
-    board = Board(scale, out, overrides, SEEDS[scale] if seeds is None else seeds)
-    if board.seeds < 1:
+    seeds = SEEDS[scale] if options.seeds is None else options.seeds
+    if seeds < 1:
         raise UserError(f"seeds must be at least 1, not {seeds}.")
-    path = results / f"leaderboard-{scale}.json" if results else None
+    board = Board(scale, options.out, options.overrides, seeds)
+    path = options.results / f"leaderboard-{scale}.json" if options.results else None
     read_result(path)  # a file that is no result is refused before any work
     chosen_rows = [one for one in rows if one.row in only] or rows
     chosen_settings = [one for one in settings if one.name in only] or settings
-    done = board.run(Session.limited(minutes, quiet, jobs), chosen_rows, chosen_settings)
-    return board.report(read_result(path), commit), done
+    done = board.run(options.session(), chosen_rows, chosen_settings)
+    return board.report(read_result(path), options.commit), done
