@@ -140,6 +140,31 @@ def masked_mean(
     return merged
 
 
+def means_of(
+    models: Sequence[State], weights: Sequence[float], groups: Sequence[Sequence[int]]
+) -> list[State]:
+    """The weighted means of some groups of models that have the same entries, all at once.
+
+    Each is `masked_mean` of its group up to rounding; without any weight it is the first model.
+    """
+    counted = [[i for i in group if weights[i] > 0] or [0] for group in groups]
+    shares = torch.zeros(len(groups), len(models), dtype=torch.float64)
+    for row, members in zip(shares, counted, strict=True):
+        row[members] = torch.tensor([float(weights[i]) or 1.0 for i in members]).double()
+    shares /= shares.sum(1, keepdim=True)
+    means: list[State] = [{} for _ in groups]
+    for name, first in models[0].items():
+        values = torch.stack([model[name] for model in models])
+        if values.is_floating_point():
+            wide = values.float() if values.element_size() < 4 else values  # half precision
+            rows = (shares.to(wide) @ wide.flatten(1)).to(values.dtype).view(-1, *first.shape)
+        else:
+            rows = torch.stack([values[members].amax(0) for members in counted])
+        for mean, row in zip(means, rows, strict=True):
+            mean[name] = row
+    return means
+
+
 def _shares(weights: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Weights as shares of their sum."""
     share = torch.tensor(weights, dtype=torch.float64)

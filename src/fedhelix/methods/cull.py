@@ -13,7 +13,7 @@ from fedhelix.core.layers import Layers
 from fedhelix.core.method import Context, Method, Upload
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
-from fedhelix.core.tree import State, Tree, masked_mean, take, updates_of
+from fedhelix.core.tree import State, Tree, means_of, take, updates_of
 from fedhelix.core.wrapper import Wrapper
 from fedhelix.methods.fedavg import FedAvg
 
@@ -34,11 +34,8 @@ def losses_of(
     count: int,
 ) -> list[float]:
     """The losses of the means of some groups of models on about so many validation samples."""
-    children = [
-        masked_mean([models[i] for i in group], [weights[i] for i in group], models[0])
-        for group in groups
-    ]
-    return [loss if math.isfinite(loss) else math.inf for _, loss in score(children, count)]
+    scores = score(means_of(models, weights, groups), count)
+    return [loss if math.isfinite(loss) else math.inf for _, loss in scores]
 
 
 @register("cull", paper="fedhelix")
