@@ -242,7 +242,7 @@ def test_means_of_several_groups_are_those_of_one_after_the_other():
         for i in range(4)
     ]
     weights, groups = [1.0, 2.0, 0.0, 5.0], [(0, 1, 2, 3), (1, 3), (2, 3), (2,), (1,)]
-    found = tree.means_of(models, weights, groups)
+    found = tree.means_by_group(models, weights)(groups)
     for mean, group in zip(found, groups, strict=True):
         chosen = [models[i] for i in group], [weights[i] for i in group]
         expected = tree.masked_mean(*chosen, models[0])
