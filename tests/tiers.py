@@ -32,6 +32,8 @@ SLOW = {
     "test_a_script_without_a_main_guard_works_and_its_violent_end_leaves_nothing",
     "test_a_search_that_was_stopped_ends_as_one_that_was_not",
     "test_a_server_stops_although_others_are_just_connecting",
+    "test_a_site_outlives_a_server_that_is_away_for_long",
+    "test_a_site_with_a_wrong_clock_says_so",
     "test_a_store_that_mlflow_refuses_is_one_sentence",
     "test_a_strong_pull_holds_a_client_at_what_its_cluster_has_learnt",
     "test_a_sweep_is_a_comparison_of_variants",

@@ -13,7 +13,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.deploy import messages, node
 from fedhelix.deploy.code import SiteCode, code_files, file_hash, public_names
 from fedhelix.deploy.dry_run import asked_run
-from fedhelix.deploy.keys import KEY_IN_USE
+from fedhelix.deploy.keys import KEY_IN_USE, KEY_WITHDRAWN
 from fedhelix.deploy.schema import REQUEST, check
 from fedhelix.deploy.site import Site
 from fedhelix.deploy.site_predictions import predictions
@@ -185,6 +185,7 @@ def test_files_are_told_apart_by_their_names(tmp_path, file):
     ("status", "content", "says"),
     [
         (400, {"code": 3001, "detail": "no", "extra": KEY_IN_USE}, "another site is connected"),
+        (400, {"code": 3001, "detail": "no", "extra": KEY_WITHDRAWN}, "needs a new key pair"),
         (400, None, "it is not admitted; on the server, `fedhelix deploy admit clinic-a`"),
         (401, {"detail": "Invalid SuperNode authentication"}, "clocks"),
         (500, {"code": 1, "detail": "Something else"}, "Something else"),
@@ -196,12 +197,12 @@ def test_each_reason_to_turn_a_site_away_has_its_own_sentence(tmp_path, status, 
     question = httpx.Request("POST", "https://server/v1/fleet/activate-node")
     answer = httpx.Response(status, json=content, request=question)
     problem = httpx.HTTPStatusError("refused", request=question, response=answer)
-    refusal = node._refusal(problem, "server:8000", tmp_path / "clinic-a.key")
+    refusal = node.refused(problem, "server:8000", tmp_path / "clinic-a.key")
     said = str(refusal)
     assert says in said and said.count(";") <= 2
-    reasons = ("another site", "not admitted", "clocks")
+    reasons = ("another site", "withdrawn", "not admitted", "clocks")
     assert sum(reason in said for reason in reasons) == (status != 500)
-    assert refusal.may_pass == ("another site" in said)
+    assert refusal.may_pass == ("another site" in said or "clocks" in said)
 
 
 def test_a_dry_run_of_the_servers_run_folder_takes_the_sites_own_files(file, folders, tmp_path):

@@ -17,7 +17,8 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.files import write_atomically
 from fedhelix.deploy.schema import NAME
 
-KEY_IN_USE = "key-in-use"  # what the SuperLink says to a site whose key is connected already
+# What the SuperLink says to a site whose key is connected already, or was withdrawn.
+KEY_IN_USE, KEY_WITHDRAWN = "key-in-use", "key-withdrawn"
 DAYS = 825  # of validity: the longest that common software accepts
 ISSUER = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedhelix deployment")])
 SUBJECT = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedhelix server")])
