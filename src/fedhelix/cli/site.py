@@ -156,6 +156,7 @@ def _connect_site(
     place: Path,
     health_port: int | None,
 ) -> None:
+    from fedhelix.deploy.audit_log import AuditLog
     from fedhelix.deploy.health import HealthServer
     from fedhelix.deploy.logs import format_all, say
     from fedhelix.deploy.node import connect, only_process
@@ -168,6 +169,7 @@ def _connect_site(
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(only_process(place.parent, place.name))
+            AuditLog(place.with_name(f"{place.name}.jsonl"), key)  # refuses one that was changed
             if health_port is not None:
                 server = HealthServer("0.0.0.0", health_port, connected.is_set)
                 say(f"probes are answered on port {stack.enter_context(server).port}")
