@@ -157,6 +157,7 @@ SLOW = {
     "test_two_evil_sites_of_four_with_anything_stop_no_run",
     "test_weights_and_biases_has_what_was_written_and_resumed",
     "test_what_is_generated_is_up_to_date",
+    "test_what_came_too_late_or_stayed_masked_counts_in_the_ledger",
     "test_what_was_measured_otherwise_is_kept_until_new_runs_replace_it",
     "test_what_was_trained_is_saved_and_loaded_by_peft",
     "test_where_nobody_harms_it_is_the_inner_method_to_the_bit",

@@ -97,7 +97,7 @@ def run_rounds(
         }
         if (t + 1) % eval_every == 0 or t + 1 == rounds:
             record |= evaluate(fed, state, ctx)
-        record |= fed.engine.report() | {"metadata": recorded(fed.method, ctx)}
+        record |= fed.engine.report(recorded(fed.method, ctx))
         record["seconds"] = time.perf_counter() - began
         yield record, state
 
