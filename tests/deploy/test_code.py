@@ -69,7 +69,7 @@ def spec_of(file, **more):
     return make_spec(str(file), {**SMALL, "model": f"{file}:Net", **more})
 
 
-def test_sites_train_and_predict_with_files_that_they_have_too(tmp_path, file, folders):
+def test_sites_train_and_predict_with_files_that_they_have_too(tmp_path, file, folders, cli):
     spec = spec_of(file, rounds=4, lr=0.5)
     assert public_names(spec) == ("halved-at-sites", "ours.py:Net")
     deployment = InProcessDeployment(tmp_path, 2, folders, code=(file,))
@@ -91,6 +91,18 @@ def test_sites_train_and_predict_with_files_that_they_have_too(tmp_path, file, f
     np.save(tmp_path / "new.npy", np.full_like(new, np.nan))
     with pytest.raises(UserError, match="the new samples"):
         predictions(site, tmp_path / "new.npy")
+    np.save(tmp_path / "none.npy", new[:0])  # the list of a day without patients
+    asked = ["--name", "site-1", "--data", folders[1], "--folder", tmp_path / "kept"]
+    asked += ["--code", file, "--inputs", tmp_path / "none.npy"]
+    for more, shape in ((), (0,)), (["--outputs"], (0, 3)):
+        assert cli("site", "predict", *asked, *more).code == 0
+        assert np.load(tmp_path / "predictions.npy").shape == shape
+    ended = cli("site", "predict", *asked, "--out", "p.csv")
+    assert ended.code == 2 and "written as FILE.npy, not 'p.csv'" in ended.err
+    for content in (b"a,b\n1,2\n", b"", b"\x93NUMPY"):
+        (tmp_path / "new.csv").write_bytes(content)
+        with pytest.raises(UserError, match=r"no FILE\.npy with numbers; .*numpy.save"):
+            predictions(site, tmp_path / "new.csv")
 
 
 def test_predictions_are_the_methods_own(tmp_path, folders):

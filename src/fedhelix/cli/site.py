@@ -63,6 +63,8 @@ def site_predict(
     Give --data, --data-dir and --code as the site was started with: samples are prepared as in
     training.
     """
+    if out.suffix != ".npy":
+        raise UserError(f"predictions are written as FILE.npy, not '{out}'.")
     need_flower()
     import numpy as np
 
