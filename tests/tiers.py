@@ -161,6 +161,7 @@ SLOW = {
     "test_what_was_measured_otherwise_is_kept_until_new_runs_replace_it",
     "test_what_was_trained_is_saved_and_loaded_by_peft",
     "test_where_nobody_harms_it_is_the_inner_method_to_the_bit",
+    "test_wherever_a_write_is_cut_short_the_log_goes_on_and_tampering_is_found",
     "test_whoever_comes_seldom_is_heard_as_much",
     "test_whoever_takes_everybody_is_the_inner_method_to_the_bit",
     "test_without_validation_data_it_withstands_a_flipped_sign",

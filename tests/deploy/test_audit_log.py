@@ -123,7 +123,7 @@ def longest_file(size):
 WRITES = st.tuples(st.sampled_from(["done", "failed", "killed"]), st.floats(0, 1))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(writes=st.lists(WRITES, max_size=6), place=st.floats(0, 0.999))
 def test_wherever_a_write_is_cut_short_the_log_goes_on_and_tampering_is_found(key, writes, place):
     """The line or a part of it may be on the disk, with the head before it."""
@@ -162,6 +162,17 @@ def test_wherever_a_write_is_cut_short_the_log_goes_on_and_tampering_is_found(ke
             with pytest.raises(UserError):
                 read_log(path, key.with_suffix(".pub"))
             file.write_bytes(right)
+
+
+def test_a_writer_that_was_killed_leaves_a_log_that_goes_on(log, tmp_path):
+    head, whole = head_path(log.path).read_bytes(), log.path.read_bytes()
+    log.append({"kind": "train"})
+    head_path(log.path).write_bytes(head)  # killed between the line and the head
+    assert len(read_log(log.path, None)) == 7
+    log.path.write_bytes(whole + b'{"line": 7, "ti')  # killed within the line
+    assert len(read_log(log.path, None)) == 6
+    AuditLog(log.path, tmp_path / "north.key").append({"kind": "evaluate"})
+    assert read_log(log.path, None)[-1]["kind"] == "evaluate"
 
 
 def test_only_one_line_may_be_ahead_of_the_head(log, tmp_path):
@@ -245,7 +256,7 @@ def test_a_full_disk_spoils_no_log(tmp_path):
     assert ended.stderr.count("the site's disk: No space left on device") == 60
 
 
-def test_server_and_sites_log_epsilon_and_what_was_exchanged(tmp_path):
+def test_server_and_sites_log_epsilon_and_what_was_exchanged(tmp_path, monkeypatch, capsys):
     pytest.importorskip("dp_accounting")
     deployment = InProcessDeployment(tmp_path, 2)
     for site in deployment.sites:
@@ -265,6 +276,10 @@ def test_server_and_sites_log_epsilon_and_what_was_exchanged(tmp_path):
         trained = next(entry for entry in entries if entry["kind"] == "train")
         assert trained["received"]["site-0"]["sha256"] == at_site[-1]["sha256"]
         assert trained["asked"]["site-0"] == at_site[-1]["asked"]
+        monkeypatch.setattr(sys, "argv", ["fedhelix", "audit", "log", str(log.path)])
+        with pytest.raises(SystemExit):
+            main()
+        assert f"aggregate after round 1  epsilon {spent:.3g}\n" in capsys.readouterr().out
         done = next(entry for entry in entries if entry["kind"] == "aggregate")
         assert done["epsilon"]["0"] == spent
 
