@@ -25,6 +25,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.deploy import connection, localhost, logs, superlink
 from fedhelix.deploy.health import HealthServer, answers
 from fedhelix.deploy.keys import make_certificates, make_site_key
+from fedhelix.deploy.site import Site
 from fedhelix.deploy.transport import pack
 
 
@@ -91,6 +92,12 @@ def test_lines_are_sentences_or_json(monkeypatch, capsys):
     assert entry["message"] == 'a "quoted"\nline.' and entry["level"] == "info"
     with pytest.raises(UserError, match="--log-format is text or json, not 'xml'"):
         logs.choose_format("xml")
+
+
+def test_refusals_are_warnings(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv(logs.VARIABLE, "json")
+    Site("north", "digits", tmp_path).answer(b"nonsense")
+    assert json.loads(capsys.readouterr().err)["level"] == "warning"
 
 
 def test_what_others_write_is_json_too(monkeypatch, capsys):

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from fedhelix.deploy import keys
+from fedhelix.deploy.audit_log import read_log
 from fedhelix.deploy.localhost import LocalDeployment
 
 pytestmark = pytest.mark.timeout(300)
@@ -33,10 +34,27 @@ def test_a_site_outlives_a_server_that_is_away_for_long(tmp_path):
         time.sleep(7)
         assert site.alive and local.control().connected() == ["site-0"]
         assert site.log.read_text().count("connected to") == 2
-        local.control().expel("site-0")
-        assert site.running.wait(30) == 2
-        assert "was withdrawn permanently; the site needs a new key" in site.log.read_text()
         assert "could not be deactivated" not in local.superlink.log.read_text()
+        renew_key(local, site)
+
+
+def renew_key(local, site):
+    """As the docs say it."""
+    folder, old = local.folder / "sites", local.folder / "keys"
+    for name in ("site-0.key", "site-0.pub"):
+        (old / name).unlink()
+    keys.make_site_key(old, "site-0")
+    local.admit("site-0")
+    assert site.running.wait(30) == 2
+    assert "was withdrawn permanently; the site needs a new key" in site.log.read_text()
+    site.start()
+    assert site.running.wait(60) == 2
+    assert "site-0.jsonl' was written with another key; " in site.log.read_text()
+    for name in ("site-0.jsonl", "site-0.head"):
+        (folder / name).rename(local.folder / name)
+    site.start()
+    until(lambda: local.control().connected() == ["site-0"])
+    assert read_log(folder / "site-0.jsonl", old / "site-0.pub")[0]["kind"] == "opened"
 
 
 WRONG = """

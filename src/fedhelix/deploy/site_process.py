@@ -107,6 +107,7 @@ class SiteProcess:
 
 def main() -> None:
     """Answer requests until the node is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the node, which ends this process
     from fedhelix.deploy.audit_log import AuditLog  # the node does not need these
     from fedhelix.deploy.code import SiteCode
     from fedhelix.deploy.site import Site
@@ -119,7 +120,6 @@ def main() -> None:
     parser.add_argument("--code", action="append", default=[])
     arguments = parser.parse_args()
     format_all()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the node, which ends this process
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # printed text must not end up between two answers
     code = SiteCode(arguments.code)  # first: the policy may name its methods
