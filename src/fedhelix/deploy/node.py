@@ -94,7 +94,8 @@ def connect(
                 try:
                     connection.serve(handler.answer, connected)
                 except Exception as problem:
-                    say(f"the connection broke: {clipped(repr(problem))}", "warning")
+                    why = str(problem).partition("\n")[0].rstrip(".")
+                    say(f"the connection broke: {clipped(why or repr(problem))}", "warning")
                 finally:
                     connected.clear()
         except httpx.HTTPError as problem:
