@@ -78,7 +78,8 @@ def main(folder: str, address: str, harm: str, *names: str) -> None:
         node_file = Path(folder) / "sites" / f"{name}.node"
         handler = FaultySite(site, harm)
         arguments = (address, keys / "ca.pem", keys / f"{name}.key", handler, node_file)
-        threading.Thread(target=connect, args=arguments, daemon=True).start()
+        connected = threading.Event()
+        threading.Thread(target=connect, args=(*arguments, connected), daemon=True).start()
     threading.Event().wait()
 
 

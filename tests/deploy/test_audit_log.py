@@ -1,11 +1,17 @@
 """The audit log: what is in it, and that every kind of tampering is found."""
 
+import contextlib
 import hashlib
 import json
+import subprocess
 import sys
+import tempfile
 from functools import partial
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedhelix.cli.app import main
 from fedhelix.core.errors import UserError
@@ -56,7 +62,7 @@ TAMPERING = {
 
 def test_a_site_does_not_begin_a_new_log_in_place_of_one_that_was_removed(log, tmp_path):
     log.path.unlink()
-    with pytest.raises(UserError, match=r"north.jsonl' was removed"):
+    with pytest.raises(UserError, match=r"north.jsonl' was changed: at its end 6 of 6 lines"):
         AuditLog(log.path, tmp_path / "north.key")
 
 
@@ -84,6 +90,10 @@ def test_a_log_of_another_key_and_a_forged_head_are_found(log, tmp_path):
     keys.make_site_key(tmp_path, "south")
     with pytest.raises(UserError, match="line 1 is not as signed, or the key is another site's"):
         read_log(log.path, tmp_path / "south.pub")
+    with pytest.raises(
+        UserError, match=r"was written with another key; .* move it and .*\.head' to"
+    ):
+        AuditLog(log.path, tmp_path / "south.key")
     head = json.loads(head_path(log.path).read_bytes())
     head_path(log.path).write_text(json.dumps({**head, "line": 5}))
     with pytest.raises(UserError, match="missing or not as signed"):
@@ -93,25 +103,168 @@ def test_a_log_of_another_key_and_a_forged_head_are_found(log, tmp_path):
         read_log(log.path, None)
 
 
+@pytest.fixture(scope="module")
+def key(tmp_path_factory):
+    return keys.make_site_key(tmp_path_factory.mktemp("keys"), "north")
+
+
+@contextlib.contextmanager
+def longest_file(size):
+    """No file can be longer: a write fails as it does on a full disk, after the bytes that fit."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+WRITES = st.tuples(st.sampled_from(["done", "failed", "killed"]), st.floats(0, 1))
+
+
+@settings(max_examples=30, deadline=None)
+@given(writes=st.lists(WRITES, max_size=6), place=st.floats(0, 0.999))
+def test_wherever_a_write_is_cut_short_the_log_goes_on_and_tampering_is_found(key, writes, place):
+    """The line or a part of it may be on the disk, with the head before it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, kept = Path(folder) / "north.jsonl", []
+        with longest_file(400), pytest.raises(UserError, match="cannot be written"):
+            AuditLog(path, key)  # there is a head, and half of the first line
+        log = AuditLog(path, key)
+        for number, (how, share) in enumerate(writes):
+            event = {"kind": "train", "round": number}
+            head, content = head_path(path).read_bytes(), path.read_bytes()
+            whole = content[: content.rfind(b"\n") + 1]  # half a line goes with the next write
+            if how == "failed":
+                with longest_file(len(whole) + int(200 * share)), pytest.raises(OSError):
+                    log.append(event)
+                assert (head_path(path).read_bytes(), path.read_bytes()) == (head, whole)
+                continue
+            log.append(event)
+            line = path.read_bytes()[len(whole) :]
+            written = len(line) if how == "done" else round(share * len(line))
+            kept += [number] * (written == len(line))
+            if how == "killed":
+                head_path(path).write_bytes(head)
+                path.write_bytes(whole + line[:written])
+                path.with_name(f".{head_path(path).name}.0123").write_bytes(b"{")
+                assert [entry.get("round") for entry in read_log(path, None)] == [None, *kept]
+                log = AuditLog(path, key)
+        log.append({"kind": "evaluate"})
+        entries = read_log(path, key.with_suffix(".pub"))
+        assert [entry.get("round") for entry in entries] == [None, *kept, None]
+        assert {file.name for file in Path(folder).iterdir()} == {"north.head", "north.jsonl"}
+        for file in (path, head_path(path)):
+            content = bytearray(right := file.read_bytes())
+            content[int(place * len(content))] ^= 1
+            file.write_bytes(content)
+            with pytest.raises(UserError):
+                read_log(path, key.with_suffix(".pub"))
+            file.write_bytes(right)
+
+
 def test_a_writer_that_was_killed_leaves_a_log_that_goes_on(log, tmp_path):
     head, whole = head_path(log.path).read_bytes(), log.path.read_bytes()
     log.append({"kind": "train"})
     head_path(log.path).write_bytes(head)  # killed between the line and the head
     assert len(read_log(log.path, None)) == 7
     log.path.write_bytes(whole + b'{"line": 7, "ti')  # killed within the line
+    assert len(read_log(log.path, None)) == 6
     AuditLog(log.path, tmp_path / "north.key").append({"kind": "evaluate"})
     assert read_log(log.path, None)[-1]["kind"] == "evaluate"
 
 
-def test_server_and_sites_log_epsilon_and_what_was_exchanged(tmp_path):
+def test_only_one_line_may_be_ahead_of_the_head(log, tmp_path):
+    head = head_path(log.path).read_bytes()
+    log.append({"kind": "train"})
+    log.append({"kind": "train"})
+    head_path(log.path).write_bytes(head)
+    with pytest.raises(UserError, match="its end is not the one that was signed last"):
+        AuditLog(log.path, tmp_path / "north.key")
+
+
+def test_a_site_whose_log_was_changed_does_not_start(log, tmp_path, monkeypatch, capsys):
+    """Neither the site, which would look healthy, nor a worker that is started later."""
+    words = ["--name=north", f"--key={tmp_path / 'north.key'}", f"--folder={tmp_path}"]
+    words += ["--data=digits"]
+    site = ["fedhelix", "site", *words, "--superlink=127.0.0.1:1", f"--cert={log.path}"]
+    log.path.write_bytes(log.path.read_bytes().replace(b'"round": 3', b'"round": 4'))
+    monkeypatch.setattr(sys, "argv", site)
+    with pytest.raises(SystemExit) as end:
+        main()
+    sentence = f"fedhelix: '{log.path}' was changed: line 5 is not as signed.\n"
+    assert (end.value.code, capsys.readouterr().err) == (2, sentence)
+    worker = [sys.executable, "-m", "fedhelix.deploy.site_process", *words]
+    ended = subprocess.run(worker, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (2, sentence)
+
+
+FULL = """
+import errno, sys
+from pathlib import Path
+from fedhelix.core.errors import UserError
+from fedhelix.deploy import keys, messages
+from fedhelix.deploy.audit_log import AuditLog, read_log
+from fedhelix.deploy.site import Site
+
+folder = Path(sys.argv[1])
+key, filler = keys.make_site_key(folder, "north"), folder / "filler"
+
+def fill():
+    with filler.open("ab", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(1024))
+        except OSError as problem:
+            assert problem.errno == errno.ENOSPC
+
+def refused():
+    try:
+        AuditLog(folder / "new.jsonl", key)
+    except UserError as problem:
+        return "cannot be written (No space left on device)" in str(problem)
+
+fill()
+assert refused() and refused()
+filler.unlink()
+assert len(read_log(AuditLog(folder / "new.jsonl", key).path, None)) == 1
+log = AuditLog(folder / "north.jsonl", key)
+site = Site("north", "digits", folder, log=log)
+left = 1
+for _ in range(3):
+    left += "error" not in messages.read(site.answer(messages.write({"kind": "describe"}))).header
+    fill()
+    for _ in range(20):  # the first lines fit into the last block, and their heads do not
+        answer = messages.read(site.answer(messages.write({"kind": "describe"})))
+        assert answer.header["error"] == "the site's disk: No space left on device"
+        assert len(read_log(log.path, None)) == left
+    filler.unlink()
+    log = site.log = AuditLog(log.path, key)
+assert len(read_log(log.path, key.with_suffix(".pub"))) == left == 4
+"""
+
+
+def test_a_full_disk_spoils_no_log(tmp_path):
+    """A real file system of a few blocks, in a name space of its own."""
+    mounted = 'mount -t tmpfs -o size=64k tmpfs "$1" && exec "$2" -c "$3" "$1"'
+    command = ["unshare", "-rm", "sh", "-c", mounted, "sh", str(tmp_path), sys.executable, FULL]
+    if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+        pytest.skip("no name spaces here")
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("the site's disk: No space left on device") == 60
+
+
+def test_server_and_sites_log_epsilon_and_what_was_exchanged(tmp_path, monkeypatch, capsys):
     pytest.importorskip("dp_accounting")
     deployment = InProcessDeployment(tmp_path, 2)
     for site in deployment.sites:
         key = keys.make_site_key(tmp_path / "keys", site.name)
         site.log = AuditLog(tmp_path / f"{site.name}.jsonl", key)
-    settings = {"clients": 2, "rounds": 1, "model": "linear", "epochs": 1, "kernels": "onednn"}
+    values = {"clients": 2, "rounds": 1, "model": "linear", "epochs": 1, "kernels": "onednn"}
     for number, method in enumerate(("private", "dp-sgd")):
-        federation = deployment.federation(make_spec(method, settings), f"{number}" * 32)
+        federation = deployment.federation(make_spec(method, values), f"{number}" * 32)
         key = keys.make_site_key(tmp_path, "audit")
         log = AuditLog(tmp_path / f"{method}.jsonl", key)
         record = federation.fit(1, quiet=True, watch=keep_log(federation, log)).records[0]
@@ -123,6 +276,10 @@ def test_server_and_sites_log_epsilon_and_what_was_exchanged(tmp_path):
         trained = next(entry for entry in entries if entry["kind"] == "train")
         assert trained["received"]["site-0"]["sha256"] == at_site[-1]["sha256"]
         assert trained["asked"]["site-0"] == at_site[-1]["asked"]
+        monkeypatch.setattr(sys, "argv", ["fedhelix", "audit", "log", str(log.path)])
+        with pytest.raises(SystemExit):
+            main()
+        assert f"aggregate after round 1  epsilon {spent:.3g}\n" in capsys.readouterr().out
         done = next(entry for entry in entries if entry["kind"] == "aggregate")
         assert done["epsilon"]["0"] == spent
 
@@ -135,8 +292,8 @@ def test_hashes_in_both_logs_are_those_of_whole_answers(tmp_path, capsys, monkey
     for node, site in zip(deployment.grid.answers, deployment.sites, strict=True):
         site.log = AuditLog(tmp_path / site.name, keys.make_site_key(tmp_path / "keys", site.name))
         deployment.grid.answers[node] = partial(noted, site, left[site.name])
-    settings = {"clients": 2, "rounds": 1, "model": "linear", "epochs": 1, "kernels": "onednn"}
-    federation = deployment.federation(make_spec("fedavg", settings))
+    values = {"clients": 2, "rounds": 1, "model": "linear", "epochs": 1, "kernels": "onednn"}
+    federation = deployment.federation(make_spec("fedavg", values))
     log = AuditLog(tmp_path / "server", keys.make_site_key(tmp_path, "audit"))
     federation.fit(1, quiet=True, watch=keep_log(federation, log))
     lines = [entry for entry in read_log(log.path, None) if "received" in entry]
@@ -168,8 +325,8 @@ def test_a_run_leaves_a_log_at_every_site(tmp_path, capsys, monkeypatch):
         key = keys.make_site_key(tmp_path / "keys", site.name)
         site.log = AuditLog(tmp_path / f"{site.name}.jsonl", key)
     deployment.sites[2].policy = SitePolicy(methods=("fedper",))
-    settings = {"clients": 3, "rounds": 1, "model": "linear", "epochs": 1, "kernels": "onednn"}
-    deployment.fit(make_spec("fedavg", settings))
+    values = {"clients": 3, "rounds": 1, "model": "linear", "epochs": 1, "kernels": "onednn"}
+    deployment.fit(make_spec("fedavg", values))
     logs = [tmp_path / f"{site.name}.jsonl" for site in deployment.sites]
     entries = read_log(logs[0], tmp_path / "keys" / "site-0.pub")
     trained = next(entry for entry in entries if entry["kind"] == "train")

@@ -13,7 +13,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.deploy import messages, node
 from fedhelix.deploy.code import SiteCode, code_files, file_hash, public_names
 from fedhelix.deploy.dry_run import asked_run
-from fedhelix.deploy.keys import KEY_IN_USE
+from fedhelix.deploy.keys import KEY_IN_USE, KEY_WITHDRAWN
 from fedhelix.deploy.schema import REQUEST, check
 from fedhelix.deploy.site import Site
 from fedhelix.deploy.site_predictions import predictions
@@ -69,7 +69,7 @@ def spec_of(file, **more):
     return make_spec(str(file), {**SMALL, "model": f"{file}:Net", **more})
 
 
-def test_sites_train_and_predict_with_files_that_they_have_too(tmp_path, file, folders):
+def test_sites_train_and_predict_with_files_that_they_have_too(tmp_path, file, folders, cli):
     spec = spec_of(file, rounds=4, lr=0.5)
     assert public_names(spec) == ("halved-at-sites", "ours.py:Net")
     deployment = InProcessDeployment(tmp_path, 2, folders, code=(file,))
@@ -91,6 +91,18 @@ def test_sites_train_and_predict_with_files_that_they_have_too(tmp_path, file, f
     np.save(tmp_path / "new.npy", np.full_like(new, np.nan))
     with pytest.raises(UserError, match="the new samples"):
         predictions(site, tmp_path / "new.npy")
+    np.save(tmp_path / "none.npy", new[:0])  # the list of a day without patients
+    asked = ["--name", "site-1", "--data", folders[1], "--folder", tmp_path / "kept"]
+    asked += ["--code", file, "--inputs", tmp_path / "none.npy"]
+    for more, shape in ((), (0,)), (["--outputs"], (0, 3)):
+        assert cli("site", "predict", *asked, *more).code == 0
+        assert np.load(tmp_path / "predictions.npy").shape == shape
+    ended = cli("site", "predict", *asked, "--out", "p.csv")
+    assert ended.code == 2 and "written as FILE.npy, not 'p.csv'" in ended.err
+    for content in (b"a,b\n1,2\n", b"", b"\x93NUMPY"):
+        (tmp_path / "new.csv").write_bytes(content)
+        with pytest.raises(UserError, match=r"no FILE\.npy with numbers; .*numpy.save"):
+            predictions(site, tmp_path / "new.csv")
 
 
 def test_predictions_are_the_methods_own(tmp_path, folders):
@@ -185,6 +197,7 @@ def test_files_are_told_apart_by_their_names(tmp_path, file):
     ("status", "content", "says"),
     [
         (400, {"code": 3001, "detail": "no", "extra": KEY_IN_USE}, "another site is connected"),
+        (400, {"code": 3001, "detail": "no", "extra": KEY_WITHDRAWN}, "needs a new key pair"),
         (400, None, "it is not admitted; on the server, `fedhelix deploy admit clinic-a`"),
         (401, {"detail": "Invalid SuperNode authentication"}, "clocks"),
         (500, {"code": 1, "detail": "Something else"}, "Something else"),
@@ -196,12 +209,12 @@ def test_each_reason_to_turn_a_site_away_has_its_own_sentence(tmp_path, status, 
     question = httpx.Request("POST", "https://server/v1/fleet/activate-node")
     answer = httpx.Response(status, json=content, request=question)
     problem = httpx.HTTPStatusError("refused", request=question, response=answer)
-    refusal = node._refusal(problem, "server:8000", tmp_path / "clinic-a.key")
+    refusal = node.refused(problem, "server:8000", tmp_path / "clinic-a.key")
     said = str(refusal)
     assert says in said and said.count(";") <= 2
-    reasons = ("another site", "not admitted", "clocks")
+    reasons = ("another site", "withdrawn", "not admitted", "clocks")
     assert sum(reason in said for reason in reasons) == (status != 500)
-    assert refusal.may_pass == ("another site" in said)
+    assert refusal.may_pass == ("another site" in said or "clocks" in said)
 
 
 def test_a_dry_run_of_the_servers_run_folder_takes_the_sites_own_files(file, folders, tmp_path):

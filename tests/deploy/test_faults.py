@@ -9,6 +9,7 @@ from flwr.common.constant import ErrorCode
 
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.deploy import messages, submit, transport
+from fedhelix.deploy.server import spent_before
 from fedhelix.engines.serial import Serial
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
@@ -135,6 +136,33 @@ def test_a_late_answer_is_dropped_and_recorded(tmp_path):
     assert "did not answer within 0.4 s" in records[1]["missing"]["1"]
     assert records[2]["troubles"] == {"site-1": "answered the request of round 2 too late"}
     assert records[2]["missing"] == {}
+
+
+def test_what_came_too_late_or_stayed_masked_counts_in_the_ledger(tmp_path):
+    """The server has seen it, and the sites have counted it."""
+    pytest.importorskip("dp_accounting")
+    deployment = InProcessDeployment(tmp_path / "late", 3, deadline=0.4)
+    disturb(deployment, lambda content, honest: Late(honest(content)), rounds=(1, 2))
+    federation, ledgers = deployment.federation(spec_for("dp-sgd")), []
+    folder = RunFolder.create(tmp_path / "run", {})
+    for record, _ in federation.run_rounds(3):
+        ledgers.append(record["metadata"]["epsilon"])
+        folder.append(record)
+        deployment.grid.deliver()
+    once, twice, thrice = (ledger["0"] for ledger in ledgers)
+    assert once < twice < thrice
+    assert [ledger["1"] for ledger in ledgers] == pytest.approx([once, once, twice])
+    known = spent_before(folder, federation.engine.registry)  # by a server that was restarted
+    assert known == {f"site-{client}": spent for client, spent in ledgers[-1].items()}
+    assert spent_before(RunFolder.create(tmp_path / "new", {}), federation.engine.registry) == {}
+
+    deployment = InProcessDeployment(tmp_path / "masked", 3)
+    for site in (1, 2):
+        disturb(deployment, lambda *_: EngineFailure("killed"), site, "masking_reveal")
+    records = deployment.fit(spec_for("secure+dp-sgd")).records
+    assert "took part in vain" in records[1]["missing"]["0"]
+    spent = [record["metadata"]["epsilon"] for record in records]
+    assert spent[0]["0"] < spent[1]["0"] < spent[2]["0"] and spent[1]["0"] == spent[1]["2"]
 
 
 class WithoutClient1InRound1(Serial):

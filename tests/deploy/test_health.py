@@ -16,14 +16,16 @@ from functools import partial
 import httpx
 import pytest
 from flwr.app import Message
-from flwr.supercore.retry import constant, http_retry
+from flwr.proto.fleet_pb2 import PushMessagesResponse
+from flwr.proto.node_pb2 import Node
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedhelix.cli import app
 from fedhelix.core.errors import UserError
-from fedhelix.deploy import localhost, logs, node, superlink
+from fedhelix.deploy import connection, localhost, logs, superlink
 from fedhelix.deploy.health import HealthServer, answers
 from fedhelix.deploy.keys import make_certificates, make_site_key
+from fedhelix.deploy.site import Site
 from fedhelix.deploy.transport import pack
 
 
@@ -92,6 +94,12 @@ def test_lines_are_sentences_or_json(monkeypatch, capsys):
         logs.choose_format("xml")
 
 
+def test_refusals_are_warnings(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv(logs.VARIABLE, "json")
+    Site("north", "digits", tmp_path).answer(b"nonsense")
+    assert json.loads(capsys.readouterr().err)["level"] == "warning"
+
+
 def test_what_others_write_is_json_too(monkeypatch, capsys):
     """Loggers of other libraries, warnings, and exceptions that nobody expected."""
     for place, name in ((warnings, "showwarning"), (sys, "excepthook"), (threading, "excepthook")):
@@ -158,42 +166,33 @@ def test_a_server_stops_although_others_are_just_connecting(tmp_path):
         assert process.wait(20) is not None
 
 
-def test_a_site_names_the_address_where_nobody_answers():
-    record = logging.makeLogRecord({"msg": "Connection attempt failed, retrying in 1 second"})
-    connected = threading.Event()
-    assert node._noticed("fl.example.org:8000", connected, record)
-    said = "there is no connection to fl.example.org:8000, retrying in 1 second"
-    assert record.getMessage() == said
-    assert not node._noticed("a:1", connected, logging.makeLogRecord({"msg": "Exit Code: 400"}))
-
-
-def test_a_site_is_not_ready_while_nobody_takes_its_answer(monkeypatch):
-    """Flower repeats the request that failed, until the server is there again."""
-    monkeypatch.setattr(http_retry, "exponential", lambda max_delay: constant(0.01))
+def test_a_site_is_not_ready_while_nobody_takes_its_answer(monkeypatch, capsys):
+    """The request that failed is repeated until the server is there again."""
+    monkeypatch.setattr(connection, "FIRST_WAIT", 0.01)
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
     connected, seen, messages = threading.Event(), [], iter([Message(pack(b"asked"), 7, "query")])
 
-    def push(*reply):
-        seen.append(connected.is_set())
-        if len(seen) < 4:
-            raise httpx.ConnectError("nobody is there")
-        return set(), "session"
+    class Client:
+        PushObject = None
+
+        def PushMessages(self, request):
+            seen.append(connected.is_set())
+            if len(seen) < 4:
+                raise httpx.ConnectError("nobody is there")
+            return PushMessagesResponse(session_id="session")
 
     def receive():
         seen.append(connected.is_set())
         return next(messages)  # and then the connection breaks
 
-    send = partial(http_retry.make_simple_http_retry_invoker().invoke, push)
-    here = node.Node(None, 7, None, send, None, None, None, None, None)
+    repeat = partial(connection.repeated, "fl.example.org:8000", connected)
+    here = connection.Connection(Client(), Node(node_id=7), repeat)
     monkeypatch.setattr(here, "receive", receive)
-    logger, notice = logging.getLogger("flwr"), partial(node._noticed, "a:1", connected)
-    logger.addFilter(notice)
-    try:
-        with pytest.raises(StopIteration):
-            here.serve(lambda content: content, connected)
-    finally:
-        logger.removeFilter(notice)
+    with pytest.raises(StopIteration):
+        here.serve(lambda content: content, connected)
     assert seen == [True, True, False, False, True]
+    said = "fedhelix: there is no connection to fl.example.org:8000; the next attempt is in 0.0"
+    assert capsys.readouterr().err.count(said) == 2
 
 
 def test_the_entry_point_of_a_site_logs_json_and_says_what_is_wrong(tmp_path):
@@ -214,8 +213,8 @@ def test_the_entry_point_of_a_site_logs_json_and_says_what_is_wrong(tmp_path):
         probe = [sys.executable, "-m", "fedhelix.deploy.health"]
         ended = subprocess.run([*probe, f"http://127.0.0.1:{port}/readyz"], check=False)
         assert ended.returncode == 1
-        entry = json.loads(process.stderr.readline())  # Flower's own line
-        assert entry["source"] == "flwr" and "no connection to 127.0.0.1:1" in entry["message"]
+        entry = json.loads(process.stderr.readline())
+        assert entry["level"] == "warning" and "no connection to 127.0.0.1:1" in entry["message"]
     finally:
         process.kill()
         process.communicate()

@@ -1,5 +1,8 @@
 """Certificates and keys, and the commands that need no network."""
 
+import contextlib
+import datetime
+import os
 import ssl
 import stat
 from pathlib import Path
@@ -33,6 +36,39 @@ def test_the_server_is_known_by_every_name_that_sites_call_it(tmp_path):
     assert stat.S_IMODE((tmp_path / "server.key").stat().st_mode) == 0o600
 
 
+def test_a_site_that_trusts_both_authorities_connects_before_and_after_the_renewal(tmp_path):
+    for folder in ("old", "new"):
+        keys.make_certificates(tmp_path / folder, [])
+    both = b"".join((tmp_path / folder / "ca.pem").read_bytes() for folder in ("old", "new"))
+    for folder in ("old", "new"):
+        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server.load_cert_chain(tmp_path / folder / "server.pem", tmp_path / folder / "server.key")
+        site = ssl.create_default_context(cadata=both.decode())
+        up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+        ends = [
+            site.wrap_bio(down, up, server_hostname="localhost"),
+            server.wrap_bio(up, down, server_side=True),
+        ]
+        for _ in range(3):  # each end in turn, until both are done
+            for end in ends:
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    end.do_handshake()
+        assert ends[0].getpeercert()["subject"][0][0] == ("commonName", "fedhelix server")
+
+
+def test_the_end_of_a_certificate_is_told(cli, tmp_path, monkeypatch):
+    end = datetime.date.today() + datetime.timedelta(days=keys.DAYS)
+    ended = cli("deploy", "keys", "--host", "fl.example.org")
+    assert ended.code == 0 and f"valid until {end}" in ended.out
+    monkeypatch.setattr(os, "execve", lambda *command: None)
+    assert cli("deploy", "serve").err == ""
+    (tmp_path / "deployment/keys/server.pem").unlink()
+    monkeypatch.setattr(keys, "DAYS", 30)
+    cli("deploy", "keys")
+    end = datetime.date.today() + datetime.timedelta(days=30)
+    assert f"certificate is valid until {end}, and no site" in cli("deploy", "serve").err
+
+
 def test_keys_are_made_once_and_kept_private(tmp_path):
     private = keys.make_site_key(tmp_path, "north")
     before = private.read_bytes()
@@ -41,6 +77,10 @@ def test_keys_are_made_once_and_kept_private(tmp_path):
     public = keys.read_private_key(private).public_key()
     assert keys.read_public_key(tmp_path / "north.pub").startswith(b"-----BEGIN PUBLIC KEY-----")
     assert public.key_size == 256
+    private.rename(tmp_path / "away")  # the site has taken it
+    with pytest.raises(UserError, match=r"north.pub' is there without north.key, which the site"):
+        keys.make_site_key(tmp_path, "north")
+    (tmp_path / "away").rename(private)
     with pytest.raises(UserError, match="cannot be read as a private key"):
         keys.read_private_key(tmp_path / "north.pub")
     with pytest.raises(UserError, match="cannot be read as a public key"):

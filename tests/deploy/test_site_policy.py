@@ -182,6 +182,9 @@ def test_a_worker_that_was_killed_is_replaced():
     worker.command = [sys.executable, "-c", "raise SystemExit(3)"]
     with pytest.raises(EngineFailure, match=r"died twice over one request \(exit code 3\)"):
         worker.answer(b"train")
+    worker.command = [sys.executable, "-c", "raise SystemExit(2)"]
+    with pytest.raises(SystemExit, match="2"):  # such as a log that was changed: the site ends, too
+        worker.answer(b"train")
 
 
 LONG_WORK = """

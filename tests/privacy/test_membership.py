@@ -9,7 +9,7 @@ import pytest
 
 from fedhelix.cli.app import main
 from fedhelix.core.errors import UserError
-from fedhelix.privacy.membership import MembershipAudit, advantage, bound, membership
+from fedhelix.privacy.membership import MembershipAudit, advantage, bound, drawn, membership
 
 
 def test_the_bound_by_hand():
@@ -20,6 +20,16 @@ def test_the_bound_by_hand():
     for epsilon in (0.5, 2.0):  # the two lines cross at this difference
         fpr = (1 - 0.01) / (1 + math.exp(epsilon))
         assert bound(epsilon, 0.01) == pytest.approx(math.exp(epsilon) * fpr + 0.01 - fpr)
+
+
+def test_no_mark_of_the_legend_lies_among_the_bounds():
+    """FedAvg, which has none, seemed to have one."""
+    rows = [{"method": "fedavg", "advantage": 0.2, "bound": None}]
+    rows += [{"method": "private", "advantage": 0.0, "bound": 0.46}]
+    drawing = drawn(rows)
+    drawing.draw_without_rendering()
+    (legend,), (axis,) = drawing.legends, drawing.axes
+    assert not legend.get_window_extent().overlaps(axis.get_window_extent())
 
 
 def test_the_threshold_is_measured_where_it_was_not_chosen():

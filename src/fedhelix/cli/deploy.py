@@ -96,7 +96,9 @@ def up(
 
 
 def keys(
-    sites: Annotated[list[str], typer.Argument(metavar="SITE...", help="Names of sites.")],
+    sites: Annotated[
+        list[str] | None, typer.Argument(metavar="SITE...", help="Names of sites.")
+    ] = None,
     host: Annotated[
         list[str] | None, typer.Option(help="Names or addresses of the server, as sites call it.")
     ] = None,
@@ -104,13 +106,14 @@ def keys(
 ) -> None:
     """Make certificates for the server and a key pair for each site; existing files are kept."""
     need_flower()
-    from fedhelix.deploy.keys import make_certificates, make_site_key
+    from fedhelix.deploy.keys import last_day, make_certificates, make_site_key
 
     make_certificates(folder / "keys", host or [])
-    for name in sites:
+    for name in sites or []:
         print(make_site_key(folder / "keys", name))
     print(
-        f"Each site gets its own SITE.key and {folder / 'keys' / 'ca.pem'}; server.key stays here."
+        f"Each site gets its own SITE.key and {folder / 'keys' / 'ca.pem'}; server.key stays here. "
+        f"The certificates are valid until {last_day(folder / 'keys')}."
     )
 
 

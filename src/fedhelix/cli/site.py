@@ -63,6 +63,8 @@ def site_predict(
     Give --data, --data-dir and --code as the site was started with: samples are prepared as in
     training.
     """
+    if out.suffix != ".npy":
+        raise UserError(f"predictions are written as FILE.npy, not '{out}'.")
     need_flower()
     import numpy as np
 
@@ -156,6 +158,7 @@ def _connect_site(
     place: Path,
     health_port: int | None,
 ) -> None:
+    from fedhelix.deploy.audit_log import AuditLog
     from fedhelix.deploy.health import HealthServer
     from fedhelix.deploy.logs import format_all, say
     from fedhelix.deploy.node import connect, only_process
@@ -168,6 +171,7 @@ def _connect_site(
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(only_process(place.parent, place.name))
+            AuditLog(place.with_name(f"{place.name}.jsonl"), key)  # refuses one that was changed
             if health_port is not None:
                 server = HealthServer("0.0.0.0", health_port, connected.is_set)
                 say(f"probes are answered on port {stack.enter_context(server).port}")

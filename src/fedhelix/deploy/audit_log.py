@@ -1,7 +1,11 @@
 """A site's audit log: who asked for what, and what left; one JSON line each.
 
-Every line holds the hash of the line before it and is signed with the site's key. A second file
-holds the signed hash of the last line, so that lines missing at the end are found, too.
+Every line holds the hash of the line before it and is signed with the site's key. A second file,
+the head, holds the signed hash of the last line, so that lines missing at the end are found, too.
+
+The line is written first, then the head. Where this is cut short, by a crash or a full disk, the
+log ends in half a line, which counts as none, or is one whole line ahead of its head; whoever opens
+it next signs that line. A line more, or one that the key has not signed, is no accident.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +31,7 @@ from cryptography.hazmat.primitives.serialization import (
 from torch import Tensor
 
 from fedhelix.core.errors import UserError
-from fedhelix.core.files import write_atomically
+from fedhelix.core.files import remove_leftovers, write_atomically
 from fedhelix.core.tree import Tree, flatten
 from fedhelix.deploy.keys import read_private_key, read_public_key
 
@@ -83,33 +88,53 @@ class AuditLog:
         private = read_private_key(key)
         self.path, self._key = path, private
         public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-        self._lines, self._last = 0, GENESIS
-        if not path.exists() and head_path(path).exists():
-            raise UserError(f"'{path}' was removed: '{head_path(path)}' is the end of a log.")
-        if path.exists():
-            self._drop_torn_line()
-            for entry in verified(path, public):
-                self._lines, self._last = entry["line"], entry["hash"]
-        else:
+        self._lines, self._last, self._size = 0, GENESIS, 0
+        try:
+            self._open(public)
+        except OSError as problem:
+            raise UserError(f"'{path}' cannot be written ({problem.strerror}).") from None
+
+    def _open(self, public: bytes) -> None:
+        """Go on with a log that is whole, or begin one."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(self.path.parent, head_path(self.path).name)
+        if not self.path.exists() and not head_path(self.path).exists():
+            self._write_head()  # so that a log without a head is never an accident
+        _check_owner(self.path, public)
+        for entry in verified(self.path, public):
+            self._lines, self._last = entry["line"], entry["hash"]
+        self._size = len(_whole_lines(self.path))
+        if json.loads(head_path(self.path).read_bytes())["line"] < self._lines:
+            self._write_head()
+        if not self._lines:
             self.append({"kind": "opened", "public_key": public.decode()})
 
-    def _drop_torn_line(self) -> None:
-        """Remove the beginning of a line whose writer was killed."""
-        content = self.path.read_bytes()
-        if not content.endswith(b"\n"):
-            write_atomically(self.path, content[: content.rfind(b"\n") + 1])
-
     def append(self, event: Mapping[str, Any]) -> None:
-        """Add a line; it is on the disk before this returns."""
+        """Add a line; it is on the disk before this returns, or an OSError says why it is not."""
         entry = {"line": self._lines + 1, "time": now(), "previous": self._last, **event}
         line = json.dumps({**entry, "signature": self._signed(canonical(entry))}, sort_keys=True)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        before, text = (self._lines, self._last, self._size), line.encode() + b"\n"
+        try:
+            self._write_line(text)
+            self._lines, self._last = self._lines + 1, hashlib.sha256(text[:-1]).hexdigest()
+            self._size += len(text)
+            self._write_head()
+        except OSError:
+            self._lines, self._last, self._size = before
+            with suppress(OSError):  # else the next line replaces this one
+                os.truncate(self.path, self._size)
+            raise
+
+    def _write_line(self, text: bytes) -> None:
+        """Write a line behind those that count, in place of what was cut short there."""
         with self.path.open("ab") as file:
-            file.write(line.encode() + b"\n")
+            file.truncate(self._size)
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        self._lines, self._last = self._lines + 1, hashlib.sha256(line.encode()).hexdigest()
-        head = {"line": self._lines, "hash": self._last}
+
+    def _write_head(self) -> None:
+        head: dict[str, Any] = {"line": self._lines, "hash": self._last}
         head["signature"] = self._signed(canonical(head))
         write_atomically(head_path(self.path), json.dumps(head).encode())
 
@@ -127,10 +152,7 @@ def verified(path: Path, public_key: bytes | None = None) -> Iterator[dict[str, 
 
     Without a key the one in the first line counts, which whoever replaces the log replaces too.
     """
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as problem:
-        raise UserError(f"'{path}' cannot be read ({problem.strerror}).") from None
+    lines = _whole_lines(path).split(b"\n")[:-1]
     previous, key, number = GENESIS, public_key, 0
     hashes = {0: GENESIS}
     for number, line in enumerate(lines, start=1):
@@ -154,8 +176,34 @@ def verified(path: Path, public_key: bytes | None = None) -> Iterator[dict[str, 
     _check_head(path, key, hashes)
 
 
+def _whole_lines(path: Path) -> bytes:
+    """The content of a log without a last line that was cut short."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        if head_path(path).exists():
+            return b""  # which the head may be of
+        raise UserError(f"there is no log '{path}'.") from None
+    except OSError as problem:
+        raise UserError(f"'{path}' cannot be read ({problem.strerror}).") from None
+    return content[: content.rfind(b"\n") + 1]
+
+
+def _check_owner(path: Path, public_key: bytes) -> None:
+    """Refuse to go on with a log that names another key in its first line."""
+    try:
+        owner = json.loads(_whole_lines(path).partition(b"\n")[0])["public_key"].encode()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return  # whatever is wrong with it, `verified` says it
+    if owner != public_key:
+        raise UserError(
+            f"'{path}' was written with another key; to begin a new log with this one, move it and "
+            f"'{head_path(path)}' to another folder, and keep them with the old public key."
+        )
+
+
 def _check_head(path: Path, key: bytes | None, hashes: Mapping[int, str]) -> None:
-    """The head may be one line behind, if a writer was killed, and never ahead."""
+    """The head may be one line behind, where a write was cut short, and never ahead."""
     try:
         head = json.loads(head_path(path).read_bytes())
         signature = head.pop("signature")

@@ -237,7 +237,7 @@ class RemoteEngine(Engine):
             scores[client] = Scores(test, loss, valid, header["used"])
         return [scores.get(task.client, nothing) for task in tasks]
 
-    def report(self) -> dict[str, Any]:
+    def report(self, metadata: dict[str, Any]) -> dict[str, Any]:
         """Bytes sent and received, the slowest sites' seconds, and answers that were dropped."""
         transport = self.transport
         wire = {
@@ -245,12 +245,26 @@ class RemoteEngine(Engine):
             "received": transport.received,
             "site_seconds": self._site_seconds,
         }
-        report: dict[str, Any] = {"wire": wire}
+        report: dict[str, Any] = {"wire": wire, "metadata": metadata | self._spent(metadata)}
         if transport.dropped:
             report["troubles"] = dict(transport.dropped)
         transport.sent, transport.received, self._site_seconds = 0, 0, 0.0
         transport.dropped.clear()
         return report
+
+    def _spent(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """The epsilon of every client, where sites count their own.
+
+        Whatever the server has seen costs a site, also what came too late or stayed under masks;
+        the method's ledger has the aggregated uploads only, so the larger number counts.
+        """
+        if not self.setup.method.capabilities.sample_gradients:
+            return {}
+        spent = dict(metadata.get("epsilon", {}))
+        for site, epsilon in self.transport.spent.items():
+            client = str(self.registry.client_of(site))
+            spent[client] = max(spent.get(client, 0.0), epsilon)
+        return {"epsilon": spent} if spent else {}
 
 
 def _stopped(why: str) -> EngineFailure:

@@ -17,7 +17,8 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.files import write_atomically
 from fedhelix.deploy.schema import NAME
 
-KEY_IN_USE = "key-in-use"  # what the SuperLink says to a site whose key is connected already
+# What the SuperLink says to a site whose key is connected already, or was withdrawn.
+KEY_IN_USE, KEY_WITHDRAWN = "key-in-use", "key-withdrawn"
 DAYS = 825  # of validity: the longest that common software accepts
 ISSUER = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedhelix deployment")])
 SUBJECT = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedhelix server")])
@@ -47,6 +48,12 @@ def make_certificates(folder: Path, hosts: Iterable[str]) -> None:
     )
     write_atomically(folder / "server.key", secret, private=True)
     write_atomically(folder / "server.pem", leaf.sign(authority, hashes.SHA384()).public_bytes(pem))
+
+
+def last_day(folder: Path) -> datetime.date:
+    """The last day of the server's certificate."""
+    certificate = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
+    return certificate.not_valid_after_utc.date()
 
 
 def _check_certificate(folder: Path, names: Iterable[x509.GeneralName]) -> None:
@@ -104,13 +111,18 @@ def _key_usage(signs_certificates: bool) -> x509.KeyUsage:
 def make_site_key(folder: Path, site: str) -> Path:
     """Make a site's key pair (SITE.key, SITE.pub) and return the path of the private key.
 
-    Existing files are kept.
+    Existing files are kept, and a public key alone is refused: its private key is elsewhere.
     """
     if not NAME.fullmatch(site):
         raise UserError(
             f"'{site}' is no name for a site; use letters, digits, dots, dashes and underscores."
         )
     private, public = folder / f"{site}.key", folder / f"{site}.pub"
+    if public.exists() and not private.exists():
+        raise UserError(
+            f"'{public}' is there without {private.name}, which the site may have; delete it only "
+            "to replace its key pair."
+        )
     if not private.exists():
         folder.mkdir(parents=True, exist_ok=True)
         # A site signs every request, and P-384 would take five times as long as P-256.

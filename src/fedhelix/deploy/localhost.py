@@ -12,6 +12,7 @@ FOLDER/
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import signal
@@ -28,13 +29,15 @@ from typing import Any
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.core.files import remove_leftovers, write_atomically
 from fedhelix.deploy.control import Control
-from fedhelix.deploy.keys import make_certificates, make_site_key
+from fedhelix.deploy.keys import last_day, make_certificates, make_site_key
+from fedhelix.deploy.logs import say
 from fedhelix.deploy.remote_data import common_source
 from fedhelix.store.lock import Lock
 
 STATE_FILE = "deployment.json"
 HOSTS = ("127.0.0.1", "localhost", "0.0.0.0")  # that a SuperLink here can be reached at
 START_SECONDS, STOP_SECONDS = 120.0, 10.0  # that a process may take
+SOON = datetime.timedelta(days=60)  # before its end a certificate should be renewed
 RESTART_SECONDS = 1.0  # at least, between two starts of a process that dies at once
 
 
@@ -79,6 +82,9 @@ def become_superlink(folder: Path, host: str, port: int) -> None:
         raise UserError(
             f"'{folder / 'keys'}' holds no certificate; make one with `fedhelix deploy keys`."
         )
+    end = last_day(folder / "keys")
+    if end - datetime.date.today() < SOON:
+        say(f"the server's certificate is valid until {end}, and no site connects after", "warning")
     command = superlink_command(folder, host, port)
     os.execve(command[0], command, environment(folder))
 

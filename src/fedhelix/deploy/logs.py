@@ -30,9 +30,9 @@ def in_json() -> bool:
     return os.environ.get(VARIABLE) == "json"
 
 
-def say(line: str) -> None:
+def say(line: str, level: str = "info") -> None:
     """One line to stderr; stdout of a site's worker carries its answers."""
-    write(f"{line}.")
+    write(f"{line}.", level)
 
 
 def write(text: str, level: str = "info") -> None:

@@ -92,6 +92,14 @@ def read_answer(content: bytes, kind: str, max_bytes: int | None = None) -> Mess
     return message
 
 
+def method_name(header: Mapping[str, Any]) -> str | None:
+    """Which method a request is about, as far as it says so."""
+    try:
+        return str(json.loads(header["spec"])["method"]["name"])
+    except (KeyError, ValueError, TypeError):
+        return None
+
+
 def max_message_bytes(initial: State) -> int:
     """How large an answer may be, given the initial model."""
     return LARGEST * payload_bytes(initial) + HEADER_BYTES

@@ -98,6 +98,9 @@ def _are_hashes(value: Any) -> bool:
 
 
 REAL = HeaderField("a number", is_real)
+EPSILON = HeaderField(
+    "a finite number from 0", lambda value: is_real(value) and 0 <= value < math.inf
+)
 TIME = HeaderField("a number of seconds", lambda value: is_real(value) and value >= 0)
 FLAG = HeaderField("true or false", lambda value: isinstance(value, bool))
 SITE = text(NAME, "a name")
@@ -135,7 +138,8 @@ OWN_DATA: Schema = {
 }
 ANSWERS: Mapping[str, Schema] = {
     "describe": ANSWER | {"data": ANY_TEXT},
-    "train": ANSWER | {"samples": whole(1, COUNT), "loss": optional(REAL)},
+    "train": ANSWER
+    | {"samples": whole(1, COUNT), "loss": optional(REAL), "epsilon": optional(EPSILON)},
     "evaluate": ANSWER | SCORES,
     "evaluate_received": ANSWER | SCORES,
     "client_init": ANSWER,

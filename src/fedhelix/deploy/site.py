@@ -36,7 +36,7 @@ from fedhelix.deploy.remote_data import (
 )
 from fedhelix.deploy.schema import NAME, clipped
 from fedhelix.deploy.site_policy import SitePolicy, chain
-from fedhelix.deploy.site_state import SiteState, draws_once, latest_model
+from fedhelix.deploy.site_state import SiteState, disk_error, draws_once, latest_model
 from fedhelix.engines.local import (
     ClientTask,
     Setup,
@@ -107,10 +107,10 @@ class Site:
             fields, body = self._handlers[header["kind"]](message)
             self.policy.check_bytes(payload_bytes(body))
         except UserError as problem:
-            say(f"refused: {str(problem).rstrip('.')}")
+            say(f"refused: {str(problem).rstrip('.')}", "warning")
             fields, body = {"error": str(problem)}, {}
         except OSError as problem:
-            fields, body = {"error": f"the site's disk: {problem.strerror}"}, {}
+            fields, body = disk_error(problem), {}
         except Exception as problem:
             write_traceback()
             words = clipped(f"{type(problem).__name__}: {problem}")
@@ -122,8 +122,14 @@ class Site:
         said = {**repeated, **took, **fields}
         answer = messages.write(said, body)
         if self.log is not None:
-            asked = {"method": method_name(header), "asked": fingerprint(content)["sha256"]}
-            self.log.append({**said, **asked, "sent": shapes(body), **fingerprint(answer)})
+            asked = {
+                "method": messages.method_name(header),
+                "asked": fingerprint(content)["sha256"],
+            }
+            try:
+                self.log.append({**said, **asked, "sent": shapes(body), **fingerprint(answer)})
+            except OSError as problem:  # nothing else leaves without a line in the log
+                return messages.write({**repeated, **took, **disk_error(problem)})
         return answer
 
     @property
@@ -324,14 +330,6 @@ class Site:
         # The site knows nothing of the other clients.
         empty = Split(*[np.empty(0, dtype=np.int64)] * 3)
         return site_setup(spec, data, [empty] * client + [split])
-
-
-def method_name(header: Mapping[str, Any]) -> str | None:
-    """Which method a request is about, as far as it says so."""
-    try:
-        return str(json.loads(header["spec"])["method"]["name"])
-    except (KeyError, ValueError, TypeError):
-        return None
 
 
 def site_setup(spec: RunSpec, data: Dataset, splits: list[Split]) -> Setup:

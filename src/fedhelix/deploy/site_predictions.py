@@ -19,8 +19,13 @@ def predictions(site: Site, inputs: Path, outputs: bool = False) -> np.ndarray:
         x = np.load(inputs, allow_pickle=False)
     except FileNotFoundError:
         raise UserError(f"there is no file '{inputs}'.") from None
-    except (OSError, ValueError) as problem:
-        raise UserError(f"'{inputs}' cannot be read as an array: {problem}.") from None
+    except OSError as problem:
+        raise UserError(f"'{inputs}' cannot be read ({problem.strerror}).") from None
+    except (ValueError, EOFError):
+        raise UserError(
+            f"'{inputs}' is no FILE.npy with numbers; write one with numpy.save, for example of a "
+            "table that pandas has read from a CSV file: numpy.save('new.npy', table.to_numpy())."
+        ) from None
     if not isinstance(x, np.ndarray):
         raise UserError(f"'{inputs}' holds several arrays; give one FILE.npy with the samples.")
     setup, state = site.used_model()

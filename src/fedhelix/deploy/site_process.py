@@ -18,10 +18,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO
 
-from fedhelix.core.errors import EngineFailure
-from fedhelix.deploy.logs import format_all, say
+from fedhelix.core.errors import EngineFailure, UserError
+from fedhelix.deploy.logs import format_all, say, write
 
 LENGTH = struct.Struct(">Q")
+BAD_INPUT = 2  # exit code, as of all commands
 
 
 def write_frame(pipe: IO[bytes], content: bytes) -> None:
@@ -65,6 +66,8 @@ class SiteProcess:
             if answer is not None:
                 return answer
             code = process.wait()
+            if code == BAD_INPUT:  # it has said what; nothing can be answered until that is mended
+                raise SystemExit(BAD_INPUT)
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             say(f"the worker died ({how})")
         raise EngineFailure(f"the site's worker died twice over one request ({how})")
@@ -104,6 +107,7 @@ class SiteProcess:
 
 def main() -> None:
     """Answer requests until the node is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the node, which ends this process
     from fedhelix.deploy.audit_log import AuditLog  # the node does not need these
     from fedhelix.deploy.code import SiteCode
     from fedhelix.deploy.site import Site
@@ -116,7 +120,6 @@ def main() -> None:
     parser.add_argument("--code", action="append", default=[])
     arguments = parser.parse_args()
     format_all()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the node, which ends this process
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # printed text must not end up between two answers
     code = SiteCode(arguments.code)  # first: the policy may name its methods
@@ -144,4 +147,8 @@ def listen(requests: IO[bytes], inbox: SimpleQueue[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as problem:
+        write(str(problem), "error")
+        sys.exit(BAD_INPUT)

@@ -14,6 +14,7 @@ from fedhelix.core.files import remove_leftovers, write_atomically
 from fedhelix.core.method import Method
 from fedhelix.core.shift import load_shifted
 from fedhelix.core.tree import State, Tree, load, save
+from fedhelix.deploy.logs import say
 from fedhelix.engines.local import Setup
 
 MODEL = "model.safetensors"  # a client's own model at the end of a run
@@ -123,6 +124,13 @@ def draws_once(method: Method) -> bool:
     what a client keeps, or have a round computed anew.
     """
     return method.capabilities.outermost or method.capabilities.sample_gradients
+
+
+def disk_error(problem: OSError) -> dict[str, Any]:
+    """What a site says when it cannot write: to its owner, and to the server."""
+    words = f"the site's disk: {problem.strerror}"
+    say(words, "error")
+    return {"error": words}
 
 
 def latest_model(folder: Path, name: str) -> Path:

@@ -4,8 +4,9 @@ Sites, commands and server apps share one port, and whoever reaches the Control 
 code. `LoopbackOnly` therefore limits other machines to `/v1/fleet/`, where Flower checks keys.
 `LongPoll` spares sites from polling. `Scoped` skips Flower's middlewares for requests they would
 only pass on. `Probes` tells container runtimes whether it is up. `activate_node` says why a site is
-turned away. The SuperExec is started from `superexec.py`. All of them rely on details of Flower
-1.41; tests/deploy/test_flower.py checks them.
+turned away, and to `deactivate_node` it is no error that a site is away already. The SuperExec is
+started from `superexec.py`. All of them rely on details of Flower 1.41; tests/deploy/test_flower.py
+checks them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from functools import partial
 from typing import Any
 
 import uvicorn
+from flwr.proto.fleet_pb2 import DeactivateNodeResponse
+from flwr.supercore.constant import NodeStatus
 from flwr.supercore.error import FlowerError
 from flwr.supercore.routers.runtime.tracing import RuntimeTracingMiddleware
 from flwr.superlink import main as superlink
@@ -31,7 +34,7 @@ from flwr.superlink.servicer.fleet import fleet_handlers
 from starlette.middleware import Middleware
 
 from fedhelix.deploy.health import probe
-from fedhelix.deploy.keys import KEY_IN_USE
+from fedhelix.deploy.keys import KEY_IN_USE, KEY_WITHDRAWN
 from fedhelix.deploy.logs import format_all
 
 STOP_SECONDS = 3  # for requests that are being answered when the server stops
@@ -52,7 +55,7 @@ SCOPES: dict[Any, str] = {
     FleetEventLogMiddleware: FLEET,
 }
 
-_activate_node = fleet_handlers.activate_node
+_activate_node, _deactivate_node = fleet_handlers.activate_node, fleet_handlers.deactivate_node
 command_line: Any = sys.modules["flwr.superlink.cli.flower_superlink"]
 _superexec_command = command_line._get_superexec_command
 
@@ -181,7 +184,7 @@ def add_middlewares(app: Any) -> None:
 
 
 def activate_node(request: Any, state: Any) -> Any:
-    """Connect a site as Flower does; one with a registered key is told that the key is in use.
+    """Connect a site as Flower does; one whose key is in use or was withdrawn is told so.
 
     Flower gives all sites that it turns away the same answer. Requests are signed with the key
     that they name, so nobody else learns of it.
@@ -189,9 +192,21 @@ def activate_node(request: Any, state: Any) -> Any:
     try:
         return _activate_node(request=request, state=state)
     except FlowerError as problem:
-        if state.get_node_id_by_public_key(request.public_key) is None:
+        withdrawn = state.get_node_info(statuses=[NodeStatus.UNREGISTERED])
+        if state.get_node_id_by_public_key(request.public_key) is not None:
+            why = KEY_IN_USE
+        elif any(node.public_key == request.public_key for node in withdrawn):
+            why = KEY_WITHDRAWN
+        else:
             raise
-        raise FlowerError(problem.code, problem.message, KEY_IN_USE) from problem
+        raise FlowerError(problem.code, problem.message, why) from problem
+
+
+def deactivate_node(request: Any, state: Any) -> Any:
+    """Disconnect a site as Flower does; that it is not connected is no error."""
+    with suppress(FlowerError):
+        return _deactivate_node(request=request, state=state)
+    return DeactivateNodeResponse()
 
 
 def superexec_command(*args: Any, **more: Any) -> list[str]:
@@ -215,6 +230,7 @@ def main() -> None:
 
     superlink.create_app, logging.config.dictConfig = create, configured
     fleet_handlers.activate_node = activate_node
+    fleet_handlers.deactivate_node = deactivate_node
     command_line._get_superexec_command = superexec_command
     # A connection that was just being made would keep a stopped server waiting for ever.
     uvicorn.run = partial(uvicorn.run, timeout_graceful_shutdown=STOP_SECONDS)

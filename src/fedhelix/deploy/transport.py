@@ -69,6 +69,7 @@ class Transport:
     sent: int = 0  # bytes since the last report
     received: int = 0
     dropped: dict[str, str] = field(default_factory=dict)  # whose answer was dropped, and why
+    spent: dict[str, float] = field(default_factory=dict)  # epsilon, as sites count their own
     left_out: dict[int, str] = field(default_factory=dict)  # nodes that are no sites of the run
     # What is wrong with the description of a site that comes later, if anything.
     unfit: Callable[[SiteDescription], str | None] = lambda description: None
@@ -304,6 +305,8 @@ class Transport:
             messages.expect(answer.header, **{key: request.header[key] for key in repeated})
             if request.site:
                 messages.expect(answer.header, site=request.site)
+                if (spent := answer.header.get("epsilon")) is not None:
+                    self.spent[request.site] = max(spent, self.spent.get(request.site, 0.0))
         except UserError as problem:
             return f"sent an answer that {problem}"
         except Exception as problem:

@@ -63,9 +63,9 @@ class Engine(ABC):
     def run_clients(self, tasks: Sequence[ClientTask]) -> list[ClientResult]:
         """The results of the tasks, in order; missing clients are left out."""
 
-    def report(self) -> dict[str, Any]:
-        """Further entries for the record of the round."""
-        return {}
+    def report(self, metadata: dict[str, Any]) -> dict[str, Any]:
+        """Further entries for the record of the round, with what the method wants recorded."""
+        return {"metadata": metadata}
 
     def client_init(self, tasks: Sequence[ClientTask]) -> dict[int, Tree]:
         """What the clients send before round 0."""

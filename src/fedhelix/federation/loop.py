@@ -108,7 +108,7 @@ def run_round(
     }
     if evaluated or t + 1 == rounds:
         record |= evaluate(fed, state, ctx)
-    record |= fed.engine.report() | {"metadata": recorded(fed.method, ctx)}
+    record |= fed.engine.report(recorded(fed.method, ctx))
     record["seconds"] = time.perf_counter() - began
     return record, state
 

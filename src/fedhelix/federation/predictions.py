@@ -48,12 +48,14 @@ def outputs_for(module: nn.Module, data: Dataset, x: Any) -> Tensor:
     prepared = each(lambda part: part.to(device), prepared_inputs(data, x))
     args, keywords = arguments(prepared)
     count = len(next(iter((*args, *keywords.values()))))
+    if count == 0:  # the shape of an output is that of any sample's
+        prepared = each(lambda part: part.new_zeros(1, *part.shape[1:]), prepared)
     parts = []
-    for at in range(0, count, AT_ONCE):
+    for at in range(0, max(count, 1), AT_ONCE):
         rows = each(lambda part, at=at: part[at : at + AT_ONCE], prepared)  # type: ignore[misc]
         args, keywords = arguments(rows)
         parts.append(output_of(module(*args, **keywords)).float())
-    return torch.cat(parts).cpu()
+    return torch.cat(parts)[:count].cpu()
 
 
 def prepared_inputs(data: Dataset, x: Any) -> Inputs:

@@ -138,7 +138,14 @@ def _losses(
 
 
 def figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Advantages as bars, with the bounds of their epsilons."""
+    """Write advantages as bars, with the bounds of their epsilons."""
+    content = io.BytesIO()
+    drawn(rows).savefig(content, format="png", dpi=150)
+    write_atomically(path, content.getvalue())
+
+
+def drawn(rows: Sequence[dict[str, Any]]) -> Figure:
+    """The figure; its legend stands outside, since its mark could be taken for a bound."""
     drawing = Figure(figsize=(6.5, 0.5 * len(rows) + 1.2), layout="constrained")
     axis = drawing.subplots()
     places = range(len(rows))
@@ -149,11 +156,9 @@ def figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
             [limit for _, limit in limits], [place for place, _ in limits], "k|", markersize=16,
             label="bound of epsilon",
         )  # fmt: skip
-        axis.legend(frameon=False)
+        drawing.legend(loc="outside upper right", frameon=False)
     axis.set_yticks(places, [row["method"] for row in rows])
     axis.invert_yaxis()
     axis.set_xlim(min(0, *(row["advantage"] for row in rows)), 1.02)
     axis.set_xlabel("advantage of the attacker (true minus false positive rate)")
-    content = io.BytesIO()
-    drawing.savefig(content, format="png", dpi=150)
-    write_atomically(path, content.getvalue())
+    return drawing
