@@ -132,4 +132,4 @@ def test_objects_that_are_numbers_are_taken_and_other_containers_refused():
         with pytest.raises(UserError, match=r"must be an array, not csr_.*toarray\(\) makes one"):
             from_arrays(x, y)
     with pytest.raises(UserError, match="x of 'data' has a missing value in sample 1"):
-        from_arrays(np.where(X == X[1, 2], None, X), Y)
+        from_arrays(np.where(X[1, 2] == X, None, X), Y)

@@ -95,10 +95,10 @@ def prepared_inputs(data: Dataset, x: Any) -> Inputs:
     if fields is not None:
         return _prepared_parts(fields, samples)
     if isinstance(samples, Parts) or tuple(samples.shape[1:]) != data.shape:
-        parts = isinstance(samples, Parts)
-        kind = f"parts {Fields.of(samples)}" if parts else f"shape {tuple(samples.shape)}"
+        parts = f"parts {Fields.of(samples)}" if isinstance(samples, Parts) else None
+        shape = None if isinstance(samples, Parts) else f"shape {tuple(samples.shape)}"
         raise UserError(
-            f"x has the {kind}, but a sample of '{data.name}' has the shape {data.shape}; give N "
+            f"x has the {parts or shape}, but a sample of '{data.name}' has the shape {data.shape}; give N "
             "of them."
         )
     samples = pixels(samples) if data.x.dtype == torch.uint8 else _typed(samples, data.x.dtype)
