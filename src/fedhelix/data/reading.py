@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +20,7 @@ from fedhelix.data.fields import Parts, is_ragged, padded
 Samples = Tensor | Parts
 Pair = tuple[Samples, Tensor]
 NO_TEXT = ("", "nan", "NaN")  # what empty cells and NaN among texts become in a text array
+MOST = 0.9  # of all rows: those of another length are likely mistakes
 MASK = "attention_mask"  # what Hugging Face's networks call it
 
 
@@ -123,6 +126,7 @@ def read_parts(parts: Mapping[str, Any], named: bool, where: str) -> Parts:
         inside = f"'{name}' of {where}" if named or len(parts) > 1 else where
         if is_ragged(part):
             check_shapes(part, inside, lengths_differ=True)
+            _note_odd_length(part, inside)
             tensors[name], mask = padded([as_tensor(one, inside) for one in part], inside)
         else:
             tensors[name] = as_inputs(as_tensor(part, inside))
@@ -145,6 +149,20 @@ def _check_lengths(parts: Mapping[str, Tensor], where: str) -> None:
         raise UserError(
             f"the parts of {where} have different numbers of samples ({listed}); give each of them "
             "one entry per sample."
+        )
+
+
+def _note_odd_length(rows: Sequence[Any], where: str) -> None:
+    """Say which row of numbers is longer or shorter than most, as a mistake in a table would be."""
+    lengths = [len(row) for row in rows]
+    usual, count = Counter(lengths).most_common(1)[0]
+    floats = np.ndim(rows[0]) == 1 and np.asarray(rows[0]).dtype.kind == "f"
+    if floats and count > MOST * len(lengths):
+        odd = next(number for number, length in enumerate(lengths) if length != usual)
+        warnings.warn(
+            f"sample {odd} of {where} has {lengths[odd]} values, and most have {usual}; sequences "
+            "of different lengths are padded and come with a mask.",
+            stacklevel=6,
         )
 
 
