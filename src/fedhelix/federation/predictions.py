@@ -98,8 +98,8 @@ def prepared_inputs(data: Dataset, x: Any) -> Inputs:
         parts = f"parts {Fields.of(samples)}" if isinstance(samples, Parts) else None
         shape = None if isinstance(samples, Parts) else f"shape {tuple(samples.shape)}"
         raise UserError(
-            f"x has the {parts or shape}, but a sample of '{data.name}' has the shape {data.shape}; give N "
-            "of them."
+            f"x has the {parts or shape}, but a sample of '{data.name}' has the shape "
+            f"{data.shape}; give N of them."
         )
     samples = pixels(samples) if data.x.dtype == torch.uint8 else _typed(samples, data.x.dtype)
     prepared: Inputs = data.prepare(samples)
