@@ -16,7 +16,7 @@ from fedhelix.deploy.dry_run import asked_run
 from fedhelix.deploy.keys import KEY_IN_USE, KEY_WITHDRAWN
 from fedhelix.deploy.schema import REQUEST, check
 from fedhelix.deploy.site import Site
-from fedhelix.deploy.site_predictions import predictions
+from fedhelix.deploy.site_predictions import predictions, trained_site
 from fedhelix.deploy.site_state import latest_model
 from fedhelix.runs.spec import make_spec
 from in_process import EXPERIMENT, InProcessDeployment
@@ -118,6 +118,20 @@ def test_predictions_are_the_methods_own(tmp_path, folders):
     module.load_state_dict(safetensors.torch.load_file(latest_model(site.folder, "site-0")))
     outputs = predictions(site, tmp_path / "test.npy", outputs=True)
     assert not np.allclose(outputs, module(x).detach().numpy(), atol=0.1)
+
+
+def test_sites_that_share_a_file_predict_its_text_labels(tmp_path):
+    """As after `fedhelix up --data FILE.npz`."""
+    y, file = np.arange(60) % 2, str(tmp_path / "all.npz")
+    x = np.random.default_rng(0).normal(size=(60, 5)) + 4 * np.eye(5)[y]
+    np.savez(file, x=x, y=np.array(["well", "ill"])[y])
+    with pytest.raises(UserError, match="has no model"):
+        trained_site("site-0", file, tmp_path / "kept")
+    spec = make_spec("fedavg", {**SMALL, "data": file, "partition": "iid", "lr": 0.5})
+    InProcessDeployment(tmp_path, 2, file, common=True).fit(spec, out=tmp_path / "run")
+    np.save(tmp_path / "new.npy", 4 * np.eye(5)[[1, 0]])
+    site = trained_site("site-0", file, tmp_path / "kept")
+    assert predictions(site, tmp_path / "new.npy").tolist() == ["ill", "well"]
 
 
 def request(file, **changes):

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from fedhelix import Federation, UserError, from_arrays
 from helpers import small
 
 METHODS = [
@@ -22,7 +24,7 @@ def test_a_program_predicts_as_the_method_does_for_any_number_of_samples(method,
     run.export(tmp_path, "torch", client=1)
     program = torch.export.load(tmp_path / "model.pt2").module()
     data = run.federation.data
-    for count in (1, 5):
+    for count in (1, 5, 30):
         x = data.prepare(data.x_test[:count])
         assert torch.allclose(program(x), run.personal_model(1)(x), atol=1e-5)
 
@@ -39,3 +41,49 @@ def test_onnx_predicts_as_the_method_does(method, network, tmp_path):
     x = data.prepare(data.x_test[:5])
     (found,) = session.run(None, {session.input_names[0]: x.numpy()})
     assert np.allclose(found, run.personal_model(1)(x).detach().numpy(), atol=1e-5)
+
+
+class Reader(nn.Module):
+    """The mean of embedded tokens, as far as the mask says."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(20, 4), nn.Linear(4, 2)
+
+    def forward(self, words, seen):
+        return self.head((self.embedding(words) * seen[..., None]).sum(1))
+
+
+class Choosy(Reader):
+    """What it does depends on values, which no program can follow."""
+
+    def forward(self, words, seen):
+        return super().forward(words, seen) * (2 if words.sum() > 50 else 1)
+
+
+def trained(network):
+    draw = np.random.default_rng(0)
+    x = [draw.integers(0, 20, length) for length in draw.integers(2, 9, 40)]
+    data = from_arrays(x, np.arange(40) % 2)
+    return Federation(data, "iid", clients=2, model=network, kernels="onednn").fit(1, quiet=True)
+
+
+def test_a_program_takes_sequences_of_any_length(tmp_path):
+    run = trained(Reader)
+    run.export(tmp_path, "torch")
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    for width in (3, 12):
+        words = torch.arange(width).expand(5, -1)
+        found = program(words, torch.ones_like(words, dtype=torch.bool))
+        assert np.allclose(found.detach(), run.predict(words, raw=True), atol=1e-5)
+    card = (tmp_path / "README.md").read_text()
+    assert "words 8 int64, seen 8 bool; sequences are padded at the end, and seen is 1" in card
+
+
+def test_what_cannot_be_exported_is_refused(tmp_path):
+    run = trained(Choosy)
+    with pytest.raises(UserError, match="PyTorch cannot make a program of this network"):
+        run.export(tmp_path, "torch")
+    with pytest.raises(UserError, match="formats is empty; give some of safetensors, torch, onnx"):
+        run.export(tmp_path, [])
+    assert not list(tmp_path.iterdir())

@@ -1,12 +1,14 @@
 """Hugging Face as it is: data sets, transformers and peft, without any download."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from fedhelix import Federation, partition
+from fedhelix import Federation, from_arrays, partition
 from fedhelix.core.tree import flatten, payload_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -118,3 +120,27 @@ def test_tokenized_text_trains_a_network_that_from_pretrained_loads(tmp_path):
         with torch.no_grad():
             again = kind.from_pretrained(tmp_path)(**batch).logits
             assert torch.allclose(again, model.eval()(**batch).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("task", ["classes", "next token"])
+def test_a_program_of_a_transformer_needs_no_transformers(task, tmp_path):
+    tokens = np.random.default_rng(0).integers(1, WORDS, (20, 8))
+    y = tokens if task == "next token" else tokens[:, 0] % CLASSES
+    model = face.transformers.BertForSequenceClassification(configuration())
+    if task == "next token":
+        sizes = {"vocab_size": WORDS, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16}
+        model = face.transformers.GPT2LMHeadModel(face.transformers.GPT2Config(**sizes))
+    data = from_arrays({"input_ids": tokens}, y)
+    run = Federation(data, "iid", clients=2, model=model, kernels="onednn").fit(1, quiet=True)
+    run.export(tmp_path, "torch")
+    program = (
+        "import sys, numpy as np, torch\n"
+        "tokens = torch.from_numpy(np.load('tokens.npy'))\n"
+        "program = torch.export.load('model.pt2').module()\n"
+        "np.save('outputs.npy', program(input_ids=tokens).detach().numpy())\n"
+        "assert 'transformers' not in sys.modules\n"
+    )
+    np.save(tmp_path / "tokens.npy", tokens)
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+    expected = run.predict({"input_ids": tokens}, raw=True)
+    assert np.allclose(np.load(tmp_path / "outputs.npy"), expected, atol=1e-5)

@@ -69,10 +69,9 @@ def site_predict(
     import numpy as np
 
     from fedhelix.deploy.code import SiteCode
-    from fedhelix.deploy.site import Site
-    from fedhelix.deploy.site_predictions import predictions
+    from fedhelix.deploy.site_predictions import predictions, trained_site
 
-    here = Site(name, data, folder, data_dir, code=SiteCode(code or []))
+    here = trained_site(name, data, folder, data_dir, code=SiteCode(code or []))
     content = io.BytesIO()
     np.save(content, predictions(here, inputs, outputs))
     write_atomically(out, content.getvalue())

@@ -16,8 +16,8 @@ from fedhelix.core.metrics import IGNORED
 from fedhelix.core.options import checks_arguments
 from fedhelix.core.seeds import numpy_draw
 from fedhelix.data.checks import check_columns, describe
-from fedhelix.data.columns import feature_names, pair_of
-from fedhelix.data.datasets import Dataset
+from fedhelix.data.columns import feature_names, in_order_of, pair_of
+from fedhelix.data.datasets import Dataset, channel_values
 from fedhelix.data.fields import Fields, Parts, cat_padded, joined
 from fedhelix.data.readers import NPZ_ERRORS
 from fedhelix.data.reading import Pair, Samples, coded, read_pair
@@ -38,8 +38,8 @@ def from_arrays(
     classes: Classes = "auto",
     name: str = "data",
     *,
-    mean: tuple[float, ...] | None = None,
-    std: tuple[float, ...] | None = None,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
     owners: Any = None,
     seed: int = 0,
 ) -> Dataset:
@@ -94,8 +94,8 @@ def assembled(
     train: Pair,
     test: Pair,
     classes: Classes,
-    mean: tuple[float, ...] | None,
-    std: tuple[float, ...] | None,
+    mean: float | Sequence[float] | None,
+    std: float | Sequence[float] | None,
     **more: Any,
 ) -> Dataset:
     """A data set of samples that were read: parts are packed, targets get their type."""
@@ -111,7 +111,8 @@ def assembled(
         both = joined([x, x_test])
         fields, size = Fields.of(both), len(x)
         x, x_test = fields.pack(both[:size]), fields.pack(both[size:])
-    return Dataset(name, x, y, x_test, y_test, count, mean, std, fields=fields, **more)
+    scale = channel_values("mean", mean), channel_values("std", std)
+    return Dataset(name, x, y, x_test, y_test, count, *scale, fields=fields, **more)
 
 
 @checks_arguments
@@ -151,16 +152,17 @@ def from_clients(
     classes: Classes = "auto",
     name: str = "data",
     *,
-    mean: tuple[float, ...] | None = None,
-    std: tuple[float, ...] | None = None,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
     seed: int = 0,
 ) -> Dataset:
     """A data set from data that already belong to clients; the `natural` partition keeps them so.
 
     `clients` has for each client a pair (x, y), a table, or a map-style torch Dataset of samples
     (x, y); they are read as in `from_arrays`. A dictionary also gives the clients names. `test` is
-    one such part for a common test pool, or a list with one for each client; None holds out 20 % of
-    every client's samples as its test part (a client with a single sample keeps it for training).
+    one such part for a common test pool, or a list or dictionary with one for each client; None
+    holds out 20 % of every client's samples as its test part (a client with a single sample keeps
+    it for training).
     """
     names = list(clients) if isinstance(clients, Mapping) else range(len(clients))
     called = [f"client {one} of '{name}'" for one in names]
@@ -168,6 +170,7 @@ def from_clients(
     raw = [pair_of(part, whose) for part, whose in zip(parts, called, strict=True)]
     if not raw:
         raise UserError(f"'{name}' has no clients; give at least one pair (x, y).")
+    test = in_order_of(names, test, name)
     raw_tests = raw_test_parts(test, len(raw), name)
     tested = [f"test part {index} of '{name}'" for index in range(len(raw_tests) or len(raw))]
     everybody = [*zip(called, raw, strict=True), *zip(tested, raw_tests, strict=False)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,19 @@ def pair_of(part: Any, where: str) -> tuple[Any, Any]:
 
         x = DataFrame(x, columns=inputs)  # keeps the names
     return x, column_of(part, target)
+
+
+def in_order_of(clients: Iterable[Any], test: Any, name: str) -> Any:
+    """A dictionary with the test part of each client as a list; anything else as it is."""
+    names = list(clients)
+    if not isinstance(test, Mapping):
+        return test
+    if set(test) != set(names):
+        raise UserError(
+            f"test of '{name}' has parts for {', '.join(map(str, test))}, but the clients are "
+            f"{', '.join(map(str, names))}; give one for each."
+        )
+    return [test[client] for client in names]
 
 
 def feature_names(x: Any) -> tuple[str, ...] | None:
@@ -97,6 +110,8 @@ def names_of(table: Any) -> list[str]:
 
 def column_of(table: Any, name: str) -> Any:
     """One column as an array, or as a list of sequences of different lengths."""
+    if hasattr(table[name], "columns"):
+        raise UserError(f"two columns are called '{name}'; give every column a name of its own.")
     values = list(table[name])
     return values if is_ragged(values) else stacked(values)
 

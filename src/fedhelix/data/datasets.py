@@ -314,3 +314,16 @@ class Dataset:
                 f"{field} of '{self.name}' is {values}; {field} must be finite and std above zero."
             )
         return tensor.view(-1, *[1] * (self.x.dim() - 2))
+
+
+def channel_values(field: str, values: Any) -> tuple[float, ...] | None:
+    """One number for each channel, or a single one for all."""
+    if values is None:
+        return None
+    try:
+        channels: tuple[float, ...] = tuple(np.asarray(values, dtype=float).ravel().tolist())
+    except (TypeError, ValueError):
+        raise UserError(
+            f"{field} must be a number, or one for each channel, not {values!r}."
+        ) from None
+    return channels

@@ -170,7 +170,7 @@ def joined(samples: Sequence[Tensor | Parts]) -> Parts:
     parts = [Parts({"0": part}, False) if isinstance(part, Tensor) else part for part in samples]
     most = max(parts, key=lambda part: len(part.tensors))
     names, named = list(most.tensors), most.named
-    parts = [with_mask(part, names) for part in parts]
+    parts = [aligned(part, Fields.of(most)) for part in parts]
     for other in parts:
         if list(other.tensors) != names or other.named != named:
             raise UserError(
@@ -187,13 +187,16 @@ def _names(part: Parts) -> str:
     return ", ".join(part.tensors) if part.named else f"{len(part.tensors)} without a name"
 
 
-def with_mask(part: Parts, names: list[str]) -> Parts:
-    """The samples with a mask that is true everywhere, where that is all they lack."""
-    first = next(iter(part.tensors.values()))
-    if [*part.tensors, names[-1]] != names or first.dim() < 2:
-        return part
-    mask = torch.ones(first.shape[:2], dtype=torch.bool)
-    return Parts({**part.tensors, names[-1]: mask}, part.named)
+def aligned(part: Parts, fields: Fields) -> Parts:
+    """The samples with their parts in this order, and with a mask that is true everywhere, where
+    that is all they lack.
+    """
+    known = {name: part.tensors[name] for name in fields.names if name in part.tensors}
+    tensors, first = known | part.tensors, next(iter(part.tensors.values()))
+    last = len(fields.names) - 1
+    if fields.mask == last and tuple(tensors) == fields.names[:last] and first.dim() > 1:
+        tensors[fields.names[last]] = torch.ones(first.shape[:2], dtype=fields.dtypes[last])
+    return Parts(tensors, part.named)
 
 
 def cat_padded(tensors: Sequence[Tensor], fill: int = 0) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +20,7 @@ from fedhelix.data.fields import Parts, is_ragged, padded
 Samples = Tensor | Parts
 Pair = tuple[Samples, Tensor]
 NO_TEXT = ("", "nan", "NaN")  # what empty cells and NaN among texts become in a text array
+MOST = 0.9  # of all rows: those of another length are likely mistakes
 MASK = "attention_mask"  # what Hugging Face's networks call it
 
 
@@ -82,19 +85,16 @@ def stacked(values: Sequence[Any]) -> Any:
     if lacks_text(values):
         return np.array(values, dtype=object)
     arrays = [np.asarray(value) for value in values]
-    return np.stack(arrays) if len({array.shape for array in arrays}) == 1 else list(arrays)
+    same = len({array.shape for array in arrays}) == 1
+    return np.stack(arrays) if same else arrays or np.empty(0)
 
 
 def read_pair(x: Any, y: Any, where: str) -> Pair:
     """Inputs and raw targets as tensors of equal length."""
     inputs, targets = read_inputs(x, f"x of {where}"), read_targets(y, f"y of {where}")
-    sizes = {len(part) for part in inputs.tensors.values()} if isinstance(inputs, Parts) else set()
-    if targets.dim() == 0 or (isinstance(inputs, Tensor) and inputs.dim() == 0):
-        sizes = {-1}
-    elif not sizes:
-        sizes = {len(inputs)}
-    if sizes != ({len(targets)} if targets.dim() else set()):
-        shape = tuple(inputs.shape) if isinstance(inputs, Tensor) else f"{sorted(sizes)} samples"
+    single = targets.dim() == 0 or (isinstance(inputs, Tensor) and inputs.dim() == 0)
+    if single or len(inputs) != len(targets):
+        shape = tuple(inputs.shape) if isinstance(inputs, Tensor) else f"{len(inputs)} samples"
         raise UserError(
             f"x and y of {where} must have one entry per sample, but their shapes are "
             f"{shape} and {tuple(targets.shape)}."
@@ -126,15 +126,44 @@ def read_parts(parts: Mapping[str, Any], named: bool, where: str) -> Parts:
         inside = f"'{name}' of {where}" if named or len(parts) > 1 else where
         if is_ragged(part):
             check_shapes(part, inside, lengths_differ=True)
+            _note_odd_length(part, inside)
             tensors[name], mask = padded([as_tensor(one, inside) for one in part], inside)
         else:
             tensors[name] = as_inputs(as_tensor(part, inside))
         values = tensors[name]
         if values.is_floating_point() and not bool(values.isfinite().all()):
             raise UserError(f"{inside} has values that are not finite.")
+    _check_lengths(tensors, where)
     if mask is not None and not any("mask" in name for name in tensors):
         tensors[MASK if named else str(len(tensors))] = mask
     return Parts(tensors, named)
+
+
+def _check_lengths(parts: Mapping[str, Tensor], where: str) -> None:
+    """Refuse parts that do not have one entry for each sample."""
+    if not parts:
+        raise UserError(f"{where} has no parts; give an array for each argument of the network.")
+    sizes = {name: len(part) if part.dim() else None for name, part in parts.items()}
+    if len(set(sizes.values())) > 1 or None in sizes.values():
+        listed = ", ".join(f"'{name}' {size or 'none'}" for name, size in sizes.items())
+        raise UserError(
+            f"the parts of {where} have different numbers of samples ({listed}); give each of them "
+            "one entry per sample."
+        )
+
+
+def _note_odd_length(rows: Sequence[Any], where: str) -> None:
+    """Say which row of numbers is longer or shorter than most, as a mistake in a table would be."""
+    lengths = [len(row) for row in rows]
+    usual, count = Counter(lengths).most_common(1)[0]
+    floats = np.ndim(rows[0]) == 1 and np.asarray(rows[0]).dtype.kind == "f"
+    if floats and count > MOST * len(lengths):
+        odd = next(number for number, length in enumerate(lengths) if length != usual)
+        warnings.warn(
+            f"sample {odd} of {where} has {lengths[odd]} values, and most have {usual}; sequences "
+            "of different lengths are padded and come with a mask.",
+            stacklevel=6,
+        )
 
 
 def read_targets(y: Any, where: str) -> Tensor:
@@ -197,7 +226,7 @@ def lacks_text(values: Any) -> bool:
 
 def first_missing(array: np.ndarray) -> int | None:
     """The first sample without a value, of those that can lack one without being no number."""
-    if array.dtype.kind not in ("O", "T", "U", "S") or not array.size:
+    if array.dtype.kind not in ("O", "T", "U", "S") or not array.size or not array.ndim:
         return None
     if array.dtype.kind in "US":
         lacking = np.isin(array, np.array(NO_TEXT, dtype=array.dtype.kind))
@@ -250,6 +279,12 @@ def check_shapes(samples: Any, where: str, lengths_differ: bool = False) -> None
             )
 
 
+def _plain(objects: np.ndarray) -> np.ndarray:
+    """Python objects that are all numbers as an array of numbers; others as they are."""
+    numbers = all(isinstance(value, int | float | np.number | np.bool_) for value in objects.flat)
+    return np.array(objects.tolist()) if numbers and first_missing(objects) is None else objects
+
+
 def as_tensor(values: Any, where: str) -> Tensor:
     """Numbers as uint8, bool, int64 or float32; arrays of such a type are not copied."""
     if not isinstance(values, Tensor):
@@ -258,6 +293,11 @@ def as_tensor(values: Any, where: str) -> Tensor:
         except ValueError as problem:
             check_shapes(values, where)
             raise UserError(f"{where} is no array: {str(problem).rstrip('.')}.") from None
+        if array.dtype == object and array.ndim == 0:
+            how = "; its toarray() makes one" if hasattr(values, "toarray") else ""
+            raise UserError(f"{where} must be an array, not {type(values).__name__}{how}.")
+        if array.dtype == object:  # numbers of several types, such as floats and bools
+            array = _plain(array)
         if array.dtype.kind not in "biuf":
             if not is_text(array) and (missing := first_missing(array)) is not None:
                 raise UserError(

@@ -33,6 +33,11 @@ def scaled(data: Dataset, standardize: bool) -> Dataset:
     if not standardize:
         _warn_if_large(data)
         return data
+    if data.fields is not None:
+        raise UserError(
+            f"standardize scales samples of one part, and those of '{data.name}' have several; "
+            "scale these beforehand."
+        )
     if data.x.dtype == torch.int64:
         raise UserError(f"standardize scales numbers, but the inputs of '{data.name}' are tokens.")
     if data.mean is not None:

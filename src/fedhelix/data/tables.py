@@ -46,6 +46,9 @@ def from_table(
     for column in (*chosen, *targets, *([owner] if owner else [])):
         if column not in columns:
             raise unknown(f"column of {where}", column, columns)
+    for column in (*chosen, *targets) if test is not None else ():
+        if column not in names_of(test):
+            raise unknown(f"column of the test part of {where}", column, names_of(test))
     x, y = read_inputs_of(table, chosen, where), _targets(table, targets)
     owners = None if owner is None else _owners(table, owner, where)
     x_test = None if test is None else read_inputs_of(test, chosen, where)

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.tree import to_device
+from fedhelix.deploy.code import SiteCode
+from fedhelix.deploy.remote_data import OWN
 from fedhelix.deploy.site import Site
+from fedhelix.deploy.site_state import SiteState, latest_model
 from fedhelix.engines.local import UsedModel
 from fedhelix.federation.predictions import decided, outputs_for
+
+
+def trained_site(
+    name: str, data: str, folder: Path, data_dir: str | None = None, code: SiteCode | None = None
+) -> Site:
+    """A site as in its latest complete run: FILE.npz holds its own samples, or those of which the
+    sites of `fedhelix up` each take a part.
+    """
+    header, _ = SiteState(latest_model(folder, name).parent).used()
+    common = json.loads(header["spec"]).get("data") != OWN
+    return Site(name, data, folder, data_dir, common, code=code)
 
 
 def predictions(site: Site, inputs: Path, outputs: bool = False) -> np.ndarray:

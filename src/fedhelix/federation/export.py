@@ -5,16 +5,19 @@ from __future__ import annotations
 import inspect
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
+from torch.export import Dim
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.files import write_atomically
-from fedhelix.core.parts import arguments
+from fedhelix.core.parts import Inputs, arguments, output_of
+from fedhelix.data import Dataset
 from fedhelix.federation.setup import FederationSetup
 
 Format = Literal["safetensors", "torch", "onnx"]
@@ -26,55 +29,72 @@ def export(
     module: nn.Module, fed: FederationSetup, folder: Path, formats: Sequence[Format], card: str
 ) -> Path:
     """Write a network in some formats, and its card."""
+    if not formats:
+        raise UserError(f"formats is empty; give some of {', '.join(FILES)}.")
     for name in formats:
         if name not in FILES:
             raise UserError(f"formats are {', '.join(FILES)}, not '{name}'.")
     module, data = module.cpu(), fed.data
-    args, keywords = arguments(data.prepare(data.x[:2].cpu()))
+    example = data.prepare(data.x[:2].cpu())
     folder.mkdir(parents=True, exist_ok=True)
     writers: dict[str, Callable[[Path], None]] = {
         "safetensors": lambda path: write_atomically(path, save(weights(module))),
-        "torch": lambda path: _written(path, lambda file: _program(module, args, keywords, file)),
-        "onnx": lambda path: _written(path, lambda file: _onnx(module, args, keywords, file)),
+        "torch": lambda path: _written(path, lambda file: _program(module, example, data, file)),
+        "onnx": lambda path: _written(path, lambda file: _onnx(module, example, data, file)),
     }
-    for name in formats:
-        writers[name](folder / FILES[name])
+    # Programs return the outputs alone: only transformers itself knows the objects that its
+    # networks return.
+    outputs = module.register_forward_hook(lambda _, inputs, returned: output_of(returned))
+    try:
+        for name in formats:
+            writers[name](folder / FILES[name])
+    finally:
+        outputs.remove()
     write_atomically(folder / CARD, card.encode())
     return folder
 
 
-def weights(module: nn.Module) -> dict[str, torch.Tensor]:
+def weights(module: nn.Module) -> dict[str, Tensor]:
     """All entries, frozen ones too, each whole and alone."""
     return {
         name: value.detach().clone().contiguous() for name, value in module.state_dict().items()
     }
 
 
-def _program(module: nn.Module, args: Any, keywords: Any, file: Path) -> None:
-    dynamic = _dynamic(module, args, keywords)
+def _program(module: nn.Module, example: Inputs, data: Dataset, file: Path) -> None:
+    args, keywords = arguments(example)
+    dynamic = _dynamic(module, example, data)
     torch.export.save(torch.export.export(module, args, keywords, dynamic_shapes=dynamic), file)
 
 
-def _dynamic(module: nn.Module, args: Any, keywords: Any) -> tuple[Any, ...]:
-    """Batches of any size, for each argument; those of a forward(*args) are one."""
-    shapes = tuple({0: torch.export.Dim.DYNAMIC} for _ in args)
-    kinds = [parameter.kind for parameter in inspect.signature(module.forward).parameters.values()]
-    several = bool(args) and kinds[0] is inspect.Parameter.VAR_POSITIONAL
-    return (shapes,) if several else (*shapes, *({0: torch.export.Dim.DYNAMIC} for _ in keywords))
+def _dynamic(module: nn.Module, example: Inputs, data: Dataset) -> dict[str, Any]:
+    """Batches of any size, and sequences of any length where the network takes them, for each
+    argument of its `forward`.
+    """
+    length = None if data.fields is None else data.fields.length
+
+    def sizes(part: Tensor) -> dict[int, Any]:
+        padded = length is not None and part.shape[1:2] == (length,)
+        return {0: Dim.DYNAMIC, 1: Dim.AUTO} if padded else {0: Dim.DYNAMIC}
+
+    args, keywords = arguments(example)
+    named = {name: sizes(part) for name, part in keywords.items()}
+    return inspect.signature(module.forward).bind(*map(sizes, args), **named).arguments
 
 
-def _onnx(module: nn.Module, args: Any, keywords: Any, file: Path) -> None:
+def _onnx(module: nn.Module, example: Inputs, data: Dataset, file: Path) -> None:
     try:
         import onnxscript  # noqa: F401 - torch needs it
     except ImportError:
         raise UserError("ONNX needs a package: pip install 'fedhelix[export]'.") from None
+    args, keywords = arguments(example)
     torch.onnx.export(
         module,
         args,
         str(file),
         kwargs=keywords,
         dynamo=True,
-        dynamic_shapes=_dynamic(module, args, keywords),
+        dynamic_shapes=_dynamic(module, example, data),
         external_data=False,
         verbose=False,
     )
@@ -84,7 +104,16 @@ def _written(path: Path, write: Callable[[Path], None]) -> None:
     """A file that others write, in its place only once it is complete."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / path.name
-        write(file)
+        try:
+            write(file)
+        except UserError:
+            raise
+        except Exception as problem:  # a network may do anything
+            reason = str(problem).strip().partition("\n")[0].rstrip(".")
+            raise UserError(
+                f"PyTorch cannot make a program of this network ({reason}); export its weights as "
+                "safetensors instead."
+            ) from problem
         write_atomically(path, file.read_bytes())
 
 
@@ -112,7 +141,7 @@ def model_card(
         "Network": f"{type(fed.engine.setup.module).__name__}, {whose}",
         "Trained parameters": f"{summary['parameters']:,}",
         "Data": repr(data),
-        "Inputs": f"{data.shape}; {scaled}" if data.fields is None else f"{data.fields}",
+        "Inputs": f"{data.shape}; {scaled}" if data.fields is None else _parts(fed),
         "Classes": ", ".join(data.labels) if data.labels else data.classes or "none",
         "Clients": fed.clients,
         "Method": fed.method.label,
@@ -126,6 +155,21 @@ def model_card(
     }
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     return f"# {fed.method.label} on {data.name}\n\n| | |\n| --- | --- |\n{table}\n"
+
+
+def _parts(fed: FederationSetup) -> str:
+    """The parts of a sample by the names that the network's `forward` gives them."""
+    fields = fed.data.fields
+    assert fields is not None
+    if not fields.named:
+        taken = inspect.signature(fed.engine.setup.module.forward).parameters.values()
+        names = [one.name for one in taken if one.kind is not one.VAR_POSITIONAL]
+        if len(names) >= len(fields.names):
+            fields = replace(fields, names=tuple(names[: len(fields.names)]))
+    if fields.mask is None:
+        return f"{fields}"
+    mask = fields.names[fields.mask]
+    return f"{fields}; sequences are padded at the end, and {mask} is 1 where they have values"
 
 
 def _figure(value: Any) -> str:

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.metrics import by_class
-from fedhelix.core.parts import Inputs, arguments, each, output_of
+from fedhelix.core.parts import Inputs, arguments, each, in_order, output_of, shapes
 from fedhelix.data import Dataset, is_table
 from fedhelix.data.checks import check_finite
 from fedhelix.data.columns import features_of
-from fedhelix.data.fields import Parts, with_mask
-from fedhelix.data.reading import read_inputs
+from fedhelix.data.fields import Fields, Parts, aligned
+from fedhelix.data.reading import Samples, read_inputs
 
 AT_ONCE = 1000  # samples
 
@@ -46,16 +46,41 @@ def outputs_for(module: nn.Module, data: Dataset, x: Any) -> Tensor:
     """A network's outputs for samples such as it was trained on."""
     device = next(iter(module.state_dict().values())).device
     prepared = each(lambda part: part.to(device), prepared_inputs(data, x))
-    args, keywords = arguments(prepared)
-    count = len(next(iter((*args, *keywords.values()))))
-    if count == 0:  # the shape of an output is that of any sample's
-        prepared = each(lambda part: part.new_zeros(1, *part.shape[1:]), prepared)
+    count = len(in_order(prepared)[0])
+    if not count:  # networks may fail for no samples, and not for one
+        example = each(lambda part: part.to(device), data.prepare(data.x[:1]))
+        return _outputs(module, data, example)[:0].cpu()
     parts = []
-    for at in range(0, max(count, 1), AT_ONCE):
+    for at in range(0, count, AT_ONCE):
         rows = each(lambda part, at=at: part[at : at + AT_ONCE], prepared)  # type: ignore[misc]
-        args, keywords = arguments(rows)
-        parts.append(output_of(module(*args, **keywords)).float())
-    return torch.cat(parts)[:count].cpu()
+        parts.append(_outputs(module, data, rows))
+    return torch.cat(parts).cpu()
+
+
+def _outputs(module: nn.Module, data: Dataset, x: Inputs) -> Tensor:
+    """The outputs for one batch; a network may fail for samples unlike those of its training."""
+    args, keywords = arguments(x)
+    try:
+        return output_of(module(*args, **keywords)).float()
+    except UserError:
+        raise
+    except Exception as problem:
+        reason = str(problem).strip().partition("\n")[0].rstrip(".") or type(problem).__name__
+        raise UserError(
+            f"the network fails for samples of shape {shapes(x)} with '{reason}'"
+            f"{_unknown_token(data, x)}."
+        ) from problem
+
+
+def _unknown_token(data: Dataset, x: Inputs) -> str:
+    """Which token none of the training samples has, where there is one."""
+    tokens = [part for part in in_order(x) if part.dtype == torch.int64]
+    for new, known in zip(tokens, data.whole_numbers(data.x), strict=True):
+        last = int(known.max())
+        if int(new.max()) > last or int(new.min()) < 0:
+            token = int(new.max()) if int(new.max()) > last else int(new.min())
+            return f"; x has the token {token}, and those of the training samples go up to {last}"
+    return ""
 
 
 def prepared_inputs(data: Dataset, x: Any) -> Inputs:
@@ -64,32 +89,53 @@ def prepared_inputs(data: Dataset, x: Any) -> Inputs:
     fields = data.fields
     if isinstance(samples, Tensor):
         check_finite("the new samples", "x", samples)
-    if fields is not None and fields.mask == len(fields.names) - 1:  # sequences may have one length
-        samples = with_mask(
-            Parts({"0": samples}, False) if isinstance(samples, Tensor) else samples,
-            list(fields.names),
+        if samples.shape == (0,):  # an empty list
+            none: Inputs = data.prepare(data.x[:0])
+            return none
+    if fields is not None:
+        return _prepared_parts(fields, samples)
+    if isinstance(samples, Parts) or tuple(samples.shape[1:]) != data.shape:
+        parts = f"parts {Fields.of(samples)}" if isinstance(samples, Parts) else None
+        shape = None if isinstance(samples, Parts) else f"shape {tuple(samples.shape)}"
+        raise UserError(
+            f"x has the {parts or shape}, but a sample of '{data.name}' has the shape "
+            f"{data.shape}; give N of them."
         )
-    if fields is None or not isinstance(samples, Parts):
-        if isinstance(samples, Parts) or fields is not None:
-            raise UserError(f"x must have the parts of the training samples, {data.shape}.")
-        if samples.dim() != data.x.dim() or tuple(samples.shape[1:]) != data.shape:
+    samples = pixels(samples) if data.x.dtype == torch.uint8 else _typed(samples, data.x.dtype)
+    prepared: Inputs = data.prepare(samples)
+    return prepared
+
+
+def _prepared_parts(fields: Fields, samples: Samples) -> Inputs:
+    """New samples of several parts, in the order in which the network was trained on them."""
+    if isinstance(samples, Tensor):
+        if fields.mask is None or samples.dim() < 2:
             raise UserError(
-                f"x has the shape {tuple(samples.shape)}, but a sample of '{data.name}' has the "
-                f"shape {data.shape}; give N of them."
+                f"x has the shape {tuple(samples.shape)}, but samples have the parts {fields}; "
+                f"give {'a list of sequences' if fields.mask is not None else 'N of each'}."
             )
-        samples = pixels(samples) if data.x.dtype == torch.uint8 else samples.to(data.x.dtype)
-        prepared: Inputs = data.prepare(samples)
-        return prepared
+        samples = Parts({"0": samples}, False)
+    samples = aligned(samples, fields)
     if tuple(samples.tensors) != fields.names:
         raise UserError(
             f"x has the parts {', '.join(samples.tensors)}, and {', '.join(fields.names)} are "
             "needed."
         )
     typed = {
-        name: unit_pixels(part) if dtype == torch.uint8 else part.to(dtype)
+        name: unit_pixels(part) if dtype == torch.uint8 else _typed(part, dtype)
         for (name, part), dtype in zip(samples.tensors.items(), fields.dtypes, strict=True)
     }
     return typed if fields.named else tuple(typed.values())
+
+
+def _typed(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Values in the type of the training samples; tokens must be whole numbers."""
+    if dtype == torch.int64 and x.is_floating_point() and not torch.equal(x, x.round()):
+        raise UserError(
+            f"x has {float(x[x != x.round()][0]):g}, but the training samples are whole numbers "
+            "(tokens)."
+        )
+    return x.to(dtype)
 
 
 def pixels(x: Tensor) -> Tensor:

@@ -32,8 +32,8 @@ class FedProto(FedAvg):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The server has prototypes instead of a model."""
-        return replace(super().capabilities, central_model=False)
+        """The server has prototypes of classes instead of a model."""
+        return replace(super().capabilities, central_model=False, classification=True)
 
     def check(self, layers: Layers) -> None:
         """Prototypes live between the head and the layers below."""
@@ -50,8 +50,6 @@ class FedProto(FedAvg):
 
     def loss_context(self, payload: Tree, client_state: Tree, client: Client) -> Tree:
         """Client: a prototype for every class, and 1 where there is one."""
-        if client.targets().is_floating_point():
-            raise UserError(f"{self.name} needs classes; these targets are numbers.")
         head = max(take(client.initial, client.layers.head).values(), key=Tensor.numel)
         prototypes, known = torch.zeros_like(head), torch.zeros_like(head[:, 0])
         for label, prototype in payload["prototypes"].items():

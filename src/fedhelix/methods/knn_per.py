@@ -23,6 +23,7 @@ from fedhelix.methods.fedavg import FedAvg
 KEYS, CLASSES, WEIGHT = "(keys)", "(classes)", "(weight)"
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # among which a client chooses
 USUAL = "0.5"
+MODE = "use_mm_for_euclid_dist"  # the usual one differs for few samples, which a program cannot
 TINY = 1e-6  # a class that no neighbour has is unlikely, not impossible
 
 
@@ -63,7 +64,7 @@ class KNNPer(FedAvg):
     def predict(self, params: Mapping[str, Tensor], x: Inputs, local: Local) -> Tensor:
         """Client: the logarithm of the mixture."""
         outputs = local.outputs(params, x)
-        distances = torch.cdist(local.features(params, x), params[KEYS])
+        distances = torch.cdist(local.features(params, x), params[KEYS], compute_mode=MODE)
         nearest = distances.topk(min(self.neighbours, len(params[KEYS])), largest=False)
         shares = (-nearest.values / self.scale).softmax(1)
         votes = one_hot(params[CLASSES][nearest.indices], outputs.shape[1])

@@ -86,9 +86,10 @@ def build(
     if isinstance(model, str) and ".py" in model:
         model = from_file(model)
     if isinstance(model, str) and not all(isinstance(size, int) for size in shape):
+        padded = "" if isinstance(shape, dict) else "; rows of different lengths are padded, and "
         raise UserError(
-            f"samples with the parts {shape} need a model of your own that takes them, "
-            f"not '{model}'."
+            f"samples with the parts {shape} need a model of your own that takes them, not "
+            f"'{model}'{padded and padded + 'a mask says where they have values'}."
         )
     shape = shape if isinstance(shape, dict) else tuple(shape)
     # Fork and seed the default generator alone: `torch.manual_seed` would reseed other devices too.

@@ -33,8 +33,8 @@ def principal_vectors(samples: Tensor, count: int) -> Tensor:
     if min(matrix.shape) < count:
         raise UserError(
             f"{matrix.shape[1]} samples of {matrix.shape[0]} features have no {count} singular "
-            "vectors; "
-            "lower vectors or give every client more samples."
+            f"vectors; set vectors to {min(matrix.shape)} or less"
+            f"{', or give every client more samples' if matrix.shape[0] >= count else ''}."
         )
     # The eigenvectors of the smaller Gram matrix give the same, and much faster.
     if matrix.shape[0] <= matrix.shape[1]:

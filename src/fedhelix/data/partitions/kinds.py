@@ -309,7 +309,8 @@ class Natural(Partition):
         if ids.shape != (len(data.y),):
             raise UserError(
                 f"'{data.name}' has {len(data.y)} training samples, "
-                f"but ids has the shape {ids.shape}."
+                f"but ids has the shape {ids.shape}; from_arrays(..., owners=ids) takes one for "
+                "every sample, before some are held out for testing."
             )
         return np.unique(ids, return_inverse=True)
 
