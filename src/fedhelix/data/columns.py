@@ -29,8 +29,11 @@ def is_table(data: Any) -> bool:
     return hasattr(data, "columns") or hasattr(data, "column_names")
 
 
-def pair_of(part: Any, where: str) -> tuple[Any, Any]:
-    """Inputs and targets of what one client has: a pair, a table or a map-style data set."""
+def pair_of(part: Any, where: str, columns: Sequence[str] | None = None) -> tuple[Any, Any]:
+    """Inputs and targets of what one client has: a pair, a table or a map-style data set.
+
+    Of a table that has them, only the given columns are inputs, in their order.
+    """
     if isinstance(part, DataLoader):
         raise UserError(
             f"{where} is a DataLoader; give its data set, loader.dataset: batch_size, sampler and "
@@ -42,6 +45,8 @@ def pair_of(part: Any, where: str) -> tuple[Any, Any]:
         part = collated(all_samples(part, where))
     target = target_of(names_of(part), where)
     inputs = [column for column in names_of(part) if column != target]
+    if columns is not None and set(columns) <= set(inputs):
+        inputs = list(columns)
     x = read_inputs_of(part, inputs, where)
     if isinstance(x, np.ndarray) and x.ndim == 2 and x.shape[1] == len(inputs):
         from pandas import DataFrame  # slow to import, and workers need none of it

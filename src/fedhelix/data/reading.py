@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from fedhelix.core.errors import UserError
+from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.metrics import IGNORED
 from fedhelix.data.checks import check_finite
 from fedhelix.data.fields import Parts, is_ragged, padded
@@ -181,6 +181,24 @@ def coded(targets: Sequence[Any], where: Sequence[str]) -> tuple[list[Any], tupl
     names = np.unique(np.concatenate([text.astype(str).ravel() for text in texts]))
     found = [None if a is None else np.searchsorted(names, a.astype(str)) for a in arrays]
     return found, tuple(names.tolist())
+
+
+def numbered(y: Any, names: Sequence[str] | None, where: str) -> Any:
+    """Labels as the numbers of classes with these names (None: they have none); numbers stay."""
+    (codes,), texts = coded([y], [where])
+    if texts is None:
+        if any(one.isdecimal() and one != str(place) for place, one in enumerate(names or ())):
+            raise UserError(
+                f"y of {where} holds numbers, which could be names or places of the classes "
+                f"{', '.join(names or ())}; give these names, as text."
+            )
+        return y
+    if names is None:
+        raise UserError(f"y of {where} is text, but the classes have no names; give numbers.")
+    for text in texts:
+        if text not in names:
+            raise unknown(f"label of {where}", text, names)
+    return np.array([names.index(text) for text in texts])[codes]
 
 
 def label_array(y: Any) -> np.ndarray:
