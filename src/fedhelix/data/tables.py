@@ -10,9 +10,10 @@ import numpy as np
 
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.options import checks_arguments
-from fedhelix.data.arrays import Classes, from_arrays
+from fedhelix.data.arrays import from_arrays
 from fedhelix.data.columns import column_of, names_of, read_inputs_of, target_of
 from fedhelix.data.datasets import Dataset
+from fedhelix.data.targets import Classes
 
 
 @checks_arguments
