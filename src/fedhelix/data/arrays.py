@@ -18,6 +18,7 @@ from fedhelix.data.checks import check_columns, describe
 from fedhelix.data.columns import feature_names, pair_of
 from fedhelix.data.datasets import Dataset
 from fedhelix.data.fields import Fields, Parts, cat_padded, joined
+from fedhelix.data.owners import read_owners
 from fedhelix.data.readers import NPZ_ERRORS
 from fedhelix.data.reading import Pair, Samples, coded, read_pair
 from fedhelix.data.sampling import stratified
@@ -39,6 +40,7 @@ def from_arrays(
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
     owners: Any = None,
+    owners_test: Any = None,
     seed: int = 0,
 ) -> Dataset:
     """A data set from tensors, NumPy arrays or anything that NumPy can read.
@@ -54,6 +56,7 @@ def from_arrays(
       integers (N×T, N×H×W) the classes of tokens or pixels. A number of classes or None
       (regression) decides otherwise. Integer labels are kept as they are, so number them from 0.
     * `owners` says for each sample whose it is; a federation then takes its clients from there.
+      With `owners_test`, clients are tested on their own samples of the test pool.
     * Without a test pool 20 % of the samples, class by class, are held out as one; with owners
       20 % of each owner's, who are tested on these. An owner with a single sample trains on it.
     """
@@ -61,14 +64,17 @@ def from_arrays(
         raise UserError(f"'{name}' has only one of x_test and y_test; give both or none.")
     (y, y_test), labels = coded([y, y_test], [f"'{name}'", f"the test part of '{name}'"])
     inputs, targets = read_pair(x, y, f"'{name}'")
-    whose = None if owners is None else np.asarray(owners)
-    if whose is not None and len(whose) != len(inputs):
-        raise UserError(
-            f"'{name}' has {len(whose)} owners for {len(inputs)} samples; give one for each."
-        )
-    whose_test = None
+    whose, whose_test = None, None
+    if owners is not None:
+        whose = read_owners(owners, f"'{name}'", len(inputs))
+    if owners_test is not None and (owners is None or x_test is None):
+        raise UserError(f"owners_test of '{name}' needs owners, x_test and y_test.")
     if x_test is not None:
         test_inputs, test_targets = read_pair(x_test, y_test, f"the test part of '{name}'")
+        if owners_test is not None:
+            whose_test = read_owners(owners_test, f"the test part of '{name}'", len(test_inputs))
+            if whose is not None and whose.dtype.kind != whose_test.dtype.kind:
+                whose, whose_test = whose.astype(str), whose_test.astype(str)
     else:
         count_classes(classes, targets, targets[:0])  # says what whole numbers are
         held = _held_out_pool(targets, classes, whose, seed)
@@ -114,7 +120,8 @@ def assembled(
 
 @checks_arguments
 def from_npz(path: str | Path) -> Dataset:
-    """A data set from one npz file with x and y, and optionally x_test, y_test and owners.
+    """A data set from one npz file with x and y, and optionally x_test, y_test, owners and
+    owners_test.
 
     The arrays mean what they mean in `from_arrays`.
     """
@@ -133,18 +140,19 @@ def from_npz(path: str | Path) -> Dataset:
             problem = UserError("it is none; np.savez('FILE.npz', x=x, y=y) writes one")
         raise UserError(f"'{path}' cannot be read as an npz file: {problem}.") from None
     renamed = {key.removesuffix("_train"): value for key, value in arrays.items()}
-    unknown_keys = sorted(set(renamed) - {"x", "y", "x_test", "y_test", "owners"})
+    possible = {"x", "y", "x_test", "y_test", "owners", "owners_test"}
+    unknown_keys = sorted(set(renamed) - possible)
     if unknown_keys or not {"x", "y"} <= set(renamed):
         raise UserError(
-            f"'{path}' must hold x and y, and may hold x_test, y_test and owners; "
-            f"it has {sorted(arrays)}."
+            f"'{path}' must hold x and y, and may hold x_test, y_test, owners and "
+            f"owners_test; it has {sorted(arrays)}."
         )
     return from_arrays(**renamed, name=Path(path).stem)
 
 
 @checks_arguments
 def from_clients(
-    clients: Sequence[Any] | Mapping[str, Any],
+    clients: Sequence[Any] | Mapping[Any, Any],
     test: Any = None,
     classes: Classes = "auto",
     name: str = "data",
@@ -183,7 +191,10 @@ def from_clients(
     x, y, owners = pool(train, called)
     x_test, y_test, owners_test = pool(tests, tested)
     if isinstance(clients, Mapping):
-        owners, owners_test = (np.array(list(names))[numbers] for numbers in (owners, owners_test))
+        named = read_owners(list(names), f"the clients of '{name}'")
+        if len(np.unique(named)) < len(named):
+            raise UserError(f"two clients of '{name}' have one name; give each its own.")
+        owners, owners_test = named[owners], named[owners_test]
     has_common_test = test is not None and not isinstance(test, list)
     return assembled(
         name, (x, y), (x_test, y_test), classes, mean, std, owners=owners,

@@ -16,6 +16,7 @@ from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.options import checks_arguments
 from fedhelix.data.arrays import from_arrays, from_clients
 from fedhelix.data.datasets import Dataset
+from fedhelix.data.owners import read_owners
 from fedhelix.data.readers import damaged
 
 # The characters of LEAF's Shakespeare, in its order.
@@ -184,9 +185,10 @@ def from_hub(
         if column not in columns:
             raise unknown("column", column, columns)
     inputs, labels = (np.stack([np.asarray(v) for v in data[column]]) for column in (x, y))
-    whose = np.asarray([str(value) for value in data[owner]])
-    groups = [whose == one for one in dict.fromkeys(whose.tolist())]
-    return from_clients([(inputs[own], labels[own]) for own in groups], name=name or "hub")
+    whose = read_owners(list(data[owner]), f"'{name or 'hub'}'")
+    groups = {one: whose == one for one in dict.fromkeys(whose.tolist())}
+    parts = {one: (inputs[own], labels[own]) for one, own in groups.items()}
+    return from_clients(parts, name=name or "hub")
 
 
 class Folder(NamedTuple):

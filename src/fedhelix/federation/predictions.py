@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,24 +15,27 @@ from fedhelix.data import Dataset, is_table
 from fedhelix.data.checks import check_finite
 from fedhelix.data.columns import features_of
 from fedhelix.data.fields import Parts, with_mask
+from fedhelix.data.owners import Names
 from fedhelix.data.reading import read_inputs
 
 AT_ONCE = 1000  # samples
 
 
-def number_of(client: int | str, clients: int, names: Sequence[str] | None) -> int:
-    """The number of a client that is given by its number or its name."""
-    if isinstance(client, str):
-        if names is None:
-            raise UserError(
-                f"there is no client '{client}'; these clients have no names, only numbers from 0 "
-                f"to {clients - 1}."
-            )
-        if client not in names:
-            raise unknown("client", client, names)
-        return names.index(client)
-    if isinstance(client, bool) or not isinstance(client, int | np.integer):
+def number_of(client: int | str, clients: int, names: Names | None) -> int:
+    """The number of a client that is given by its name or its number; where owners are whole
+    numbers, these are the names.
+    """
+    if isinstance(client, bool) or not isinstance(client, int | np.integer | str):
         raise UserError(f"a client is a whole number or a name, not {client!r}.")
+    called = [str(name) for name in (range(clients) if names is None else names)]
+    if str(client) in called:
+        return called.index(str(client))
+    if names is None:
+        words = f"client '{client}'; these clients have no names, only numbers"
+        numbered = words if isinstance(client, str) else f"client {client}; clients are numbered"
+        raise UserError(f"there is no {numbered} from 0 to {clients - 1}.")
+    if isinstance(client, str) or isinstance(names[0], int):
+        raise unknown("client", client, called)
     if not 0 <= client < clients:
         raise UserError(
             f"there is no client {client}; clients are numbered from 0 to {clients - 1}."

@@ -66,7 +66,6 @@ class FederationSetup:
     """Clients with their data, a model and a method, ready to train."""
 
     splits: list[Split]
-    names: tuple[str, ...] | None  # of the clients, where the data name their owners
     supplements: dict[int, int]  # how many samples the server gave to each small client
     clients: int
     cohort_size: int
