@@ -9,6 +9,7 @@ import pytest
 from fedhelix import Federation, UserError, from_arrays, from_clients, from_table, partition
 from fedhelix.data import from_hub, from_npz
 from fedhelix.data.owners import read_owners
+from fedhelix.federation.predictions import number_of
 
 DRAW = np.random.default_rng(0)
 X = DRAW.normal(size=(120, 2)).astype("float32")
@@ -16,37 +17,49 @@ Y = (X[:, 0] > 0).astype(int)
 SITES = np.arange(120) % 12
 
 
-def federation(data, split=None):
-    return Federation(data, split, engine="serial", model="linear", method="local", epochs=1)
+def federation(data, split=None, **more):
+    usual = {"engine": "serial", "model": "linear", "kernels": "onednn", "epochs": 1}
+    return Federation(data, split, method="local", **usual | more)
 
 
 def table(owners, rows=slice(None)):
     return pd.DataFrame(X, columns=["u", "v"]).assign(label=Y, site=owners)[rows]
 
 
-@pytest.mark.parametrize("kind", [int, float, str, object, "Int64", "uint8"], ids=str)
 @pytest.mark.parametrize("first", [0, 1, 7])
-def test_a_whole_number_means_the_owner_of_that_number(first, kind):
-    owners = pd.Series(SITES + first).astype(kind)
+def test_a_whole_number_means_the_owner_of_that_number(first):
+    owners = SITES + first
     for data, split in [
         (table(owners), partition.natural("site")),
         (from_arrays(X, Y, owners=owners), None),
         (from_arrays(X, Y, X, Y), partition.natural(owners)),
-        ({one: (X[owners == one], Y[owners == one]) for one in reversed(owners.unique())}, None),
+        ({one: (X[owners == one], Y[owners == one]) for one in owners[11::-1]}, None),
     ]:
         fed = federation(data, split)
-        run = fed.fit(1, quiet=True)
-        assert (fed.names or tuple(range(12))) == tuple(range(first, first + 12))
+        names = fed.names or tuple(range(12))
+        assert names == tuple(range(first, first + 12))
         mine = fed.data.x[fed.splits[2].train[0]].numpy()
         assert SITES[(mine == X).all(1)] == [2]
         for client in (first + 2, str(first + 2), np.int64(first + 2)):
-            same = [run.predict(X, client, raw=True), run.predict(X, first + 2, raw=True)]
-            assert np.array_equal(*same)
+            assert number_of(client, 12, fed.names) == 2
+        for stranger in range(first):
+            with pytest.raises(UserError, match=f"unknown client '{stranger}'"):
+                number_of(stranger, 12, fed.names)
         with pytest.raises(UserError, match=f"client '?{first + 12}'?;"):
-            run.predict(X, client=first + 12)
-        if first:
-            with pytest.raises(UserError, match="unknown client '0'"):
-                run.predict(X, client=0)
+            number_of(first + 12, 12, fed.names)
+
+
+def test_a_model_is_that_of_the_named_owner():
+    flipped = from_arrays(X, np.where(SITES == 2, 1 - Y, Y), owners=SITES + 1)
+    run = federation(flipped, lr=1.0).fit(5, quiet=True)
+    right = [(run.predict(X, client) == Y).mean() for client in range(1, 13)]
+    assert np.argmin(right) == 2 and right[2] < 0.3
+
+
+@pytest.mark.parametrize("kind", [int, float, str, object, "Int64", "uint8", "category"], ids=str)
+def test_whole_numbers_of_any_type_are_whole_numbers(kind):
+    owners = read_owners(pd.Series(SITES).astype(kind), "ids")
+    assert owners.dtype == np.int64 and owners.tolist() == SITES.tolist()
 
 
 def test_names_of_text_stay_and_numbers_are_places():

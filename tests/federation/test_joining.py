@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from fedhelix import Federation, UserError, from_arrays
+from fedhelix import Federation, UserError, from_arrays, load_run
 
 DRAW = np.random.default_rng(0)
 X = DRAW.normal(size=(60, 4)).astype("float32")
@@ -14,9 +14,9 @@ NAMES = np.where(Y, "well", "sick")
 WELL = X[Y == 1]
 
 
-def fit(data, split=None, rounds=1, **more):
+def fit(data, split=None, rounds=1, out=None, **more):
     usual = {"engine": "serial", "model": "linear", "kernels": "onednn", "epochs": 1, "cohort": 2}
-    return Federation(data, split, **usual | more).fit(rounds, quiet=True)
+    return Federation(data, split, **usual | more).fit(rounds, out=out, quiet=True)
 
 
 def halves(x, y):
@@ -77,3 +77,35 @@ def test_the_targets_of_a_newcomer_have_the_type_of_the_run(y, wrong, words):
     y[5, 1] = wrong
     with pytest.raises(UserError, match=words):
         run.onboard((X[:20], y))
+
+
+def test_newcomers_have_rows_and_numbers_beside_named_clients(tmp_path):
+    metric = {"share": lambda outputs, targets: (outputs.argmax(1) == targets).float().mean()}
+    for owners, number, names in [
+        (np.array(["ulm", "bern"])[np.arange(60) % 2], 2, ["bern", "ulm", "newcomer-2"]),
+        (np.arange(60) % 2 + 2, 4, [2, 3, 4]),
+        (np.arange(60) % 2 + 1, 3, [1, 2, 3]),
+        (np.arange(60) % 2, 2, [0, 1, 2]),
+    ]:
+        run = fit(from_arrays(X, Y, owners=owners))
+        assert run.onboard((X[:20], Y[:20])) == number
+        assert run.evaluate(metric).index.tolist() == names
+        assert run.predict(X[:3], client=number).shape == (3,)
+        split = run.federation.splits[2]
+        assert np.isin(split.train, np.arange(48, 64)).all() and len(split.train) == 16
+
+
+def test_the_summary_of_a_run_counts_its_own_clients(tmp_path):
+    data = from_arrays(X, Y, owners=np.arange(60) % 2)
+    run = fit(data, out=tmp_path / "run")
+    run.onboard((X[:20], Y[:20]))
+    assert run.summary["clients"] == 2 and "| Clients | 2 |" in run.export(tmp_path).joinpath(
+        "README.md"
+    ).read_text(encoding="utf-8")
+    with pytest.raises(
+        UserError, match=r"^1 client joined this federation after the run .*; build"
+    ):
+        load_run(tmp_path / "run", run.federation)
+    later = run.federation.fit(1, out=tmp_path / "later", quiet=True)
+    assert later.summary["clients"] == 3
+    assert load_run(tmp_path / "later", run.federation).summary["clients"] == 3

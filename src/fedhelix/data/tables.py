@@ -52,10 +52,12 @@ def from_table(
     owners = None if owner is None else column_of(table, owner)
     x_test = None if test is None else read_inputs_of(test, chosen, where)
     y_test = None if test is None else _targets(test, targets)
-    owned = test is not None and owner is not None and owner in names_of(test)
+    owners_test = None
+    if owner is not None and test is not None and owner in names_of(test):
+        owners_test = column_of(test, owner)
     data = from_arrays(
         x, y, x_test, y_test, classes, name,
-        owners=owners, owners_test=column_of(test, owner) if owned else None, seed=seed,
+        owners=owners, owners_test=owners_test, seed=seed,
     )  # fmt: skip
     names = getattr(getattr(table, "features", {}).get(targets[0]), "names", None)  # a ClassLabel
     return dataclasses.replace(

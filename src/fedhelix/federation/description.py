@@ -139,6 +139,11 @@ def census(fed: FederationSetup) -> dict[str, Any]:
 def check_same(fed: FederationSetup, folder: RunFolder) -> None:
     """A run from Python objects is resumed only by a federation with the same description."""
     mine, its = toml.loads(toml.dumps(config(fed, 1))), folder.config
+    if fed.joined and its.get("clients") != fed.clients:
+        raise UserError(
+            f"{fed.joined} client{'s' * (fed.joined > 1)} joined this federation after the run "
+            f"'{folder.path}'; build the Federation again."
+        )
     for key in mine if its.get("library") else ():
         if key not in NOT_CHECKED and not _agree(key, mine[key], its.get(key)):
             raise UserError(f"'{folder.path}' was run with {_difference(key, mine[key], its)}.")

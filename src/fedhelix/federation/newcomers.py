@@ -133,7 +133,8 @@ def inherit(
 
 
 def onboard(fed: FederationSetup, data: Any, state: FederationState) -> tuple[int, FederationState]:
-    """An unseen client with its own data joins: its number, and the next state.
+    """An unseen client with its own data joins: its number (where owners are whole numbers: a free
+    one), and the next state.
 
     From the next round on it may be sampled and is evaluated; a fifth of its samples become its
     test part.
@@ -149,7 +150,7 @@ def onboard(fed: FederationSetup, data: Any, state: FederationState) -> tuple[in
         fed.change_setup(setup)
         raise
     pool, splits = wider.data, list(wider.splits)
-    fed.splits, fed.clients = splits, number + 1
+    fed.splits, fed.clients, fed.joined = splits, number + 1, fed.joined + 1
     fed.shifts = [*fed.shifts, UNSHIFTED]
     fed.evaluated = [*fed.evaluated, number]
     members = [(*sampler.members, number) for sampler in fed.samplers]
@@ -163,6 +164,13 @@ def onboard(fed: FederationSetup, data: Any, state: FederationState) -> tuple[in
         )
         for sampler, group in zip(fed.samplers, members, strict=True)
     ]
+    if fed.names is None:
+        return number, state
+    if isinstance(fed.names[0], int):
+        free = max(number, 1 + max(fed.names))
+        fed.names = (*fed.names, free)
+        return free, state
+    fed.names = (*fed.names, f"newcomer-{number}")
     return number, state
 
 

@@ -68,6 +68,7 @@ class FederationSetup:
     splits: list[Split]
     supplements: dict[int, int]  # how many samples the server gave to each small client
     clients: int
+    joined = 0  # of these, after a run
     cohort_size: int
     made_from: dict[str, Any] | None = None  # its arguments, if they can be written down
 
