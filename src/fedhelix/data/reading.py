@@ -81,7 +81,7 @@ def stacked(values: Sequence[Any]) -> Any:
     """One array of equal values; sequences of different lengths stay a list."""
     if lacks_text(values):
         return np.array(values, dtype=object)
-    arrays = [np.asarray(value) for value in values]
+    arrays = [as_array(value) for value in values]
     return np.stack(arrays) if len({array.shape for array in arrays}) == 1 else list(arrays)
 
 
@@ -203,7 +203,17 @@ def numbered(y: Any, names: Sequence[str] | None, where: str) -> Any:
 
 def label_array(y: Any) -> np.ndarray:
     """Labels as an array, in which missing ones among texts stay what they are."""
-    return np.array(y, dtype=object) if lacks_text(y) else np.asarray(y)
+    return np.array(y, dtype=object) if lacks_text(y) else as_array(y)
+
+
+def as_array(values: Any) -> np.ndarray:
+    """What NumPy makes of values; masked ones are missing."""
+    if isinstance(values, np.ma.MaskedArray):
+        masked = np.ma.getmaskarray(values)
+        return np.where(masked, None, values.data) if masked.any() else values.data
+    if isinstance(values, list | tuple) and any(map(np.ma.is_masked, values)):
+        return np.stack([as_array(value) for value in values])
+    return np.asarray(values)
 
 
 def lacks_text(values: Any) -> bool:
@@ -272,7 +282,7 @@ def as_tensor(values: Any, where: str) -> Tensor:
     """Numbers as uint8, bool, int64 or float32; arrays of such a type are not copied."""
     if not isinstance(values, Tensor):
         try:
-            array = np.asarray(values)
+            array = as_array(values)
         except ValueError as problem:
             check_shapes(values, where)
             raise UserError(f"{where} is no array: {str(problem).rstrip('.')}.") from None
