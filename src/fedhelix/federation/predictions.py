@@ -77,19 +77,41 @@ def prepared_inputs(data: Dataset, x: Any) -> Inputs:
                 f"x has the shape {tuple(samples.shape)}, but a sample of '{data.name}' has the "
                 f"shape {data.shape}; give N of them."
             )
-        samples = pixels(samples) if data.x.dtype == torch.uint8 else samples.to(data.x.dtype)
-        prepared: Inputs = data.prepare(samples)
+        prepared: Inputs = data.prepare(scaled_as(data.x, samples))
         return prepared
     if tuple(samples.tensors) != fields.names:
         raise UserError(
             f"x has the parts {', '.join(samples.tensors)}, and {', '.join(fields.names)} are "
             "needed."
         )
+    trained = (fields.part(data.x, place) for place in range(len(fields.names)))
     typed = {
-        name: unit_pixels(part) if dtype == torch.uint8 else part.to(dtype)
-        for (name, part), dtype in zip(samples.tensors.items(), fields.dtypes, strict=True)
+        name: unit_pixels(part) if dtype == torch.uint8 else scaled_as(known, part)
+        for (name, part), dtype, known in zip(
+            samples.tensors.items(), fields.dtypes, trained, strict=True
+        )
     }
     return typed if fields.named else tuple(typed.values())
+
+
+def scaled_as(trained: Tensor, x: Tensor) -> Tensor:
+    """New samples in the type and on the scale of the training samples: pixels for a network that
+    was trained on floats are divided by 255 where those lie between 0 and 1, else refused.
+    """
+    if trained.dtype == torch.uint8:
+        return pixels(x)
+    if not trained.is_floating_point() or x.is_floating_point() or not x.numel():
+        return x.to(trained.dtype)
+    low, high = (float(limit) for limit in trained.aminmax())
+    is_unit, most = low >= 0 and high <= 1, int(x.max())
+    if is_unit and x.dim() > 2 and (x.dtype == torch.uint8 or most > 1):
+        return unit_pixels(x)
+    if x.dtype == torch.uint8 and (is_unit and most > 1 or x.dim() > 2 and low < 0):
+        raise UserError(
+            f"x has whole numbers up to {most} as uint8, but the network was trained on floats "
+            f"from {low:.3g} to {high:.3g}; give floats on that scale."
+        )
+    return x.float()
 
 
 def pixels(x: Tensor) -> Tensor:
