@@ -106,7 +106,7 @@ def scaled_as(trained: Tensor, x: Tensor) -> Tensor:
     is_unit, most = low >= 0 and high <= 1, int(x.max())
     if is_unit and x.dim() > 2 and (x.dtype == torch.uint8 or most > 1):
         return unit_pixels(x)
-    if x.dtype == torch.uint8 and (is_unit and most > 1 or x.dim() > 2 and low < 0):
+    if x.dtype == torch.uint8 and ((is_unit and most > 1) or (x.dim() > 2 and low < 0)):
         raise UserError(
             f"x has whole numbers up to {most} as uint8, but the network was trained on floats "
             f"from {low:.3g} to {high:.3g}; give floats on that scale."
