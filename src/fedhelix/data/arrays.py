@@ -15,7 +15,7 @@ from fedhelix.core.metrics import IGNORED
 from fedhelix.core.options import checks_arguments
 from fedhelix.core.seeds import numpy_draw
 from fedhelix.data.checks import check_columns, describe
-from fedhelix.data.columns import feature_names, pair_of
+from fedhelix.data.columns import feature_names, has_splits, pair_of, train_and_test
 from fedhelix.data.datasets import Dataset
 from fedhelix.data.fields import Fields, Parts, cat_padded, joined
 from fedhelix.data.owners import read_owners
@@ -167,10 +167,14 @@ def from_clients(
     (x, y); they are read as in `from_arrays`. A dictionary also gives the clients names. `test` is
     one such part for a common test pool, or a list with one for each client; None holds out 20 % of
     every client's samples as its test part (a client with a single sample keeps it for training).
+    A `DatasetDict` with train and test, as `train_test_split` makes it, is a client with its own
+    test part.
     """
     names = list(clients) if isinstance(clients, Mapping) else range(len(clients))
     called = [f"client {one} of '{name}'" for one in names]
-    parts = clients.values() if isinstance(clients, Mapping) else clients
+    parts = list(clients.values() if isinstance(clients, Mapping) else clients)
+    if test is None and any(map(has_splits, parts)):
+        parts, test = train_and_test(parts, called)
     raw = [pair_of(part, whose) for part, whose in zip(parts, called, strict=True)]
     if not raw:
         raise UserError(f"'{name}' has no clients; give at least one pair (x, y).")

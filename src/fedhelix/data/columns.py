@@ -39,6 +39,10 @@ def pair_of(part: Any, where: str, columns: Sequence[str] | None = None) -> tupl
             f"{where} is a DataLoader; give its data set, loader.dataset: batch_size, sampler and "
             "augment are settings of the federation."
         )
+    if has_splits(part):
+        raise UserError(
+            f"{where} has the splits {', '.join(part)}, each a table of its own; give one of them."
+        )
     if not is_table(part) and not _has_dictionaries(part, where):
         return raw_pair(part, where)
     if not is_table(part):
@@ -53,6 +57,23 @@ def pair_of(part: Any, where: str, columns: Sequence[str] | None = None) -> tupl
 
         x = DataFrame(x, columns=inputs)  # keeps the names
     return x, column_of(part, target)
+
+
+def has_splits(part: Any) -> bool:
+    """Whether these are several tables, as in a `DatasetDict`, rather than one."""
+    return isinstance(part, Mapping) and bool(part) and all(map(is_table, part.values()))
+
+
+def train_and_test(parts: Sequence[Any], called: Sequence[str]) -> tuple[list[Any], list[Any]]:
+    """The tables called train and test of every client."""
+    for part, whose in zip(parts, called, strict=True):
+        if not has_splits(part) or set(part) != {"train", "test"}:
+            found = ", ".join(part) if has_splits(part) else "none"
+            raise UserError(
+                f"the splits of {whose} are {found}, but some client has several; give all of them "
+                "train and test."
+            )
+    return [part["train"] for part in parts], [part["test"] for part in parts]
 
 
 def feature_names(x: Any) -> tuple[str, ...] | None:

@@ -15,6 +15,7 @@ import numpy as np
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.options import checks_arguments
 from fedhelix.data.arrays import from_arrays, from_clients
+from fedhelix.data.columns import has_splits
 from fedhelix.data.datasets import Dataset
 from fedhelix.data.owners import read_owners
 from fedhelix.data.readers import damaged
@@ -170,7 +171,7 @@ def from_hub(
 ) -> Dataset:
     """A data set of Hugging Face `datasets`, or its name there, by the owners that a column names.
 
-    Each owner keeps a fifth of its samples for testing.
+    Of a `DatasetDict` the `split` counts. Each owner keeps a fifth of its samples for testing.
     """
     if isinstance(data, str):
         try:
@@ -180,6 +181,10 @@ def from_hub(
                 f"'{data}' needs Hugging Face datasets; pip install 'fedhelix[data]'."
             ) from None
         name, data = name or data, load_dataset(data, split=split)
+    if has_splits(data):
+        if split not in data:
+            raise unknown("split", split, data)
+        data = data[split]
     columns: Sequence[str] = data.column_names
     for column in (owner, x, y):
         if column not in columns:
