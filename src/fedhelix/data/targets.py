@@ -61,10 +61,10 @@ def as_targets(
     """Targets in the type that says what they are; see `Dataset.y`."""
     whole = not any(part.is_floating_point() for part in parts)
     several = all(part.dim() > 1 and part[0].numel() > 1 for part in parts)
-    if classes is None or (not whole and count is None):
-        return tuple(part.float() for part in parts)
     if several and classes == "auto" and all(is_multi_label(part) for part in parts):
         return tuple(part.bool() for part in parts)
+    if classes is None or (not whole and count is None):
+        return tuple(part.float() for part in parts)
     if several and whole:  # masks of pixels may have an axis of one channel
         flat = (part.squeeze(1) if part.dim() == 4 else part for part in parts)
         return tuple(part.long() for part in flat)
