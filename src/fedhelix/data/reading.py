@@ -210,7 +210,11 @@ def as_array(values: Any) -> np.ndarray:
     """What NumPy makes of values; masked ones are missing."""
     if isinstance(values, np.ma.MaskedArray):
         masked = np.ma.getmaskarray(values)
-        return np.where(masked, None, values.data) if masked.any() else values.data
+        if not masked.any():
+            return values.data
+        array = values.data.astype(object)
+        array[masked] = None
+        return array
     if isinstance(values, list | tuple) and any(map(np.ma.is_masked, values)):
         return np.stack([as_array(value) for value in values])
     return np.asarray(values)
