@@ -157,10 +157,10 @@ def check_same(fed: FederationSetup, folder: RunFolder) -> None:
     its_clients = {"names": census(fed).get("names"), **folder.clients}  # older runs lack names
     _check_moments(fed.data, its_clients.pop("moments", {}), folder.path)
     if its_clients != {"names": None, **census(fed)}:
-        mine = "give the same data, partition and seed."
+        advice = "give the same data, partition and seed."
         raise UserError(
             f"the clients of '{folder.path}' had other samples than they have now; "
-            + (mine if its.get("library") else "was config.toml changed?")
+            + (advice if its.get("library") else "was config.toml changed?")
         )
 
 
