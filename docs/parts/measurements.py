@@ -249,15 +249,16 @@ def heirs() -> str:
 
 def helix_cost() -> str:
     """A round of Helix relative to FedAvg's, by engine and epochs."""
-    rows = []
-    for found in (result("helix-cost"), result("helix-cost-batched")):
+    rows, devices = [], {"cpu": "CPU", "cuda": "H200"}
+    for found in map(result, ("helix-cost", "helix-cost-batched", "helix-cost-gpu")):
         for run in found["runs"]:
             fedavg, helix = (
                 _fastest(run["all_seconds"], name, found["rounds"]) for name in ("fedavg", "helix")
             )
             seconds = [f"{fedavg:.2f}", f"{helix:.2f}", f"{helix / fedavg:.2f}"]
-            rows.append([f"`{run['engine']}`", str(run["epochs"]), *seconds])
-    return table(["engine", "epochs", "FedAvg, s of CPU", "Helix, s of CPU", "ratio"], rows)
+            engine = f"`{run['engine']}`, {devices[found['device']]}"
+            rows.append([engine, str(run["epochs"]), *seconds])
+    return table(["engine", "epochs", "FedAvg, s", "Helix, s", "ratio"], rows)
 
 
 def _fastest(repeats: list[dict[str, list[float]]], name: str, rounds: int) -> float:

@@ -11,6 +11,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.objective import (
     Objective,
     accuracy,
+    evaluate_all,
     evaluate_outputs,
     objective_for,
     r2,
@@ -92,3 +93,16 @@ def test_a_metric_is_one_number(found, kind):
 def test_losses_and_metrics_are_functions(given, said):
     with pytest.raises(UserError, match=re.escape(said)):
         objective_for(3, **given)
+
+
+def test_several_models_on_the_same_samples_are_evaluated_as_one_after_the_other():
+    draws = torch.Generator().manual_seed(0)
+    outputs = [torch.randn(50, 4, generator=draws) for _ in range(3)]
+    target = torch.randint(4, (50,), generator=draws)
+    plain = objective_for(4)
+    assert plain.is_plain
+    together = evaluate_all(plain, outputs, [target] * 3)
+    for found, output in zip(together, outputs, strict=True):
+        assert found == pytest.approx(evaluate_outputs(plain, output, target))
+    nothing = evaluate_all(plain, [torch.zeros(0, 4)] * 2, [target[:0]] * 2)
+    assert all(math.isnan(value) for pair in nothing for value in pair)

@@ -92,7 +92,7 @@ def expected_verdict(headline, measured):
 @pytest.mark.parametrize("paper", [*PAPERS, "helix"])
 def test_every_verdict_follows_from_its_file(paper, parts):
     rows = verdict_table(paper)
-    assert 0 < len(rows) <= (8 if paper in PAPERS else 10)
+    assert 0 < len(rows) <= (8 if paper in PAPERS else 11)
     words_of = {} if paper in PAPERS else {"reproduced": "met", "not reproduced": "not met"}
     headlines = {headline.words: headline for headline in parts.HEADLINES[paper]}
     for words, found, ours, printed, link in rows:

@@ -1,7 +1,9 @@
 import pytest
+import torch
 
 from fedhelix import FedRep
 from fedhelix.core.errors import UserError
+from fedhelix.data import Dataset
 from fedhelix.engines import ENGINES, Serial, engine_for
 from fedhelix.engines.local import ClientTask, run_client
 from helpers import same, small
@@ -37,3 +39,13 @@ def test_engines_by_name():
     assert type(engine_for("serial", setup)) is Serial and ENGINES["serial"] is Serial
     with pytest.raises(UserError, match="unknown engine 'serail'; did you mean 'serial'"):
         engine_for("serail", setup)
+
+
+def test_samples_are_prepared_once_for_all_scored_models(monkeypatch):
+    fed = small(model="mlp")
+    prepared, prepare = [], Dataset.prepare
+    monkeypatch.setattr(
+        Dataset, "prepare", lambda data, x: (prepared.append(len(x)), prepare(data, x))[1]
+    )
+    scores = fed.engine.score([fed.initial] * 3, "train", torch.arange(7))
+    assert prepared == [7] and len(scores) == 3 and scores[0] == scores[1] == scores[2]

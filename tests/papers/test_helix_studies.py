@@ -73,7 +73,7 @@ def test_defences_are_told_the_true_share(scale):
         assert cell.column == "no attack" or cell.column.endswith(f" {share:.0%}")
         shares.add(share)
     assert shares == {0.2, 0.4}
-    assert len(cells) == (3 + len(DEFENCES)) * (1 + 2 * len(ATTACKS))
+    assert len(cells) == (4 + len(DEFENCES)) * (1 + 2 * len(ATTACKS))
     assert {cell.method for cell in cells} == {"helix", "genfed", "fedavg", *DEFENCES}
 
 

@@ -8,7 +8,7 @@ wire without a special case.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import compress
 from pathlib import Path
@@ -73,11 +73,13 @@ def updates_of(models: Sequence[State], origin: State) -> Tensor:
     """How far each model has moved from an origin that says which entries count, one model in a
     row.
     """
-    moved = [
-        torch.cat([(model[name] - old).flatten().float() for name, old in origin.items()])
-        for model in models
-    ]
-    return torch.stack(moved)
+    return (_flat(models, origin) - _flat([origin], origin)).float()
+
+
+def _flat(models: Sequence[State], names: Iterable[str]) -> Tensor:
+    """The named entries one after the other, one model in a row."""
+    chosen = list(names)
+    return torch.stack([torch.cat([model[name].flatten() for name in chosen]) for model in models])
 
 
 def cosine_distances(models: Sequence[State], origin: State) -> list[list[float]]:
@@ -138,6 +140,40 @@ def masked_mean(
         share = shares(tuple(weight for _, weight in chosen), wide.dtype, wide.device)
         merged[name] = (wide * share.view(-1, *[1] * old.dim())).sum(0).to(values.dtype)
     return merged
+
+
+def means_by_group(
+    models: Sequence[State], weights: Sequence[float]
+) -> Callable[[Sequence[Sequence[int]]], list[State]]:
+    """Computes the weighted means of some groups of models that have the same entries, all at once.
+
+    Each is `masked_mean` of its group up to rounding; without any weight it is the first model.
+    """
+    like = models[0]
+    floats = {name: value for name, value in like.items() if value.is_floating_point()}
+    others = [name for name in like if name not in floats]
+    sizes = [value.numel() for value in floats.values()]
+    flat = _flat(models, floats)
+    flat = flat.float() if flat.element_size() < 4 else flat  # half precision
+
+    def means(groups: Sequence[Sequence[int]]) -> list[State]:
+        counted = [[i for i in group if weights[i] > 0] or [0] for group in groups]
+        rows = [
+            [(float(weights[i]) or 1.0) * (i in members) for i in range(len(models))]
+            for members in map(set, counted)
+        ]
+        shares = torch.tensor(rows, dtype=torch.float64)
+        shares /= shares.sum(1, keepdim=True)
+        found = []
+        for row, members in zip(shares.to(flat) @ flat, counted, strict=True):
+            parts = zip(floats.items(), row.split(sizes), strict=True)
+            mean = {name: part.view_as(value).to(value.dtype) for (name, value), part in parts}
+            most = {name: torch.stack([models[i][name] for i in members]) for name in others}
+            mean |= {name: values.amax(0) for name, values in most.items()}
+            found.append({name: mean[name] for name in like})
+        return found
+
+    return means
 
 
 def _shares(weights: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhelix.core.objective import evaluate_outputs
+from fedhelix.core.objective import evaluate_all, evaluate_outputs
 from fedhelix.core.shift import unshifted, without_shift
 from fedhelix.core.tree import State, Tree
 from fedhelix.engines.local import (
@@ -26,12 +26,13 @@ from fedhelix.engines.local import (
     make_client,
     personal_model,
     predict,
+    predict_all,
     received_model,
     samples_of,
     train_plainly,
     unpersonalized_model,
 )
-from fedhelix.engines.probe import is_whole, probe
+from fedhelix.engines.probe import is_whole, probe_all
 
 Evaluation = tuple[float, float]  # metric and mean loss
 
@@ -99,12 +100,11 @@ class Engine(ABC):
         targets = samples_of(self.setup, pool)[1]
         indices = torch.arange(len(targets)) if indices is None else indices
         targets = targets[indices.to(targets.device)]
-        scores = []
-        for state in states:
-            predictor = self.outputs if is_whole(self.setup, state) else partial(probe, self.setup)
-            outputs = predictor(state, pool, indices)
-            scores.append(evaluate_outputs(self.setup.objective, outputs, targets))
-        return scores
+        if all(is_whole(self.setup, state) for state in states):
+            outputs = predict_all(self.setup, states, pool, indices)
+        else:
+            outputs = probe_all(self.setup, states, pool, indices)
+        return evaluate_all(self.setup.objective, outputs, [targets] * len(states))
 
     def train(self, samples: np.ndarray, state: State, epochs: int) -> State:
         """A model after some epochs on the server's own samples."""

@@ -8,6 +8,7 @@ other missing entry is that of the initial model.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -46,6 +47,13 @@ def probe(setup: Setup, part: State, subset: Subset, indices: Tensor) -> Tensor:
     y = y if setup.data.classes is None else F.one_hot(y, setup.data.classes)
     features = head_inputs(setup, model, subset, indices)
     return predicted_by_others(features, y.reshape(len(y), -1))
+
+
+def probe_all(
+    setup: Setup, parts: Sequence[State], subset: Subset, indices: Tensor
+) -> list[Tensor]:
+    """The same for several models."""
+    return [probe(setup, part, subset, indices) for part in parts]
 
 
 def with_statistics(

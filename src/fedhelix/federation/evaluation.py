@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedhelix.core.cpu import one_thread
 from fedhelix.core.hooks import checked
 from fedhelix.core.method import Context
 from fedhelix.core.tree import State
@@ -16,6 +17,7 @@ from fedhelix.federation.state import FederationState
 from fedhelix.store.records import Record
 
 
+@one_thread()
 def evaluate(fed: FederationSetup, state: FederationState, ctx: Context) -> Record:
     """What a record says about the models after a round."""
     record, name = Record(), fed.objective.name

@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 
+from fedhelix.core.cpu import one_thread
 from fedhelix.core.hooks import checked, other_bytes, recorded
 from fedhelix.core.tree import payload_bytes
 from fedhelix.engines.local import ClientResult, ClientTask
@@ -29,6 +30,7 @@ from fedhelix.federation.uploads import (
 from fedhelix.store.records import Record
 
 
+@one_thread()
 def initialize(fed: FederationSetup, rounds: int) -> FederationState:
     """Before round 0: clients send what they have to, the server makes its first state."""
     ctx = fed.context(0, rounds)
@@ -46,60 +48,69 @@ def run_rounds(
     fed: FederationSetup, rounds: int, state: FederationState, eval_every: int = 1
 ) -> Iterator[tuple[Record, FederationState]]:
     """Yields a record and the new state after every round."""
-    method = checked(fed.method)
     for t in range(state.round, rounds):
-        began, ctx, arrival = time.perf_counter(), fed.context(t, rounds), Record()
-        if fed.settings.newcomers and t == fed.settings.newcomers_after:
-            state, arrival = onboard_all(fed, state, ctx)
-        pending = [work for work in state.pending if work.task.client in ctx.present]
-        cohort = fed.schedule.cohort(fed.sampler(t), t, state.clock, pending)
-        ctx = replace(ctx, cohort=partial(fed.cohort, drawn={t: cohort}))
-        busy = {work.task.client for work in pending}
-        clients = [i for i in method.select_clients(state.server, cohort, ctx) if i not in busy]
-        payloads = {i: method.download(state.server, i, ctx) for i in clients}
-        tasks = [ClientTask(i, t, payloads[i], state.client_states.get(i, {})) for i in clients]
-        results = fed.engine.run_clients(tasks)
-        missing = {str(client): why for client, why in fed.engine.missing.items()}
-        turn = fed.schedule.turn(t, state.clock, pending, tasks, results)
-        strangers = fed.engine.deployed
-        plain, refused = decode_uploads(fed.method, turn.results, turn.payloads, ctx, strangers)
-        known = {result.client for result in plain}
-        answered = [work.task for work in turn.arrived if work.task.client in known]
-        if fed.settings.forges:
-            plain = fed.attackers.forge(plain, answered, fed.scorer(fed.studied), fed.initial)
-            plain, unread = send_forged(fed.method, plain, fed.attackers.ids, turn.payloads, ctx)
-            refused |= unread
-        uploads, invalid = validate_uploads(plain, fed.initial, fed.needed)
-        if fed.settings.client_weights == "equal":
-            uploads = [upload._replace(samples=1) for upload in uploads]
-        server, setup_bytes = state.server, state.setup_bytes
-        if uploads:
-            uploads = turn.dated(uploads, t)
-            server, harmful = guard.aggregate(fed.method, server, uploads, ctx, strangers)
-            invalid |= harmful
-        state = FederationState(
-            t + 1,
-            server,
-            state.client_states | keep_states(turn.results, state.client_states),
-            state.changed | {result.client for result in turn.results},
-            clock=turn.clock or 0.0,
-            pending=turn.pending,
-        )
-        record: Record = {
-            "round": t + 1,
-            **_train_loss(turn.results),
-            **traffic(turn.sent, results, turn.results, setup_bytes + other_bytes(fed.method, ctx)),
-            "participants": turn.participants,
-            "refused": refused | invalid,
-            "missing": missing,
-            **turn.record(t),
-            **arrival,
-        }
-        if (t + 1) % eval_every == 0 or t + 1 == rounds:
-            record |= evaluate(fed, state, ctx)
-        record |= fed.engine.report() | {"metadata": recorded(fed.method, ctx)}
-        record["seconds"] = time.perf_counter() - began
+        record, state = run_round(fed, t, rounds, state, (t + 1) % eval_every == 0)
         yield record, state
+
+
+@one_thread()
+def run_round(
+    fed: FederationSetup, t: int, rounds: int, state: FederationState, evaluated: bool
+) -> tuple[Record, FederationState]:
+    """The record of round t and the state after it; the last round is evaluated in any case."""
+    method = checked(fed.method)
+    began, ctx, arrival = time.perf_counter(), fed.context(t, rounds), Record()
+    if fed.settings.newcomers and t == fed.settings.newcomers_after:
+        state, arrival = onboard_all(fed, state, ctx)
+    pending = [work for work in state.pending if work.task.client in ctx.present]
+    cohort = fed.schedule.cohort(fed.sampler(t), t, state.clock, pending)
+    ctx = replace(ctx, cohort=partial(fed.cohort, drawn={t: cohort}))
+    busy = {work.task.client for work in pending}
+    clients = [i for i in method.select_clients(state.server, cohort, ctx) if i not in busy]
+    payloads = {i: method.download(state.server, i, ctx) for i in clients}
+    tasks = [ClientTask(i, t, payloads[i], state.client_states.get(i, {})) for i in clients]
+    results = fed.engine.run_clients(tasks)
+    missing = {str(client): why for client, why in fed.engine.missing.items()}
+    turn = fed.schedule.turn(t, state.clock, pending, tasks, results)
+    strangers = fed.engine.deployed
+    plain, refused = decode_uploads(fed.method, turn.results, turn.payloads, ctx, strangers)
+    known = {result.client for result in plain}
+    answered = [work.task for work in turn.arrived if work.task.client in known]
+    if fed.settings.forges:
+        plain = fed.attackers.forge(plain, answered, fed.scorer(fed.studied), fed.initial)
+        plain, unread = send_forged(fed.method, plain, fed.attackers.ids, turn.payloads, ctx)
+        refused |= unread
+    uploads, invalid = validate_uploads(plain, fed.initial, fed.needed)
+    if fed.settings.client_weights == "equal":
+        uploads = [upload._replace(samples=1) for upload in uploads]
+    server, setup_bytes = state.server, state.setup_bytes
+    if uploads:
+        uploads = turn.dated(uploads, t)
+        server, harmful = guard.aggregate(fed.method, server, uploads, ctx, strangers)
+        invalid |= harmful
+    state = FederationState(
+        t + 1,
+        server,
+        state.client_states | keep_states(turn.results, state.client_states),
+        state.changed | {result.client for result in turn.results},
+        clock=turn.clock or 0.0,
+        pending=turn.pending,
+    )
+    record: Record = {
+        "round": t + 1,
+        **_train_loss(turn.results),
+        **traffic(turn.sent, results, turn.results, setup_bytes + other_bytes(fed.method, ctx)),
+        "participants": turn.participants,
+        "refused": refused | invalid,
+        "missing": missing,
+        **turn.record(t),
+        **arrival,
+    }
+    if evaluated or t + 1 == rounds:
+        record |= evaluate(fed, state, ctx)
+    record |= fed.engine.report() | {"metadata": recorded(fed.method, ctx)}
+    record["seconds"] = time.perf_counter() - began
+    return record, state
 
 
 def _train_loss(results: Sequence[ClientResult]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from fedhelix.core.layers import Layers
 from fedhelix.core.method import Context, Method, Upload
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
-from fedhelix.core.tree import State, Tree, masked_mean, take, updates_of
+from fedhelix.core.tree import State, Tree, means_by_group, take, updates_of
 from fedhelix.core.wrapper import Wrapper
 from fedhelix.methods.fedavg import FedAvg
 
@@ -28,17 +28,13 @@ def _loss(score: Score, model: State) -> float:
 
 def losses_of(
     score: Score,
-    models: Sequence[State],
-    weights: Sequence[float],
+    means: Callable[[Sequence[Sequence[int]]], list[State]],
     groups: Sequence[Sequence[int]],
     count: int,
 ) -> list[float]:
     """The losses of the means of some groups of models on about so many validation samples."""
-    children = [
-        masked_mean([models[i] for i in group], [weights[i] for i in group], models[0])
-        for group in groups
-    ]
-    return [loss if math.isfinite(loss) else math.inf for _, loss in score(children, count)]
+    scores = score(means(groups), count)
+    return [loss if math.isfinite(loss) else math.inf for _, loss in scores]
 
 
 @register("cull", paper="fedhelix")
@@ -76,7 +72,7 @@ class Cull(Wrapper):
         if ctx.score_on is None:
             kept = agreeing(updates, kept, least)
         else:
-            losses = partial(losses_of, ctx.score_on, models, weights)
+            losses = partial(losses_of, ctx.score_on, means_by_group(models, weights))
             before = partial(_loss, ctx.score_on, server["model"])
             kept = culled(kept, updates, losses, before, self.margin, least)
         dropped = [uploads[i].client for i in range(len(uploads)) if i not in kept]

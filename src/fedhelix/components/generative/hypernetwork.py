@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedhelix.components.generative.vectors import Layout
+from fedhelix.core.cpu import all_threads
 from fedhelix.core.fit import LENT
 from fedhelix.core.options import Checked, option
 from fedhelix.core.seeds import key, seeded
@@ -75,6 +76,7 @@ class Hyper(Checked):
             network, {name: weights[name] for name in weights if name != EMBEDDINGS}, (embedding,)
         )
 
+    @all_threads()
     def step(
         self,
         state: Tree,

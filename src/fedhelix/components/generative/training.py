@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from fedhelix.core.cpu import all_threads, one_thread
 from fedhelix.core.cuda import recording
 
 Watch = Callable[[range, str], Iterable[int]]  # yields the steps and shows progress
@@ -71,15 +72,15 @@ def plain_kernels(parameters: int) -> Iterator[None]:
     Its steps are too short to be shared, and oneDNN prepares longer than it computes.
     """
     if parameters >= SMALL:
-        yield
+        with all_threads():
+            yield
         return
-    threads, enabled = torch.get_num_threads(), torch.backends.mkldnn.enabled
-    torch.set_num_threads(1)
+    enabled = torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
     try:
-        yield
+        with one_thread():
+            yield
     finally:
-        torch.set_num_threads(threads)
         torch.backends.mkldnn.enabled = enabled
 
 

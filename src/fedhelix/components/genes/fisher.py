@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
+from fedhelix.core.cpu import one_thread
 from fedhelix.core.method import Client
 from fedhelix.core.parts import Inputs, each
 from fedhelix.core.samples import of_each_sample
@@ -23,6 +24,7 @@ Normalisation = Literal["layer_minmax", "global_minmax", "layer_rank"]
 AT_ONCE = 2**28  # gradient values that may be in memory at a time: 1 GiB
 
 
+@one_thread()
 def fisher_values(
     loss: SampleLoss, state: State, names: Iterable[str], x: Inputs, y: Tensor
 ) -> State:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from fedhelix.core.cpu import one_thread
 from fedhelix.core.method import LocalRound, Phase
 from fedhelix.core.objective import evaluate_all
 from fedhelix.core.shift import SHIFT, all_shifted, unshifted
@@ -70,6 +71,7 @@ class Batched(Engine):
         """The results of the tasks, in order."""
         return self.run_many([(self.setup, task) for task in tasks])
 
+    @one_thread()
     def run_many(self, tasks: Sequence[tuple[Setup, ClientTask]]) -> list[ClientResult]:
         """Tasks of one run or of several; those of one kind share the slots."""
         rounds = [start_round(setup, task) for setup, task in tasks]
@@ -91,6 +93,7 @@ class Batched(Engine):
         values = torch.stack(losses).tolist() if losses else []
         return [result._replace(loss=loss) for result, loss in zip(results, values, strict=True)]
 
+    @one_thread()
     def personal(self, tasks: Sequence[ClientTask]) -> list[PersonalModel]:
         """The clients' personal models as of now."""
         started = [start_personal(self.setup, task) for task in tasks]
@@ -139,8 +142,12 @@ class Batched(Engine):
     def score(
         self, states: Sequence[State], pool: Subset, indices: Tensor | None = None
     ) -> list[tuple[float, float]]:
-        """Metric and loss of several models on the same samples; whole models are stacked."""
-        if not all(is_whole(self.setup, state) for state in states):
+        """Metric and loss of several models on the same samples; on a GPU whole ones are stacked.
+
+        A CPU has faster kernels for one model after the other.
+        """
+        whole = all(is_whole(self.setup, state) for state in states)
+        if self.setup.device.type == "cpu" or not whole:
             return super().score(states, pool, indices)
         targets = samples_of(self.setup, pool)[1]
         indices = torch.arange(len(targets)) if indices is None else indices
@@ -191,6 +198,7 @@ class Batched(Engine):
             self._free_memory()
         return self._stacked_outputs(states, subset, indices, FEW)
 
+    @one_thread()
     @torch.no_grad()
     def _stacked_outputs(
         self, states: Sequence[State], subset: Subset, indices: Sequence[Tensor], at_once: int

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from fedhelix.core.cpu import one_thread
 from fedhelix.engines.kernels import compiled, tuned
 
 Kernels = Literal["onednn", "native", "tuned", "compiled"]
@@ -25,17 +26,15 @@ def applied(kernels: Kernels, module: nn.Module) -> Iterator[None]:
 
     More threads gain little on small networks, and results would depend on their number.
     """
-    before, threads = torch.backends.mkldnn.enabled, torch.get_num_threads()
-    replaced = replaced_layers(kernels, module)
+    before, replaced = torch.backends.mkldnn.enabled, replaced_layers(kernels, module)
     original = {layer: type(layer) for layer in replaced}
     torch.backends.mkldnn.enabled = kernels == "onednn"  # type: ignore[assignment]
-    torch.set_num_threads(1)
     try:
         change_types(replaced)
-        yield
+        with one_thread():
+            yield
     finally:
         change_types(original)
-        torch.set_num_threads(threads)
         torch.backends.mkldnn.enabled = before
 
 

@@ -44,13 +44,11 @@ def signature(setup: Setup) -> str:
 
 def fastest(setup: Setup) -> Kernels:
     """The kernels with the smallest median time of a training step."""
-    threads, mode = torch.get_num_threads(), setup.module.training
+    mode = setup.module.training
     with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
         try:
-            torch.set_num_threads(1)  # as in worker processes
             times = time_steps(setup, working_kernels(setup))
         finally:
-            torch.set_num_threads(threads)
             setup.module.train(mode)
     chosen: Kernels = "onednn"
     for kernels in times:

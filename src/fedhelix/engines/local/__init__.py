@@ -13,6 +13,7 @@ from fedhelix.engines.local.network import (
     module_of,
     part_of,
     predict,
+    predict_all,
 )
 from fedhelix.engines.local.setup import (
     ClientResult,
@@ -71,6 +72,7 @@ __all__ = [
     "personal_model",
     "phases_of",
     "predict",
+    "predict_all",
     "received_model",
     "run_client",
     "samples_of",

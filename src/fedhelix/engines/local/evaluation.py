@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedhelix.core.cpu import one_thread
 from fedhelix.core.objective import evaluate_outputs
 from fedhelix.core.shift import SHIFT, unshifted
 from fedhelix.engines.local.batches import samples_of
@@ -81,6 +82,7 @@ def _shifted_apart(
     return predicted[rows] + shift, targets[rows], new
 
 
+@one_thread()
 def evaluate(setup: Setup, task: ClientTask) -> Scores:
     """A client's personal model on its own samples."""
     used = personal_model(setup, task)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 
@@ -96,17 +96,26 @@ def part_of(layers: Layers, phase: Phase) -> list[str]:
     return [*(name for name in layers.parameters if name in chosen), *phase.extra]
 
 
-@torch.no_grad()
 def predict(setup: Setup, state: State, subset: Subset, indices: Tensor) -> Tensor:
     """A model's outputs for some samples of a subset, in evaluation mode."""
+    return predict_all(setup, [state], subset, indices)[0]
+
+
+@torch.no_grad()
+def predict_all(
+    setup: Setup, states: Sequence[State], subset: Subset, indices: Tensor
+) -> list[Tensor]:
+    """The outputs of several models for the same samples of a subset, in evaluation mode."""
     batch = EVALUATED_AT_ONCE[setup.device.type == "cuda"]
     setup.module.eval()
     x, indices = samples_of(setup, subset)[0], indices.to(setup.device)
+    outputs: list[list[Tensor]] = [[] for _ in states]
     with applied(setup.kernels, setup.module):
-        parts = [
-            use(setup, state, setup.data.prepare(rows_of(x, part))) for part in indices.split(batch)
-        ]
-    return torch.cat(parts)
+        for part in indices.split(batch):
+            prepared = setup.data.prepare(rows_of(x, part))
+            for state, parts in zip(states, outputs, strict=True):
+                parts.append(use(setup, state, prepared))
+    return [torch.cat(parts) for parts in outputs]
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedhelix.core.cpu import one_thread
 from fedhelix.core.parts import Inputs, each
 from fedhelix.core.tree import State
 from fedhelix.engines.local.network import call
@@ -25,6 +26,7 @@ VALUES_AT_ONCE = 2**28  # of a layer's gradients: 1 GiB
 Passed = tuple[Tensor, Tensor]  # what went into a layer, and the gradient of what came out
 
 
+@one_thread()
 def squared_gradients(
     setup: Setup, state: State, names: Sequence[str], x: Inputs, y: Tensor
 ) -> State | None:

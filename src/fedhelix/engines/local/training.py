@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedhelix.core.cpu import one_thread
 from fedhelix.core.errors import unknown
 from fedhelix.core.method import Client, Local, LocalRound, Method, Phase
 from fedhelix.core.objective import evaluate_outputs
@@ -173,6 +174,7 @@ def train_plainly(setup: Setup, samples: np.ndarray, state: State, epochs: int) 
     return local.models["model"]
 
 
+@one_thread()
 def run_client(setup: Setup, task: ClientTask) -> ClientResult:
     """A client's whole round: start, phases, upload."""
     local = start_round(setup, task)
@@ -213,6 +215,7 @@ def start_round(setup: Setup, task: ClientTask, with_context: bool = True) -> Lo
     )
 
 
+@one_thread()
 def personal_model(setup: Setup, task: ClientTask) -> PersonalModel:
     """The model that a client would use now: its starting point after `personalize`."""
     local, phases = start_personal(setup, task)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedhelix.core.errors import UserError
-from fedhelix.core.objective import evaluate_outputs
+from fedhelix.core.objective import evaluate_all
 from fedhelix.core.tree import State, Tree, tensors
 from fedhelix.engines.base import Engine
 from fedhelix.engines.local import (
@@ -24,13 +24,13 @@ from fedhelix.engines.local import (
     Subset,
     evaluate,
     personal_model,
-    predict,
+    predict_all,
     run_client,
     samples_of,
 )
 from fedhelix.engines.parallel.pool import NoWorkers, WorkerPool, WorkItem, cores
 from fedhelix.engines.parallel.worker import client_init
-from fedhelix.engines.probe import is_whole, probe
+from fedhelix.engines.probe import is_whole, probe_all
 
 # As in `predict`: batches of another size would change the last bits of the outputs.
 CHUNK = EVALUATED_AT_ONCE[0]
@@ -90,10 +90,8 @@ class Parallel(Engine):
         """Metric and loss of several models on the same samples, spread over the workers."""
         targets = samples_of(self.setup, pool)[1]
         indices = torch.arange(len(targets)) if indices is None else indices
-        return [
-            evaluate_outputs(self.setup.objective, outputs, targets[indices])
-            for outputs in self._predict(states, pool, indices)
-        ]
+        outputs = self._predict(states, pool, indices)
+        return evaluate_all(self.setup.objective, outputs, [targets[indices]] * len(states))
 
     def close(self) -> None:
         """Release the workers; the engine takes others if it is used again."""
@@ -118,21 +116,22 @@ class Parallel(Engine):
         return self._run(items, shared)
 
     def _predict(self, states: Sequence[State], subset: Subset, indices: Tensor) -> list[Tensor]:
-        """The outputs of every model, computed chunk by chunk.
+        """The outputs of every model: a worker computes some models on one chunk of the samples.
 
         A partial model is fitted to all samples, so its work cannot be split.
         """
-        work = [
-            (predict, indices.split(CHUNK)) if is_whole(self.setup, state) else (probe, (indices,))
-            for state in states
-        ]
+        whole = all(is_whole(self.setup, state) for state in states)
+        function, chunks = (predict_all, indices.split(CHUNK)) if whole else (probe_all, [indices])
+        together = max(1, -(-len(states) * len(chunks) // self.workers))  # models in one item
+        groups = [states[at : at + together] for at in range(0, len(states), together)]
         items = [
-            WorkItem(function, (state, subset, part), len(part), "the evaluation")
-            for state, (function, parts) in zip(states, work, strict=True)
-            for part in parts
+            WorkItem(function, (group, subset, chunk), len(chunk) * len(group), "the evaluation")
+            for chunk in chunks
+            for group in groups
         ]
-        chunks = iter(self._run(items, (tensor for state in states for tensor in state.values())))
-        return [torch.cat([next(chunks) for _ in parts]) for _, parts in work]
+        found = iter(self._run(items, (tensor for state in states for tensor in state.values())))
+        parts = [[output for _ in groups for output in next(found)] for _ in chunks]
+        return [torch.cat(outputs) for outputs in zip(*parts, strict=True)]
 
     def _run(self, items: Sequence[WorkItem], shared: Iterable[Tensor]) -> list[Any]:
         """The results of the work items, in order."""

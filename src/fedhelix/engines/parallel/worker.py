@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from fedhelix.core.cpu import one_thread
 from fedhelix.core.errors import UserError
 from fedhelix.core.tree import Tree
 from fedhelix.data import Split
@@ -57,6 +58,7 @@ class Failure(NamedTuple):
 RELEASE = "release"
 
 
+@one_thread()
 def client_init(setup: Setup, task: ClientTask) -> Tree:
     """What a client sends before round 0."""
     return setup.hooks.client_init(make_client(setup, task))
