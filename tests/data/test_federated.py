@@ -120,7 +120,7 @@ def test_a_hub_set_by_its_owner_column():
     labels = [number % 2 for number in range(20)]
     table = Table(image=images, label=labels, writer=["b"] * 10 + ["a"] * 10)
     data = from_hub(table, "writer")
-    sizes = [(data.owners == one).sum() + (data.owners_test == one).sum() for one in (0, 1)]
+    sizes = [(data.owners == one).sum() + (data.owners_test == one).sum() for one in ("a", "b")]
     assert sizes == [10, 10]
     assert data.shape == (1, 8, 8) and data.classes == 2
     with pytest.raises(UserError, match="unknown column 'writers'; did you mean 'writer'"):

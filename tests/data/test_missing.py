@@ -97,3 +97,24 @@ def test_objects_in_a_file_are_refused_with_a_way_out(tmp_path):
 def test_what_is_wrong_with_samples_is_said(x, words):
     with pytest.raises(UserError, match=words):
         from_arrays(x, [0, 1])
+
+
+def test_masked_values_are_missing():
+    x = np.ma.masked_equal([[1.0, 2], [3, -999], [5, 6], [7, 8]], -999)
+    y = np.ma.masked_equal([0, 1, 9, 1], 9)
+    texts = np.ma.masked_equal(["a", "b", "a", "?"], "?")
+    for make, words in [
+        (lambda: from_arrays(x, [0, 1, 0, 1]), "x of .* has a missing value in sample 1; fill"),
+        (lambda: from_arrays(list(x), [0, 1, 0, 1]), "x of .* has a missing value in sample 1"),
+        (lambda: from_arrays({"u": x}, [0, 1, 0, 1]), "'u' of x of .* missing value in sample 1"),
+        (lambda: from_arrays(X[:4], y), "y of .* has no label in sample 2"),
+        (lambda: from_arrays(X[:4], list(y)), "y of .* has no label in sample 2"),
+        (lambda: from_arrays(X[:4], texts), "y of .* has no label in sample 3"),
+        (lambda: from_arrays(X[:4], y * 1.5), "y of .* has no label in sample 2"),
+        (lambda: from_arrays(X[:4], [0, 1, 0, 1], owners=y), "sample 2 of 'data' has no owner"),
+        (lambda: from_clients([(x, [0, 1, 0, 1])]), "x of client 0 .* missing value in sample 1"),
+    ]:
+        with pytest.raises(UserError, match=words):
+            make()
+    whole = from_arrays(np.ma.masked_equal(X, -999), np.ma.masked_equal(NUMBERS, 9))
+    assert len(whole.x) + len(whole.x_test) == len(X) and whole.classes == 2

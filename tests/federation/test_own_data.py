@@ -114,7 +114,7 @@ def test_a_report_calls_clients_by_their_names(tmp_path):
 def test_rows_without_an_owner_and_columns_of_dates_are_named():
     table = frame().assign(town=TOWNS)
     table.loc[3:4, "town"] = None
-    with pytest.raises(UserError, match=r"2 rows of .* have no owner in the column 'town'"):
+    with pytest.raises(UserError, match=r"sample 3 of .* has no owner; remove samples without"):
         federation(table, partition.natural("town"))
     with pytest.raises(UserError, match=r"column 'day' of .* holds values of type Timestamp"):
         federation(frame().assign(day=pd.Timestamp("2020-01-01")))

@@ -77,6 +77,19 @@ def r2(output: Tensor, target: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class LossOfLabels:
+    """A loss of the user's for labels of which several may hold: it gets them as floats, as
+    PyTorch's BCEWithLogitsLoss wants them.
+    """
+
+    loss: Loss
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        """What the user's loss says."""
+        return self.loss(output, target.to(output.dtype))
+
+
+@dataclass(frozen=True)
 class Objective:
     """A loss to train with and a metric to judge by, of which more is better.
 
@@ -139,7 +152,8 @@ def objective_for(
     if metric is not None:
         check_metric("metric", metric)
     if classes is None and targets is not None and targets.dtype == torch.bool:
-        return Objective(loss or binary_cross_entropy, metric or f1, "score")
+        own = None if loss is None else LossOfLabels(loss)
+        return Objective(own or binary_cross_entropy, metric or f1, "score")
     if classes is None and targets is not None and targets.dtype == torch.int64:
         name = "score" if metric else "accuracy"
         return Objective(loss or token_cross_entropy, metric or token_accuracy, name)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,15 +15,21 @@ from fedhelix.core.metrics import IGNORED
 from fedhelix.core.options import checks_arguments
 from fedhelix.core.seeds import numpy_draw
 from fedhelix.data.checks import check_columns, describe
-from fedhelix.data.columns import feature_names, in_order_of, pair_of
+from fedhelix.data.columns import (
+    feature_names,
+    has_splits,
+    in_order_of,
+    pair_of,
+    train_and_test,
+)
 from fedhelix.data.datasets import Dataset, channel_values
 from fedhelix.data.fields import Fields, Parts, cat_padded, joined
+from fedhelix.data.owners import read_owners
 from fedhelix.data.readers import NPZ_ERRORS
 from fedhelix.data.reading import Pair, Samples, coded, read_pair
 from fedhelix.data.sampling import stratified
+from fedhelix.data.targets import Classes, as_targets, count_classes, note_unused
 
-Classes = int | Literal["auto"] | None
-MOST_CLASSES = 50  # that whole numbers are taken for without a word, in few samples
 HELD_OUT = 0.2
 """The share of samples that becomes the test pool when the user gives none."""
 
@@ -41,6 +46,7 @@ def from_arrays(
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
     owners: Any = None,
+    owners_test: Any = None,
     seed: int = 0,
 ) -> Dataset:
     """A data set from tensors, NumPy arrays or anything that NumPy can read.
@@ -56,6 +62,7 @@ def from_arrays(
       integers (N×T, N×H×W) the classes of tokens or pixels. A number of classes or None
       (regression) decides otherwise. Integer labels are kept as they are, so number them from 0.
     * `owners` says for each sample whose it is; a federation then takes its clients from there.
+      With `owners_test`, clients are tested on their own samples of the test pool.
     * Without a test pool 20 % of the samples, class by class, are held out as one; with owners
       20 % of each owner's, who are tested on these. An owner with a single sample trains on it.
     """
@@ -63,14 +70,17 @@ def from_arrays(
         raise UserError(f"'{name}' has only one of x_test and y_test; give both or none.")
     (y, y_test), labels = coded([y, y_test], [f"'{name}'", f"the test part of '{name}'"])
     inputs, targets = read_pair(x, y, f"'{name}'")
-    whose = None if owners is None else np.asarray(owners)
-    if whose is not None and len(whose) != len(inputs):
-        raise UserError(
-            f"'{name}' has {len(whose)} owners for {len(inputs)} samples; give one for each."
-        )
-    whose_test = None
+    whose, whose_test = None, None
+    if owners is not None:
+        whose = read_owners(owners, f"'{name}'", len(inputs))
+    if owners_test is not None and (owners is None or x_test is None):
+        raise UserError(f"owners_test of '{name}' needs owners, x_test and y_test.")
     if x_test is not None:
         test_inputs, test_targets = read_pair(x_test, y_test, f"the test part of '{name}'")
+        if owners_test is not None:
+            whose_test = read_owners(owners_test, f"the test part of '{name}'", len(test_inputs))
+            if whose is not None and whose.dtype.kind != whose_test.dtype.kind:
+                whose, whose_test = whose.astype(str), whose_test.astype(str)
     else:
         count_classes(classes, targets, targets[:0])  # says what whole numbers are
         held = _held_out_pool(targets, classes, whose, seed)
@@ -105,7 +115,7 @@ def assembled(
     count = count_classes(classes, y, y_test)
     y, y_test = as_targets([y, y_test], classes, count, name)
     if classes == "auto" and count is not None:
-        _note_unused(min(int(y.min()), int(y_test.min())), count, name)
+        note_unused(min(int(y.min()), int(y_test.min())), count, name)
     fields = None
     if isinstance(x, Parts) or isinstance(x_test, Parts):
         both = joined([x, x_test])
@@ -117,7 +127,8 @@ def assembled(
 
 @checks_arguments
 def from_npz(path: str | Path) -> Dataset:
-    """A data set from one npz file with x and y, and optionally x_test, y_test and owners.
+    """A data set from one npz file with x and y, and optionally x_test, y_test, owners and
+    owners_test.
 
     The arrays mean what they mean in `from_arrays`.
     """
@@ -136,18 +147,19 @@ def from_npz(path: str | Path) -> Dataset:
             problem = UserError("it is none; np.savez('FILE.npz', x=x, y=y) writes one")
         raise UserError(f"'{path}' cannot be read as an npz file: {problem}.") from None
     renamed = {key.removesuffix("_train"): value for key, value in arrays.items()}
-    unknown_keys = sorted(set(renamed) - {"x", "y", "x_test", "y_test", "owners"})
+    possible = {"x", "y", "x_test", "y_test", "owners", "owners_test"}
+    unknown_keys = sorted(set(renamed) - possible)
     if unknown_keys or not {"x", "y"} <= set(renamed):
         raise UserError(
-            f"'{path}' must hold x and y, and may hold x_test, y_test and owners; "
-            f"it has {sorted(arrays)}."
+            f"'{path}' must hold x and y, and may hold x_test, y_test, owners and "
+            f"owners_test; it has {sorted(arrays)}."
         )
     return from_arrays(**renamed, name=Path(path).stem)
 
 
 @checks_arguments
 def from_clients(
-    clients: Sequence[Any] | Mapping[str, Any],
+    clients: Sequence[Any] | Mapping[Any, Any],
     test: Any = None,
     classes: Classes = "auto",
     name: str = "data",
@@ -163,10 +175,14 @@ def from_clients(
     one such part for a common test pool, or a list or dictionary with one for each client; None
     holds out 20 % of every client's samples as its test part (a client with a single sample keeps
     it for training).
+    A `DatasetDict` with train and test, as `train_test_split` makes it, is a client with its own
+    test part.
     """
     names = list(clients) if isinstance(clients, Mapping) else range(len(clients))
     called = [f"client {one} of '{name}'" for one in names]
-    parts = clients.values() if isinstance(clients, Mapping) else clients
+    parts = list(clients.values() if isinstance(clients, Mapping) else clients)
+    if test is None and any(map(has_splits, parts)):
+        parts, test = train_and_test(parts, called)
     raw = [pair_of(part, whose) for part, whose in zip(parts, called, strict=True)]
     if not raw:
         raise UserError(f"'{name}' has no clients; give at least one pair (x, y).")
@@ -188,7 +204,10 @@ def from_clients(
     x, y, owners = pool(train, called)
     x_test, y_test, owners_test = pool(tests, tested)
     if isinstance(clients, Mapping):
-        owners, owners_test = (np.array(list(names))[numbers] for numbers in (owners, owners_test))
+        named = read_owners(list(names), f"the clients of '{name}'")
+        if len(np.unique(named)) < len(named):
+            raise UserError(f"two clients of '{name}' have one name; give each its own.")
+        owners, owners_test = named[owners], named[owners_test]
     has_common_test = test is not None and not isinstance(test, list)
     return assembled(
         name, (x, y), (x_test, y_test), classes, mean, std, owners=owners,
@@ -208,80 +227,6 @@ def raw_test_parts(test: Any, clients: int, name: str) -> list[tuple[Any, Any]]:
             f"'{name}' has {clients} clients, but test has {len(test)} parts; give one for each."
         )
     return [pair_of(part, f"test part {index} of '{name}'") for index, part in enumerate(test)]
-
-
-def count_classes(classes: Classes, targets: Tensor, test_targets: Tensor) -> int | None:
-    """The number of classes that the user gave or that the labels show; None for a regression."""
-    if classes is None:
-        return None
-    if classes != "auto":
-        if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
-            raise UserError(
-                f"classes must be 'auto', None or a whole number above 0, not {classes!r}."
-            )
-        return classes
-    if targets.is_floating_point() or targets[0].numel() > 1:
-        return None
-    both = torch.cat([targets.flatten(), test_targets.flatten()])
-    largest = max(int(both.max()), 0)
-    samples = len(targets) + len(test_targets)
-    if largest > 1000 + samples:
-        raise UserError(
-            f"labels go up to {largest}, but there are only {samples} samples; "
-            "number classes from 0."
-        )
-    different = len(both.unique())
-    if different > max(MOST_CLASSES, samples // 4):
-        raise UserError(
-            f"y has {different} different whole numbers in {samples} samples; in from_arrays, "
-            f"from_clients or from_table, classes=None makes it a regression, "
-            f"classes={1 + largest} a classification."
-        )
-    return 1 + largest
-
-
-def _note_unused(first: int, count: int, name: str) -> None:
-    """Say that labels do not begin at 0; they are kept as they are."""
-    if first > 0:
-        warnings.warn(
-            f"the labels of '{name}' begin at {first}, so {first} of the {count} classes "
-            f"{'has' if first == 1 else 'have'} no samples; number classes from 0 (y - {first}), "
-            f"or give classes={count} if they are right.",
-            stacklevel=5,
-        )
-
-
-def as_targets(
-    parts: list[Tensor], classes: Classes, count: int | None, name: str
-) -> tuple[Tensor, ...]:
-    """Targets in the type that says what they are; see `Dataset.y`."""
-    whole = not any(part.is_floating_point() for part in parts)
-    several = all(part.dim() > 1 and part[0].numel() > 1 for part in parts)
-    if classes is None or (not whole and count is None):
-        return tuple(part.float() for part in parts)
-    if several and classes == "auto" and all(is_multi_label(part) for part in parts):
-        return tuple(part.bool() for part in parts)
-    if several and whole:  # masks of pixels may have an axis of one channel
-        flat = (part.squeeze(1) if part.dim() == 4 else part for part in parts)
-        return tuple(part.long() for part in flat)
-    return tuple(as_labels(part, name) for part in parts)
-
-
-def is_multi_label(targets: Tensor) -> bool:
-    """Whether targets are N×L and say of each label whether it holds."""
-    return targets.dim() == 2 and bool(((targets == 0) | (targets == 1)).all())
-
-
-def as_labels(targets: Tensor, name: str) -> Tensor:
-    """Labels as one int64 vector."""
-    if targets.dim() == 2 and targets.shape[1] == 1:
-        targets = targets[:, 0]
-    whole = targets.long()
-    if targets.is_floating_point() and not torch.equal(whole.float(), targets):
-        raise UserError(
-            f"labels of '{name}' must be whole numbers; classes=None would be a regression."
-        )
-    return whole
 
 
 def held_out(targets: Tensor, classes: Classes, draw: np.random.Generator) -> np.ndarray:

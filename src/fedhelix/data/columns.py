@@ -29,12 +29,19 @@ def is_table(data: Any) -> bool:
     return hasattr(data, "columns") or hasattr(data, "column_names")
 
 
-def pair_of(part: Any, where: str) -> tuple[Any, Any]:
-    """Inputs and targets of what one client has: a pair, a table or a map-style data set."""
+def pair_of(part: Any, where: str, columns: Sequence[str] | None = None) -> tuple[Any, Any]:
+    """Inputs and targets of what one client has: a pair, a table or a map-style data set.
+
+    Of a table that has them, only the given columns are inputs, in their order.
+    """
     if isinstance(part, DataLoader):
         raise UserError(
             f"{where} is a DataLoader; give its data set, loader.dataset: batch_size, sampler and "
             "augment are settings of the federation."
+        )
+    if has_splits(part):
+        raise UserError(
+            f"{where} has the splits {', '.join(part)}, each a table of its own; give one of them."
         )
     if not is_table(part) and not _has_dictionaries(part, where):
         return raw_pair(part, where)
@@ -42,6 +49,8 @@ def pair_of(part: Any, where: str) -> tuple[Any, Any]:
         part = collated(all_samples(part, where))
     target = target_of(names_of(part), where)
     inputs = [column for column in names_of(part) if column != target]
+    if columns is not None and set(columns) <= set(inputs):
+        inputs = list(columns)
     x = read_inputs_of(part, inputs, where)
     if isinstance(x, np.ndarray) and x.ndim == 2 and x.shape[1] == len(inputs):
         from pandas import DataFrame  # slow to import, and workers need none of it
@@ -61,6 +70,23 @@ def in_order_of(clients: Iterable[Any], test: Any, name: str) -> Any:
             f"{', '.join(map(str, names))}; give one for each."
         )
     return [test[client] for client in names]
+
+
+def has_splits(part: Any) -> bool:
+    """Whether these are several tables, as in a `DatasetDict`, rather than one."""
+    return isinstance(part, Mapping) and bool(part) and all(map(is_table, part.values()))
+
+
+def train_and_test(parts: Sequence[Any], called: Sequence[str]) -> tuple[list[Any], list[Any]]:
+    """The tables called train and test of every client."""
+    for part, whose in zip(parts, called, strict=True):
+        if not has_splits(part) or set(part) != {"train", "test"}:
+            found = ", ".join(part) if has_splits(part) else "none"
+            raise UserError(
+                f"the splits of {whose} are {found}, but some client has several; give all of them "
+                "train and test."
+            )
+    return [part["train"] for part in parts], [part["test"] for part in parts]
 
 
 def feature_names(x: Any) -> tuple[str, ...] | None:

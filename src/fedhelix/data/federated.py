@@ -15,7 +15,9 @@ import numpy as np
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.options import checks_arguments
 from fedhelix.data.arrays import from_arrays, from_clients
+from fedhelix.data.columns import has_splits
 from fedhelix.data.datasets import Dataset
+from fedhelix.data.owners import read_owners
 from fedhelix.data.readers import damaged
 
 # The characters of LEAF's Shakespeare, in its order.
@@ -169,7 +171,7 @@ def from_hub(
 ) -> Dataset:
     """A data set of Hugging Face `datasets`, or its name there, by the owners that a column names.
 
-    Each owner keeps a fifth of its samples for testing.
+    Of a `DatasetDict` the `split` counts. Each owner keeps a fifth of its samples for testing.
     """
     if isinstance(data, str):
         try:
@@ -179,14 +181,19 @@ def from_hub(
                 f"'{data}' needs Hugging Face datasets; pip install 'fedhelix[data]'."
             ) from None
         name, data = name or data, load_dataset(data, split=split)
+    if has_splits(data):
+        if split not in data:
+            raise unknown("split", split, data)
+        data = data[split]
     columns: Sequence[str] = data.column_names
     for column in (owner, x, y):
         if column not in columns:
             raise unknown("column", column, columns)
     inputs, labels = (np.stack([np.asarray(v) for v in data[column]]) for column in (x, y))
-    whose = np.asarray([str(value) for value in data[owner]])
-    groups = [whose == one for one in dict.fromkeys(whose.tolist())]
-    return from_clients([(inputs[own], labels[own]) for own in groups], name=name or "hub")
+    whose = read_owners(list(data[owner]), f"'{name or 'hub'}'")
+    groups = {one: whose == one for one in dict.fromkeys(whose.tolist())}
+    parts = {one: (inputs[own], labels[own]) for one, own in groups.items()}
+    return from_clients(parts, name=name or "hub")
 
 
 class Folder(NamedTuple):

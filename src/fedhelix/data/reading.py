@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from fedhelix.core.errors import UserError
+from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.metrics import IGNORED
 from fedhelix.data.checks import check_finite
 from fedhelix.data.fields import Parts, is_ragged, padded
@@ -84,7 +84,7 @@ def stacked(values: Sequence[Any]) -> Any:
     """One array of equal values; sequences of different lengths stay a list."""
     if lacks_text(values):
         return np.array(values, dtype=object)
-    arrays = [np.asarray(value) for value in values]
+    arrays = [as_array(value) for value in values]
     same = len({array.shape for array in arrays}) == 1
     return np.stack(arrays) if same else arrays or np.empty(0)
 
@@ -212,9 +212,41 @@ def coded(targets: Sequence[Any], where: Sequence[str]) -> tuple[list[Any], tupl
     return found, tuple(names.tolist())
 
 
+def numbered(y: Any, names: Sequence[str] | None, where: str) -> Any:
+    """Labels as the numbers of classes with these names (None: they have none); numbers stay."""
+    (codes,), texts = coded([y], [where])
+    if texts is None:
+        if any(one.isdecimal() and one != str(place) for place, one in enumerate(names or ())):
+            raise UserError(
+                f"y of {where} holds numbers, which could be names or places of the classes "
+                f"{', '.join(names or ())}; give these names, as text."
+            )
+        return y
+    if names is None:
+        raise UserError(f"y of {where} is text, but the classes have no names; give numbers.")
+    for text in texts:
+        if text not in names:
+            raise unknown(f"label of {where}", text, names)
+    return np.array([names.index(text) for text in texts])[codes]
+
+
 def label_array(y: Any) -> np.ndarray:
     """Labels as an array, in which missing ones among texts stay what they are."""
-    return np.array(y, dtype=object) if lacks_text(y) else np.asarray(y)
+    return np.array(y, dtype=object) if lacks_text(y) else as_array(y)
+
+
+def as_array(values: Any) -> np.ndarray:
+    """What NumPy makes of values; masked ones are missing."""
+    if isinstance(values, np.ma.MaskedArray):
+        masked = np.ma.getmaskarray(values)
+        if not masked.any():
+            return values.data
+        array = values.data.astype(object)
+        array[masked] = None
+        return array
+    if isinstance(values, list | tuple) and any(map(np.ma.is_masked, values)):
+        return np.stack([as_array(value) for value in values])
+    return np.asarray(values)
 
 
 def lacks_text(values: Any) -> bool:
@@ -289,7 +321,7 @@ def as_tensor(values: Any, where: str) -> Tensor:
     """Numbers as uint8, bool, int64 or float32; arrays of such a type are not copied."""
     if not isinstance(values, Tensor):
         try:
-            array = np.asarray(values)
+            array = as_array(values)
         except ValueError as problem:
             check_shapes(values, where)
             raise UserError(f"{where} is no array: {str(problem).rstrip('.')}.") from None

@@ -10,9 +10,10 @@ import numpy as np
 
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.options import checks_arguments
-from fedhelix.data.arrays import Classes, from_arrays
+from fedhelix.data.arrays import from_arrays
 from fedhelix.data.columns import column_of, names_of, read_inputs_of, target_of
 from fedhelix.data.datasets import Dataset
+from fedhelix.data.targets import Classes
 
 
 @checks_arguments
@@ -34,7 +35,8 @@ def from_table(
     `inputs` are the columns that the network gets: all others. Columns of single numbers are the
     features of one table; other ones are the network's keyword arguments, a single one its only
     argument. `test` is another table, by default the one called test of a `DatasetDict`; without it
-    20 % of the rows, of every owner's where there are owners, are held out.
+    20 % of the rows, of every owner's where there are owners, are held out. Where `test` has the
+    column of owners, each is tested on its own rows.
     """
     if isinstance(table, Mapping):
         table, test = _splits(table, test, name)
@@ -50,28 +52,22 @@ def from_table(
         if column not in names_of(test):
             raise unknown(f"column of the test part of {where}", column, names_of(test))
     x, y = read_inputs_of(table, chosen, where), _targets(table, targets)
-    owners = None if owner is None else _owners(table, owner, where)
+    owners = None if owner is None else column_of(table, owner)
     x_test = None if test is None else read_inputs_of(test, chosen, where)
     y_test = None if test is None else _targets(test, targets)
-    data = from_arrays(x, y, x_test, y_test, classes, name, owners=owners, seed=seed)
+    owners_test = None
+    if owner is not None and test is not None and owner in names_of(test):
+        owners_test = column_of(test, owner)
+    data = from_arrays(
+        x, y, x_test, y_test, classes, name,
+        owners=owners, owners_test=owners_test, seed=seed,
+    )  # fmt: skip
     names = getattr(getattr(table, "features", {}).get(targets[0]), "names", None)  # a ClassLabel
     return dataclasses.replace(
         data,
         labels=tuple(names) if names and data.classes == len(names) else data.labels,
         columns=tuple(chosen),
     )
-
-
-def _owners(table: Any, column: str, where: str) -> np.ndarray:
-    """Whose each row is."""
-    import pandas as pd  # workers do not need it
-
-    if missing := sum(pd.isna(value) is True for value in table[column]):
-        raise UserError(
-            f"{missing} rows of {where} have no owner in the column '{column}'; remove them, or "
-            "say whose they are."
-        )
-    return np.asarray(column_of(table, column)).astype(str)
 
 
 def _targets(table: Any, names: Sequence[str]) -> Any:

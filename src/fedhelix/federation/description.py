@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedhelix.core import toml
 from fedhelix.core.errors import UserError
 from fedhelix.core.options import options_of
-from fedhelix.data import UNSHIFTED, Scaling, ServerData, Shift, partitions
+from fedhelix.data import UNSHIFTED, Dataset, Scaling, ServerData, Shift, partitions
+from fedhelix.data.datasets import POOLS
 from fedhelix.engines.local import Training
 from fedhelix.federation.devices import RATES, Devices
 from fedhelix.federation.sampling import Newcomers, Participation
@@ -32,6 +34,9 @@ GROUPS = {
     "devices": Devices,
     "attack": Attack,
 }
+
+SEVERAL = 1000  # samples of a pool that tell it from others
+SAME = 1e-3  # relative difference of two moments that are the same but for rounding
 
 # Entries that a resumed run may have otherwise; who has which samples is compared by itself.
 NOT_CHECKED = ("rounds", "made_from", "partition")
@@ -139,15 +144,55 @@ def census(fed: FederationSetup) -> dict[str, Any]:
 def check_same(fed: FederationSetup, folder: RunFolder) -> None:
     """A run from Python objects is resumed only by a federation with the same description."""
     mine, its = toml.loads(toml.dumps(config(fed, 1))), folder.config
+    if fed.joined and its.get("clients") != fed.clients:
+        raise UserError(
+            f"{fed.joined} client{'s' * (fed.joined > 1)} joined this federation after the run "
+            f"'{folder.path}'; build the Federation again."
+        )
     for key in mine if its.get("library") else ():
         if key not in NOT_CHECKED and not _agree(key, mine[key], its.get(key)):
             raise UserError(f"'{folder.path}' was run with {_difference(key, mine[key], its)}.")
+    if "deployment" in its or not folder.clients:
+        return
     its_clients = {"names": census(fed).get("names"), **folder.clients}  # older runs lack names
-    if "deployment" not in its and folder.clients and its_clients != {"names": None, **census(fed)}:
+    _check_moments(fed.data, its_clients.pop("moments", {}), folder.path)
+    if its_clients != {"names": None, **census(fed)}:
+        advice = "give the same data, partition and seed."
         raise UserError(
-            f"the clients of '{folder.path}' had other samples than they have now; was "
-            "config.toml changed?"
+            f"the clients of '{folder.path}' had other samples than they have now; "
+            + (advice if its.get("library") else "was config.toml changed?")
         )
+
+
+def clients_file(fed: FederationSetup) -> dict[str, Any]:
+    """The content of clients.json: who has what, and what tells the data from others."""
+    return census(fed) | ({"moments": moments(fed.data)} if fed.data_is_here else {})
+
+
+def moments(data: Dataset) -> dict[str, list[float]]:
+    """Mean, standard deviation and trend of some samples of each pool. Unlike a hash they are
+    nearly the same on another machine, whose rounding may differ.
+    """
+    found = {}
+    for name in POOLS:
+        pool = getattr(data, name)
+        values = pool[:: max(1, len(pool) // SEVERAL)].double().flatten()
+        place = torch.linspace(-1, 1, len(values), dtype=values.dtype, device=values.device)
+        three = (values.mean(), values.std(correction=0), (values * place).mean())
+        found[name] = [float(value) for value in three]
+    return found
+
+
+def _check_moments(data: Dataset, its: Mapping[str, Sequence[float]], path: Path) -> None:
+    """Refuse data whose values are other ones; older runs say nothing about theirs."""
+    for name, values in (moments(data) if its else {}).items():
+        if not np.allclose(values, its[name], rtol=SAME, atol=SAME * values[1]):
+            (mean, std, _), (old_mean, old_std, _) = values, its[name]
+            raise UserError(
+                f"{name} is not that of '{path}': its mean and standard deviation were "
+                f"{old_mean:.4g} and {old_std:.4g}, and are {mean:.4g} and {std:.4g}, or its "
+                "samples have another order; give the data of the run."
+            )
 
 
 def _difference(key: str, mine: Any, its: Mapping[str, Any]) -> str:

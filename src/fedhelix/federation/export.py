@@ -143,7 +143,7 @@ def model_card(
         "Data": repr(data),
         "Inputs": f"{data.shape}; {scaled}" if data.fields is None else _parts(fed),
         "Classes": ", ".join(data.labels) if data.labels else data.classes or "none",
-        "Clients": fed.clients,
+        "Clients": summary["clients"],
         "Method": fed.method.label,
         "Rounds": last.get("round", 0),
         "Seed": fed.seed,

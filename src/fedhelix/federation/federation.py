@@ -279,7 +279,7 @@ class Federation(FederationSetup):
             restored = sink.restore()
             if restored is not None:
                 run.records, run.state = restored
-        sink.folder.write_clients(description.census(self))
+        sink.folder.write_clients(description.clients_file(self))
         self.engine.choices.update(sink.folder.choices)
 
     @contextmanager

@@ -18,7 +18,12 @@ from fedhelix.core.fit import check_fits, probe
 from fedhelix.core.hooks import checked
 from fedhelix.core.layers import Layers
 from fedhelix.core.method import Method
-from fedhelix.core.objective import Objective, cross_entropy, squared_error
+from fedhelix.core.objective import (
+    Objective,
+    cross_entropy,
+    squared_error,
+    token_cross_entropy,
+)
 from fedhelix.core.registry import make, option_names, resolve
 from fedhelix.core.trial import check_loss, check_metric
 from fedhelix.data import (
@@ -159,12 +164,19 @@ def network(
     model: Model, pool: Dataset, method: Method, seed: int, objective: Objective
 ) -> tuple[nn.Module, Layers]:
     """The network for these data and its layers, if it fits them and the method can use it."""
+    if pool.classes == 1:
+        raise UserError(
+            f"all samples of '{pool.name}' have one class, so there is nothing to learn; if there "
+            "are more, give classes=, their number."
+        )
     module = models.build(model, pool.shape, pool.outputs, data_name=pool.name, seed=seed)
     example = pool.prepare(pool.x[:SEVERAL].cpu())  # where a new network is
     usual = objective.loss in (cross_entropy, squared_error)
     check_tokens(module, pool)
     outputs = check_fits(module, example, pool.outputs if usual else None)
     targets = pool.y[:SEVERAL].cpu()
+    if objective.loss is token_cross_entropy:
+        _check_classes_of_tokens(pool, outputs)
     check_loss(objective, outputs.float(), targets)
     check_metric(objective, outputs.float(), targets)
     if objective.loss is cross_entropy and _are_probabilities(outputs):
@@ -176,6 +188,20 @@ def network(
     layers = Layers.of(module, example)
     checked(method).check(layers)
     return module, layers
+
+
+def _check_classes_of_tokens(pool: Dataset, outputs: torch.Tensor) -> None:
+    """Refuse classes of tokens where a network scores samples as a whole, and say why they are
+    no labels.
+    """
+    y = torch.cat([pool.y, pool.y_test])
+    values = y[(y != 0) & (y != 1)]
+    if outputs.dim() == y.dim() == 2 and len(values):
+        raise UserError(
+            f"y of '{pool.name}' has the value {int(values[0])}, so its {y.shape[1]} whole numbers "
+            "per sample are classes of tokens, but the model does not score tokens; labels of "
+            "which several may hold are 0 or 1, and numbers to predict need classes=None."
+        )
 
 
 def check_tokens(module: nn.Module, pool: Dataset) -> None:

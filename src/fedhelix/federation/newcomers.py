@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import nn
 
 from fedhelix.components.subnetworks import resized
@@ -15,9 +16,12 @@ from fedhelix.core.errors import UnusableMessage, UserError
 from fedhelix.core.hooks import checked
 from fedhelix.core.layers import Layers
 from fedhelix.core.method import Context
+from fedhelix.core.metrics import IGNORED
 from fedhelix.core.parts import each
 from fedhelix.core.tree import Tree, payload_bytes, take, to_device
-from fedhelix.data import UNSHIFTED, Split, from_clients
+from fedhelix.data import UNSHIFTED, Dataset, Split, from_clients
+from fedhelix.data.columns import features_of, is_table, pair_of
+from fedhelix.data.reading import numbered
 from fedhelix.engines.local import ClientTask, Setup
 from fedhelix.federation import guard
 from fedhelix.federation.evaluation import after_training
@@ -129,7 +133,8 @@ def inherit(
 
 
 def onboard(fed: FederationSetup, data: Any, state: FederationState) -> tuple[int, FederationState]:
-    """An unseen client with its own data joins: its number, and the next state.
+    """An unseen client with its own data joins: its number (where owners are whole numbers: a free
+    one), and the next state.
 
     From the next round on it may be sampled and is evaluated; a fifth of its samples become its
     test part.
@@ -145,7 +150,7 @@ def onboard(fed: FederationSetup, data: Any, state: FederationState) -> tuple[in
         fed.change_setup(setup)
         raise
     pool, splits = wider.data, list(wider.splits)
-    fed.splits, fed.clients = splits, number + 1
+    fed.splits, fed.clients, fed.joined = splits, number + 1, fed.joined + 1
     fed.shifts = [*fed.shifts, UNSHIFTED]
     fed.evaluated = [*fed.evaluated, number]
     members = [(*sampler.members, number) for sampler in fed.samplers]
@@ -159,16 +164,43 @@ def onboard(fed: FederationSetup, data: Any, state: FederationState) -> tuple[in
         )
         for sampler, group in zip(fed.samplers, members, strict=True)
     ]
+    if fed.names is None:
+        return number, state
+    if isinstance(fed.names[0], int):
+        free = max(number, 1 + max(fed.names))
+        fed.names = (*fed.names, free)
+        return free, state
+    fed.names = (*fed.names, f"newcomer-{number}")
     return number, state
 
 
 def with_client(fed: FederationSetup, data: Any) -> Setup:
     """The engine's setup with one more client; a fifth of its samples become its test part."""
     setup = fed.engine.setup
-    mine = from_clients([data], classes=setup.data.classes, name="newcomer", seed=fed.seed)
-    pool = setup.data.joined(mine)
+    pool = setup.data.joined(_read(data, setup.data, fed.seed))
     train = np.arange(len(setup.data.y), len(pool.y))
     test = np.arange(len(setup.data.y_test), len(pool.y_test))
     if fed.layers.norm and len(train) < 2:
         raise UserError("the newcomer has only one training sample, but BatchNorm needs two.")
     return replace(setup, data=pool, splits=[*fed.splits, Split(train, train[:0], test)])
+
+
+def _read(data: Any, known: Dataset, seed: int) -> Dataset:
+    """A newcomer's data, whose columns and labels mean what they mean in the known data."""
+    x, y = pair_of(data, "the newcomer", known.columns)
+    if is_table(x) and known.columns is not None:
+        x = features_of(x, known.columns)
+    y = numbered(y, known.labels, "the newcomer")
+    mine = from_clients([(x, y)], classes=known.classes, name="newcomer", seed=seed)
+    if mine.y.dtype == known.y.dtype:
+        return mine
+    for targets in (mine.y, mine.y_test):  # labels, or classes of tokens or pixels
+        outside = (targets < 0) & (targets != IGNORED) | (targets >= known.outputs)
+        wrong = outside if known.y.dtype == torch.int64 else (targets != 0) & (targets != 1)
+        if wrong.any():
+            raise UserError(
+                f"y of the newcomer has {float(targets[wrong][0]):g}, but the targets of "
+                f"'{known.name}' are "
+                + ("0 or 1." if known.y.dtype == torch.bool else f"0 to {known.outputs - 1}.")
+            )
+    return replace(mine, y=mine.y.to(known.y.dtype), y_test=mine.y_test.to(known.y.dtype))

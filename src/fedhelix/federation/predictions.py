@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,24 +15,27 @@ from fedhelix.data import Dataset, is_table
 from fedhelix.data.checks import check_finite
 from fedhelix.data.columns import features_of
 from fedhelix.data.fields import Fields, Parts, aligned
+from fedhelix.data.owners import Names
 from fedhelix.data.reading import Samples, read_inputs
 
 AT_ONCE = 1000  # samples
 
 
-def number_of(client: int | str, clients: int, names: Sequence[str] | None) -> int:
-    """The number of a client that is given by its number or its name."""
-    if isinstance(client, str):
-        if names is None:
-            raise UserError(
-                f"there is no client '{client}'; these clients have no names, only numbers from 0 "
-                f"to {clients - 1}."
-            )
-        if client not in names:
-            raise unknown("client", client, names)
-        return names.index(client)
-    if isinstance(client, bool) or not isinstance(client, int | np.integer):
+def number_of(client: int | str, clients: int, names: Names | None) -> int:
+    """The number of a client that is given by its name or its number; where owners are whole
+    numbers, these are the names.
+    """
+    if isinstance(client, bool) or not isinstance(client, int | np.integer | str):
         raise UserError(f"a client is a whole number or a name, not {client!r}.")
+    called = [str(name) for name in (range(clients) if names is None else names)]
+    if str(client) in called:
+        return called.index(str(client))
+    if names is None:
+        words = f"client '{client}'; these clients have no names, only numbers"
+        numbered = words if isinstance(client, str) else f"client {client}; clients are numbered"
+        raise UserError(f"there is no {numbered} from 0 to {clients - 1}.")
+    if isinstance(client, str) or isinstance(names[0], int):
+        raise unknown("client", client, called)
     if not 0 <= client < clients:
         raise UserError(
             f"there is no client {client}; clients are numbered from 0 to {clients - 1}."
@@ -93,7 +95,7 @@ def prepared_inputs(data: Dataset, x: Any) -> Inputs:
             none: Inputs = data.prepare(data.x[:0])
             return none
     if fields is not None:
-        return _prepared_parts(fields, samples)
+        return _prepared_parts(data, fields, samples)
     if isinstance(samples, Parts) or tuple(samples.shape[1:]) != data.shape:
         parts = f"parts {Fields.of(samples)}" if isinstance(samples, Parts) else None
         shape = None if isinstance(samples, Parts) else f"shape {tuple(samples.shape)}"
@@ -101,12 +103,11 @@ def prepared_inputs(data: Dataset, x: Any) -> Inputs:
             f"x has the {parts or shape}, but a sample of '{data.name}' has the shape "
             f"{data.shape}; give N of them."
         )
-    samples = pixels(samples) if data.x.dtype == torch.uint8 else _typed(samples, data.x.dtype)
-    prepared: Inputs = data.prepare(samples)
+    prepared: Inputs = data.prepare(scaled_as(data.x, samples))
     return prepared
 
 
-def _prepared_parts(fields: Fields, samples: Samples) -> Inputs:
+def _prepared_parts(data: Dataset, fields: Fields, samples: Samples) -> Inputs:
     """New samples of several parts, in the order in which the network was trained on them."""
     if isinstance(samples, Tensor):
         if fields.mask is None or samples.dim() < 2:
@@ -121,21 +122,39 @@ def _prepared_parts(fields: Fields, samples: Samples) -> Inputs:
             f"x has the parts {', '.join(samples.tensors)}, and {', '.join(fields.names)} are "
             "needed."
         )
+    trained = (fields.part(data.x, place) for place in range(len(fields.names)))
     typed = {
-        name: unit_pixels(part) if dtype == torch.uint8 else _typed(part, dtype)
-        for (name, part), dtype in zip(samples.tensors.items(), fields.dtypes, strict=True)
+        name: unit_pixels(part) if dtype == torch.uint8 else scaled_as(known, part)
+        for (name, part), dtype, known in zip(
+            samples.tensors.items(), fields.dtypes, trained, strict=True
+        )
     }
     return typed if fields.named else tuple(typed.values())
 
 
-def _typed(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Values in the type of the training samples; tokens must be whole numbers."""
-    if dtype == torch.int64 and x.is_floating_point() and not torch.equal(x, x.round()):
+def scaled_as(trained: Tensor, x: Tensor) -> Tensor:
+    """New samples in the type and on the scale of the training samples: pixels for a network that
+    was trained on floats are divided by 255 where those lie between 0 and 1, else refused.
+    """
+    if trained.dtype == torch.uint8:
+        return pixels(x)
+    if trained.dtype == torch.int64 and x.is_floating_point() and not torch.equal(x, x.round()):
         raise UserError(
             f"x has {float(x[x != x.round()][0]):g}, but the training samples are whole numbers "
             "(tokens)."
         )
-    return x.to(dtype)
+    if not trained.is_floating_point() or x.is_floating_point() or not x.numel():
+        return x.to(trained.dtype)
+    low, high = (float(limit) for limit in trained.aminmax())
+    is_unit, most = low >= 0 and high <= 1, int(x.max())
+    if is_unit and x.dim() > 2 and (x.dtype == torch.uint8 or most > 1):
+        return unit_pixels(x)
+    if x.dtype == torch.uint8 and ((is_unit and most > 1) or (x.dim() > 2 and low < 0)):
+        raise UserError(
+            f"x has whole numbers up to {most} as uint8, but the network was trained on floats "
+            f"from {low:.3g} to {high:.3g}; give floats on that scale."
+        )
+    return x.float()
 
 
 def pixels(x: Tensor) -> Tensor:

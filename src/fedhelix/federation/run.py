@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -40,6 +40,10 @@ class Run:
     records: list[Record]
     state: FederationState
     folder: RunFolder | None = None
+    clients: int = field(init=False)  # without those who join later
+
+    def __post_init__(self) -> None:
+        self.clients = self.federation.clients
 
     @property
     def metrics(self) -> pd.DataFrame:
@@ -53,7 +57,7 @@ class Run:
         """The figures of the whole run."""
         facts, name = description.facts(self.federation), self.federation.objective.name
         agreement = description.cluster_agreement(self.federation, self.records)
-        return summarise(self.records, facts | agreement, name)
+        return summarise(self.records, facts | {"clients": self.clients} | agreement, name)
 
     def _repr_html_(self) -> str:
         """The result as a small table, where a notebook shows the run."""

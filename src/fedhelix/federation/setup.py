@@ -66,9 +66,9 @@ class FederationSetup:
     """Clients with their data, a model and a method, ready to train."""
 
     splits: list[Split]
-    names: tuple[str, ...] | None  # of the clients, where the data name their owners
     supplements: dict[int, int]  # how many samples the server gave to each small client
     clients: int
+    joined = 0  # of these, after a run
     cohort_size: int
     made_from: dict[str, Any] | None = None  # its arguments, if they can be written down
 

@@ -16,6 +16,7 @@ import numpy as np
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.options import F, build, checks_arguments
 from fedhelix.data.datasets import Dataset
+from fedhelix.data.owners import read_owners
 from fedhelix.data.partitions.base import Partition, Split, class_split
 from fedhelix.data.partitions.kinds import (
     Dirichlet,
@@ -124,7 +125,9 @@ def natural(ids: Any = None, **common: Any) -> Partition:
 
     Of a table, `ids` may be the name of the column with the owners.
     """
-    values = {"ids": None if ids is None else np.asarray(ids), **common}
+    if ids is not None:
+        ids = np.asarray(ids) if np.ndim(ids) == 0 else read_owners(ids, "ids")
+    values = {"ids": ids, **common}
     return build(Natural, values, "the natural partition")
 
 

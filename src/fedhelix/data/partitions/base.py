@@ -12,6 +12,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.options import Checked, checks_arguments, option
 from fedhelix.core.seeds import numpy_draw
 from fedhelix.data.datasets import Dataset
+from fedhelix.data.owners import Names
 from fedhelix.data.sampling import ClassPool, affordable, apportion, segments
 
 
@@ -52,8 +53,8 @@ class Partition(Checked):
             object.__setattr__(self, "classes", class_list("classes", self.classes))
         super().__post_init__()
 
-    def names(self, data: Dataset) -> tuple[str, ...] | None:
-        """What the clients are called, if the data say it in words."""
+    def names(self, data: Dataset) -> Names | None:
+        """What the clients are called, if the data say more than their numbers."""
         return None
 
     @property

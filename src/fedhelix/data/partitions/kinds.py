@@ -12,6 +12,7 @@ import numpy as np
 from fedhelix.core.errors import UserError
 from fedhelix.core.options import option
 from fedhelix.data.datasets import Dataset
+from fedhelix.data.owners import Names
 from fedhelix.data.partitions.base import Partition, class_list
 from fedhelix.data.sampling import (
     ClassPool,
@@ -279,7 +280,8 @@ class Natural(Partition):
         if strangers.any():
             raise UserError(
                 f"owner '{data.owners_test[strangers][0]}' of '{data.name}' "
-                "has test samples but no training samples."
+                "has test samples but no training samples; remove them, or leave out who owns the "
+                "test samples, and all clients share them."
             )
         usable = draw.permutation(self.usable(data, data.y_test))
         owner = np.searchsorted(names, data.owners_test[usable])
@@ -293,10 +295,10 @@ class Natural(Partition):
             )
         return [part[: self.test_samples] for part in parts]
 
-    def names(self, data: Dataset) -> tuple[str, ...] | None:
-        """The owners' names, unless they are numbers."""
-        names, _ = self.owners(data)
-        return None if names.dtype.kind in "biuf" else tuple(map(str, names))
+    def names(self, data: Dataset) -> Names | None:
+        """The owners' names, unless they are the clients' numbers."""
+        names = self.owners(data)[0].tolist()
+        return None if names == list(range(len(names))) else tuple(names)
 
     def owners(self, data: Dataset) -> tuple[np.ndarray, np.ndarray]:
         """The owners' sorted names, and for each training sample its owner's index among them."""

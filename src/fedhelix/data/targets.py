@@ -1,0 +1,88 @@
+"""What targets are: classes, labels of which several may hold, classes of tokens, or numbers."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedhelix.core.errors import UserError
+
+Classes = int | Literal["auto"] | None
+MOST_CLASSES = 50  # that whole numbers are taken for without a word, in few samples
+
+
+def count_classes(classes: Classes, targets: Tensor, test_targets: Tensor) -> int | None:
+    """The number of classes that the user gave or that the labels show; None for a regression."""
+    if classes is None:
+        return None
+    if classes != "auto":
+        if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
+            raise UserError(
+                f"classes must be 'auto', None or a whole number above 0, not {classes!r}."
+            )
+        return classes
+    if targets.is_floating_point() or targets[0].numel() > 1:
+        return None
+    both = torch.cat([targets.flatten(), test_targets.flatten()])
+    largest = max(int(both.max()), 0)
+    samples = len(targets) + len(test_targets)
+    if largest > 1000 + samples:
+        raise UserError(
+            f"labels go up to {largest}, but there are only {samples} samples; "
+            "number classes from 0."
+        )
+    different = len(both.unique())
+    if different > max(MOST_CLASSES, samples // 4):
+        raise UserError(
+            f"y has {different} different whole numbers in {samples} samples; in from_arrays, "
+            f"from_clients or from_table, classes=None makes it a regression, "
+            f"classes={1 + largest} a classification."
+        )
+    return 1 + largest
+
+
+def note_unused(first: int, count: int, name: str) -> None:
+    """Say that labels do not begin at 0; they are kept as they are."""
+    if first > 0:
+        warnings.warn(
+            f"the labels of '{name}' begin at {first}, so {first} of the {count} classes "
+            f"{'has' if first == 1 else 'have'} no samples; number classes from 0 (y - {first}), "
+            f"or give classes={count} if they are right.",
+            stacklevel=5,
+        )
+
+
+def as_targets(
+    parts: list[Tensor], classes: Classes, count: int | None, name: str
+) -> tuple[Tensor, ...]:
+    """Targets in the type that says what they are; see `Dataset.y`."""
+    whole = not any(part.is_floating_point() for part in parts)
+    several = all(part.dim() > 1 and part[0].numel() > 1 for part in parts)
+    if several and classes == "auto" and all(is_multi_label(part) for part in parts):
+        return tuple(part.bool() for part in parts)
+    if classes is None or (not whole and count is None):
+        return tuple(part.float() for part in parts)
+    if several and whole:  # masks of pixels may have an axis of one channel
+        flat = (part.squeeze(1) if part.dim() == 4 else part for part in parts)
+        return tuple(part.long() for part in flat)
+    return tuple(as_labels(part, name) for part in parts)
+
+
+def is_multi_label(targets: Tensor) -> bool:
+    """Whether targets are N×L and say of each label whether it holds."""
+    return targets.dim() == 2 and bool(((targets == 0) | (targets == 1)).all())
+
+
+def as_labels(targets: Tensor, name: str) -> Tensor:
+    """Labels as one int64 vector."""
+    if targets.dim() == 2 and targets.shape[1] == 1:
+        targets = targets[:, 0]
+    whole = targets.long()
+    if targets.is_floating_point() and not torch.equal(whole.float(), targets):
+        raise UserError(
+            f"labels of '{name}' must be whole numbers; classes=None would be a regression."
+        )
+    return whole
