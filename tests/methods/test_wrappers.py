@@ -46,7 +46,8 @@ FEW = {"gene-fl": {"clusters": 1}, "pfedgpa": {"generate": "own"}, "fedlp": {"ke
 @cache
 def learnt(method, attack="none"):
     """The parameters that the server has moved, or what it keeps instead of a model, by name."""
-    fed = small(method, "digits-bn-cnn", attack=attack, attack_share=0.5, **NARROW)
+    attacked = {} if attack == "none" else {"attack": attack, "attack_share": 0.5}
+    fed = small(method, "digits-bn-cnn", **attacked, **NARROW)
     server = flatten(fed.fit(1, quiet=True).state.server)
     first = {name: fed.initial[name] for name in fed.layers.parameters}
     models = {
