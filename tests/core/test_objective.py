@@ -100,7 +100,7 @@ def test_several_models_on_the_same_samples_are_evaluated_as_one_after_the_other
     outputs = [torch.randn(50, 4, generator=draws) for _ in range(3)]
     target = torch.randint(4, (50,), generator=draws)
     plain = objective_for(4)
-    assert plain.is_plain
+    assert plain.by_sample is not None
     together = evaluate_all(plain, outputs, [target] * 3)
     for found, output in zip(together, outputs, strict=True):
         assert found == pytest.approx(evaluate_outputs(plain, output, target))

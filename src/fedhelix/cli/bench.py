@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -21,6 +21,7 @@ from fedhelix.runs.jobs import is_begun
 
 if TYPE_CHECKING:
     from fedhelix.papers import Scale
+    from fedhelix.papers.options import BenchOptions
 
 Seeds = Annotated[int | None, typer.Option(help="Repetitions (default: the study's own number).")]
 RunsFolder = Annotated[
@@ -75,7 +76,6 @@ def bench(  # noqa: PLR0913 - one for every flag
     """
     from fedhelix.papers import STUDIES
     from fedhelix.papers.figures import figure
-    from fedhelix.papers.options import BenchOptions
     from fedhelix.papers.study import run_studies
     from fedhelix.report import style
 
@@ -87,20 +87,12 @@ def bench(  # noqa: PLR0913 - one for every flag
     for name in names:
         if name not in STUDIES:
             raise unknown("study", name, STUDIES)
-    check_arguments(seeds, commit, out)
-    writable(save or out)
-    where = places(data_dir=data_dir, engine=engine, address=address, workers=workers)
     studies = [STUDIES[name] for name in dict.fromkeys(names)]
-    options = BenchOptions(
-        out=out,
-        overrides={"device": device} | where,
-        seeds=seeds,
-        only=only or [],
-        minutes=minutes,
-        jobs=jobs,
-        quiet=quiet or None,
-        results=save or out,
-        commit=commit,
+    where = places(
+        device=device, data_dir=data_dir, engine=engine, address=address, workers=workers
+    )
+    options = checked_options(
+        out, save, where, seeds, commit, only=only, minutes=minutes, jobs=jobs, quiet=quiet
     )
     try:
         reports, done = run_studies(studies, chosen, options, first_seed)
@@ -144,14 +136,40 @@ def _checked_scale(scale: str) -> Scale:
     raise unknown("scale", scale, get_args(Scale))
 
 
-def check_arguments(seeds: int | None, commit: str, out: Path) -> None:
-    """Refuse a number of seeds, a commit or a folder that cannot be meant."""
+def checked_options(
+    out: Path,
+    save: Path | None,
+    where: Mapping[str, str],
+    seeds: int | None,
+    commit: str,
+    *,
+    only: Sequence[str] | None,
+    quiet: bool,
+    **more: Any,
+) -> BenchOptions:
+    """The options of a bench or leaderboard; refuses seeds, a commit or a folder that cannot be
+    meant.
+    """
+    from fedhelix.papers.options import BenchOptions
+
     if seeds is not None:
         check_seeds(seeds)
     if commit and not re.fullmatch(r"[0-9a-f]{7,40}", commit):
         raise UserError(f"--commit takes seven to forty hexadecimal digits, not '{commit}'.")
     if is_begun(out):
         raise UserError(f"'{out}' is a run itself; choose a folder for the runs of a bench.")
+    results = save or out
+    writable(results)
+    return BenchOptions(
+        out=out,
+        overrides=where,
+        seeds=seeds,
+        only=only or (),
+        quiet=quiet or None,
+        results=results,
+        commit=commit,
+        **more,
+    )
 
 
 def repetitions(report: Mapping[str, Any], usual: int | None) -> str:

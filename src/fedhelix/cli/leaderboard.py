@@ -19,13 +19,12 @@ from fedhelix.cli.bench import (
     RunsFolder,
     Save,
     Seeds,
-    check_arguments,
+    checked_options,
     repetitions,
     write_report,
 )
 from fedhelix.cli.common import Address, EngineName, Jobs, Json, Minutes, Quiet, Workers, places
 from fedhelix.core.errors import unknown
-from fedhelix.core.files import writable
 
 if TYPE_CHECKING:
     from fedhelix.papers.leaderboard.settings import BoardScale
@@ -58,23 +57,14 @@ def leaderboard(  # noqa: PLR0913 - one for every flag
     fedhelix leaderboard --scale quick --minutes 30
     """
     from fedhelix.papers.leaderboard import SEEDS, draw, run_leaderboard
-    from fedhelix.papers.options import BenchOptions
     from fedhelix.report import style
 
     chosen = _checked_scale(scale)
-    check_arguments(seeds, commit, out)
-    writable(save or out)
-    where = places(data_dir=data_dir, engine=engine, address=address, workers=workers)
-    options = BenchOptions(
-        out=out,
-        overrides={"device": device} | where,
-        seeds=seeds,
-        only=only or [],
-        minutes=minutes,
-        jobs=jobs,
-        quiet=quiet or None,
-        results=save or out,
-        commit=commit,
+    where = places(
+        device=device, data_dir=data_dir, engine=engine, address=address, workers=workers
+    )
+    options = checked_options(
+        out, save, where, seeds, commit, only=only, minutes=minutes, jobs=jobs, quiet=quiet
     )
     try:
         report, done = run_leaderboard(chosen, options)

@@ -105,11 +105,6 @@ class Objective:
     name: str = "score"
     by_sample: Metric | None = None
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is cross-entropy and accuracy, which treat every sample alone."""
-        return self.loss is cross_entropy and self.metric is accuracy
-
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
         """The loss of every sample, or one number where the loss gives no more."""
         values = self.loss(output, target)
@@ -212,8 +207,12 @@ def evaluate_all(
     """The same for several sets of samples, with a single wait for the device."""
     empty = (float("nan"), float("nan"))
     same = len(targets) > 1 and len(targets[0]) > 0 and all(one is targets[0] for one in targets)
-    if same and objective.is_plain:
-        return _of_same_samples(torch.stack(list(outputs)), targets[0])
+    if same and objective.by_sample is not None:
+        stacked = torch.stack(list(outputs))
+        right = torch.as_tensor(objective.by_sample(stacked, targets[0]))
+        losses = objective.losses(stacked.flatten(0, 1), targets[0].repeat(len(outputs)))
+        means = torch.stack([right.mean(1), losses.view(len(outputs), -1).mean(1)]).double()
+        return list(zip(*means.tolist(), strict=True))
     pairs = [
         (objective.measure(output, target), objective.mean_loss(output, target))
         for output, target in zip(outputs, targets, strict=True)
@@ -222,11 +221,3 @@ def evaluate_all(
     flat = [value.double().to(pair[1].device) for pair in pairs for value in pair]
     values = iter(torch.stack(flat).tolist() if flat else [])
     return [(next(values), next(values)) if len(target) else empty for target in targets]
-
-
-def _of_same_samples(outputs: Tensor, target: Tensor) -> list[tuple[float, float]]:
-    """Accuracy and mean cross-entropy of several models, whose outputs are stacked."""
-    right = correct(outputs, target).mean(1)
-    losses = cross_entropy(outputs.flatten(0, 1), target.repeat(len(outputs)))
-    both = torch.stack([right, losses.view(len(outputs), -1).mean(1)]).double()
-    return list(zip(*both.tolist(), strict=True))
