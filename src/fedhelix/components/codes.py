@@ -312,13 +312,6 @@ def check_units(parts: Mapping[str, Any], layout: FlatLayout) -> None:
     check_parts(parts, {**known, "values": (torch.bfloat16, length)})
 
 
-def bounded(lost: Tensor) -> Tensor:
-    """What a code lost, but zero where that is absurd: after a round that diverged, which the
-    server refuses, the next code must be an honest one again.
-    """
-    return torch.where(lost.abs() < LARGEST_SCALE / 10, lost, 0)
-
-
 # Checks -------------------------------------------------------------------------------------------
 
 

@@ -64,7 +64,7 @@ def culled(
     are tried on few samples, and the best are checked on more.
     """
     kept, losses = list(among), _distinct(losses)
-    (loss,) = losses([kept], CHECKED_ON)
+    loss: float | None = None  # of the kept ones; it is asked for with the first best candidates
     while len(kept) > least:
         agrees = agreement(updates, kept).tolist()
         lengths = updates[kept].norm(dim=1).tolist()
@@ -73,7 +73,9 @@ def culled(
         margins = [0.0 if all(agrees[i] < 0 for i in group) else margin for group in groups]
         tried = prices(losses(left, TRIED_ON), margins)
         best = sorted(range(len(groups)), key=lambda i: tried[i])[:BEST]
-        found = losses([left[i] for i in best], CHECKED_ON)
+        asked = [left[i] for i in best] + ([kept] if loss is None else [])
+        found = losses(asked, CHECKED_ON)
+        loss = found.pop() if loss is None else loss
         checked = prices(found, [margins[i] for i in best])
         at = min(range(len(best)), key=lambda i: checked[i])
         if not found[at] < loss:

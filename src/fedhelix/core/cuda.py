@@ -6,16 +6,20 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 RECORDING = threading.Lock()
 WAKING = threading.Lock()
 THREAD = threading.local()
+WARM_UP = 2  # calls before a function is recorded: they choose kernels and allocate workspaces
+MOST = 16  # recordings of one function
 
 
 def wake_up(device: torch.device) -> None:
@@ -46,3 +50,55 @@ def recording(graph: torch.cuda.CUDAGraph, **how: Any) -> Iterator[None]:
                 yield
         finally:
             gc.enable()
+
+
+class Recorded:
+    """A function of tensors that a GPU does as one recorded program, where its many small steps
+    would cost more in Python than on the GPU. A CPU calls it as it is.
+
+    It must not wait for the GPU, and must return new tensors. Every combination of shapes has a
+    recording of its own; after too many of them, the function is called as it is.
+    """
+
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]]):
+        self.function = function
+        self.lock = threading.Lock()  # a recording has one place for its inputs
+        self.calls: Counter[Any] = Counter()  # before a recording, by shapes
+        self.recordings: dict[Any, _Recording] = {}
+        self.memory: Any = None  # of all recordings, of which one runs at a time
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """What the function returns for these tensors."""
+        if not inputs[0].is_cuda:
+            return self.function(*inputs)
+        stream = torch.cuda.current_stream(inputs[0].device)
+        key = (stream, *((value.shape, value.dtype) for value in inputs))
+        with self.lock:
+            if key in self.recordings:
+                return self.recordings[key].replay(inputs)
+            self.calls[key] += 1
+            if self.calls[key] > WARM_UP and len(self.recordings) < MOST:
+                self.memory = self.memory or torch.cuda.graph_pool_handle()
+                self.recordings[key] = _Recording(self.function, inputs, self.memory)
+        return self.function(*inputs)
+
+
+class _Recording:
+    """The recorded program for tensors of certain shapes."""
+
+    def __init__(
+        self,
+        function: Callable[..., tuple[Tensor, ...]],
+        inputs: tuple[Tensor, ...],
+        memory: Any,
+    ):
+        self.inputs = [value.clone() for value in inputs]
+        self.graph = torch.cuda.CUDAGraph()
+        with recording(self.graph, pool=memory):
+            self.outputs = function(*self.inputs)
+
+    def replay(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The outputs for other inputs; copies, because the next call overwrites the originals."""
+        torch._foreach_copy_(self.inputs, list(inputs))
+        self.graph.replay()
+        return tuple(value.clone() for value in self.outputs)

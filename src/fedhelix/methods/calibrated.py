@@ -87,13 +87,14 @@ class Calibrated(Wrapper):
         if self.prior == "initial":
             predicted = client.outputs(client.initial).softmax(1).sum(0)
             shift = shift - smoothed_log(predicted, self.smooth)
-        shift = self.tau * shift
+        shift = shift if self.tau == 1 else self.tau * shift
         models = super().start(payload, client_state, client)
         if not self.trained:
             used = models[self.inner.personal(models)]
             return {**models, USED: {**used, SHIFT: used.get(SHIFT, 0) + shift}}
         return {
-            name: {**model, SHIFT: model.get(SHIFT, 0) + shift} for name, model in models.items()
+            name: {**model, SHIFT: model[SHIFT] + shift if SHIFT in model else shift}
+            for name, model in models.items()
         }
 
     def personal(self, models: dict[str, State]) -> str:

@@ -8,17 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
-from fedhelix.components import codes
+from fedhelix.components import codes, feedback
 from fedhelix.components.codes import Bits, FlatLayout, Parts
 from fedhelix.core.errors import UserError
 from fedhelix.core.layers import Layers
 from fedhelix.core.method import Capabilities, Client, Context, LocalRound, Method
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
-from fedhelix.core.tree import State, Tree, drop
+from fedhelix.core.tree import State, Tree, drop, zeros
 from fedhelix.core.wrapper import Wrapper
 from fedhelix.methods.fedavg import FedAvg
 
@@ -145,13 +144,13 @@ class Compact(Wrapper):
         layout, packed = codes.present(model, weights, view.initial)
         lost: State = {}
         if layout.count:
-            origin = layout.flat(_origin(payload, view))
-            before = {
-                name: torch.zeros_like(model[name]) for name in layout.names if name not in residual
-            }
-            update = layout.flat(model) - origin + layout.flat({**before, **residual})
-            packed |= (parts := self._encode(update, origin, layout))
-            lost = layout.state(codes.bounded(update - self._decode(parts, layout)))
+            origin = feedback.flat_model(_origin(payload, view), layout)
+            update = layout.flat(model) - origin
+            if residual:
+                update += layout.flat({**zeros(drop(model, residual)), **residual})
+            parts, rest = self._encode(update, origin, layout)
+            packed |= parts
+            lost = layout.state(rest)
         return {**tree, "model": drop(model, layout.names), "packed": packed}, lost
 
     def decode(self, upload: Tree, payload: Tree, ctx: Context) -> Tree:
@@ -160,23 +159,27 @@ class Compact(Wrapper):
         self._check(parts, layout)
         weights: State = {}
         if layout.count:
-            origin = layout.flat(_origin(self._opened(payload, ctx), ctx))
-            weights = layout.state(origin + self._decode(parts, layout))
+            origin = feedback.flat_model(_origin(self._opened(payload, ctx), ctx), layout)
+            weights = layout.state(self._decode(parts, origin, layout))
         model = {**upload.get("model", {}), **weights}
         return {**drop(upload, ["packed"]), "model": model}
 
-    def _encode(self, update: Tensor, origin: Tensor, layout: FlatLayout) -> Parts:
+    def _encode(self, update: Tensor, origin: Tensor, layout: FlatLayout) -> tuple[Parts, Tensor]:
+        """The code of an update, and what it lost."""
         if self.code == "bits":
-            return codes.encode_bits(update, layout, self.bits)
+            return feedback.encode(update, layout, self.bits)
         if self.code == "top-k":
-            return codes.encode_top(update, layout, self.keep)
-        return codes.encode_units(update, origin, layout, self.keep)
+            parts = codes.encode_top(update, layout, self.keep)
+            return parts, feedback.bounded(update - codes.decode_top(parts, layout))
+        parts = codes.encode_units(update, origin, layout, self.keep)
+        return parts, feedback.bounded(update - codes.decode_units(parts, layout))
 
-    def _decode(self, parts: Mapping[str, Tensor], layout: FlatLayout) -> Tensor:
+    def _decode(self, parts: Mapping[str, Tensor], origin: Tensor, layout: FlatLayout) -> Tensor:
+        """The origin plus what the code says."""
         if self.code == "bits":
-            return codes.decode_bits(parts, layout, self.bits)
+            return feedback.decode(parts, origin, layout, self.bits)
         decode = codes.decode_top if self.code == "top-k" else codes.decode_units
-        return decode(parts, layout)
+        return origin + decode(parts, layout)
 
     def _check(self, parts: Mapping[str, Any], layout: FlatLayout) -> None:
         """Raise UserError for what no client sends."""

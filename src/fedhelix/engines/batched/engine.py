@@ -13,10 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.nn.utils.rnn import pad_sequence
 
 from fedhelix.core.cpu import one_thread
+from fedhelix.core.cuda import Recorded
 from fedhelix.core.method import LocalRound, Phase
 from fedhelix.core.objective import evaluate_all
+from fedhelix.core.parts import Inputs
 from fedhelix.core.shift import SHIFT, all_shifted, unshifted
 from fedhelix.core.tree import State
 from fedhelix.data import rows_of
@@ -47,6 +50,7 @@ from fedhelix.engines.probe import is_whole
 CPU_SLOTS = 16
 SAMPLES_AT_ONCE = 20_000  # in a stacked evaluation
 FEW = 1000  # samples at once on a CPU, or when memory is short
+RECORDED = 4096  # samples of an evaluation that costs a GPU less than its launch costs Python
 LARGE = 2**20  # values: a network of so many fills a GPU alone
 
 
@@ -61,6 +65,7 @@ class Batched(Engine):
         # The engines of several runs can share stacks, and the choices made for them by timing.
         self.scheduler = scheduler or Scheduler(slots, self.choices)
         self.choices = self.scheduler.choices
+        self.programs: dict[tuple[str, ...], Recorded] = {}  # evaluations, by names of entries
 
     @cached_property
     def can_stack(self) -> bool:
@@ -215,24 +220,47 @@ class Batched(Engine):
             return [predict(setup, state, subset, part) for state, part in pairs]
         models = max(1, at_once // longest)  # in one stack
         columns = max(1, (at_once if device.type == "cuda" else FEW) // min(models, len(states)))
-        run = vmap(partial(call, setup))
         states = all_shifted(states)
         names = [name for name in (*setup.layers.names, SHIFT) if name in states[0]]
         outputs: list[Tensor] = []
         for at in range(0, len(states), models):
             some, parts = states[at : at + models], indices[at : at + models]
-            rows = torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True).to(device)
-            stacked = {name: torch.stack([state[name] for state in some]) for name in names}
-            convolutions = StackedConvolutions() if device.type == "cuda" else nullcontext()
-            with convolutions, without_fallback_warning():
-                pieces = [
-                    run(stacked, setup.data.prepare(rows_of(x, piece)))
-                    for piece in rows.split(columns, dim=1)
-                ]
+            spare = self._spare(len(some), longest)
+            filled, own = [*some, *[some[0]] * spare], [*parts, *[parts[0]] * spare]
+            rows = pad_sequence(own, batch_first=True).to(device)
+            stacked = {name: torch.stack([state[name] for state in filled]) for name in names}
+            pieces = [
+                self._forward(stacked, setup.data.prepare(rows_of(x, piece)))
+                for piece in rows.split(columns, dim=1)
+            ]
             padded = torch.cat(pieces, dim=1)
-            outputs += [row[: len(part)] for row, part in zip(padded, parts, strict=True)]
+            outputs += [row[: len(part)] for row, part in zip(padded, parts, strict=False)]
         return outputs
+
+    def _spare(self, models: int, samples: int) -> int:
+        """How many more models of so many samples each make one of the few widths for which there
+        are recordings.
+        """
+        width = next((width for width in WIDTHS if width >= models), models)
+        recorded = self.setup.device.type == "cuda" and width * samples <= RECORDED
+        return width - models if recorded else 0
+
+    def _forward(self, stacked: State, x: Inputs) -> Tensor:
+        """The outputs of stacked models for the samples of each."""
+        names, cuda = tuple(stacked), self.setup.device.type == "cuda"
+
+        def program(x: Inputs, *values: Tensor) -> tuple[Tensor, ...]:
+            convolutions = StackedConvolutions() if cuda else nullcontext()
+            with convolutions, without_fallback_warning():
+                run = vmap(partial(call, self.setup))
+                return (run(dict(zip(names, values, strict=True)), x),)
+
+        if not isinstance(x, Tensor) or x.shape[0] * x.shape[1] > RECORDED:
+            return program(x, *stacked.values())[0]
+        recorded = self.programs.setdefault(names, Recorded(program))
+        return recorded(x, *stacked.values())[0]
 
     def close(self) -> None:
         """Release the device's memory."""
         self.scheduler.caches.clear()
+        self.programs.clear()

@@ -63,7 +63,7 @@ class PhaseTask:
     @property
     def kind(self) -> tuple[Any, ...]:
         """Tasks of equal kind can share a stack: same network, objective, names and shapes."""
-        training, loss_key = self.setup.training, self.setup.method.capabilities.loss_key
+        training, loss_key = self.setup.training, self.setup.loss_key
         model = self.local.models[self.phase.model]
         context = tuple((name, value.shape) for name, value in flatten(self.local.context).items())
         return (

@@ -108,6 +108,11 @@ class Setup:
         return checked(self.method)
 
     @cached_property
+    def loss_key(self) -> object:
+        """Equal for clients whose losses are; see `Capabilities`."""
+        return self.method.capabilities.loss_key
+
+    @cached_property
     def architecture(self) -> str:
         """Equal for networks that can be stacked."""
         return str(self.module)
