@@ -21,9 +21,7 @@ def vectors(*rows):
 
 
 def uncopied(updates):
-    return uncopied_models(
-        [{"x": update} for update in updates], {"x": torch.zeros(len(updates[0]))}
-    )
+    return uncopied_models(updates, {"x": torch.zeros(len(updates[0]))})
 
 
 def losses_by(harm, log=None):

@@ -96,6 +96,10 @@ def test_arithmetic_and_choice():
     assert state["a"].item() == 1 and tree.zeros(state)["b"].item() == 0
 
 
+def copies_of(models, origin):
+    return tree.copies_of(tree.updates_of([{"w": model} for model in models], origin), origin)
+
+
 def test_copies_are_told_by_their_updates():
     origin = {"w": torch.tensor([0.3, -0.7])}
     update = torch.tensor([1e-3, 2e-3])
@@ -108,11 +112,11 @@ def test_copies_are_told_by_their_updates():
         torch.zeros(2),
     ]
     models = [origin["w"] + move for move in moved] + [torch.full((2,), float("nan"))]
-    assert tree.copies_of([{"w": model} for model in models], origin) == [0, 1, 2, 3, 4, 4, 6]
+    assert copies_of(models, origin) == [0, 1, 2, 3, 4, 4, 6]
     for size in (1.0, 1e-3):  # of the second update a rounding of the weights is a large part
         model = origin["w"] + size * update
         rounded = torch.nextafter(model, torch.zeros(2))
-        assert tree.copies_of([{"w": model}, {"w": rounded}], origin) == [0, 0]
+        assert copies_of([model, rounded], origin) == [0, 0]
 
 
 def test_every_value_weighs_what_its_type_does_and_four_bytes_in_papers():

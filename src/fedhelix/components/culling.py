@@ -22,11 +22,11 @@ BEST = 2  # candidates that are checked
 Losses = Callable[[Sequence[Sequence[int]], int], list[float]]
 
 
-def uncopied(models: Sequence[State], origin: State) -> list[int]:
+def uncopied(updates: Tensor, origin: State) -> list[int]:
     """The models that nobody copied, since no two honest clients send the same one; if there is
     none, the first of each group of equal models.
     """
-    originals = copies_of(models, origin)
+    originals = copies_of(updates, origin)
     alone = [i for i, original in enumerate(originals) if originals.count(original) == 1]
     return alone or [i for i, original in enumerate(originals) if original == i]
 

@@ -60,13 +60,21 @@ def zeros(state: Mapping[str, Tensor]) -> State:
 def add(
     left: Mapping[str, Tensor], right: Mapping[str, Tensor], scale: float | Tensor = 1.0
 ) -> State:
-    """`left + scale * right`, entry by entry."""
-    return {name: value + scale * right[name] for name, value in left.items()}
+    """`left + scale * right`, entry by entry; on a GPU all of them at once."""
+    if not left:
+        return {}
+    others = [right[name] for name in left]
+    if isinstance(scale, Tensor) or scale != 1:
+        others = list(torch._foreach_mul(others, scale))
+    return dict(zip(left, torch._foreach_add(list(left.values()), others), strict=True))
 
 
 def subtract(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> State:
-    """`left - right`, entry by entry."""
-    return {name: value - right[name] for name, value in left.items()}
+    """`left - right`, entry by entry; on a GPU all of them at once."""
+    if not left:
+        return {}
+    others = [right[name] for name in left]
+    return dict(zip(left, torch._foreach_sub(list(left.values()), others), strict=True))
 
 
 def updates_of(models: Sequence[State], origin: State) -> Tensor:
@@ -90,13 +98,14 @@ def cosine_distances(models: Sequence[State], origin: State) -> list[list[float]
     return (1 - layers @ layers.T).tolist()
 
 
-def copies_of(models: Sequence[State], origin: State) -> list[int]:
-    """For each model the position of the first one that it is a copy of, which may be itself.
+def copies_of(moved: Tensor, origin: State) -> list[int]:
+    """For each model the position of the first one that it is a copy of, which may be itself; by
+    what `updates_of` says.
 
     Who copies an update adds it to the origin anew, so that the last digits of the weights may
     differ.
     """
-    updates = updates_of(models, origin).double()  # squares of finite floats stay finite
+    updates = moved.double()  # squares of finite floats stay finite
     rounding = (
         2
         * torch.finfo(torch.float32).eps
@@ -107,7 +116,7 @@ def copies_of(models: Sequence[State], origin: State) -> list[int]:
     products = updates @ updates.T
     both = products.diag()[:, None] + products.diag()
     close = (both - 2 * products <= 0.01 * both + 4 * rounding**2).nonzero().tolist()
-    originals = list(range(len(models)))
+    originals = list(range(len(updates)))
     for copy, original in close:
         if original < originals[copy] and (updates[copy] - updates[original]).norm() <= near[copy]:
             originals[copy] = original
@@ -164,14 +173,14 @@ def means_by_group(
         ]
         shares = torch.tensor(rows, dtype=torch.float64)
         shares /= shares.sum(1, keepdim=True)
-        found = []
-        for row, members in zip(shares.to(flat) @ flat, counted, strict=True):
-            parts = zip(floats.items(), row.split(sizes), strict=True)
-            mean = {name: part.view_as(value).to(value.dtype) for (name, value), part in parts}
-            most = {name: torch.stack([models[i][name] for i in members]) for name in others}
-            mean |= {name: values.amax(0) for name, values in most.items()}
-            found.append({name: mean[name] for name in like})
-        return found
+        parts = zip(floats.items(), (shares.to(flat) @ flat).split(sizes, dim=1), strict=True)
+        mean: dict[str, Sequence[Tensor]] = {
+            name: part.view(len(groups), *value.shape).to(value.dtype).unbind()
+            for (name, value), part in parts
+        }
+        for name in others:
+            mean[name] = [torch.stack([models[i][name] for i in m]).amax(0) for m in counted]
+        return [{name: mean[name][at] for name in like} for at in range(len(groups))]
 
     return means
 

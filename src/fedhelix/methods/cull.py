@@ -67,7 +67,7 @@ class Cull(Wrapper):
         origin = take(server["model"], ctx.layers.parameters)
         models = [{**server["model"], **upload.tree["model"]} for upload in uploads]
         updates = updates_of(models, origin)
-        kept = uncopied(models, origin)
+        kept = uncopied(updates, origin)
         least = min(self.rho_min, len(kept))
         if ctx.score_on is None:
             kept = agreeing(updates, kept, least)

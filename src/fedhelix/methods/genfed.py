@@ -22,7 +22,7 @@ from fedhelix.core.layers import Layers
 from fedhelix.core.method import Capabilities, Context, Method, Upload
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
-from fedhelix.core.tree import State, Tree, copies_of, cosine_distances, take, zeros
+from fedhelix.core.tree import State, Tree, copies_of, cosine_distances, take, updates_of, zeros
 from fedhelix.core.wrapper import Wrapper
 from fedhelix.methods.fedavg import FedAvg
 
@@ -93,7 +93,7 @@ class GenFed(Wrapper):
         known = (
             list(range(len(uploads)))
             if self.twins
-            else without_copies(fitness, copies_of(models, origin))
+            else without_copies(fitness, copies_of(updates_of(models, origin), origin))
         )
         known = not_diverged(fitness, known)
         fitness = [fitness[i] for i in known]
