@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedhelix.cli.pages import App
+from fedhelix.core.compiler import compile_ahead
 from fedhelix.core.options import convert
 
 
@@ -116,6 +117,7 @@ NUMBERS: dict[Any, str] = {
     float | None: "validation_size deadline target attack_scale",
 }
 WITH_SETTINGS = (["run"], ["compare"], ["deploy", "run"])
+TRAINING = {"run", "resume", "compare", "sweep", "tune", "bench", "leaderboard"}
 
 
 class LazyGroup(TyperGroup):
@@ -128,6 +130,8 @@ class LazyGroup(TyperGroup):
         name, named, rest = super().resolve_command(ctx, args)
         if any([name, *rest][: len(words)] == words for words in WITH_SETTINGS):
             check_numbers(rest)
+        if name in TRAINING and rest and not {"-h", "--help"} & set(rest):
+            compile_ahead()
         return name, load(name) if name in COMMANDS else named, rest
 
 

@@ -1,16 +1,21 @@
 import copy
 import ctypes
 
+import click
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from typer.main import get_command
 
 from fedhelix import UserError
+from fedhelix.cli.app import app
+from fedhelix.core import compiler
+from fedhelix.core.compiler import compile_to
 from fedhelix.engines.kernels import applied, compiled
 from fedhelix.engines.kernels.compiled import Absorbed, Block
-from fedhelix.engines.kernels.library import compile_to, library
+from fedhelix.engines.kernels.library import library
 from fedhelix.engines.kernels.normalised import Maps, Norm
 
 pytestmark = pytest.mark.skipif(not compiled.available(), reason="there is no C compiler")
@@ -223,6 +228,18 @@ def test_a_compiler_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="compiler failed"):
         compile_to(tmp_path / "block.so")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_command_line_compiles_while_it_imports(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    begun = []
+    monkeypatch.setattr(compiler, "compile_to", lambda path: begun.append(path) or path.touch())
+    (tmp_path / "fedhelix").mkdir()
+    for arguments in (["run", "--help"], ["methods", "fedavg"], ["run", "fedavg"]):
+        assert not begun
+        group = get_command(app)
+        group.resolve_command(click.Context(group), arguments)
+    assert compiler.compiled() == begun[0] == compiler.compiled_path() and len(begun) == 1
 
 
 def test_the_c_files_agree_on_the_sizes_of_their_arguments():

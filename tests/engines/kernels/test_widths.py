@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedhelix import models
+from fedhelix.core.compiler import compile_to
 from fedhelix.engines.kernels import applied, compiled, library
 
 pytestmark = pytest.mark.skipif(not compiled.available(), reason="there is no C compiler")
@@ -27,7 +28,7 @@ def gradients(net, x, y):
 def test_all_widths_give_the_same_gradients(tmp_path_factory, monkeypatch, width):
     # Not `tmp_path`: a library whose file is gone may be taken for the next one.
     path = tmp_path_factory.mktemp("kernels") / f"{width}.so"
-    library.compile_to(path, f"-DWIDTH={width}", "-O1")
+    compile_to(path, f"-DWIDTH={width}", "-O1")
     wide = library.load(path)
     monkeypatch.setattr(library, "library", lambda: wide)
     monkeypatch.setattr(compiled, "lanes", wide.lanes)

@@ -9,9 +9,10 @@ import typing
 
 import torch
 
+from fedhelix.core.compiler import processor
 from fedhelix.core.tree import clone
 from fedhelix.engines.kernels import Kernels, applied
-from fedhelix.engines.kernels.library import available, processor
+from fedhelix.engines.kernels.library import available
 from fedhelix.engines.local import Setup, base_loss, gather
 from fedhelix.engines.remembered import remembered
 

@@ -1,14 +1,8 @@
-"""Compiles the C files of this folder for the processor at hand, when they are first needed."""
+"""The compiled C files of this folder."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -16,12 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedhelix.core.files import cache_folder
-
-FOLDER = Path(__file__).parent
-SOURCES = sorted(FOLDER.glob("*.c"))
-# The flags by which different compilers optimise for this processor.
-FOR_THIS_PROCESSOR: tuple[list[str], ...] = (["-march=native"], ["-mcpu=native"], [])
+from fedhelix.core.compiler import compiled
 
 
 def available() -> bool:
@@ -32,13 +21,9 @@ def available() -> bool:
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled C files; None if there is no compiler."""
-    sources = b"".join(path.read_bytes() for path in sorted([*SOURCES, *FOLDER.glob("*.h")]))
-    name = hashlib.blake2b(sources + processor().encode(), digest_size=8).hexdigest()
-    path = cache_folder() / f"kernels-{name}.so"
-    with suppress(OSError, subprocess.SubprocessError):
-        if not path.exists():
-            compile_to(path)
-        return load(path)
+    path = compiled()
+    with suppress(OSError):
+        return load(path) if path else None
     return None
 
 
@@ -52,33 +37,6 @@ def load(path: Path) -> ctypes.CDLL:
     compiled.normalise.argtypes = [pointer] * 8
     compiled.normalise_back.argtypes = [pointer] * 11
     return compiled
-
-
-def compile_to(path: Path, *more: str) -> None:
-    """Compile the C files, with more options if given; several processes may do so at once."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
-        raise FileNotFoundError("there is no C compiler")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        target = Path(folder) / path.name
-        files = [*map(str, SOURCES), "-lm", "-o", str(target)]
-        for options in FOR_THIS_PROCESSOR:
-            command = [compiler, "-O2", *options, *more, "-w", "-shared", "-fPIC", *files]
-            if subprocess.run(command, capture_output=True, timeout=120).returncode == 0:
-                target.replace(path)
-                return
-    raise FileNotFoundError("the C compiler failed")
-
-
-def processor() -> str:
-    """The processor's model, as exactly as the system reports it."""
-    fields = ("model name", "CPU implementer", "CPU part", "CPU variant")
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-        words = [line.partition(":")[2].strip() for line in lines if line.startswith(fields)]
-        return " ".join([platform.machine(), *words])
-    return f"{platform.machine()} {platform.processor()}"
 
 
 @cache
