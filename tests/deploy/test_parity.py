@@ -69,6 +69,14 @@ def test_sites_and_simulation_agree(spec, few, tmp_path):
                 ), key
 
 
+def test_a_server_with_samples_starts_helix_warm(few, tmp_path):
+    spec = spec_for("helix", data=few, batch_size=32, validation_size=0.2, rounds=1)
+    deployment = InProcessDeployment(tmp_path, 3, few, common=True)
+    across, here = deployment.fit(spec), in_simulation(spec)
+    assert across.federation.context(0, 1).train is not None
+    assert same(across.state.server, here.state.server)
+
+
 @pytest.mark.parametrize("spec", ["fedavg", "fedper", "gene-fl", "pfedgpa", "pfedhn"])
 def test_newcomers_are_onboarded_alike(spec, tmp_path):
     spec = spec_for(spec, newcomers=1, newcomers_after=1)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from fedhelix.cli.app import main
 from fedhelix.core.errors import UserError
-from fedhelix.core.tree import tensors
+from fedhelix.core.tree import take, tensors
 from fedhelix.data import Split, from_arrays
 from fedhelix.deploy import messages
 from fedhelix.deploy.node import only_process
@@ -177,6 +177,22 @@ def test_a_server_may_have_samples_for_selection_and_tests(tmp_path):
     run = deployment.fit(make_spec("genfed", {**SMALL, "data": "own"}), out=tmp_path / "run")
     assert set(run.records[0]["metadata"]["fitness"]) == {"0", "1", "2"}
     assert run.records[-1]["accuracy"] > 0.5
+
+
+@pytest.mark.parametrize("size", [None, 30])
+def test_helix_uses_the_servers_samples_where_it_gets_some(size, tmp_path):
+    folders = [blobs(tmp_path / f"data-{n}", n) for n in range(3)]
+    mine = blobs(tmp_path / "server", 9)
+    x, y = (np.load(f"{mine}/{name}.npy") for name in "xy")
+    np.savez(tmp_path / "server.npz", x=x, y=y)
+    where = {} if size is None else {"server_data": str(tmp_path / "server.npz")}
+    deployment = InProcessDeployment(tmp_path, 3, folders, **where)
+    spec = make_spec("helix", {**SMALL, "data": "own", "validation_size": size})
+    run = deployment.fit(spec, out=tmp_path / "run")
+    fed = run.federation
+    model = fed.initialize(1).server["model"]
+    assert same(model, take(fed.initial, list(model))) == (size is None)
+    assert run.summary["complete"]
 
 
 def test_small_sites_get_supplements_once(tmp_path):

@@ -13,6 +13,7 @@ from fedhelix import (
     Finish,
     Helix,
     UserError,
+    WarmStart,
     load,
 )
 from fedhelix.core.registry import is_wrapper, make, resolve
@@ -37,7 +38,11 @@ def chain(method):
     return names
 
 
-WHOLE = ["compact", "cull", "calibrated", "finish", "ancestors", "fedavgm"]
+OFF = {
+    "tau": 0, "bits": 32, "cull": False, "ancestors": 0, "finish": False, "server_momentum": 0,
+    "warm_epochs": 0,
+}  # fmt: skip
+WHOLE = ["compact", "warm-start", "cull", "calibrated", "finish", "ancestors", "fedavgm"]
 
 
 @pytest.mark.parametrize(
@@ -45,6 +50,7 @@ WHOLE = ["compact", "cull", "calibrated", "finish", "ancestors", "fedavgm"]
     [
         ({}, None),
         ({"bits": 32}, "compact"),
+        ({"warm_epochs": 0}, "warm-start"),
         ({"cull": False}, "cull"),
         ({"finish": False}, "finish"),
         ({"tau": 0.0}, "calibrated"),
@@ -59,18 +65,20 @@ def test_each_part_can_be_switched_off(options, missing):
 def test_options_in_words_mean_the_same():
     """As they come from a command line."""
     off = {"tau": "0", "bits": "32", "cull": "false", "ancestors": "0", "finish": "false"}
+    off["warm_epochs"] = "0"
     assert chain(make("helix", off)) == chain(Helix(**off)) == ["fedavgm"]
 
 
 def test_its_options_are_those_of_its_parts():
     method = Helix(
         tau=0.5, smooth=2.0, bits=4, margin=0.1, rho_min=3, server_momentum=0.3, ancestors=0.7,
-        ft_rate=0.4, sharpen=2.0,
+        ft_rate=0.4, sharpen=2.0, warm_epochs=3,
     )  # fmt: skip
     server = Ancestors(FedAvgM(server_momentum=0.3, adaptive=True), kept=0.7)
     client = Calibrated(Finish(server, ft_rate=0.4), tau=0.5, smooth=2.0, sharpen=2.0)
-    assert method.inner == Compact(Cull(client, margin=0.1, rho_min=3), bits=4)
-    bare = Helix(tau=0, bits=32, cull=False, ancestors=0, finish=False, server_momentum=0)
+    cull = Cull(client, margin=0.1, rho_min=3)
+    assert method.inner == Compact(WarmStart(cull, warm_epochs=3, required=False), bits=4)
+    bare = Helix(**OFF)
     assert bare.inner == FedAvgM(server_momentum=0.0, adaptive=True)
 
 
@@ -101,7 +109,7 @@ def test_it_is_put_around_nothing():
 
 
 def test_without_any_part_it_is_fedavg():
-    bare = Helix(tau=0, bits=32, cull=False, ancestors=0, finish=False, server_momentum=0)
+    bare = Helix(**OFF)
     one, other = (build(method).fit(2, quiet=True) for method in (FedAvg(), bare))
     assert close(one.state.server["model"], other.state.server["model"], 1e-5)
 

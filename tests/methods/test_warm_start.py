@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedhelix import Federation, Helix, UserError, WarmStart, load
+from fedhelix import Federation, GenFed, Helix, UserError, WarmStart, load
 from fedhelix.core.method import Phase
 from fedhelix.core.tree import take
 from fedhelix.data import Split
@@ -64,13 +64,33 @@ def test_all_engines_agree():
         torch.testing.assert_close(value, models[1][name], rtol=1e-4, atol=1e-5)
 
 
-def test_helix_starts_warm_where_it_is_asked_to():
+def test_helix_starts_warm_where_the_server_has_samples():
     fed = federation(Helix(warm_epochs=2))
     server = fed.initialize(1).server
     warm = federation(WarmStart(warm_epochs=2)).initialize(1).server["model"]
     assert same(take(server["model"], fed.layers.parameters), warm)
     assert same(server["ancestors"], server["model"]), "the mean begins there, too"
-    assert "warm" not in str(Helix().inner)
+    assert Helix().warm_epochs == 10
+
+
+def test_helix_starts_cold_where_it_must_or_should():
+    alone = Federation(DIGITS, clients=5, method=Helix())  # nothing is reserved for it
+    assert not len(alone.reserve.all)
+    for fed in (alone, federation(Helix(warm_epochs=0))):
+        model = fed.initialize(1).server["model"]
+        assert same(model, take(fed.initial, list(model)))
+    assert alone.fit(1, quiet=True).summary["complete"]
+
+
+def test_samples_may_be_optional():
+    method = WarmStart(required=False)
+    assert not method.capabilities.server_validation and WarmStart().capabilities.server_validation
+    assert WarmStart(GenFed(), required=False).capabilities.server_validation
+    cold, plain = (
+        Federation(DIGITS, clients=5, method=one, validation_size=0).fit(1, quiet=True)
+        for one in (method, "fedavg")
+    )
+    assert same(cold.state.server, plain.state.server)
 
 
 def test_it_helps():

@@ -40,7 +40,7 @@ def test_every_study_has_the_row_that_others_are_compared_with(scale):
     for name in HELIX:
         study = STUDIES[name]
         cells = study.cells(scale)
-        row = "1 bit" if name == "helix-bytes" else "Helix"
+        row = {"helix-bytes": "1 bit", "helix-ablation": "Helix, cold start"}.get(name, "Helix")
         assert {c.column for c in cells} == {c.column for c in cells if c.row == row}
         report = {
             "measures": list(study.measures),
@@ -98,8 +98,19 @@ def test_each_row_of_the_ablation_lacks_one_part():
     assert rows["without momentum"]["helix.server_momentum"] == 0
     assert rows["without ancestors"]["helix.ancestors"] == 0
     assert rows["without finish"]["helix.finish"] is False
-    assert rows["Helix, 32 bits"]["helix.bits"] == 32
-    assert not any(key.startswith("helix.") for key in rows["Helix"])
+    assert rows["Helix, cold start, 32 bits"]["helix.bits"] == 32
+    own = {key: value for key, value in rows["Helix, cold start"].items() if "helix." in key}
+    assert own == {"helix.warm_epochs": 0}
+
+
+@pytest.mark.parametrize("name", ["helix-genfed", "helix-attacks", "helix-ablation", "helix-bytes"])
+def test_names_say_how_helix_starts_where_the_server_has_samples(name, tmp_path):
+    for cell, specs in STUDIES[name].specs("gpu", tmp_path, {}):
+        spec = next(iter(specs.values()))
+        if cell.method == "helix" and spec.config.validation_size:
+            assert spec.method.warm_epochs == (10 if cell.row == "Helix" else 0)
+            if name in ("helix-genfed", "helix-attacks"):
+                assert cell.row == "Helix" or cell.row.startswith("Helix, cold start")
 
 
 def test_bits_and_server_data():

@@ -79,6 +79,27 @@ def test_folder_names_follow_from_the_settings_and_not_from_the_device():
     assert kept == "helix-digits-seed0-cab1b449ae"
 
 
+@pytest.mark.parametrize(
+    ("settings", "digest"),
+    [
+        ({}, "cab1b449ae"),
+        ({"helix.warm_epochs": 0}, "cab1b449ae"),
+        ({"supplement_size": 0, "validation_size": 0, "helix.warm_epochs": 3}, "7fa19ce18f"),
+        ({"validation_size": 0.1, "helix.warm_epochs": 0}, "ff4632c846"),
+        ({"validation_size": 0.1}, "5d0d0d8972"),
+        ({"supplement_size": 0.5, "helix.warm_epochs": 0}, "4bfff977e6"),
+        ({"supplement_size": 0.5}, "33d3aa1c1a"),
+    ],
+    ids=str,
+)
+def test_a_warm_start_renames_no_run_that_has_none(settings, digest):
+    """All digests are those of before Helix started warm by itself."""
+    name = folder_name(make_spec("helix", {"clients": 4, "rounds": 2, **settings}))
+    assert name == f"helix-digits-seed0-{digest}"
+    alone = folder_name(make_spec("warm-start", {"clients": 4, "rounds": 2}))
+    assert alone == "warm-start-digits-seed0-7f796c6ed4"
+
+
 def finished(accuracies, column="digits"):
     records = [{"round": 2 * (t + 1), "accuracy": value} for t, value in enumerate(accuracies)]
     return Finished(Cell("row", column, "fedavg"), records, {})

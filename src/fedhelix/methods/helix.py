@@ -1,4 +1,4 @@
-"""Helix: calibrated clients, compact updates, a cull, momentum, ancestors and a personal finish."""
+"""Helix: warm start, calibrated clients, compact updates, cull, momentum, ancestors, finish."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ class Helix(Wrapper):
     finish: bool = option(True, "fine-tune personal models in the end, where that helps")
     ft_rate: float = option(0.15, "finish: factor on the learning rate", above=0)
     warm_epochs: int = option(
-        0, "warm-start: epochs on the server's samples before the first round; 0: none", low=0
+        10,
+        "warm-start: epochs on the server's samples, if it has any, before the first round; "
+        "0 switches it off",
+        low=0,
     )
 
     def __post_init__(self) -> None:
@@ -83,7 +86,7 @@ class Helix(Wrapper):
         if self.cull:
             method = Cull(method, self.margin, self.rho_min)
         if self.warm_epochs:
-            method = WarmStart(method, self.warm_epochs)
+            method = WarmStart(method, self.warm_epochs, required=False)
         if self.bits != 32:
             method = Compact(method, bits=self.bits)
         return method

@@ -25,11 +25,13 @@ class WarmStart(Wrapper):
 
     inner: Method = option(FedAvg(), "the method that goes on from there")
     warm_epochs: int = option(10, "epochs on the server's samples before the first round", low=1)
+    required: bool = option(True, "refuse to run where the server has no samples")
 
     @property
     def capabilities(self) -> Capabilities:
-        """As the inner method, but the server must have samples."""
-        return replace(super().capabilities, server_validation=True)
+        """As the inner method, but the server must have samples if they are required."""
+        inner = super().capabilities
+        return replace(inner, server_validation=self.required or inner.server_validation)
 
     def check(self, layers: Layers) -> None:
         """There must be one model that the server can train."""
@@ -43,7 +45,7 @@ class WarmStart(Wrapper):
     def server_init(
         self, client_inits: Mapping[int, Tree], ctx: Context
     ) -> tuple[Tree, dict[int, Tree]]:
-        """Server: as the inner method, from the trained model."""
-        assert ctx.train is not None, "a method that needs the server's samples gets them"
-        model = ctx.train(ctx.initial, self.warm_epochs)
-        return super().server_init(client_inits, replace(ctx, initial=model))
+        """Server: as the inner method, from the trained model if there are samples."""
+        if ctx.train is not None:
+            ctx = replace(ctx, initial=ctx.train(ctx.initial, self.warm_epochs))
+        return super().server_init(client_inits, ctx)

@@ -38,7 +38,7 @@ ADDED = {
     "sampler": "shuffle",
 }
 # The same for options of methods.
-ADDED_OPTIONS = {"sharpen": 1.0, "prior": "uniform", "warm_epochs": 0}
+ADDED_OPTIONS = {"sharpen": 1.0, "prior": "uniform", "warm_epochs": 0, "required": True}
 
 CellRuns = list[tuple[Cell, dict[Path, RunSpec]]]  # the runs of every cell by folder
 
@@ -223,13 +223,21 @@ def _digest(spec: RunSpec, *without: str) -> str:
     if spec.config.devices is None:
         left_out |= {field.name for field in fields(Devices)}  # runs of before keep their names
     settings = {key: value for key, value in spec.as_dict().items() if key not in left_out}
+    method = dict(settings["method"])
+    if not _has_server_data(spec):
+        method.pop("warm_epochs", None)  # it has no effect
     settings["method"] = {
         key: value
-        for key, value in settings["method"].items()
+        for key, value in method.items()
         if key not in ADDED_OPTIONS or value != ADDED_OPTIONS[key]
     }
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def _has_server_data(spec: RunSpec) -> bool:
+    resolved = spec.config.resolved(spec.method.capabilities.server_validation)
+    return bool(resolved.validation_size)
 
 
 def _check_names(only: Sequence[str], studies: Sequence[Study], scale: Scale) -> None:

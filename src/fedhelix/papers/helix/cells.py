@@ -8,12 +8,12 @@ from fedhelix.papers.cells import Cell, Column, Row, Scale, cross
 from fedhelix.papers.genfed.settings import DEFENCES, told
 from fedhelix.papers.helix.settings import (
     CODES,
+    COLD_HELIX,
     GENE_FL,
     GENFED,
     HELIX,
     NO_SERVER_DATA,
     PFEDGPA,
-    WARM,
     WITHOUT,
     attacked_columns,
     gene_fl_columns,
@@ -24,7 +24,7 @@ from fedhelix.papers.helix.settings import (
 
 
 def in_genfed(scale: Scale) -> list[Cell]:
-    """GenFed's setting; SVHN was held out when the defaults were chosen."""
+    """GenFed's setting; SVHN was held out when all defaults but the warm start were chosen."""
     names = ["digits"] if scale == "quick" else ["Fashion-MNIST", "CIFAR-10", "SVHN"]
     return cross(GENFED, [genfed_column(scale, name) for name in names])
 
@@ -33,7 +33,7 @@ def under_attack(scale: Scale) -> list[Cell]:
     """Every attack by 20 and 40 % of the clients, against defences that know the share."""
     rows = [
         HELIX,
-        WARM,
+        COLD_HELIX,
         Row("GenFed", "genfed", {"genfed.twins": False}),
         Row("FedAvg", "fedavg"),
         *(Row(name, name) for name in DEFENCES),
@@ -55,7 +55,7 @@ def in_gene_fl(scale: Scale) -> list[Cell]:
 
 
 def ablation(scale: Scale) -> list[Cell]:
-    """Helix without each of its parts, in the settings of all three papers."""
+    """Helix, always with a cold start, without each of its parts, in all three papers' settings."""
     base = genfed_column(scale, "Fashion-MNIST")
     apart = {**base.settings, **NO_SERVER_DATA}
     columns = [
@@ -73,7 +73,7 @@ def _twenty(scale: Scale) -> list[Column]:
 
 
 def in_bits(scale: Scale) -> list[Cell]:
-    """Accuracy by the number of bits that a value of an update takes."""
+    """Accuracy by the number of bits that a value of an update takes, with a cold start."""
     columns = [
         replace(genfed_column(scale, "Fashion-MNIST"), name="GenFed's"),
         *(replace(column, name=f"pFedGPA's, {column.name}") for column in _twenty(scale)),

@@ -10,7 +10,10 @@ from fedhelix.runs.config import layered
 
 HELIX = Row("Helix", "helix")
 FULL = Row("Helix, 32 bits", "helix", {"helix.bits": 32})
-WARM = Row("Helix, warm start", "helix", {"helix.warm_epochs": 10})
+# The same without a warm start, which Helix has where the server has samples.
+COLD = {"helix.warm_epochs": 0}
+COLD_HELIX = Row("Helix, cold start", "helix", COLD)
+COLD_FULL = Row("Helix, cold start, 32 bits", "helix", {**COLD, "helix.bits": 32})
 
 # Tuned on Fashion-MNIST, CIFAR-10 and EMNIST in these settings; SVHN and CIFAR-100 were held out.
 HELD_OUT = ("SVHN", "CIFAR-100")
@@ -28,12 +31,12 @@ GENFED = [
         "genfed+fedavgm",
         {"genfed.twins": False, "fedavgm.server_momentum": 0.8},
     ),
-    FULL,
     HELIX,
-    WARM,
+    COLD_HELIX,
+    COLD_FULL,
     Row("Helix, no server data", "helix", NO_SERVER_DATA),
     # The same shared models; personal ones without sharper class shares.
-    Row("Helix, plain shares", "helix", PLAIN),
+    Row("Helix, cold start, plain shares", "helix", {**COLD, **PLAIN}),
     Row("Helix, plain shares, no server data", "helix", {**PLAIN, **NO_SERVER_DATA}),
 ]
 
@@ -61,20 +64,20 @@ GENE_FL = [
 ]
 
 WITHOUT = [
-    HELIX,
-    Row("without calibration", "helix", {"helix.tau": 0.0}),
-    Row("without sharper shares", "helix", PLAIN),
-    FULL,
-    Row("without cull", "helix", {"helix.cull": False}),
-    Row("without momentum", "helix", {"helix.server_momentum": 0.0}),
-    Row("without ancestors", "helix", {"helix.ancestors": 0.0}),
-    Row("without finish", "helix", {"helix.finish": False}),
+    COLD_HELIX,
+    Row("without calibration", "helix", {**COLD, "helix.tau": 0.0}),
+    Row("without sharper shares", "helix", {**COLD, **PLAIN}),
+    COLD_FULL,
+    Row("without cull", "helix", {**COLD, "helix.cull": False}),
+    Row("without momentum", "helix", {**COLD, "helix.server_momentum": 0.0}),
+    Row("without ancestors", "helix", {**COLD, "helix.ancestors": 0.0}),
+    Row("without finish", "helix", {**COLD, "helix.finish": False}),
     Row("FedAvg", "fedavg"),
 ]
 
 CODES = [
-    *(Row(f"{bits} bits", "helix", {"helix.bits": bits}) for bits in (32, 8, 4, 2)),
-    Row("1 bit", "helix"),
+    *(Row(f"{bits} bits", "helix", {**COLD, "helix.bits": bits}) for bits in (32, 8, 4, 2)),
+    Row("1 bit", "helix", COLD),
 ]
 
 
