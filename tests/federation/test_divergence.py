@@ -54,6 +54,20 @@ def plants():
     return [(x, x.sum(1)) for x in xs]
 
 
+def test_a_low_first_loss_is_no_divergence_while_models_stay_accurate():
+    rising = records(0.1, 0.5, 0.5, 0.5)
+    assert diverged_since(rising) == 2
+    for accuracies, since in (
+        ((0.9, 0.91, 0.88, 0.9), None),
+        ((0.9, 0.91, 0.88, 0.7), 2),  # far below the best
+        ((0.5, 0.5, 0.5, 0.5), 2),  # never good
+    ):
+        pairs = zip(rising, accuracies, strict=True)
+        assert diverged_since([{**one, "accuracy": value} for one, value in pairs]) == since
+    huge = [{**one, "accuracy": 0.9} for one in records(0.1, 0.5, 50.0)]
+    assert diverged_since(huge) == 2
+
+
 def test_a_diverged_run_is_named_in_warning_summary_and_report(tmp_path, capsys):
     with pytest.warns(UserWarning) as warned:
         run = Federation(plants(), model="linear", engine="serial").fit(

@@ -19,6 +19,8 @@ NEAR_PEAK = 0.95  # of its own peak: from there on a curve counts as converged
 # A run has diverged after so many rounds with so many times the loss of the first round (which
 # counts as SMALL where it is below), or after one with an absurd loss.
 RISING, RISE, ABSURD, SMALL = 3, 1.25, 100, 1e-3
+# But not while a good accuracy is near its best.
+ACCURACIES, GOOD, NEAR = ("accuracy", "personal_accuracy"), 0.6, 0.9
 GENTLER = "lower lr, or take less momentum or fewer epochs"
 ADVICE = f"scale the inputs (standardize) and a regression's targets, {GENTLER}"
 
@@ -124,9 +126,21 @@ def diverged_since(records: Sequence[Mapping[str, Any]]) -> int | None:
     start = rounds[0]["train_loss"] if rounds else None
     first = max(start, SMALL) if is_number(start) else SMALL
     tail = list(takewhile(lambda record: _loss_of(record) > RISE * first, reversed(rounds)))
-    if len(tail) < RISING and not any(_loss_of(record) > ABSURD * first for record in tail):
+    absurd = any(_loss_of(record) > ABSURD * first for record in tail)
+    if not absurd and (len(tail) < RISING or _is_accurate(records)):
         return None
     return int(tail[-1]["round"])
+
+
+def _is_accurate(records: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether models are still about as accurate as at their best, and that is good.
+
+    The loss of a first round may be low for a reason: a model that was trained before, or a first
+    cohort with easy samples.
+    """
+    key = next((key for key in ACCURACIES if any(key in record for record in records)), "")
+    found = [record[key] for record in records if is_number(record.get(key))]
+    return bool(found) and found[-1] >= max(GOOD, NEAR * max(found))
 
 
 def why_untrained(records: Sequence[Mapping[str, Any]]) -> str | None:
