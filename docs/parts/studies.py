@@ -65,7 +65,7 @@ def seeds_of(cells: Sequence[dict[str, Any]]) -> str:
     usual = statistics.mode(most.values())
     others = [f"{column}: {count}" for column, count in most.items() if count != usual]
     fewer = sum(0 < cell["runs"] < most[cell["column"]] for cell in cells)
-    others += [f"{fewer} cells have fewer"] if fewer else []
+    others += [f"{fewer} cells have fewer" if fewer > 1 else "one cell has fewer"] if fewer else []
     return f"{usual} seed{'s' if usual > 1 else ''}" + (f" ({', '.join(others)})" if others else "")
 
 
