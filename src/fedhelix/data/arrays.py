@@ -19,11 +19,12 @@ from fedhelix.data.columns import (
     feature_names,
     has_splits,
     in_order_of,
+    input_names,
     pair_of,
     train_and_test,
 )
 from fedhelix.data.datasets import Dataset, channel_values
-from fedhelix.data.fields import Fields, Parts, cat_padded, joined
+from fedhelix.data.fields import Fields, Parts, cat_padded, joined, width
 from fedhelix.data.owners import read_owners
 from fedhelix.data.readers import NPZ_ERRORS
 from fedhelix.data.reading import Pair, Samples, coded, read_pair
@@ -110,15 +111,16 @@ def assembled(
 ) -> Dataset:
     """A data set of samples that were read: parts are packed, targets get their type."""
     (x, y), (x_test, y_test) = train, test
-    if y.dim() == y_test.dim() > 1 and y.shape[1] != y_test.shape[1]:
-        y, y_test = cat_padded([y, y_test], IGNORED).split([len(y), len(y_test)])
+    called = [f"the training part of '{name}'", f"the test part of '{name}'"]
+    if y.dim() == y_test.dim() and y.shape[1:] != y_test.shape[1:]:
+        y, y_test = pool_targets([train, test], called).split([len(y), len(y_test)])
     count = count_classes(classes, y, y_test)
     y, y_test = as_targets([y, y_test], classes, count, name)
     if classes == "auto" and count is not None:
         note_unused(min(int(y.min()), int(y_test.min())), count, name)
     fields = None
     if isinstance(x, Parts) or isinstance(x_test, Parts):
-        both = joined([x, x_test])
+        both = joined([x, x_test], called)
         fields, size = Fields.of(both), len(x)
         x, x_test = fields.pack(both[:size]), fields.pack(both[size:])
     scale = channel_values("mean", mean), channel_values("std", std)
@@ -212,7 +214,7 @@ def from_clients(
     return assembled(
         name, (x, y), (x_test, y_test), classes, mean, std, owners=owners,
         owners_test=None if has_common_test else owners_test, labels=labels,
-        columns=feature_names(raw[0][0]),
+        columns=input_names(parts[0], called[0]) or feature_names(raw[0][0]),
     )  # fmt: skip
 
 
@@ -272,21 +274,30 @@ def hold_out_each(parts: list[Pair], classes: Classes, seed: int) -> tuple[list[
 
 def pool(parts: list[Pair], called: Sequence[str]) -> tuple[Samples, Tensor, np.ndarray]:
     """All parts as one, with the number of the part that each sample came from."""
-    first_x, first_y = parts[0]
+    first_x = parts[0][0]
     owners = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
     if any(isinstance(x, Parts) for x, _ in parts):
-        targets = cat_padded([y for _, y in parts], IGNORED)
-        return joined([x for x, _ in parts]), targets, owners
-    for index, (x, y) in enumerate(parts):
+        return joined([x for x, _ in parts], called), pool_targets(parts, called), owners
+    for index, (x, _) in enumerate(parts):
         assert isinstance(x, Tensor) and isinstance(first_x, Tensor)
         if x.shape[1:] != first_x.shape[1:] or x.dtype != first_x.dtype:
             raise UserError(
                 f"{called[index]} has samples of {describe(x)}, the first of {describe(first_x)}; "
                 "give all of them the same columns or shape, and one type."
             )
-        if y.shape[1:] != first_y.shape[1:] or y.is_floating_point() != first_y.is_floating_point():
-            raise UserError(
-                f"{called[index]} has targets of {describe(y)}, the first of {describe(first_y)}."
-            )
     inputs = torch.cat([x for x, _ in parts if isinstance(x, Tensor)])
-    return inputs, torch.cat([y for _, y in parts]), owners
+    return inputs, pool_targets(parts, called), owners
+
+
+def pool_targets(parts: Sequence[Pair], called: Sequence[str]) -> Tensor:
+    """All targets as one; classes of tokens are filled up with what does not count."""
+    first = parts[0][1]
+    are_classes = all(y.dim() == 2 and not y.is_floating_point() for _, y in parts)
+    of_tokens = are_classes and len({y.shape[1] - (width(x) or 0) for x, y in parts}) == 1
+    for (_, y), whose in zip(parts, called, strict=True):
+        same = y.shape[1:] == first.shape[1:] or of_tokens
+        if not same or y.is_floating_point() != first.is_floating_point():
+            raise UserError(
+                f"{whose} has targets of {describe(y)}, the first of {describe(first)}."
+            )
+    return cat_padded([y for _, y in parts], IGNORED)

@@ -43,20 +43,27 @@ def pair_of(part: Any, where: str, columns: Sequence[str] | None = None) -> tupl
         raise UserError(
             f"{where} has the splits {', '.join(part)}, each a table of its own; give one of them."
         )
-    if not is_table(part) and not _has_dictionaries(part, where):
+    given = input_names(part, where)
+    if given is None:
         return raw_pair(part, where)
     if not is_table(part):
         part = collated(all_samples(part, where))
     target = target_of(names_of(part), where)
-    inputs = [column for column in names_of(part) if column != target]
-    if columns is not None and set(columns) <= set(inputs):
-        inputs = list(columns)
+    inputs = list(columns if columns is not None and set(columns) <= set(given) else given)
     x = read_inputs_of(part, inputs, where)
     if isinstance(x, np.ndarray) and x.ndim == 2 and x.shape[1] == len(inputs):
         from pandas import DataFrame  # slow to import, and workers need none of it
 
         x = DataFrame(x, columns=inputs)  # keeps the names
     return x, column_of(part, target)
+
+
+def input_names(part: Any, where: str) -> tuple[str, ...] | None:
+    """The columns of what one client has that the network gets; None where none have names."""
+    if not is_table(part) and not _has_dictionaries(part, where):
+        return None
+    names = names_of(part if is_table(part) else sample_of(part, 0, where))
+    return tuple(column for column in names if column != target_of(names, where))
 
 
 def in_order_of(clients: Iterable[Any], test: Any, name: str) -> Any:
@@ -94,17 +101,27 @@ def feature_names(x: Any) -> tuple[str, ...] | None:
     return tuple(map(str, x.columns)) if hasattr(x, "columns") else None
 
 
-def features_of(table: Any, columns: Sequence[str] | None) -> Any:
-    """The features of a table in the order in which a network was trained on them; a table that
-    has none of these names is taken as it is.
+def features_of(x: Any, columns: Sequence[str] | None, named: bool) -> Any:
+    """The features of a table, or of a dictionary where samples have no `named` parts, in the order
+    in which a network was trained on them; what has none of these names is taken as it is.
     """
-    names = names_of(table)
+    if not is_table(x) and (named or not isinstance(x, Mapping)):
+        return x
+    names = names_of(x)
     if columns is None or not set(columns) & set(names):
-        return np.asarray(table)
+        return _all_columns(x)
     for column in columns:
         if column not in names:
             raise UserError(f"x lacks the column '{column}', which the network was trained on.")
-    return read_inputs_of(table, columns, "x")
+    return read_inputs_of(x, columns, "x")
+
+
+def _all_columns(x: Any) -> Any:
+    """All columns of a table, which may hold sequences of different lengths."""
+    if not is_table(x):
+        return x
+    array = np.asarray(x)
+    return read_inputs_of(x, names_of(x), "x") if array.dtype == object else array
 
 
 def _has_dictionaries(part: Any, where: str) -> bool:
@@ -149,15 +166,22 @@ def present(values: np.ndarray) -> np.ndarray:
     return np.array([value for value in values.ravel() if not is_missing(value)], values.dtype)
 
 
-def read_inputs_of(table: Any, names: Sequence[str], where: str) -> Any:
-    """What the network gets: one matrix, one column, or several columns by name."""
+def read_inputs_of(
+    table: Any, names: Sequence[str], where: str, may_have_owner: bool = False
+) -> Any:
+    """What the network gets: one matrix, one column, or several columns by name. A table of all
+    clients `may_have_owner`, a column that says whose a row is.
+    """
     columns = {column: column_of(table, column) for column in names}
     for column, values in columns.items():
         if isinstance(values, np.ndarray) and (given := present(values)).size and is_text(given):
+            owner = (
+                "remove it once that is done, or, if it says whose a row is, name it: "
+                f"partition.natural('{column}')"
+            )
             raise UserError(
                 f"column '{column}' of {where} holds text; turn it into numbers first (a "
-                "tokenizer, pandas.get_dummies), remove it once that is done, or, if it says "
-                f"whose a row is, name it: partition.natural('{column}')."
+                f"tokenizer, pandas.get_dummies), {owner if may_have_owner else 'or remove it'}."
             )
         if isinstance(values, np.ndarray) and values.dtype.kind not in "biuf":
             if (missing := first_missing(values)) is not None:

@@ -91,10 +91,15 @@ class Dataset:
     def __repr__(self) -> str:
         kinds = {torch.bool: "labels", torch.int64: "classes of each token or pixel"}
         kind = f"{self.classes} classes" if self.classes else kinds.get(self.y.dtype, "regression")
-        sample = describe(self.x) if self.fields is None else str(self.fields)
         return (
-            f"Dataset({self.name}: {len(self.x)} train, {len(self.x_test)} test, {sample}, {kind})"
+            f"Dataset({self.name}: {len(self.x)} train, {len(self.x_test)} test, {self._sample}, "
+            f"{kind})"
         )
+
+    @property
+    def _sample(self) -> str:
+        """What a sample is, for people."""
+        return describe(self.x) if self.fields is None else str(self.fields)
 
     @property
     def shape(self) -> Any:
@@ -242,10 +247,10 @@ class Dataset:
 
     def joined(self, other: Dataset) -> Dataset:
         """Both data sets as one, the other's samples last and without owners."""
-        if self.x.shape[1:] != other.x.shape[1:] or self.x.dtype != other.x.dtype:
+        alike = self.x.shape[1:] == other.x.shape[1:] and self.x.dtype == other.x.dtype
+        if not alike or self.fields != other.fields:
             raise UserError(
-                f"{other.name} has samples of {describe(other.x)}, "
-                f"'{self.name}' has {describe(self.x)}."
+                f"{other.name} has samples of {other._sample}, '{self.name}' has {self._sample}."
             )
         if self.y.shape[1:] != other.y.shape[1:]:
             raise UserError(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.parts import Inputs, in_order
+from fedhelix.data.checks import describe
 
 ALIGNMENT = 8  # bytes: the start of a part can be seen as any type
 WIDTHS = 8  # that a batch of sequences can have, so that few programs are needed
@@ -27,12 +28,15 @@ class Parts:
 
     tensors: dict[str, Tensor]
     named: bool
+    sequences: frozenset[str] = frozenset()
+    """Which parts were given as sequences of different lengths."""
 
     def __len__(self) -> int:
         return len(next(iter(self.tensors.values())))
 
     def __getitem__(self, chosen: Any) -> Parts:
-        return Parts({name: part[chosen] for name, part in self.tensors.items()}, self.named)
+        tensors = {name: part[chosen] for name, part in self.tensors.items()}
+        return Parts(tensors, self.named, self.sequences)
 
 
 @dataclass(frozen=True)
@@ -73,18 +77,20 @@ class Fields:
         )
 
     @property
-    def mask(self) -> int | None:
-        """Which part says where a sequence has values, if one does."""
+    def masks(self) -> tuple[int, ...]:
+        """Which parts say where sequences have values."""
         parts = enumerate(zip(self.names, self.shapes, self.dtypes, strict=True))
-        return next(
-            (
-                place
-                for place, (name, shape, dtype) in parts
-                if len(shape) == 1
-                and ("mask" in name if self.named else place > 0 and dtype == torch.bool)
-            ),
-            None,
+        return tuple(
+            place
+            for place, (name, shape, dtype) in parts
+            if len(shape) == 1
+            and ("mask" in name if self.named else place > 0 and dtype == torch.bool)
         )
+
+    @property
+    def mask(self) -> int | None:
+        """The first part that says where a sequence has values, if one does."""
+        return next(iter(self.masks), None)
 
     @property
     def length(self) -> int | None:
@@ -162,12 +168,13 @@ def padded(sequences: Sequence[Tensor], where: str, fill: int = 0) -> tuple[Tens
     return whole, torch.arange(whole.shape[1]) < lengths[:, None]
 
 
-def joined(samples: Sequence[Tensor | Parts]) -> Parts:
-    """All samples as one; sequences are filled up to the longest of all.
+def joined(samples: Sequence[Tensor | Parts], called: Sequence[str]) -> Parts:
+    """All samples as one; sequences are filled up to the longest of all. `called` says whose they
+    are.
 
     Where some have a mask because their lengths differ, the others get one, too.
     """
-    parts = [Parts({"0": part}, False) if isinstance(part, Tensor) else part for part in samples]
+    parts = list(map(as_parts, samples))
     most = max(parts, key=lambda part: len(part.tensors))
     names, named = list(most.tensors), most.named
     parts = [aligned(part, Fields.of(most)) for part in parts]
@@ -175,16 +182,83 @@ def joined(samples: Sequence[Tensor | Parts]) -> Parts:
         if list(other.tensors) != names or other.named != named:
             raise UserError(
                 f"samples must all have the parts {', '.join(names)}, not "
-                f"{_names(other)}; give every client the same ones."
+                f"{part_names(other)}; give every client the same ones."
             )
-    return Parts(
-        {name: cat_padded([part.tensors[name] for part in parts]) for name in names}, named
+    for name in names:
+        _check_alike(name, parts, called)
+    tensors = {name: cat_padded([part.tensors[name] for part in parts]) for name in names}
+    return Parts(tensors, named, frozenset().union(*(part.sequences for part in parts)))
+
+
+def _check_alike(name: str, parts: Sequence[Parts], called: Sequence[str]) -> None:
+    """Refuse a part that has another shape or type at somebody; sequences may differ in length."""
+    masks = [list(parts[0].tensors)[place] for place in Fields.of(parts[0]).masks]
+    is_sequence = any(name in part.sequences for part in parts) or any(
+        all(part.tensors[name].shape[1:2] == part.tensors[mask].shape[1:2] for part in parts)
+        for mask in masks
     )
+    own = [part.tensors[name] for part in parts]
+    of_type = [place for place, part in enumerate(own) if part.dtype != torch.bool]
+    first = of_type[0] if of_type else 0
+    usual, may_be_bool = own[first], own[first].dtype != torch.uint8
+    for part, whose in zip(own, called, strict=True):
+        one_type = part.dtype == usual.dtype or (may_be_bool and part.dtype == torch.bool)
+        same = (
+            part.dim() == usual.dim()
+            and part.shape[1 + is_sequence :] == (usual.shape[1 + is_sequence :])
+        )
+        if not same or not one_type:
+            raise UserError(
+                f"{whose} has samples of {describe(part)} in the part {name}, {called[first]} of "
+                f"{describe(usual)}; give all of them the same columns or shape, and one type."
+            )
 
 
-def _names(part: Parts) -> str:
+def fitted(samples: Tensor | Parts, fields: Fields, known: str) -> Parts:
+    """A newcomer's samples with the parts of known ones; shorter sequences are filled up."""
+    part = aligned(as_parts(samples), fields)
+    kinds = list(zip(fields.names, fields.shapes, fields.dtypes, strict=True))
+    none = Parts(
+        {name: torch.empty(0, *shape, dtype=dtype) for name, shape, dtype in kinds}, fields.named
+    )
+    if tuple(part.tensors) != fields.names or part.named != fields.named:
+        raise UserError(
+            f"the newcomer has the parts {part_names(part)}, but samples of {known} have the parts "
+            f"{part_names(fields)}; give it the same ones."
+        )
+    tensors = joined([none, part], [known, "the newcomer"]).tensors
+    for name, shape, dtype in kinds:
+        values = tensors[name]
+        if tuple(values.shape[1:]) != shape:
+            raise UserError(
+                f"the newcomer's sequences are up to {values.shape[1]} long, those of {known} up "
+                f"to {shape[0]}; cut the newcomer's to {shape[0]}."
+            )
+        tensors[name] = values.to(dtype)
+        if not torch.equal(tensors[name].to(values.dtype), values):
+            raise UserError(
+                f"the newcomer has {describe(values)} in the part {name}, which is true or false "
+                f"in {known}; give it 0 and 1 alone."
+            )
+    return Parts(tensors, fields.named)
+
+
+def as_parts(samples: Tensor | Parts) -> Parts:
+    """Samples as parts, even if it is only one."""
+    return Parts({"0": samples}, False) if isinstance(samples, Tensor) else samples
+
+
+def width(samples: Tensor | Parts) -> int | None:
+    """How long the longest sequence is, where samples can be sequences."""
+    parts = as_parts(samples)
+    wide = [part.shape[1] for part in parts.tensors.values() if part.dim() > 1]
+    return Fields.of(parts).length or next(iter(wide), None)
+
+
+def part_names(part: Parts | Fields) -> str:
     """What the parts of a sample are called, for people."""
-    return ", ".join(part.tensors) if part.named else f"{len(part.tensors)} without a name"
+    names = part.names if isinstance(part, Fields) else tuple(part.tensors)
+    return ", ".join(names) if part.named else f"{len(names)} without a name"
 
 
 def aligned(part: Parts, fields: Fields) -> Parts:
@@ -192,11 +266,14 @@ def aligned(part: Parts, fields: Fields) -> Parts:
     that is all they lack.
     """
     known = {name: part.tensors[name] for name in fields.names if name in part.tensors}
-    tensors, first = known | part.tensors, next(iter(part.tensors.values()))
-    last = len(fields.names) - 1
-    if fields.mask == last and tuple(tensors) == fields.names[:last] and first.dim() > 1:
-        tensors[fields.names[last]] = torch.ones(first.shape[:2], dtype=fields.dtypes[last])
-    return Parts(tensors, part.named)
+    tensors, last = known | part.tensors, len(fields.names) - 1
+    if fields.mask == last and tuple(tensors) == fields.names[:last]:
+        pairs = zip(tensors.values(), fields.shapes, strict=False)
+        long = [part for part, shape in pairs if shape[:1] == (fields.length,) and part.dim() > 1]
+        if long:
+            ones = torch.ones(long[0].shape[:2], dtype=fields.dtypes[last])
+            tensors[fields.names[last]] = ones
+    return Parts(tensors, part.named, part.sequences)
 
 
 def cat_padded(tensors: Sequence[Tensor], fill: int = 0) -> Tensor:

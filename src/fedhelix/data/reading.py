@@ -109,6 +109,8 @@ def read_pair(x: Any, y: Any, where: str) -> Pair:
 
 def read_inputs(x: Any, where: str) -> Samples:
     """One tensor, or several parts; sequences of different lengths get a mask as a further part."""
+    if isinstance(x, Parts):  # read already
+        return x
     if isinstance(x, Mapping):
         return read_parts({str(name): part for name, part in x.items()}, True, where)
     if isinstance(x, tuple) and x and all(isinstance(part, np.ndarray | Tensor) for part in x):
@@ -121,12 +123,13 @@ def read_inputs(x: Any, where: str) -> Samples:
 
 def read_parts(parts: Mapping[str, Any], named: bool, where: str) -> Parts:
     """The parts by name; with sequences to pad and without a mask, one is added."""
-    tensors, mask = {}, None
+    tensors, mask, ragged = {}, None, set()
     for name, part in parts.items():
         inside = f"'{name}' of {where}" if named or len(parts) > 1 else where
         if is_ragged(part):
             check_shapes(part, inside, lengths_differ=True)
             _note_odd_length(part, inside)
+            ragged.add(name)
             tensors[name], mask = padded([as_tensor(one, inside) for one in part], inside)
         else:
             tensors[name] = as_inputs(as_tensor(part, inside))
@@ -136,7 +139,7 @@ def read_parts(parts: Mapping[str, Any], named: bool, where: str) -> Parts:
     _check_lengths(tensors, where)
     if mask is not None and not any("mask" in name for name in tensors):
         tensors[MASK if named else str(len(tensors))] = mask
-    return Parts(tensors, named)
+    return Parts(tensors, named, frozenset(ragged))
 
 
 def _check_lengths(parts: Mapping[str, Tensor], where: str) -> None:

@@ -51,7 +51,8 @@ def from_table(
     for column in (*chosen, *targets) if test is not None else ():
         if column not in names_of(test):
             raise unknown(f"column of the test part of {where}", column, names_of(test))
-    x, y = read_inputs_of(table, chosen, where), _targets(table, targets)
+    x = read_inputs_of(table, chosen, where, may_have_owner=owner is None)
+    y = _targets(table, targets)
     owners = None if owner is None else column_of(table, owner)
     x_test = None if test is None else read_inputs_of(test, chosen, where)
     y_test = None if test is None else _targets(test, targets)

@@ -101,6 +101,11 @@ def read_data(data: Any, partition: str | Partition | None) -> Dataset:
             f"data is a {type(data).__name__}; give the name of a data set, from_arrays(x, y), a "
             "table, a torch data set, or a list with an entry for each client."
         )
+    if (column := owner_column(partition)) is not None:
+        raise UserError(
+            f"partition.natural('{column}') names a column of one table, and in a list every entry "
+            "is a client already; leave the partition out, or join the tables into one."
+        )
     return from_clients(data)
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from fedhelix.components.subnetworks import resized
@@ -20,8 +21,9 @@ from fedhelix.core.metrics import IGNORED
 from fedhelix.core.parts import each
 from fedhelix.core.tree import Tree, payload_bytes, take, to_device
 from fedhelix.data import UNSHIFTED, Dataset, Split, from_clients
-from fedhelix.data.columns import features_of, is_table, pair_of
-from fedhelix.data.reading import numbered
+from fedhelix.data.columns import features_of, pair_of
+from fedhelix.data.fields import Fields, Parts, fitted, width
+from fedhelix.data.reading import numbered, read_inputs
 from fedhelix.engines.local import ClientTask, Setup
 from fedhelix.federation import guard
 from fedhelix.federation.evaluation import after_training
@@ -188,10 +190,22 @@ def with_client(fed: FederationSetup, data: Any) -> Setup:
 def _read(data: Any, known: Dataset, seed: int) -> Dataset:
     """A newcomer's data, whose columns and labels mean what they mean in the known data."""
     x, y = pair_of(data, "the newcomer", known.columns)
-    if is_table(x) and known.columns is not None:
-        x = features_of(x, known.columns)
+    fields = known.fields
+    x = features_of(x, known.columns, fields is not None and fields.named)
+    samples = read_inputs(x, "x of the newcomer")
+    if fields is None and isinstance(samples, Parts):
+        raise UserError(
+            f"the newcomer has samples of the parts {Fields.of(samples)}, but a sample of "
+            f"'{known.name}' has the shape {known.shape}; give N of them."
+        )
+    same = samples if fields is None else fitted(samples, fields, f"'{known.name}'")
     y = numbered(y, known.labels, "the newcomer")
-    mine = from_clients([(x, y)], classes=known.classes, name="newcomer", seed=seed)
+    mine = from_clients([(same, y)], classes=known.classes, name="newcomer", seed=seed)
+    if fields is not None and known.y.dim() == mine.y.dim() == 2 and known.y.dtype == torch.int64:
+        lacking = (fields.length or 0) - (width(samples) or 0)
+        if lacking > 0 and mine.y.shape[1] + lacking == known.y.shape[1]:  # classes of tokens
+            longer = [F.pad(part, (0, lacking), value=IGNORED) for part in (mine.y, mine.y_test)]
+            mine = replace(mine, y=longer[0], y_test=longer[1])
     if mine.y.dtype == known.y.dtype:
         return mine
     for targets in (mine.y, mine.y_test):  # labels, or classes of tokens or pixels

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.metrics import by_class
 from fedhelix.core.parts import Inputs, arguments, each, in_order, output_of, shapes
-from fedhelix.data import Dataset, is_table
+from fedhelix.data import Dataset
 from fedhelix.data.checks import check_finite
 from fedhelix.data.columns import features_of
-from fedhelix.data.fields import Fields, Parts, aligned
+from fedhelix.data.fields import Fields, Parts, aligned, as_parts, part_names
 from fedhelix.data.owners import Names
 from fedhelix.data.reading import Samples, read_inputs
 
@@ -87,8 +87,9 @@ def _unknown_token(data: Dataset, x: Inputs) -> str:
 
 def prepared_inputs(data: Dataset, x: Any) -> Inputs:
     """New samples as the network gets them; refuses those of another form."""
-    samples = read_inputs(features_of(x, data.columns) if is_table(x) else x, "x")
     fields = data.fields
+    features = features_of(x, data.columns, fields is not None and fields.named)
+    samples = read_inputs(features, "x")
     if isinstance(samples, Tensor):
         check_finite("the new samples", "x", samples)
         if samples.shape == (0,):  # an empty list
@@ -109,18 +110,15 @@ def prepared_inputs(data: Dataset, x: Any) -> Inputs:
 
 def _prepared_parts(data: Dataset, fields: Fields, samples: Samples) -> Inputs:
     """New samples of several parts, in the order in which the network was trained on them."""
-    if isinstance(samples, Tensor):
-        if fields.mask is None or samples.dim() < 2:
-            raise UserError(
-                f"x has the shape {tuple(samples.shape)}, but samples have the parts {fields}; "
-                f"give {'a list of sequences' if fields.mask is not None else 'N of each'}."
-            )
-        samples = Parts({"0": samples}, False)
-    samples = aligned(samples, fields)
-    if tuple(samples.tensors) != fields.names:
+    if isinstance(samples, Tensor) and (fields.mask is None or samples.dim() < 2):
         raise UserError(
-            f"x has the parts {', '.join(samples.tensors)}, and {', '.join(fields.names)} are "
-            "needed."
+            f"x has the shape {tuple(samples.shape)}, but samples have the parts {fields}; "
+            f"give {'a list of sequences' if fields.mask is not None else 'N of each'}."
+        )
+    samples = aligned(as_parts(samples), fields)
+    if tuple(samples.tensors) != fields.names or samples.named != fields.named:
+        raise UserError(
+            f"x has the parts {part_names(samples)}, and {part_names(fields)} are needed."
         )
     trained = (fields.part(data.x, place) for place in range(len(fields.names)))
     typed = {
