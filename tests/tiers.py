@@ -7,6 +7,7 @@ cases whose id contains one of the given words.
 SLOW = {
     "test_a_backdoor_opens_and_leaves_the_accuracy_alone",
     "test_a_board_is_searched_on_validation_resumed_and_drawn",
+    "test_a_changed_checkpoint_of_a_complete_run_is_refused_by_resume_and_report",
     "test_a_comparison_shows_a_table_and_leaves_a_figure",
     "test_a_dead_worker_is_replaced_and_the_second_death_names_the_client",
     "test_a_defence_takes_what_it_is_told",

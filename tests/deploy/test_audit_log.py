@@ -86,6 +86,21 @@ def test_every_changed_byte_is_found(log):
             read_log(log.path, None)
 
 
+def test_a_site_checks_its_log_with_either_file_of_its_key_pair(log, tmp_path, cli):
+    for name in ("north.pub", "north.key"):
+        done = cli("audit", "log", log.path, "--key", tmp_path / name)
+        assert done.code == 0 and "6 lines, none changed, signed with the given key" in done.out
+    other = keys.make_site_key(tmp_path, "south")
+    assert "the key is another site's" in cli("audit", "log", log.path, "--key", other).err
+    (tmp_path / "broken.key").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
+    broken = cli("audit", "log", log.path, "--key", "broken.key")
+    assert broken.code == 2 and "cannot be read as a private key" in broken.err
+    absent = cli("audit", "log", log.path, "--key", "absent.pub")
+    assert absent.code == 2 and "'absent.pub'; correct the path" in absent.err
+    new = AuditLog(tmp_path / "new.jsonl", tmp_path / "north.key")
+    assert "new.jsonl: 1 line, none changed" in cli("audit", "log", new.path).out
+
+
 def test_a_log_of_another_key_and_a_forged_head_are_found(log, tmp_path):
     keys.make_site_key(tmp_path, "south")
     with pytest.raises(UserError, match="line 1 is not as signed, or the key is another site's"):

@@ -93,7 +93,10 @@ def test_sites_train_and_predict_with_files_that_they_have_too(tmp_path, file, f
         predictions(site, tmp_path / "new.npy")
     np.save(tmp_path / "none.npy", new[:0])  # the list of a day without patients
     asked = ["--name", "site-1", "--data", folders[1], "--folder", tmp_path / "kept"]
-    asked += ["--code", file, "--inputs", tmp_path / "none.npy"]
+    asked += ["--inputs", tmp_path / "none.npy"]
+    ended = cli("site", "predict", *asked)
+    assert ended.code == 2 and "add --code ours.py to this command" in ended.err
+    asked += ["--code", file]
     for more, shape in ((), (0,)), (["--outputs"], (0, 3)):
         assert cli("site", "predict", *asked, *more).code == 0
         assert np.load(tmp_path / "predictions.npy").shape == shape
@@ -237,7 +240,7 @@ def test_a_dry_run_of_the_servers_run_folder_takes_the_sites_own_files(file, fol
     text = toml.dumps(values).replace(str(file), "/server/ours.py")
     (tmp_path / "config.toml").write_text(text)
     code = SiteCode([file])
-    asked = asked_run(str(tmp_path / "config.toml"), code)
+    asked, _ = asked_run(str(tmp_path / "config.toml"), code)
     assert asked.config.model == f"{file}:Net" and asked.method.label == "genfed+halved-at-sites"
     with pytest.raises(UserError, match="does not say which method"):
         (tmp_path / "config.toml").write_text("rounds = 3")

@@ -253,6 +253,17 @@ def test_a_run_without_any_work_is_no_success(tmp_path):
         submit.follow(None, RunFolder.open(tmp_path / "run"), quiet=True)
 
 
+def test_a_complete_run_whose_checkpoint_was_changed_is_not_resumed(tmp_path):
+    spec, deployment = spec_for(clients=2, rounds=1), InProcessDeployment(tmp_path, 2)
+    deployment.fit(spec, out=tmp_path / "run", config=spec.as_dict() | {"deployment": {}})
+    folder = RunFolder.open(tmp_path / "run")
+    assert submit.follow(None, folder, quiet=True) == folder.summary
+    (state,) = (tmp_path / "run" / "checkpoint").glob("server-*")
+    state.write_bytes(state.read_bytes()[:-1] + b"?")
+    with pytest.raises(UserError, match=f"{state.name}' of the checkpoint is damaged"):
+        submit.follow(None, folder, quiet=True)
+
+
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
@@ -282,7 +293,7 @@ def test_with_extra_clients_a_round_ends_when_the_cohort_is_in(tmp_path):
     disturb(deployment, lambda content, honest: None, 2, rounds=(0, 1, 2))
     run = deployment.fit(spec_for(cohort=2, eval_every=3))
     assert [record["participants"] for record in run.records] == [[0, 1, 2]] * 3
-    assert all("2 answers are enough" in record["missing"]["2"] for record in run.records)
+    assert all("the round had enough answers" in record["missing"]["2"] for record in run.records)
     assert sum(record["seconds"] for record in run.records) < 30  # of a deadline of 60
 
 

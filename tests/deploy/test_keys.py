@@ -86,7 +86,7 @@ def test_keys_are_made_once_and_kept_private(tmp_path):
     with pytest.raises(UserError, match="cannot be read as a public key"):
         keys.read_public_key(private)
     for read in (keys.read_private_key, keys.read_public_key):
-        with pytest.raises(UserError, match=r"there is no key '.*south'; `fedhelix deploy keys`"):
+        with pytest.raises(UserError, match=r"there is no key '.*south'; correct the path"):
             read(tmp_path / "south")
 
 
@@ -151,6 +151,8 @@ def test_a_site_has_one_key_until_it_is_expelled(tmp_path):
     assert link.connected() == ["north", "south"]
     with pytest.raises(UserError, match="belongs to 'north'; every site needs a key of its own"):
         link.register("south", public["north"])
+    with pytest.raises(UserError, match=r"put the west.pub of the site there, or make a pair"):
+        link.register("west", tmp_path / "west.pub")
     link.register("north", keys.make_site_key(tmp_path / "new", "north").with_suffix(".pub"))
     assert [node.status for node in book.nodes] == ["unregistered", "online", "online"]
     with pytest.raises(

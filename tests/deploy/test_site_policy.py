@@ -8,13 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from fedhelix.cli.app import main
+from fedhelix.core import toml
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.deploy import messages
-from fedhelix.deploy.dry_run import reveals
+from fedhelix.deploy.code import SiteCode
+from fedhelix.deploy.dry_run import asked_run, reveals
 from fedhelix.deploy.server import _public
 from fedhelix.deploy.site import Site
 from fedhelix.deploy.site_policy import SitePolicy
@@ -64,6 +67,14 @@ CASES = {
     "no noise": ({"min_noise": 0.5}, *PRIVATE, rule(math.nan, 1.0), "a noise of 0.5, not nan"),
     "nothing of noise": ({"min_noise": 0.5}, *PRIVATE, {}, "needs a noise of 0.5, not nan"),
     "clip": ({"max_clip": 2}, *PRIVATE, rule(0.4, 2.5), "allows a clip of 2, not 2.5"),
+    "scores of too little noise": (
+        {"min_noise": 0.5}, *PRIVATE[:2], {"kind": "evaluate"}, rule(0.4, 1.0),
+        "needs a noise of 0.5, not 0.4",
+    ),
+    "scores of too long a clip": (
+        {"max_clip": 2}, *PRIVATE[:2], {"kind": "evaluate_received"}, rule(0.4, 2.5),
+        "allows a clip of 2, not 2.5",
+    ),
     "negative clip": ({"max_clip": 2}, *PRIVATE, rule(0.4, -9.0), "a clip of 2, not -9"),
     "no clip": ({"max_clip": 2}, *PRIVATE, rule(0.4, math.inf), "allows a clip of 2, not inf"),
     "secure": (
@@ -261,6 +272,34 @@ def test_a_run_whose_sites_report_no_metrics_trains_and_has_not_diverged(tmp_pat
     assert len(list(tmp_path.rglob(MODEL))) == 3
 
 
+@pytest.mark.parametrize("method", ["private", "private+ancestors", "secure+private"])
+def test_a_site_that_refuses_to_train_sends_no_scores_and_a_dry_run_says_so(method, tmp_path):
+    deployment = InProcessDeployment(tmp_path, 3)
+    settings = {"method.noise_by": "clients", "method.noise": 0.5, "method.epsilon": 1e6}
+    spec = make_spec(method, {**SMALL, **settings, "clients": 3, "rounds": 1})
+    wary = deployment.sites[2]
+    wary.policy = SitePolicy(min_noise=0.288)  # 0.5 / sqrt(3) is more
+    assert list(reveals(wary, spec))
+    wary.policy = SitePolicy(min_noise=0.5)
+    with pytest.raises(UserError) as dry:
+        list(reveals(wary, spec))
+    (record,) = deployment.fit(spec).records
+    assert "needs a noise of 0.5, not 0.288675 (min_noise)" in str(dry.value)
+    for missing in (record["missing"], record["unevaluated"]):
+        assert list(missing) == ["2"] and str(dry.value).rstrip(".") in missing["2"]
+    assert len(list(tmp_path.rglob(MODEL))) == 3  # what it received, to use it
+
+
+def test_a_run_that_another_run_leaves_no_budget_for_gets_no_scores(tmp_path):
+    site = Site("north", "digits", tmp_path, policy=SitePolicy(total_epsilon=10))
+    spec = make_spec("private", {**SMALL, "method.epsilon": 8})
+    header = {"experiment": "0" * 32, "round": 0, "client": 0, "spec": json.dumps(_public(spec))}
+    asked = messages.write({**header, "kind": "evaluate"}, {"payload": {}})
+    assert "error" not in messages.read(site.answer(asked)).header
+    site.budgets.reserve("1" * 32, spec.method)
+    assert "all runs together" in messages.read(site.answer(asked)).header["error"]
+
+
 def test_a_run_of_as_many_rounds_as_allowed_is_evaluated(tmp_path):
     deployment = InProcessDeployment(tmp_path, 2)
     for site in deployment.sites:
@@ -293,6 +332,29 @@ def test_a_dry_run_says_what_would_leave(tmp_path, capsys, monkeypatch):
         assert end.value.code == code
     out, err = capsys.readouterr()
     assert "private may run at north" in out and "needs differential privacy" in err
+
+
+@pytest.mark.parametrize("data", ["digits", "own"])
+def test_a_dry_run_compares_noise_and_clip_as_the_server_will_send_them(data, tmp_path):
+    np.savez(tmp_path / "own.npz", x=np.zeros((30, 5), np.float32), y=np.arange(30) % 3)
+    source = str(tmp_path / "own.npz") if data == "own" else data
+    options = {"noise_by": "clients", "noise": 2.0, "epsilon": 1e6, "clip": 3.0, "quantile": 0.5}
+    settings = {**SMALL, "cohort": 2, **{f"method.{key}": options[key] for key in options}}
+    config = make_spec("private", settings).as_dict()
+    terms = {"deployment": {"experiment": "0" * 32, "extra": 1}}
+    values = {key: value for key, value in (config | terms).items() if value is not None}
+    (tmp_path / "config.toml").write_text(toml.dumps(values))
+    spec, extra = asked_run(str(tmp_path), SiteCode())
+    assert extra == 1
+
+    def said(**rules):
+        return list(reveals(Site("n", source, tmp_path, policy=SitePolicy(**rules)), spec, extra))
+
+    assert "max_clip are refused" in str(said(min_noise=1.15, max_clip=3)) != str(said())
+    with pytest.raises(UserError, match=r"needs a noise of 1.2, not 1.1547 \(min_noise\)"):
+        said(min_noise=1.2)  # the noise is spread over the cohort of two and the extra client
+    with pytest.raises(UserError, match=r"allows a clip of 2, not 3 \(max_clip\)"):
+        said(max_clip=2)
 
 
 def test_the_documentation_names_every_rule():

@@ -9,8 +9,11 @@ def test_incidents_are_printed_beside_the_result(make_run, capsys):
     shown = capsys.readouterr()
     assert shown.err == (
         "fedhelix: 3 uploads were refused; metrics.jsonl says which and why.\n"
-        "fedhelix: 2 answers of clients were missing; metrics.jsonl says which and why.\n"
+        "fedhelix: 2 answers were missing; metrics.jsonl says which and why.\n"
     )
+    show_run(run.path, {**summary, "refused": 1, "missing": 1}, as_json=False)
+    said = capsys.readouterr().err
+    assert "1 upload was refused;" in said and "1 answer was missing;" in said
     assert shown.out.startswith("method=fedavg rounds=1 ")
 
 

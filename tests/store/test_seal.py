@@ -115,6 +115,39 @@ def test_settings_are_changed_by_a_command_and_not_in_an_editor(cli, tmp_path):
     shutil.rmtree(tmp_path / "run")
 
 
+def test_a_changed_checkpoint_of_a_complete_run_is_refused_by_resume_and_report(cli, tmp_path):
+    settings = ("--clients", "2", "--rounds", "1", "--epochs", "1", "--model", "mlp")
+    methods = ("fedavg", "fedper", "--seeds", "1")
+    assert cli("compare", *methods, *settings, "--out", "both", "-q").code == 0
+    run = tmp_path / "both" / "fedper-seed0"
+    calls = [("resume", "both"), ("resume", run), ("report", run, "--format", "latex")]
+    assert [cli(*call).code for call in calls] == [0, 0, 0]
+    for kind in ("server", "client"):
+        path = min((run / "checkpoint").glob(f"{kind}-*"))
+        honest = path.read_bytes()
+        path.write_bytes(honest[:-1] + bytes([honest[-1] ^ 1]))
+        for call in calls:
+            refused = cli(*call)
+            assert refused.code == 2 and f"{path.name}' of the checkpoint" in refused.err
+        path.write_bytes(honest)
+
+
+def test_files_that_another_process_replaces_meanwhile_are_no_longer_part_of_it(run, monkeypatch):
+    folder, check = RunFolder.open(run), Checkpoint._checked
+
+    def replaced(checkpoint, entry):
+        monkeypatch.undo()
+        with RunFolder.open(run) as writer:
+            writer.checkpoint(4, {"model": {"w": torch.zeros(1)}}, {0: {}})
+        return check(checkpoint, entry)
+
+    monkeypatch.setattr(Checkpoint, "_checked", replaced)
+    folder.verify()
+    (run / "checkpoint" / "server-000004.safetensors").unlink()
+    with pytest.raises(UserError, match="server-000004"):
+        folder.verify()
+
+
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, '{"a":' * 100_000, "1" * 400, "-" + "9" * 30, "1e400", '{"a": -1E+999}']
 )

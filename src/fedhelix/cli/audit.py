@@ -17,6 +17,7 @@ from fedhelix.core.files import writable, write_atomically
 from fedhelix.core.options import build
 from fedhelix.deploy import need_flower
 from fedhelix.report.terminal import listing
+from fedhelix.report.wording import count
 
 ATTACKS = ("idlg", "inversion", "membership")
 
@@ -42,7 +43,7 @@ def audit(
         Path, typer.Option("--out", "-o", help="The figure; its numbers lie beside it as JSON.")
     ] = Path("audit.png"),
     key: Annotated[
-        Path | None, typer.Option(help="With log: the site's public key, SITE.pub.")
+        Path | None, typer.Option(help="With log: the site's key, SITE.pub or SITE.key.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -176,7 +177,7 @@ def _show_logs(paths: Sequence[str], key: Path | None, as_json: bool) -> None:
             words = (entry["time"], _asked(entry), entry.get("method"), what)
             print("  ".join(filter(None, words)))
         said = "signed with the given key" if key else "signed throughout with the key in it"
-        print(f"{path}: {len(entries)} lines, none changed, {said}.")
+        print(f"{path}: {count(len(entries), 'line')}, none changed, {said}.")
 
 
 def _asked(entry: Mapping[str, Any]) -> str:

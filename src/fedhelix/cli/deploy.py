@@ -18,6 +18,7 @@ from fedhelix.cli.pages import App
 from fedhelix.deploy import need_flower, submit
 from fedhelix.deploy.policy import RoundPolicy
 from fedhelix.report.terminal import show_run
+from fedhelix.report.wording import count
 from fedhelix.runs import jobs
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
@@ -84,9 +85,8 @@ def up(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     local = LocalDeployment(folder, sites, data, data_dir, host, port, policy, code or [])
     with contextlib.suppress(KeyboardInterrupt), local:
-        print(
-            f"{sites} sites and a server at {local.address}; logs are in {local.folder / 'logs'}."
-        )
+        here = f"{count(sites, 'site')} and a server at {local.address}"
+        print(f"{here}; logs are in {local.folder / 'logs'}.")
         print(f"Train with: fedhelix deploy run genfed --folder {folder}", flush=True)
         while True:
             time.sleep(1)

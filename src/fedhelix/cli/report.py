@@ -68,6 +68,8 @@ def report(
     form = form or forms[(out or Path("report.html")).suffix]
     out = out or Path(f"report{suffixes[form]}")
     chosen = select(runs or [])
+    for run in chosen.folders:
+        run.verify()
     if form == "html":
         from fedhelix.report.page import html
 
@@ -92,9 +94,10 @@ def export(
     """Write the records of runs as one flat table, a row per round, for other programs."""
     from fedhelix.report.export import export as write_table
     from fedhelix.report.locate import select
+    from fedhelix.report.wording import count
 
     table = write_table(select(runs or []).folders, out, clients)
-    print(f"{out}: {len(table)} rows")
+    print(f"{out}: {count(len(table), 'row')}")
 
 
 def serve(

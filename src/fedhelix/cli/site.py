@@ -133,7 +133,7 @@ def site(  # noqa: PLR0913, PLR0917 - the options of a command
     if dry_run is not None:
         from fedhelix.deploy.dry_run import asked_run, reveals
 
-        lines = list(reveals(here, asked_run(dry_run, site_code)))
+        lines = list(reveals(here, *asked_run(dry_run, site_code)))
         print("\n".join([f"{dry_run} may run at {name}, and would send", *lines]))
         return
     assert cert is not None and key is not None

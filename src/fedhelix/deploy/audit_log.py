@@ -24,8 +24,6 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
     load_pem_public_key,
 )
 from torch import Tensor
@@ -33,7 +31,7 @@ from torch import Tensor
 from fedhelix.core.errors import UserError
 from fedhelix.core.files import remove_leftovers, write_atomically
 from fedhelix.core.tree import Tree, flatten
-from fedhelix.deploy.keys import read_private_key, read_public_key
+from fedhelix.deploy.keys import public_bytes, read_either_key, read_private_key
 
 GENESIS = "0" * 64
 ALGORITHM = ec.ECDSA(SHA256())
@@ -87,7 +85,7 @@ class AuditLog:
     def __init__(self, path: Path, key: Path):
         private = read_private_key(key)
         self.path, self._key = path, private
-        public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        public = public_bytes(private.public_key())
         self._lines, self._last, self._size = 0, GENESIS, 0
         try:
             self._open(public)
@@ -228,5 +226,5 @@ def _check_signature(key: bytes, content: bytes, signature: str) -> None:
 
 
 def read_log(path: Path, key: Path | None) -> list[dict[str, Any]]:
-    """All entries of a log that is whole."""
-    return list(verified(path, None if key is None else read_public_key(key)))
+    """All entries of a log that is whole; `key` is either file of the pair that signed it."""
+    return list(verified(path, None if key is None else read_either_key(key)))

@@ -92,6 +92,11 @@ class Control:
 
     def register(self, site: str, public_key: Path) -> None:
         """Register a site's name and public key; a key that it had before is withdrawn."""
+        if not public_key.exists():
+            raise UserError(
+                f"there is no key '{public_key}'; put the {site}.pub of the site there, or make a "
+                f"pair with `fedhelix deploy keys {site}`."
+            )
         key, nodes = read_public_key(public_key), self._nodes()
         known = next((node for node in nodes if node.public_key == key), None)
         if known is not None and known.status == WITHDRAWN:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedhelix.core import toml
+from fedhelix.core.options import build
 from fedhelix.core.tree import encode
 from fedhelix.data import Split
 from fedhelix.deploy.audit_log import shapes
 from fedhelix.deploy.code import SiteCode
+from fedhelix.deploy.policy import RoundPolicy, sampled
+from fedhelix.deploy.remote_data import (
+    UNKNOWN_COUNTS,
+    RemotePartition,
+    describe_data,
+    placeholder_data,
+)
 from fedhelix.deploy.site import Site, site_setup
 from fedhelix.deploy.site_policy import chain
 from fedhelix.engines.local import ClientTask, Setup, make_client
@@ -19,18 +28,23 @@ from fedhelix.methods import DPSGD, Private
 from fedhelix.runs.spec import RunSpec, make_spec, read_spec
 
 
-def asked_run(text: str, code: SiteCode) -> RunSpec:
-    """The run that a method's name, a config.toml or a run folder stands for."""
+def asked_run(text: str, code: SiteCode) -> tuple[RunSpec, int]:
+    """The run that a method's name, a config.toml or a run folder stands for, and how many clients
+    are sampled in addition to a cohort.
+    """
     path = Path(text)
     path = path / "config.toml" if path.is_dir() else path
     if path.suffix != ".toml":
-        return make_spec(text, {})
+        return make_spec(text, {}), 0
     settings = toml.read(path)
     known = isinstance(settings.get("method"), Mapping) and "name" in settings["method"]
-    return read_spec(code.localized(settings) if known else settings, path)
+    terms = settings.get("deployment")
+    extra = {"extra": terms["extra"]} if isinstance(terms, Mapping) and "extra" in terms else {}
+    policy = build(RoundPolicy, extra, "the table [deployment]")
+    return read_spec(code.localized(settings) if known else settings, path), policy.extra
 
 
-def reveals(site: Site, spec: RunSpec) -> Iterator[str]:
+def reveals(site: Site, spec: RunSpec, extra: int = 0) -> Iterator[str]:
     """One sentence for everything that would leave the site; UserError if its policy refuses."""
     site.policy.check_run(spec, site.own_data.classes if site.own_data else None)
     site.policy.check_total(site.budgets.total("", spec.method))
@@ -38,6 +52,7 @@ def reveals(site: Site, spec: RunSpec) -> Iterator[str]:
     shared = spec.method.shared_params(setup.layers)
     values = sum(setup.layers.sizes[name] for name in shared)
     site.policy.check_work(spec, len(setup.splits[0].train), sum(setup.layers.sizes.values()))
+    _check_noise(site, spec, extra)
     needs = spec.method.capabilities
     yield "once: the shape and numbers of its samples, and how many classes it knows."
     if needs.client_init:
@@ -57,12 +72,30 @@ def reveals(site: Site, spec: RunSpec) -> Iterator[str]:
             whom = "all who see the sum only" if sites else "all but the server, which sees them"
             yield f"  They are clipped, and {who}:"
             yield f"  epsilon {part.epsilon:g}, delta {part.delta:g} for {whom}."
+            if part.quantile is not None and site.policy.max_clip is not None:
+                yield "  The clip changes; rounds with a longer one than max_clip are refused."
         if isinstance(part, DPSGD):
             budget = f"epsilon {part.epsilon:g}, delta {part.delta:g}"
             yield f"  The gradient of every sample is clipped and gets noise: {budget}."
     if site.policy.metrics:
         yield "every round: its training loss; when evaluated: the scores of its own model;"
         yield "  both without noise."
+
+
+def _check_noise(site: Site, spec: RunSpec, extra: int) -> None:
+    """Refuse a run by the noise and the clip that its server would send in the first round."""
+    config, method, own = spec.config, spec.method, dict[str, Any]()
+    private = any(isinstance(part, Private) for part in chain(method))
+    if not private or not site.policy.bounds_noise:
+        return
+    if site.own_data is not None:  # then the server knows as much as a site describes
+        counts = [UNKNOWN_COUNTS] * (config.client_count + config.newcomers)
+        own["partition"] = RemotePartition(counts, config.valid)
+        own["data"] = placeholder_data(describe_data(site.own_data))
+    server = config.federation(method, "serial", cohort=sampled(config, extra), **own)
+    ctx = server.context(0, config.rounds)
+    state, _ = method.server_init({}, ctx)
+    site.policy.check_payload(method, method.deliver(state, 0, ctx))
 
 
 def _first_message(setup: Setup) -> str:

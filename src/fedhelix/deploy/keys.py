@@ -11,6 +11,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.x509.oid import NameOID
 
 from fedhelix.core.errors import UserError
@@ -146,7 +147,7 @@ def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_ssh_private_key(path.read_bytes(), None)
     except FileNotFoundError:
-        raise UserError(f"there is no key '{path}'; `fedhelix deploy keys` makes keys.") from None
+        raise _missing(path) from None
     except (OSError, ValueError, UnsupportedAlgorithm) as problem:
         raise UserError(f"'{path}' cannot be read as a private key: {problem}.") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
@@ -159,11 +160,34 @@ def read_public_key(path: Path) -> bytes:
     try:
         key = serialization.load_ssh_public_key(path.read_bytes())
     except FileNotFoundError:
-        raise UserError(f"there is no key '{path}'; `fedhelix deploy keys` makes keys.") from None
+        raise _missing(path) from None
     except (OSError, ValueError, UnsupportedAlgorithm) as problem:
         raise UserError(f"'{path}' cannot be read as a public key: {problem}.") from None
+    return public_bytes(key)
+
+
+def read_either_key(path: Path) -> bytes:
+    """The public key of a pair, by either file of it, in the form of `read_public_key`."""
+    try:
+        is_private = path.read_bytes().startswith(b"-----BEGIN")
+    except OSError:  # which `read_public_key` puts into words
+        is_private = False
+    if is_private:
+        return public_bytes(read_private_key(path).public_key())
+    return read_public_key(path)
+
+
+def public_bytes(key: PublicKeyTypes) -> bytes:
+    """A public key in the form that Flower registers."""
     return key.public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+
+
+def _missing(path: Path) -> UserError:
+    return UserError(
+        f"there is no key '{path}'; correct the path (a new pair of `fedhelix deploy keys` would "
+        "be another key)."
     )
 
 

@@ -39,3 +39,8 @@ class RoundPolicy(Checked):
 def cohort_size(config: Config) -> int:
     """How many answers a round needs; `extra` clients come on top."""
     return min(config.cohort or 10, config.client_count)
+
+
+def sampled(config: Config, extra: int) -> int:
+    """How many clients a round asks."""
+    return min(cohort_size(config) + extra, config.client_count)

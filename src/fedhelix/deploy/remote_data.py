@@ -20,6 +20,9 @@ from fedhelix.deploy.schema import DTYPES
 from fedhelix.runs.spec import located
 
 OWN = "own"  # in place of a data set's name: every site has its own samples
+# Training and test samples assumed for a client whose site has not joined yet: at most 0.9 of
+# them are for validation, and BatchNorm needs two.
+UNKNOWN_COUNTS = (20, 0)
 
 
 class RemotePartition(Partition):

@@ -18,10 +18,11 @@ from fedhelix.deploy.code import code_files, file_hash, public_names
 from fedhelix.deploy.engine import RemoteEngine
 from fedhelix.deploy.keys import make_site_key
 from fedhelix.deploy.masking_engine import MaskingEngine
-from fedhelix.deploy.policy import RoundPolicy, cohort_size
+from fedhelix.deploy.policy import RoundPolicy, cohort_size, sampled
 from fedhelix.deploy.registry import SiteDescription, SiteRegistry
 from fedhelix.deploy.remote_data import (
     OWN,
+    UNKNOWN_COUNTS,
     RemotePartition,
     common_description,
     difference,
@@ -38,9 +39,6 @@ from fedhelix.store import RunFolder
 from fedhelix.store.records import Record
 
 SITES_FILE, AUDIT_FILE = "sites.json", "audit.jsonl"
-# Training and test samples assumed for a client whose site has not joined yet: at most 0.9 of
-# them are for validation, and BatchNorm needs two.
-UNKNOWN_COUNTS = (20, 0)
 
 
 def serve_run(grid: Grid, path: Path, quiet: bool | None = None) -> Run:
@@ -114,13 +112,12 @@ def make_federation(
         overrides = _data_of_sites(spec, policy.server_data, registry, description)
         header["classes"] = description["classes"]
         transport.unfit = partial(difference, other=description, other_name="others")
-    cohort = cohort_size(config)
-    enough = cohort if policy.extra else None
+    enough = cohort_size(config) if policy.extra else None
     evaluates = config.data != OWN or policy.server_data is not None
     kind = RemoteEngine if spec.method.capabilities.masks is None else MaskingEngine
     federation = config.federation(
         spec.method,
-        cohort=min(cohort + policy.extra, config.client_count),
+        cohort=sampled(config, policy.extra),
         engine=lambda setup: kind(setup, transport, registry, header, enough, evaluates),
         **overrides,
     )

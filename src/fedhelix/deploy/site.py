@@ -174,13 +174,17 @@ class Site:
         """One round of the client; its new state is on disk before the answer leaves."""
         setup, task, kept = self._open(message)
         name = message.header["experiment"]
-        self.policy.check_payload(setup.method, task.payload)
-        self.policy.check_total(self.budgets.total(name, setup.method))
+        self._check_noise(name, setup, task)
         self.budgets.reserve(name, setup.method)
         sent = self._trained(setup, task, kept, task_digest(message.header, task.payload))
         if setup.method.capabilities.masks is None:
             return sent["fields"], sent["upload"]
         return sent["fields"], self._masker.upload(name, task, message.body, sent, kept)
+
+    def _check_noise(self, experiment: str, setup: Setup, task: ClientTask) -> None:
+        """Refuse a round, or its scores, by its noise and clip and by what all runs have spent."""
+        self.policy.check_payload(setup.method, task.payload)
+        self.policy.check_total(self.budgets.total(experiment, setup.method))
 
     def _trained(self, setup: Setup, task: ClientTask, kept: SiteState, digest: bytes) -> Tree:
         """What a round of the client gives; where it has noise, this is drawn and counted once,
@@ -232,6 +236,7 @@ class Site:
         if task.final:
             kept.write_model(setup, used.state, {**message.header, "kind": "used"})
         self.policy.check_scores()
+        self._check_noise(message.header["experiment"], setup, task)
         outputs = partial(predict, setup, unshifted(used.state))
         scores = evaluate_clients(setup, {task.client: used}, outputs)[task.client]
         say(f"after round {task.round}: {setup.objective.name} {scores.test:.4f} on own samples")
@@ -240,6 +245,7 @@ class Site:
     def evaluate_received(self, message: Message) -> Answer:
         """The scores of the model as received, before any training by the client."""
         setup, task, _ = self._open(message)
+        self._check_noise(message.header["experiment"], setup, task)
         used = received_model(setup, task)
         outputs = partial(predict, setup, unshifted(used.state))
         return evaluate_clients(setup, {task.client: used}, outputs)[task.client]._asdict(), {}

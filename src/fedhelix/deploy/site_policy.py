@@ -198,6 +198,11 @@ class SitePolicy(Checked):
         if self.min_noise is not None:
             raise refusal(f"needs a noise of {self.min_noise:g} at the site, not at the server")
 
+    @property
+    def bounds_noise(self) -> bool:
+        """Whether `check_payload` may refuse a round."""
+        return self.min_noise is not None or self.max_clip is not None
+
     def check_payload(self, method: Method, payload: Tree) -> None:
         """Refuse a round by the noise and the clip that the server sends for it."""
         for part in chain(method):

@@ -24,6 +24,12 @@ def trained_site(
     sites of `fedhelix up` each take a part.
     """
     header, _ = SiteState(latest_model(folder, name).parent).used()
+    code = code or SiteCode()
+    if missing := sorted(set(header.get("code") or {}) - code.files.keys()):
+        raise UserError(
+            f"the model needs the site's file '{missing[0]}'; add --code {missing[0]} to this "
+            "command."
+        )
     common = json.loads(header["spec"]).get("data") != OWN
     return Site(name, data, folder, data_dir, common, code=code)
 

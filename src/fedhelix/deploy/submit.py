@@ -132,6 +132,7 @@ def follow(control: Control, folder: RunFolder, quiet: bool | None = None) -> di
             f"'{folder.path}' is no run of a deployment; continue it with "
             f"`fedhelix resume {folder.path}`."
         )
+    folder.verify()  # also where the run is over, and nobody reads its checkpoint
     rounds, label, done = spec.config.rounds, spec.method.label, folder.rounds_saved
     attempts = 0  # since the last new round
     with Progress(rounds, label, done, quiet, lines=True) as progress:

@@ -161,7 +161,7 @@ class Transport:
             replies.absences.update(dict.fromkeys(self._give_up_held(), "is not connected"))
             waiting = replies.outstanding(requests)
             if enough is not None and len(replies.answers) >= enough:
-                why = f"was not waited for: {enough} answers are enough"
+                why = "was not waited for: the round had enough answers"
                 replies.absences.update(dict.fromkeys(waiting, why))
             elif overdue:
                 why = f"did not answer within {self.policy.deadline:g} s"

@@ -76,11 +76,21 @@ class Private(Budgeted):
     def download(self, server: Tree, client: int, ctx: Context) -> Tree:
         """Server: as the inner method, with the clip and a client's share of the noise."""
         privacy = server["privacy"]
-        share = privacy["noise"] / ctx.sampling.size**0.5
         after = self._ledger(privacy, ctx).epsilon_after(client, self._rate(client, ctx))
-        rule = {"share": torch.tensor(share, device=ctx.device), "clip": privacy["clip"]}
         spent = {"epsilon": torch.tensor(after, device=ctx.device)}
-        return {**self.inner.download(server, client, ctx), "privacy": rule, "spent": spent}
+        payload = self.inner.download(server, client, ctx)
+        return {**payload, "privacy": self._rule(privacy, ctx), "spent": spent}
+
+    def deliver(self, server: Tree, client: int, ctx: Context) -> Tree:
+        """Server: as the inner method, with clip and noise: a site that does not train with them
+        sends no scores either.
+        """
+        payload = self.inner.deliver(server, client, ctx)
+        return {**payload, "privacy": self._rule(server["privacy"], ctx)}
+
+    def _rule(self, privacy: Tree, ctx: Context) -> Tree:
+        share = privacy["noise"] / ctx.sampling.size**0.5
+        return {"share": torch.tensor(share, device=ctx.device), "clip": privacy["clip"]}
 
     # What a client does -------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedhelix.core.files import remove_leftovers
+from fedhelix.report.wording import count
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import human_bytes, human_seconds
 from fedhelix.store.records import ADVICE
@@ -29,17 +30,15 @@ def listing(*headers: str) -> Table:
 
 def _show_losses(folder: Path, summary: dict[str, Any]) -> None:
     """How many uploads and answers did not count, and why the first of them did not."""
-    for key, fate in (
-        ("refused", "uploads were refused"),
-        ("missing", "answers of clients were missing"),
-    ):
-        if not summary.get(key):
+    for key, what in (("refused", "upload"), ("missing", "answer")):
+        if not (lost := summary.get(key)):
             continue
         records = RunFolder.open(folder).records()
         reasons = [why for record in records for why in record.get(key, {}).values()]
         first = f" ({str(reasons[0]).rstrip('.')})" if reasons else ""
         print(
-            f"fedhelix: {summary[key]} {fate}{first}; metrics.jsonl says which and why.",
+            f"fedhelix: {count(lost, what)} {'was' if lost == 1 else 'were'} {key}{first}; "
+            "metrics.jsonl says which and why.",
             file=sys.stderr,
         )
 

@@ -88,6 +88,8 @@ def resume_comparison(
     for key, kind in (("methods", list), ("settings", dict), ("seeds", int)):
         if not isinstance(note.get(key), kind):
             raise UserError(f"'{path / COMPARISON}' is damaged: it lacks its {key}.")
+    for config in sorted(path.glob("*/config.toml")):
+        RunFolder.open(config.parent).verify()  # also of runs that are over
     settings = note["settings"] | dict(places or {})
     return compare(note["methods"], settings, note["seeds"], path, session)
 

@@ -95,6 +95,22 @@ class Checkpoint:
         server = self._read_file(manifest["server"], device)
         return manifest["round"], server, states if lazily else dict(states)
 
+    def verify(self) -> None:
+        """Verify the checksum of every file, without reading it as tensors.
+
+        A file that another process has just replaced is no longer part of the checkpoint.
+        """
+        for entry in self._listed():
+            try:
+                self._checked(entry)
+            except UserError:
+                if entry in self._listed():
+                    raise
+
+    def _listed(self) -> list[Any]:
+        manifest = self._manifest()
+        return [] if manifest is None else _entries(manifest)
+
     def timing(self, device: str) -> Tree:
         """The clock and the work under way; empty without a clock."""
         entry = (self._manifest() or {}).get("timing")

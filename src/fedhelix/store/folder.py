@@ -27,9 +27,9 @@ from fedhelix.core import toml
 from fedhelix.core.errors import UserError
 from fedhelix.core.files import remove_leftovers, write_atomically
 from fedhelix.store.checkpoint import Checkpoint, States
-from fedhelix.store.json import json_line, loads, read_json, strict
+from fedhelix.store.json import json_line, read_json, strict
 from fedhelix.store.lock import Lock
-from fedhelix.store.records import current, is_valid
+from fedhelix.store.records import current, read_record
 from fedhelix.store.seal import Tally, changed, digest, sealed_part
 
 if TYPE_CHECKING:
@@ -199,22 +199,8 @@ class RunFolder:
     def records(self) -> list[dict[str, Any]]:
         """The records of all rounds; a last line that is only half written is left out."""
         complete_lines = self._metrics().split(b"\n")[:-1]
-        return [self._record(line, number) for number, line in enumerate(complete_lines, start=1)]
-
-    def _record(self, line: bytes, number: int) -> dict[str, Any]:
-        damaged = f"line {number} of '{self._metrics_path}' is damaged"
-        try:
-            record = loads(line)
-        except ValueError as problem:
-            raise UserError(f"{damaged}: {problem}.") from None
-        if not isinstance(record, dict) or type(record.get("round")) is not int:
-            raise UserError(f"{damaged}: it is not the record of a round.")
-        if record["round"] != number:
-            raise UserError(f"{damaged}: it is the record of round {record['round']}.")
-        for key, value in record.items():
-            if not is_valid(key, value):
-                raise UserError(f"{damaged}: its {key} cannot be {value}.")
-        return current(record)
+        path = self._metrics_path
+        return [read_record(line, number, path) for number, line in enumerate(complete_lines, 1)]
 
     @property
     def metrics(self) -> pd.DataFrame:
@@ -310,6 +296,12 @@ class RunFolder:
             "metrics": self._tallied().seal(),
         }
         self._checkpoint.write(round, server, client_states, timing or {}, seals)
+
+    def verify(self) -> None:
+        """Raise UserError that names a file of the checkpoint that was changed; the other files
+        are checked when they are read.
+        """
+        self._checkpoint.verify()
 
     @property
     def rounds_saved(self) -> int:

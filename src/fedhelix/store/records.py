@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, TypeGuard
 
+from fedhelix.core.errors import UserError
+from fedhelix.store.json import loads
+
 Record = dict[str, Any]
 
 # The metrics that rank runs, best first: that of the clients' models, otherwise the server's.
@@ -41,6 +44,23 @@ def is_valid(key: str, value: Any) -> bool:
         return isinstance(value, int | float)
     scored = key.endswith(("accuracy", "score"))
     return not scored or value is None or isinstance(value, int | float)
+
+
+def read_record(line: bytes, number: int, path: object) -> Record:
+    """The record in a line of metrics.jsonl, which is that of the round with this number."""
+    damaged = f"line {number} of '{path}' is damaged"
+    try:
+        record = loads(line)
+    except ValueError as problem:
+        raise UserError(f"{damaged}: {problem}.") from None
+    if not isinstance(record, dict) or type(record.get("round")) is not int:
+        raise UserError(f"{damaged}: it is not the record of a round.")
+    if record["round"] != number:
+        raise UserError(f"{damaged}: it is the record of round {record['round']}.")
+    for key, value in record.items():
+        if not is_valid(key, value):
+            raise UserError(f"{damaged}: its {key} cannot be {value}.")
+    return current(record)
 
 
 def is_number(value: object) -> TypeGuard[float]:
