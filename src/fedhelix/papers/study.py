@@ -99,7 +99,7 @@ class Study:
             **origin(done, commit),
             "seconds": seconds,
             "bench": self.name,
-            "title": self.title,
+            "title": f"{self.title} ({scale}: {', '.join(self.data(scale))})",
             "scale": scale,
             "complete": len(done) == len(paths),
             "seeds": sorted({spec.config.seed for _, runs in cells for spec in runs.values()}),
@@ -118,6 +118,10 @@ class Study:
         if self.finish is not None:
             self.finish(report)
         return report
+
+    def data(self, scale: Scale) -> list[str]:
+        """The data sets that the runs of a scale train on."""
+        return list(dict.fromkeys(str(cell.settings["data"]) for cell in self.cells(scale)))
 
     @property
     def names(self) -> Names:
