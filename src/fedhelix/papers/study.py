@@ -20,7 +20,7 @@ from fedhelix.papers.cells import Cell, Scale
 from fedhelix.papers.measures import Finished, Measure
 from fedhelix.papers.options import BenchOptions
 from fedhelix.papers.results import Names, SeedResult, cell_values, extend, joined, read_result
-from fedhelix.runs.config import PLACES
+from fedhelix.runs.config import PLACES, Config
 from fedhelix.runs.jobs import is_finished
 from fedhelix.runs.spec import RunSpec, make_spec
 from fedhelix.store import RunFolder
@@ -121,7 +121,8 @@ class Study:
 
     def data(self, scale: Scale) -> list[str]:
         """The data sets that the runs of a scale train on."""
-        return list(dict.fromkeys(str(cell.settings["data"]) for cell in self.cells(scale)))
+        settings = [cell.settings for cell in self.cells(scale)]
+        return list(dict.fromkeys(str(known.get("data", Config.data)) for known in settings))
 
     @property
     def names(self) -> Names:

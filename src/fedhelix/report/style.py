@@ -55,7 +55,8 @@ def tidy(axes: Axes, title: str) -> None:
 
 def whole_rounds(axes: Axes) -> None:
     """Whole numbers below the axis of the rounds, also of a short run."""
-    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=(1, 2, 2.5, 5, 10), integer=True))
+    steps = (1, 2, 2.5, 5, 10)
+    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=steps, integer=True, min_n_ticks=1))
 
 
 def percent(value: float, _: float = 0) -> str:
