@@ -68,8 +68,9 @@ def two_quadratics(
 
 
 def timeless(records: list[dict]) -> list[dict]:
-    """Records without the one thing that may differ between equal runs."""
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+    """Records without what may differ between equal runs."""
+    times = ("seconds", "start_seconds")
+    return [{key: value for key, value in record.items() if key not in times} for record in records]
 
 
 def agree(left: list[dict], right: list[dict]) -> bool:

@@ -108,6 +108,7 @@ SLOW = {
     "test_mlflow_reads_what_was_written_and_resumed",
     "test_models_are_scored_in_parts_as_serial_does_it",
     "test_mutations_of_every_file_are_refused_by_name",
+    "test_names_break_at_signs_and_rounds_are_whole_numbers",
     "test_newcomers_that_were_never_sampled_do_not_count_as_random_guesses",
     "test_no_process_is_left_behind",
     "test_nodes_with_other_versions_are_refused",

@@ -74,6 +74,22 @@ def test_a_result_keeps_what_it_has_and_names_its_command(monkeypatch, capsys, t
     assert "the first seed must lie between 0 and 1, not 2" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["genfed-table4"], "Scale quick trains on digits, scale paper on cifar10; so no numbers"),
+        (["genfed-table4", "--scale", "gpu"], ""),
+        (["devices"], ""),
+    ],
+)
+def test_it_says_why_no_numbers_of_the_paper_stand_beside(
+    monkeypatch, capsys, tmp_path, words, why
+):
+    assert bench(monkeypatch, *words, "--minutes", "0", "-q", "--out", str(tmp_path)) == 0
+    said = capsys.readouterr().out
+    assert why in said and ("so no numbers" in said) == bool(why)
+
+
 def test_runs_of_a_bench_do_not_go_into_a_run(monkeypatch, capsys, tmp_path):
     (tmp_path / "config.toml").touch()
     assert bench(monkeypatch, "genfed-table4", "--out", str(tmp_path)) == 2

@@ -299,7 +299,15 @@ def files(folder: Path) -> set[Path]:
             "meets the deadline of 1e-09",
         ),
         ("run fedavg --deadline 5", "deadline needs simulated devices; set devices, such as"),
-        ("resume none", "'none' is not a run: it holds no config.toml."),
+        (
+            "resume none",
+            "'none' is not a run: it holds no config.toml; the runs beside it are newer.",
+        ),
+        ("resume tuned", "with the command that began them: `fedhelix tune FILE --out tuned`."),
+        (
+            "resume benched",
+            "began them: `fedhelix bench NAME --out benched` or `fedhelix leaderboard",
+        ),
         ("resume full", "'full' is not a run: it holds no config.toml."),
         (
             "resume newer",
@@ -314,6 +322,9 @@ def test_a_mistake_gets_one_sentence_and_exit_code_2(cli, tmp_path, words, sente
     (tmp_path / "slow.csv").write_text("client,speed\n0,5\n1,-3\n")
     for name in ("full", "bad", "newer"):
         (tmp_path / name).mkdir()
+    for name in ("tuned/fedavg-trial0", "benched/fedavg-digits-seed0-0123456789"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.toml").touch()
     (tmp_path / "full" / "thesis.txt").write_text("do not lose this")
     (tmp_path / "newer" / "config.toml").write_text("format = 99\n")
     images, labels = np.zeros((20, 28, 28), dtype=np.uint8), np.array([0, 1, 2, 11] * 5)

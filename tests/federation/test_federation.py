@@ -1,5 +1,6 @@
 import inspect
 import math
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,7 @@ from fedhelix import (
 )
 from fedhelix.core.errors import UserError
 from fedhelix.core.tree import flatten, payload_bytes
+from fedhelix.engines import Serial
 from fedhelix.engines.local import ClientTask, run_client
 from fedhelix.store import RunFolder
 from helpers import NETWORKS, close, same, small, timeless, unseal
@@ -130,6 +132,26 @@ def test_an_evaluated_record_by_hand():
     assert record["personal_accuracy"] == pytest.approx(np.mean(personal))
     assert record["personal_p10"] == pytest.approx(np.percentile(personal, 10))
     assert record["valid_accuracy"] == pytest.approx(np.mean(valid)) and record["seconds"] > 0
+
+
+def test_the_start_of_processes_is_not_in_the_time_of_a_round(monkeypatch):
+    now = [0.0]
+
+    class Starting(Serial):
+        def run_clients(self, tasks):
+            if not self.start_seconds:
+                with self.starting():
+                    now[0] += 60
+            now[0] += 1
+            return super().run_clients(tasks)
+
+    fed = small(engine=Starting)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    run = fed.fit(2, quiet=True)
+    first, second = run.records
+    assert (first["seconds"], first["start_seconds"]) == (1, 60)
+    assert second["seconds"] == 1 and "start_seconds" not in second
+    assert run.summary["seconds"] == 2
 
 
 def test_without_validation_samples_there_is_no_validation_figure():

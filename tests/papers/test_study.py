@@ -2,12 +2,13 @@
 
 import json
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
 from fedhelix.core.errors import UserError
 from fedhelix.papers import STUDIES
-from fedhelix.papers.cells import Cell
+from fedhelix.papers.cells import Cell, Scale
 from fedhelix.papers.measures import Finished, add_measure, best_on_test, rounds_to, spread
 from fedhelix.papers.options import BenchOptions
 from fedhelix.papers.pfedgpa.measures import failed
@@ -134,6 +135,16 @@ def test_a_diverged_model_leaves_a_gap_in_its_curve(tmp_path):
     report = study.cell_report(Cell("FedAvg", "digits", "fedavg"), runs)
     assert report["loss_curve"] == {"rounds": [1, 2], "by_seed": [[0.1235, None]]}
     assert report["failed"]["by_seed"] == [100]  # of those clients that have an accuracy
+
+
+@pytest.mark.parametrize("scale", get_args(Scale))
+def test_titles_name_the_data_sets_that_a_scale_uses(scale, tmp_path):
+    study = STUDIES["genfed-table4"]
+    title = study.report(scale, study.specs(scale, tmp_path, {}, 1), None)["title"]
+    data = "digits" if scale == "quick" else "cifar10"
+    assert title == f"GenFed, Table 4: attacks ({scale}: {data})"
+    named = ("mnist", "cifar", "svhn", "digits")
+    assert not [one.title for one in STUDIES.values() if any(d in one.title.lower() for d in named)]
 
 
 @pytest.mark.parametrize(("paper", "title"), [(50.0, "t: best, ours (paper)"), (None, "t: best")])

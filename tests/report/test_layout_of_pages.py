@@ -78,6 +78,40 @@ def test_the_report_at_every_width_in_light_and_dark(runs, tmp_path, browser: Br
     assert browser.complaints == []
 
 
+# The characters before which a line begins inside a word, in names of methods.
+TORN = """[...document.querySelectorAll("h1, .tile span, td:first-child")].flatMap((node) => {
+  const walker = document.createTreeWalker(node, NodeFilter.SHOW_TEXT), torn = [];
+  const range = document.createRange();
+  let before = null;
+  for (let text = walker.nextNode(); text; text = walker.nextNode()) {
+    [...text.data].forEach((letter, place) => {
+      range.setStart(text, place);
+      range.setEnd(text, place + 1);
+      const top = range.getBoundingClientRect().top;
+      const inside = before && /\\w\\w/.test(before.letter + letter);
+      if (inside && top > before.top + 5) torn.push(node.textContent);
+      before = { top, letter };
+    });
+  }
+  return torn;
+})"""
+
+
+@needs_chromium
+def test_names_break_at_signs_and_rounds_are_whole_numbers(make_run, tmp_path, browser: Browser):
+    names = ("fedavg", "genfed+ditto", "compact+genfed+scaffold")
+    runs = [make_run(name, 0, rounds=2, clients=3, every=1, name=name) for name in names]
+    (tmp_path / "report.html").write_text(html(Selection(runs, [])), encoding="utf-8")
+    for width in (390, 1280):
+        browser.open("about:blank")
+        address = f"file://{tmp_path}/report.html"
+        browser.open(address, width, wait_for="document.querySelector('.line')")
+        check(browser, str(width))
+        assert browser.evaluate(TORN) == [], width
+        marks = "[...document.querySelectorAll('.canvas .tick.middle')].map((m) => m.textContent)"
+        assert browser.evaluate(marks) == ["1", "2", "round"]
+
+
 @needs_chromium
 def test_the_dashboard_at_every_width_in_light_and_dark(runs, tmp_path, browser: Browser):
     names = "/".join(folder.path.name for folder in runs)

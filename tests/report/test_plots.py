@@ -7,8 +7,9 @@ import pytest
 
 from fedhelix.core.errors import UserError
 from fedhelix.report.diagnostics import partition_plot
-from fedhelix.report.plots import comparison_plot, curves, draw_clients, single
+from fedhelix.report.plots import comparison_plot, curves, draw_clients, draw_rounds, single
 from fedhelix.report.results import grouped
+from fedhelix.report.style import sheet
 from fedhelix.report.tables import comparison, markdown
 
 
@@ -26,6 +27,14 @@ def test_a_comparison_of_methods_and_seeds(make_run, tmp_path):
     assert [path.name for path in tmp_path.glob("*plot*")] == ["plot.png"], (
         "no temporary files stay"
     )
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 20])
+def test_rounds_are_whole_numbers(make_run, rounds):
+    figure = sheet()
+    axes = figure.subplots()
+    draw_rounds(axes, curves(grouped([make_run(rounds=rounds, every=1)])))
+    assert all(float(place).is_integer() for place in axes.get_xticks())
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from fedhelix import Federation, FedPer, UserError, from_arrays, from_table, load, load_run
 from fedhelix.runs import jobs
 from fedhelix.runs.spec import make_spec
+from fedhelix.store import RunFolder
 from helpers import same, small
 
 DRAW = np.random.default_rng(0)
@@ -93,6 +94,19 @@ def test_pixels_are_whole_numbers_or_floats_between_0_and_1():
 def test_a_folder_of_runs_names_them(run):
     with pytest.raises(UserError, match=r"no config\.toml; name one of the runs in it: wine"):
         load_run(run.folder.path.parent)
+
+
+def test_a_folder_that_is_not_there_names_its_neighbours(run, tmp_path):
+    beside = run.folder.path.parent
+    with pytest.raises(UserError, match=r"no config\.toml; the runs beside it are wine\.$"):
+        load_run(beside / "win")
+    with pytest.raises(UserError, match=r"no config\.toml\.$"):
+        load_run(tmp_path / "win")
+    for number in range(8):
+        RunFolder.create(tmp_path / f"a{number}", {}).close()
+    RunFolder.create(tmp_path / "helix-seed0", {}).close()
+    with pytest.raises(UserError, match=r"beside it are helix-seed0, a0, .*, a4 and 3 more\.$"):
+        load_run(tmp_path / "helix")
 
 
 def test_predictions_have_the_form_of_the_targets():

@@ -46,6 +46,17 @@ def test_a_terminal_shows_bar_numbers_and_time(monkeypatch):
         assert text in last
 
 
+def test_the_start_of_processes_is_not_expected_again(monkeypatch):
+    clock = iter([0, 0, 70, 80])
+    monkeypatch.setattr(progress, "monotonic", lambda: next(clock))
+    console = screen(terminal=True)
+    with Progress(10, "fedavg", console=console) as display:
+        display.update(record(1, start_seconds=60.0))
+        display.update(record(2))
+    # 20 of the 80 seconds were rounds, so eight more rounds take 80.
+    assert "1 min 20 s left" in shown(console).splitlines()[-2]
+
+
 @pytest.mark.parametrize("width", [90, 120])
 def test_one_line_is_enough(width, monkeypatch):
     clock = iter([0, 0, 754])

@@ -22,6 +22,7 @@ from fedhelix.runs.jobs import is_begun
 if TYPE_CHECKING:
     from fedhelix.papers import Scale
     from fedhelix.papers.options import BenchOptions
+    from fedhelix.papers.study import Study
 
 Seeds = Annotated[int | None, typer.Option(help="Repetitions (default: the study's own number).")]
 RunsFolder = Annotated[
@@ -46,7 +47,11 @@ def bench(  # noqa: PLR0913 - one for every flag
         typer.Argument(metavar="[NAME]...", help="Studies; without any, a list."),
     ] = None,
     scale: Annotated[
-        str, typer.Option(help="quick (a CPU, minutes), gpu (smaller than the paper) or paper.")
+        str,
+        typer.Option(
+            help="quick (a CPU, minutes, on the small data set digits instead of the paper's), gpu "
+            "(smaller than the paper) or paper."
+        ),
     ] = "quick",
     seeds: Seeds = None,
     first_seed: Annotated[
@@ -110,6 +115,8 @@ def bench(  # noqa: PLR0913 - one for every flag
             style.save(drawing, path.with_suffix(".png"))
         if not as_json:
             _print(report, only or [], console)
+            if why := _why_no_paper(STUDIES[name], chosen):
+                console.print(f"{why}\n", soft_wrap=True)
     if as_json:
         print(json.dumps(reports if len(reports) > 1 else reports[0], indent=2))
     if not done:
@@ -182,6 +189,17 @@ def write_report(report: Mapping[str, Any], path: Path) -> None:
     """Write a result file."""
     remove_leftovers(path.parent, path.name, f"{path.stem}.png")
     write_atomically(path, (json.dumps(report, indent=1) + "\n").encode())
+
+
+def _why_no_paper(study: Study, scale: Scale) -> str:
+    """Why the table of a scale has no numbers of a paper; empty where it may have some."""
+    ours, theirs = study.data(scale), study.data("paper")
+    if set(ours) & set(theirs):
+        return ""
+    return (
+        f"Scale {scale} trains on {', '.join(ours)}, scale paper on {', '.join(theirs)}; so no "
+        "numbers of a paper stand beside ours."
+    )
 
 
 def _print(report: Mapping[str, Any], only: list[str], console: Console) -> None:

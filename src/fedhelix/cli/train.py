@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +34,7 @@ from fedhelix.runs.spec import make_spec, make_specs
 from fedhelix.runs.sweep import read_search, read_sweep
 from fedhelix.runs.tune import best, tune_all
 from fedhelix.store import RUNS, RunFolder
+from fedhelix.store.mistakes import runs_in
 
 
 @settings
@@ -86,6 +89,7 @@ def resume(
     FOLDER is what `fedhelix run` or `fedhelix compare` made.
     """
     with resumable(folder):
+        _check_one_piece(folder)
         if changes and comparison.is_comparison(folder):
             raise UserError("--set changes a single run; start a comparison with other settings.")
         if comparison.is_comparison(folder):
@@ -100,6 +104,22 @@ def resume(
             )
         done = jobs.resume(folder, quiet or None, track, address, changes or ())
     show_run(folder, done.summary, as_json)
+
+
+def _check_one_piece(folder: Path) -> None:
+    """Refuse a folder of trials or of a bench: one of its runs alone is not what was stopped."""
+    names, out = runs_in(folder), shlex.quote(str(folder))
+    commands = {
+        r".*-trial\d+": f"`fedhelix tune FILE --out {out}`",
+        r".*-seed\d+-[0-9a-f]{10}": f"`fedhelix bench NAME --out {out}` or `fedhelix leaderboard "
+        f"--out {out}`",
+    }
+    for ending, command in commands.items():
+        if names and all(re.fullmatch(ending, name) for name in names):
+            raise UserError(
+                f"the runs in '{folder}' belong together; continue all of them with the command "
+                f"that began them: {command}."
+            )
 
 
 @settings

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
 
@@ -46,6 +48,7 @@ class Engine(ABC):
     name: ClassVar[str] = ""
     deployed: ClassVar[bool] = False  # its clients are real sites
     why: str = ""  # the reason for choosing this engine
+    start_seconds: float = 0.0  # so far, to start processes: not part of a round's own time
 
     def __init__(self, setup: Setup):
         self.setup = setup
@@ -53,6 +56,15 @@ class Engine(ABC):
         self.choices: dict[str, str] = {}
         # Clients that did not answer the last call, with the reason; a simulation misses none.
         self.missing: Mapping[int, str] = {}
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Inside of it processes start."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.start_seconds += time.perf_counter() - began
 
     @property
     def used(self) -> str:

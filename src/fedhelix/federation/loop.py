@@ -58,8 +58,8 @@ def run_round(
     fed: FederationSetup, t: int, rounds: int, state: FederationState, evaluated: bool
 ) -> tuple[Record, FederationState]:
     """The record of round t and the state after it; the last round is evaluated in any case."""
-    method = checked(fed.method)
-    began, ctx, arrival = time.perf_counter(), fed.context(t, rounds), Record()
+    method, started = checked(fed.method), fed.engine.start_seconds
+    began, ctx, arrival = _work_clock(fed), fed.context(t, rounds), Record()
     if fed.settings.newcomers and t == fed.settings.newcomers_after:
         state, arrival = onboard_all(fed, state, ctx)
     pending = [work for work in state.pending if work.task.client in ctx.present]
@@ -109,8 +109,17 @@ def run_round(
     if evaluated or t + 1 == rounds:
         record |= evaluate(fed, state, ctx)
     record |= fed.engine.report(recorded(fed.method, ctx))
-    record["seconds"] = time.perf_counter() - began
+    record["seconds"] = _work_clock(fed) - began
+    if fed.engine.start_seconds > started:
+        record["start_seconds"] = fed.engine.start_seconds - started
     return record, state
+
+
+def _work_clock(fed: FederationSetup) -> float:
+    """Seconds that leave out those in which the engine starts processes: they serve later rounds
+    and later runs too.
+    """
+    return time.perf_counter() - fed.engine.start_seconds
 
 
 def _train_loss(results: Sequence[ClientResult]) -> dict[str, float]:

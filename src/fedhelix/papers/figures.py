@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedhelix.report.style import COLOURS, DASHES, GREY, literal, percent, sheet, tidy
+from fedhelix.report.style import COLOURS, DASHES, GREY, literal, percent, sheet, tidy, whole_rounds
 from fedhelix.store.records import is_number
 
 Cells = Sequence[Mapping[str, Any]]
@@ -179,6 +179,8 @@ def _lines(curve: str) -> Panel:
         tidy(axes, literal(column))
         by_time = any("hours" in cell[curve] for cell in cells)
         axes.set(xlabel="simulated hours" if by_time else "round", ylabel=LABELS.get(name, name))
+        if not by_time:
+            whole_rounds(axes)
         if name.endswith("accuracy"):
             axes.yaxis.set_major_formatter(percent)
         else:

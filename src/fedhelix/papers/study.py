@@ -20,7 +20,7 @@ from fedhelix.papers.cells import Cell, Scale
 from fedhelix.papers.measures import Finished, Measure
 from fedhelix.papers.options import BenchOptions
 from fedhelix.papers.results import Names, SeedResult, cell_values, extend, joined, read_result
-from fedhelix.runs.config import PLACES
+from fedhelix.runs.config import PLACES, Config
 from fedhelix.runs.jobs import is_finished
 from fedhelix.runs.spec import RunSpec, make_spec
 from fedhelix.store import RunFolder
@@ -99,7 +99,7 @@ class Study:
             **origin(done, commit),
             "seconds": seconds,
             "bench": self.name,
-            "title": self.title,
+            "title": f"{self.title} ({scale}: {', '.join(self.data(scale))})",
             "scale": scale,
             "complete": len(done) == len(paths),
             "seeds": sorted({spec.config.seed for _, runs in cells for spec in runs.values()}),
@@ -118,6 +118,11 @@ class Study:
         if self.finish is not None:
             self.finish(report)
         return report
+
+    def data(self, scale: Scale) -> list[str]:
+        """The data sets that the runs of a scale train on."""
+        settings = [cell.settings for cell in self.cells(scale)]
+        return list(dict.fromkeys(str(known.get("data", Config.data)) for known in settings))
 
     @property
     def names(self) -> Names:

@@ -15,7 +15,18 @@ from matplotlib.ticker import MaxNLocator
 
 from fedhelix.core.errors import UserError
 from fedhelix.report.results import Result
-from fedhelix.report.style import ALARM, COLOURS, GREY, PALE, literal, percent, save, sheet, tidy
+from fedhelix.report.style import (
+    ALARM,
+    COLOURS,
+    GREY,
+    PALE,
+    literal,
+    percent,
+    save,
+    sheet,
+    tidy,
+    whole_rounds,
+)
 from fedhelix.store.records import is_number
 
 MOST_TICKS = 25
@@ -116,7 +127,7 @@ def fitness(result: Result) -> Figure | None:
     below.yaxis.set_major_locator(MaxNLocator(3, integer=True))
     tidy(below, "")
     below.set(xlabel="round", ylabel="chosen\n(ρ)")
-    _whole_rounds(below)
+    whole_rounds(below)
     return figure
 
 
@@ -200,7 +211,7 @@ def units(result: Result) -> Figure | None:
         fontsize=8 if len(ordered) < 25 else 6,
     )
     axes.set(xlabel="round")
-    _whole_rounds(axes)
+    whole_rounds(axes)
     return figure
 
 
@@ -279,7 +290,7 @@ def numbers(result: Result) -> Figure | None:
         if key.endswith("density"):
             axes.yaxis.set_major_formatter(percent)
     panels[-1].set(xlabel="round")
-    _whole_rounds(panels[-1])
+    whole_rounds(panels[-1])
     return figure
 
 
@@ -337,7 +348,3 @@ def _natural(name: str) -> list[tuple[bool, int, str]]:
         (part.isdecimal(), int(part) if part.isdecimal() else 0, part)
         for part in re.split(r"(\d{1,9})", name)
     ]
-
-
-def _whole_rounds(axes: Axes) -> None:
-    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))

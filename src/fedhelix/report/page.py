@@ -32,7 +32,10 @@ def html(chosen: Selection) -> str:
         _section(words, part, place, mark_up)
         for place, (words, part) in enumerate(by_setting(results).items())
     ]
-    template = jinja2.Environment(autoescape=True).from_string(_static("report.html"))
+    environment = jinja2.Environment(autoescape=True)
+    # A name such as genfed+ditto may go on in the next line after its plus sign.
+    environment.filters["breakable"] = lambda name: mark_up("+<wbr>").join(name.split("+"))
+    template = environment.from_string(_static("report.html"))
     script = _static("chart.js") + _static("report.js")
     return str(
         template.render(

@@ -16,7 +16,17 @@ from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from fedhelix.report.results import Groups, Result, grouped
 from fedhelix.report.spread import band, explanation
-from fedhelix.report.style import COLOURS, DASHES, GREY, literal, percent, save, sheet, tidy
+from fedhelix.report.style import (
+    COLOURS,
+    DASHES,
+    GREY,
+    literal,
+    percent,
+    save,
+    sheet,
+    tidy,
+    whole_rounds,
+)
 from fedhelix.report.wording import MIB
 from fedhelix.store import RunFolder
 from fedhelix.store.records import HOUR
@@ -147,6 +157,7 @@ def draw_rounds(axes: Axes, drawn: Sequence[Curve]) -> None:
         _band(axes, curve.mean.index, curve)
     words = explanation([curve.seeds for curve in drawn if curve.has_band])
     _metric_axes(axes, "How fast?", f"round\n{words}" if words else "round", drawn)
+    whole_rounds(axes)
 
 
 def draw_uploads(axes: Axes, drawn: Sequence[Curve]) -> None:
@@ -331,12 +342,5 @@ def _are_shares(drawn: Sequence[Curve]) -> bool:
 
 def _say_if_empty(axes: Axes, drawn: Sequence[Curve]) -> None:
     if not drawn:
-        axes.text(
-            0.5,
-            0.5,
-            "nothing evaluated yet",
-            transform=axes.transAxes,
-            ha="center",
-            color=GREY,
-            fontsize=9,
-        )
+        look: dict[str, Any] = {"ha": "center", "color": GREY, "fontsize": 9}
+        axes.text(0.5, 0.5, "nothing evaluated yet", transform=axes.transAxes, **look)

@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.files import write_atomically
@@ -50,6 +51,12 @@ def tidy(axes: Axes, title: str) -> None:
     axes.yaxis.label.set_fontsize(9)
     axes.grid(True, color="#e6e6e6", linewidth=0.7)
     axes.set_axisbelow(True)
+
+
+def whole_rounds(axes: Axes) -> None:
+    """Whole numbers below the axis of the rounds, also of a short run."""
+    steps = (1, 2, 2.5, 5, 10)
+    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=steps, integer=True, min_n_ticks=1))
 
 
 def percent(value: float, _: float = 0) -> str:

@@ -14,7 +14,7 @@ from fedhelix.store import RunFolder
 
 
 def load_run(path: str | Path, federation: Federation | None = None) -> Run:
-    """A run from its folder, with its models: `load_run("runs/demo/helix").model()`.
+    """A run from its folder, with its models: `load_run("runs/demo/helix-seed0").model()`.
 
     A run that was made in Python with data, a network or a method of your own also needs the
     `Federation` that made it.

@@ -29,6 +29,7 @@ from fedhelix.core.files import remove_leftovers, write_atomically
 from fedhelix.store.checkpoint import Checkpoint, States
 from fedhelix.store.json import json_line, read_json, strict
 from fedhelix.store.lock import Lock
+from fedhelix.store.mistakes import not_a_run
 from fedhelix.store.records import current, read_record
 from fedhelix.store.seal import Tally, changed, digest, sealed_part
 
@@ -150,9 +151,7 @@ class RunFolder:
     def config(self) -> dict[str, Any]:
         """The settings of the run, with the number of the folder's format."""
         if not self._config_path.is_file():
-            inside = sorted(path.parent.name for path in self.path.glob("*/config.toml"))
-            hint = f"; name one of the runs in it: {', '.join(inside)}" if inside else ""
-            raise UserError(f"'{self.path}' is not a run: it holds no config.toml{hint}.")
+            raise not_a_run(self.path)
         self._check(self._config_path.name, "; `fedhelix resume --set` changes what may change")
         config = toml.read(self._config_path)
         number = config.get("format")

@@ -70,6 +70,7 @@ class Progress:
         self._below: tuple[str, int] | None = None  # title and steps of long work inside a round
         self._latest: dict[str, float] = {}
         self._uploaded = self._refused = 0
+        self._once = 0.0  # seconds that later rounds do not take again
         self._clock: float | None = None
         self._records: list[Mapping[str, Any]] = []
         self._diverged: int | None = None
@@ -114,6 +115,7 @@ class Progress:
         self._records.append(record)
         self._diverged = diverged_since(self._records)
         is_new = record["round"] > self._first
+        self._once += record.get("start_seconds", 0.0) if is_new else 0.0
         self._done = max(self._done, record["round"])
         evaluated = metrics or "unevaluated" in record  # sites may keep all of their scores
         if self._lines and evaluated and is_new:
@@ -183,7 +185,7 @@ class Progress:
 
     def _time_left(self) -> str:
         # Averaged over all rounds so far, because rounds with an evaluation take longer.
-        spent, now_done = monotonic() - self._started, self._done - self._first
+        spent, now_done = monotonic() - self._started - self._once, self._done - self._first
         seconds = time_left(self._total - self._first, now_done, spent)
         return "" if seconds is None else f"{human_seconds(seconds)}{self._final_work} left"
 

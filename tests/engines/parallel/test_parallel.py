@@ -86,6 +86,8 @@ def test_equal_to_serial_to_the_bit(method, model, more):
     expected, actual = serial.fit(2, quiet=True), other.fit(2, quiet=True)
     assert other.engine._pool is not None and other.engine._pool.workers
     assert timeless(actual.records) == timeless(expected.records)
+    first, second = actual.records
+    assert first["start_seconds"] > 0 and "start_seconds" not in second
     assert same(actual.state.server, expected.state.server)
     assert actual.state.client_states.keys() == expected.state.client_states.keys()
     assert all(

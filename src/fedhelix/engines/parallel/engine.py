@@ -137,7 +137,7 @@ class Parallel(Engine):
         """The results of the work items, in order."""
         if not self.alone:
             try:
-                return self._open_pool().run(items, shared, self.workers)
+                return self._open_pool(min(self.workers, len(items))).run(items, shared)
             except NoWorkers as problem:
                 self._abandon()
                 self.alone, self.why = True, f"{problem}"
@@ -147,10 +147,15 @@ class Parallel(Engine):
                 raise
         return [item.function(self.setup, *item.arguments) for item in items]
 
-    def _open_pool(self) -> WorkerPool:
-        if self._pool is None:
-            self._pool = WorkerPool(self.setup)
-            self.setup = replace(self.setup, data=self._pool.data)  # one copy of the data in all
+    def _open_pool(self, count: int) -> WorkerPool:
+        """The pool, with at least so many workers."""
+        if self._pool is None or self._pool.living() < count:
+            with self.starting():
+                if self._pool is None:
+                    self._pool = WorkerPool(self.setup)
+                    # One copy of the data in all.
+                    self.setup = replace(self.setup, data=self._pool.data)
+                self._pool.start(count)
         return self._pool
 
     def _abandon(self) -> None:

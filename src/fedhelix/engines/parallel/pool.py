@@ -173,12 +173,22 @@ class WorkerPool:
                 f"the federation cannot be sent to other processes ({problem})"
             ) from None
 
-    def run(self, items: Sequence[WorkItem], shared: Iterable[Tensor], limit: int) -> list[Any]:
-        """The results of the items, in order, from at most `limit` workers.
+    def living(self) -> int:
+        """How many workers there are, without those that have died."""
+        for worker in [worker for worker in self.workers if not worker.alive]:
+            self._remove(worker)
+        return len(self.workers)
+
+    def start(self, count: int) -> None:
+        """Have so many workers."""
+        self._spawn(count - self.living())
+
+    def run(self, items: Sequence[WorkItem], shared: Iterable[Tensor]) -> list[Any]:
+        """The results of the items, in order.
 
         Each tensor in `shared` is written to a file once, however many items refer to it.
         """
-        idle = self._ensure(min(limit, len(items)))
+        idle = self.workers[: len(items)]
         path = self._new_file()
         try:
             chunks = in_chunks(
@@ -244,13 +254,6 @@ class WorkerPool:
                     self.workers.remove(worker)
                     IDLE.append(worker)
         self.end()
-
-    def _ensure(self, count: int) -> list[Worker]:
-        """That many workers, all alive."""
-        for worker in [worker for worker in self.workers if not worker.alive]:
-            self._remove(worker)
-        self._spawn(count - len(self.workers))
-        return self.workers[:count]
 
     def _spawn(self, count: int) -> list[Worker]:
         """Add workers, idle ones first; new ones start side by side."""

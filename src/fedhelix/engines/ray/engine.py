@@ -127,19 +127,24 @@ class RayEngine(Engine):
 
     def _open(self) -> Cluster:
         if self._cluster is None:
-            for other in list(HOLDERS):  # they would wait for each other's processors
-                other.close()
-            HOLDERS.add(self)
-            ray = connect(self.address, self.workers)
-            placed, choices = list(place(ray, self.setup)), self.choices
-            self._cluster = Cluster(
-                ray,
-                lambda actor: actor.configure.remote(placed, dict(choices)),
-                self._nodes,
-                self.workers,
-                self.gpus,
-            )
+            with self.starting():
+                self._cluster = self._new_cluster()
+                self._cluster.ready()
         return self._cluster
+
+    def _new_cluster(self) -> Cluster:
+        for other in list(HOLDERS):  # they would wait for each other's processors
+            other.close()
+        HOLDERS.add(self)
+        ray = connect(self.address, self.workers)
+        placed, choices = list(place(ray, self.setup)), self.choices
+        return Cluster(
+            ray,
+            lambda actor: actor.configure.remote(placed, dict(choices)),
+            self._nodes,
+            self.workers,
+            self.gpus,
+        )
 
 
 class ActorWork(Tasks):

@@ -28,10 +28,10 @@ function figure(value, percent) {
   return Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en-GB") : String(Number(value.toPrecision(3)));
 }
 
-// Round steps, at most `most` of them.
-function ticks(low, high, most) {
+// Round steps, at most `most` of them, of at least `least`.
+function ticks(low, high, most, least = 0) {
   const span = high - low || 1;
-  const power = 10 ** Math.floor(Math.log10(span / most));
+  const power = Math.max(10 ** Math.floor(Math.log10(span / most)), least);
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => span / size <= most) || 10 * power;
   const values = [];
   for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9; n++) values.push(Number((n * step).toPrecision(12)));
@@ -139,7 +139,7 @@ class LineChart {
       svg.append(shape("text", { x: frame.left - 8, y: up(y) + 4, class: "tick end" }, words));
     }
     const most = Math.max(3, Math.floor(width / 90));
-    for (const x of log ? powers(10 ** x0, 10 ** x1, most) : ticks(x0, x1, most)) {
+    for (const x of log ? powers(10 ** x0, 10 ** x1, most) : ticks(x0, x1, most, this.axis.key === "round" ? 1 : 0)) {
       svg.append(shape("line", { x1: across(x), x2: across(x), y1: frame.top, y2: frame.bottom, class: "grid" }));
       svg.append(shape("text", { x: across(x), y: frame.bottom + 17, class: "tick middle" }, figure(x)));
     }
