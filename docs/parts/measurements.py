@@ -250,7 +250,8 @@ def heirs() -> str:
 def helix_cost() -> str:
     """A round of Helix relative to FedAvg's, by engine and epochs."""
     rows, devices = [], {"cpu": "CPU", "cuda": "H200"}
-    for found in map(result, ("helix-cost", "helix-cost-batched", "helix-cost-gpu")):
+    names = [f"helix-cost{which}" for which in ("", "-batched", "-ray", "-gpu")]
+    for found in map(result, names):
         for run in found["runs"]:
             fedavg, helix = (
                 _fastest(run["all_seconds"], name, found["rounds"]) for name in ("fedavg", "helix")
