@@ -53,14 +53,14 @@ def test_a_measure_goes_across_the_columns_in_which_it_is_known():
     assert [text.get_text() for text in axes.get_xticklabels()] == ["20", "40", "180"]
 
 
-def test_measures_against_a_cost_of_the_rows_with_all_seeds():
+def test_measures_against_a_cost_say_which_rows_have_fewer_seeds():
     def priced(row, runs, column="left"):
         return cell(row, column, sent={"mean": 3.0}, good={"mean": 40.0}) | {"runs": runs}
 
-    cells = [priced("one", 3), priced("few", 1), priced("elsewhere", 3, "right")]
+    cells = [priced("one", 3), priced("few", 1), priced("elsewhere", 5, "right")]
     axes = figure({"against": ["sent", ["good"]], "cells": cells}).axes[0]
-    assert [line.get_xydata().tolist() for line in axes.lines] == [[[3, 40]]]
-    assert [text.get_text() for text in axes.texts] == ["one"]
+    assert [line.get_xydata().tolist() for line in axes.lines] == [[[3, 40]], [[3, 40]]]
+    assert [text.get_text() for text in axes.texts] == ["one", "few (1 seed)"]
     assert axes.get_xscale() == "log" and axes.get_xlabel() == "sent"
 
 

@@ -17,7 +17,7 @@ Cells = Sequence[Mapping[str, Any]]
 Panel = Callable[[Axes, Cells, str], None]  # draws the cells of one column
 CURVE = "_curve"
 MOST_BANDS = 4  # more of them hide each other
-MANY = 12  # labelled points that a panel has room for
+MANY = 6  # labelled points that a panel has room for
 MOST_BESIDE = 2  # panels side by side, so that they fit on a page
 LABELS = {
     "untuned": "before fine-tuning",
@@ -87,17 +87,17 @@ def trade_off(axes: Axes, points: Mapping[str, tuple[float, float]], cost: str, 
 
 def _against(cells: Cells, cost: str, measures: Sequence[str]) -> Figure:
     """Some measures against a cost, which may differ a lot: a panel for each, of the rows of the
-    first column that have all seeds.
+    first column. A row with fewer seeds than others says so.
     """
     column = cells[0]["column"]
     cells = [cell for cell in cells if cell["column"] == column]
-    cells = [cell for cell in cells if cell["runs"] == max(other["runs"] for other in cells)]
+    most = max(cell["runs"] for cell in cells)
     figure = sheet(5.2 * len(measures), 4.0)
     for axes, measure in zip(
         figure.subplots(1, len(measures), squeeze=False).flat, measures, strict=True
     ):
         points = {
-            cell["row"]: (cell[cost]["mean"], cell[measure]["mean"])
+            _with_seeds(cell, most): (cell[cost]["mean"], cell[measure]["mean"])
             for cell in cells
             if cell[measure]["mean"] is not None
         }
@@ -105,6 +105,12 @@ def _against(cells: Cells, cost: str, measures: Sequence[str]) -> Figure:
         tidy(axes, f"{column}: {measure}")
         axes.set_xscale("log")
     return figure
+
+
+def _with_seeds(cell: Mapping[str, Any], most: int) -> str:
+    """The name of a row, and how many seeds it has if others have more."""
+    runs = cell["runs"]
+    return cell["row"] if runs == most else f"{cell['row']} ({runs} seed{'s' * (runs > 1)})"
 
 
 def _across(cells: Cells, measure: str, title: str) -> Figure:
