@@ -4,14 +4,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= runs/demo
 
-.PHONY: help demo demo-deploy test test-all race lint docs hooks clean
+.PHONY: help demo demo-deploy test test-all coverage race lint docs hooks clean
 
 help:
 	@echo "make demo   install into $(VENV) and compare six methods on the embedded data (under a minute)"
 	@echo "make demo-deploy  install Flower too; a server and three sites on this machine, compared with the simulation"
 	@echo "make demo-deploy PROTECTED=1  the same with differential privacy, secure aggregation and a policy at every site"
 	@echo "make test   install into $(VENV) and run the fast tests (under three minutes on two cores)"
-	@echo "make test-all  all tests, with their coverage"
+	@echo "make test-all  all tests"
+	@echo "make coverage  all tests, and which lines they reach (takes longer)"
 	@echo "make race DATA=DIR  fedhelix against pfl, Flower, BlazeFL and a plain loop on the CPU (under ten minutes; DIR holds fashion_mnist.npz)"
 	@echo "make lint   formatting, lint and types"
 	@echo "make docs   the site with all documentation, in build/site"
@@ -45,6 +46,9 @@ test: $(VENV)/.development
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-all: $(VENV)/.development
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+coverage: $(VENV)/.development
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --cov --cov-report=term
 
 race: $(VENV)/.development
