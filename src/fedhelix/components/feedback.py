@@ -19,10 +19,9 @@ from fedhelix.components.codes import (
     decode_bits,
     encode_bits,
 )
-from fedhelix.core.cuda import Recorded
+from fedhelix.core.cuda import LARGE, Recorded
 from fedhelix.core.tree import State
 
-LARGE = 2**20  # values: the steps of so many cost more than their launch
 Program = Callable[..., tuple[Tensor, ...]]
 
 

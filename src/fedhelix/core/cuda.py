@@ -18,7 +18,8 @@ from torch import Tensor
 RECORDING = threading.Lock()
 WAKING = threading.Lock()
 THREAD = threading.local()
-WARM_UP = 2  # calls before a function is recorded: they choose kernels and allocate workspaces
+WARM_UP = 2  # calls before something is recorded: they choose kernels and allocate workspaces
+LARGE = 2**20  # values: a network of so many fills a GPU alone, and its steps outlast their launch
 MOST = 16  # recordings of one function
 
 

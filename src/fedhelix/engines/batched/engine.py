@@ -16,7 +16,7 @@ from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 
 from fedhelix.core.cpu import one_thread
-from fedhelix.core.cuda import Recorded
+from fedhelix.core.cuda import LARGE, Recorded
 from fedhelix.core.method import LocalRound, Phase
 from fedhelix.core.objective import evaluate_all
 from fedhelix.core.parts import Inputs
@@ -51,7 +51,6 @@ CPU_SLOTS = 16
 SAMPLES_AT_ONCE = 20_000  # in a stacked evaluation
 FEW = 1000  # samples at once on a CPU, or when memory is short
 RECORDED = 4096  # samples of an evaluation that costs a GPU less than its launch costs Python
-LARGE = 2**20  # values: a network of so many fills a GPU alone
 
 
 class Batched(Engine):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedhelix.core.cuda import recording
+from fedhelix.core.cuda import WARM_UP, recording
 from fedhelix.core.method import Batch
 from fedhelix.core.optimizers import StepSettings
 from fedhelix.core.tree import State, flatten
@@ -27,7 +27,6 @@ from fedhelix.engines.batched.table import BatchTable, PhaseTask, Slot
 from fedhelix.engines.local import gather, part_of
 
 ALIGNED = 64  # values: every entry starts at a multiple of 256 bytes, as fast kernels want it
-WARM_UP = 2  # steps before a CUDA graph is recorded
 Shape = tuple[int | None, int | None]  # of batches: samples, and places of sequences that are cut
 
 
