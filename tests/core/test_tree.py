@@ -233,24 +233,3 @@ def test_missing_and_damaged_files_are_named(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=r"tree\.safetensors' is damaged"):
             tree.load(path)
-
-
-def test_means_of_several_groups_are_those_of_one_after_the_other():
-    draws = torch.Generator().manual_seed(0)
-    models = [
-        {
-            "a": torch.randn(3, 4, generator=draws),
-            "half": torch.randn(5, generator=draws).half(),
-            "count": torch.tensor(7 - i),
-        }
-        for i in range(4)
-    ]
-    weights, groups = [1.0, 2.0, 0.0, 5.0], [(0, 1, 2, 3), (1, 3), (2, 3), (2,), (1,)]
-    found = tree.means_by_group(models, weights)(groups)
-    for mean, group in zip(found, groups, strict=True):
-        chosen = [models[i] for i in group], [weights[i] for i in group]
-        expected = tree.masked_mean(*chosen, models[0])
-        assert mean.keys() == expected.keys()
-        for name, value in expected.items():
-            assert mean[name].dtype == value.dtype
-            torch.testing.assert_close(mean[name], value)

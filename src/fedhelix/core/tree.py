@@ -8,7 +8,7 @@ wire without a special case.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import compress
 from pathlib import Path
@@ -81,10 +81,10 @@ def updates_of(models: Sequence[State], origin: State) -> Tensor:
     """How far each model has moved from an origin that says which entries count, one model in a
     row.
     """
-    return (_flat(models, origin) - _flat([origin], origin)).float()
+    return (flat_rows(models, origin) - flat_rows([origin], origin)).float()
 
 
-def _flat(models: Sequence[State], names: Iterable[str]) -> Tensor:
+def flat_rows(models: Sequence[State], names: Iterable[str]) -> Tensor:
     """The named entries one after the other, one model in a row."""
     chosen = list(names)
     return torch.stack([torch.cat([model[name].flatten() for name in chosen]) for model in models])
@@ -149,40 +149,6 @@ def masked_mean(
         share = shares(tuple(weight for _, weight in chosen), wide.dtype, wide.device)
         merged[name] = (wide * share.view(-1, *[1] * old.dim())).sum(0).to(values.dtype)
     return merged
-
-
-def means_by_group(
-    models: Sequence[State], weights: Sequence[float]
-) -> Callable[[Sequence[Sequence[int]]], list[State]]:
-    """Computes the weighted means of some groups of models that have the same entries, all at once.
-
-    Each is `masked_mean` of its group up to rounding; without any weight it is the first model.
-    """
-    like = models[0]
-    floats = {name: value for name, value in like.items() if value.is_floating_point()}
-    others = [name for name in like if name not in floats]
-    sizes = [value.numel() for value in floats.values()]
-    flat = _flat(models, floats)
-    flat = flat.float() if flat.element_size() < 4 else flat  # half precision
-
-    def means(groups: Sequence[Sequence[int]]) -> list[State]:
-        counted = [[i for i in group if weights[i] > 0] or [0] for group in groups]
-        rows = [
-            [(float(weights[i]) or 1.0) * (i in members) for i in range(len(models))]
-            for members in map(set, counted)
-        ]
-        shares = torch.tensor(rows, dtype=torch.float64)
-        shares /= shares.sum(1, keepdim=True)
-        parts = zip(floats.items(), (shares.to(flat) @ flat).split(sizes, dim=1), strict=True)
-        mean: dict[str, Sequence[Tensor]] = {
-            name: part.view(len(groups), *value.shape).to(value.dtype).unbind()
-            for (name, value), part in parts
-        }
-        for name in others:
-            mean[name] = [torch.stack([models[i][name] for i in m]).amax(0) for m in counted]
-        return [{name: mean[name][at] for name in like} for at in range(len(groups))]
-
-    return means
 
 
 def _shares(weights: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

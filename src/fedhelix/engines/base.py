@@ -34,7 +34,7 @@ from fedhelix.engines.local import (
     train_plainly,
     unpersonalized_model,
 )
-from fedhelix.engines.probe import is_whole, probe_all
+from fedhelix.engines.probe import are_whole, probe_all
 
 Evaluation = tuple[float, float]  # metric and mean loss
 
@@ -112,7 +112,7 @@ class Engine(ABC):
         targets = samples_of(self.setup, pool)[1]
         indices = torch.arange(len(targets)) if indices is None else indices
         targets = targets[indices.to(targets.device)]
-        if all(is_whole(self.setup, state) for state in states):
+        if are_whole(self.setup, states):
             outputs = predict_all(self.setup, states, pool, indices)
         else:
             outputs = probe_all(self.setup, states, pool, indices)

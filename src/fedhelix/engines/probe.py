@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedhelix.core.layers import Layer
+from fedhelix.core.means import Means
 from fedhelix.core.parts import arguments
 from fedhelix.core.tree import State
 from fedhelix.engines.kernels import applied
@@ -28,6 +29,13 @@ RIDGE = 0.01  # of the mean variance of the features
 def is_whole(setup: Setup, state: State) -> bool:
     """Whether a state has every entry of the network."""
     return state.keys() >= set(setup.layers.names)
+
+
+def are_whole(setup: Setup, states: Sequence[State]) -> bool:
+    """Whether all of them have; means that nobody has computed yet are not."""
+    if isinstance(states, Means):
+        return {entry.name for entry in states.layout} >= set(setup.layers.names)
+    return all(is_whole(setup, state) for state in states)
 
 
 @torch.no_grad()

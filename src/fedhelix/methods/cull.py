@@ -10,10 +10,11 @@ from functools import partial
 from fedhelix.components.culling import CHECKED_ON, agreeing, culled, uncopied
 from fedhelix.core.errors import UserError
 from fedhelix.core.layers import Layers
+from fedhelix.core.means import Means, means_by_group
 from fedhelix.core.method import Context, Method, Upload
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
-from fedhelix.core.tree import State, Tree, means_by_group, take, updates_of
+from fedhelix.core.tree import State, Tree, take, updates_of
 from fedhelix.core.wrapper import Wrapper
 from fedhelix.methods.fedavg import FedAvg
 
@@ -28,7 +29,7 @@ def _loss(score: Score, model: State) -> float:
 
 def losses_of(
     score: Score,
-    means: Callable[[Sequence[Sequence[int]]], list[State]],
+    means: Callable[[Sequence[Sequence[int]]], Means],
     groups: Sequence[Sequence[int]],
     count: int,
 ) -> list[float]:

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from fedhelix import METHODS, FedAvg, FedRep, GeneFL, HeteroFL, Phase, load
+from fedhelix.core.means import means_by_group
 from fedhelix.core.tree import flatten
 from fedhelix.engines.batched.engine import Batched
 from fedhelix.engines.batched.multirun import run_together
-from fedhelix.engines.local import ClientTask
+from fedhelix.engines.local import ClientTask, predict_all
 from fedhelix.models.resnet import ResNet
 from helpers import NETWORKS, cheap, small, unseal
 
@@ -182,6 +183,17 @@ def test_models_are_scored_together_as_one_by_one():
             strict=True,
         ):
             assert one == pytest.approx(other, abs=1e-5)
+
+
+def test_means_are_scored_as_models_are(monkeypatch):
+    fed, some = build(FedAvg(), "batched", model="bn-cnn"), torch.tensor([3, 1, 4])
+    states = [fed.initial, {name: value + 1 for name, value in fed.initial.items()}]
+    means = means_by_group(states, [1, 2])([(0, 1), (1,), (0,)])
+    found = fed.engine._outputs_of_means(means, "test", some)
+    expected = predict_all(fed.engine.setup, list(means), "test", some)
+    torch.testing.assert_close(list(found), expected, rtol=1e-4, atol=1e-4)
+    monkeypatch.setattr("fedhelix.engines.batched.engine.RECORDED", 10)
+    assert fed.engine._outputs_of_means(means, "test", some) is None  # too many: 4 x 3
 
 
 def test_too_little_memory_costs_slots_and_not_results(monkeypatch):

@@ -16,6 +16,7 @@ from trouble import Deadly, happy, refuse, stumble
 
 from fedhelix import METHODS, FedAvg, FedAvgFT, FedBN, FedPer
 from fedhelix.core.errors import EngineFailure, UserError
+from fedhelix.core.means import means_by_group
 from fedhelix.core.registry import make
 from fedhelix.data import from_arrays
 from fedhelix.engines import Parallel, Serial
@@ -124,6 +125,8 @@ def test_models_are_scored_in_parts_as_serial_does_it():
     assert engine.score(states, "test", torch.tensor([5, 3])) == serial.score(
         states, "test", torch.tensor([5, 3])
     )
+    means = means_by_group(states, [1, 2])([(0, 1), (1,), (0,)])
+    assert engine.score(means, "train") == serial.score(list(means), "train")
     assert engine.client_init(tasks_of(fed)) == serial.client_init(tasks_of(fed))
     engine.close()
 

@@ -15,6 +15,7 @@ import pytest
 
 from fedhelix import METHODS, FedAvg
 from fedhelix.core.errors import EngineFailure
+from fedhelix.core.means import means_by_group
 from fedhelix.core.options import option
 from helpers import NETWORKS, agree, cheap, small
 
@@ -76,6 +77,16 @@ def test_the_number_of_actors_does_not_matter():
     for actors in (4, 1):
         for method in ("fedavg", "genfed", "compact+scaffold"):
             assert_equal_to_serial(method, actors)
+
+
+def test_means_are_scored_as_serial_does_it():
+    serial, fed = small(), small(engine="ray", workers=2)
+    states = [{name: value * k for name, value in serial.initial.items()} for k in (1, 2, -1)]
+    means = means_by_group(states, [1, 2, 3])([(0, 1), (1,), (0, 2), (0, 1, 2), (2,)])
+    for models in (means, list(means), means[:1]):
+        found = fed.engine.score(models, "test")
+        assert found == [pytest.approx(one) for one in serial.engine.score(list(models), "test")]
+    fed.close()
 
 
 @pytest.mark.timeout(400)

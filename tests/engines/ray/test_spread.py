@@ -25,7 +25,8 @@ def test_every_task_is_taken_once_and_the_longest_first(actors, whole):
 
 def test_many_short_tasks_are_few_calls():
     assert len(drained(TaskQueue([1] * 1000), 2)) <= 32
-    assert [len(call) for call in drained(TaskQueue([1] * 100), 2, whole=True)][:1] == [50]
+    assert [len(call) for call in drained(TaskQueue([1] * 100), 2, whole=True)] == [50, 50]
+    assert [len(call) for call in drained(TaskQueue([1] * 25), 3, whole=True)] == [8, 8, 8, 1]
 
 
 def test_calls_become_shorter_so_that_actors_end_together():

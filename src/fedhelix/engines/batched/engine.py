@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 
 from fedhelix.core.cpu import one_thread
 from fedhelix.core.cuda import LARGE, Recorded
+from fedhelix.core.means import Means, stacked_means
 from fedhelix.core.method import LocalRound, Phase
 from fedhelix.core.objective import evaluate_all
 from fedhelix.core.parts import Inputs
@@ -45,11 +47,12 @@ from fedhelix.engines.local import (
     start_personal,
     start_round,
 )
-from fedhelix.engines.probe import is_whole
+from fedhelix.engines.probe import are_whole
 
 CPU_SLOTS = 16
 SAMPLES_AT_ONCE = 20_000  # in a stacked evaluation
 FEW = 1000  # samples at once on a CPU, or when memory is short
+FEW_WIDTHS = (4, 32, 128)  # of means: what is spare costs a GPU less than one more recording
 RECORDED = 4096  # samples of an evaluation that costs a GPU less than its launch costs Python
 
 
@@ -64,7 +67,7 @@ class Batched(Engine):
         # The engines of several runs can share stacks, and the choices made for them by timing.
         self.scheduler = scheduler or Scheduler(slots, self.choices)
         self.choices = self.scheduler.choices
-        self.programs: dict[tuple[str, ...], Recorded] = {}  # evaluations, by names of entries
+        self.programs: dict[tuple[Any, ...], Recorded] = {}  # evaluations, by entries of models
 
     @cached_property
     def can_stack(self) -> bool:
@@ -150,14 +153,17 @@ class Batched(Engine):
 
         A CPU has faster kernels for one model after the other.
         """
-        whole = all(is_whole(self.setup, state) for state in states)
-        if self.setup.device.type == "cpu" or not whole:
+        if self.setup.device.type == "cpu" or not are_whole(self.setup, states):
             return super().score(states, pool, indices)
         targets = samples_of(self.setup, pool)[1]
         indices = torch.arange(len(targets)) if indices is None else indices
-        outputs = self._outputs(states, pool, [indices] * len(states))
-        targets = targets[indices.to(targets.device)]
-        return evaluate_all(self.setup.objective, outputs, [targets] * len(states))
+        indices = indices.to(targets.device)
+        outputs: Sequence[Tensor] | None = None
+        if isinstance(states, Means):
+            outputs = self._outputs_of_means(states, pool, indices)
+        if outputs is None:
+            outputs = self._outputs(list(states), pool, [indices] * len(states))
+        return evaluate_all(self.setup.objective, outputs, [targets[indices]] * len(states))
 
     def evaluate_each(self, tasks: Sequence[ClientTask]) -> list[Scores]:
         """Scores of clients that each use a different model, many at once."""
@@ -236,6 +242,31 @@ class Batched(Engine):
             outputs += [row[: len(part)] for row, part in zip(padded, parts, strict=False)]
         return outputs
 
+    @one_thread()
+    @torch.no_grad()
+    def _outputs_of_means(
+        self, means: Means, subset: Subset, indices: Tensor
+    ) -> Sequence[Tensor] | None:
+        """The outputs of all means for the same samples, by a recorded program that computes the
+        means too; None where they are too much for one.
+        """
+        setup, samples = self.setup, max(1, len(indices))
+        width = next((width for width in FEW_WIDTHS if width >= len(means)), RECORDED)
+        if not self.can_stack or means.values.shape[1] >= LARGE or width * samples > RECORDED:
+            return None
+        setup.module.eval()
+        x = setup.data.prepare(rows_of(samples_of(setup, subset)[0], indices))
+        if not isinstance(x, Tensor):
+            return None
+        shares = F.pad(means.shares, (0, 0, 0, width - len(means))).to(means.values)
+
+        def program(x: Tensor, values: Tensor, shares: Tensor) -> tuple[Tensor, ...]:
+            stacked = stacked_means(values, shares, means.layout)
+            return (self._run_stacked(stacked, x.expand(len(shares), *x.shape)),)
+
+        recorded = self.programs.setdefault(means.layout, Recorded(program))
+        return recorded(x, means.values, shares)[0][: len(means)].unbind()
+
     def _spare(self, models: int, samples: int) -> int:
         """How many more models of so many samples each make one of the few widths for which there
         are recordings.
@@ -246,13 +277,10 @@ class Batched(Engine):
 
     def _forward(self, stacked: State, x: Inputs) -> Tensor:
         """The outputs of stacked models for the samples of each."""
-        names, cuda = tuple(stacked), self.setup.device.type == "cuda"
+        names = tuple(stacked)
 
         def program(x: Inputs, *values: Tensor) -> tuple[Tensor, ...]:
-            convolutions = StackedConvolutions() if cuda else nullcontext()
-            with convolutions, without_fallback_warning():
-                run = vmap(partial(call, self.setup))
-                return (run(dict(zip(names, values, strict=True)), x),)
+            return (self._run_stacked(dict(zip(names, values, strict=True)), x),)
 
         if not isinstance(x, Tensor) or x.shape[0] * x.shape[1] > RECORDED:
             return program(x, *stacked.values())[0]
@@ -263,3 +291,10 @@ class Batched(Engine):
         """Release the device's memory."""
         self.scheduler.caches.clear()
         self.programs.clear()
+
+    def _run_stacked(self, stacked: State, x: Inputs) -> Tensor:
+        cuda = self.setup.device.type == "cuda"
+        convolutions = StackedConvolutions() if cuda else nullcontext()
+        with convolutions, without_fallback_warning():
+            outputs: Tensor = vmap(partial(call, self.setup))(stacked, x)
+        return outputs

@@ -109,11 +109,12 @@ def predict_all(
     batch = EVALUATED_AT_ONCE[setup.device.type == "cuda"]
     setup.module.eval()
     x, indices = samples_of(setup, subset)[0], indices.to(setup.device)
-    outputs: list[list[Tensor]] = [[] for _ in states]
+    models = list(states)  # which may be means that are computed here
+    outputs: list[list[Tensor]] = [[] for _ in models]
     with applied(setup.kernels, setup.module):
         for part in indices.split(batch):
             prepared = setup.data.prepare(rows_of(x, part))
-            for state, parts in zip(states, outputs, strict=True):
+            for state, parts in zip(models, outputs, strict=True):
                 parts.append(use(setup, state, prepared))
     return [torch.cat(parts) for parts in outputs]
 

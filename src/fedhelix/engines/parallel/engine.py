@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedhelix.core.errors import UserError
+from fedhelix.core.means import tensors_of
 from fedhelix.core.objective import evaluate_all
 from fedhelix.core.tree import State, Tree, tensors
 from fedhelix.engines.base import Engine
@@ -30,7 +31,7 @@ from fedhelix.engines.local import (
 )
 from fedhelix.engines.parallel.pool import NoWorkers, WorkerPool, WorkItem, cores
 from fedhelix.engines.parallel.worker import client_init
-from fedhelix.engines.probe import is_whole, probe_all
+from fedhelix.engines.probe import are_whole, probe_all
 
 # As in `predict`: batches of another size would change the last bits of the outputs.
 CHUNK = EVALUATED_AT_ONCE[0]
@@ -120,7 +121,7 @@ class Parallel(Engine):
 
         A partial model is fitted to all samples, so its work cannot be split.
         """
-        whole = all(is_whole(self.setup, state) for state in states)
+        whole = are_whole(self.setup, states)
         function, chunks = (predict_all, indices.split(CHUNK)) if whole else (probe_all, [indices])
         together = max(1, -(-len(states) * len(chunks) // self.workers))  # models in one item
         groups = [states[at : at + together] for at in range(0, len(states), together)]
@@ -129,7 +130,7 @@ class Parallel(Engine):
             for chunk in chunks
             for group in groups
         ]
-        found = iter(self._run(items, (tensor for state in states for tensor in state.values())))
+        found = iter(self._run(items, tensors_of(states)))
         parts = [[output for _ in groups for output in next(found)] for _ in chunks]
         return [torch.cat(outputs) for outputs in zip(*parts, strict=True)]
 

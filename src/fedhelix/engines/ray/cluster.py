@@ -174,7 +174,7 @@ class Cluster:
             for member in members:
                 waiting = sum(call.member is member for call in busy.values())
                 if queue and waiting < depth:
-                    taken = queue.take(len(members), whole=member.gpu)
+                    taken = queue.take(len(members), whole=work.even or member.gpu)
                     answer = member.actor.work.remote(*work.message(taken))
                     busy[answer] = Call(member, taken)
 
@@ -209,6 +209,7 @@ class Tasks(ABC):
     """Tasks of one kind, and how they are sent and received; the engine says how."""
 
     sizes: Sequence[int]
+    even: bool = False  # all take the same short time, so that one call of every actor is best
 
     @abstractmethod
     def message(self, taken: Sequence[int]) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedhelix.core.errors import UserError
+from fedhelix.core.means import Means, tensors_of
 from fedhelix.core.tree import State, Tree, tensors
 from fedhelix.engines.base import Engine, Evaluation
 from fedhelix.engines.local import (
@@ -92,7 +93,9 @@ class RayEngine(Engine):
             return super().score(states, pool, indices)
         if indices is None:
             indices = torch.arange(len(samples_of(self.setup, pool)[1]))
-        work = ActorWork(self, "score", states, [1] * len(states), [indices], (pool, indices))
+        shared = [indices, *(tensors_of(states) if isinstance(states, Means) else [])]
+        work = ActorWork(self, "score", states, [1] * len(states), shared, (pool, indices))
+        work.even = True
         return self._run(work)
 
     def close(self) -> None:
@@ -174,7 +177,9 @@ class ActorWork(Tasks):
     def message(self, taken: Sequence[int]) -> tuple[str, Any, Parcel]:
         """The arguments of an actor's `work` for some of the tasks."""
         reference, slices = self.store
-        parcel, _ = pack(([self.tasks[index] for index in taken], *self.more), slices)
+        means = isinstance(self.tasks, Means)
+        tasks = self.tasks.rows(taken) if means else [self.tasks[index] for index in taken]
+        parcel, _ = pack((tasks, *self.more), slices)
         return self.name, reference, parcel
 
     def opened(self, received: Parcel) -> Sequence[Any]:

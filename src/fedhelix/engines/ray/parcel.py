@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedhelix.core.means import Means
 from fedhelix.data import Split
 
 ALIGNMENT = 64
@@ -48,6 +49,8 @@ def replaced(value: Any, function: Callable[[Any], Any]) -> Any:
         return type(value)(*(replaced(inner, function) for inner in value))
     if isinstance(value, list | tuple):
         return type(value)(replaced(inner, function) for inner in value)
+    if isinstance(value, Means):
+        return value.replaced(function)
     return value
 
 

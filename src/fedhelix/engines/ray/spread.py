@@ -29,13 +29,12 @@ class TaskQueue:
     def take(self, actors: int, whole: bool = False) -> list[int]:
         """The next tasks for one of so many actors: the longest ones.
 
-        They are half of an equal share of what is left, or all of it if the actor gains from many
-        clients at once (`whole`). A task whose actor died comes alone, so that the next death
-        tells which one is to blame.
+        They are half of an equal share of what is left, or an equal share of all tasks if there
+        is more to gain from few calls (`whole`). A task whose actor died comes alone, so that the
+        next death tells which one is to blame.
         """
         actors = max(actors, 1)
-        share = self.left / actors * (1 if whole else PART)
-        share = max(share, self.total / actors * LEAST)
+        share = max(self.left * PART, self.total * (1 if whole else LEAST)) / actors
         taken: list[int] = []
         size = 0
         while self.waiting:
