@@ -34,6 +34,8 @@ def records(*losses, **other):
         ((2.0, None, None), 2),  # as files have it
         ((float("inf"), float("inf")), 1),
         ((2.0, float("nan"), 1.0), None),  # it has recovered
+        ((0.05, 0.2, 0.2, 0.2), None),  # low, whatever it was after a warm start
+        ((0.05, 0.4, 0.4, 0.4), 2),
         ((), None),
     ],
 )

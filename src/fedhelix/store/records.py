@@ -22,6 +22,7 @@ NEAR_PEAK = 0.95  # of its own peak: from there on a curve counts as converged
 # A run has diverged after so many rounds with so many times the loss of the first round (which
 # counts as SMALL where it is below), or after one with an absurd loss.
 RISING, RISE, ABSURD, SMALL = 3, 1.25, 100, 1e-3
+LOW = 0.3  # a loss below this may rise as it likes: after a warm start it begins near zero
 # But not while a good accuracy is near its best.
 ACCURACIES, GOOD, NEAR = ("accuracy", "personal_accuracy"), 0.6, 0.9
 GENTLER = "lower lr, or take less momentum or fewer epochs"
@@ -145,7 +146,8 @@ def diverged_since(records: Sequence[Mapping[str, Any]]) -> int | None:
     rounds = with_losses(records)
     start = rounds[0]["train_loss"] if rounds else None
     first = max(start, SMALL) if is_number(start) else SMALL
-    tail = list(takewhile(lambda record: _loss_of(record) > RISE * first, reversed(rounds)))
+    most = max(RISE * first, LOW)
+    tail = list(takewhile(lambda record: _loss_of(record) > most, reversed(rounds)))
     absurd = any(_loss_of(record) > ABSURD * first for record in tail)
     if not absurd and (len(tail) < RISING or _is_accurate(records)):
         return None

@@ -177,8 +177,11 @@ class ActorWork(Tasks):
     def message(self, taken: Sequence[int]) -> tuple[str, Any, Parcel]:
         """The arguments of an actor's `work` for some of the tasks."""
         reference, slices = self.store
-        means = isinstance(self.tasks, Means)
-        tasks = self.tasks.rows(taken) if means else [self.tasks[index] for index in taken]
+        tasks: Sequence[Any] = (
+            self.tasks.rows(taken)
+            if isinstance(self.tasks, Means)
+            else [self.tasks[index] for index in taken]
+        )
         parcel, _ = pack((tasks, *self.more), slices)
         return self.name, reference, parcel
 
