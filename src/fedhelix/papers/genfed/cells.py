@@ -139,16 +139,19 @@ def full(scale: Scale) -> list[Cell]:
         *(ours[name] for name in (*controls, "GenFed (1) around FedAvgM 0.8")),
         Row("Helix", "helix"),
     ]
-    return cross(
-        rows, [_shortened(one) for one in columns("paper")] if scale == "gpu" else columns(scale)
-    )
+    if scale == "quick":
+        return cross(rows, columns(scale))
+    shared = [
+        replace(one, settings={**one.settings, "eval_clients": 0}) for one in columns("paper")
+    ]
+    return cross(rows, [_shortened(one) for one in shared] if scale == "gpu" else shared)
 
 
 def _shortened(column: Column) -> Column:
     """A tenth of the rounds with ten times the learning rate."""
     settings = column.settings
     length = {"lr": 10 * settings["lr"], "rounds": settings["rounds"] // 10}
-    return replace(column, settings={**settings, **length, "eval_every": 2, "eval_clients": 0})
+    return replace(column, settings={**settings, **length, "eval_every": 2})
 
 
 def attacks(scale: Scale) -> list[Cell]:
