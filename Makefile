@@ -43,13 +43,13 @@ demo-deploy: $(VENV)/.deployment
 	$(BIN)/python examples/deployment.py $(if $(PROTECTED),--protected,genfed 5)
 
 test: $(VENV)/.development
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
 
 test-all: $(VENV)/.development
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 coverage: $(VENV)/.development
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --cov --cov-report=term
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term
 
 race: $(VENV)/.development
 	$(BIN)/python benchmarks/speed/cpu.py --calibrate 0 --rounds 6 --warm-up 1 --guest-rounds 3 \

@@ -19,7 +19,10 @@ from fedhelix.core.means import means_by_group
 from fedhelix.core.options import option
 from helpers import NETWORKS, agree, cheap, small
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
+    pytest.mark.xdist_group("ray"),  # one cluster at a time
+]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,7 +14,10 @@ from fedhelix.runs.jobs import Session, _spread_groups
 from fedhelix.runs.remote import RoundResult
 from helpers import agree, on_disk
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
+    pytest.mark.xdist_group("ray"),  # one cluster at a time
+]
 
 QUICK = {
     "rounds": 3,
