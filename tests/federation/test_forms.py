@@ -254,6 +254,7 @@ class Keys(TorchDataset):
     [
         (lambda: from_table(frame(), "lable"), "did you mean 'label'"),
         (lambda: from_table(frame()[["a", "b"]]), "which column of 'table' is to be predicted"),
+        (lambda: from_table(frame().assign(y=1, label=2)), "label and y of 'table' could all be"),
         (lambda: from_table(frame()), "column 'town' of 'table' holds text"),
         (
             lambda: fit(from_arrays(*parts()), Reader),

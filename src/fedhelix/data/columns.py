@@ -134,10 +134,15 @@ def _has_dictionaries(part: Any, where: str) -> bool:
 
 
 def target_of(columns: Sequence[str], where: str) -> str:
-    """The column with the usual name of a target."""
-    for known in TARGETS:
-        if known in columns:
-            return known
+    """The column with the usual name of a target; a second one would give the answer away."""
+    known = [name for name in TARGETS if name in columns]
+    if len(known) > 1:
+        raise UserError(
+            f"{' and '.join(known)} of {where} could all be what is to be predicted; give "
+            "from_table a target, or drop or rename the others."
+        )
+    if known:
+        return known[0]
     raise UserError(
         f"which column of {where} is to be predicted? Call it label, or give from_table a target, "
         f"one of {', '.join(columns)}."
