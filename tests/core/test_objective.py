@@ -38,6 +38,14 @@ def test_accuracy_and_r2():
     output = (target + draw.normal(size=50) / 2).astype("float32")
     found = r2(torch.from_numpy(output)[:, None], torch.from_numpy(target)).item()
     assert found == pytest.approx(r2_score(target, output), abs=1e-5)
+
+
+def test_r2_of_several_targets_is_weighted_by_their_variance():
+    draw = np.random.default_rng(1)
+    target = draw.normal(size=(40, 3)) * [1, 5, 20]
+    output = target + draw.normal(size=(40, 3)) * 4
+    expected = r2_score(target, output, multioutput="variance_weighted")
+    assert r2(*map(torch.from_numpy, (output, target))).item() == pytest.approx(expected)
     assert math.isnan(r2(torch.ones(1, 1), torch.zeros(1)).item())  # one sample has no variance
 
 
