@@ -524,7 +524,7 @@ def test_a_run_is_not_continued_with_other_clients_or_another_network(tmp_path):
     kept = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     with pytest.raises(UserError, match="had other samples than they have now"):
         small(partition="iid").fit(3, out=tmp_path / "run", resume=True, quiet=True)
-    with pytest.raises(UserError, match="was run with parameters"):
+    with pytest.raises(UserError, match="it was run with, linear"):
         small(model="mlp", partition="dirichlet:0.1").fit(
             3, out=tmp_path / "run", resume=True, quiet=True
         )

@@ -8,7 +8,7 @@ Methods choose by them what travels: `layers.body`, `layers.norm`, `layers.convs
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -22,6 +22,9 @@ from fedhelix.core.residual import Block, residual_blocks
 
 Kind = Literal["conv", "linear", "norm", "other"]
 Granularity = Literal["conv", "module", "tensor"]
+
+Shapes = Mapping[str, Sequence[int]]  # of entries, by their names
+FEW = 3  # names in a sentence
 
 WHOLE = "(model)"  # the name of a layer that is the module itself or its own bare parameters
 
@@ -189,6 +192,25 @@ class Layers:
                 layers[layer.name] = layer.entries
             previous = layer
         return layers
+
+
+def difference(now: Shapes, then: Shapes) -> str:
+    """How a network's entries differ from those that it had; empty where they are the same."""
+    new = [name for name in now if name not in then]
+    lost = [name for name in then if name not in now]
+    if new and lost:
+        return f"it has {_several(new)} instead of {_several(lost)}"
+    if new or lost:
+        return f"it also has {_several(new)}" if new else f"it lacks {_several(lost)}"
+    for name, shape in now.items():
+        if tuple(shape) != (old := tuple(then[name])):
+            return f"{name} has the shape {tuple(shape)} instead of {old}"
+    return ""
+
+
+def _several(names: Sequence[str]) -> str:
+    rest = len(names) - FEW
+    return ", ".join(names[:FEW]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def is_frozen(value: Tensor) -> bool:

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedhelix.core.layers import Layers
+from fedhelix.core.errors import UserError
+from fedhelix.core.layers import Layers, difference
 from fedhelix.core.parts import Inputs, arguments, output_of
 from fedhelix.core.tree import State
 
@@ -70,8 +71,11 @@ def load_shifted(network: nn.Module, state: State, layers: Layers, example: Inpu
     A shift goes into the bias of the head, where that gives the same outputs for an example;
     otherwise the network is wrapped.
     """
+    own = without_shift(state)
+    if other := difference(layers.shapes, {name: value.shape for name, value in own.items()}):
+        raise UserError(f"the network is not that of the run: {other}; give it as it was then.")
     module = copy.deepcopy(network).eval()
-    module.load_state_dict(without_shift(state), strict=False)
+    module.load_state_dict(own, strict=False)  # frozen and tied entries are in no state
     if SHIFT not in state:
         return module
     shift, (args, keywords) = state[SHIFT], arguments(example)

@@ -17,7 +17,7 @@ from fedhelix.core.seeds import numpy_draw
 from fedhelix.data import Dataset, Partition, Split, from_arrays, from_npz
 from fedhelix.data.loading import canonical
 from fedhelix.deploy.schema import DTYPES
-from fedhelix.runs.spec import located
+from fedhelix.federation.description import located
 
 OWN = "own"  # in place of a data set's name: every site has its own samples
 # Training and test samples assumed for a client whose site has not joined yet: at most 0.9 of

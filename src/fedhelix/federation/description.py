@@ -13,11 +13,13 @@ import torch
 
 from fedhelix.core import toml
 from fedhelix.core.errors import UserError
+from fedhelix.core.layers import difference
 from fedhelix.core.options import options_of
+from fedhelix.core.registry import is_file
 from fedhelix.data import UNSHIFTED, Dataset, Scaling, ServerData, Shift, partitions
 from fedhelix.data.datasets import POOLS
 from fedhelix.engines.local import Training
-from fedhelix.federation.devices import RATES, Devices
+from fedhelix.federation.devices import FILES, RATES, Devices
 from fedhelix.federation.sampling import Newcomers, Participation
 from fedhelix.federation.setup import FederationSettings, FederationSetup
 from fedhelix.robust.attacks import Attack
@@ -38,6 +40,8 @@ GROUPS = {
 SEVERAL = 1000  # samples of a pool that tell it from others
 SAME = 1e-3  # relative difference of two moments that are the same but for rounding
 
+NETWORK = "network"  # the shapes of its entries in clients.json
+
 # Entries that a resumed run may have otherwise; who has which samples is compared by itself.
 NOT_CHECKED = ("rounds", "made_from", "partition")
 
@@ -49,6 +53,7 @@ def config(fed: FederationSetup, rounds: int) -> dict[str, Any]:
     training["optimizer"] = str(training["optimizer"])
     if not isinstance(training["augment"], bool):
         training["augment"] = str(training["augment"])
+    settings["devices"] = located(settings["devices"])
     if fed.devices is None:
         del settings["devices"]
     return {
@@ -58,7 +63,6 @@ def config(fed: FederationSetup, rounds: int) -> dict[str, Any]:
         "seed": fed.seed,
         "data": {"name": fed.data.name},
         "partition": partitions.as_text(fed.partition),
-        "parameters": {name: list(fed.initial[name].shape) for name in fed.layers.parameters},
         "clients": fed.clients,
         "cohort": fed.cohort_size,
         **settings,
@@ -77,10 +81,25 @@ def made_from(settings: FederationSettings, **given: Any) -> dict[str, Any] | No
     )
     if own:
         return None
-    kept = {name: value for name, value in given.items() if value is not None}
-    if given["data"].endswith(".npz"):
-        kept["data"] = str(Path(given["data"]).resolve())
-    return kept
+    return located({name: value for name, value in given.items() if value is not None})
+
+
+def located(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings whose files can be found from any folder."""
+    settings = dict(values)
+    for key, endings in (("data", (".npz",)), ("data_dir", ("",)), ("devices", FILES)):
+        place = settings.get(key)
+        if isinstance(place, str) and place.endswith(endings):
+            settings[key] = str(Path(place).expanduser().resolve())
+    if isinstance(model := settings.get("model"), str):
+        settings["model"] = resolved(model)
+    return settings
+
+
+def resolved(part: str) -> str:
+    """FILE.py or FILE.py:NAME with the whole path; any other name as it is."""
+    path, colon, name = part.partition(":")
+    return f"{Path(path).expanduser().resolve()}{colon}{name}" if is_file(part) else part
 
 
 def as_command(its: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,21 +171,43 @@ def check_same(fed: FederationSetup, folder: RunFolder) -> None:
     for key in mine if its.get("library") else ():
         if key not in NOT_CHECKED and not _agree(key, mine[key], its.get(key)):
             raise UserError(f"'{folder.path}' was run with {_difference(key, mine[key], its)}.")
-    if "deployment" in its or not folder.clients:
-        return
-    its_clients = {"names": census(fed).get("names"), **folder.clients}  # older runs lack names
-    _check_moments(fed.data, its_clients.pop("moments", {}), folder.path)
-    if its_clients != {"names": None, **census(fed)}:
+    if "deployment" not in its and folder.clients:
+        _check_clients(fed, folder)
+    _check_network(fed, folder)
+
+
+def _check_clients(fed: FederationSetup, folder: RunFolder) -> None:
+    """Refuse clients with other samples."""
+    its = {"names": census(fed).get("names"), **folder.clients}  # older runs lack names
+    its.pop(NETWORK, None)
+    _check_moments(fed.data, its.pop("moments", {}), folder.path)
+    if its != {"names": None, **census(fed)}:
         advice = "give the same data, partition and seed."
         raise UserError(
             f"the clients of '{folder.path}' had other samples than they have now; "
-            + (advice if its.get("library") else "was config.toml changed?")
+            + (advice if folder.config.get("library") else "was config.toml changed?")
         )
 
 
+def _check_network(fed: FederationSetup, folder: RunFolder) -> None:
+    """Refuse a network whose entries have other names or shapes."""
+    its, shapes = folder.config, fed.layers.shapes
+    known = folder.clients.get(NETWORK)
+    if known is None and "parameters" in its:  # older runs of Python had them there
+        known, shapes = its["parameters"], {name: shapes[name] for name in fed.layers.parameters}
+    if known is None or not (other := difference(shapes, known)):
+        return
+    model = its.get("model") or its.get("made_from", {}).get("model")
+    advice = f"give the network that it was run with{f', {model}' if model else ''}"
+    if model and ".py" in model:
+        advice = f"restore the file of its model, '{model.partition(':')[0]}', as it was then"
+    raise UserError(f"the network is not that of '{folder.path}': {other}; {advice}.")
+
+
 def clients_file(fed: FederationSetup) -> dict[str, Any]:
-    """The content of clients.json: who has what, and what tells the data from others."""
-    return census(fed) | ({"moments": moments(fed.data)} if fed.data_is_here else {})
+    """The content of clients.json: who has what, and what tells data and network from others."""
+    network = {NETWORK: {name: list(shape) for name, shape in fed.layers.shapes.items()}}
+    return census(fed) | network | ({"moments": moments(fed.data)} if fed.data_is_here else {})
 
 
 def moments(data: Dataset) -> dict[str, list[float]]:
@@ -209,5 +250,5 @@ def _agree(key: str, mine: Any, its: Any) -> bool:
     """Whether two entries are equal; an older run lacks options that were not there yet."""
     if key in GROUPS:
         usual = toml.loads(toml.dumps(options_of(GROUPS[key], FederationSettings())))
-        its = {**usual, **(its or {})}
+        its = located({**usual, **(its or {})})
     return bool(mine == its)

@@ -11,6 +11,7 @@ from fedhelix.core.tree import State, clone
 from fedhelix.data import Dataset, available, load
 from fedhelix.engines import Serial
 from fedhelix.engines.local import ClientTask, run_client, start_round
+from fedhelix.federation.description import check_same
 from fedhelix.federation.federation import Federation, FederationState
 from fedhelix.privacy.settings import Audit
 from fedhelix.runs.spec import read_spec
@@ -57,6 +58,7 @@ def from_run(path: str) -> tuple[Federation, str, FederationState]:
     run = read_spec(folder.config, path)
     here = Serial if run.config.engine == "ray" else None  # its cluster may be gone
     federation = run.config.federation(run.method, here)
+    check_same(federation, folder)
     restored = folder.state(str(federation.device))
     if restored is None:
         return federation, run.config.model, federation.initialize(run.config.rounds)

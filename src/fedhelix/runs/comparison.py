@@ -11,9 +11,10 @@ from typing import Any
 from fedhelix.core import toml
 from fedhelix.core.errors import UserError
 from fedhelix.core.files import remove_leftovers, write_atomically
+from fedhelix.federation.description import located
 from fedhelix.runs.config import PLACES
 from fedhelix.runs.jobs import Session
-from fedhelix.runs.spec import RunSpec, absolute, located, make_specs
+from fedhelix.runs.spec import RunSpec, absolute, make_specs
 from fedhelix.store import COMPARISON, RunFolder
 from fedhelix.store.trackers import check_tracker
 

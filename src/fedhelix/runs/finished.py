@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedhelix.core.errors import UserError
+from fedhelix.core.options import options_of
 from fedhelix.core.registry import is_known
-from fedhelix.federation import Federation, Run
+from fedhelix.federation import Federation, FederationSettings, Run
 from fedhelix.federation.description import as_command, check_same
 from fedhelix.federation.sinks import FolderSink
-from fedhelix.runs.spec import read_spec
+from fedhelix.runs.spec import RunSpec, check_files, read_spec
 from fedhelix.store import RunFolder
 
 
@@ -32,8 +33,12 @@ def load_run(path: str | Path, federation: Federation | None = None) -> Run:
             "fed). For a model that needs neither, call run.export(...) after training."
         )
     if federation is None:
+        otherwise = f"build the same Federation with it and call load_run('{path}', fed)"
+        check_files(config, path, otherwise)
         spec = read_spec(config, path)
         federation = spec.config.federation(spec.method, engine="serial")
+    elif not folder.config.get("library"):
+        _check_settings(federation, read_spec(config, path), path)
     check_same(federation, folder)
     rounds = int(config.get("rounds", 1))
     sink = FolderSink(folder, {}, rounds, 1, str(federation.device), on_disk=False)
@@ -42,3 +47,16 @@ def load_run(path: str | Path, federation: Federation | None = None) -> Run:
     if restored is None:
         raise UserError(f"'{path}' has no checkpoint yet; let it finish a round first.")
     return Run(federation, *restored, folder)
+
+
+def _check_settings(federation: Federation, spec: RunSpec, path: str | Path) -> None:
+    """Refuse a federation with other settings than the command's run."""
+    method, settings = spec.method, spec.config
+    resolved = settings.resolved(method.capabilities.server_validation)
+    its = {"method": method.label, **method.options(), "seed": settings.seed}
+    its |= options_of(FederationSettings, resolved)
+    mine = {"method": federation.method.label, **federation.method.options()}
+    mine |= {"seed": federation.seed, **options_of(FederationSettings, federation.settings)}
+    for key, value in its.items():
+        if value != mine.get(key):
+            raise UserError(f"'{path}' was run with {key} = {value}, not {mine.get(key)}.")

@@ -22,7 +22,7 @@ from fedhelix.runs.apart import run_apart
 from fedhelix.runs.config import CHANGEABLE, PLACES, Config
 from fedhelix.runs.provenance import device_name
 from fedhelix.runs.remote import run_on_actors
-from fedhelix.runs.spec import RunSpec, changed_spec, read_spec
+from fedhelix.runs.spec import MOVABLE, RunSpec, changed_spec, check_files, read_spec
 from fedhelix.store import RUNS, RunFolder
 from fedhelix.store.progress import Progress
 from fedhelix.store.records import Record
@@ -121,8 +121,12 @@ class Session:
         begun = spec = read_spec(config, path)
         if changes:
             spec = changed_spec(begun, path, changes)
+        otherwise = f"say where it is now: fedhelix resume {path} --set KEY=PLACE"
+        check_files(spec.as_dict(), path, otherwise)
         changed = [
-            key for key in CHANGEABLE if getattr(spec.config, key) != getattr(begun.config, key)
+            key
+            for key in (*CHANGEABLE, *MOVABLE)
+            if getattr(spec.config, key) != getattr(begun.config, key)
         ]
         if place is not None:
             moved = device_name(place.device) != config.get("versions", {}).get("device")

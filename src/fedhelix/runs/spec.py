@@ -13,14 +13,16 @@ from typing import Any
 from fedhelix.core.errors import UserError
 from fedhelix.core.method import Method
 from fedhelix.core.options import find
-from fedhelix.core.registry import is_file, is_known, make, option_names, parts, resolve
+from fedhelix.core.registry import is_known, make, option_names, parts, resolve
 from fedhelix.core.renamed import OPTIONS
+from fedhelix.federation.description import located, resolved
 from fedhelix.federation.devices import FILES
 from fedhelix.runs.config import CHANGEABLE, Config, flat, layered
 from fedhelix.runs.provenance import device_name, versions
 
 # Settings that must not, or need not, differ between the methods of a comparison.
 FOR_ALL = ("seed", "kernels", "workers", "address", "data_dir", "checkpoint_every")
+MOVABLE = ("data", "model")  # what may be a file, whose content a run that goes on compares
 LONGEST = 200  # bytes of a folder's name; file systems take 255
 
 
@@ -152,6 +154,8 @@ def read_spec(config: Mapping[str, Any], where: str | Path) -> RunSpec:
     if config.get("partition") == "natural" and "deployment" not in config:
         values.pop("clients", None)  # owners decide it; older runs have the usual number there
     name = str(method["name"])
+    for part in parts(name):
+        _check_file("method", part, where)
     renamed = {old: new for part in parts(name) for old, new in OPTIONS.get(part, {}).items()}
     values = {
         f"method.{renamed[key.removeprefix('method.')]}"
@@ -162,13 +166,32 @@ def read_spec(config: Mapping[str, Any], where: str | Path) -> RunSpec:
     return make_spec(name, values)
 
 
+def check_files(config: Mapping[str, Any], where: str | Path, otherwise: str) -> None:
+    """Refuse a run whose data or network are in a file that is gone; says what else can be done."""
+    for key in (*MOVABLE, "devices"):
+        advice = f", or {otherwise.replace('KEY', key)}" if key in MOVABLE else ""
+        _check_file(key, config.get(key), where, advice)
+
+
+def _check_file(key: str, value: Any, where: str | Path, advice: str = "") -> None:
+    if (file := file_of(value)) and not Path(file).is_file():
+        raise UserError(f"there is no file '{file}', the {key} of '{where}'; put it back{advice}.")
+
+
+def file_of(value: Any) -> str:
+    """The file that a setting names; empty where it names none."""
+    path = str(value).partition(":")[0]
+    return path if path.endswith((".npz", ".py", *FILES)) else ""
+
+
 def changed_spec(spec: RunSpec, where: str | Path, changes: Sequence[str]) -> RunSpec:
     """The plan of a run that goes on, with some KEY=VALUE of those that may change."""
     assigned = layered(assignments=list(changes))
     known = {key: value for key, value in flat(spec.as_dict()).items() if key != "method.name"}
     new = make_spec(spec.spec, {key: known[key] for key in known.keys() - assigned} | assigned)
     for key, value in flat(new.as_dict()).items():
-        if key not in (*CHANGEABLE, "method.name") and value != known[key]:
+        moved = key in MOVABLE and file_of(value) and file_of(known[key])
+        if key not in (*CHANGEABLE, "method.name") and value != known[key] and not moved:
             words = ["fedhelix", "run", spec.spec, "--config", str(Path(where) / "config.toml")]
             again = shlex.join([*words, *(word for text in changes for word in ("--set", text))])
             old = "auto" if known[key] is None else known[key]
@@ -179,25 +202,7 @@ def changed_spec(spec: RunSpec, where: str | Path, changes: Sequence[str]) -> Ru
     return new
 
 
-def located(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings whose files can be found from any folder."""
-    settings = dict(values)
-    for key, endings in (("data", (".npz",)), ("data_dir", ("",)), ("devices", FILES)):
-        place = settings.get(key)
-        if isinstance(place, str) and place.endswith(endings):
-            settings[key] = str(Path(place).expanduser().resolve())
-    if isinstance(model := settings.get("model"), str):
-        settings["model"] = _resolved(model)
-    return settings
-
-
-def _resolved(part: str) -> str:
-    """FILE.py or FILE.py:NAME with the whole path; any other name as it is."""
-    path, colon, name = part.partition(":")
-    return f"{Path(path).expanduser().resolve()}{colon}{name}" if is_file(part) else part
-
-
 def absolute(spec: str) -> str:
     """A spec whose files, if it names any, can be found from any folder."""
     plain, variant = split_variant(spec)
-    return "+".join(map(_resolved, parts(plain))) + (f"@{variant}" if variant else "")
+    return "+".join(map(resolved, parts(plain))) + (f"@{variant}" if variant else "")

@@ -1,7 +1,8 @@
 """A run is a folder of plain files that survives a kill at any moment.
 
     config.toml      the settings
-    clients.json     samples per client and class, and which clients are malicious
+    clients.json     samples per client and class, which clients are malicious, and the shapes of
+                     the network's entries
     metrics.jsonl    one record per round
     checkpoint/      the last complete state, from which the run continues
     choices.json     what the engine has chosen by timing
