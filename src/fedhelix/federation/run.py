@@ -163,9 +163,9 @@ class Run:
         The result are classes (by name, where the data have names), labels or values; with `raw`
         the network's outputs.
         """
-        data = self.federation.data
-        outputs = outputs_for(self.network(client), data, x)
-        return outputs.numpy() if raw else decided(data, outputs)
+        module, data = self.network(client), self.federation.data
+        outputs = outputs_for(module, data, x)
+        return outputs.numpy() if raw else decided(module, data, outputs)
 
     def evaluate(self, metrics: Mapping[str, Metric]) -> pd.DataFrame:
         """Several metrics at once: clients' personal models on their own test samples, one row
