@@ -42,15 +42,11 @@ def raw_pair(part: Any, where: str) -> tuple[Any, Any]:
     if len(part) == 0:
         raise UserError(f"{where} is empty; at least one sample is needed.")
     samples = all_samples(part, where)
-    if isinstance(samples[0], tuple | list) and len(samples[0]) != 2:
-        raise UserError(
-            f"a sample of {where} has {len(samples[0])} entries, and a pair (x, y) is needed; with "
-            "several inputs give from_arrays((a, b), y), or samples ((a, b), y)."
-        )
     try:
         inputs, targets = zip(*samples, strict=True)
     except (TypeError, ValueError) as problem:
-        raise UserError(f"{where} cannot be read as samples (x, y): {problem}.") from None
+        how = "with several inputs give from_arrays((a, b), y), or samples ((a, b), y)"
+        raise UserError(f"{where} cannot be read as samples (x, y) ({problem}); {how}.") from None
     return collated(inputs), stacked(targets)
 
 

@@ -66,7 +66,7 @@ def as_targets(
     several = all(has_several(part) for part in parts)
     if several and classes == "auto" and all(is_multi_label(part) for part in parts):
         return tuple(part.bool() for part in parts)
-    if classes is None or (classes == "auto" and not whole):
+    if classes is None or (classes == "auto" and count is None and not whole):
         return tuple(part.float() for part in parts)
     labels = tuple(as_labels(part, name) for part in parts)
     if several and isinstance(classes, int):

@@ -226,16 +226,13 @@ def check_tokens(module: nn.Module, pool: Dataset) -> None:
 
 
 def _note_unclear_axis(outputs: torch.Tensor, targets: torch.Tensor) -> None:
-    """Say which axis is that of the classes, where the shape does not tell."""
-    if outputs.dim() < 3 or not all(fitting_axes(outputs, targets)):
-        return
-    forms = ["N×T×C", "N×C×T"] if targets.dim() == 2 else ["N×C×H×W", "N×H×W×C"]
-    how = "transpose(1, 2)" if targets.dim() == 2 else "movedim(-1, 1)"
-    warnings.warn(
-        f"outputs of shape {tuple(outputs.shape)} are taken as {forms[0]}, with C the classes; if "
-        f"they are {forms[1]}, let the model return outputs.{how}.",
-        stacklevel=5,
-    )
+    """Say which axis is that of the classes, where tokens are as many as classes."""
+    if outputs.dim() == 3 and all(fitting_axes(outputs, targets)):
+        warnings.warn(
+            f"outputs of shape {tuple(outputs.shape)} are taken as N×T×C, the scores of each token "
+            "on the last axis; if they are N×C×T, let the model return outputs.transpose(1, 2).",
+            stacklevel=5,
+        )
 
 
 def client_setup(setup: Setup, kernels: Kernels | Literal["auto"]) -> Setup:
