@@ -138,7 +138,7 @@ class Run:
         return newcomers.inherit(self.federation, data, self.state, module)
 
     def personal(self, client: int | str) -> nn.Module:
-        """The model that one client would use, by its number or its name."""
+        """The model that one client would use, by its number or its name; also `personal_model`."""
         fed = self.federation
         ctx = fed.context(self.state.round, self.state.round)
         number = number_of(client, fed.clients, fed.names)
