@@ -49,7 +49,7 @@ def _circumstances(measured: dict[str, Any], missing: Sequence[str]) -> str:
         each = "; ".join(f"{column}: {size or 'all'}" for column, size in samples.items())
         words.append(f"training samples: {sizes.pop() if len(sizes) == 1 else each}")
     if missing:
-        words.append(f"not run yet: {', '.join(missing)}")
+        words.append(f"not run yet: {'; '.join(missing)}")
     if not all(cell["runs"] for cell in cells):
         words.append("– means not run yet")
     if has_paper(measured, measured["measures"]):

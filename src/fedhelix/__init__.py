@@ -1,7 +1,8 @@
 """fedhelix: federated learning on clients whose data differ.
 
-Its names are those of `federation/public.py`, and `load_run`. They are imported when one of them
-is first used, since PyTorch alone takes seconds; `fedhelix --help` needs none of them.
+Its names are those of `federation/public.py`, `load_run`, `metrics` and `partition`. They are
+imported when one of them is first used, since PyTorch alone takes seconds; `fedhelix --help` needs
+none of them.
 """
 
 from importlib import import_module
@@ -9,6 +10,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedhelix import metrics as metrics
+    from fedhelix import partition as partition
     from fedhelix.federation.public import *  # noqa: F403 - its `__all__` says what
     from fedhelix.runs.finished import load_run as load_run
 else:
@@ -24,7 +27,7 @@ else:
         public = import_module("fedhelix.federation.public")
         globals().update({known: getattr(public, known) for known in public.__all__})
         globals()["load_run"] = import_module("fedhelix.runs.finished").load_run
-        globals()["__all__"] = sorted([*public.__all__, "load_run"])
+        globals()["__all__"] = sorted([*public.__all__, "load_run", "metrics", "partition"])
         if name not in globals():
             raise unknown
         return globals()[name]

@@ -60,15 +60,15 @@ def test_a_newcomer_may_be_a_table_with_other_columns_in_another_order():
 @pytest.mark.parametrize(
     ("y", "wrong", "words"),
     [(X[:, :3] > 0, 2, r"has 2, but the targets of 'data' are 0 or 1"),
-     (np.digitize(X[:, :3], [0, 1]), 3, r"has 3, but the targets of 'data' are 0 to 2")],
+     (np.digitize(X[:, :2], [0, 1]), 3, r"has 3, but the targets of 'data' are 0 to 2")],
     ids=["labels", "classes of tokens"],
 )  # fmt: skip
 def test_the_targets_of_a_newcomer_have_the_type_of_the_run(y, wrong, words):
     class PerToken(torch.nn.Linear):
         def forward(self, x):
-            return super().forward(x).reshape(len(x), 3, 3)
+            return super().forward(x).reshape(len(x), 2, 3)
 
-    model = "linear" if y.dtype == bool else (lambda: PerToken(4, 9))
+    model = "linear" if y.dtype == bool else (lambda: PerToken(4, 6))
     run = fit(from_arrays(X, y), "iid", clients=2, model=model)
     before = run.federation.data.y.dtype
     run.onboard((X[:20], y[:20].astype(int)))

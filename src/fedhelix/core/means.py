@@ -12,7 +12,7 @@ from torch import Tensor
 from fedhelix.core.tree import State, flat_rows, tensors
 
 
-class Entry(NamedTuple):
+class EntryShape(NamedTuple):
     """An entry of a model."""
 
     name: str
@@ -28,7 +28,7 @@ class Means(Sequence[State]):
 
     values: Tensor  # the floating-point entries, one model in a row
     counts: State  # the other entries, stacked: a mean has the largest ones of its models
-    layout: tuple[Entry, ...]
+    layout: tuple[EntryShape, ...]
     shares: Tensor  # of the models in the means, one mean in a row
 
     def __len__(self) -> int:
@@ -75,7 +75,7 @@ def tensors_of(states: Sequence[State]) -> list[Tensor]:
     return [tensor for state in states for tensor in tensors(state)]
 
 
-def stacked_means(values: Tensor, shares: Tensor, layout: Sequence[Entry]) -> State:
+def stacked_means(values: Tensor, shares: Tensor, layout: Sequence[EntryShape]) -> State:
     """The floating-point entries of the means with these shares."""
     floats = [entry for entry in layout if entry.dtype.is_floating_point]
     sizes = [torch.Size(entry.shape).numel() for entry in floats]
@@ -97,7 +97,7 @@ def means_by_group(
     Each is `masked_mean` of its group up to rounding; without any weight it is the first model.
     """
     layout = tuple(
-        Entry(name, tuple(value.shape), value.dtype) for name, value in models[0].items()
+        EntryShape(name, tuple(value.shape), value.dtype) for name, value in models[0].items()
     )
     floats = [entry.name for entry in layout if entry.dtype.is_floating_point]
     values = flat_rows(models, floats)

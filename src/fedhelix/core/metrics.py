@@ -15,15 +15,27 @@ __all__ = ["auc", "f1", "iou", "neg_perplexity", "perplexity"]
 
 def by_class(output: Tensor, target: Tensor) -> Tensor:
     """Outputs of tokens (N×T×C) or pixels (N×C×H×W) with the classes as second axis."""
-    last = output.shape[:-1] == target.shape
-    second = (output.shape[0], *output.shape[2:]) == tuple(target.shape)
+    return output.movedim(class_axis(output, target), 1)
+
+
+def class_axis(output: Tensor, target: Tensor) -> int:
+    """Which axis of outputs has the classes, the last or the second; where both fit, it is the last
+    one of tokens and the second one of pixels.
+    """
+    last, second = fitting_axes(output, target)
     if not last and not second:
         raise UserError(
             f"outputs of shape {tuple(output.shape)} do not fit targets of shape "
             f"{tuple(target.shape)}; one score for every class is needed, on the last axis or on "
             "the second."
         )
-    return output.movedim(-1, 1) if last and (target.dim() < 3 or not second) else output
+    return -1 if last and (target.dim() < 3 or not second) else 1
+
+
+def fitting_axes(output: Tensor, target: Tensor) -> tuple[bool, bool]:
+    """Whether the last axis of outputs can be that of the classes, and whether the second can."""
+    second = (output.shape[0], *output.shape[2:]) == tuple(target.shape)
+    return output.shape[:-1] == target.shape, second
 
 
 def perplexity(output: Tensor, target: Tensor) -> Tensor:

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedhelix.core.errors import UserError
-from fedhelix.core.objective import Objective
+from fedhelix.core.fit import probe
+from fedhelix.core.layers import Layers
+from fedhelix.core.metrics import auc, by_class, f1, neg_perplexity, perplexity
+from fedhelix.core.objective import (
+    Objective,
+    accuracy,
+    binary_cross_entropy,
+    cross_entropy,
+    r2,
+    token_accuracy,
+    token_cross_entropy,
+)
+from fedhelix.core.parts import Inputs, output_of
+
+FAR = -1000.0  # times its weights, a network's last layer gives quite other outputs
 
 
 def check_loss(objective: Objective, output: Tensor, target: Tensor) -> None:
@@ -25,7 +40,7 @@ def check_loss(objective: Objective, output: Tensor, target: Tensor) -> None:
     except UserError:
         raise
     except Exception as problem:  # a user's own loss may fail in any way
-        raise _failure("loss", shapes, problem, _advice(target, problem)) from problem
+        raise _failure("loss", shapes, problem, _advice(output, target, problem)) from problem
     right = ((), (len(target),), tuple(target.shape))
     if not isinstance(value, Tensor) or tuple(value.shape) not in right:
         shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
@@ -47,6 +62,15 @@ def check_metric(objective: Objective, output: Tensor, target: Tensor) -> None:
 
     An error about values is none: so few samples may lack what the metric needs.
     """
+    if _is(objective.metric, accuracy, token_accuracy) and output.numel() == target.numel():
+        raise UserError(
+            "the model has one output where it needs one for every class, so the accuracy, the "
+            "usual metric, cannot tell them apart; give metric=, such as fedhelix.metrics.f1, or "
+            "give the model an output for every class."
+        )
+    usual = _usual_metric(objective, target)
+    name = f"the usual metric, {usual}," if usual else "metric"
+    advice = "; give metric= as well" if usual else ""
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -56,8 +80,88 @@ def check_metric(objective: Objective, output: Tensor, target: Tensor) -> None:
     except ValueError:
         return
     except Exception as problem:  # a user's own metric may fail in any way
-        raise _failure("metric", _shapes(output, target), problem) from problem
-    _refuse_broadcast("metric", objective.metric, output, target)
+        raise _failure(name, _shapes(output, target), problem, advice) from problem
+    _refuse_broadcast(name, objective.metric, output, target)
+
+
+def _usual_metric(objective: Objective, target: Tensor) -> str | None:
+    """The name of a metric that the user has not given."""
+    if _is(objective.metric, accuracy, token_accuracy):
+        return "accuracy"
+    if _is(objective.metric, f1) and target.dtype == torch.bool:
+        return "F1"
+    return "R²" if _is(objective.metric, r2) else None
+
+
+def _is(rule: object, *known: object) -> bool:
+    """Whether a loss or metric is one of these; some of others' compare as no function does."""
+    return any(rule is one for one in known)
+
+
+def note_probabilities(
+    objective: Objective,
+    module: nn.Module,
+    layers: Layers,
+    example: Inputs,
+    output: Tensor,
+    target: Tensor,
+) -> None:
+    """Say so where outputs are probabilities, and what takes them for logits."""
+    if target.is_floating_point():
+        return
+    if target.dtype == torch.bool or output.numel() == target.numel():
+        taken = _taken_above_zero(objective, target)
+        wrong = taken and _is_bounded(module, layers, example, output)
+    else:
+        taken = _taken_by_softmax(objective, output, target)
+        wrong = taken and _sums_to_one(by_class(output, target))
+    if wrong:
+        warnings.warn(f"the model's outputs are probabilities; {taken}.", stacklevel=5)
+
+
+def _taken_above_zero(objective: Objective, target: Tensor) -> str | None:
+    """What compares outputs with zero, and what to do where they are probabilities."""
+    if _is(objective.loss, binary_cross_entropy):
+        return "binary cross-entropy applies a sigmoid itself, so leave out the model's own"
+    of_labels, by_f1 = target.dtype == torch.bool, _is(objective.metric, f1)
+    if not of_labels and not by_f1:
+        return None
+    who = "F1 and predict take" if of_labels and by_f1 else "F1 takes" if by_f1 else "predict takes"
+    return (
+        f"{who} outputs above 0 as true, so leave out the model's sigmoid and let the loss apply "
+        "it, as BCEWithLogitsLoss does"
+    )
+
+
+def _taken_by_softmax(objective: Objective, output: Tensor, target: Tensor) -> str | None:
+    """What applies a softmax to outputs, and what to do where they are probabilities."""
+    if _is(objective.loss, cross_entropy, token_cross_entropy):
+        return "cross-entropy applies a softmax itself, so leave out the model's own"
+    several = output.numel() > 2 * target.numel()  # of two classes the ranks stay the same
+    if _is(objective.metric, perplexity, neg_perplexity, *([auc] if several else [])):
+        name = getattr(objective.metric, "__name__", "the metric")
+        return f"{name} applies a softmax itself, so let the model return their logarithms"
+    return None
+
+
+def _sums_to_one(scores: Tensor) -> bool:
+    sums = scores.sum(1)
+    return bool((scores >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
+
+
+def _is_bounded(module: nn.Module, layers: Layers, example: Inputs, output: Tensor) -> bool:
+    """Whether outputs lie between 0 and 1 whatever the weights of the last layer are, as those
+    after a sigmoid do; a few logits may do so by chance.
+    """
+    if not layers.head or not bool(((output > 0) & (output <= 1)).all()):
+        return False
+    other = copy.deepcopy(module)
+    state = other.state_dict()
+    with torch.no_grad():
+        for name in layers.head:
+            state[name] *= FAR
+    far = output_of(probe(other, example)).float()
+    return bool(((far >= 0) & (far <= 1)).all())
 
 
 def measured(name: str, objective: Objective, output: Tensor, target: Tensor) -> float:
@@ -79,8 +183,15 @@ def _shapes(output: Tensor, target: Tensor) -> str:
     return f"outputs of shape {tuple(output.shape)} and targets of shape {tuple(target.shape)}"
 
 
-def _advice(target: Tensor, problem: Exception) -> str:
-    """What to change where classes of pixels or tokens go beyond the outputs."""
+def _advice(output: Tensor, target: Tensor, problem: Exception) -> str:
+    """What to change where classes of pixels or tokens go beyond the outputs, or where zeros and
+    ones should be such classes.
+    """
+    if target.dtype == torch.bool and output.dim() == target.dim() + 1:
+        return (
+            "; zeros and ones are labels of which several may hold, and classes=2 in from_arrays, "
+            "from_clients or from_table makes them the classes of tokens"
+        )
     if "out of bounds" not in str(problem) or target.dim() < 2:
         return ""
     return "; number the classes of pixels and tokens from 0, and mark what does not count by -100"

@@ -60,8 +60,9 @@ def from_arrays(
       mask.
     * `classes="auto"`: one integer or text label per sample is a classification, float targets a
       regression; several labels of 0 and 1 (N×L) are labels of which several may hold, other
-      integers (N×T, N×H×W) the classes of tokens or pixels. A number of classes or None
-      (regression) decides otherwise. Integer labels are kept as they are, so number them from 0.
+      integers (N×T, N×H×W) the classes of tokens or pixels. A number of classes (then zeros and
+      ones are classes of tokens, too) or None (regression) decides otherwise. Integer labels are
+      kept as they are, so number them from 0.
     * `owners` says for each sample whose it is; a federation then takes its clients from there.
       With `owners_test`, clients are tested on their own samples of the test pool.
     * Without a test pool 20 % of the samples, class by class, are held out as one; with owners
@@ -124,6 +125,7 @@ def assembled(
         fields, size = Fields.of(both), len(x)
         x, x_test = fields.pack(both[:size]), fields.pack(both[size:])
     scale = channel_values("mean", mean), channel_values("std", std)
+    more["token_classes"] = classes if isinstance(classes, int) and count is None else None
     return Dataset(name, x, y, x_test, y_test, count, *scale, fields=fields, **more)
 
 

@@ -101,7 +101,12 @@ def _check_labels(pool: Pool, classes: int) -> None:
         raise UserError(
             f"{pool.y_name} of '{pool.data_name}' has labels outside the classes: "
             f"{int(y[first])} at index {first}, where 0 to {classes - 1} would be right."
-            + (" Number classes from 0, or give their names as text." if y[first] < 0 else "")
+            + (
+                " Number classes from 0, give their names as text, or give classes=None if these "
+                "are numbers to predict."
+                if y[first] < 0
+                else ""
+            )
         )
 
 

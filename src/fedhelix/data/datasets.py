@@ -65,6 +65,8 @@ class Dataset:
     """What the classes are called, where the data say."""
     columns: tuple[str, ...] | None = None
     """What the columns that the network gets are called, where the data are a table."""
+    token_classes: int | None = None
+    """How many classes tokens or pixels have, where that was given; None: as many as there are."""
     # Made once, on the data's device: a copy from the host in every batch would be slow and cannot
     # be captured in a CUDA graph.
     _shift: Tensor | None = dataclasses.field(init=False, default=None)
@@ -118,7 +120,7 @@ class Dataset:
         if self.classes is not None:
             return self.classes
         if self.y.dtype == torch.int64:
-            return 1 + max(int(self.y.max()), int(self.y_test.max()))
+            return self.token_classes or 1 + max(int(self.y.max()), int(self.y_test.max()))
         return math.prod(self.y.shape[1:])
 
     def codes(self, targets: Tensor) -> np.ndarray:

@@ -45,7 +45,8 @@ def raw_pair(part: Any, where: str) -> tuple[Any, Any]:
     try:
         inputs, targets = zip(*samples, strict=True)
     except (TypeError, ValueError) as problem:
-        raise UserError(f"{where} cannot be read as samples (x, y): {problem}.") from None
+        how = "with several inputs give from_arrays((a, b), y), or samples ((a, b), y)"
+        raise UserError(f"{where} cannot be read as samples (x, y) ({problem}); {how}.") from None
     return collated(inputs), stacked(targets)
 
 

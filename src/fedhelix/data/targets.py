@@ -9,13 +9,16 @@ import torch
 from torch import Tensor
 
 from fedhelix.core.errors import UserError
+from fedhelix.core.metrics import IGNORED
 
 Classes = int | Literal["auto"] | None
 MOST_CLASSES = 50  # that whole numbers are taken for without a word, in few samples
 
 
 def count_classes(classes: Classes, targets: Tensor, test_targets: Tensor) -> int | None:
-    """The number of classes that the user gave or that the labels show; None for a regression."""
+    """The number of classes that the user gave or that the labels show; None where samples do not
+    have one label each.
+    """
     if classes is None:
         return None
     if classes != "auto":
@@ -23,16 +26,16 @@ def count_classes(classes: Classes, targets: Tensor, test_targets: Tensor) -> in
             raise UserError(
                 f"classes must be 'auto', None or a whole number above 0, not {classes!r}."
             )
-        return classes
-    if targets.is_floating_point() or targets[0].numel() > 1:
+        return None if has_several(targets) else classes
+    if targets.is_floating_point() or has_several(targets):
         return None
     both = torch.cat([targets.flatten(), test_targets.flatten()])
     largest = max(int(both.max()), 0)
     samples = len(targets) + len(test_targets)
     if largest > 1000 + samples:
         raise UserError(
-            f"labels go up to {largest}, but there are only {samples} samples; "
-            "number classes from 0."
+            f"labels go up to {largest}, but there are only {samples} samples; number classes from "
+            "0, or give classes=None if these are numbers to predict."
         )
     different = len(both.unique())
     if different > max(MOST_CLASSES, samples // 4):
@@ -60,15 +63,30 @@ def as_targets(
 ) -> tuple[Tensor, ...]:
     """Targets in the type that says what they are; see `Dataset.y`."""
     whole = not any(part.is_floating_point() for part in parts)
-    several = all(part.dim() > 1 and part[0].numel() > 1 for part in parts)
+    several = all(has_several(part) for part in parts)
     if several and classes == "auto" and all(is_multi_label(part) for part in parts):
         return tuple(part.bool() for part in parts)
-    if classes is None or (not whole and count is None):
+    if classes is None or (classes == "auto" and count is None and not whole):
         return tuple(part.float() for part in parts)
-    if several and whole:  # masks of pixels may have an axis of one channel
-        flat = (part.squeeze(1) if part.dim() == 4 else part for part in parts)
-        return tuple(part.long() for part in flat)
-    return tuple(as_labels(part, name) for part in parts)
+    labels = tuple(as_labels(part, name) for part in parts)
+    if several and isinstance(classes, int):
+        _check_tokens(torch.cat(labels), classes, name)
+    return labels
+
+
+def has_several(targets: Tensor) -> bool:
+    """Whether a sample has more than one target."""
+    return targets.dim() > 1 and targets[0].numel() > 1
+
+
+def _check_tokens(targets: Tensor, classes: int, name: str) -> None:
+    """Refuse classes of tokens or pixels that are none of so many."""
+    outside = (targets != IGNORED) & ((targets < 0) | (targets >= classes))
+    if outside.any():
+        raise UserError(
+            f"y of '{name}' has {int(targets[outside][0])}, but classes={classes} of tokens or "
+            f"pixels are numbered from 0 to {classes - 1}; mark what does not count by {IGNORED}."
+        )
 
 
 def is_multi_label(targets: Tensor) -> bool:
@@ -77,9 +95,9 @@ def is_multi_label(targets: Tensor) -> bool:
 
 
 def as_labels(targets: Tensor, name: str) -> Tensor:
-    """Labels as one int64 vector."""
-    if targets.dim() == 2 and targets.shape[1] == 1:
-        targets = targets[:, 0]
+    """Labels as int64, one per sample, token or pixel."""
+    if targets.dim() in (2, 4) and targets.shape[1] == 1:  # masks of pixels may have one channel
+        targets = targets.squeeze(1)
     whole = targets.long()
     if targets.is_floating_point() and not torch.equal(whole.float(), targets):
         raise UserError(

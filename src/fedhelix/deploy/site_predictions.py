@@ -50,5 +50,6 @@ def predictions(site: Site, inputs: Path, outputs: bool = False) -> np.ndarray:
     if not isinstance(x, np.ndarray):
         raise UserError(f"'{inputs}' holds several arrays; give one FILE.npy with the samples.")
     setup, state = site.used_model()
-    found = outputs_for(UsedModel(setup, to_device(state, setup.device)), setup.data, x)
-    return found.numpy() if outputs else decided(setup.data, found)
+    model = UsedModel(setup, to_device(state, setup.device))
+    found = outputs_for(model, setup.data, x)
+    return found.numpy() if outputs else decided(model, setup.data, found)

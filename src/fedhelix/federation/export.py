@@ -130,9 +130,6 @@ def model_card(
     """
     data, name = fed.data, fed.objective.name
     whose = "the server's model" if client is None else f"the personal model of client {client}"
-    scaled = "pixels are divided by 255" if data.x.dtype == torch.uint8 else "values as they are"
-    if data.mean is not None:
-        scaled += f", then mean {data.mean} and standard deviation {data.std} are applied"
     spent = last.get("metadata", {}).get("epsilon")
     private = (
         f"differential privacy of clients, epsilon {spent}" if spent else "no formal guarantee"
@@ -141,7 +138,7 @@ def model_card(
         "Network": f"{type(fed.engine.setup.module).__name__}, {whose}",
         "Trained parameters": f"{summary['parameters']:,}",
         "Data": repr(data),
-        "Inputs": f"{data.shape}; {scaled}" if data.fields is None else _parts(fed),
+        "Inputs": _inputs(data) if data.fields is None else _parts(fed),
         "Classes": ", ".join(data.labels) if data.labels else data.classes or "none",
         "Clients": summary["clients"],
         "Method": fed.method.label,
@@ -157,6 +154,17 @@ def model_card(
     return f"# {fed.method.label} on {data.name}\n\n| | |\n| --- | --- |\n{table}\n"
 
 
+def _inputs(data: Dataset) -> str:
+    """The shape of a sample, and what to do with one before the network gets it."""
+    kind = "int64" if data.x.dtype == torch.int64 else "float32"
+    steps = ["x / 255"] if data.x.dtype == torch.uint8 else []
+    if data.mean is not None:
+        rest = f"(x - mean) / std with mean {data.mean} and std {data.std}"
+        steps.append(f"{rest}, one for each channel or column" if len(data.mean) > 1 else rest)
+    how = f"the network does not scale samples, so give it {', then '.join(steps)}"
+    return f"{data.shape} {kind}; {how if steps else 'samples as they are'}"
+
+
 def _parts(fed: FederationSetup) -> str:
     """The parts of a sample by the names that the network's `forward` gives them."""
     fields = fed.data.fields
@@ -166,10 +174,13 @@ def _parts(fed: FederationSetup) -> str:
         names = [one.name for one in taken if one.kind is not one.VAR_POSITIONAL]
         if len(names) >= len(fields.names):
             fields = replace(fields, names=tuple(names[: len(fields.names)]))
-    if fields.mask is None:
-        return f"{fields}"
-    mask = fields.names[fields.mask]
-    return f"{fields}; sequences are padded at the end, and {mask} is 1 where they have values"
+    words = [f"{fields}"]
+    if torch.uint8 in fields.dtypes:
+        words.append("the network does not scale samples, so give it the uint8 ones as x / 255")
+    if fields.mask is not None:
+        mask = fields.names[fields.mask]
+        words.append(f"sequences are padded at the end, and {mask} is 1 where they have values")
+    return "; ".join(words)
 
 
 def _figure(value: Any) -> str:

@@ -18,6 +18,7 @@ from fedhelix.core.fit import check_fits, probe
 from fedhelix.core.hooks import checked
 from fedhelix.core.layers import Layers
 from fedhelix.core.method import Method
+from fedhelix.core.metrics import fitting_axes
 from fedhelix.core.objective import (
     Objective,
     cross_entropy,
@@ -25,7 +26,7 @@ from fedhelix.core.objective import (
     token_cross_entropy,
 )
 from fedhelix.core.registry import make, option_names, resolve
-from fedhelix.core.trial import check_loss, check_metric
+from fedhelix.core.trial import check_loss, check_metric, note_probabilities
 from fedhelix.data import (
     Dataset,
     Partition,
@@ -184,13 +185,10 @@ def network(
         _check_classes_of_tokens(pool, outputs)
     check_loss(objective, outputs.float(), targets)
     check_metric(objective, outputs.float(), targets)
-    if objective.loss is cross_entropy and _are_probabilities(outputs):
-        warnings.warn(
-            "the model's outputs are probabilities; cross-entropy applies a softmax itself, so "
-            "leave out the model's own.",
-            stacklevel=4,
-        )
     layers = Layers.of(module, example)
+    note_probabilities(objective, module, layers, example, outputs.float(), targets)
+    if pool.classes is None and pool.y.dtype == torch.int64:
+        _note_unclear_axis(outputs, targets)
     checked(method).check(layers)
     return module, layers
 
@@ -201,6 +199,13 @@ def _check_classes_of_tokens(pool: Dataset, outputs: torch.Tensor) -> None:
     """
     y = torch.cat([pool.y, pool.y_test])
     values = y[(y != 0) & (y != 1)]
+    if outputs.dim() == y.dim() == 2 and pool.token_classes is not None:
+        raise UserError(
+            f"classes={pool.token_classes} makes the {y.shape[1]} numbers per sample in y of "
+            f"'{pool.name}' classes of tokens, but the model does not score tokens; leave classes "
+            "out for labels of which several may hold, and give one class per sample as one number "
+            "(y.argmax(1))."
+        )
     if outputs.dim() == y.dim() == 2 and len(values):
         raise UserError(
             f"y of '{pool.name}' has the value {int(values[0])}, so its {y.shape[1]} whole numbers "
@@ -220,9 +225,14 @@ def check_tokens(module: nn.Module, pool: Dataset) -> None:
         probe(module, pool.prepare(torch.stack(extreme).cpu()))
 
 
-def _are_probabilities(outputs: torch.Tensor) -> bool:
-    sums = outputs.sum(-1)
-    return bool((outputs >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
+def _note_unclear_axis(outputs: torch.Tensor, targets: torch.Tensor) -> None:
+    """Say which axis is that of the classes, where tokens are as many as classes."""
+    if outputs.dim() == 3 and all(fitting_axes(outputs, targets)):
+        warnings.warn(
+            f"outputs of shape {tuple(outputs.shape)} are taken as N×T×C, the scores of each token "
+            "on the last axis; if they are N×C×T, let the model return outputs.transpose(1, 2).",
+            stacklevel=5,
+        )
 
 
 def client_setup(setup: Setup, kernels: Kernels | Literal["auto"]) -> Setup:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhelix.core.errors import UserError, unknown
-from fedhelix.core.metrics import by_class
+from fedhelix.core.metrics import class_axis
 from fedhelix.core.parts import Inputs, arguments, each, in_order, output_of, shapes
 from fedhelix.data import Dataset
 from fedhelix.data.checks import check_finite
@@ -50,13 +50,20 @@ def outputs_for(module: nn.Module, data: Dataset, x: Any) -> Tensor:
     prepared = each(lambda part: part.to(device), prepared_inputs(data, x))
     count = len(in_order(prepared)[0])
     if not count:  # networks may fail for no samples, and not for one
-        example = each(lambda part: part.to(device), data.prepare(data.x[:1]))
-        return _outputs(module, data, example)[:0].cpu()
+        return _trained_outputs(module, data)[:0]
     parts = []
     for at in range(0, count, AT_ONCE):
         rows = each(lambda part, at=at: part[at : at + AT_ONCE], prepared)  # type: ignore[misc]
         parts.append(_outputs(module, data, rows))
     return torch.cat(parts).cpu()
+
+
+@torch.no_grad()
+def _trained_outputs(module: nn.Module, data: Dataset) -> Tensor:
+    """The outputs for one of the training samples."""
+    device = next(iter(module.state_dict().values())).device
+    example = each(lambda part: part.to(device), data.prepare(data.x[:1]))
+    return _outputs(module, data, example).cpu()
 
 
 def _outputs(module: nn.Module, data: Dataset, x: Inputs) -> Tensor:
@@ -172,8 +179,10 @@ def unit_pixels(x: Tensor) -> Tensor:
     return checked if checked.is_floating_point() else checked.float() / 255
 
 
-def decided(data: Dataset, outputs: Tensor) -> np.ndarray:
-    """What outputs mean: classes (by name, where the data have names), labels, or values."""
+def decided(module: nn.Module, data: Dataset, outputs: Tensor) -> np.ndarray:
+    """What a network's outputs mean: classes (by name, where the data have names), labels, or
+    values.
+    """
     if data.classes is not None and (outputs.dim() < 2 or outputs.shape[1] == 1):
         raise UserError(
             f"the network has one output for {data.classes} classes, so predict cannot tell a "
@@ -181,11 +190,15 @@ def decided(data: Dataset, outputs: Tensor) -> np.ndarray:
             "network an output for every class."
         )
     if data.classes is not None:
-        classes = outputs.argmax(-1).numpy()
-        return classes if data.labels is None else np.asarray(data.labels)[classes]
+        return _named(data, outputs.argmax(-1))
     if data.y.dtype == torch.bool:
         return (outputs > 0).numpy()
-    if data.y.dtype == torch.int64:
-        shape = torch.empty(len(outputs), *data.y.shape[1:], device="meta")
-        return by_class(outputs, shape).argmax(1).numpy()
+    if data.y.dtype == torch.int64:  # new sequences may be shorter, so training samples tell
+        axis = class_axis(_trained_outputs(module, data), data.y[:1])
+        return _named(data, outputs.argmax(axis))
     return outputs.reshape(len(outputs), *data.y.shape[1:]).numpy()
+
+
+def _named(data: Dataset, classes: Tensor) -> np.ndarray:
+    """Classes by their names, where the data have names."""
+    return classes.numpy() if data.labels is None else np.asarray(data.labels)[classes]

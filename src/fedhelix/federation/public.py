@@ -1,7 +1,6 @@
 """The names that `import fedhelix` offers."""
 
 from fedhelix import methods
-from fedhelix.core import metrics
 from fedhelix.core.errors import BadInput, UserError
 from fedhelix.core.method import (
     Batch,
@@ -20,7 +19,6 @@ from fedhelix.core.registry import METHODS, register
 from fedhelix.core.version import __version__
 from fedhelix.core.wrapper import Wrapper
 from fedhelix.data import Augmentation, Dataset, from_arrays, from_clients, from_table, load
-from fedhelix.data import partitions as partition
 from fedhelix.federation.federation import Federation
 from fedhelix.federation.run import Run
 from fedhelix.federation.setup import FederationSettings
@@ -75,9 +73,7 @@ __all__ = [
     "from_clients",
     "from_table",
     "load",
-    "metrics",
     "option",
-    "partition",
     "register",
 ]
 __all__ += methods.__all__

@@ -138,7 +138,7 @@ class Run:
         return newcomers.inherit(self.federation, data, self.state, module)
 
     def personal(self, client: int | str) -> nn.Module:
-        """The model that one client would use, by its number or its name."""
+        """The model that one client would use, by its number or its name; also `personal_model`."""
         fed = self.federation
         ctx = fed.context(self.state.round, self.state.round)
         number = number_of(client, fed.clients, fed.names)
@@ -163,9 +163,9 @@ class Run:
         The result are classes (by name, where the data have names), labels or values; with `raw`
         the network's outputs.
         """
-        data = self.federation.data
-        outputs = outputs_for(self.network(client), data, x)
-        return outputs.numpy() if raw else decided(data, outputs)
+        module, data = self.network(client), self.federation.data
+        outputs = outputs_for(module, data, x)
+        return outputs.numpy() if raw else decided(module, data, outputs)
 
     def evaluate(self, metrics: Mapping[str, Metric]) -> pd.DataFrame:
         """Several metrics at once: clients' personal models on their own test samples, one row

@@ -144,7 +144,8 @@ def full(scale: Scale) -> list[Cell]:
     shared = [
         replace(one, settings={**one.settings, "eval_clients": 0}) for one in columns("paper")
     ]
-    return cross(rows, [_shortened(one) for one in shared] if scale == "gpu" else shared)
+    settings = [_shortened(one) for one in shared] if scale == "gpu" else shared
+    return cross(rows, settings, TABLES["table2"])
 
 
 def _shortened(column: Column) -> Column:
