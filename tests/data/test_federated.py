@@ -1,12 +1,13 @@
 """Loaders of LEAF, HAR, AG News and Hugging Face sets, on small files of the right format."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from fedhelix import Federation, UserError, load
-from fedhelix.data import available, from_ag_news, from_har, from_hub, from_leaf
+from fedhelix.data import available, from_ag_news, from_clients, from_har, from_hub, from_leaf
 from fedhelix.data.federated import LETTERS
 
 
@@ -32,8 +33,9 @@ def test_femnist_is_images_by_writer(tmp_path):
     assert data.classes == 62 and data.shape == (1, 28, 28)
     assert data.x.flatten(1).tolist() == images[[0, 1, 3]].tolist()
     assert data.y.tolist() == [0, 61, 5] and data.y_test.tolist() == [2, 1]
-    assert data.owners.tolist() == [0, 0, 1] and data.owners_test.tolist() == [0, 1]
-    assert Federation(data, model="linear").clients == 2
+    assert data.owners.tolist() == ["f0001"] * 2 + ["f0002"]
+    assert data.owners_test.tolist() == ["f0001", "f0002"]
+    assert Federation(data, model="linear").names == ("f0001", "f0002")
 
 
 def test_users_that_only_test_are_a_common_test_set(tmp_path):
@@ -77,7 +79,7 @@ def test_har_by_subject(tmp_path):
     data = load("har", tmp_path)
     assert data.classes == 6 and data.shape == (5,)
     sizes = np.bincount(data.owners) + np.bincount(data.owners_test)
-    assert sizes.tolist() == [12, 10, 8]  # subjects 1, 2, 3
+    assert sizes.tolist() == [0, 12, 10, 8]  # subjects 1, 2, 3
     everything = np.concatenate([data.x.numpy(), data.x_test.numpy()])
     expected = np.concatenate(list(rows.values()))
     assert np.allclose(np.sort(everything, 0), np.sort(expected, 0), atol=1e-6)
@@ -125,6 +127,26 @@ def test_a_hub_set_by_its_owner_column():
     assert data.shape == (1, 8, 8) and data.classes == 2
     with pytest.raises(UserError, match="unknown column 'writers'; did you mean 'writer'"):
         from_hub(table, "writers")
+
+
+def labelled(*names, **columns):
+    """A table whose column `label` has class names."""
+    table = Table(**columns)
+    table.features = {"label": SimpleNamespace(names=list(names))}
+    return table
+
+
+def test_class_names_of_a_hub_set_and_of_clients_are_kept():
+    x, y = list(np.arange(20.0)), [number % 2 for number in range(20)]
+    rows = {"image": [np.ones(3)] * 20, "label": y, "writer": ["a", "b"] * 10}
+    owned = labelled("low", "high", **rows)
+    assert from_hub(owned, "writer").labels == ("low", "high")
+    few = labelled("low", "high", "never seen", **rows)
+    assert from_hub(few, "writer").labels is None
+    parts = [labelled("low", "high", x=x, label=y) for _ in range(2)]
+    assert from_clients({"ulm": parts[0], "bern": parts[1]}).labels == ("low", "high")
+    with pytest.raises(UserError, match=r"differently \(low, high; high, low\).* one ClassLabel"):
+        from_clients([parts[0], labelled("high", "low", x=x, label=y)])
 
 
 def test_what_is_missing_or_damaged_is_named(tmp_path):

@@ -221,7 +221,8 @@ def test_a_softmax_before_cross_entropy_is_noticed():
         ({"optimizer": torch.optim.Adam}, "adamw or an OptimizerRule"),
         ({"sampler": "weighted"}, "sampler must be one of shuffle, balanced"),
         ({"lr_decay": []}, "lr_decay is an empty list"),
-        ({"lr_decay": [1.0, 2.0]}, "lr_decay must be at most 1"),
+        ({"lr_decay": 1.01}, r"lr_decay must be at most 1, not 1\.01; .* a list"),
+        ({"lr_decay": [1.0, 0.0]}, "lr_decay must be greater than 0"),
         ({"augment": True}, "crops and flips images, and a sample of 'data' has the shape"),
     ],
 )
@@ -284,6 +285,7 @@ def test_a_schedule_has_a_factor_for_each_round():
     rates = [training.rate(t, Phase(rate=0.5)) for t in range(5)]
     assert rates == [0.2, 0.1, 0.05, 0.05, 0.05]
     assert Training(lr_decay="1,0.5").lr_decay == (1.0, 0.5)
+    assert Training(lr=0.1, lr_decay=[0.5, 2.0]).rate(1, Phase()) == 0.2
     assert Training(lr_decay="0.5").rate(2, Phase()) == 0.1 * 0.25
 
 

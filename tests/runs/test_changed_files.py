@@ -73,9 +73,7 @@ def test_a_network_that_was_edited_since_is_refused(tmp_path, forget, method):
             lambda: from_run(str(run)),
         ):
             forget()
-            with pytest.raises(
-                UserError, match=f"the network is not that of '{run}': .*{sentence}"
-            ):
+            with pytest.raises(UserError, match=f"network is not that of '{run}': .*{sentence}"):
                 use()
     (tmp_path / "mynet.py").write_text(NET)
     forget()
@@ -111,10 +109,10 @@ def test_a_file_that_has_moved_is_named_with_its_setting(tmp_path, forget, key, 
 
 def test_another_network_is_not_the_moved_one(tmp_path):
     run = make(tmp_path)
-    with pytest.raises(UserError, match="was begun with model = .* start a new one"):
+    with pytest.raises(UserError, match=r"was begun with model = .* start a new one"):
         jobs.resume(run, quiet=True, changes=["model=linear"])
     (tmp_path / "other.py").write_text(OTHERS["renamed"][0])
-    with pytest.raises(UserError, match="it has head.weight, head.bias instead of"):
+    with pytest.raises(UserError, match=r"it has head\.weight, head\.bias instead of"):
         jobs.resume(run, quiet=True, changes=[f"model={tmp_path / 'other.py'}:Net"])
 
 
@@ -130,6 +128,7 @@ def test_a_method_whose_file_is_gone_is_named(tmp_path):
 def test_a_federation_for_a_run_of_the_command_line_has_its_settings(tmp_path):
     run = make(tmp_path)
     usual = {"model": f"{tmp_path / 'mynet.py'}:Net", "method": "fedavg", "engine": "serial"}
+    usual["kernels"] = "onednn"
     data = from_npz(tmp_path / "t.npz")
     assert len(load_run(run, Federation(data, **usual, epochs=1)).records) == 1
     for other, sentence in (
@@ -146,8 +145,10 @@ def test_a_run_of_python_finds_its_network_from_any_folder(tmp_path, monkeypatch
     (tmp_path / "mynet.py").write_text(NET)
     (tmp_path / "devices.csv").write_text("client,speed\n0,1\n1,2\n")
     monkeypatch.chdir(tmp_path)
-    usual = {"clients": 2, "epochs": 1, "engine": "serial", "devices": "devices.csv"}
-    Federation("wine", model="mynet.py:Net", **usual).fit(1, out="run", quiet=True)
+    usual = {"clients": 2, "epochs": 1, "engine": "serial", "kernels": "onednn"}
+    Federation("wine", model="mynet.py:Net", devices="devices.csv", **usual).fit(
+        1, out="run", quiet=True
+    )
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert len(load_run(tmp_path / "run").records) == 1

@@ -16,6 +16,7 @@ from fedhelix.core.options import checks_arguments
 from fedhelix.core.seeds import numpy_draw
 from fedhelix.data.checks import check_columns, describe
 from fedhelix.data.columns import (
+    common_class_names,
     feature_names,
     has_splits,
     in_order_of,
@@ -23,7 +24,7 @@ from fedhelix.data.columns import (
     pair_of,
     train_and_test,
 )
-from fedhelix.data.datasets import Dataset, channel_values
+from fedhelix.data.datasets import Dataset, channel_values, with_class_names
 from fedhelix.data.fields import Fields, Parts, cat_padded, joined, width
 from fedhelix.data.owners import read_owners
 from fedhelix.data.readers import NPZ_ERRORS
@@ -213,11 +214,12 @@ def from_clients(
             raise UserError(f"two clients of '{name}' have one name; give each its own.")
         owners, owners_test = named[owners], named[owners_test]
     has_common_test = test is not None and not isinstance(test, list)
-    return assembled(
+    data = assembled(
         name, (x, y), (x_test, y_test), classes, mean, std, owners=owners,
         owners_test=None if has_common_test else owners_test, labels=labels,
         columns=input_names(parts[0], called[0]) or feature_names(raw[0][0]),
     )  # fmt: skip
+    return with_class_names(data, common_class_names(parts, name))
 
 
 def raw_test_parts(test: Any, clients: int, name: str) -> list[tuple[Any, Any]]:

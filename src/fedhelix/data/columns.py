@@ -66,6 +66,27 @@ def input_names(part: Any, where: str) -> tuple[str, ...] | None:
     return tuple(column for column in names if column != target_of(names, where))
 
 
+def class_names(table: Any, target: str) -> tuple[str, ...] | None:
+    """The names of the classes in a column that is a ClassLabel of Hugging Face."""
+    features = getattr(table, "features", None)
+    names = getattr(features.get(target), "names", None) if isinstance(features, Mapping) else None
+    return tuple(names) if names else None
+
+
+def common_class_names(parts: Iterable[Any], data_name: str) -> tuple[str, ...] | None:
+    """Those of all clients; refuses clients whose numbers mean different classes."""
+    tables = [part for part in parts if is_table(part)]
+    found = [class_names(part, target_of(names_of(part), f"'{data_name}'")) for part in tables]
+    different = list(dict.fromkeys(filter(None, found)))
+    if len(different) > 1:
+        one, other = (", ".join(names) for names in different[:2])
+        raise UserError(
+            f"clients of '{data_name}' name their classes differently ({one}; {other}), so that "
+            "one number means several; cast the columns to one ClassLabel."
+        )
+    return different[0] if different else None
+
+
 def in_order_of(clients: Iterable[Any], test: Any, name: str) -> Any:
     """A dictionary with the test part of each client as a list; anything else as it is."""
     names = list(clients)

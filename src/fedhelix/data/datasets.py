@@ -334,3 +334,9 @@ def channel_values(field: str, values: Any) -> tuple[float, ...] | None:
             f"{field} must be a number, or one for each channel, not {values!r}."
         ) from None
     return channels
+
+
+def with_class_names(data: Dataset, names: tuple[str, ...] | None) -> Dataset:
+    """The data with the names of their classes, where there is one for each."""
+    fits = names is not None and data.classes == len(names)
+    return dataclasses.replace(data, labels=names) if fits else data

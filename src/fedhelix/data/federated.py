@@ -15,8 +15,8 @@ import numpy as np
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.options import checks_arguments
 from fedhelix.data.arrays import from_arrays, from_clients
-from fedhelix.data.columns import has_splits
-from fedhelix.data.datasets import Dataset
+from fedhelix.data.columns import class_names, has_splits
+from fedhelix.data.datasets import Dataset, with_class_names
 from fedhelix.data.owners import read_owners
 from fedhelix.data.readers import damaged
 
@@ -50,10 +50,10 @@ def from_leaf(
         }
     train, test = parts["train"], parts["test"]
     if train.keys() == test.keys():
-        tests: Any = [test[user] for user in train]
+        tests: Any = test
     else:  # others than those that train
         tests = tuple(np.concatenate(column) for column in zip(*test.values(), strict=True))
-    return from_clients(list(train.values()), tests, classes or "auto", name)
+    return from_clients(train, tests, classes or "auto", name)
 
 
 def _leaf_users(folder: Path) -> dict[str, Any]:
@@ -114,8 +114,8 @@ def from_har(folder: str | Path) -> Dataset:
     if not len(x) == len(y) == len(subject):
         raise UserError(f"the files of HAR in '{root}' have different numbers of lines.")
     rows, labels, whose = x.astype(np.float32), y[:, 0].astype(np.int64) - 1, subject[:, 0]
-    owners = [whose == one for one in np.unique(whose)]
-    return from_clients([(rows[own], labels[own]) for own in owners], None, OWNED["har"], "har")
+    parts = {int(one): (rows[whose == one], labels[whose == one]) for one in np.unique(whose)}
+    return from_clients(parts, None, OWNED["har"], "har")
 
 
 @checks_arguments
@@ -193,7 +193,7 @@ def from_hub(
     whose = read_owners(list(data[owner]), f"'{name or 'hub'}'")
     groups = {one: whose == one for one in dict.fromkeys(whose.tolist())}
     parts = {one: (inputs[own], labels[own]) for one, own in groups.items()}
-    return from_clients(parts, name=name or "hub")
+    return with_class_names(from_clients(parts, name=name or "hub"), class_names(data, y))
 
 
 class Folder(NamedTuple):

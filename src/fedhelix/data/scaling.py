@@ -22,7 +22,8 @@ class Scaling(Checked):
 
     standardize: bool = option(
         False,
-        "give every column of a table (or channel of images) mean 0 and standard deviation 1",
+        "give every column of a table (or channel of images) mean 0 and standard deviation 1, by "
+        "all samples but those of the test pool",
     )
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.options import checks_arguments
 from fedhelix.data.arrays import from_arrays
-from fedhelix.data.columns import column_of, names_of, read_inputs_of, target_of
-from fedhelix.data.datasets import Dataset
+from fedhelix.data.columns import class_names, column_of, names_of, read_inputs_of, target_of
+from fedhelix.data.datasets import Dataset, with_class_names
 from fedhelix.data.targets import Classes
 
 
@@ -63,12 +63,8 @@ def from_table(
         x, y, x_test, y_test, classes, name,
         owners=owners, owners_test=owners_test, seed=seed,
     )  # fmt: skip
-    names = getattr(getattr(table, "features", {}).get(targets[0]), "names", None)  # a ClassLabel
-    return dataclasses.replace(
-        data,
-        labels=tuple(names) if names and data.classes == len(names) else data.labels,
-        columns=tuple(chosen),
-    )
+    named = with_class_names(data, class_names(table, targets[0]))
+    return dataclasses.replace(named, columns=tuple(chosen))
 
 
 def _targets(table: Any, names: Sequence[str]) -> Any:

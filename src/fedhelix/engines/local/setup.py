@@ -38,7 +38,6 @@ class Training(Checked):
         "factor on the learning rate after each round, or a list with a factor for each round, of "
         "which the last one stays (on the command line with commas: 1,0.5,0.1)",
         above=0,
-        high=1,
     )
     momentum: float = option(0.5, "momentum of SGD", low=0, below=1)
     weight_decay: float = option(0.0, "weight decay", low=0)
@@ -63,6 +62,11 @@ class Training(Checked):
         super().__post_init__()
         if self.lr_decay == ():
             raise UserError("lr_decay is an empty list; give a factor for at least one round.")
+        if isinstance(self.lr_decay, float) and self.lr_decay > 1:
+            raise UserError(
+                f"lr_decay must be at most 1, not {self.lr_decay}; factors that rise are a list, "
+                "with one for each round."
+            )
 
     def rate(self, round: int, phase: Phase) -> float:
         """The learning rate of a phase of a round."""
