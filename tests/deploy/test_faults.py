@@ -434,7 +434,7 @@ def test_a_name_belongs_to_its_key(tmp_path):
     deployment.grid.names = dict(
         zip(deployment.grid.answers, ["site-0", "somebody else"], strict=True)
     )
-    said = "connected: site-0; node 102 'somebody else' is not let in as 'site-1'"
+    said = "connected: site-0; somebody else is not let in as 'site-1'"
     with pytest.raises(EngineFailure, match=said):
         deployment.federation(spec_for(clients=2))
 
