@@ -77,9 +77,7 @@ class RemoteEngine(Engine):
         }
         replies = self.transport.request(requests, self._max_bytes, enough)
         self.missing = {
-            task.client: UNTAKEN
-            for task in tasks
-            if task.client >= len(registry.sites)
+            task.client: UNTAKEN for task in tasks if task.client >= len(registry.sites)
         }
         self.missing |= {
             registry.client_of(site): f"{site} {why}"

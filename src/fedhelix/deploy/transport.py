@@ -104,11 +104,9 @@ class Transport:
         self.left_out = {node: who for node, who in self.left_out.items() if node in same}
         self._held += self._take_lost()
         identifying = {request.node for request in self._pending.values() if not request.site}
-        due, content = time.monotonic() + self.policy.deadline, messages.write(DESCRIBE)
-        requests = [
-            PendingRequest(node, "", DESCRIBE, content, due)
-            for node in sorted(set(self._activated) - set(self._nodes) - identifying)
-        ]
+        due, content = self._refreshed + self.policy.deadline, messages.write(DESCRIBE)
+        new = sorted(set(self._activated) - set(self._nodes) - identifying)
+        requests = [PendingRequest(node, "", DESCRIBE, content, due) for node in new]
         self._send(requests + self._take_held())
 
     def _take_lost(self) -> list[PendingRequest]:
@@ -210,11 +208,11 @@ class Transport:
     def _give_up_held(self) -> dict[str, str]:
         """Drop the requests to sites that are away for longer than the grace period, and why."""
         since = time.monotonic() - self.policy.grace
-        sites = [request.site for request in self._held]
-        gone = [site for site in sites if self._seen.get(site, -math.inf) < since]
+        held = [request.site for request in self._held]
+        gone = {site for site in held if self._seen.get(site, -math.inf) < since}
         self._held = [request for request in self._held if request.site not in gone]
-        why = dict.fromkeys(gone, "is not connected") | dict(self.left_out.values())
-        return {site: why[site] for site in gone}
+        reasons = dict(self.left_out.values())
+        return {site: reasons.get(site, "is not connected") for site in gone}
 
     def wait_for_count(self, count: int) -> None:
         """Before the first round: wait until so many sites are connected.
