@@ -97,8 +97,9 @@ class WholeReplies:
             return self._unusable(key, clipped(repr(problem)))
         if not isinstance(message, Message):
             return self._unusable(key, f"it is no message, but a {type(message).__name__}")
-        received = {"node": node, "run_id": run_id, "message_object_id": message_id}
-        self._client.ConfirmMessageReceived(ConfirmMessageReceivedRequest(**received))
+        self._client.ConfirmMessageReceived(
+            ConfirmMessageReceivedRequest(node=node, run_id=run_id, message_object_id=message_id)
+        )
         message.metadata.__dict__["_message_id"] = message_id
         return message
 
