@@ -240,7 +240,7 @@ def test_a_dry_run_of_the_servers_run_folder_takes_the_sites_own_files(file, fol
     text = toml.dumps(values).replace(str(file), "/server/ours.py")
     (tmp_path / "config.toml").write_text(text)
     code = SiteCode([file])
-    asked, _ = asked_run(str(tmp_path / "config.toml"), code)
+    asked, *_ = asked_run(str(tmp_path / "config.toml"), code)
     assert asked.config.model == f"{file}:Net" and asked.method.label == "genfed+halved-at-sites"
     with pytest.raises(UserError, match="does not say which method"):
         (tmp_path / "config.toml").write_text("rounds = 3")

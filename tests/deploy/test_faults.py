@@ -1,7 +1,9 @@
 """Failures are data: the round goes on, and its record says who was missing and why."""
 
 import json
+import time
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Error
@@ -10,6 +12,7 @@ from flwr.common.constant import ErrorCode
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.deploy import messages, submit, transport
 from fedhelix.deploy.server import spent_before
+from fedhelix.deploy.site import Site
 from fedhelix.engines.serial import Serial
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
@@ -223,6 +226,42 @@ def test_a_run_stops_when_all_sites_refuse_from_the_start(said, tmp_path):
         deployment.fit(spec_for(clients=2))
 
 
+def closed(content, honest):
+    return messages.write({"error": "the site's hours are 00:00-00:01.", "kind": "describe"})
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_run_stops_with_a_sites_reason_although_another_did_not_even_join(tmp_path):
+    deployment = InProcessDeployment(tmp_path, 3)
+    deployment.grid.names = {101: "site-0", 102: "site-1", 103: "site-2"}
+    for site in (0, 1):
+        disturb(deployment, REFUSED["answered: no"], site, rounds=(0, 1, 2))
+    disturb(deployment, closed, 2, "describe", rounds=(None,))
+    with pytest.raises(EngineFailure, match="site-0 answered: no; continue the run"):
+        deployment.fit(spec_for())
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_site_that_does_not_join_is_called_by_the_name_of_its_key(tmp_path):
+    deployment = InProcessDeployment(tmp_path, 2, patience=0.3, minimum=2)
+    deployment.grid.names = {101: "site-0", 102: "ulm"}
+    disturb(deployment, closed, 1, "describe", rounds=(None,))
+    said = r"\(connected: site-0; ulm answered: the site's hours are 00:00-00:01\); start them"
+    with pytest.raises(EngineFailure, match=said):
+        deployment.federation(spec_for(clients=2))
+
+
+def test_a_run_without_any_work_names_a_sites_reason_before_a_free_place():
+    record = {"participants": [0, 1], "refused": {}}
+    free, real = "no site has taken this place yet", "site-0 did not answer within 1 s"
+    records = [{**record, "missing": {"1": free, "0": free}}]
+    with pytest.raises(EngineFailure, match=f"in this run: {free}"):
+        submit._check_any_work(records)
+    records.append({**record, "missing": {"1": free, "0": real}})
+    with pytest.raises(EngineFailure, match=f"in this run: {real}"):
+        submit._check_any_work(records)
+
+
 def test_a_run_stops_when_too_few_sites_are_willing(tmp_path):
     deployment = disturb(
         InProcessDeployment(tmp_path, 3, minimum=3), REFUSED["answered: no"], 2, rounds=(0,)
@@ -414,6 +453,53 @@ def test_an_answer_that_stays_incomplete_is_refused_the_second_time(tmp_path):
     assert said == "site-1 could not answer: Reply message objects missing" and len(asked) == 2
 
 
+@pytest.mark.usefixtures("soon")
+def test_a_site_is_looked_at_again_whenever_it_was_started_again(tmp_path):
+    """One with other data is left out with that reason, until it has the right ones."""
+    sources = [str(tmp_path / f"{name}.npz") for name in ("a", "b", "c", "other")]
+    for number, source in enumerate(sources):
+        x = np.random.default_rng(number).normal(size=(30, 5 if number < 3 else 4))
+        np.savez(source, x=x.astype(np.float32), y=np.arange(30) % 3)
+    deployment = InProcessDeployment(tmp_path, 3, sources[:3], deadline=20)
+    fed = deployment.federation(spec_for(data="own", model="mlp", rounds=5))
+    node, records = list(deployment.grid.answers)[1], []
+    for record, _ in fed.run_rounds(5):
+        records.append(record)
+        if record["round"] in (1, 3):  # killed, so that it counts as connected all the time
+            source = sources[3 if record["round"] == 1 else 1]
+            again = Site("site-1", source, tmp_path / "kept")
+            deployment.grid.answers[node] = again.answer
+            deployment.grid.activated[node] = str(record["round"] + 1)
+            time.sleep(0.1)
+    why = "site-1 has samples with shape [4], but the run has [5]; check its --data"
+    assert [record["missing"] for record in records] == [{}, {"1": why}, {"1": why}, {}, {}]
+    assert records[2]["unevaluated"] == {"1": why} and "unevaluated" not in records[4]
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_site_that_is_connected_after_a_long_wait_is_not_given_up(tmp_path, monkeypatch):
+    """Whatever kept the server from looking; the site is asked once more."""
+    deployment = InProcessDeployment(tmp_path, 3, deadline=20, grace=0.3)
+    monkeypatch.setattr(transport, "REFRESH_SECONDS", 0.2)
+    pull, lost = deployment.grid.pull_messages, []
+
+    def incomplete(content, honest):
+        if lost:
+            return honest(content)
+        lost.append(content)
+        return Error(code=ErrorCode.MESSAGE_UNAVAILABLE, reason="Reply message objects missing")
+
+    def slow(keys):
+        found = pull(keys)
+        if any(message.has_error() for message in found):
+            time.sleep(0.5)
+        return found
+
+    deployment.grid.pull_messages = slow
+    run = disturb(deployment, incomplete).fit(spec_for())
+    assert lost and [record["missing"] for record in run.records] == [{}, {}, {}]
+
+
 def test_a_request_of_an_earlier_round_is_not_sent_again(tmp_path):
     deployment, asked = InProcessDeployment(tmp_path, 3, deadline=0.3), []
     node = list(deployment.grid.answers)[1]
@@ -434,7 +520,7 @@ def test_a_name_belongs_to_its_key(tmp_path):
     deployment.grid.names = dict(
         zip(deployment.grid.answers, ["site-0", "somebody else"], strict=True)
     )
-    said = "connected: site-0; node 102 'somebody else' is not let in as 'site-1'"
+    said = "connected: site-0; somebody else is not let in as 'site-1'"
     with pytest.raises(EngineFailure, match=said):
         deployment.federation(spec_for(clients=2))
 

@@ -1,10 +1,11 @@
-"""The details of Flower that deploy/superlink.py relies on.
+"""The details of Flower that deploy/superlink.py and deploy/replies.py rely on.
 
 A failure here means: look at deploy/superlink.py before another version of Flower is supported.
 """
 
 import asyncio
 import sys
+import time
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
@@ -12,17 +13,17 @@ from types import SimpleNamespace
 
 import pytest
 from flwr.app import Message
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+from flwr.common.constant import ErrorCode
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink import main as flowers
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fedhelix.deploy import control, superlink
-from fedhelix.deploy.app import pull_whole
-from fedhelix.deploy.transport import pack
+from fedhelix.deploy import control, replies, superlink
+from fedhelix.deploy.transport import pack, unpack
 
 SUPPORTED = "1.41"  # minor version; any patch release of it
 
@@ -111,13 +112,82 @@ def test_a_scoped_middleware_only_passes_other_requests_on(cls, path):
     assert passed is response and response.status_code == 200
 
 
-def test_objects_that_make_no_message_cost_their_sender_only():
+class Objects:
+    """The SuperLink's side of one answer, whose objects may be missing."""
+
+    def __init__(self, contents, tree):
+        self.contents, self.tree, self.is_known, self.confirmed = contents, tree, True, []
+        self.asked, self.pulled = [], []
+
+    def PullMessages(self, request):
+        self.asked.append(set(request.message_ids))
+        head = SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id="request"))
+        found = "request" in request.message_ids
+        return SimpleNamespace(
+            messages_list=[head] * found, message_object_trees=[self.tree] * found
+        )
+
+    def PullObject(self, request):
+        content = self.contents.get(request.object_id)
+        self.pulled += [request.object_id] * (content is not None)
+        return SimpleNamespace(
+            object_found=self.is_known,
+            object_available=content is not None,
+            object_content=content,
+        )
+
+    def ConfirmMessageReceived(self, request):
+        self.confirmed.append(request.message_object_id)
+
+
+@pytest.fixture
+def announced(monkeypatch):
+    """An answer, its objects, and the SuperLink and the grid with them."""
+    monkeypatch.setattr(replies, "WAIT_SECONDS", 0.1)
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
     message = Message(pack(b"content"), 7, "query")
     objects = get_all_nested_objects(message)
     contents = {key: one.deflate() for key, one in objects.items()}
-    ids = [key for key in contents if key != message.object_id] + [message.object_id]
-    assert pull_whole(object_ids=ids, pull_object_fn=contents.__getitem__) == contents
-    for bad in (b"", b"Message 0 5\x00garbage", contents[ids[0]]):
-        with pytest.raises(ObjectPullError):
-            pull_whole(ids, {**contents, ids[-1]: bad}.__getitem__)
+    link = Objects(contents, get_object_tree(message))
+    grid = SimpleNamespace(_runtime_client=link, run=SimpleNamespace(run_id=1), node=Node())
+    return message.object_id, link, replies.WholeReplies(grid)
+
+
+def test_objects_that_make_no_message_cost_their_sender_only(announced):
+    message_id, link, whole = announced
+    (message,) = whole.pull_messages(["request", "other"])
+    assert unpack(message) == b"content" and link.confirmed == [message_id]
+    other = next(content for key, content in link.contents.items() if key != message_id)
+    for bad in (b"", b"Message 0 5\x00garbage", other):
+        link.contents[message_id] = bad
+        (message,) = whole.pull_messages(["request"])
+        assert message.error.code == ErrorCode.MESSAGE_UNAVAILABLE
+        assert message.metadata.reply_to_message_id == "request"
+    assert link.confirmed == [message_id]
+
+
+def test_an_answer_that_is_announced_only_is_put_aside(announced):
+    message_id, link, whole = announced
+    content = link.contents.pop(message_id)
+    begun = time.monotonic()
+    for _ in range(2):
+        assert whole.pull_messages(["request", "other"]) == []
+    assert time.monotonic() - begun < 10 and link.asked == [{"request", "other"}, {"other"}]
+    link.contents[message_id] = content
+    assert len(whole.pull_messages(["request", "other"])) == 1
+    assert len(link.pulled) == len(set(link.pulled)), "an object was pulled twice"
+    del link.contents[message_id]
+    assert whole.pull_messages(["request"]) == []
+    assert whole.pull_messages(["again"]) == []  # the site has got the request anew
+    link.contents[message_id] = content
+    assert whole.pull_messages(["again"]) == [] and link.asked[-1] == {"again"}
+
+
+def test_an_answer_whose_rest_never_comes_is_an_error(announced):
+    message_id, link, whole = announced
+    del link.contents[message_id]
+    assert whole.pull_messages(["request"]) == []
+    link.is_known = False  # its time is over
+    (message,) = whole.pull_messages(["request"])
+    assert message.error.code == ErrorCode.MESSAGE_UNAVAILABLE and link.confirmed == []
+    assert "the answer did not arrive as a whole" in message.error.reason

@@ -61,12 +61,31 @@ def test_the_end_of_a_certificate_is_told(cli, tmp_path, monkeypatch):
     ended = cli("deploy", "keys", "--host", "fl.example.org")
     assert ended.code == 0 and f"valid until {end}" in ended.out
     monkeypatch.setattr(os, "execve", lambda *command: None)
-    assert cli("deploy", "serve").err == ""
+    serve = ("deploy", "serve", "--host=127.0.0.1", f"--port={localhost.free_port()}")
+    assert cli(*serve).err == ""
     (tmp_path / "deployment/keys/server.pem").unlink()
     monkeypatch.setattr(keys, "DAYS", 30)
     cli("deploy", "keys")
     end = datetime.date.today() + datetime.timedelta(days=30)
-    assert f"certificate is valid until {end}, and no site" in cli("deploy", "serve").err
+    assert f"certificate is valid until {end}, and no site" in cli(*serve).err
+
+
+def test_a_file_that_is_no_certificate_is_named(cli, tmp_path):
+    keys.make_certificates(tmp_path, [])
+    key, whole = keys.make_site_key(tmp_path, "north"), (tmp_path / "ca.pem").read_bytes()
+    der = ssl.PEM_cert_to_DER_cert(whole.decode())
+    site = ("site", "--name=north", "--data=digits", "--superlink=127.0.0.1:1", f"--key={key}")
+    (tmp_path / "deployment" / "keys").mkdir(parents=True)
+    here = tmp_path / "deployment" / "keys" / "ca.pem"
+    for bad in (b"", der, key.read_bytes(), whole[: len(whole) // 2]):
+        here.write_bytes(bad)
+        ended = cli(*site, f"--cert={here}")
+        said = f"'{here}' is no certificate in PEM format; give the server's ca.pem as --cert."
+        assert (ended.code, ended.err) == (2, f"fedhelix: {said}\n")
+        ended = cli("deploy", "admit", "north")
+        assert ended.code == 2 and "ca.pem' is no certificate in PEM format; make" in ended.err
+    ended = cli(*site, "--cert=nowhere.pem")
+    assert ended.code == 2 and "'nowhere.pem' cannot be read (No such file" in ended.err
 
 
 def test_keys_are_made_once_and_kept_private(tmp_path):

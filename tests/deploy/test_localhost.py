@@ -1,7 +1,10 @@
 import os
 import signal
+import socket
 
-from fedhelix.deploy.localhost import signals_ignored
+import pytest
+
+from fedhelix.deploy.localhost import free_port, signals_ignored
 
 
 def test_a_second_ctrl_c_waits_until_all_is_stopped():
@@ -10,3 +13,21 @@ def test_a_second_ctrl_c_waits_until_all_is_stopped():
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("command", ["deploy serve", "up"])
+def test_a_port_that_is_taken_is_told_before_anything_starts(command, cli, monkeypatch):
+    monkeypatch.setattr(os, "execve", lambda *command: None)
+    cli("deploy", "keys")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        ended = cli(*command.split(), "--host=127.0.0.1", f"--port={port}")
+    said = f"fedhelix: no server can listen on 127.0.0.1:{port} (Address already in use); stop what"
+    assert ended.code == 2 and ended.err.startswith(said) and ended.err.count("\n") == 1
+
+
+def test_an_address_of_another_machine_is_told(cli, monkeypatch):
+    monkeypatch.setattr(os, "execve", lambda *command: None)
+    cli("deploy", "keys")
+    ended = cli("deploy", "serve", "--host=192.0.2.1", f"--port={free_port()}")
+    assert ended.code == 2 and "no server can listen on 192.0.2.1:" in ended.err

@@ -143,3 +143,41 @@ def test_a_message_that_is_lost_on_its_way_is_sent_again(tmp_path):
     assert site.log.read_text().count("connected to") == 3
     spec.config.federation(spec.method, engine="serial").fit(2, out=tmp_path / "here", quiet=True)
     assert same(checkpoint(tmp_path / "run")["server"], checkpoint(tmp_path / "here")["server"])
+
+
+DYING = """
+import os, runpy, sys
+from pathlib import Path
+from fedhelix.deploy import connection
+
+again, push, died, answers = [sys.executable, *sys.argv], connection.push_objects, Path(DIED), []
+
+def dies(*args, **more):
+    answers.append(args)
+    if len(answers) == 3 and not died.exists():
+        died.touch()
+        os.execv(again[0], again)
+    push(*args, **more)
+
+connection.push_objects = dies
+runpy.run_module("fedhelix", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_site_that_dies_while_it_sends_its_answer_gets_the_request_again(tmp_path):
+    """Flower waits three minutes for the rest of an answer that was announced."""
+    small = {"clients": 2, "rounds": 2, "epochs": 1, "kernels": "onednn", "model": "mlp"}
+    spec, script = make_spec("fedper", small), tmp_path / "dying.py"
+    script.write_text(DYING.replace("DIED", repr(str(tmp_path / "died"))))
+    local = LocalDeployment(tmp_path / "deployment", sites=2)
+    site = local.sites["site-1"]
+    site.command = [sys.executable, str(script), *site.command[3:]]
+    with local:
+        run = submit.create(spec, tmp_path / "run", ["deadline=400"])
+        submit.follow(local.control(), run, quiet=True)
+    assert (tmp_path / "died").exists() and site.log.read_text().count("connected to") == 2
+    assert [record["missing"] for record in run.records()] == [{}, {}]
+    assert not any("unevaluated" in record for record in run.records())
+    assert sum(record["seconds"] for record in run.records()) < 100
+    spec.config.federation(spec.method, engine="serial").fit(2, out=tmp_path / "here", quiet=True)
+    assert same(checkpoint(tmp_path / "run")["server"], checkpoint(tmp_path / "here")["server"])

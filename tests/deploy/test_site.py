@@ -77,7 +77,12 @@ def test_a_site_says_what_it_cannot_work_on_and_goes_on(tmp_path, capsys):
     model = body["payload"]["model"]
     bad = {
         "the site cannot work on what the server sent (KeyError: 'control')": {"model": model},
-        "that the network has not": {"model": {**model, "extra": torch.ones(1)}},
+        "what the server sent has an entry 'extra' that the network has not": {
+            "model": {**model, "extra": torch.ones(1)}
+        },
+        "than the site's network; check that the samples in --data have the shape": {
+            "model": {name: value[:1] for name, value in model.items()}
+        },
     }
     for said, payload in bad.items():
         answer = deployment.sites[0].answer(messages.write(header, {"payload": payload}))

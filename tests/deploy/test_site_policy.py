@@ -15,7 +15,7 @@ import torch
 from fedhelix.cli.app import main
 from fedhelix.core import toml
 from fedhelix.core.errors import EngineFailure, UserError
-from fedhelix.deploy import messages
+from fedhelix.deploy import messages, submit
 from fedhelix.deploy.code import SiteCode
 from fedhelix.deploy.dry_run import asked_run, reveals
 from fedhelix.deploy.server import _public
@@ -344,8 +344,8 @@ def test_a_dry_run_compares_noise_and_clip_as_the_server_will_send_them(data, tm
     terms = {"deployment": {"experiment": "0" * 32, "extra": 1}}
     values = {key: value for key, value in (config | terms).items() if value is not None}
     (tmp_path / "config.toml").write_text(toml.dumps(values))
-    spec, extra = asked_run(str(tmp_path), SiteCode())
-    assert extra == 1
+    spec, extra, experiment = asked_run(str(tmp_path), SiteCode())
+    assert (extra, experiment) == (1, "0" * 32)
 
     def said(**rules):
         return list(reveals(Site("n", source, tmp_path, policy=SitePolicy(**rules)), spec, extra))
@@ -355,6 +355,17 @@ def test_a_dry_run_compares_noise_and_clip_as_the_server_will_send_them(data, tm
         said(min_noise=1.2)  # the noise is spread over the cohort of two and the extra client
     with pytest.raises(UserError, match=r"allows a clip of 2, not 3 \(max_clip\)"):
         said(max_clip=2)
+
+
+def test_a_dry_run_counts_a_run_once_that_the_site_has_begun(tmp_path):
+    run = submit.create(make_spec("private", {**SMALL, "method.epsilon": 8}), tmp_path / "run")
+    site = Site("north", "digits", tmp_path, policy=SitePolicy(total_epsilon=10))
+    asked = asked_run(str(run.path), SiteCode())
+    assert list(reveals(site, *asked))
+    site.budgets.reserve(run.config["deployment"]["experiment"], asked[0].method)
+    assert list(reveals(site, *asked))
+    with pytest.raises(UserError, match=r"allows 10\.0 as epsilon of all runs together, not 16"):
+        list(reveals(site, asked[0]))  # another run
 
 
 def test_the_documentation_names_every_rule():

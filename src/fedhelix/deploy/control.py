@@ -26,7 +26,7 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.version import __version__
-from fedhelix.deploy.keys import read_public_key
+from fedhelix.deploy.keys import read_certificate, read_public_key
 
 FINISHED, WITHDRAWN = "finished", "unregistered"
 
@@ -70,13 +70,8 @@ class Control:
 
     def __init__(self, address: str, certificate: Path | None):
         self.address = address
-        try:
-            root = None if certificate is None else certificate.read_bytes()
-        except OSError:
-            raise UserError(
-                f"'{certificate}' cannot be read; make keys with `fedhelix deploy keys`, or name "
-                "their --folder."
-            ) from None
+        missing = "make keys with `fedhelix deploy keys`, or name their --folder"
+        root = None if certificate is None else read_certificate(certificate, missing)
         interceptors = [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
         self._client = ControlHttpClient.from_server_address(
             address, certificate is None, root, interceptors

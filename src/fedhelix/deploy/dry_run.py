@@ -28,26 +28,28 @@ from fedhelix.methods import DPSGD, Private
 from fedhelix.runs.spec import RunSpec, make_spec, read_spec
 
 
-def asked_run(text: str, code: SiteCode) -> tuple[RunSpec, int]:
-    """The run that a method's name, a config.toml or a run folder stands for, and how many clients
-    are sampled in addition to a cohort.
+def asked_run(text: str, code: SiteCode) -> tuple[RunSpec, int, str]:
+    """The run that a method's name, a config.toml or a run folder stands for, how many clients
+    are sampled in addition to a cohort, and the experiment whose budget a site may have noted.
     """
     path = Path(text)
     path = path / "config.toml" if path.is_dir() else path
     if path.suffix != ".toml":
-        return make_spec(text, {}), 0
+        return make_spec(text, {}), 0, ""
     settings = toml.read(path)
     known = isinstance(settings.get("method"), Mapping) and "name" in settings["method"]
-    terms = settings.get("deployment")
-    extra = {"extra": terms["extra"]} if isinstance(terms, Mapping) and "extra" in terms else {}
+    deployment = settings.get("deployment")
+    terms = deployment if isinstance(deployment, Mapping) else {}
+    extra = {"extra": terms["extra"]} if "extra" in terms else {}
     policy = build(RoundPolicy, extra, "the table [deployment]")
-    return read_spec(code.localized(settings) if known else settings, path), policy.extra
+    spec = read_spec(code.localized(settings) if known else settings, path)
+    return spec, policy.extra, str(terms.get("experiment", ""))
 
 
-def reveals(site: Site, spec: RunSpec, extra: int = 0) -> Iterator[str]:
+def reveals(site: Site, spec: RunSpec, extra: int = 0, experiment: str = "") -> Iterator[str]:
     """One sentence for everything that would leave the site; UserError if its policy refuses."""
     site.policy.check_run(spec, site.own_data.classes if site.own_data else None)
-    site.policy.check_total(site.budgets.total("", spec.method))
+    site.policy.check_total(site.budgets.total(experiment, spec.method))
     setup = _setup(site, spec)
     shared = spec.method.shared_params(setup.layers)
     values = sum(setup.layers.sizes[name] for name in shared)

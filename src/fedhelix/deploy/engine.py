@@ -12,6 +12,7 @@ from fedhelix.core.errors import EngineFailure, UnusableMessage, UserError
 from fedhelix.core.tree import State, Tree, drop, flatten, to_device
 from fedhelix.deploy import messages
 from fedhelix.deploy.messages import Message
+from fedhelix.deploy.policy import UNTAKEN
 from fedhelix.deploy.registry import SiteRegistry
 from fedhelix.deploy.requests import Request
 from fedhelix.deploy.schema import clipped
@@ -76,9 +77,7 @@ class RemoteEngine(Engine):
         }
         replies = self.transport.request(requests, self._max_bytes, enough)
         self.missing = {
-            task.client: "no site has taken this place yet"
-            for task in tasks
-            if task.client >= len(registry.sites)
+            task.client: UNTAKEN for task in tasks if task.client >= len(registry.sites)
         }
         self.missing |= {
             registry.client_of(site): f"{site} {why}"
@@ -118,7 +117,7 @@ class RemoteEngine(Engine):
         results = self.results(tasks)
         least = self.transport.policy.minimum
         if len(results) < least:
-            self._stop_if_hopeless(len(tasks), least)
+            self._stop_if_hopeless([task.client for task in tasks], least)
             for client in results:
                 site = self.registry.sites[client]
                 self.missing[client] = f"{site} answered, but {least} answers are needed"
@@ -158,9 +157,11 @@ class RemoteEngine(Engine):
             del results[client]
         return results
 
-    def _stop_if_hopeless(self, requested: int, least: int) -> None:
+    def _stop_if_hopeless(self, clients: Sequence[int], least: int) -> None:
         """Stop a run in which too many sites refuse from the start: all rounds would be empty."""
-        if not self._has_begun and self._refusing and requested - len(self._refusing) < least:
+        there = {client for client in clients if client < len(self.registry.sites)}
+        hopeless = self._refusing == there or len(clients) - len(self._refusing) < least
+        if not self._has_begun and self._refusing and hopeless:
             raise _stopped(self.missing[min(self._refusing)])
 
     def client_init(self, tasks: Sequence[ClientTask]) -> dict[int, Tree]:

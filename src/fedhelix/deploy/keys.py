@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import ssl
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -140,6 +141,19 @@ def make_site_key(folder: Path, site: str) -> Path:
             public, known.public_key().public_bytes(serialization.Encoding.OpenSSH, kind)
         )
     return private
+
+
+def read_certificate(path: Path, missing: str) -> bytes:
+    """Read the certificate of the server's authority; `missing` says what to do without one."""
+    try:
+        content = path.read_bytes()
+    except OSError as problem:
+        raise UserError(f"'{path}' cannot be read ({problem.strerror}); {missing}.") from None
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=content.decode())
+    except (ValueError, ssl.SSLError):
+        raise UserError(f"'{path}' is no certificate in PEM format; {missing}.") from None
+    return content
 
 
 def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:

@@ -48,6 +48,21 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def check_port(host: str, port: int) -> None:
+    """Raise UserError for an address that a server cannot listen on."""
+    try:
+        kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(kind) as probe:
+            # As the server does it, else a port would count as taken for a minute after its end.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as problem:
+        raise UserError(
+            f"no server can listen on {host}:{port} ({problem.strerror}); stop what runs there, or "
+            "choose another --host or --port."
+        ) from None
+
+
 def environment(folder: Path) -> dict[str, str]:
     """Environment of Flower's processes.
 
@@ -85,6 +100,7 @@ def become_superlink(folder: Path, host: str, port: int) -> None:
     end = last_day(folder / "keys")
     if end - datetime.date.today() < SOON:
         say(f"the server's certificate is valid until {end}, and no site connects after", "warning")
+    check_port(host, port)
     command = superlink_command(folder, host, port)
     os.execve(command[0], command, environment(folder))
 
@@ -198,7 +214,7 @@ class LocalDeployment:
             self.settings["data_dir"] = str(Path(data_dir).expanduser().resolve())
         self.policy = policy and policy.resolve()  # of every site
         self.code = [path.resolve() for path in code]
-        self.port = port or free_port()
+        self.host, self.port = host, port or free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.certificate = self.folder / "keys" / "ca.pem"
         self.env = environment(self.folder)
@@ -245,6 +261,7 @@ class LocalDeployment:
     def _start(self) -> None:
         keys = self.folder / "keys"
         make_certificates(keys, [])
+        check_port(self.host, self.port)
         for name in self.names:
             make_site_key(keys, name)
         self.superlink.start()

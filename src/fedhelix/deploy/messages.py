@@ -105,7 +105,23 @@ def max_message_bytes(initial: State) -> int:
     return LARGEST * payload_bytes(initial) + HEADER_BYTES
 
 
-def check_tree(tree: Tree, initial: State, shapes: bool = False) -> None:
+def check_payload(payload: Tree, initial: State, plain: bool) -> None:
+    """Raise UserError, at a site, for a payload that is not for its network."""
+    try:
+        check_tree(payload, initial)
+        for name, value in payload.get("model", {}).items() if plain else ():
+            if name not in initial:
+                raise UserError(f"has an entry '{schema.clipped(name)}' that the network has not.")
+            if value.shape != initial[name].shape:
+                raise UserError(
+                    f"has another shape for '{name}' than the site's network; check that the "
+                    "samples in --data have the shape and the classes of the run's."
+                )
+    except UserError as problem:
+        raise UserError(f"what the server sent {problem}") from None
+
+
+def check_tree(tree: Tree, initial: State) -> None:
     """Raise UserError for a tree that no method could have sent.
 
     Of an upload, names, shapes and finite values are checked later, with the others of the round.
@@ -121,10 +137,6 @@ def check_tree(tree: Tree, initial: State, shapes: bool = False) -> None:
             raise UserError(f"holds no tensor for '{schema.clipped(name)}'.")
         if name in initial and value.dtype != initial[name].dtype:
             raise UserError(f"has {value.dtype} for '{name}' instead of {initial[name].dtype}.")
-        if shapes and name not in initial:
-            raise UserError(f"has an entry '{schema.clipped(name)}' that the network has not.")
-        if shapes and value.shape != initial[name].shape:
-            raise UserError(f"has another shape for '{name}' than the network.")
 
 
 def expect(header: Mapping[str, Any], **wanted: Any) -> None:

@@ -20,7 +20,7 @@ from flwr.supercore.error import ApiErrorCode, FlowerError
 from fedhelix.core.errors import UserError
 from fedhelix.core.files import remove_leftovers, writable
 from fedhelix.deploy.connection import activated
-from fedhelix.deploy.keys import KEY_IN_USE, KEY_WITHDRAWN, read_private_key
+from fedhelix.deploy.keys import KEY_IN_USE, KEY_WITHDRAWN, read_certificate, read_private_key
 from fedhelix.deploy.logs import say
 from fedhelix.deploy.schema import clipped
 
@@ -28,17 +28,6 @@ if sys.platform != "win32":
     import fcntl
 
 RECONNECT_SECONDS = 3.0  # before a broken connection is made anew
-
-
-def read_certificate(path: Path) -> bytes:
-    """Read the certificate of the server's authority."""
-    try:
-        return path.read_bytes()
-    except OSError as problem:
-        raise UserError(
-            f"the certificate '{path}' cannot be read ({problem.strerror}); it is the server's "
-            "ca.pem."
-        ) from None
 
 
 @contextmanager
@@ -82,7 +71,8 @@ def connect(
     no connection, or while a request is repeated because nobody answers.
     """
     private = read_private_key(key)
-    keys, root = (private, private.public_key()), read_certificate(certificate)
+    keys = private, private.public_key()
+    root = read_certificate(certificate, "give the server's ca.pem as --cert")
     remove_leftovers(node_file.parent, node_file.name)
     was_connected, said = False, ""
     while True:

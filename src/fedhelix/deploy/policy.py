@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from fedhelix.core.options import Checked, option
 from fedhelix.runs.config import Config
 
+UNTAKEN = "no site has taken this place yet"  # why a client is missing
+
 
 @dataclass(frozen=True)
 class RoundPolicy(Checked):

@@ -112,7 +112,7 @@ def common_description(descriptions: Mapping[str, Mapping[str, Any]]) -> dict[st
     """The description that holds for all sites; raises UserError that names a site that differs."""
     first, *rest = descriptions
     for name in (first, *rest):
-        if why := difference(descriptions[name], descriptions[first], first):
+        if why := difference(descriptions[name], descriptions[first], f"'{first}'"):
             raise UserError(f"site '{name}' {why}.")
     classes = [description["classes"] for description in descriptions.values()]
     return {**descriptions[first], "classes": None if None in classes else max(classes)}
@@ -124,7 +124,7 @@ def odd_sites(descriptions: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
         odd = {
             other: why
             for other, theirs in descriptions.items()
-            if (why := difference(theirs, description, name))
+            if (why := difference(theirs, description, f"'{name}'"))
         }
         if name not in odd and 2 * len(odd) < len(descriptions):
             return odd
@@ -143,14 +143,14 @@ def difference(
     for key in ("shape", "target", "dtype"):
         if description[key] != other.get(key):
             return (
-                f"has samples with {key} {description[key]}, but '{other_name}' has "
-                f"{other.get(key)}"
+                f"has samples with {key} {description[key]}, but {other_name} has "
+                f"{other.get(key)}; check its --data"
             )
     if (description["classes"] is None) != (other["classes"] is None):
         kinds = "classification", "regression"
         return (
-            f"has a {kinds[description['classes'] is None]}, but '{other_name}' has a "
-            f"{kinds[other['classes'] is None]}"
+            f"has a {kinds[description['classes'] is None]}, but {other_name} has a "
+            f"{kinds[other['classes'] is None]}; check its --data"
         )
     return None
 

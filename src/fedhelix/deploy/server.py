@@ -111,7 +111,7 @@ def make_federation(
         description = common_description(registry.descriptions)
         overrides = _data_of_sites(spec, policy.server_data, registry, description)
         header["classes"] = description["classes"]
-        transport.unfit = partial(difference, other=description, other_name="others")
+        transport.unfit = partial(difference, other=description, other_name="the run")
     enough = cohort_size(config) if policy.extra else None
     evaluates = config.data != OWN or policy.server_data is not None
     kind = RemoteEngine if spec.method.capabilities.masks is None else MaskingEngine

@@ -274,7 +274,7 @@ class Site:
         client_state = to_device(kept.read() or reply, setup.device)
         payload = to_device(body.get("payload", {}), setup.device)
         plain = not setup.method.capabilities.packed_downloads
-        messages.check_tree(payload, setup.initial, shapes=plain)
+        messages.check_payload(payload, setup.initial, plain)
         flags = (header.get("trained") is True, header.get("final") is True)
         task = ClientTask(client, round, payload, client_state, *flags)
         return setup, task, kept

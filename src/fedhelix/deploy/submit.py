@@ -15,7 +15,7 @@ from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.core.options import build
 from fedhelix.data import from_npz
 from fedhelix.deploy.code import code_files
-from fedhelix.deploy.policy import RoundPolicy, cohort_size
+from fedhelix.deploy.policy import UNTAKEN, RoundPolicy, cohort_size
 from fedhelix.deploy.remote_data import OWN
 from fedhelix.federation.devices import Devices
 from fedhelix.runs.config import Config
@@ -205,5 +205,6 @@ def _check_any_work(records: Sequence[Mapping[str, Any]]) -> None:
         for record, why in zip(records, reasons, strict=True)
     ]
     if any(reasons) and all(idle):
-        first = next(iter(next(filter(None, reasons)).values()))
+        all_reasons = [reason for why in reasons for reason in why.values()]
+        first = next((reason for reason in all_reasons if reason != UNTAKEN), UNTAKEN)
         raise EngineFailure(f"no site did any work in this run: {first}")

@@ -70,7 +70,8 @@ class Transport:
     received: int = 0
     dropped: dict[str, str] = field(default_factory=dict)  # whose answer was dropped, and why
     spent: dict[str, float] = field(default_factory=dict)  # epsilon, as sites count their own
-    left_out: dict[int, str] = field(default_factory=dict)  # nodes that are no sites of the run
+    # Nodes that are no sites of the run: who they are, and why.
+    left_out: dict[int, tuple[str, str]] = field(default_factory=dict)
     # What is wrong with the description of a site that comes later, if anything.
     unfit: Callable[[SiteDescription], str | None] = lambda description: None
     exchanges: Exchanges = field(default_factory=Exchanges)
@@ -87,31 +88,35 @@ class Transport:
         return {site for site in self._nodes.values() if site}
 
     def refresh(self) -> None:
-        """Identify new nodes, and send requests that a restarted site has lost or has not got."""
+        """Identify new nodes, and send requests that a restarted site has lost or has not got.
+
+        A node that was activated again is new: its site may have been started with other data.
+        """
         if time.monotonic() - self._refreshed < REFRESH_SECONDS:
             return
         self._refreshed = time.monotonic()
-        nodes = {info.node_id: info for info in self.grid.get_nodes()}
-        self._activated = {node: info.last_activated_at for node, info in nodes.items()}
-        self._nodes = {node: site for node, site in self._nodes.items() if node in nodes}
-        self._seen |= dict.fromkeys(self.connected, self._refreshed)
-        self.left_out = {node: why for node, why in self.left_out.items() if node in nodes}
+        before, nodes = self._activated, self.grid.get_nodes()
+        self._activated = {info.node_id: info.last_activated_at for info in nodes}
+        here = {site for node, site in self._nodes.items() if site and node in self._activated}
+        self._seen |= dict.fromkeys(here, self._refreshed)
+        same = {node for node, when in self._activated.items() if before.get(node) == when}
+        self._nodes = {node: site for node, site in self._nodes.items() if node in same}
+        self.left_out = {node: who for node, who in self.left_out.items() if node in same}
+        self._held += self._take_lost()
         identifying = {request.node for request in self._pending.values() if not request.site}
-        due, content = time.monotonic() + self.policy.deadline, messages.write(DESCRIBE)
-        requests = [
-            PendingRequest(node, "", DESCRIBE, content, due)
-            for node in sorted(set(nodes) - set(self._nodes) - identifying)
-        ]
-        self._send(requests + self._take_lost() + self._take_held())
+        due, content = self._refreshed + self.policy.deadline, messages.write(DESCRIBE)
+        new = sorted(set(self._activated) - set(self._nodes) - identifying)
+        requests = [PendingRequest(node, "", DESCRIBE, content, due) for node in new]
+        self._send(requests + self._take_held())
 
     def _take_lost(self) -> list[PendingRequest]:
-        """Remove and return requests of this round whose node was activated again since."""
+        """Remove requests whose node has gone or was activated again; return this round's."""
         lost = [
             key
             for key, request in self._pending.items()
-            if request.activated < self._activated.get(request.node, "") and not request.over
+            if request.activated != self._activated.get(request.node) and not request.over
         ]
-        return [self._pending.pop(key) for key in lost]
+        return [request for key in lost if (request := self._pending.pop(key)).site]
 
     def _take_held(self) -> list[PendingRequest]:
         """Remove and return requests whose sites are connected."""
@@ -158,7 +163,8 @@ class Transport:
         while replies.outstanding(requests):
             overdue = time.monotonic() > due  # what has come in by now still counts
             self._sort_replies(requests, max_bytes, replies)
-            replies.absences.update(dict.fromkeys(self._give_up_held(), "is not connected"))
+            self.refresh()
+            replies.absences.update(self._give_up_held())
             waiting = replies.outstanding(requests)
             if enough is not None and len(replies.answers) >= enough:
                 why = "was not waited for: the round had enough answers"
@@ -168,7 +174,6 @@ class Transport:
                 replies.absences.update(dict.fromkeys(waiting, why))
             elif waiting:
                 time.sleep(poll_interval(time.monotonic() - begun))
-                self.refresh()
         self._end_round()
         refused = {**replies.refusals, **replies.absences}
         self.exchanges.add(requests, replies.received, refused)
@@ -200,13 +205,14 @@ class Transport:
                 else:
                     replies.answers[site] = answer
 
-    def _give_up_held(self) -> list[str]:
-        """Drop the requests to sites that are away for longer than the grace period."""
+    def _give_up_held(self) -> dict[str, str]:
+        """Drop the requests to sites that are away for longer than the grace period, and why."""
         since = time.monotonic() - self.policy.grace
-        sites = [request.site for request in self._held]
-        gone = [site for site in sites if self._seen.get(site, -math.inf) < since]
+        held = [request.site for request in self._held]
+        gone = {site for site in held if self._seen.get(site, -math.inf) < since}
         self._held = [request for request in self._held if request.site not in gone]
-        return gone
+        reasons = dict(self.left_out.values())
+        return {site: reasons.get(site, "is not connected") for site in gone}
 
     def wait_for_count(self, count: int) -> None:
         """Before the first round: wait until so many sites are connected.
@@ -236,9 +242,7 @@ class Transport:
         """Wait for sites without which the run cannot go on."""
         if not self._wait(condition, self.policy.patience):
             here = ", ".join(sorted(self.connected)) or "none"
-            others = "".join(
-                f"; node {node} {why.rstrip('.')}" for node, why in sorted(self.left_out.items())
-            )
+            others = "".join(f"; {who} {why.rstrip('.')}" for who, why in self.left_out.values())
             raise EngineFailure(
                 f"{who} were not connected within {self.policy.patience:g} s (connected: {here}"
                 f"{others}); start them and continue the run."
@@ -260,16 +264,20 @@ class Transport:
         for key, request in list(self._pending.items()):
             if not request.site and request.due < time.monotonic():
                 del self._pending[key]
-                self._leave_out(request.node, "", "did not say which site it is")
+                who = self._admitted(request.node) or f"node {request.node}"
+                self._leave_out(request.node, who, "did not say which site it is")
 
-    def _leave_out(self, node: int, site: str, why: str) -> None:
+    def _admitted(self, node: int) -> str:
+        """The name under which a node's key was admitted."""
+        return next((i.name for i in self.grid.get_nodes() if i.node_id == node), "")
+
+    def _leave_out(self, node: int, who: str, why: str) -> None:
         """Go on without a node; the next record says so."""
-        self.left_out[node] = f"'{site}' {why}" if site else why
-        self.dropped[site or f"node {node}"] = why
-        self._seen.pop(site, None)
+        self.left_out[node], self.dropped[who] = (who, why), why
 
     def turn_away(self, site: str, why: str) -> None:
         """Leave out a site that is connected."""
+        self._seen.pop(site, None)
         for node in [node for node, name in self._nodes.items() if name == site]:
             self._nodes[node] = ""
             self._leave_out(node, site, why)
@@ -315,22 +323,23 @@ class Transport:
 
     def _identify(self, request: PendingRequest, answer: Message | str) -> None:
         """Store which site a node is; a name that belongs to another key is refused."""
+        admitted = self._admitted(request.node)
         if isinstance(answer, str):
-            unknown = f"node {request.node}"
-            self.exchanges.add({unknown: request}, {unknown: request.received}, {unknown: answer})
-            self._leave_out(request.node, "", answer)
+            who = admitted or f"node {request.node}"
+            self.exchanges.add({who: request}, {who: request.received}, {who: answer})
+            self._leave_out(request.node, who, answer)  # and ask it again
             return
         site = answer.header["site"]
-        names = {info.node_id: info.name for info in self.grid.get_nodes()}
-        owner = names.get(request.node) or site
+        owner = admitted or site
         why = self.unfit(answer.header)
         if owner != site:
             why = f"is not let in as '{site}': the key belongs to '{owner}'"
         refused = {owner: why} if why else {}
         self.exchanges.add({owner: request}, {owner: request.received}, refused)
         if why:
-            self._nodes[request.node] = ""  # it is not identified again
+            self._nodes[request.node] = ""  # it is not identified again until it is started again
             self._leave_out(request.node, owner, why)
+            self._seen.pop(owner, None)
             return
         for node in [node for node, name in self._nodes.items() if name == site]:
             self._nodes[node] = ""  # the site came back as another node
