@@ -19,6 +19,7 @@ SLOW = {
     "test_a_gene_with_a_budget_shrinks_when_told_to",
     "test_a_guided_newcomer_talks_as_often_as_asked",
     "test_a_kill_at_any_moment_leaves_a_run_that_goes_on",
+    "test_a_kill_while_a_run_is_extended_loses_nothing",
     "test_a_killed_actor_costs_no_round",
     "test_a_killed_node_costs_a_sweep_no_round",
     "test_a_killed_node_costs_no_round_and_nodes_come_and_go",
