@@ -136,7 +136,7 @@ SLOW = {
     "test_runs_stop_when_the_time_is_up_and_go_on_elsewhere",
     "test_runs_that_go_together_end_as_they_do_alone",
     "test_scaffold_finds_the_minimum_of_the_mean_whatever_the_clients_weigh",
-    "test_scaffold_warns_at_the_first_rising_round",
+    "test_scaffold_says_what_it_needs_where_it_stays_at_chance_and_only_there",
     "test_scripts",
     "test_server_and_sites_log_epsilon_and_what_was_exchanged",
     "test_settings_are_changed_by_a_command_and_not_in_an_editor",

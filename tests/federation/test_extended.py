@@ -3,10 +3,10 @@
 import shutil
 
 import pytest
-from helpers import fit_and_stop, small, timeless
 
 from fedhelix import FedAvg, Finish
 from fedhelix.store import RunFolder, checkpoint, folder
+from helpers import fit_and_stop, small, timeless
 
 
 def fit(path, rounds, resume=False, **more):
