@@ -380,6 +380,8 @@ def test_a_run_from_python_can_be_resumed_from_python(tmp_path):
     assert resumed.folder.summary["rounds"] == 3
     with pytest.raises(UserError, match=r"holds a run already; .*resume=True"):
         small().fit(1, out=tmp_path / "straight", quiet=True)
+    with pytest.raises(UserError, match=r"holds a run already; .*resume=True"):
+        RunFolder.create(tmp_path / "straight", {"method": {"name": "fedavg"}})  # as a command does
 
 
 @pytest.mark.parametrize(

@@ -242,3 +242,5 @@ def test_the_time_to_a_level_is_in_the_summary(trace):
     reached = next(r["clock"] for r in run.records if r["personal_score"] >= -1.0)
     assert run.summary["time_to_target"] == run.time_to(-1.0) == reached
     assert run.summary["clock"] == 24.0 and run.time_to(2.0) is None
+    with pytest.raises(UserError, match="level must be a number, not 'a'"):
+        run.time_to("a")

@@ -4,8 +4,10 @@ import pytest
 
 from fedhelix.core import toml
 from fedhelix.core.errors import UserError
+from fedhelix.report.documents import markdown_report
 from fedhelix.report.live import Watch
 from fedhelix.report.locate import runs_below, select
+from fedhelix.report.page import html
 
 
 def comparison(path, make_run, methods, settings) -> None:
@@ -32,6 +34,25 @@ def test_a_comparison_comes_in_its_own_order_with_its_command(make_run, tmp_path
         "fedhelix compare genfed fedavg --seeds 11 --set lr=0.1 --set 'genfed.rho_max=3; rm -rf /'"
     )
     assert chosen.commands == [command]
+
+
+def test_a_report_names_the_runs_of_a_comparison_that_have_not_begun(make_run, tmp_path):
+    note = {"methods": ["fedavg", "apfl"], "labels": ["fedavg", "apfl"], "seeds": 2}
+    path = tmp_path / "my runs"
+    for name in ("fedavg-seed3", "fedavg-seed4"):
+        make_run(rounds=1, seed=int(name[-1]), name=path / name)
+    (path / "comparison.toml").write_text(toml.dumps(note | {"settings": {"seed": "3"}}))
+    chosen = select([path])
+    assert chosen.lacking == [
+        "2 of 4 runs have not begun (apfl-seed3, apfl-seed4); "
+        f"continue with `fedhelix resume '{path}'`."
+    ]
+    assert "2 of 4 runs have not begun" in html(chosen)
+    assert "> 2 of 4 runs have not begun" in markdown_report(chosen, tmp_path / "r.md")
+    make_run(rounds=1, seed=3, name=path / "apfl-seed3")
+    assert select([path]).lacking[0].startswith("1 of 4 runs has not begun (apfl-seed4);")
+    make_run(rounds=1, seed=4, name=path / "apfl-seed4")
+    assert select([path]).lacking == select([path / "apfl-seed3"]).lacking == []
 
 
 def test_commands_leave_out_options_of_methods_that_did_not_run(make_run, tmp_path):

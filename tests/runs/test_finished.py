@@ -57,10 +57,11 @@ def test_a_run_of_the_library_needs_its_federation(tmp_path):
 def test_a_run_of_the_library_with_names_alone_is_loaded_without_its_federation(
     tmp_path, method, more
 ):
-    usual = {"model": "mlp", "clients": 4, "engine": "serial", "kernels": "onednn", "epochs": 1}
+    usual = {"model": "mlp", "clients": 4, "engine": "batched", "kernels": "onednn", "epochs": 1}
     fed = Federation("wine", method=method, **usual, **more, seed=3)
     run = fed.fit(1, out=tmp_path / "mine", quiet=True)
     again = load_run(tmp_path / "mine")
+    assert again.summary == json.loads((tmp_path / "mine" / "summary.json").read_text())
     x = fed.data.x_test
     assert np.array_equal(again.predict(x, client=1, raw=True), run.predict(x, client=1, raw=True))
     resumed = fed.fit(2, out=tmp_path / "mine", resume=True, quiet=True)

@@ -42,6 +42,7 @@ def test_a_started_run_can_be_resumed_to_the_end(tmp_path):
         (["lr=5"], "begun with lr = 0.1, .* start a new one with `.* --set lr=5`"),
         (["rounds=4", "model=linear"], "begun with model = mlp"),
         (["seed=1"], "begun with seed = 0"),
+        (["rounds=1"], "has 2 rounds already, so rounds must be 2 or more, not 1"),
         (["fedprox.mu=3"], "begun with method.mu = 0.01"),
         (["eval_clients=2"], "begun with eval_clients = auto"),
         (["rounds=4", "engine=fast"], "unknown engine 'fast'"),  # found out later

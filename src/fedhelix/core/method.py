@@ -63,7 +63,7 @@ class Capabilities:
     several_models: bool = False  # the server keeps several models; wrappers must stand inside
     outermost: bool = False  # it protects single uploads; nothing outside may look at them
     final_work: bool = False  # the last round takes longer than the others
-    if_loss_rises: str = ""  # advice of its own, given at the first round with a higher loss
+    if_loss_rises: str = ""  # advice of its own, given where models get no better
     sample_gradients: bool = False  # its loss differentiates sample by sample
     # Uploads are words to be summed under masks: share of clients that must stay, and neighbours.
     masks: tuple[float, int | None] | None = None

@@ -252,18 +252,27 @@ class Dataset:
         alike = self.x.shape[1:] == other.x.shape[1:] and self.x.dtype == other.x.dtype
         if not alike or self.fields != other.fields:
             raise UserError(
-                f"{other.name} has samples of {other._sample}, '{self.name}' has {self._sample}."
+                f"{other.name} has samples of {other._sample}, '{self.name}' has {self._sample}; "
+                f"{self._advice(other)}."
             )
         if self.y.shape[1:] != other.y.shape[1:]:
             raise UserError(
                 f"{other.name} has targets of {describe(other.y)}, "
-                f"'{self.name}' has {describe(self.y)}."
+                f"'{self.name}' has {describe(self.y)}; give targets of that shape."
             )
         pairs = {
             part: (getattr(self, part), getattr(other, part).to(self.x.device)) for part in POOLS
         }
         both: dict[str, Any] = {part: torch.cat(pair) for part, pair in pairs.items()}
         return dataclasses.replace(self, **both, owners=None, owners_test=None)
+
+    def _advice(self, other: Dataset) -> str:
+        """How samples become such as these."""
+        if self.x.shape[1:] != other.x.shape[1:] or self.fields != other.fields:
+            return "give samples of that shape"
+        if self.x.dtype == torch.uint8 and other.x.is_floating_point():
+            return "give pixels from 0 to 255 as uint8 (multiply values from 0 to 1 by 255)"
+        return f"give them as {str(self.x.dtype).removeprefix('torch.')}"
 
     @cached_property
     def _copies(self) -> dict[Hashable, Dataset]:

@@ -40,6 +40,13 @@ def evaluate(fed: FederationSetup, state: FederationState, ctx: Context) -> Reco
     return record
 
 
+def without_evaluation(record: Record, name: str) -> Record:
+    """A record without what `evaluate` says."""
+    metrics = {f"{kind}{name}" for kind in ("", "personal_", "valid_", "trained_", "untuned_")}
+    more = {"loss", "attack_success", "personal", "personal_p10", "unevaluated", "untuned", "used"}
+    return {key: value for key, value in record.items() if key not in metrics | more}
+
+
 def after_training(fed: FederationSetup, tasks: Sequence[ClientTask]) -> dict[int, float]:
     """The metric of every client's model after the local training of one round, which nobody keeps.
 

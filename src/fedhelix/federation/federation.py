@@ -19,6 +19,7 @@ from fedhelix.engines.kernels import Kernels
 from fedhelix.engines.local import Setup
 from fedhelix.federation import description, evaluation, loop, newcomers
 from fedhelix.federation.inputs import Model
+from fedhelix.federation.resuming import settle
 from fedhelix.federation.run import Run
 from fedhelix.federation.setup import FederationSettings, FederationSetup
 from fedhelix.federation.sinks import (
@@ -184,8 +185,8 @@ class Federation(FederationSetup):
                     str(self.device), on_disk=client_state == "disk",
                 )  # fmt: skip
                 self._prepare(run, folder_sink, resume)
-                changed = {**(config or {}), "rounds": max(rounds, run.state.round)}
-                run.folder.change(**(changed if resume else {}))
+                if resume:
+                    settle(run, rounds, eval_every, config or {})
                 sinks.append(folder_sink)
             if not run.state.round:
                 run.state = self.initialize(rounds)

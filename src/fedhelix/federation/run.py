@@ -14,6 +14,7 @@ from torch import nn
 from fedhelix.core.errors import UserError
 from fedhelix.core.hooks import checked
 from fedhelix.core.objective import Metric, check_metric
+from fedhelix.core.options import convert
 from fedhelix.core.shift import is_extended, load_shifted, shifted, unshifted
 from fedhelix.core.tree import State, to_device
 from fedhelix.core.trial import measured
@@ -40,6 +41,7 @@ class Run:
     records: list[Record]
     state: FederationState
     folder: RunFolder | None = None
+    engine: str | None = None  # that of a run from a folder, which another federation made
     clients: int = field(init=False)  # without those who join later
 
     def __post_init__(self) -> None:
@@ -56,6 +58,8 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The figures of the whole run."""
         facts, name = description.facts(self.federation), self.federation.objective.name
+        if self.engine is not None:
+            facts["engine"] = self.engine
         agreement = description.cluster_agreement(self.federation, self.records)
         return summarise(self.records, facts | {"clients": self.clients} | agreement, name)
 
@@ -98,7 +102,7 @@ class Run:
         """The simulated seconds until the accuracy (or score) reaches a level; None if it never
         does.
         """
-        return time_to(self.records, level)
+        return time_to(self.records, convert("level", level, float))
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """How fast it learned, what it sent, and how each client fares; with a path also as a file.

@@ -14,9 +14,11 @@ from fedhelix.store import RunFolder
 from fedhelix.store.progress import Progress
 from fedhelix.store.records import (
     ADVICE,
+    RISING,
     Record,
     diverged_since,
     is_number,
+    risen,
     why_untrained,
     with_losses,
 )
@@ -155,12 +157,11 @@ class ProgressSink(Sink):
 
 
 FEW = 3  # rounds that tell whether clients train at all
-RISEN = 1.05  # times the first round's loss: less is noise
 
 
 class DivergenceSink(Sink):
-    """Warns once when training has diverged; with the method's own advice already at the first
-    round whose loss lies clearly above that of the first one.
+    """Warns once when training has diverged; with the method's own advice already where losses
+    have risen and models get no better.
     """
 
     def __init__(self, earlier: list[Record], advice: str = "", usual: str = ADVICE):
@@ -174,24 +175,25 @@ class DivergenceSink(Sink):
             return
         problem = self._rising() if self.advice else ""
         if since := diverged_since(self.records):
-            problem = f"training has diverged since round {since}"
+            problem = f"training has diverged since round {since}{self._change()}"
         if problem:
             self.warned = True
             advice = self.advice or f"what may help: {self.usual}"
-            warnings.warn(f"{problem}{self._change()}; {advice}.", stacklevel=3)
-
-    def _losses(self) -> tuple[object, object]:
-        """The clients' mean loss in the first round with any and in the last one."""
-        rounds = with_losses(self.records)
-        return (rounds[0]["train_loss"], rounds[-1]["train_loss"]) if rounds else (None, None)
+            warnings.warn(f"{problem}; {advice}.", stacklevel=3)
 
     def _rising(self) -> str:
-        first, last = self._losses()
-        rises = is_number(first) and is_number(last) and last > RISEN * first
-        return f"the loss rises in round {self.records[-1]['round']}" if rises else ""
+        losses = risen(self.records)
+        if losses is None:
+            return ""
+        return (
+            f"models get no better: the clients' mean loss was {losses[0]:.3g} in the first "
+            f"{RISING} of {len(self.records)} rounds and is {losses[1]:.3g} in the last {RISING}"
+        )
 
     def _change(self) -> str:
-        first, last = self._losses()
+        """The clients' mean loss in the first round with any and in the last one."""
+        rounds = with_losses(self.records)
+        first, last = (rounds[at]["train_loss"] if rounds else None for at in (0, -1))
         if not is_number(first) or not is_number(last):
             return ": losses are no numbers any more"
         return f": the clients' mean loss was {first:.3g} in the first round and is {last:.3g}"

@@ -95,11 +95,12 @@ class Study:
         """
         paths = [path for _, runs in cells for path in runs]
         done = _finished(paths)
+        where = ": ".join(filter(None, (scale, ", ".join(self.data(scale)))))
         report = {
             **origin(done, commit),
             "seconds": seconds,
             "bench": self.name,
-            "title": f"{self.title} ({scale}: {', '.join(self.data(scale))})",
+            "title": f"{self.title} ({where})",
             "scale": scale,
             "complete": len(done) == len(paths),
             "seeds": sorted({spec.config.seed for _, runs in cells for spec in runs.values()}),

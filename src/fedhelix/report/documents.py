@@ -22,7 +22,7 @@ def markdown_report(chosen: Selection, out: Path) -> str:
     lines = [f"# {_plain(title(results))}", "", _plain(subtitle(results)), ""]
     if chosen.commands:
         lines += ["```bash", *(command.replace("`", "'") for command in chosen.commands), "```", ""]
-    lines += [f"> {_plain(warning)}\n" for warning in warnings(results)]
+    lines += [f"> {_plain(warning)}\n" for warning in (*chosen.lacking, *warnings(results))]
     for place, (words, part) in enumerate(by_setting(results).items()):
         lines += [f"## {_plain(words)}", ""] if words else []
         lines += [markdown(comparison(part), *winners(grouped(part)))]

@@ -7,7 +7,7 @@ import shlex
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,18 @@ from fedhelix.core.errors import UserError
 from fedhelix.report.wording import count
 from fedhelix.store import COMPARISON, RUNS, RunFolder
 
+MOST_NAMES = 6  # of runs in a sentence
+
 
 @dataclass(frozen=True)
 class Selection:
-    """Runs, and the commands that would make them again."""
+    """Runs, the commands that would make them again, and a sentence per comparison that lacks
+    some of its runs.
+    """
 
     folders: list[RunFolder]
     commands: list[str]
+    lacking: list[str] = field(default_factory=list)
 
 
 def select(paths: Sequence[Path]) -> Selection:
@@ -52,6 +57,7 @@ def select(paths: Sequence[Path]) -> Selection:
         known = {folder.path for folder in selection.folders}
         selection.folders.extend(RunFolder.open(run) for run in runs if run not in known)
         selection.commands.extend(_commands(path, runs))
+        selection.lacking.extend(_lacking(path, runs))
     return selection
 
 
@@ -136,6 +142,26 @@ def _commands(path: Path, runs: Sequence[Path]) -> list[str]:
             words = ["fedhelix", "compare", *map(str, methods), "--seeds", seeds]
             return [shlex.join([*words, *_each("--set", _used(settings, methods, runs))])]
     return [command for run in runs if (command := _command(run)) is not None]
+
+
+def _lacking(path: Path, runs: Sequence[Path]) -> Iterator[str]:
+    """Which runs of a comparison have not begun."""
+    note = toml.read(path / COMPARISON) if (path / COMPARISON).is_file() else {}
+    labels, seeds, settings = (note.get(key) for key in ("labels", "seeds", "settings"))
+    if not isinstance(labels, list) or type(seeds) is not int or not isinstance(settings, dict):
+        return  # an older one does not name its runs, or it is damaged
+    seed = str(settings.get("seed", 0))
+    first = int(seed) if seed.isdecimal() else 0
+    planned = [f"{label}-seed{first + number}" for number in range(seeds) for label in labels]
+    there = {run.name for run in runs}
+    if absent := [name for name in planned if name not in there]:
+        names = ", ".join(absent[:MOST_NAMES])
+        more = f" and {len(absent) - MOST_NAMES} more" if len(absent) > MOST_NAMES else ""
+        have = "has" if len(absent) == 1 else "have"
+        yield (
+            f"{len(absent)} of {count(len(planned), 'run')} {have} not begun ({names}{more}); "
+            f"continue with `fedhelix resume {shlex.quote(str(path))}`."
+        )
 
 
 def _command(run: Path) -> str | None:

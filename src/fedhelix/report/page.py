@@ -41,7 +41,7 @@ def html(chosen: Selection) -> str:
         template.render(
             title=title(results),
             subtitle=subtitle(results),
-            warnings=warnings(results),
+            warnings=[*chosen.lacking, *warnings(results)],
             most_warnings=MOST_WARNINGS,
             sections=sections,
             commands=chosen.commands,

@@ -46,7 +46,8 @@ def load_run(path: str | Path, federation: Federation | None = None) -> Run:
         restored = sink.restore()
     if restored is None:
         raise UserError(f"'{path}' has no checkpoint yet; let it finish a round first.")
-    return Run(federation, *restored, folder)
+    engine = (folder.summary or {}).get("engine", "unknown (no summary.json names it)")
+    return Run(federation, *restored, folder, engine)
 
 
 def _check_settings(federation: Federation, spec: RunSpec, path: str | Path) -> None:

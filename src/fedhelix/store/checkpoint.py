@@ -68,11 +68,22 @@ class Checkpoint:
 
     def seal(self, name: str, digest: str | None) -> None:
         """Change what is known of one file; with None it may be written."""
+        files = self.seals().get("files", {})
+        if files.get(name) != digest:
+            files = {**files, name: digest}
+            self._set("files", {key: value for key, value in files.items() if value is not None})
+
+    def seal_metrics(self, seal: Mapping[str, Any] | None) -> None:
+        """Change what is known of metrics.jsonl; with None it may be written."""
+        self._set("metrics", seal)
+
+    def _set(self, key: str, value: Mapping[str, Any] | None) -> None:
         manifest = self._manifest()
-        if manifest is None or manifest.get("files", {}).get(name) == digest:
+        if manifest is None:
             return
-        files = {**manifest.get("files", {}), name: digest}
-        manifest["files"] = {key: value for key, value in files.items() if value is not None}
+        manifest[key] = value
+        if value is None:
+            del manifest[key]
         write_atomically(self.manifest_path, with_digest(manifest))
 
     def clean(self) -> None:

@@ -55,6 +55,10 @@ class RunFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        self._config_path = self.path / "config.toml"
+        self._clients_path = self.path / "clients.json"
+        self._metrics_path = self.path / "metrics.jsonl"
+        self._summary_path = self.path / "summary.json"
         self._lock = Lock(self.path / "lock")
         self._checkpoint = Checkpoint(self.path / "checkpoint")
         self._tally: Tally | None = None  # of metrics.jsonl, once this process writes it
@@ -77,8 +81,12 @@ class RunFolder:
                 f"'{path}' cannot be written ({problem.strerror}); choose another folder."
             ) from None
         if folder._config_path.exists():
-            command = f"fedhelix resume {shlex.quote(str(path))}"
-            how = f"fit(..., out='{path}', resume=True)" if config.get("library") else command
+            command = (
+                "fedhelix deploy resume" if "deployment" in folder.config else "fedhelix resume"
+            )
+            how = f"{command} {shlex.quote(str(path))}"
+            if folder.config.get("library"):
+                how = f"fit(..., out='{path}', resume=True)"
             raise UserError(
                 f"'{path}' holds a run already; continue it with `{how}` or choose another folder."
             )
@@ -131,22 +139,6 @@ class RunFolder:
         self.close()
         with suppress(OSError):  # the folder holds other files
             self.path.rmdir()
-
-    @property
-    def _config_path(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def _metrics_path(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def _summary_path(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def _clients_path(self) -> Path:
-        return self.path / "clients.json"
 
     @property
     def config(self) -> dict[str, Any]:
@@ -219,6 +211,15 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
 
+    def replace_last(self, record: Mapping[str, Any]) -> None:
+        """Change the record of the last round, after `restore`."""
+        self._lock.acquire()
+        content = b"".join(map(json_line, [*self.records()[:-1], record]))
+        self._checkpoint.seal_metrics(None)
+        write_atomically(self._metrics_path, content)
+        self._tally = Tally(content)
+        self._checkpoint.seal_metrics(self._tally.seal())
+
     def _tallied(self) -> Tally:
         if self._tally is None:
             self._tally = Tally(self._metrics())
@@ -236,6 +237,12 @@ class RunFolder:
         content = json.dumps(strict(summary), indent=2, allow_nan=False).encode() + b"\n"
         self._replace(self._summary_path.name, content)
         self._checkpoint.seal(self._summary_path.name, digest(content))
+
+    def remove_summary(self) -> None:
+        """The run is no longer complete."""
+        self._lock.acquire()
+        self._checkpoint.seal(self._summary_path.name, None)
+        self._summary_path.unlink(missing_ok=True)
 
     def _replace(self, name: str, content: bytes) -> None:
         """Write a file anew; the checkpoint forgets the old one first, in case of a kill."""

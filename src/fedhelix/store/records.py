@@ -25,6 +25,7 @@ RISING, RISE, ABSURD, SMALL = 3, 1.25, 100, 1e-3
 LOW = 0.3  # a loss below this may rise as it likes: after a warm start it begins near zero
 # But not while a good accuracy is near its best.
 ACCURACIES, GOOD, NEAR = ("accuracy", "personal_accuracy"), 0.6, 0.9
+SCORES = (*ACCURACIES, "score", "personal_score")  # the server's model tells most about training
 GENTLER = "lower lr, or take less momentum or fewer epochs"
 ADVICE = f"scale the inputs (standardize) and a regression's targets, {GENTLER}"
 
@@ -152,6 +153,22 @@ def diverged_since(records: Sequence[Mapping[str, Any]]) -> int | None:
     if not absurd and (len(tail) < RISING or _is_accurate(records)):
         return None
     return int(tail[-1]["round"])
+
+
+def risen(records: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
+    """The clients' mean loss in the first rounds and in the last ones, where it has not fallen and
+    no model of these last ones was better than one before; otherwise None.
+
+    Single rounds tell nothing, since each has other clients.
+    """
+    losses = [_loss_of(record) for record in with_losses(records)]
+    key = next((key for key in SCORES if any(key in record for record in records)), "")
+    scores = [record[key] for record in records if is_number(record.get(key))]
+    if len(losses) < 2 * RISING or len(scores) <= RISING or _is_accurate(records):
+        return None
+    first, last = sum(losses[:RISING]) / RISING, sum(losses[-RISING:]) / RISING
+    fallen = last <= first or max(scores[-RISING:]) > max(scores[:-RISING])
+    return None if fallen else (first, last)
 
 
 def _is_accurate(records: Sequence[Mapping[str, Any]]) -> bool:

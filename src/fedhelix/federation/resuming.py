@@ -1,0 +1,44 @@
+"""A run that goes on with another number of rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedhelix.federation.evaluation import evaluate, without_evaluation
+from fedhelix.federation.run import Run
+from fedhelix.store.records import Record
+
+
+def settle(run: Run, rounds: int, eval_every: int, settings: Mapping[str, Any]) -> None:
+    """Write down how many rounds there will be, and other settings of a run that goes on.
+
+    The last round is evaluated in another way: methods may fine-tune then. So the record of the
+    last checkpoint is evaluated again where its round was the last one and no longer is, or the
+    reverse. Which it was is seen from the summary, which is there before the settings change, and
+    goes after the record: a kill in between costs nothing but this evaluation. What sites have
+    evaluated stays.
+    """
+    folder, done = run.folder, run.state.round
+    assert folder is not None
+    rounds = max(rounds, done)
+    record, ends = None, rounds == done
+    if done and not run.federation.engine.deployed:
+        if folder.summary is None and not ends and folder.config.get("rounds") == done:
+            folder.write_summary(run.summary)  # it was killed just before
+        if (folder.summary is None) == ends:
+            every = folder.config.get("eval_every", eval_every)
+            record = _evaluated_again(run, rounds, ends or done % every == 0)
+    folder.change(**settings, rounds=rounds)
+    if record is not None:
+        folder.replace_last(record)
+        run.records[-1] = record
+        if not ends:
+            folder.remove_summary()
+
+
+def _evaluated_again(run: Run, rounds: int, evaluated: bool) -> Record:
+    """The last record, as it is in a run of so many rounds."""
+    fed, done = run.federation, run.state.round
+    record = without_evaluation(run.records[-1], fed.objective.name)
+    return record | evaluate(fed, run.state, fed.context(done - 1, rounds)) if evaluated else record
