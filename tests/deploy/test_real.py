@@ -154,7 +154,7 @@ again, push, died, answers = [sys.executable, *sys.argv], connection.push_object
 
 def dies(*args, **more):
     answers.append(args)
-    if len(answers) == 3 and not died.exists():
+    if len(answers) == 2 and not died.exists():
         died.touch()
         os.execv(again[0], again)
     push(*args, **more)
