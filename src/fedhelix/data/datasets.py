@@ -66,7 +66,7 @@ class Dataset:
     columns: tuple[str, ...] | None = None
     """What the columns that the network gets are called, where the data are a table."""
     token_classes: int | None = None
-    """How many classes tokens or pixels have, where that was given; None: as many as there are."""
+    """How many classes tokens or pixels have, where that was given."""
     # Made once, on the data's device: a copy from the host in every batch would be slow and cannot
     # be captured in a CUDA graph.
     _shift: Tensor | None = dataclasses.field(init=False, default=None)
@@ -347,5 +347,4 @@ def channel_values(field: str, values: Any) -> tuple[float, ...] | None:
 
 def with_class_names(data: Dataset, names: tuple[str, ...] | None) -> Dataset:
     """The data with the names of their classes, where there is one for each."""
-    fits = names is not None and data.classes == len(names)
-    return dataclasses.replace(data, labels=names) if fits else data
+    return dataclasses.replace(data, labels=names) if data.classes == len(names or "") else data
