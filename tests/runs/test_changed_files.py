@@ -6,9 +6,11 @@ import pytest
 from fedhelix import Federation, UserError, load_run
 from fedhelix.core import imports
 from fedhelix.data import from_npz
+from fedhelix.federation.description import check_same
 from fedhelix.privacy.victim import from_run
 from fedhelix.runs import jobs
 from fedhelix.runs.spec import make_spec
+from fedhelix.store import RunFolder
 from helpers import unseal
 
 NET = """
@@ -152,3 +154,13 @@ def test_a_run_of_python_finds_its_network_from_any_folder(tmp_path, monkeypatch
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert len(load_run(tmp_path / "run").records) == 1
+
+
+def test_a_deployment_goes_on_with_its_network_only(tmp_path):
+    folder = RunFolder.open(make(tmp_path))
+    with folder:
+        folder.change(deployment={"experiment": "one"})
+    data = from_npz(tmp_path / "t.npz").first(40, None)  # the server has others than the sites
+    check_same(Federation(data, model=f"{tmp_path / 'mynet.py'}:Net", engine="serial"), folder)
+    with pytest.raises(UserError, match=r"fc\.weight, fc\.bias instead of .*mynet\.py'"):
+        check_same(Federation(data, model="linear", engine="serial"), folder)
