@@ -264,7 +264,7 @@ def test_a_newcomer_who_is_turned_away_leaves_no_trace():
 def test_bad_newcomers_are_refused():
     run = small(FedAvg(), data=DIGITS).fit(1, quiet=True)
     labels = torch.zeros(9, dtype=torch.long)
-    with pytest.raises(UserError, match="newcomer has samples of .*; give samples of that shape"):
+    with pytest.raises(UserError, match=r"newcomer has samples of .*; give samples of that shape"):
         run.onboard((torch.zeros(9, 1, 5, 5), labels))
     with pytest.raises(UserError, match="; give pixels from 0 to 255 as uint8"):
         run.onboard((torch.zeros(9, 1, 8, 8), labels))

@@ -1,6 +1,5 @@
 """Studies: runs are shared and resumed, measures and comparisons by hand, tables of reports."""
 
-import dataclasses
 import json
 from dataclasses import replace
 from typing import get_args
@@ -144,7 +143,7 @@ def test_titles_name_the_data_sets_that_a_scale_uses(scale, tmp_path):
     title = study.report(scale, study.specs(scale, tmp_path, {}, 1), None)["title"]
     data = "digits" if scale == "quick" else "cifar10"
     assert title == f"GenFed, Table 4: attacks ({scale}: {data})"
-    without = dataclasses.replace(study, cells=lambda _: [])  # as the leaderboard has it
+    without = replace(study, cells=lambda _: [])  # as the leaderboard has it
     assert without.report(scale, [], None)["title"] == f"GenFed, Table 4: attacks ({scale})"
     named = ("mnist", "cifar", "svhn", "digits")
     assert not [one.title for one in STUDIES.values() if any(d in one.title.lower() for d in named)]

@@ -57,7 +57,7 @@ def test_a_run_of_the_library_needs_its_federation(tmp_path):
 def test_a_run_of_the_library_with_names_alone_is_loaded_without_its_federation(
     tmp_path, method, more
 ):
-    usual = {"model": "mlp", "clients": 4, "engine": "batched", "kernels": "onednn", "epochs": 1}
+    usual = {"model": "mlp", "clients": 4, "engine": "auto", "kernels": "onednn", "epochs": 1}
     fed = Federation("wine", method=method, **usual, **more, seed=3)
     run = fed.fit(1, out=tmp_path / "mine", quiet=True)
     again = load_run(tmp_path / "mine")

@@ -29,7 +29,7 @@ def settle(run: Run, rounds: int, eval_every: int, settings: Mapping[str, Any]) 
         if (folder.summary is None) == ends:
             every = folder.config.get("eval_every", eval_every)
             record = _evaluated_again(run, rounds, ends or done % every == 0)
-    folder.change(**settings, rounds=rounds)
+    folder.change(**{**settings, "rounds": rounds})
     if record is not None:
         folder.replace_last(record)
         run.records[-1] = record

@@ -41,8 +41,9 @@ class Run:
     records: list[Record]
     state: FederationState
     folder: RunFolder | None = None
-    engine: str | None = None  # that of a run from a folder, which another federation made
     clients: int = field(init=False)  # without those who join later
+    # In a run from a folder: the engine that did the work, and why.
+    made_by: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.clients = self.federation.clients
@@ -58,8 +59,8 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The figures of the whole run."""
         facts, name = description.facts(self.federation), self.federation.objective.name
-        if self.engine is not None:
-            facts["engine"] = self.engine
+        if self.made_by is not None:
+            facts["engine"] = self.made_by
         agreement = description.cluster_agreement(self.federation, self.records)
         return summarise(self.records, facts | {"clients": self.clients} | agreement, name)
 

@@ -46,8 +46,9 @@ def load_run(path: str | Path, federation: Federation | None = None) -> Run:
         restored = sink.restore()
     if restored is None:
         raise UserError(f"'{path}' has no checkpoint yet; let it finish a round first.")
-    engine = (folder.summary or {}).get("engine", "unknown (no summary.json names it)")
-    return Run(federation, *restored, folder, engine)
+    run = Run(federation, *restored, folder)
+    run.made_by = (folder.summary or {}).get("engine", "unknown (no summary.json names it)")
+    return run
 
 
 def _check_settings(federation: Federation, spec: RunSpec, path: str | Path) -> None:
