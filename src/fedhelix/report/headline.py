@@ -41,10 +41,11 @@ def subtitle(results: Sequence[Result]) -> str:
 
 def tiles(groups: Groups) -> list[dict[str, str]]:
     """Up to four highlights, each with its method; none says more than the table."""
+    everything = [result for results in groups.values() for result in results]
     groups = _finished(groups)
     if len(groups) < 2:
         return []
-    table = comparison([result for results in groups.values() for result in results])
+    table = comparison(everything).loc[list(groups)]  # labels depend on who else is there
     tenth = plain if "score" in table else percent
     highlights = []
     for what, column, largest, show in (
