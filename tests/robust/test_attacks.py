@@ -211,7 +211,7 @@ def test_attacks_on_any_engine(attack):
     assert close(*(run.state.server["model"] for run in runs), tolerance=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:the loss rises")
+@pytest.mark.filterwarnings("ignore:models get no better")
 @pytest.mark.filterwarnings("ignore:training has diverged")
 @pytest.mark.parametrize("attack", ON_UPLOADS)
 @pytest.mark.parametrize(

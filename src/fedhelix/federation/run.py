@@ -43,10 +43,10 @@ class Run:
     folder: RunFolder | None = None
     clients: int = field(init=False)  # without those who join later
     # In a run from a folder: the engine that did the work, and why.
-    made_by: str | None = field(init=False, default=None)
+    made_by: str | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.clients = self.federation.clients
+        self.clients, self.made_by = self.federation.clients, None
 
     @property
     def metrics(self) -> pd.DataFrame:

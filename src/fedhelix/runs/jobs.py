@@ -123,7 +123,7 @@ class Session:
         if changes:
             spec = changed_spec(begun, path, changes)
         otherwise = f"say where it is now: fedhelix resume {path} --set KEY=PLACE"
-        check_files(spec.as_dict(), path, otherwise)
+        check_files(vars(spec.config), path, otherwise)
         changed = [
             key
             for key in (*CHANGEABLE, *MOVABLE)
