@@ -69,7 +69,7 @@ def _appearances(name: str) -> str:
     there = [
         stem
         for stem, study in studies.items()
-        if any(cell["method"] == name for cell in study.get("cells", ()))
+        if any(cell["method"] == name and cell["runs"] for cell in study.get("cells", ()))
     ]
     links = [
         f"[{PAPERS[key]}](../results/{key}.md)"
