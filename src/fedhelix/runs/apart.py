@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.queues import Queue
@@ -40,21 +40,48 @@ def run_apart(
     records: Queue[int] = context.Queue()
     stop = context.Event()
     pool = ProcessPoolExecutor(jobs, context, _begin, (records, stop, _threads(jobs)))
-    waiting: set[Future[None]] = {
-        pool.submit(_run, work, spec, path) for path, spec in runs.items()
-    }
-    try:
-        while waiting:
-            done, waiting = wait(waiting, STEP, FIRST_COMPLETED)
+    with _noted_ctrl_c() as pressed:
+        try:
+            waiting: set[Future[None]] = {
+                pool.submit(_run, work, spec, path) for path, spec in runs.items()
+            }
+            while waiting:
+                done, waiting = wait(waiting, STEP, FIRST_COMPLETED)
+                _drain(records, watch)
+                for future in done:
+                    future.result()
+                if pressed.is_set():
+                    raise KeyboardInterrupt
             _drain(records, watch)
-            for future in done:
-                future.result()
-        _drain(records, watch)
-    except BaseException:
-        stop.set()
-        raise
+        except BaseException:
+            stop.set()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _noted_ctrl_c() -> Iterator[threading.Event]:
+    """What Ctrl-C sets. An exception at any moment could leave a lock of the pool taken; pressed a
+    second time, it is one.
+    """
+    pressed, usual = threading.Event(), signal.default_int_handler
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not usual
+    ):
+        yield pressed
+        return
+
+    def note(*_: object) -> None:
+        pressed.set()
+        signal.signal(signal.SIGINT, usual)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield pressed
     finally:
-        pool.shutdown(cancel_futures=True)
+        signal.signal(signal.SIGINT, usual)
 
 
 def _threads(jobs: int) -> int:
