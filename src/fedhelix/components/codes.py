@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fedhelix.core.errors import UserError
+from fedhelix.core.flat import FlatLayout, layout_of
 from fedhelix.core.layers import Layers
 from fedhelix.core.tree import State
 
@@ -28,49 +28,6 @@ THRESHOLD = 0.7  # of a row's mean magnitude: smaller values become zero with tw
 LARGEST_SCALE = 1e6  # no honest update moves a weight further
 
 
-@dataclass(frozen=True)
-class FlatLayout:
-    """Where entries lie in one vector."""
-
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    types: tuple[torch.dtype, ...]
-
-    @cached_property
-    def sizes(self) -> list[int]:
-        """The values of each entry."""
-        return [math.prod(shape) for shape in self.shapes]
-
-    @cached_property
-    def count(self) -> int:
-        """All values."""
-        return sum(self.sizes)
-
-    @cached_property
-    def rows(self) -> int:
-        """All rows."""
-        return sum(shape[0] for shape in self.shapes)
-
-    def flat(self, state: Mapping[str, Tensor]) -> Tensor:
-        """The entries of a state as one vector."""
-        return torch.cat([state[name].detach().flatten() for name in self.names]).float()
-
-    def state(self, vector: Tensor) -> State:
-        """The inverse of `flat`."""
-        parts = zip(self.names, vector.split(self.sizes), self.shapes, self.types, strict=True)
-        return {name: part.view(shape).to(dtype) for name, part, shape, dtype in parts}
-
-    def row_lengths(self, device: torch.device) -> Tensor:
-        """The values of each row."""
-        return _row_lengths(self, device)
-
-
-@lru_cache(maxsize=16)  # a copy to a GPU waits for it
-def _row_lengths(layout: FlatLayout, device: torch.device) -> Tensor:
-    rows = torch.tensor([shape[0] for shape in layout.shapes])
-    return (torch.tensor(layout.sizes) // rows).repeat_interleave(rows).to(device)
-
-
 def packable(layers: Layers, initial: State) -> list[str]:
     """The entries that are worth packing: trainable floats of two or more dimensions."""
     return [
@@ -78,16 +35,6 @@ def packable(layers: Layers, initial: State) -> list[str]:
         for name in layers.parameters
         if initial[name].dim() >= 2 and initial[name].is_floating_point() and initial[name].numel()
     ]
-
-
-def layout_of(names: Sequence[str], initial: State) -> FlatLayout:
-    """The layout of some entries of a network."""
-    values = [initial[name] for name in names]
-    shapes, types = (tuple(value.shape) for value in values), (value.dtype for value in values)
-    return _known(tuple(names), tuple(shapes), tuple(types))
-
-
-_known = lru_cache(maxsize=16)(FlatLayout)  # a layout remembers what was computed of it
 
 
 def present(model: State, packable: Sequence[str], initial: State) -> tuple[FlatLayout, Parts]:

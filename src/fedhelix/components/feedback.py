@@ -13,13 +13,13 @@ from torch import Tensor
 
 from fedhelix.components.codes import (
     LARGEST_SCALE,
-    FlatLayout,
     Parts,
     Same,
     decode_bits,
     encode_bits,
 )
 from fedhelix.core.cuda import LARGE, Recorded
+from fedhelix.core.flat import FlatLayout
 from fedhelix.core.tree import State
 
 Program = Callable[..., tuple[Tensor, ...]]

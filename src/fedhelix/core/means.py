@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
+from fedhelix.core.flat import FlatLayout, layout_of
 from fedhelix.core.tree import State, flat_rows, tensors
-
-
-class EntryShape(NamedTuple):
-    """An entry of a model."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +21,7 @@ class Means(Sequence[State]):
 
     values: Tensor  # the floating-point entries, one model in a row
     counts: State  # the other entries, stacked: a mean has the largest ones of its models
-    layout: tuple[EntryShape, ...]
+    layout: FlatLayout  # of the values
     shares: Tensor  # of the models in the means, one mean in a row
 
     def __len__(self) -> int:
@@ -55,12 +48,16 @@ class Means(Sequence[State]):
 
     def stacked(self) -> State:
         """All means, entry by entry."""
-        floats = stacked_means(self.values, self.shares, self.layout)
         counts = {
             name: torch.stack([value[row > 0].amax(0) for row in self.shares.to(value.device)])
             for name, value in self.counts.items()
         }
-        return {entry.name: (floats | counts)[entry.name] for entry in self.layout}
+        return stacked_means(self.values, self.shares, self.layout) | counts
+
+    @property
+    def names(self) -> set[str]:
+        """The entries of each."""
+        return {*self.layout.names, *self.counts}
 
     def replaced(self, function: Callable[[Any], Any]) -> Means:
         """The same with other tensors, or with what stands for them."""
@@ -75,18 +72,12 @@ def tensors_of(states: Sequence[State]) -> list[Tensor]:
     return [tensor for state in states for tensor in tensors(state)]
 
 
-def stacked_means(values: Tensor, shares: Tensor, layout: Sequence[EntryShape]) -> State:
+def stacked_means(values: Tensor, shares: Tensor, layout: FlatLayout) -> State:
     """The floating-point entries of the means with these shares."""
-    floats = [entry for entry in layout if entry.dtype.is_floating_point]
-    sizes = [torch.Size(entry.shape).numel() for entry in floats]
     shares = shares.to(values)
     # One after the other on a CPU, so that a mean does not depend on which others it comes with.
     means = shares @ values if values.is_cuda else torch.stack([row @ values for row in shares])
-    parts = means.split(sizes, dim=1)
-    return {
-        entry.name: part.view(len(shares), *entry.shape).to(entry.dtype)
-        for entry, part in zip(floats, parts, strict=True)
-    }
+    return layout.state(means)
 
 
 def means_by_group(
@@ -96,11 +87,8 @@ def means_by_group(
 
     Each is `masked_mean` of its group up to rounding; without any weight it is the first model.
     """
-    layout = tuple(
-        EntryShape(name, tuple(value.shape), value.dtype) for name, value in models[0].items()
-    )
-    floats = [entry.name for entry in layout if entry.dtype.is_floating_point]
-    values = flat_rows(models, floats)
+    floats = [name for name, value in models[0].items() if value.is_floating_point()]
+    layout, values = layout_of(floats, models[0]), flat_rows(models, floats)
     values = values.float() if values.element_size() < 4 else values  # half precision
     counts = {
         name: torch.stack([model[name] for model in models])

@@ -34,7 +34,7 @@ def is_whole(setup: Setup, state: State) -> bool:
 def are_whole(setup: Setup, states: Sequence[State]) -> bool:
     """Whether all of them have; means that nobody has computed yet are not."""
     if isinstance(states, Means):
-        return {entry.name for entry in states.layout} >= set(setup.layers.names)
+        return states.names >= set(setup.layers.names)
     return all(is_whole(setup, state) for state in states)
 
 

@@ -11,8 +11,9 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fedhelix.components import codes, feedback
-from fedhelix.components.codes import Bits, FlatLayout, Parts
+from fedhelix.components.codes import Bits, Parts
 from fedhelix.core.errors import UserError
+from fedhelix.core.flat import FlatLayout
 from fedhelix.core.layers import Layers
 from fedhelix.core.method import Capabilities, Client, Context, LocalRound, Method
 from fedhelix.core.options import option

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -67,7 +67,7 @@ class Batched(Engine):
         # The engines of several runs can share stacks, and the choices made for them by timing.
         self.scheduler = scheduler or Scheduler(slots, self.choices)
         self.choices = self.scheduler.choices
-        self.programs: dict[tuple[Any, ...], Recorded] = {}  # evaluations, by entries of models
+        self.programs: dict[Hashable, Recorded] = {}  # evaluations, by entries of models
 
     @cached_property
     def can_stack(self) -> bool:
