@@ -128,17 +128,23 @@ runpy.run_module("fedhelix", run_name="__main__", alter_sys=True)
 """
 
 
-def test_a_message_that_is_lost_on_its_way_is_sent_again(tmp_path):
-    """The SuperLink regards it as delivered, so it would never send it on its own."""
+def run_with_a_site_of_its_own(tmp_path, script, deadline):
+    """A run at two sites, of which the first is another program."""
     small = {"clients": 2, "rounds": 2, "epochs": 1, "kernels": "onednn", "model": "mlp"}
-    spec, script = make_spec("fedper", small), tmp_path / "lossy.py"
-    script.write_text(LOSSY.replace("LOST", "(3, 5)"))
+    spec, path = make_spec("fedper", small), tmp_path / "site.py"
+    path.write_text(script)
     local = LocalDeployment(tmp_path / "deployment", sites=2)
     site = local.sites["site-1"]
-    site.command = [sys.executable, str(script), *site.command[3:]]
+    site.command = [sys.executable, str(path), *site.command[3:]]
     with local:
-        run = submit.create(spec, tmp_path / "run", ["deadline=120"])
+        run = submit.create(spec, tmp_path / "run", [f"deadline={deadline}"])
         submit.follow(local.control(), run, quiet=True)
+    return spec, run, site
+
+
+def test_a_message_that_is_lost_on_its_way_is_sent_again(tmp_path):
+    """The SuperLink regards it as delivered, so it would never send it on its own."""
+    spec, run, site = run_with_a_site_of_its_own(tmp_path, LOSSY.replace("LOST", "(3, 5)"), 120)
     assert [record["missing"] for record in run.records()] == [{}, {}]
     assert site.log.read_text().count("connected to") == 3
     spec.config.federation(spec.method, engine="serial").fit(2, out=tmp_path / "here", quiet=True)
@@ -166,15 +172,8 @@ runpy.run_module("fedhelix", run_name="__main__", alter_sys=True)
 
 def test_a_site_that_dies_while_it_sends_its_answer_gets_the_request_again(tmp_path):
     """Flower waits three minutes for the rest of an answer that was announced."""
-    small = {"clients": 2, "rounds": 2, "epochs": 1, "kernels": "onednn", "model": "mlp"}
-    spec, script = make_spec("fedper", small), tmp_path / "dying.py"
-    script.write_text(DYING.replace("DIED", repr(str(tmp_path / "died"))))
-    local = LocalDeployment(tmp_path / "deployment", sites=2)
-    site = local.sites["site-1"]
-    site.command = [sys.executable, str(script), *site.command[3:]]
-    with local:
-        run = submit.create(spec, tmp_path / "run", ["deadline=400"])
-        submit.follow(local.control(), run, quiet=True)
+    dying = DYING.replace("DIED", repr(str(tmp_path / "died")))
+    spec, run, site = run_with_a_site_of_its_own(tmp_path, dying, 400)
     assert (tmp_path / "died").exists() and site.log.read_text().count("connected to") == 2
     assert [record["missing"] for record in run.records()] == [{}, {}]
     assert not any("unevaluated" in record for record in run.records())
