@@ -21,6 +21,7 @@ from fedhelix.papers.gene_fl.cells import (
     all_methods,
     clusters_or_not,
     figure_3,
+    full,
     gene_sizes,
     gene_variants,
     hyperparameters,
@@ -74,6 +75,7 @@ STUDIES = [
         curves=("uplink_bytes", CURVE),
     ),
     study("figure6", "Figure 6: accuracy over rounds", partial(against, "FedLP"), OF_BOTH),
+    study("full", "the paper's network on all images", full, OF_BOTH, SEVERAL),
     study("sizes", "accuracy against the size of a gene", gene_sizes, OF_BOTH),
     study("variants", "other genes, and other inheritances", gene_variants, OF_BOTH),
 ]

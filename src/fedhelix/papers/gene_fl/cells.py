@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fedhelix.papers.cells import Cell, Column, Row, Scale, cross
 from fedhelix.papers.gene_fl.settings import (
     HYPERPARAMETERS,
@@ -13,6 +15,8 @@ from fedhelix.papers.gene_fl.settings import (
     all_rows,
     column,
     columns,
+    full_columns,
+    full_rows,
     variants,
 )
 
@@ -71,6 +75,15 @@ def gene_sizes(scale: Scale) -> list[Cell]:
 def gene_variants(scale: Scale) -> list[Cell]:
     """GENE-FL with other genes and other inheritances."""
     return cross(variants(scale), [column(scale, "C10 s=4")])
+
+
+def full(scale: Scale) -> list[Cell]:
+    """The paper's network on all images, with what it prints in Tables I and III."""
+    newcomers = TABLES["table3"]
+    return [
+        replace(cell, paper={**cell.paper, **newcomers.at(cell.row, cell.column)})
+        for cell in cross(full_rows(scale), full_columns(scale), TABLES["table1"])
+    ]
 
 
 def against(rival: str, scale: Scale) -> list[Cell]:

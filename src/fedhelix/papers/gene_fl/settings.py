@@ -47,6 +47,17 @@ QUICK = {
     "eval_every": 2,
 }
 
+# The paper's network on all images, in half precision; at scale `gpu` in fewer rounds and epochs.
+LONG = {"eval_every": 10, "checkpoint_every": 10, "precision": "bfloat16"}
+SHORTER = {
+    "newcomers_after": 60,
+    "rounds": 90,
+    "epochs": 5,
+    "eval_every": 30,
+    "checkpoint_every": 30,
+    "precision": "bfloat16",
+}
+
 METHODS = [
     Row("FedAvg", "clustered+fedavg"),
     Row("FedBN", "clustered+fedbn", {"fedbn.bn_filter": "name"}),
@@ -128,6 +139,25 @@ def all_rows(scale: Scale) -> list[Row]:
         Row("FedAvg-FT", "clustered+fedavg-ft"),
         Row("alone, random start", "local", {"local.follow_sampling": True}),
     ]
+
+
+def full_columns(scale: Scale) -> list[Column]:
+    """All images, and on a GPU the paper's network at both scales."""
+    if scale == "quick":
+        return [column(scale, "C10 s=4")]
+    length = SHORTER if scale == "gpu" else LONG
+    wanted = [column("paper", name) for name in ("C10 s=4", "C100 s=10")]
+    return [Column(one.name, {**one.settings, **length}) for one in wanted]
+
+
+def full_rows(scale: Scale) -> list[Row]:
+    """GENE-FL in three forms, its strongest rivals in the paper, and those that it leaves out."""
+    names = ("FedAvg", "FedBN", "ParFed", "FedLP", "FedPer", "FedBABU", "FedAvg-FT")
+    forms = ("GENE-FL", "GENE-FL, Eq. 4 as printed", "GENE-FL, whole, then shrinking")
+    # The network of scale `gpu` is the paper's too.
+    known = {row.name: row for row in all_rows("quick" if scale == "quick" else "paper")}
+    wanted = (*names, *forms, "alone, random start")
+    return [*(known[name] for name in wanted), Row("Helix", "helix")]
 
 
 def start_whole(scale: Scale) -> Row:

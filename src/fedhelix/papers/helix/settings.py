@@ -116,22 +116,11 @@ def pfedgpa_columns(scale: Scale) -> list[Column]:
     ]
 
 
-# ResNet-18 on all images, in fewer rounds and epochs than the paper's.
-SHORTER = {
-    "newcomers_after": 60,
-    "rounds": 90,
-    "epochs": 5,
-    "eval_every": 30,
-    "checkpoint_every": 30,
-    "precision": "bfloat16",
-}
-
-
 def more_gene_fl_columns(scale: Scale) -> list[Column]:
     """On a GPU, also held-out data, and the paper's network on all images."""
     if scale != "gpu":
         return []
-    resnet = {**gene_fl.column("paper", "C10 s=4").settings, **SHORTER}
+    resnet = gene_fl.full_columns(scale)[0].settings
     return [gene_fl.column(scale, "C100 s=10"), Column("C10 s=4, ResNet-18", resnet)]
 
 
