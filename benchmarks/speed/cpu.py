@@ -19,6 +19,7 @@ import argparse
 import itertools
 import json
 import os
+import platform
 import shlex
 import signal
 import statistics
@@ -49,7 +50,8 @@ EQUAL = 0.01
 # Contestants with the settings to try; the fastest goes into the race. Where nothing is tried, it
 # is the last one, which was the fastest in most races.
 DEFAULT = {"threads": None, "onednn": True, "processes": 1, "cpus_per_client": None}  # as installed
-ONEDNN = ({"onednn": True}, {"onednn": False})
+X86 = platform.machine() in ("x86_64", "AMD64")  # oneDNN is made for it, and slower elsewhere
+ONEDNN = ({"onednn": not X86}, {"onednn": X86})
 CONTESTANTS: dict[str, list[dict[str, Any]]] = {
     "fedhelix": [{}],
     "flower": [{"cpus_per_client": 1, "threads": 1} | kernels for kernels in ONEDNN],
@@ -58,8 +60,8 @@ CONTESTANTS: dict[str, list[dict[str, Any]]] = {
         for (processes, threads), kernels in itertools.product([(1, 2), (2, 1)], ONEDNN)
     ],
     "blazefl": [
-        {"pool": pool, "parallel": 2, "threads": 1, "onednn": False}
-        for pool in ("processes", "threads")
+        {"pool": pool, "parallel": 2, "threads": 1} | kernels
+        for pool, kernels in itertools.product(("processes", "threads"), ONEDNN)
     ],
     "plain": [{"threads": 2} | kernels for kernels in ONEDNN],
     "flower-default": [{}],
