@@ -25,7 +25,6 @@ PARTS: dict[str, Callable[..., str]] = {
     "choosing": measurements.choosing,
     "claims": lambda paper: claims.claims(paper, RESULTS),
     "cluster": measurements.cluster,
-    "cpu": measurements.cpu,
     "dashboard": measurements.dashboard,
     "deep": measurements.deep,
     "deployment": measurements.deployment,

@@ -249,7 +249,7 @@ def main() -> None:
     parser.add_argument(
         "--envs", type=Path, default=ROOT / ".peers", help="where the peers' environments live"
     )
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/speed-cpu.json")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/race.json")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--warm-up", type=int, default=2, help="first rounds that are not timed")
     parser.add_argument(

@@ -1,6 +1,6 @@
 """Figures of the races and of the cost curves, drawn from their numbers.
 
-python benchmarks/speed/plot.py benchmarks/results/speed-cpu.json
+python benchmarks/speed/plot.py benchmarks/results/race.json
 """
 
 from __future__ import annotations

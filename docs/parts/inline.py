@@ -23,9 +23,9 @@ def _compared(method: str) -> dict[str, Any]:
 
 
 def slower(workload: str) -> str:
-    """How many times as long the faster one of Flower and pfl takes on a CPU."""
-    ratios = result("speed-cpu")[workload]["ratio_to_fedhelix"]
-    return f"{min(ratios[name]['median'] for name in ('flower', 'pfl')):.1f}"
+    """How many times as long the fastest of Flower, pfl and BlazeFL takes on a CPU."""
+    ratios = result("race")[workload]["ratio_to_fedhelix"]
+    return f"{min(ratios[name]['median'] for name in ('flower', 'pfl', 'blazefl')):.1f}"
 
 
 def seeds(*words: str) -> str:

@@ -20,20 +20,12 @@ DEEP = {
     "gene-fl bfloat16": "GENE-FL, bfloat16",
     "helix bfloat16": "Helix, bfloat16",
 }
-CPU = {
-    "fedhelix": "fedhelix, `parallel`, two workers",
-    "pfl": "pfl 0.6, best settings",
-    "flower": "Flower's simulation, best settings",
-    "plain": "plain PyTorch loop, best settings",
-    "pfl-default": "pfl, default settings",
-    "flower-default": "Flower's simulation, default settings",
-}
 RACE = {
-    "fedhelix": "fedhelix, `parallel`",
+    "fedhelix": "fedhelix {}, `parallel`, two workers",
     "pfl": "pfl {}",
-    "flower": "Flower {}",
+    "flower": "Flower {}, simulation",
     "blazefl": "BlazeFL {}",
-    "plain": "plain PyTorch loop",
+    "plain": "plain loop, PyTorch {}",
 }
 CLUSTER = {
     "short": "digits, 20 of 100 clients per round, 5 epochs",
@@ -87,41 +79,24 @@ def deep() -> str:
     return table(heads, rows)
 
 
-def cpu() -> str:
-    """Speed on a CPU."""
-    measured = result("speed-cpu")
-    rows = []
-    for key, words in CPU.items():
-        row = [words]
-        for workload in ("W1", "W2"):
-            race = measured[workload]
-            ratio = race["ratio_to_fedhelix"].get(key, {"median": 1.0})["median"]
-            row += [f"{race['seconds_per_round'][key]['median']:.2f}", f"{ratio:.2f}"]
-            row.append(f"{race['peak_memory_MiB'][key]['pss']:.0f}")
-        rows.append(row)
+def race() -> str:
+    """The CPU race of all simulators."""
+    measured = result("race")
+    figures: dict[str, list[str]] = {}
+    for row in measured["rows"]:
+        memory = measured[row["workload"]]["peak_memory_MiB"][row["contestant"]]["pss"]
+        figures.setdefault(RACE[row["contestant"]].format(row["version"]), []).extend(
+            [
+                f"{row['seconds_per_round']:.2f}",
+                f"{row['relative_to_fedhelix']:.2f}",
+                f"{memory:.0f}",
+            ]
+        )
     heads = [
         f"{workload}, {what}"
         for workload in ("W1", "W2")
         for what in ("s per round", "relative to ours", "MiB")
     ]
-    return table(["simulator", *heads], rows)
-
-
-def race() -> str:
-    """The CPU race of all simulators by processor time."""
-    measured = result("race")
-    workloads = [name for name in ("W1", "W2") if name in measured]
-    figures: dict[str, list[str]] = {}
-    for workload in workloads:
-        for row in (row for row in measured["rows"] if row["workload"] == workload):
-            words = RACE[row["contestant"]].format(row["version"])
-            figures.setdefault(words, []).extend(
-                [
-                    f"{row['processor_seconds_per_round']:.2f}",
-                    f"{row['processor_relative_to_fedhelix']:.2f}",
-                ]
-            )
-    heads = [f"{name}, {what}" for name in workloads for what in ("s of CPU", "relative to ours")]
     return table(["simulator", *heads], [[words, *cells] for words, cells in figures.items()])
 
 
