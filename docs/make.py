@@ -50,6 +50,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "scaffold": measurements.scaffold,
     "study": studies.study,
     "settings": lambda paper: claims.settings(paper, RESULTS),
+    "one-seed": inline.one_seed,
     "personal": inline.personal,
     "privacy": measurements.privacy,
     "seeds": inline.seeds,

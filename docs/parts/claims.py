@@ -66,17 +66,23 @@ class Checked:
 
 
 def verdicts(paper: str, folder: Path) -> str:
-    """A paper's main claims: verdict, numbers of the first setting, and where the rest is."""
-    rows = [
-        [
-            headline.words,
-            f"**{_word(paper, overall(headline, checked))}**",
-            checked[0].short + _others(len(checked) - 1),
-            _printed(headline, checked[0].claim, folder),
-            f"[{headline.more}](#{headline.anchor})",
-        ]
-        for headline, checked in _checked(paper, folder)
-    ]
+    """A paper's main claims: verdict, numbers of one setting, and where the rest is.
+
+    It is the first setting with the same verdict, if there is one.
+    """
+    rows = []
+    for headline, checked in _checked(paper, folder):
+        decided = overall(headline, checked)
+        shown = next((one for one in checked if one.decided == decided), checked[0])
+        rows.append(
+            [
+                headline.words,
+                f"**{_word(paper, decided)}**",
+                shown.short + _others(len(checked) - 1),
+                _printed(headline, shown.claim, folder),
+                f"[{headline.more}](#{headline.anchor})",
+            ]
+        )
     first, printed = _headers(paper)
     return table([first, "verdict ", "ours ", printed, "more "], rows)
 

@@ -36,6 +36,14 @@ def seeds(*words: str) -> str:
     return " to ".join(dict.fromkeys(ends))
 
 
+def one_seed(*words: str) -> str:
+    """`FILE | ROW | COLUMN | MEASURE | SEED`: what one run gave."""
+    file, row, column, measure, seed = " ".join(words).split(" | ")
+    cells = result(file)["cells"]
+    cell = next(cell for cell in cells if (cell["row"], cell["column"]) == (row, column))
+    return _short(cell[measure]["by_seed"][cell["seeds"].index(int(seed))])
+
+
 def gap(*words: str) -> str:
     """`FILE | ROW | OTHER ROW | COLUMN | MEASURE`: how far one mean is above the other."""
     file, row, other, column, measure = " ".join(words).split(" | ")

@@ -51,8 +51,12 @@ def verdict(margins: Sequence[float | None]) -> Verdict:
 
 
 def together(verdicts: Iterable[Verdict]) -> Verdict:
-    """The verdict on a claim about several settings."""
+    """The verdict on a claim about several settings.
+
+    It is partly reproduced if it holds in some of them, and not reproduced if it fails in some and
+    is known to hold in none.
+    """
     kinds = set(verdicts)
     if len(kinds) == 1:
         return kinds.pop()
-    return "partly" if "reproduced" in kinds else "inconclusive"
+    return "partly" if "reproduced" in kinds else "not reproduced"
