@@ -39,6 +39,11 @@ def pair_of(part: Any, where: str, columns: Sequence[str] | None = None) -> tupl
             f"{where} is a DataLoader; give its data set, loader.dataset: batch_size, sampler and "
             "augment are settings of the federation."
         )
+    if isinstance(part, Mapping) and part and not has_splits(part):
+        raise UserError(
+            f"{where} is a dictionary of {', '.join(map(str, part))}; give what one client has: a "
+            "pair (x, y), a table or a torch Dataset."
+        )
     if has_splits(part):
         raise UserError(
             f"{where} has the splits {', '.join(part)}, each a table of its own; give one of them."
@@ -171,14 +176,33 @@ def target_of(columns: Sequence[str], where: str) -> str:
 
 
 def names_of(table: Any) -> list[str]:
-    """The names of the columns."""
+    """The names of the columns, as rows have them: Hugging Face's may have a transform, or a format
+    with some of the columns.
+    """
     if isinstance(table, Mapping):
         return [str(name) for name in table]
-    return [str(name) for name in getattr(table, "column_names", None) or table.columns]
+    if _has_transform(table) and len(table):
+        return [str(name) for name in sample_of(table, 0, "the table")]
+    given = _format(table).get("columns") or getattr(table, "column_names", None) or table.columns
+    return [str(name) for name in given]
+
+
+def _format(table: Any) -> Mapping[str, Any]:
+    """In which form a data set of Hugging Face gives its rows; empty for other tables."""
+    found = getattr(table, "format", None)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _has_transform(table: Any) -> bool:
+    return _format(table).get("type") == "custom"
 
 
 def column_of(table: Any, name: str) -> Any:
     """One column as an array, or as a list of sequences of different lengths."""
+    if _has_transform(table) and len(table):
+        table = table[:]  # whose columns need not be those that are stored
+    if hasattr(table, "columns"):  # a data frame may number its columns
+        name = next((own for own in table.columns if str(own) == name), name)
     if hasattr(table[name], "columns"):
         raise UserError(f"two columns are called '{name}'; give every column a name of its own.")
     values = list(table[name])

@@ -19,9 +19,9 @@ from fedhelix.data.targets import Classes
 @checks_arguments
 def from_table(
     table: Any,
-    target: str | Sequence[str] | None = None,
-    owner: str | None = None,
-    inputs: Sequence[str] | None = None,
+    target: str | int | Sequence[str | int] | None = None,
+    owner: str | int | None = None,
+    inputs: Sequence[str | int] | None = None,
     *,
     test: Any = None,
     classes: Classes = "auto",
@@ -42,9 +42,12 @@ def from_table(
         table, test = _splits(table, test, name)
     where = f"'{name}'"
     columns = names_of(table)
-    target = target or target_of(columns, where)
-    targets = [target] if isinstance(target, str) else list(target)
-    chosen = list(inputs or (column for column in columns if column not in (*targets, owner)))
+    if target is None:
+        target = target_of(columns, where)
+    owner = None if owner is None else str(owner)
+    targets = [str(name) for name in np.atleast_1d(np.asarray(target, dtype=object))]
+    others = (column for column in columns if column not in (*targets, owner))
+    chosen = list(map(str, inputs or others))
     for column in (*chosen, *targets, *([owner] if owner else [])):
         if column not in columns:
             raise unknown(f"column of {where}", column, columns)

@@ -219,7 +219,7 @@ def check_tokens(module: nn.Module, pool: Dataset) -> None:
     extreme = []
     for x in (pool.x, pool.x_test):
         for part in pool.whole_numbers(x) if len(x) else ():
-            values = part.flatten(1)
+            values = part.reshape(len(part), -1)  # one number per sample or many
             extreme += [x[values.amax(1).argmax()], x[values.amin(1).argmin()]]
     if extreme:
         probe(module, pool.prepare(torch.stack(extreme).cpu()))
