@@ -290,6 +290,10 @@ def test_a_run_without_any_work_is_no_success(tmp_path):
         match=r"no site did any work in this run: site-\d did not answer within 0\.2 s",
     ):
         submit.follow(None, RunFolder.open(tmp_path / "run"), quiet=True)
+    # The sites were evaluated all the same, and keep no model that nobody has trained.
+    assert not list(tmp_path.rglob("model.safetensors"))
+    InProcessDeployment(tmp_path / "other", 2).fit(spec)
+    assert len(list((tmp_path / "other").rglob("model.safetensors"))) == 2
 
 
 def test_a_complete_run_whose_checkpoint_was_changed_is_not_resumed(tmp_path):

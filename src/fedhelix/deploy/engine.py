@@ -70,6 +70,8 @@ class RemoteEngine(Engine):
         """
         registry = self.registry
         registry.enrol(self.transport.descriptions, self.transport.connected)
+        # In a run that goes on, what the server keeps of a client says so.
+        self._has_begun |= any("after" in task.client_state for task in tasks)
         requests = {
             registry.sites[task.client]: self._write(kind, task, bodies.get(task.client, {}))
             for task in tasks
@@ -97,7 +99,7 @@ class RemoteEngine(Engine):
             "round": task.round,
             "client": task.client,
             "trained": task.trained,
-            "final": task.final,
+            "final": task.final and self._has_begun,  # nobody keeps a model that was never trained
             "after": task.client_state.get("after"),
             **self.common_header,
         }
