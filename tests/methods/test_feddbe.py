@@ -5,7 +5,17 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from fedhelix import Batch, Calibrated, FedAvg, FedDBE, Phase, UserError, partition
+from fedhelix import (
+    Batch,
+    Calibrated,
+    FedAvg,
+    FedDBE,
+    Federation,
+    Phase,
+    UserError,
+    from_arrays,
+    partition,
+)
 from fedhelix.core.shift import SHIFT
 from fedhelix.data import Dataset
 from fedhelix.engines.local import ClientTask, start_round
@@ -142,3 +152,11 @@ def test_networks_without_a_linear_head_on_features_are_refused():
     ):
         with pytest.raises(UserError, match="feddbe needs a model with a linear head and a layer"):
             small(FedDBE(), model)
+
+
+@pytest.mark.parametrize("method", ["feddbe", "fedcp", "compact+feddbe"])
+def test_features_of_tokens_are_refused(method):
+    tagger = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 3))
+    x = torch.arange(240).view(40, 6) % 9
+    with pytest.raises(UserError, match=r"as a whole, and this model scores tokens or pixels"):
+        Federation(from_arrays(x, x % 3), "iid", clients=2, model=tagger, method=method)

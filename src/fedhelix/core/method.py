@@ -54,6 +54,7 @@ class Capabilities:
     server_validation: bool = False  # it needs the server's validation set
     complete_uploads: bool = True  # an upload without some shared entry is refused
     classification: bool = False  # it needs classes
+    sample_features: bool = False  # it needs one vector of features per sample, not one per token
     packed_uploads: bool = False  # weights travel in a form that nobody else can score or change
     packed_downloads: bool = False  # so does the model that a client receives
     central_model: bool = True  # the server has a model of which uploads are updates

@@ -183,6 +183,11 @@ def network(
     targets = pool.y[:SEVERAL].cpu()
     if objective.loss is token_cross_entropy:
         _check_classes_of_tokens(pool, outputs)
+    if method.capabilities.sample_features and outputs.dim() > 2:
+        raise UserError(
+            f"{method.label} works on the features of a sample as a whole, and this model scores "
+            "tokens or pixels; use another method."
+        )
     check_loss(objective, outputs.float(), targets)
     check_metric(objective, outputs.float(), targets)
     layers = Layers.of(module, example)

@@ -11,7 +11,16 @@ from torch.nn import functional as F
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.layers import Layers
-from fedhelix.core.method import Batch, Client, Context, Local, LocalRound, Phase, Upload
+from fedhelix.core.method import (
+    Batch,
+    Capabilities,
+    Client,
+    Context,
+    Local,
+    LocalRound,
+    Phase,
+    Upload,
+)
 from fedhelix.core.shift import SHIFT, without_shift
 from fedhelix.core.tree import State, Tree, clone, masked_mean, take
 from fedhelix.methods.fedavg import FedAvg
@@ -39,6 +48,11 @@ def linear_entries(name: str, inputs: int, outputs: int, draw: torch.Generator) 
 @dataclass(frozen=True)
 class Companion(FedAvg):
     """FedAvg of the model and of further entries, which a method's `predict` looks at."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The companion sees the features of a sample."""
+        return replace(super().capabilities, sample_features=True)
 
     def _companion(self, features: int, classes: int, draw: torch.Generator) -> State:
         """Server: the first values of these entries, whose names are in parentheses."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.layers import Layers
-from fedhelix.core.method import Batch, Client, Context, Local, LocalRound, Phase
+from fedhelix.core.method import Batch, Capabilities, Client, Context, Local, LocalRound, Phase
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
 from fedhelix.core.shift import SHIFT, without_shift
@@ -35,6 +35,11 @@ class FedDBE(FedAvg):
     """
 
     kappa: float = option(10.0, "weight of the pull of the mean features", low=0)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The memory is added to the features of a sample."""
+        return replace(super().capabilities, sample_features=True)
 
     def check(self, layers: Layers) -> None:
         """The memory is between the head and the layers below."""
