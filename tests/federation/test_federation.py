@@ -435,7 +435,7 @@ def test_what_ends_a_run_between_checkpoints_loses_no_complete_round(
         ({"model": nn.Linear(64, 10)}, "the model does not fit the data"),
         (
             {"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 7))},
-            "output does not fit the classes: .*needed",
+            "output does not fit the targets: .*needed",
         ),
         ({"model": nn.Flatten()}, "no trainable parameters"),
         ({"lr": -1}, "lr must be greater than 0, not -1.0"),

@@ -165,7 +165,7 @@ def test_bad_models_get_a_sentence(model, shape, sentence):
 @pytest.mark.parametrize(
     ("module", "sentence"),
     [
-        (nn.Linear(4, 3), r"output does not fit the classes: .* \(2, 3\), and \(2, 5\) is needed"),
+        (nn.Linear(4, 3), r"output does not fit the targets: .* \(2, 3\), and \(2, 5\) is needed"),
         (
             nn.Linear(9, 5),
             "the model does not fit the data: a batch of shape \\(2, 4\\) fails with",

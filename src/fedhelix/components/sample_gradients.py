@@ -25,7 +25,7 @@ def clipped_mean(
     """
     grads, losses = of_each_sample(grad_and_value(loss), params, x, y)
     present = torch.ones_like(losses) if mask is None else mask
-    squares = [grad.flatten(1).square().sum(1) for grad in grads.values()]
+    squares = [grad.reshape(len(grad), -1).square().sum(1) for grad in grads.values()]
     lengths = torch.stack(squares).sum(0).sqrt()
     factor = present * (clip / lengths.clamp_min(1e-12)).clamp(max=1)
     count = present.sum().clamp_min(1)

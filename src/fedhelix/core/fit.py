@@ -109,7 +109,7 @@ def check_fits(module: nn.Module, example: Inputs, outputs: int | None = None) -
     size = len(next(iter((*args, *keywords.values()))))
     if outputs is not None and tuple(output.shape) != (size, outputs):
         raise UserError(
-            f"the model's output does not fit the classes: a batch of {size} gives shape "
+            f"the model's output does not fit the targets: a batch of {size} gives shape "
             f"{tuple(output.shape)}, and {(size, outputs)} is needed."
         )
     return output

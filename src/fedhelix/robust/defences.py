@@ -97,7 +97,9 @@ def filled(sent: Sequence[State], origin: State) -> list[State]:
     for name in origin:
         known = [state[name] for state in sent if name in state]
         if 0 < len(known) < len(sent):
-            usual[name] = rules.median(torch.stack(known).flatten(1)).view_as(origin[name])
+            usual[name] = rules.median(torch.stack(known).reshape(len(known), -1)).view_as(
+                origin[name]
+            )
     return [{**usual, **state} for state in sent]
 
 

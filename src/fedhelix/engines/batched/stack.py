@@ -111,7 +111,7 @@ class Stack:
         """
         lead = values.shape[:-1]
         if self.mode != "apart" or len(shape) != 4:
-            return values.view(*lead, *shape)
+            return values.view((*lead, *shape))
         outputs, inputs, *kernel = shape
         return values.view(*lead, outputs, *kernel, inputs).movedim(-1, -3)
 

@@ -120,7 +120,8 @@ def gather(setup: Setup, samples: Tensor, draws: Tensor | None, width: int | Non
 def unscaled(data: Dataset, x: Tensor) -> Tensor:
     """Samples before they are normalised: pixels between 0 and 1, other values as they are."""
     if data.fields is not None:
-        return torch.cat([part.float().flatten(1) for part in in_order(data.prepare(x))], 1)
+        parts = in_order(data.prepare(x))
+        return torch.cat([part.float().reshape(len(part), -1) for part in parts], 1)
     return x.float() / 255 if x.dtype == torch.uint8 else x.float()
 
 
