@@ -33,7 +33,9 @@ def audit(
     ],
     specs: Annotated[
         list[str],
-        typer.Argument(metavar="METHOD|RUN|FILE...", help="Methods, run folders, or logs."),
+        typer.Argument(
+            metavar="METHOD|RUN|FILE...", help="Methods; with idlg also run folders; or logs."
+        ),
     ],
     assignments: Annotated[
         list[str] | None,
@@ -62,6 +64,12 @@ def audit(
     if out.suffix != ".png":
         raise UserError(f"the figure must be a .png, not '{out}'.")
     values = _assigned(assignments or [])
+    runs = [spec for spec in specs if (Path(spec) / "config.toml").exists()]
+    if runs and attack != "idlg":
+        raise UserError(
+            f"audit {attack} trains methods itself and takes no run such as '{runs[0]}'; give the "
+            "name of its method, and its settings with --set."
+        )
     if attack == "membership":
         _membership(specs, values, out, as_json)
         return

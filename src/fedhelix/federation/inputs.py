@@ -260,8 +260,14 @@ def client_setup(setup: Setup, kernels: Kernels | Literal["auto"]) -> Setup:
 
 
 def check_training(setup: Setup) -> None:
-    """Refuse a sampler or an augmentation that does not suit data or method."""
+    """Refuse a sampler, an augmentation or a target that does not suit data or method."""
     training, data = setup.training, setup.data
+    target = getattr(training, "target", None)
+    if target is not None and target > 1 and setup.objective.name == "accuracy":
+        raise UserError(
+            f"target = {target:g} is never reached: an accuracy lies between 0 and 1, and "
+            f"{target:g} % is {target / 100:g}."
+        )
     if training.sampler == "balanced" and data.classes is None:
         raise UserError(f"sampler = balanced needs classes, and '{data.name}' has none.")
     if training.sampler == "balanced" and setup.method.capabilities.sample_gradients:

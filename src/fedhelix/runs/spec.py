@@ -147,8 +147,8 @@ def read_spec(config: Mapping[str, Any], where: str | Path) -> RunSpec:
         raise UserError(f"'{where}' does not say which method it ran.")
     if config.get("library"):
         raise UserError(
-            f"'{where}' was made from Python objects; resume it with Federation.fit(out=..., "
-            "resume=True)."
+            f"'{where}' was made from Python objects, so that no command can set it up again; in "
+            "Python, Federation.fit(out=..., resume=True) goes on with it."
         )
     values = {key: value for key, value in flat(config).items() if key != "method.name"}
     if config.get("partition") == "natural" and "deployment" not in config:

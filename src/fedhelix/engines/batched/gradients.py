@@ -18,7 +18,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.method import Batch, Local
 from fedhelix.core.parts import Inputs, each
 from fedhelix.core.seeds import seeded
-from fedhelix.core.tree import State, unflatten
+from fedhelix.core.tree import State, clone, unflatten
 from fedhelix.engines.batched.convolution import StackedConvolutions
 from fedhelix.engines.batched.streams import STREAMS, fork_streams, join_streams, on_stream
 from fedhelix.engines.batched.table import PhaseTask
@@ -128,16 +128,20 @@ def allows_padding(setup: Setup) -> bool:
 @torch.no_grad()
 def can_stack(setup: Setup) -> bool:
     """Whether several models can run as one program; some networks look at values, for example to
-    see whether a mask is needed.
+    see whether a mask is needed, and some do in training what cannot be stacked.
     """
     state = {name: torch.stack([value, value]) for name, value in setup.initial.items()}
     samples = torch.arange(min(2, len(setup.data.y)), device=setup.device).expand(2, -1)
-    setup.module.eval()
-    try:
-        with without_fallback_warning():
-            vmap(partial(call, setup))(state, gather(setup, samples, None).x)
-    except RuntimeError:
-        return False
+    with seeded(0, setup.device), without_fallback_warning():
+        x = gather(setup, samples, None).x
+        try:
+            for training in (True, False):
+                setup.module.train(training)
+                vmap(partial(call, setup), randomness="different")(clone(state), x)
+        except (RuntimeError, ValueError):
+            return False
+        finally:
+            setup.module.eval()
     return True
 
 
