@@ -164,6 +164,7 @@ def test_json_that_is_no_trace(tmp_path, text):
         ({"devices": "slow:1:10"}, "the share of slow devices must be less than 1"),
         ({"devices": "lognormal:-1"}, "needs numbers above 0"),
         ({"devices": "missing.csv"}, "'missing.csv' cannot be read: No such file"),
+        ({"devices": "uniform", "target": 80}, "between 0 and 1, and 80 % is 0.8"),
         ({"deadline": 5.0}, "deadline needs simulated devices; set devices, such as uniform"),
         ({"devices": "uniform", "over_select": 0.5}, "over_select must be at least 1"),
         ({"devices": "uniform", "deadline": 0.0}, "deadline must be greater than 0"),

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from fedhelix import FedAvg, Finish
+from fedhelix import FedAvg, Finish, UserError
 from fedhelix.store import RunFolder, checkpoint, folder
 from helpers import fit_and_stop, small, timeless
 
@@ -80,3 +80,18 @@ def test_a_kill_while_a_run_is_extended_loses_nothing(has_summary, tmp_path, mon
         assert kept(run) == wanted[3], step
         step += 1
     assert step > 6
+
+
+def test_rounds_that_are_there_are_not_taken_away(tmp_path):
+    fit(tmp_path, 3)
+    before = kept(tmp_path)
+    with pytest.raises(
+        UserError, match=r"has 3 rounds already, so rounds must be 3 or more, not 2"
+    ):
+        fit(tmp_path, 2, resume=True)
+    assert kept(tmp_path) == before and len(fit(tmp_path, 3, resume=True).records) == 3
+
+
+def test_time_needs_a_clock():
+    with pytest.raises(UserError, match="time_to needs simulated devices"):
+        straight(1).time_to(0.1)

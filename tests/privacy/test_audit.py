@@ -101,6 +101,11 @@ def test_a_run_can_be_audited(cli):
     assert json.loads(result.out)["rows"][0]["method"] == "fedper"
     result = cli("audit", "idlg", "run", "--set", "model=lenet")
     assert result.code == 2 and "leave '--set model=lenet' out" in result.err
+    for attack in ("membership", "inversion"):
+        result = cli("audit", attack, "run")
+        assert result.code == 2 and f"audit {attack} trains methods itself" in result.err
+    result = cli("audit", "idlg", ".")
+    assert result.code == 2 and "'.' is no run folder" in result.err
 
 
 @pytest.mark.parametrize(

@@ -44,3 +44,16 @@ def test_a_row_per_round_or_per_client(make_run, tmp_path):
     assert len(each) == 9 and each["attacker"].sum() == 2
     with pytest.raises(UserError, match=r"must end in \.csv or \.parquet"):
         export(runs, tmp_path / "t.xlsx")
+
+
+def test_clients_keep_their_names(make_run, tmp_path):
+    census = {**metadata.CENSUS, "names": ["ulm", "aachen", "köln"]}
+    runs = [make_run("fedavg", rounds=2, clients=3, census=census), make_run("local", 5, rounds=2)]
+    each = export(runs, tmp_path / "c.csv", by_client=True)
+    named = each[each["method"] == "fedavg"]
+    assert dict(zip(named["client"], named["name"], strict=True)) == {
+        0: "ulm",
+        1: "aachen",
+        2: "köln",
+    }
+    assert set(each[each["method"] == "local"]["name"]) == {""}

@@ -1,12 +1,13 @@
 import io
 import math
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from fedhelix.core.errors import UserError
 from fedhelix.report.headline import warnings
-from fedhelix.report.results import read
+from fedhelix.report.results import Result, by_setting, read, unequal
 from fedhelix.report.tables import comparison, markdown, render
 from fedhelix.store import RunFolder
 
@@ -182,3 +183,34 @@ def test_other_metrics_and_empty_runs(make_run):
     empty = comparison([make_run(rounds=0, summary=False), make_run("local", evaluated=False)])
     assert empty["rounds"].tolist() == [0, 20]
     assert "| fedavg (unfinished) | 1 | 0 |" in markdown(empty)
+
+
+def with_settings(path, method, seed=0, **settings) -> Result:
+    """A run with some settings."""
+    small_run(path, method, seed, 0.5)
+    return replace(read(RunFolder.open(path)), circumstances=settings)
+
+
+def test_methods_with_different_settings_are_not_ranked_without_a_word(tmp_path):
+    one = with_settings(tmp_path / "a", "fedavg", lr=0.02, epochs=1, data="digits")
+    other = with_settings(tmp_path / "b", "fedprox", lr=0.2, epochs=1, data="digits", devices="x")
+    (sentence,) = warnings([one, other])
+    assert sentence == (
+        "The methods have different settings: lr is 0.02 with fedavg, 0.2 with fedprox; "
+        "devices is not set with fedavg, x with fedprox."
+    )
+    # A grid that both have gone through, and other data, are told apart by labels and sections.
+    grid = [
+        with_settings(tmp_path / f"{method}{lr}", method, lr=lr, data="digits")
+        for method in ("fedavg", "fedprox")
+        for lr in (0.1, 0.2)
+    ]
+    assert unequal(grid) == {}
+    assert unequal([one, replace(other, circumstances={"data": "wine", "lr": 0.2})]) == {}
+    assert unequal([*grid, replace(grid[0], seed=1)]) == {}
+
+
+def test_what_has_no_shift_says_so(tmp_path):
+    one = with_settings(tmp_path / "a", "fedavg", shift="none")
+    other = with_settings(tmp_path / "b", "fedavg", shift="rotation:2")
+    assert list(by_setting([one, other])) == ["no shift", "rotation:2"]

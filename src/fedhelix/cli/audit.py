@@ -65,6 +65,8 @@ def audit(
         raise UserError(f"the figure must be a .png, not '{out}'.")
     values = _assigned(assignments or [])
     runs = [spec for spec in specs if (Path(spec) / "config.toml").exists()]
+    for spec in (spec for spec in specs if Path(spec).is_dir() and spec not in runs):
+        raise UserError(f"'{spec}' is no run folder; give one such as runs/NAME, or a method.")
     if runs and attack != "idlg":
         raise UserError(
             f"audit {attack} trains methods itself and takes no run such as '{runs[0]}'; give the "

@@ -135,8 +135,8 @@ def _show_clients(settings: dict[str, Any], as_json: bool) -> None:
         return
     columns = {
         "client": census.get("names", range(len(census["samples"]))),
-        "samples": census["samples"],
-        "samples of each class": [" ".join(map(str, row)) for row in census.get("classes", ())],
+        "training samples": census["samples"],
+        "of each class": [" ".join(map(str, row)) for row in census.get("classes", ())],
         "shift": census.get("shift", ()),
     }
     shown = {title: column for title, column in columns.items() if len(column)}

@@ -185,6 +185,11 @@ class Federation(FederationSetup):
                     str(self.device), on_disk=client_state == "disk",
                 )  # fmt: skip
                 self._prepare(run, folder_sink, resume)
+                if resume and rounds < (done := run.state.round):
+                    raise UserError(
+                        f"'{out}' has {done} rounds already, so rounds must be {done} or more, not "
+                        f"{rounds}."
+                    )
                 if resume:
                     settle(run, rounds, eval_every, config or {})
                 sinks.append(folder_sink)

@@ -101,8 +101,10 @@ class Run:
 
     def time_to(self, level: float) -> float | None:
         """The simulated seconds until the accuracy (or score) reaches a level; None if it never
-        does.
+        does. Needs simulated devices.
         """
+        if self.federation.devices is None:
+            raise UserError("time_to needs simulated devices; set devices, such as uniform.")
         return time_to(self.records, convert("level", level, float))
 
     def plot(self, path: str | Path | None = None) -> Figure:

@@ -28,16 +28,23 @@ def rounds(results: Sequence[Result]) -> pd.DataFrame:
 
 
 def clients(results: Sequence[Result]) -> pd.DataFrame:
-    """One row per run, evaluated round and client."""
+    """One row per run, evaluated round and client, with its name where clients have names."""
+    has_names = any(result.names for result in results)
+
+    def named(result: Result, client: int) -> list[str]:
+        found = result.names[client : client + 1]
+        return (found or [""]) if has_names else []
+
     rows = [
-        (result.name, result.method, result.seed, client, round, value, client in result.attackers)
+        (result.name, result.method, result.seed, client, *named(result, client), round, value,
+         client in result.attackers)
         for result in results
         for client, history in result.clients().items()
         for round, value in history
-    ]
-    return pd.DataFrame(
-        rows, columns=["run", "method", "seed", "client", "round", "value", "attacker"]
-    )
+    ]  # fmt: skip
+    names = ["name"] if has_names else []
+    columns = ["run", "method", "seed", "client", *names, "round", "value", "attacker"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def export(folders: Sequence[RunFolder], out: Path, by_client: bool = False) -> pd.DataFrame:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedhelix.report.results import Groups, Result
+from fedhelix.report.results import Groups, Result, unequal
 from fedhelix.report.spread import finals, tied
 from fedhelix.report.tables import comparison
 from fedhelix.report.wording import INCIDENT_WORDS, MEASURES, count, percent, plain
@@ -19,6 +19,7 @@ MOST_TILES = 4
 MOST_TIED = 3  # named in a tile
 MOST_METHODS = 6  # named in a title
 MOST_NAMES = 8  # of clients in a warning
+MOST_UNEQUAL = 4  # settings in a warning
 
 
 def title(results: Sequence[Result]) -> str:
@@ -128,7 +129,20 @@ def warnings(results: Sequence[Result]) -> list[str]:
             f"{count(len(results), 'run')} ({', '.join(sorted(attacks))}); "
             "the figures mark them with ×."
         )
-    return sentences
+    return [*_unequal_warning(results), *sentences]
+
+
+def _unequal_warning(results: Sequence[Result]) -> Iterator[str]:
+    """Says that methods were not trained alike, so that a difference may not be the method's."""
+    found = [
+        f"{key} is {', '.join(f'{value} with {method}' for method, value in values.items())}"
+        for key, values in unequal(results).items()
+    ]
+    if found:
+        more = (
+            f"; {count(len(found) - MOST_UNEQUAL, 'setting')} more" if found[MOST_UNEQUAL:] else ""
+        )
+        yield f"The methods have different settings: {'; '.join(found[:MOST_UNEQUAL])}{more}."
 
 
 def _warnings_of(result: Result) -> Iterator[str]:

@@ -207,13 +207,34 @@ def make(
 
 def by_setting(results: Sequence[Result]) -> dict[str, list[Result]]:
     """The runs on the same data in the same hands, under what tells them from the others."""
-    told = {key: [str(one.circumstances.get(key, "none")) for one in results] for key in SETTING}
+    told = {
+        key: [str(one.circumstances.get(key, f"no {key}")) for one in results] for key in SETTING
+    }
+    told["shift"] = [word.replace("none", "no shift") for word in told["shift"]]
     differing = [key for key, values in told.items() if len(set(values)) > 1]
     sections: dict[str, list[Result]] = {}
     for place, result in enumerate(results):
         words = [told[key][place] for key in differing]
         sections.setdefault(" · ".join(words), []).append(result)
     return sections
+
+
+def unequal(results: Sequence[Result]) -> dict[str, dict[str, str]]:
+    """The settings that methods on the same data do not have in common: their values by method."""
+    found: dict[str, dict[str, str]] = {}
+    for part in by_setting(results).values():
+        keys = dict.fromkeys(key for one in part for key in one.circumstances)
+        if len({str(one.config.get("versions", {}).get("fedhelix")) for one in part}) > 1:
+            # A version may know settings that another one did not have.
+            keys = {key: None for key in keys if all(key in one.circumstances for one in part)}
+        for key in keys:
+            values: dict[str, dict[str, None]] = {}
+            for one in part:
+                value = str(one.circumstances.get(key, "not set"))
+                values.setdefault(one.method, {})[value] = None
+            if len({frozenset(of_method) for of_method in values.values()}) > 1:
+                found[key] = {method: " or ".join(each) for method, each in values.items()}
+    return found
 
 
 def grouped(runs: Sequence[RunFolder | Result]) -> Groups:

@@ -129,11 +129,6 @@ class Session:
             for key in (*CHANGEABLE, *MOVABLE)
             if getattr(spec.config, key) != getattr(begun.config, key)
         ]
-        if "rounds" in changed and spec.config.rounds < (done := folder.rounds_saved):
-            raise UserError(
-                f"'{path}' has {done} rounds already, so rounds must be {done} or more, not "
-                f"{spec.config.rounds}."
-            )
         if place is not None:
             moved = device_name(place.device) != config.get("versions", {}).get("device")
             # Kernels were chosen by timing: on the same device the run computes as it began.
