@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from fedhelix.engines.local import ClientResult
-from fedhelix.federation.uploads import LARGEST, finite, refusal, validate_uploads
+from fedhelix.federation.uploads import (
+    LARGEST,
+    finite,
+    keep_states,
+    refusal,
+    validate_uploads,
+)
 
 INITIAL = {"w": torch.zeros(3, 2), "n": torch.tensor(0)}
 
@@ -79,3 +85,25 @@ def test_a_part_of_the_model_and_nothing_at_all_are_fine():
     assert refusal({"model": {"n": torch.tensor(1)}}, INITIAL) is None
     assert refusal({"model": {}}, INITIAL) is None
     assert refusal({}, INITIAL) is None
+
+
+def test_sums_that_overflow_or_cancel_do_not_mislead():
+    huge = torch.full((8,), 3e38)
+    both = torch.tensor([float("inf"), float("-inf")])
+    trees = [{"a": huge}, {"a": both}, {"a": -huge}, {"a": huge, "b": both[:1]}, {"a": huge[:1]}]
+    assert not huge.sum().isfinite()
+    assert finite(trees) == [True, False, True, False, True]
+
+
+def test_valid_uploads_are_not_looked_at_again():
+    fine, spoilt = {"model": {"w": torch.ones(2)}}, {"w": torch.tensor([float("nan")])}
+    results = [
+        ClientResult(0, 1, fine, {"own": torch.zeros(1)}, 0.0),
+        ClientResult(1, 1, fine, spoilt, 0.0),
+        ClientResult(2, 1, {"model": spoilt}, {"own": torch.zeros(1)}, 0.0),
+    ]
+    valid, _ = validate_uploads(results, {"w": torch.zeros(2)})
+    assert [upload.client for upload in valid] == [0, 1]
+    before = {1: {"own": torch.ones(1)}}
+    kept = keep_states(results, before, valid)
+    assert kept[0] == results[0].client_state and kept[1] is before[1] and kept[2] == {}

@@ -91,7 +91,7 @@ def run_round(
     state = FederationState(
         t + 1,
         server,
-        state.client_states | keep_states(turn.results, state.client_states),
+        state.client_states | keep_states(turn.results, state.client_states, uploads),
         state.changed | {result.client for result in turn.results},
         clock=turn.clock or 0.0,
         pending=turn.pending,

@@ -36,8 +36,7 @@ def finite(trees: Sequence[Tree]) -> list[bool]:
     """Which trees hold nothing but finite numbers: one wait for the device,
     however many there are.
     """
-    # Tensors of one type are measured together: their largest magnitude is not finite if any is
-    # not.
+    # Tensors of one type are looked at together.
     groups: dict[tuple[torch.dtype, torch.device], tuple[list[int], list[Tensor]]] = {}
     for place, tree in enumerate(trees):
         for value in tensors(tree):
@@ -45,10 +44,7 @@ def finite(trees: Sequence[Tree]) -> list[bool]:
                 owners, values = groups.setdefault((value.dtype, value.device), ([], []))
                 owners.append(place)
                 values.append(value)
-    flags = [
-        torch.stack(torch._foreach_norm(values, math.inf)).isfinite()
-        for _, values in groups.values()
-    ]
+    flags = [_are_finite(values) for _, values in groups.values()]
     # Numbers move to a GPU without waiting for it, but not the other way.
     device = next((part.device for part in flags if part.is_cuda), torch.device("cpu"))
     sound = torch.cat([part.to(device) for part in flags]).tolist() if flags else []
@@ -57,11 +53,28 @@ def finite(trees: Sequence[Tree]) -> list[bool]:
     return [place not in spoilt for place in range(len(trees))]
 
 
-def keep_states(results: Sequence[ClientResult], before: Mapping[int, Tree]) -> dict[int, Tree]:
-    """What clients keep of a round: those who did not come out of it with finite numbers go back to
-    what they had.
+def _are_finite(values: Sequence[Tensor]) -> Tensor:
+    """Which tensors of one type and device are finite: on a GPU, their largest magnitudes tell,
+    which are one kernel; on a CPU, their sums do, but for those that are too large.
     """
-    sound = finite([{"own": result.client_state, "upload": result.upload} for result in results])
+    if values[0].is_cuda:
+        return torch.stack(torch._foreach_norm(list(values), math.inf)).isfinite()
+    sound = torch.stack([value.sum() for value in values]).isfinite()
+    for doubtful in (~sound).nonzero().flatten().tolist():
+        sound[doubtful] = values[doubtful].isfinite().all()
+    return sound
+
+
+def keep_states(
+    results: Sequence[ClientResult], before: Mapping[int, Tree], valid: Sequence[Upload] = ()
+) -> dict[int, Tree]:
+    """What clients keep of a round: those who did not come out of it with finite numbers go back to
+    what they had. Uploads that are `valid` as they were sent are not looked at again.
+    """
+    seen = {id(upload.tree) for upload in valid}
+    unseen = [{} if id(result.upload) in seen else result.upload for result in results]
+    kept = [result.client_state for result in results]
+    sound = finite([{"own": own, "upload": sent} for own, sent in zip(kept, unseen, strict=True)])
     return {
         result.client: result.client_state if fine else before.get(result.client, {})
         for result, fine in zip(results, sound, strict=True)
