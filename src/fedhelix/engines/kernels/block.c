@@ -131,7 +131,7 @@ static void finish(const Shape *s, const Plan *p, const float *from, float *to, 
             best = (vector)((mask)best & ~dead), at |= dead & NOBODY;
           }
           store(to + v, best);
-          if (where) UNROLL for (int l = 0; l < WIDTH; l++) *where++ = (uint8_t)at[l];
+          if (where) store_bytes(where, at), where += WIDTH;
         }
       }
 }

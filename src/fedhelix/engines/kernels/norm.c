@@ -23,8 +23,7 @@ static double map_sum(const float *map, int64_t size, float mean, int squares) {
     sums += squares ? value * value : value;
   }
   for (; k < size; k++) rest += squares ? (double)(map[k] - mean) * (map[k] - mean) : map[k] - mean;
-  UNROLL for (int l = 0; l < WIDTH; l++) rest += sums[l];
-  return rest;
+  return rest + total(sums);
 }
 
 /* Mean and inverse standard deviation of each channel; moves the running statistics towards them. */
@@ -70,11 +69,8 @@ static void pool_square(const Maps *s, const float *square, float scale, float s
   if (where) *where = (uint8_t)(dead ? NOBODY : at);
 }
 
-/* The maxima of WIDTH squares of side 2. */
-static void pool_squares(const Maps *s, const float *rows, float scale, float shift, float *to, uint8_t *where) {
-  vector above = load(rows), after = load(rows + WIDTH);
-  vector below = load(rows + s->width), last = load(rows + s->width + WIDTH);
-  vector cells[4] = {EVENS(above, after), ODDS(above, after), EVENS(below, last), ODDS(below, last)};
+/* The same for WIDTH squares of side 2, whose cells are given one after the other. */
+INLINE void pool_cells(const Maps *s, const vector cells[4], float scale, float shift, float *to, uint8_t *where) {
   vector best = cells[0] * scale + shift;
   mask at = {0};
   UNROLL for (int k = 1; k < 4; k++) {
@@ -87,18 +83,40 @@ static void pool_squares(const Maps *s, const float *rows, float scale, float sh
     best = (vector)((mask)best & ~dead), at |= dead & NOBODY;
   }
   store(to, best);
-  if (where) UNROLL for (int l = 0; l < WIDTH; l++) where[l] = (uint8_t)at[l];
+  if (where) store_bytes(where, at);
+}
+
+/* Squares that lie side by side. */
+static void pool_squares(const Maps *s, const float *rows, float scale, float shift, float *to, uint8_t *where) {
+  vector above = load(rows), after = load(rows + WIDTH);
+  vector below = load(rows + s->width), last = load(rows + s->width + WIDTH);
+  vector cells[4] = {EVENS(above, after), ODDS(above, after), EVENS(below, last), ODDS(below, last)};
+  pool_cells(s, cells, scale, shift, to, where);
+}
+
+/* Squares of several rows, from the given one on: for maps that are narrower than a vector. */
+static void pool_rows(const Maps *s, const float *map, int64_t first, float scale, float shift, float *to,
+                      uint8_t *where) {
+  int64_t wide = s->width / 2, z = first % wide;
+  const float *rows = map + first / wide * 2 * s->width;
+  float apart[4][WIDTH];
+  for (int l = 0; l < WIDTH; l++) {
+    const float *square = rows + 2 * z;
+    apart[0][l] = square[0], apart[1][l] = square[1], apart[2][l] = square[s->width], apart[3][l] = square[s->width + 1];
+    if (++z == wide) z = 0, rows += 2 * s->width;
+  }
+  vector cells[4] = {load(apart[0]), load(apart[1]), load(apart[2]), load(apart[3])};
+  pool_cells(s, cells, scale, shift, to, where);
 }
 
 static void pool_map(const Maps *s, const float *map, float scale, float shift, float *to, uint8_t *where) {
-  int64_t high = s->height / s->pool, wide = s->width / s->pool;
-  for (int64_t y = 0; y < high; y++) {
-    int64_t z = 0, row = y * wide;
-    for (; s->pool == 2 && z + WIDTH <= wide; z += WIDTH)
-      pool_squares(s, map + (y * s->width + z) * 2, scale, shift, to + row + z, where ? where + row + z : NULL);
-    for (; z < wide; z++)
-      pool_square(s, map + (y * s->width + z) * s->pool, scale, shift, to + row + z, where ? where + row + z : NULL);
-  }
+  int64_t wide = s->width / s->pool, all = s->height / s->pool * wide, k = 0;
+  for (; s->pool == 2 && k + WIDTH <= all; k += WIDTH)
+    if (wide % WIDTH == 0)
+      pool_squares(s, map + (k / wide * s->width + k % wide) * 2, scale, shift, to + k, where ? where + k : NULL);
+    else pool_rows(s, map, k, scale, shift, to + k, where ? where + k : NULL);
+  for (; k < all; k++)
+    pool_square(s, map + (k / wide * s->width + k % wide) * s->pool, scale, shift, to + k, where ? where + k : NULL);
 }
 
 /* `where` may be NULL if nothing is pooled or no gradients will be computed. */
@@ -114,31 +132,41 @@ int normalise(const Maps *s, const float *x, const float *mean, const float *inv
   return 0;
 }
 
-/* The gradients of a row of squares' cells, spread over the `pool` rows of the map; those of other cells are zero. */
-static void spread(const Maps *s, const float *given, const uint8_t *where, float *rows) {
-  int64_t wide = s->width / s->pool, z = 0;
-  for (; s->pool == 2 && z + WIDTH <= wide; z += WIDTH) {
-    vector gradient = load(given + z), cells[4];
-    mask at = {0};
-    UNROLL for (int l = 0; l < WIDTH; l++) at[l] = where[z + l];
-    UNROLL for (int k = 0; k < 4; k++) cells[k] = (vector)((mask)gradient & (at == k));
+/* The gradient of one square's maximum at its place; the other cells are zero. */
+static void spread_square(const Maps *s, float given, uint8_t where, float *square) {
+  for (int64_t i = 0, k = 0; i < s->pool; i++)
+    for (int64_t j = 0; j < s->pool; j++, k++) square[i * s->width + j] = where == k ? given : 0;
+}
+
+/* The same for WIDTH squares of side 2, from the given one on. */
+static void spread_squares(const Maps *s, const float *given, const uint8_t *where, int64_t first, float *map) {
+  int64_t wide = s->width / 2, z = first % wide;
+  float *rows = map + first / wide * 2 * s->width, apart[4][WIDTH];
+  vector gradient = load(given + first), cells[4];
+  mask at = load_bytes(where + first);
+  UNROLL for (int k = 0; k < 4; k++) cells[k] = (vector)((mask)gradient & (at == k));
+  if (wide % WIDTH == 0) {
     UNROLL for (int i = 0; i < 2; i++) {
       store(rows + i * s->width + 2 * z, FIRST_HALVES(cells[2 * i], cells[2 * i + 1]));
       store(rows + i * s->width + 2 * z + WIDTH, SECOND_HALVES(cells[2 * i], cells[2 * i + 1]));
     }
+    return;
   }
-  for (int64_t i = 0; i < s->pool; i++)
-    memset(rows + i * s->width + z * s->pool, 0, sizeof(float) * (s->width - z * s->pool));
-  for (; z < wide; z++)
-    if (where[z] != NOBODY) rows[where[z] / s->pool * s->width + z * s->pool + where[z] % s->pool] = given[z];
+  UNROLL for (int k = 0; k < 4; k++) store(apart[k], cells[k]);
+  for (int l = 0; l < WIDTH; l++) {
+    float *square = rows + 2 * z;
+    square[0] = apart[0][l], square[1] = apart[1][l], square[s->width] = apart[2][l], square[s->width + 1] = apart[3][l];
+    if (++z == wide) z = 0, rows += 2 * s->width;
+  }
 }
 
 /* The gradient of a whole map before it was pooled, in `map`; without pooling it is what is given. */
 static const float *unpooled(const Maps *s, const float *given, const uint8_t *where, float *map) {
-  int64_t high = s->height / s->pool, wide = s->width / s->pool;
   if (s->pool == 1) return given;
-  for (int64_t y = 0; y < high; y++) spread(s, given + y * wide, where + y * wide, map + y * s->pool * s->width);
-  memset(map + high * s->pool * s->width, 0, sizeof(float) * (s->height - high * s->pool) * s->width);
+  int64_t wide = s->width / s->pool, all = s->height / s->pool * wide, k = 0;
+  if (s->width % s->pool || s->height % s->pool) memset(map, 0, sizeof(float) * s->height * s->width);
+  for (; s->pool == 2 && k + WIDTH <= all; k += WIDTH) spread_squares(s, given, where, k, map);
+  for (; k < all; k++) spread_square(s, given[k], where[k], map + (k / wide * s->width + k % wide) * s->pool);
   return map;
 }
 
@@ -154,7 +182,7 @@ static void gradient_sums(const float *map, const float *given, int64_t size, in
   }
   for (; k < size; k++)
     if (!relu || !(map[k] * scale + shift <= 0)) *plain += given[k], *weighted += given[k] * (map[k] - mean);
-  UNROLL for (int l = 0; l < WIDTH; l++) *plain += sums[l], *weighted += products[l];
+  *plain += total(sums), *weighted += total(products);
 }
 
 /* The gradient of a map: gradient * scale + value * slope + start. */

@@ -41,10 +41,21 @@ INLINE void store(float *to, vector value) { *(unaligned *)to = value; }
 #define NUMBER(from, k) (from)[k]
 #endif
 
+/* The sum of a vector's values: one half is added to the other until one value is left. */
 INLINE float total(vector value) {
-  float sum = 0;
-  UNROLL for (int l = 0; l < WIDTH; l++) sum += value[l];
-  return sum;
+  float sums[WIDTH];
+  store(sums, value);
+  UNROLL for (int half = WIDTH / 2; half > 0; half /= 2) UNROLL for (int l = 0; l < half; l++) sums[l] += sums[l + half];
+  return sums[0];
+}
+
+/* Small whole numbers as bytes, and back. */
+typedef uint8_t bytes __attribute__((vector_size(WIDTH)));
+typedef uint8_t unaligned_bytes __attribute__((vector_size(WIDTH), aligned(1), may_alias));
+
+INLINE void store_bytes(uint8_t *to, mask value) { *(unaligned_bytes *)to = __builtin_convertvector(value, bytes); }
+INLINE mask load_bytes(const uint8_t *from) {
+  return __builtin_convertvector((bytes) * (const unaligned_bytes *)from, mask);
 }
 
 /* `yes` where the mask is set, `no` elsewhere. */
