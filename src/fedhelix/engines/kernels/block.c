@@ -136,23 +136,25 @@ static void finish(const Shape *s, const Plan *p, const float *from, float *to, 
       }
 }
 
-/* Gradients of what was pooled: each goes to the place of its maximum. */
-static void unpool(const Shape *s, const Plan *p, const float *given, const uint8_t *where, float *to,
+/* Gradients of what was pooled: each goes to the place of its maximum. `lying` is room for them side by side. */
+static void unpool(const Shape *s, const Plan *p, const float *given, const uint8_t *where, float *to, float *lying,
                    int64_t present) {
-  int64_t high = p->tall / s->pool, wide = p->broad / s->pool, size = s->outputs * high * wide, place[NOBODY];
-  if (!where && present < LANES) memset(to, 0, sizeof(float) * LANES * size);
-  if (!where) {
-    turn(given, size, to, LANES, present, size);
-    return;
-  }
-  memset(to, 0, sizeof(float) * LANES * p->made);
-  for (int64_t k = 0; k < s->pool * s->pool; k++) place[k] = (k / s->pool * p->broad + k % s->pool) * LANES;
+  int64_t high = p->tall / s->pool, wide = p->broad / s->pool, size = s->outputs * high * wide;
+  float *turned = where ? lying : to;
+  if (present < LANES) memset(turned, 0, sizeof(float) * LANES * size);
+  turn(given, size, turned, LANES, present, size);
+  if (!where) return;
+  if (p->tall % s->pool || p->broad % s->pool) memset(to, 0, sizeof(float) * LANES * p->made);
   for (int64_t o = 0; o < s->outputs; o++)
     for (int64_t y = 0; y < high; y++)
-      for (int64_t z = 0; z < wide; z++, given++, where += LANES) {
+      for (int64_t z = 0; z < wide; z++) {
         float *square = to + ((o * p->tall + y * s->pool) * p->broad + z * s->pool) * LANES;
-        for (int64_t l = 0; l < present; l++)
-          if (where[l] != NOBODY) square[place[where[l]] + l] = given[l * size];
+        UNROLL for (int v = 0; v < LANES; v += WIDTH, turned += WIDTH, where += WIDTH) {
+          mask gradient = (mask)load(turned), at = load_bytes(where);
+          for (int64_t i = 0; i < s->pool; i++)
+            for (int64_t j = 0; j < s->pool; j++)
+              store(square + (i * p->broad + j) * LANES + v, (vector)(gradient & (at == (int32_t)(i * s->pool + j))));
+        }
       }
 }
 
@@ -221,13 +223,15 @@ int backward(const Shape *s, const float *x, const float *weight, const uint8_t 
   Tiling *t = &p.tiling;
   int64_t in = s->channels * s->height * s->width, packed_values = packed_size(&p, p.channels, s->outputs);
   int64_t collected = t->side ? POINTS * (s->outputs * rounded(p.channels, WIDTH) + APART) : p.weights;
-  float *kernel, *packed, *seen, *given, *values, *products, *sums, *back, *turned, *given_turned;
-  float **arrays[] = {&kernel, &packed, &seen, &given, &values, &products, &sums, &back, &turned, &given_turned};
+  float *kernel, *packed, *seen, *given, *values, *products, *sums, *back, *turned, *given_turned, *lying;
+  float **arrays[] = {&kernel, &packed, &seen,   &given,        &values, &products,
+                      &sums,   &back,   &turned, &given_turned, &lying};
   int64_t sizes[] = {p.weights, packed_values, p.in * LANES * p.groups, p.made * LANES * p.groups,
                      most(POINTS * pitch(p.channels, t->now), most(packed_values, collected)),
                      POINTS * pitch(s->outputs, t->now), collected, p.in * LANES * p.groups,
-                     t->now * LANES * rounded(p.channels, WIDTH), t->now * LANES * s->outputs + APART};
-  if (!reserve(arrays, sizes, 10)) return 1;
+                     t->now * LANES * rounded(p.channels, WIDTH), t->now * LANES * s->outputs + APART,
+                     p.pooled * LANES};
+  if (!reserve(arrays, sizes, 11)) return 1;
   split_kernel(s, &p, (float *)weight, kernel, 0);
   if (t->side) evaluate_weights(t, kernel, 1, values, packed);
   else pack(kernel, packed, s->outputs, p.channels, p.rows * p.columns, 1);
@@ -238,7 +242,7 @@ int backward(const Shape *s, const float *x, const float *weight, const uint8_t 
     for (int64_t g = 0; g < groups; g++) {
       int64_t first = n + g * LANES, present = least(LANES, s->samples - first), size = p.tall * p.broad * LANES;
       float *own = given + g * p.made * LANES;
-      unpool(s, &p, gradient + first * p.pooled, where ? where + first * p.pooled : NULL, own, present);
+      unpool(s, &p, gradient + first * p.pooled, where ? where + first * p.pooled : NULL, own, lying, present);
       if (to_w) gather(s, &p, x + first * in, seen + g * p.in * LANES, present);
       for (int64_t o = 0; to_b && o < s->outputs; o++) {
         vector sum = {0};
