@@ -87,8 +87,12 @@ class RemoteEngine(Engine):
         }
         self._refusing = {registry.client_of(site) for site in replies.refusals}
         answers = {registry.client_of(site): answer for site, answer in replies.answers.items()}
-        for client in answers:
+        for client, answer in answers.items():
             self.supplements.pop(client, None)
+            if (state_of := answer.header.get("state_of")) is not None:
+                self.transport.dropped[registry.sites[client]] = (
+                    f"goes on with its state of round {state_of + 1}, the oldest that it keeps"
+                )
         times = [answer.header["seconds"] for answer in answers.values()]
         self._site_seconds += max(filter(math.isfinite, times), default=0.0)
         return answers
