@@ -237,7 +237,10 @@ def test_a_run_stops_with_a_sites_reason_although_another_did_not_even_join(tmp_
     for site in (0, 1):
         disturb(deployment, REFUSED["answered: no"], site, rounds=(0, 1, 2))
     disturb(deployment, closed, 2, "describe", rounds=(None,))
-    with pytest.raises(EngineFailure, match="site-0 answered: no; continue the run"):
+    said = (
+        "site-0 answered: no; site-2 answered: the site's hours are 00:00-00:01; continue the run"
+    )
+    with pytest.raises(EngineFailure, match=said):
         deployment.fit(spec_for())
 
 
@@ -259,6 +262,14 @@ def test_a_run_without_any_work_names_a_sites_reason_before_a_free_place():
         submit._check_any_work(records)
     records.append({**record, "missing": {"1": free, "0": real}})
     with pytest.raises(EngineFailure, match=f"in this run: {real}"):
+        submit._check_any_work(records)
+    records[0]["troubles"] = {"c": "has samples with shape [20], but 'a' has [30]; check its data."}
+    with pytest.raises(EngineFailure) as said:
+        submit._check_any_work(records)
+    shape = "c has samples with shape [20], but 'a' has [30]; check its data"
+    assert str(said.value) == f"no site did any work in this run: {real}; {shape}"
+    records[1]["troubles"] = {f"d{n}": "answered twice" for n in range(4)}
+    with pytest.raises(EngineFailure, match=r"d1 answered twice; and 2 more$"):
         submit._check_any_work(records)
 
 

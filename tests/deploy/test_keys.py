@@ -190,7 +190,8 @@ def test_commands_say_what_is_missing(cli, tmp_path):
     )
     assert done.code == 2 and "--cert" in done.err
     done = cli("deploy", "run", "fedavg")
-    assert done.code == 2 and "no deployment is running in 'deployment'" in done.err
+    assert done.code == 2 and "`fedhelix up` is running in 'deployment'; start one" in done.err
+    assert "--superlink HOST:PORT of the server that `fedhelix deploy serve` runs" in done.err
     done = cli("up", "--data", "nope")
     assert done.code == 2 and "nope" in done.err
     done = cli("up", "--data", "mnist", "--data-dir", "nowhere")
@@ -261,7 +262,7 @@ def test_runs_are_resumed_where_their_clients_are(cli, tmp_path):
     done = cli("resume", "across")
     assert done.code == 2 and "continue it with `fedhelix deploy resume across`" in done.err
     done = cli("deploy", "resume", "across")
-    assert done.code == 2 and "no deployment is running" in done.err
+    assert done.code == 2 and "no deployment of `fedhelix up` is running" in done.err
 
 
 def test_without_flower_one_sentence_says_how_to_get_it(cli, monkeypatch):

@@ -102,7 +102,7 @@ def test_every_incident_is_reported(make_run):
     assert warnings([read(run)]) == [
         f"{run.path}: 2 answers of client 2 missing (2 × {late}).",
         f"{run.path}: 4 scores of client 0, 2 missing (2 × {late}; 2 × is gone).",
-        f"{run.path}: 2 messages of site-2 dropped (2 × answered twice).",
+        f"{run.path}: 2 troubles of site-2 noted (2 × answered twice).",
     ]
 
 

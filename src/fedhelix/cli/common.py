@@ -70,12 +70,13 @@ Code = Annotated[
 
 
 class resumable:
-    """Ctrl-C ends a command with one line on how to go on; a `new` folder in which nothing began
-    goes away again.
+    """Ctrl-C ends a command with one line on how to go on, by a `command` with `options`; a `new`
+    folder in which nothing began goes away again.
     """
 
-    def __init__(self, folder: Path, command: str = "resume", new: bool = False):
-        self.folder, self.command, self.new = folder, command, new
+    def __init__(self, folder: Path, command: str = "resume", options: str = "", new: bool = False):
+        self.folder, self.new = folder, new
+        self.command = f"fedhelix {command} {shlex.quote(str(folder))}{options}"
 
     def __enter__(self) -> None:
         """Nothing to prepare."""
@@ -87,11 +88,7 @@ class resumable:
                 self.folder.parent.rmdir()
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             begun = any((self.folder / name).exists() for name in ("config.toml", COMPARISON))
-            how = (
-                f"continue with: fedhelix {self.command} {shlex.quote(str(self.folder))}"
-                if begun
-                else "nothing was written yet."
-            )
+            how = f"continue with: {self.command}" if begun else "nothing was written yet."
             print(f"stopped; {how}", file=sys.stderr)
             raise SystemExit(130)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shlex
 import signal
 import sys
 import time
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from fedhelix.deploy.control import Control
 
 FOLDER = Path("deployment")
+SERVER = "127.0.0.1:8000"  # where `deploy serve` listens by default
 
 Folder = Annotated[
     Path, typer.Option("--folder", help="Keys, logs and state of the deployment lie here.")
@@ -87,7 +89,7 @@ def up(
     with contextlib.suppress(KeyboardInterrupt), local:
         here = f"{count(sites, 'site')} and a server at {local.address}"
         print(f"{here}; logs are in {local.folder / 'logs'}.")
-        print(f"Train with: fedhelix deploy run genfed --folder {folder}", flush=True)
+        print(f"Train with: fedhelix deploy run genfed{_where(None, folder)}", flush=True)
         while True:
             time.sleep(1)
             for name in local.revive():
@@ -140,7 +142,7 @@ def admit(
         list[str],
         typer.Argument(metavar="SITE...", help="Names of sites, whose SITE.pub are in keys/."),
     ],
-    superlink: Server = "127.0.0.1:8000",
+    superlink: Server = SERVER,
     folder: Folder = FOLDER,
 ) -> None:
     """Register the public keys of sites; a key that a site had before is withdrawn."""
@@ -152,7 +154,7 @@ def admit(
 
 def expel(
     sites: Annotated[list[str], typer.Argument(metavar="SITE...", help="Names of sites.")],
-    superlink: Server = "127.0.0.1:8000",
+    superlink: Server = SERVER,
     folder: Folder = FOLDER,
 ) -> None:
     """Withdraw the keys of sites permanently."""
@@ -186,9 +188,18 @@ def restore(
     from fedhelix.deploy import backup
 
     runs = backup.restore(archive, folder)
-    print(f"{folder} is as it was; start it with: fedhelix deploy serve --folder {folder}")
+    print(f"{folder} is as it was; start it with: fedhelix deploy serve{_where(None, folder)}")
     for run in runs:
-        print(f"go on with: fedhelix deploy resume {run} --folder {folder}")
+        where = _where(SERVER, folder)
+        print(f"go on with: fedhelix deploy resume {shlex.quote(str(run))}{where}")
+    if runs:
+        print(f"(instead of {SERVER}, give the address that the server listens on)")
+
+
+def _where(superlink: str | None, folder: Path) -> str:
+    """The options that name a deployment, for a command that the user is told."""
+    given = {"--superlink": superlink, "--folder": None if folder == FOLDER else str(folder)}
+    return "".join(f" {flag} {shlex.quote(value)}" for flag, value in given.items() if value)
 
 
 def deployment(superlink: str | None, folder: Path) -> tuple[Control, dict[str, Any]]:
@@ -235,7 +246,7 @@ def deploy_run(
     spec = make_spec(method, {**derived, **values})
     here = control.connected()  # without a SuperLink this fails, before a folder is made
     place = out or jobs.free_folder(f"{spec.method.label}-{Path(spec.config.data).stem}-deployed")
-    with resumable(place, "deploy resume", new=out is None):
+    with resumable(place, "deploy resume", _where(superlink, folder), new=out is None):
         created = submit.create(spec, place, term or [])
         if words := submit.awaited(here, created.config):
             typer.echo(f"fedhelix: {words}", err=True)
@@ -252,7 +263,7 @@ def deploy_resume(
 ) -> None:
     """Continue a run across sites that was stopped, from its last finished round."""
     control, _ = deployment(superlink, folder)
-    with resumable(run, "deploy resume"):
+    with resumable(run, "deploy resume", _where(superlink, folder)):
         done = submit.follow(control, RunFolder.open(run), quiet or None)
     show_run(run, done, as_json)
 

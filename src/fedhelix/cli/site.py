@@ -15,7 +15,7 @@ import typer
 from fedhelix.cli.common import Code, DataDir, LogFormat
 from fedhelix.cli.pages import App
 from fedhelix.core.errors import UserError
-from fedhelix.core.files import write_atomically
+from fedhelix.core.files import writable_file, write_atomically
 from fedhelix.deploy import need_flower
 
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ def site_model(
     need_flower()
     from fedhelix.deploy.site_state import latest_model
 
-    write_atomically(out, latest_model(folder, name).read_bytes())
+    content = latest_model(folder, name).read_bytes()
+    writable_file(out)
+    write_atomically(out, content)
     print(out)
 
 
@@ -72,6 +74,7 @@ def site_predict(
     from fedhelix.deploy.site_predictions import predictions, trained_site
 
     here = trained_site(name, data, folder, data_dir, code=SiteCode(code or []))
+    writable_file(out)
     content = io.BytesIO()
     np.save(content, predictions(here, inputs, outputs))
     write_atomically(out, content.getvalue())

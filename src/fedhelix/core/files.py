@@ -56,3 +56,10 @@ def writable(folder: Path) -> None:
         raise UserError(
             f"'{folder}' cannot be written ({problem.strerror}); choose another folder."
         ) from None
+
+
+def writable_file(path: Path) -> None:
+    """Make a file's folder, and say at once if the file cannot be written."""
+    if path.is_dir():
+        raise UserError(f"'{path}' is a folder; name a file to write.")
+    writable(path.parent)

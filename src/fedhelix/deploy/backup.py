@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 from fedhelix.core.errors import UserError
+from fedhelix.core.files import writable_file
 
 DATABASE = "superlink.db"
 KEPT = ("keys", "flower", DATABASE)  # of a deployment's folder; logs and locks are not
@@ -33,7 +34,7 @@ def back_up(folder: Path, archive: Path, runs: Sequence[Path] = ()) -> int:
         raise UserError(f"two run folders are called '{min(repeated)}'; back them up apart.")
     if archive.exists():
         raise UserError(f"'{archive}' exists; name another file, or delete it first.")
-    archive.parent.mkdir(parents=True, exist_ok=True)
+    writable_file(archive)
     half = archive.with_name(f".{archive.name}.half")
     try:
         with os.fdopen(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:

@@ -12,7 +12,7 @@ from fedhelix.core.errors import EngineFailure, UnusableMessage, UserError
 from fedhelix.core.tree import State, Tree, drop, flatten, to_device
 from fedhelix.deploy import messages
 from fedhelix.deploy.messages import Message
-from fedhelix.deploy.policy import UNTAKEN
+from fedhelix.deploy.policy import UNTAKEN, also
 from fedhelix.deploy.registry import SiteRegistry
 from fedhelix.deploy.requests import Request
 from fedhelix.deploy.schema import clipped
@@ -87,8 +87,12 @@ class RemoteEngine(Engine):
         }
         self._refusing = {registry.client_of(site) for site in replies.refusals}
         answers = {registry.client_of(site): answer for site, answer in replies.answers.items()}
-        for client in answers:
+        for client, answer in answers.items():
             self.supplements.pop(client, None)
+            if (state_of := answer.header.get("state_of")) is not None:
+                self.transport.dropped[registry.sites[client]] = (
+                    f"goes on with its state of round {state_of + 1}, the oldest that it keeps"
+                )
         times = [answer.header["seconds"] for answer in answers.values()]
         self._site_seconds += max(filter(math.isfinite, times), default=0.0)
         return answers
@@ -164,7 +168,11 @@ class RemoteEngine(Engine):
         there = {client for client in clients if client < len(self.registry.sites)}
         hopeless = self._refusing == there or len(clients) - len(self._refusing) < least
         if not self._has_begun and self._refusing and hopeless:
-            raise _stopped(self.missing[min(self._refusing)])
+            raise self._stopped(self.missing[min(self._refusing)])
+
+    def _stopped(self, why: str) -> EngineFailure:
+        others = also(self.transport.left_out.values())
+        return EngineFailure(f"{why.rstrip('.')}{others}; continue the run when that is fixed.")
 
     def client_init(self, tasks: Sequence[ClientTask]) -> dict[int, Tree]:
         """What the sites send before round 0; the record of that round says whose is missing."""
@@ -173,7 +181,7 @@ class RemoteEngine(Engine):
             self.refuse(client, why)
             del trees[client]
         if len(trees) < min(self.transport.policy.minimum, len(tasks)):
-            raise _stopped(next(iter(self.missing.values())))
+            raise self._stopped(next(iter(self.missing.values())))
         for client, why in self.missing.items():
             self.transport.dropped[f"client {client}"] = why
         return trees
@@ -268,10 +276,6 @@ class RemoteEngine(Engine):
             client = str(self.registry.client_of(site))
             spent[client] = max(spent.get(client, 0.0), epsilon)
         return {"epsilon": spent} if spent else {}
-
-
-def _stopped(why: str) -> EngineFailure:
-    return EngineFailure(f"{why.rstrip('.')}; continue the run when that is fixed.")
 
 
 def inconsistent_trees(trees: Mapping[int, Tree]) -> dict[int, str]:

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.x509.oid import NameOID
 
 from fedhelix.core.errors import UserError
-from fedhelix.core.files import write_atomically
+from fedhelix.core.files import writable, write_atomically
 from fedhelix.deploy.schema import NAME
 
 # What the SuperLink says to a site whose key is connected already, or was withdrawn.
@@ -35,7 +35,7 @@ def make_certificates(folder: Path, hosts: Iterable[str]) -> None:
     if (folder / "server.pem").exists():  # the file that is written last
         _check_certificate(folder, names)
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    writable(folder)
     authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     loopback = map(_subject_name, ("localhost", "127.0.0.1", "::1"))
     root = _authority_certificate(authority.public_key())
@@ -125,8 +125,9 @@ def make_site_key(folder: Path, site: str) -> Path:
             f"'{public}' is there without {private.name}, which the site may have; delete it only "
             "to replace its key pair."
         )
+    if not public.exists():
+        writable(folder)
     if not private.exists():
-        folder.mkdir(parents=True, exist_ok=True)
         # A site signs every request, and P-384 would take five times as long as P-256.
         key = ec.generate_private_key(ec.SECP256R1())
         openssh = serialization.PrivateFormat.OpenSSH

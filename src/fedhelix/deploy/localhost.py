@@ -308,6 +308,6 @@ def read_state(folder: Path) -> dict[str, Any]:
         return dict(json.loads((folder / STATE_FILE).read_bytes()))
     except (OSError, ValueError):
         raise UserError(
-            f"no deployment is running in '{folder}'; start one with `fedhelix up`, or give "
-            "--superlink."
+            f"no deployment of `fedhelix up` is running in '{folder}'; start one, or give "
+            "--superlink HOST:PORT of the server that `fedhelix deploy serve` runs."
         ) from None

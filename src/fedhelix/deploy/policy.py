@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fedhelix.core.options import Checked, option
@@ -36,6 +37,13 @@ class RoundPolicy(Checked):
     server_data: str | None = option(
         None, "FILE.npz with samples of the server's, where sites have their own"
     )
+
+
+def also(left_out: Iterable[tuple[str, str]]) -> str:
+    """Who was left out and why, as further parts of a sentence; three by name."""
+    words = [f"; {who} {why.rstrip('.')}" for who, why in left_out]
+    more = f"; and {len(words) - 3} more" if len(words) > 3 else ""
+    return "".join(words[:3]) + more
 
 
 def cohort_size(config: Config) -> int:

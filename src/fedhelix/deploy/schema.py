@@ -123,7 +123,8 @@ REQUEST: Schema = {
     "final": optional(FLAG),
     "after": optional(whole(-1, 10**9)),
 }
-ANSWER: Schema = {"site": SITE, "seconds": TIME}
+# `state_of`: the round whose state stands for one that the site does not keep.
+ANSWER: Schema = {"site": SITE, "seconds": TIME, "state_of": optional(whole(0, 10**9))}
 ERROR: Schema = {"error": ANY_TEXT}
 SCORES: Schema = {"test": REAL, "test_loss": REAL, "valid": REAL, "used": SITE}
 OWN_DATA: Schema = {

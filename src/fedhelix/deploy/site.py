@@ -199,7 +199,7 @@ class Site:
         said = f"{result.samples} samples, loss {result.loss or 0:.4g}, {took}"
         say(f"round {task.round + 1}: {said}")
         kept.write(task.round, keep_states([result], {task.client: task.client_state})[task.client])
-        fields = {"samples": result.samples, "loss": result.loss}
+        fields = {"samples": result.samples, "loss": result.loss, **kept.remark}
         for part in chain(setup.method):
             if isinstance(part, Budgeted):
                 fields["epsilon"] = part.spent(task.payload, result.client_state)
@@ -240,7 +240,7 @@ class Site:
         outputs = partial(predict, setup, unshifted(used.state))
         scores = evaluate_clients(setup, {task.client: used}, outputs)[task.client]
         say(f"after round {task.round}: {setup.objective.name} {scores.test:.4f} on own samples")
-        return scores._asdict(), {}
+        return {**scores._asdict(), **kept.remark}, {}
 
     def evaluate_received(self, message: Message) -> Answer:
         """The scores of the model as received, before any training by the client."""
@@ -269,8 +269,8 @@ class Site:
         reply = body.get("client_state", {})
         if draws_once(setup.method):  # whatever left counts, and no server says otherwise
             kept.after, reply = round - 1, {}
-        elif header.get("after") is not None:
-            kept.after = header["after"]
+        else:
+            kept.go_on_after(header.get("after"))
         client_state = to_device(kept.read() or reply, setup.device)
         payload = to_device(body.get("payload", {}), setup.device)
         plain = not setup.method.capabilities.packed_downloads

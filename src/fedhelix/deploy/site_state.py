@@ -24,12 +24,14 @@ class SiteState:
     """A client's state in one experiment: after the last round that counted, and after a newer one.
 
     The server says which round that was. The newer one counts if its answer came in time, and if
-    the server is not killed and runs the round again.
+    the server is not killed and runs the round again. A server that was restored from a backup may
+    name a round of which nothing is kept: see `go_on_after`.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
         self.after = -1  # the last round that counted
+        self.remark: dict[str, int] = {}  # for the server, in the header of the answer
         self._supplement_path = folder / "supplement.safetensors"
         self._sent_path = folder / "sent.safetensors"
         self._used_path = folder / "used.safetensors"
@@ -47,19 +49,46 @@ class SiteState:
         """The round whose state is the current one, if there is any."""
         return [known for known in self._rounds() if known <= self.after][-1:]
 
+    def go_on_after(self, round: int | None) -> None:
+        """Go on after the last round that counted, None where none did.
+
+        Two states that are both newer mean that the server has gone back further than the site can:
+        the oldest one then stands for the missing one. Before the first round that counted a
+        client has no state of its own, and begins anew. What the server does not know any more
+        stays, for the case that it comes back.
+        """
+        self.after, known = -1 if round is None else round, self._rounds()
+        if self._current() or len(known) < 2:
+            return
+        if round is None:
+            say("the server begins the run anew, and so does this site", "warning")
+            return
+        say(
+            f"the server goes on after round {round + 1}, of which the site keeps no state; it "
+            f"goes on with its own of round {known[0] + 1}",
+            "warning",
+        )
+        save(load(self._path(known[0])), self._path(round))
+        self._remove_others(round)
+        self.remark = {"state_of": known[0]}
+
     def read(self) -> Tree:
         """The current state."""
         return next((load(self._path(known)) for known in self._current()), {})
 
     def write(self, round: int, client_state: Tree) -> None:
-        """Store the state after a round; of the others, only the current one stays."""
+        """Store the state after a round; of the earlier ones, only the current one stays."""
         origin = self._current()
-        if client_state or origin:
+        if client_state or self._rounds():
             save(client_state, self._path(round))
         remove_leftovers(self.folder, "*")
-        for known in self._rounds():
-            if known not in (*origin, round):
-                self._path(known).unlink(missing_ok=True)
+        self._remove_others(round, *origin)
+
+    def _remove_others(self, round: int, *origin: int) -> None:
+        """Remove all states but these, and the two newest of rounds to come."""
+        newer = [known for known in self._rounds() if known > round]
+        for known in set(self._rounds()) - {round, *origin, *newer[-2:]}:
+            self._path(known).unlink(missing_ok=True)
 
     @property
     def has_sent(self) -> bool:

@@ -15,7 +15,7 @@ from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.core.options import build
 from fedhelix.data import from_npz
 from fedhelix.deploy.code import code_files
-from fedhelix.deploy.policy import UNTAKEN, RoundPolicy, cohort_size
+from fedhelix.deploy.policy import UNTAKEN, RoundPolicy, also, cohort_size
 from fedhelix.deploy.remote_data import OWN
 from fedhelix.federation.devices import Devices
 from fedhelix.runs.config import Config
@@ -140,8 +140,7 @@ def follow(control: Control, folder: RunFolder, quiet: bool | None = None) -> di
         while folder.summary is None:
             if (attempts := attempts + 1) > ATTEMPTS:
                 raise EngineFailure(
-                    "the run makes no progress; look into the logs, then: "
-                    f"fedhelix deploy resume {folder.path}"
+                    "the run makes no progress; look into the logs, then continue the run."
                 )
             seen = watcher.seen
             status = watcher.watch(
@@ -198,7 +197,7 @@ def _explain(status: RunStatus, folder: RunFolder) -> None:
 
 
 def _check_any_work(records: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a run in which no site did any work in any round."""
+    """Refuse a run in which no site did any work in any round; say also who was left out."""
     reasons = [{**record["missing"], **record["refused"]} for record in records]
     idle = [
         set(map(str, record["participants"])) <= why.keys()
@@ -207,4 +206,7 @@ def _check_any_work(records: Sequence[Mapping[str, Any]]) -> None:
     if any(reasons) and all(idle):
         all_reasons = [reason for why in reasons for reason in why.values()]
         first = next((reason for reason in all_reasons if reason != UNTAKEN), UNTAKEN)
-        raise EngineFailure(f"no site did any work in this run: {first}")
+        troubles = {
+            who: why for record in records for who, why in record.get("troubles", {}).items()
+        }
+        raise EngineFailure(f"no site did any work in this run: {first}{also(troubles.items())}")

@@ -20,7 +20,7 @@ from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.deploy import messages
 from fedhelix.deploy.audit_log import fingerprint
 from fedhelix.deploy.messages import Message
-from fedhelix.deploy.policy import RoundPolicy
+from fedhelix.deploy.policy import RoundPolicy, also
 from fedhelix.deploy.registry import SiteDescription
 from fedhelix.deploy.requests import Exchanges, PendingRequest, Replies, Request
 from fedhelix.deploy.schema import clipped
@@ -242,7 +242,7 @@ class Transport:
         """Wait for sites without which the run cannot go on."""
         if not self._wait(condition, self.policy.patience):
             here = ", ".join(sorted(self.connected)) or "none"
-            others = "".join(f"; {who} {why.rstrip('.')}" for who, why in self.left_out.values())
+            others = also(self.left_out.values())
             raise EngineFailure(
                 f"{who} were not connected within {self.policy.patience:g} s (connected: {here}"
                 f"{others}); start them and continue the run."

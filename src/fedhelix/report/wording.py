@@ -19,7 +19,7 @@ INCIDENT_WORDS = {
     "refused": ("upload", "client ", "refused"),
     "missing": ("answer", "client ", "missing"),
     "unevaluated": ("score", "client ", "missing"),
-    "troubles": ("message", "", "dropped"),
+    "troubles": ("trouble", "", "noted"),
 }
 
 

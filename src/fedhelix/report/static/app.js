@@ -18,7 +18,7 @@ const INCIDENTS = {
   refused: (who) => `the upload of client ${who} was refused`,
   missing: (who) => `the answer of client ${who} is missing`,
   unevaluated: (who) => `the score of client ${who} is missing`,
-  troubles: (who) => `a message of ${who} was dropped`,
+  troubles: (who) => `trouble with ${who}`,
 };
 const view = document.getElementById("view");
 const runs = new Map();

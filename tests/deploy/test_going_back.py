@@ -1,0 +1,123 @@
+"""A server that was restored from a backup, behind its sites: what they go on with, and say."""
+
+import shutil
+
+import pytest
+
+from fedhelix.deploy import messages
+from fedhelix.deploy.site import Site
+from fedhelix.deploy.site_state import SiteState
+from fedhelix.runs.spec import make_spec
+from helpers import same
+from in_process import EXPERIMENT, InProcessDeployment, small_images
+
+SMALL = {"clients": 2, "epochs": 1, "kernels": "onednn", "model": "mlp", "partition": "iid"}
+
+
+def kept_rounds(folder):
+    return sorted(int(path.stem[4:]) for path in folder.glob("own-*.safetensors"))
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """A site's state after rounds 0 to 7, all of which counted; the state is the round."""
+    state = SiteState(tmp_path)
+    for round in range(8):
+        state.after = round - 1
+        state.write(round, {"n": round})
+    assert kept_rounds(tmp_path) == [6, 7]
+    return state
+
+
+def go_on(folder, after):
+    """As a site does at every request."""
+    state = SiteState(folder)
+    state.go_on_after(after)
+    return state
+
+
+def test_the_oldest_state_stands_for_one_that_is_gone(kept, capsys):
+    folder = kept.folder
+    for after, expected in ((7, 7), (6, 6), (9, 7)):  # as ever
+        state = go_on(folder, after)
+        assert state.read() == {"n": expected} and state.remark == {}
+    assert not capsys.readouterr().err
+    state = go_on(folder, 2)
+    assert state.read() == {"n": 6} and state.remark == {"state_of": 6}
+    assert capsys.readouterr().err == (
+        "fedhelix: the server goes on after round 3, of which the site keeps no state; it goes on "
+        "with its own of round 7.\n"
+    )
+    again = go_on(folder, 2)  # it is said once
+    assert again.read() == {"n": 6} and again.remark == {} and not capsys.readouterr().err
+    again.write(3, {"n": 63})
+    # Round 3 may be repeated, or its answer may be too late, as ever.
+    assert go_on(folder, 2).read() == {"n": 6} and go_on(folder, 3).read() == {"n": 63}
+    # The newer states stay, for the case that the server comes back with a newer backup.
+    assert kept_rounds(folder) == [2, 3, 6, 7] and go_on(folder, 7).read() == {"n": 7}
+    for round in range(4, 9):
+        state = go_on(folder, round - 1)
+        assert state.read() == {"n": 60 + round - 1}
+        state.write(round, {"n": 60 + round})
+    assert kept_rounds(folder) == [7, 8] and not capsys.readouterr().err
+
+
+def test_whatever_a_server_says_few_states_are_kept(kept):
+    for after in (5, 4, 3, 2, 1, 0):
+        assert go_on(kept.folder, after).read() == {"n": 6}
+        assert kept_rounds(kept.folder) == [after, 6, 7]
+
+
+def test_before_its_first_round_a_client_has_no_state(kept, capsys):
+    folder = kept.folder
+    state = go_on(folder, None)
+    assert state.read() == {} and "the server begins the run anew" in capsys.readouterr().err
+    state.write(0, {})
+    assert kept_rounds(folder) == [0, 6, 7] and go_on(folder, 0).read() == {}
+    assert not capsys.readouterr().err
+
+
+def test_an_answer_that_came_too_late_is_no_server_that_went_back(tmp_path, capsys):
+    go_on(tmp_path, None).write(0, {"n": 0})
+    assert go_on(tmp_path, None).read() == {}
+    go_on(tmp_path, None).write(1, {"n": 1})
+    assert kept_rounds(tmp_path) == [1] and not capsys.readouterr().err
+
+
+def test_sites_keep_their_heads_where_a_server_is_restored_from_an_old_backup(tmp_path, capfd):
+    data, asked = small_images(tmp_path), []
+    spec = make_spec("fedper", {**SMALL, "rounds": 6, "data": data})
+
+    def fit(rounds, resume=True):
+        deployment = InProcessDeployment(tmp_path, 2, data, common=True)
+        (node, honest), *_ = deployment.grid.answers.items()
+        deployment.grid.answers[node] = lambda content: asked.append(content) or honest(content)
+        fed = deployment.federation(spec)
+        return fed.fit(rounds, out=tmp_path / "run", resume=resume, quiet=True)
+
+    fit(2, resume=False)
+    shutil.copytree(tmp_path / "run", tmp_path / "backup")
+    first = fit(6)
+    site = tmp_path / "kept" / EXPERIMENT / "site-0"
+    assert kept_rounds(site) == [4, 5]
+    shutil.rmtree(tmp_path / "run")
+    shutil.copytree(tmp_path / "backup", tmp_path / "run")
+    capfd.readouterr()
+    restored = fit(6)
+    said = "the server goes on after round 2, of which the site keeps no state; it goes on with its"
+    assert capfd.readouterr().err.count(f"{said} own of round 5.") == 2
+    why = "goes on with its state of round 5, the oldest that it keeps"
+    assert restored.records[2]["troubles"] == {"site-0": why, "site-1": why}
+    assert not any("troubles" in record for record in restored.records[3:])
+    # Heads that were trained are better than fresh ones, or those of round 2.
+    losses = [run.records[2]["train_loss"] for run in (first, restored)]
+    assert losses[1] < losses[0]
+    assert not same(first.state.server, restored.state.server)
+    # A site that is not sampled says it when it is evaluated.
+    requests = map(messages.read, asked)
+    header, body = [one for one in requests if one.header["kind"] == "evaluate"][-1]
+    assert kept_rounds(site) == [4, 5]
+    again = Site("site-0", data, tmp_path / "kept", common=True)
+    for expected in (4, None):
+        answer = messages.read(again.answer(messages.write({**header, "after": 1}, body)))
+        assert answer.header["test"] > 0 and answer.header.get("state_of") == expected
