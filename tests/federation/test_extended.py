@@ -95,3 +95,10 @@ def test_rounds_that_are_there_are_not_taken_away(tmp_path):
 def test_time_needs_a_clock():
     with pytest.raises(UserError, match="time_to needs simulated devices"):
         straight(1).time_to(0.1)
+
+
+def test_a_level_in_percent_is_refused():
+    run = small(FedAvg(), devices="uniform").fit(1, quiet=True)
+    assert run.time_to(0.0) > 0
+    with pytest.raises(UserError, match=r"level = 80 is never reached.* 80 % is 0\.8"):
+        run.time_to(80)

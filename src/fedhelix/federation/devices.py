@@ -30,6 +30,15 @@ KINDS: dict[str, tuple[str, ...]] = {
 NEED_DEVICES = ("deadline", "over_select", "availability", "late", "target")
 
 
+def check_level(what: str, level: float | None, metric: str) -> None:
+    """Refuse a level of the accuracy that nobody can reach."""
+    if level is not None and level > 1 and metric == "accuracy":
+        raise UserError(
+            f"{what} = {level:g} is never reached: an accuracy lies between 0 and 1, and "
+            f"{level:g} % is {level / 100:g}."
+        )
+
+
 @dataclass(frozen=True)
 class Devices(Checked):
     """Devices that differ, and how long the server waits for them, in simulated seconds."""

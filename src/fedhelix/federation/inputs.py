@@ -41,6 +41,7 @@ from fedhelix.data.columns import pair_of
 from fedhelix.engines.kernels import Kernels
 from fedhelix.engines.kernels.choice import choose
 from fedhelix.engines.local import Setup, can_cut
+from fedhelix.federation.devices import check_level
 from fedhelix.methods import FedAvg
 
 USUAL_CLIENTS = 20
@@ -262,12 +263,7 @@ def client_setup(setup: Setup, kernels: Kernels | Literal["auto"]) -> Setup:
 def check_training(setup: Setup) -> None:
     """Refuse a sampler, an augmentation or a target that does not suit data or method."""
     training, data = setup.training, setup.data
-    target = getattr(training, "target", None)
-    if target is not None and target > 1 and setup.objective.name == "accuracy":
-        raise UserError(
-            f"target = {target:g} is never reached: an accuracy lies between 0 and 1, and "
-            f"{target:g} % is {target / 100:g}."
-        )
+    check_level("target", getattr(training, "target", None), setup.objective.name)
     if training.sampler == "balanced" and data.classes is None:
         raise UserError(f"sampler = balanced needs classes, and '{data.name}' has none.")
     if training.sampler == "balanced" and setup.method.capabilities.sample_gradients:

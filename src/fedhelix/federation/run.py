@@ -20,6 +20,7 @@ from fedhelix.core.tree import State, to_device
 from fedhelix.core.trial import measured
 from fedhelix.engines.local import UsedModel, samples_of
 from fedhelix.federation import description, newcomers
+from fedhelix.federation.devices import check_level
 from fedhelix.federation.export import Format, export, model_card
 from fedhelix.federation.predictions import decided, number_of, outputs_for
 from fedhelix.federation.setup import FederationSetup
@@ -105,6 +106,7 @@ class Run:
         """
         if self.federation.devices is None:
             raise UserError("time_to needs simulated devices; set devices, such as uniform.")
+        check_level("level", convert("level", level, float), self.federation.objective.name)
         return time_to(self.records, convert("level", level, float))
 
     def plot(self, path: str | Path | None = None) -> Figure:
