@@ -38,7 +38,7 @@ from fedhelix import (
     metrics,
 )
 from fedhelix.models.text import Transformer
-from fedhelix.runs.provenance import versions
+from fedhelix.federation.provenance import versions
 
 CLIENTS = (
     "argparse", "calendar", "csv", "difflib", "heapq", "smtplib", "statistics", "tarfile",

@@ -15,7 +15,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent / "speed"))
 from measure import machine
 
-from fedhelix.runs.provenance import device_name, versions
+from fedhelix.federation.provenance import device_name, versions
 
 
 def arguments(description: str, name: str) -> argparse.Namespace:

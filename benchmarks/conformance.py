@@ -18,7 +18,7 @@ from torch import nn
 
 from fedhelix import METHODS, Federation, load, partition
 from fedhelix.core.tree import flatten
-from fedhelix.runs.provenance import versions
+from fedhelix.federation.provenance import versions
 
 TOLERANCE = 2e-4
 # A generator draws random numbers on its device, so its results differ between devices. Everything

@@ -23,7 +23,7 @@ from measure import machine
 
 from fedhelix.components.masking import MaskingClient, Unmasking
 from fedhelix.components.secure_sum import protocol_bytes
-from fedhelix.runs.provenance import versions
+from fedhelix.federation.provenance import versions
 
 CASES = [(10, None), (50, None), (50, 20), (100, None), (100, 20)]
 ROUND, THRESHOLD = "round", 2 / 3

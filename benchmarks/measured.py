@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhelix.core.files import write_atomically
-from fedhelix.runs.provenance import versions
+from fedhelix.federation.provenance import versions
 
 
 def origin() -> dict[str, Any]:

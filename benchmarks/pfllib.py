@@ -27,7 +27,7 @@ from measured import origin, write
 
 from fedhelix import Dataset, Federation, from_clients, load, partition
 from fedhelix.models.cnn import Conv, plain_cnn
-from fedhelix.runs.provenance import device_name
+from fedhelix.federation.provenance import device_name
 
 CLIENTS, ALPHA, TRAINED, LEAST = 20, 0.1, 0.75, 40
 EVAL_EVERY = 5

@@ -28,7 +28,7 @@ import torch
 from measured import origin, write
 
 from fedhelix.report.style import COLOURS, save, sheet, tidy
-from fedhelix.runs.provenance import device_name
+from fedhelix.federation.provenance import device_name
 from fedhelix.runs.spec import make_spec
 
 EPSILONS = (1.0, 3.0, 8.0)

@@ -20,7 +20,7 @@ import torch
 
 from fedhelix import Federation, FedRolex, HeteroFL, LocalOnly, Method, load
 from fedhelix.models.cnn import digits_bn_cnn
-from fedhelix.runs.provenance import versions
+from fedhelix.federation.provenance import versions
 from fedhelix.store.records import Record
 
 WIDTHS = (1.0, 0.5, 0.25)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from fedhelix.deploy import submit
 from fedhelix.deploy.localhost import LocalDeployment, Process, free_port
-from fedhelix.runs.provenance import versions
+from fedhelix.federation.provenance import versions
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
 

@@ -24,7 +24,7 @@ from measure import machine, peak_memory, spread
 
 from fedhelix import Dataset, Federation
 from fedhelix.engines.parallel.pool import cores
-from fedhelix.runs.provenance import versions
+from fedhelix.federation.provenance import versions
 
 SHORT = {"clients": 100, "cohort": 20, "epochs": 5, "model": "digits-cnn", "batch_size": 16}
 LONG = SHORT | {"epochs": 25}

@@ -22,7 +22,7 @@ from measure import machine, peak_memory, spread
 from plot import draw_cost
 
 from fedhelix import Dataset, Federation, partition
-from fedhelix.runs.provenance import versions
+from fedhelix.federation.provenance import versions
 
 ROOT = Path(__file__).parents[2]
 GRAY, COLOUR, TABLE = (1, 28, 28), (3, 32, 32), (32,)  # shapes of a sample

@@ -39,7 +39,7 @@ from workloads import W1, W2, federation
 from fedhelix import Federation, load
 from fedhelix.core.method import Phase
 from fedhelix.engines.local import ClientTask, batch_schedule
-from fedhelix.runs.provenance import versions
+from fedhelix.federation.provenance import versions
 
 WORKLOADS = {"W1": W1, "W2": W2}
 MEMORY_ROUNDS = 1

@@ -20,7 +20,7 @@ from workloads import PlainLoop, wait
 
 from fedhelix import Federation
 from fedhelix.papers.gene_fl.settings import column
-from fedhelix.runs.provenance import versions
+from fedhelix.federation.provenance import versions
 from fedhelix.runs.spec import make_spec
 
 ROUNDS = 4

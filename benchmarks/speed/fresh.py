@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedhelix.runs.provenance import device_name, versions
+from fedhelix.federation.provenance import device_name, versions
 
 ROUNDS = 12
 CONTESTANTS = ("plain", "first process", "second process", "third process")

@@ -22,7 +22,7 @@ from workloads import RESNET, W1, PlainLoop, federation, race, wait
 
 from fedhelix import Dataset, Federation, load
 from fedhelix.engines.batched.multirun import run_together
-from fedhelix.runs.provenance import versions
+from fedhelix.federation.provenance import versions
 
 
 def busy_share(fed: Federation) -> float:

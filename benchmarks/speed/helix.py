@@ -26,7 +26,7 @@ from workloads import W1, federation, wait
 from fedhelix import Dataset, Federation, load
 from fedhelix.core.files import write_atomically
 from fedhelix.core.registry import make
-from fedhelix.runs.provenance import versions
+from fedhelix.federation.provenance import versions
 
 ROOT = Path(__file__).parents[2]
 METHODS = ("fedavg", "helix")

@@ -25,7 +25,7 @@ from measure import machine, spread
 
 from fedhelix import Federation, from_arrays, models, partition
 from fedhelix.engines.kernels import Kernels, applied
-from fedhelix.runs.provenance import versions
+from fedhelix.federation.provenance import versions
 
 KERNELS: tuple[Kernels, ...] = ("onednn", "native", "tuned", "compiled")
 

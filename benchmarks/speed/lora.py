@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from workloads import race
 
 from fedhelix import Dataset, Federation, add_lora, partition
-from fedhelix.runs.provenance import device_name, versions
+from fedhelix.federation.provenance import device_name, versions
 
 SYMBOLS = 128
 SIZES: dict[str, dict[str, int]] = {

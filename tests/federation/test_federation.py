@@ -374,8 +374,10 @@ def test_a_run_from_python_can_be_resumed_from_python(tmp_path):
     resumed = small(Scaffold()).fit(3, out=tmp_path / "stopped", resume=True, quiet=True)
     assert timeless(resumed.records) == timeless(straight.records)
     assert RunFolder.open(tmp_path / "stopped").config["rounds"] == 3, "dashboards show 3 / 3"
-    small(Scaffold()).fit(1, out=tmp_path / "stopped", resume=True, quiet=True)
-    assert RunFolder.open(tmp_path / "stopped").config["rounds"] == 3, "as many as there are"
+    with pytest.raises(UserError, match="has 3 rounds already"):
+        small(Scaffold()).fit(1, out=tmp_path / "stopped", resume=True, quiet=True)
+    written = RunFolder.open(tmp_path / "stopped").config
+    assert written["rounds"] == 3 and written["versions"]["torch"] == torch.__version__
     assert same(resumed.state.server, straight.state.server)
     assert resumed.folder.summary["rounds"] == 3
     with pytest.raises(UserError, match=r"holds a run already; .*resume=True"):

@@ -10,7 +10,7 @@ from fedhelix.engines.local import Training
 from fedhelix.runs import spec
 from fedhelix.runs.config import Config, layered
 from fedhelix.runs.presets import PRESETS
-from fedhelix.runs.provenance import versions
+from fedhelix.federation.provenance import versions
 from fedhelix.runs.spec import absolute, make_spec, read_spec
 from fedhelix.store import RunFolder
 

@@ -13,7 +13,7 @@ from common import RaceClient, apply
 from workloads import PlainLoop, federation
 
 from fedhelix import load
-from fedhelix.runs.provenance import versions
+from fedhelix.federation.provenance import versions
 
 
 def main(settings: dict[str, Any]) -> None:

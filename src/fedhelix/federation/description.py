@@ -242,7 +242,7 @@ def _difference(key: str, mine: Any, its: Mapping[str, Any]) -> str:
     if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
         for name, value in mine.items():
             if name in theirs and theirs[name] != value:
-                return f"{name} = {theirs[name]}, not {value}"
+                return f"{key if name == 'name' else name} = {theirs[name]}, not {value}"
     return f"{key} = {theirs}, not {mine}"
 
 

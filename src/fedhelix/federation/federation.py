@@ -19,6 +19,7 @@ from fedhelix.engines.kernels import Kernels
 from fedhelix.engines.local import Setup
 from fedhelix.federation import description, evaluation, loop, newcomers
 from fedhelix.federation.inputs import Model
+from fedhelix.federation.provenance import device_name, versions
 from fedhelix.federation.resuming import settle
 from fedhelix.federation.run import Run
 from fedhelix.federation.setup import FederationSettings, FederationSetup
@@ -131,7 +132,7 @@ class Federation(FederationSetup):
         """An unseen client with its own data, a pair (x, y) or a torch data set, joins.
 
         Returns its number and the next state. From the next round on it may be sampled and is
-        evaluated; a fifth of its samples become its test part.
+        evaluated; a fifth of its samples, at least one of two, become its test part.
         """
         return newcomers.onboard(self, data, state)
 
@@ -177,7 +178,7 @@ class Federation(FederationSetup):
         with ExitStack() as stack:
             stack.enter_context(self._withdrawn_if_refused(run, resume))
             if out is not None:
-                described = description.config(self, rounds) if config is None else config
+                described = self._described(rounds) if config is None else config
                 run.folder = RunFolder.open(out) if resume else RunFolder.create(out, described)
                 stack.enter_context(run.folder)
                 folder_sink = FolderSink(
@@ -277,6 +278,11 @@ class Federation(FederationSetup):
         after = self.settings.newcomers_after or 0
         if self.settings.newcomers and rounds <= after:
             raise UserError(f"newcomers arrive after {after} rounds; rounds must be more.")
+
+    def _described(self, rounds: int) -> dict[str, Any]:
+        """What config.toml says of a run from Python: the federation, and what computes it."""
+        used = {**versions(), "device": device_name(str(self.device))}
+        return {**description.config(self, rounds), "versions": used}
 
     def _prepare(self, run: Run, sink: FolderSink, resume: bool) -> None:
         """Go back to the last checkpoint of a run folder, and write down who has what."""

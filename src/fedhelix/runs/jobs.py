@@ -20,7 +20,7 @@ from fedhelix.federation import Federation, Run
 from fedhelix.federation.inputs import device_of
 from fedhelix.runs.apart import run_apart
 from fedhelix.runs.config import CHANGEABLE, PLACES, Config
-from fedhelix.runs.provenance import device_name
+from fedhelix.federation.provenance import device_name
 from fedhelix.runs.remote import run_on_actors
 from fedhelix.runs.spec import MOVABLE, RunSpec, changed_spec, check_files, read_spec
 from fedhelix.store import RUNS, RunFolder
