@@ -37,8 +37,8 @@ from fedhelix import (
     from_clients,
     metrics,
 )
-from fedhelix.models.text import Transformer
 from fedhelix.federation.provenance import versions
+from fedhelix.models.text import Transformer
 
 CLIENTS = (
     "argparse", "calendar", "csv", "difflib", "heapq", "smtplib", "statistics", "tarfile",

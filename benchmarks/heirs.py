@@ -22,9 +22,9 @@ from torch import nn
 
 from fedhelix import Federation, GeneFL, from_clients, load
 from fedhelix.core.objective import accuracy
+from fedhelix.federation.provenance import device_name, versions
 from fedhelix.models.cnn import digits_bn_cnn
 from fedhelix.models.resnet import resnet18
-from fedhelix.federation.provenance import device_name, versions
 
 NETWORKS = {"digits-bn-cnn": digits_bn_cnn, "resnet18": resnet18}
 CLIENTS, SAMPLES, MINE, TEST = 12, 60, 120, 300

@@ -26,8 +26,8 @@ import torch
 from measured import origin, write
 
 from fedhelix import Dataset, Federation, from_clients, load, partition
-from fedhelix.models.cnn import Conv, plain_cnn
 from fedhelix.federation.provenance import device_name
+from fedhelix.models.cnn import Conv, plain_cnn
 
 CLIENTS, ALPHA, TRAINED, LEAST = 20, 0.1, 0.75, 40
 EVAL_EVERY = 5

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import torch
 from measured import origin, write
 
-from fedhelix.report.style import COLOURS, save, sheet, tidy
 from fedhelix.federation.provenance import device_name
+from fedhelix.report.style import COLOURS, save, sheet, tidy
 from fedhelix.runs.spec import make_spec
 
 EPSILONS = (1.0, 3.0, 8.0)

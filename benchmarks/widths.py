@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from fedhelix import Federation, FedRolex, HeteroFL, LocalOnly, Method, load
-from fedhelix.models.cnn import digits_bn_cnn
 from fedhelix.federation.provenance import versions
+from fedhelix.models.cnn import digits_bn_cnn
 from fedhelix.store.records import Record
 
 WIDTHS = (1.0, 0.5, 0.25)

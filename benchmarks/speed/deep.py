@@ -19,8 +19,8 @@ import torch
 from workloads import PlainLoop, wait
 
 from fedhelix import Federation
-from fedhelix.papers.gene_fl.settings import column
 from fedhelix.federation.provenance import versions
+from fedhelix.papers.gene_fl.settings import column
 from fedhelix.runs.spec import make_spec
 
 ROUNDS = 4

@@ -83,7 +83,7 @@ def test_runs_on_different_data_are_not_compared():
     wine = [run("a", 0, 0.7, data="wine", partition="iid")]
     sections = by_setting([*digits, *wine])
     assert {words: len(part) for words, part in sections.items()} == {
-        "digits · none": 2,
+        "digits · no partition": 2,
         "wine · iid": 1,
     }
     assert list(by_setting(digits)) == [""], "nothing to tell apart"

@@ -7,10 +7,10 @@ from fedhelix import METHODS, FedAvgFT, FedProx, GenFed
 from fedhelix.core import toml
 from fedhelix.core.errors import UserError
 from fedhelix.engines.local import Training
+from fedhelix.federation.provenance import versions
 from fedhelix.runs import spec
 from fedhelix.runs.config import Config, layered
 from fedhelix.runs.presets import PRESETS
-from fedhelix.federation.provenance import versions
 from fedhelix.runs.spec import absolute, make_spec, read_spec
 from fedhelix.store import RunFolder
 

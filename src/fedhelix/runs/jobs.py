@@ -18,9 +18,9 @@ from fedhelix.engines.batched.multirun import run_together
 from fedhelix.engines.local import Setup
 from fedhelix.federation import Federation, Run
 from fedhelix.federation.inputs import device_of
+from fedhelix.federation.provenance import device_name
 from fedhelix.runs.apart import run_apart
 from fedhelix.runs.config import CHANGEABLE, PLACES, Config
-from fedhelix.federation.provenance import device_name
 from fedhelix.runs.remote import run_on_actors
 from fedhelix.runs.spec import MOVABLE, RunSpec, changed_spec, check_files, read_spec
 from fedhelix.store import RUNS, RunFolder

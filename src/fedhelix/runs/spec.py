@@ -17,8 +17,8 @@ from fedhelix.core.registry import is_known, make, option_names, parts, resolve
 from fedhelix.core.renamed import OPTIONS
 from fedhelix.federation.description import located, resolved
 from fedhelix.federation.devices import FILES
-from fedhelix.runs.config import CHANGEABLE, Config, flat, layered
 from fedhelix.federation.provenance import device_name, versions
+from fedhelix.runs.config import CHANGEABLE, Config, flat, layered
 
 # Settings that must not, or need not, differ between the methods of a comparison.
 FOR_ALL = ("seed", "kernels", "workers", "address", "data_dir", "checkpoint_every")
