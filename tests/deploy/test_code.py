@@ -98,7 +98,9 @@ def test_sites_train_and_predict_with_files_that_they_have_too(tmp_path, file, f
     assert ended.code == 2 and "add --code ours.py to this command" in ended.err
     asked += ["--code", file]
     for more, shape in ((), (0,)), (["--outputs"], (0, 3)):
-        assert cli("site", "predict", *asked, *more).code == 0
+        ended = cli("site", "predict", *asked, *more)
+        rounds = len(run.records)
+        assert ended.code == 0 and f"the model of site-1 after {rounds} rounds of " in ended.err
         assert np.load(tmp_path / "predictions.npy").shape == shape
     ended = cli("site", "predict", *asked, "--out", "p.csv")
     assert ended.code == 2 and "written as FILE.npy, not 'p.csv'" in ended.err

@@ -371,7 +371,7 @@ def test_a_site_that_joins_later_takes_the_place_that_was_left_for_it(tmp_path):
 def test_a_run_stops_when_no_site_comes(tmp_path):
     deployment = InProcessDeployment(tmp_path, 2, patience=0.2)
     deployment.grid.answers.clear()
-    with pytest.raises(EngineFailure, match=r"2 sites were not connected within 0\.2 s"):
+    with pytest.raises(EngineFailure, match=r"2 sites did not connect within 0\.2 s"):
         deployment.federation(spec_for(clients=2))
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 import signal
+import sys
 import threading
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,10 +43,23 @@ def site_model(
     need_flower()
     from fedhelix.deploy.site_state import latest_model
 
-    content = latest_model(folder, name).read_bytes()
+    path = latest_model(folder, name)
+    content = path.read_bytes()
     writable_file(out)
     write_atomically(out, content)
+    _say_which(path)
     print(out)
+
+
+def _say_which(path: Path) -> None:
+    """Say after which run a site got its model: it may not be the one that a user thinks of."""
+    from fedhelix.deploy.site_state import SiteState
+
+    header, _ = SiteState(path.parent).used()
+    method = json.loads(header["spec"])["method"]["name"]
+    when = datetime.fromtimestamp(path.stat().st_mtime).strftime("%Y-%m-%d %H:%M")
+    words = f"the model of {path.parent.name} after {header['round']} rounds of {method}, {when}"
+    print(f"fedhelix: {words}", file=sys.stderr)
 
 
 def site_predict(
@@ -72,12 +88,14 @@ def site_predict(
 
     from fedhelix.deploy.code import SiteCode
     from fedhelix.deploy.site_predictions import predictions, trained_site
+    from fedhelix.deploy.site_state import latest_model
 
     here = trained_site(name, data, folder, data_dir, code=SiteCode(code or []))
     writable_file(out)
     content = io.BytesIO()
     np.save(content, predictions(here, inputs, outputs))
     write_atomically(out, content.getvalue())
+    _say_which(latest_model(folder, name))
     print(out)
 
 

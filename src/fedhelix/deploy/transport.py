@@ -244,8 +244,8 @@ class Transport:
             here = ", ".join(sorted(self.connected)) or "none"
             others = also(self.left_out.values())
             raise EngineFailure(
-                f"{who} were not connected within {self.policy.patience:g} s (connected: {here}"
-                f"{others}); start them and continue the run."
+                f"{who} did not connect within {self.policy.patience:g} s (connected: {here}"
+                f"{others}); start what is missing and continue the run."
             )
 
     def _wait(self, condition: Callable[[], bool], seconds: float) -> bool:
