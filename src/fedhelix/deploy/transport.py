@@ -244,7 +244,7 @@ class Transport:
             here = ", ".join(sorted(self.connected)) or "none"
             others = also(self.left_out.values())
             raise EngineFailure(
-                f"{who} did not connect within {self.policy.patience:g} s (connected: {here}"
+                f"waited {self.policy.patience:g} s for {who} (connected: {here}"
                 f"{others}); start what is missing and continue the run."
             )
 
