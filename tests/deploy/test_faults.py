@@ -249,7 +249,7 @@ def test_a_site_that_does_not_join_is_called_by_the_name_of_its_key(tmp_path):
     deployment = InProcessDeployment(tmp_path, 2, patience=0.3, minimum=2)
     deployment.grid.names = {101: "site-0", 102: "ulm"}
     disturb(deployment, closed, 1, "describe", rounds=(None,))
-    said = r"\(connected: site-0; ulm answered: the site's hours are 00:00-00:01\); start what is missing"
+    said = r"\(connected: site-0; ulm answered: the site's hours are 00:00-00:01\); start what is"
     with pytest.raises(EngineFailure, match=said):
         deployment.federation(spec_for(clients=2))
 
