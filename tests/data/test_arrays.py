@@ -232,7 +232,7 @@ def test_labels_that_begin_at_one_are_noted_and_kept():
             data = make()
         assert data.classes == 4 and data.y.unique().tolist() == [1, 2, 3]
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         assert from_arrays(x, y, classes=4).classes == 4
         assert from_arrays(x, y - 1).classes == 3
         assert from_arrays(x, y.astype(str)).labels == ("1", "2", "3")

@@ -259,7 +259,7 @@ def test_a_run_stops_with_the_sites_own_sentence(tmp_path):
         deployment.fit(make_spec("fedavg", {**SMALL, "clients": 3}))
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_a_run_whose_sites_report_no_metrics_trains_and_has_not_diverged(tmp_path):
     deployment = InProcessDeployment(tmp_path, 3)
     for site in deployment.sites:

@@ -92,7 +92,7 @@ def positive():
 )
 def test_logits_and_what_fits_probabilities_get_no_warning(data, model, more):
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         federation(*data, model, **more)
 
 
@@ -166,7 +166,7 @@ def test_as_many_tokens_as_classes_are_noticed():
     ):
         federation(x, y, Tagger)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         federation(TOKENS, TAGS, lambda: Tagger(last=False))
 
 

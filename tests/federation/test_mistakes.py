@@ -88,7 +88,7 @@ def test_a_row_that_is_too_short_is_named():
         federation(data)
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_sequences_of_many_lengths_are_taken_quietly():
     from_arrays([row[: 1 + place % 4] for place, row in enumerate(ROWS)], Y)
 
