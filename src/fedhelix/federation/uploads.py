@@ -16,20 +16,27 @@ from fedhelix.engines.local import ClientResult
 LARGEST = 10  # the size of an upload, in models
 
 
-def refusal(tree: Tree, initial: State, needed: Collection[str] = ()) -> str | None:
-    """Why an upload cannot be used as it is shaped, or None; a method may need some entries in any
-    case.
-    """
-    if payload_bytes(tree) > LARGEST * payload_bytes(initial):
-        return f"weighs more than {LARGEST} models"
-    for name, value in tree.get("model", {}).items():
-        if name not in initial:
-            return f"has an unknown entry '{name}'"
-        if value.shape != initial[name].shape:
-            shape, right = tuple(value.shape), tuple(initial[name].shape)
-            return f"has shape {shape} for '{name}' instead of {right}"
-    lacking = [name for name in needed if name not in tree.get("model", {})]
-    return f"lacks the entry '{lacking[0]}'" if lacking else None
+class Expected:
+    """What an upload has to look like; a method may need some entries in any case."""
+
+    def __init__(self, initial: State, needed: Collection[str] = ()):
+        self.shapes = {name: value.shape for name, value in initial.items()}
+        self.most = LARGEST * payload_bytes(initial)
+        self.needed = needed
+
+    def refusal(self, tree: Tree) -> str | None:
+        """Why an upload cannot be used as it is shaped, or None."""
+        if payload_bytes(tree) > self.most:
+            return f"weighs more than {LARGEST} models"
+        model = tree.get("model", {})
+        for name, value in model.items():
+            if name not in self.shapes:
+                return f"has an unknown entry '{name}'"
+            if value.shape != self.shapes[name]:
+                shape, right = tuple(value.shape), tuple(self.shapes[name])
+                return f"has shape {shape} for '{name}' instead of {right}"
+        lacking = [name for name in self.needed if name not in model]
+        return f"lacks the entry '{lacking[0]}'" if lacking else None
 
 
 def finite(trees: Sequence[Tree]) -> list[bool]:
@@ -138,12 +145,12 @@ def validate_uploads(
     """The uploads that arrived whole, ordered by client, and why the others were refused; an empty
     one is silence.
     """
-    uploads, refused = [], {}
+    expected, uploads, refused = Expected(initial, needed), [], {}
     ordered = sorted(
         (result for result in results if result.upload), key=lambda result: result.client
     )
     for result, sound in zip(ordered, finite([result.upload for result in ordered]), strict=True):
-        reason = refusal(result.upload, initial, needed) or (
+        reason = expected.refusal(result.upload) or (
             None if sound else "holds values that are not finite"
         )
         if reason is None:
@@ -163,12 +170,11 @@ def traffic(
     went to clients that send nothing back (they train in advance), and `more`.
     """
     silent = {result.client for result in results if not result.upload}
+    weights = {id(payload): payload_bytes(payload) for payload in payloads.values()}
+    sent = {client: weights[id(payload)] for client, payload in payloads.items()}
     return {
         "uplink_bytes": sum(payload_bytes(result.upload) for result in arrived),
         "uplink_values": sum(paper_bytes(result.upload) for result in arrived) // 4,
-        "downlink_bytes": sum(
-            payload_bytes(payload) for client, payload in payloads.items() if client not in silent
-        ),
-        "other_bytes": more
-        + sum(payload_bytes(payload) for client, payload in payloads.items() if client in silent),
+        "downlink_bytes": sum(size for client, size in sent.items() if client not in silent),
+        "other_bytes": more + sum(size for client, size in sent.items() if client in silent),
     }

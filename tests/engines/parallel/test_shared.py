@@ -1,8 +1,19 @@
 import pytest
 import torch
 
+from fedhelix.engines.local import ClientResult
 from fedhelix.engines.parallel import shared
-from fedhelix.engines.parallel.shared import Unsendable, dumps, loads, mapped, share
+from fedhelix.engines.parallel.shared import (
+    SMALL,
+    Unsendable,
+    dumps,
+    loads,
+    mapped,
+    pack,
+    share,
+    unpack,
+)
+from fedhelix.engines.parallel.worker import brief_tensors
 
 TENSORS = {
     "float": torch.tensor([0.0, -0.0, float("inf"), 1e-42]),
@@ -18,12 +29,28 @@ TENSORS = {
 }
 
 
-@pytest.mark.parametrize("placed", [False, True])
+def as_bytes(sent, folder):
+    return loads(dumps({"a": [sent]}))["a"][0]
+
+
+def as_places(sent, folder):
+    return loads(dumps({"a": [sent]}, share([sent], folder / "file")))["a"][0]
+
+
+def as_answer(sent, folder):
+    return unpack(pack({"a": [torch.ones(3), sent]}, folder / "file"))["a"][1]
+
+
+def as_long_answer(sent, folder):
+    more = torch.zeros(SMALL)
+    return unpack(pack({"a": [more[:1], sent, more]}, folder / "file", {id(sent)}))["a"][1]
+
+
+@pytest.mark.parametrize("way", [as_bytes, as_places, as_answer, as_long_answer])
 @pytest.mark.parametrize("name", TENSORS)
-def test_tensors_arrive_as_they_were(name, placed, tmp_path):
+def test_tensors_arrive_as_they_were(name, way, tmp_path):
     sent = TENSORS[name]
-    places = share([sent], tmp_path / "file") if placed else None
-    received = loads(dumps({"a": [sent]}, places))["a"][0]
+    received = way(sent, tmp_path)
     assert (
         type(received) is type(sent)
         and received.dtype == sent.dtype
@@ -47,6 +74,30 @@ def test_a_shared_tensor_is_written_once_and_nobody_can_spoil_it(tmp_path):
     received[0].zero_()
     shared.open_map.cache_clear()
     assert torch.equal(mapped(*places[id(one)]), one)
+
+
+def test_of_an_answer_what_a_client_keeps_has_memory_of_its_own(tmp_path):
+    one, two, kept, both = (torch.rand(SMALL) for _ in range(4))
+    model = {"one": one, "two": two, "both": both}
+    result = ClientResult(0, 1, {"model": model}, {"kept": kept, "both": both}, 0.5)
+    message = pack([result], tmp_path / "file", brief_tensors([result]))
+    assert len(message) < 2000
+    (received,) = unpack(message)
+    assert not list(tmp_path.iterdir())
+    sent, own = received.upload["model"], received.client_state
+    assert all(torch.equal(sent[name], model[name]) for name in model)
+    assert torch.equal(own["kept"], kept) and own["both"] is sent["both"]
+    first, size = sent["one"].data_ptr(), one.nbytes
+    assert sent["two"].data_ptr() == first + size
+    assert own["both"].data_ptr() != first + 2 * size
+    assert own["kept"].data_ptr() != first + 3 * size
+
+
+def test_an_answer_that_no_file_can_hold_travels_in_the_message(tmp_path):
+    sent = [torch.rand(SMALL)]
+    message = pack(sent, tmp_path / "missing" / "file")
+    assert len(message) > sent[0].nbytes
+    assert torch.equal(unpack(message)[0], sent[0])
 
 
 def test_things_of_the_main_script_are_refused(monkeypatch):

@@ -5,7 +5,8 @@ import torch
 
 from fedhelix.data import Split
 from fedhelix.engines.local import ClientTask
-from fedhelix.engines.ray.parcel import PackedSplits, Unpacker, pack, pack_shared
+from fedhelix.engines.ray.parcel import Unpacker, pack, pack_shared
+from fedhelix.engines.splits import PackedSplits
 
 CPU = torch.device("cpu")
 

@@ -106,10 +106,7 @@ class Parallel(Engine):
         """Call a function once per task, in the workers."""
         splits = self.setup.splits
         items = [
-            WorkItem(
-                *(function, (task,), len(splits[task.client].train), f"client {task.client}"),
-                {task.client: splits[task.client]},
-            )
+            WorkItem(function, (task,), len(splits[task.client].train), f"client {task.client}")
             for task in tasks
         ]
         payloads = {id(task.payload): task.payload for task in tasks}

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import Pipe
@@ -20,10 +20,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedhelix.core.errors import EngineFailure, UserError
-from fedhelix.data import Dataset, Split
+from fedhelix.data import Dataset
 from fedhelix.data.datasets import POOLS
 from fedhelix.engines.local import Setup
 from fedhelix.engines.parallel.shared import (
@@ -31,12 +32,13 @@ from fedhelix.engines.parallel.shared import (
     Unsendable,
     dumps,
     folder_for,
-    loads,
     mapped,
     open_map,
     share,
+    unpack,
 )
 from fedhelix.engines.parallel.worker import RELEASE, Calls, Configure, Failure
+from fedhelix.engines.splits import PackedSplits
 
 START = "import sys; from fedhelix.engines.parallel.worker import main; main(sys.argv[1])"
 
@@ -56,7 +58,6 @@ class WorkItem(NamedTuple):
     arguments: tuple[Any, ...]
     size: int  # proportional to its duration
     label: str  # for error messages
-    splits: Mapping[int, Split] = {}  # of the clients that it works for
 
 
 def cores() -> int:
@@ -96,7 +97,7 @@ class Worker:
 
     def receive(self) -> Any:
         """The answer; EOFError or OSError when the worker has died."""
-        return loads(self.pipe.recv_bytes())
+        return unpack(self.pipe.recv_bytes())
 
     def end(self) -> None:
         """Kill the process.
@@ -153,7 +154,9 @@ class WorkerPool:
         # Also called when the pool is garbage collected, and at the end of the program.
         self.end = weakref.finalize(self, end_workers, self.workers, self.folder)
         self.count = itertools.count()
-        places = share(tensors.values(), self._new_file())
+        packed = PackedSplits.of(setup.splits)
+        splits = [torch.from_numpy(packed.samples), torch.from_numpy(packed.ends)]
+        places = share([*tensors.values(), *splits], self._new_file())
         self.data = with_fields(
             setup.data, **{name: mapped(*places[id(tensors[name])]) for name in POOLS}
         )
@@ -162,7 +165,7 @@ class WorkerPool:
         lean = replace(setup, data=data, splits=())
         try:
             self.message = dumps(
-                Configure(_import_path(), self.folder.name, bytes(dumps(lean, places)))
+                Configure(_import_path(), self.folder.name, bytes(dumps((lean, splits), places)))
             )
         except Unsendable as problem:
             raise NoWorkers(
@@ -214,7 +217,7 @@ class WorkerPool:
         def give_work() -> None:
             while waiting and idle:
                 worker, chunk = idle.pop(), waiting.pop()
-                worker.send(dumps(work_of([items[index] for index in chunk]), places))
+                worker.send(dumps(calls_of([items[index] for index in chunk]), places))
                 busy[worker.pipe] = worker, chunk
 
         give_work()
@@ -300,15 +303,14 @@ def in_chunks(sizes: Sequence[int], workers: int, most: int) -> list[list[int]]:
     return chunks[::-1]
 
 
-def work_of(items: Sequence[WorkItem]) -> Calls:
+def calls_of(items: Sequence[WorkItem]) -> Calls:
     """One message; what several items have in common, such as their payload, is in it once."""
-    splits = {client: split for item in items for client, split in item.splits.items()}
-    return Calls([(item.function, item.arguments) for item in items], splits)
+    return Calls([(item.function, item.arguments) for item in items])
 
 
 def answers(message: bytes) -> list[Any]:
     """The results in a worker's answer, or the one failure that it is."""
-    results = loads(message)
+    results = unpack(message)
     return [results] if isinstance(results, Failure) else results
 
 

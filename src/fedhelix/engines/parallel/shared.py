@@ -6,11 +6,12 @@ Pickle is used only between processes of one program, never on disk or over a ne
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import pickle
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import FunctionType
@@ -23,6 +24,9 @@ from fedhelix.core.imports import IMPORTED, find_in_file
 
 # As PyTorch's allocator aligns: some kernels round differently on other addresses.
 ALIGNMENT = 64
+
+SMALL = 1 << 16  # bytes of tensors that are not worth a file
+WRITTEN_AT_ONCE = 1 << 20  # bytes
 
 
 class Unsendable(Exception):
@@ -123,24 +127,35 @@ def shape_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return torch.Size(shape).numel() * dtype.itemsize
 
 
-def rebuild(values: bytearray, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """The inverse of `view_bytes`; the copy has PyTorch's alignment."""
+def borrow(values: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """The inverse of `view_bytes`; the tensor keeps all the memory that its values lie in."""
     return (
-        torch.frombuffer(values, dtype=dtype).view(shape).clone()
-        if values
+        torch.frombuffer(values, dtype=dtype).view(shape)
+        if len(values)
         else torch.empty(shape, dtype=dtype)
     )
 
 
+def rebuild(values: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """The inverse of `view_bytes`; the copy has PyTorch's alignment."""
+    return borrow(values, shape, dtype).clone()
+
+
 class Pickler(pickle.Pickler):
-    """Pickles tensors as bytes or as their place in a file.
+    """Pickles tensors as bytes or as their place in a file; a `brief` one may come out as a view.
 
     Refuses what is defined in the main script, which a worker does not run.
     """
 
-    def __init__(self, file: io.BytesIO, places: Places):
-        super().__init__(file, protocol=5)
-        self.places = places
+    def __init__(
+        self,
+        file: io.BytesIO,
+        places: Places,
+        brief: Collection[int] = (),
+        out_of_band: Callable[[pickle.PickleBuffer], Any] | None = None,
+    ):
+        super().__init__(file, protocol=5, buffer_callback=out_of_band)
+        self.places, self.brief = places, brief
 
     def reducer_override(self, value: Any) -> Any:
         """How to pickle one object; pickle calls this for each of them."""
@@ -155,7 +170,8 @@ class Pickler(pickle.Pickler):
             return mapped, tuple(self.places[id(value)])
         if not is_plain(value):
             return NotImplemented
-        return rebuild, (pickle.PickleBuffer(view_bytes(value)), tuple(value.shape), value.dtype)
+        make = borrow if id(value) in self.brief else rebuild
+        return make, (pickle.PickleBuffer(view_bytes(value)), tuple(value.shape), value.dtype)
 
 
 def dumps(value: Any, places: Places | None = None) -> memoryview:
@@ -166,3 +182,50 @@ def dumps(value: Any, places: Places | None = None) -> memoryview:
 
 
 loads = pickle.loads
+
+
+class Packed(NamedTuple):
+    """A value whose tensors lie apart, one after the other."""
+
+    value: bytes
+    sizes: list[int]  # of the tensors, in bytes
+    content: bytearray | Path
+
+
+def pack(value: Any, path: Path, brief: Collection[int] = ()) -> memoryview:
+    """A value as bytes; its tensors in a new file, unless they are few or it cannot be written.
+
+    Tensors whose id is in `brief` come out as views of one block of memory, the others as copies.
+    """
+    file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
+    Pickler(file, {}, brief, buffers.append).dump(value)
+    parts = [buffer.raw() for buffer in buffers]
+    sizes = [part.nbytes for part in parts]
+    padded = [piece for part in parts for piece in (part, bytes(-part.nbytes % ALIGNMENT))]
+    content: bytearray | Path = path
+    try:
+        if sum(sizes) < SMALL:
+            content = bytearray().join(padded)
+        else:
+            with path.open("xb", buffering=WRITTEN_AT_ONCE) as target:
+                target.writelines(padded)
+    except OSError:  # the disk is full
+        path.unlink(missing_ok=True)
+        content = bytearray().join(padded)
+    return dumps(Packed(file.getvalue(), sizes, content))
+
+
+def unpack(message: bytes) -> Any:
+    """The inverse of `pack`; it deletes the file."""
+    value, sizes, content = loads(message)
+    size = content.stat().st_size if isinstance(content, Path) else len(content)
+    block = torch.empty(size, dtype=torch.uint8).numpy().data  # with PyTorch's alignment
+    if isinstance(content, Path):
+        with content.open("rb") as file:
+            file.readinto(block)
+        content.unlink()
+    else:
+        block[:] = content
+    starts = itertools.accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0)
+    parts = (block[start : start + size] for start, size in zip(starts, sizes, strict=False))
+    return loads(value, buffers=parts)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple, cast
 
@@ -17,11 +19,12 @@ import torch
 
 from fedhelix.core.cpu import one_thread
 from fedhelix.core.errors import UserError
-from fedhelix.core.tree import Tree
+from fedhelix.core.tree import Tree, tensors
 from fedhelix.data import Split
 from fedhelix.engines.blame import described
-from fedhelix.engines.local import ClientTask, Setup, make_client
-from fedhelix.engines.parallel.shared import dumps, loads, open_map
+from fedhelix.engines.local import ClientResult, ClientTask, Setup, make_client
+from fedhelix.engines.parallel.shared import loads, open_map, pack
+from fedhelix.engines.splits import PackedSplits
 
 if sys.platform == "win32":
     from multiprocessing.connection import PipeConnection as Connection
@@ -34,17 +37,15 @@ class Configure(NamedTuple):
 
     path: list[str]  # the import path
     folder: str  # of the shared files
-    setup: bytes  # pickled on its own, because it can be loaded only once the path is set
+    # Pickled on its own, because it can be loaded only once the path is set; and the arrays of the
+    # splits.
+    setup: bytes
 
 
 class Calls(NamedTuple):
-    """Some calls `function(setup, *arguments)`, answered together.
-
-    The splits of the clients concerned come along: those of all clients would make the setup large.
-    """
+    """Some calls `function(setup, *arguments)`, answered together."""
 
     calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]]
-    splits: Mapping[int, Split]
 
 
 class Failure(NamedTuple):
@@ -71,6 +72,7 @@ class WorkerLoop:
         self.pipe = pipe
         self.inbox: SimpleQueue[bytes] = SimpleQueue()
         self.folder = ""
+        self.count = itertools.count()
         self.setup: Setup | None = None
         self.imported = own_modules()
 
@@ -92,16 +94,20 @@ class WorkerLoop:
 
     def answer(self, message: bytes) -> memoryview:
         """The result of a message, or a `Failure`."""
+        path = Path(self.folder) / f"{os.getpid()}-{next(self.count)}"
         try:
-            return dumps(self.handle(loads(message)))
+            value = self.handle(loads(message))
+            return pack(value, path, brief_tensors(value))
         except Exception as problem:
-            return dumps(failure(problem))
+            return pack(failure(problem), path)
 
     def handle(self, message: Any) -> Any:
         """Configure, release, or do some work."""
         if isinstance(message, Configure):
             sys.path[:], self.folder = message.path, message.folder
-            self.setup = loads(message.setup)
+            lean, packed = loads(message.setup)
+            splits = PackedSplits(*(part.numpy() for part in packed))
+            self.setup = replace(lean, splits=cast("Sequence[Split]", splits))
             return None
         if message == RELEASE:
             self.folder, self.setup = "", None
@@ -111,16 +117,21 @@ class WorkerLoop:
 
     def results(self, work: Calls) -> list[Any]:
         """The results of the calls, up to the first failure."""
-        setup = self.setup
-        if setup is not None and work.splits:  # which are only looked up by client
-            setup = replace(setup, splits=cast("Sequence[Split]", work.splits))
         results: list[Any] = []
         for function, arguments in work.calls:
             try:
-                results.append(function(setup, *arguments))
+                results.append(function(self.setup, *arguments))
             except Exception as problem:
                 return [*results, failure(problem)]
         return results
+
+
+def brief_tensors(value: Any) -> set[int]:
+    """Tensors that the server forgets soon, by id: uploads, but not what a client keeps."""
+    values = value if isinstance(value, list) else []
+    results = [result for result in values if isinstance(result, ClientResult)]
+    kept = {id(tensor) for result in results for tensor in tensors(result.client_state)}
+    return {id(tensor) for result in results for tensor in tensors(result.upload)} - kept
 
 
 def failure(problem: Exception) -> Failure:

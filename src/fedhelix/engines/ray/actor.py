@@ -21,8 +21,9 @@ from fedhelix.engines.kernels.compiled import available
 from fedhelix.engines.local import Setup
 from fedhelix.engines.parallel.pool import with_fields
 from fedhelix.engines.parallel.worker import Failure
-from fedhelix.engines.ray.parcel import PackedSplits, Parcel, Unpacker, as_view, pack
+from fedhelix.engines.ray.parcel import Parcel, Unpacker, as_view, pack
 from fedhelix.engines.serial import Serial
+from fedhelix.engines.splits import PackedSplits
 
 
 class ClientActor:

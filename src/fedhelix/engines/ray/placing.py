@@ -13,7 +13,8 @@ from fedhelix.data.datasets import POOLS
 from fedhelix.engines.local import Setup
 from fedhelix.engines.parallel.pool import with_fields
 from fedhelix.engines.ray.connection import first_line
-from fedhelix.engines.ray.parcel import PackedSplits, as_array
+from fedhelix.engines.ray.parcel import as_array
+from fedhelix.engines.splits import PackedSplits
 
 
 class Placed(NamedTuple):
