@@ -18,7 +18,7 @@ from fedhelix.components.genes.book import (
     gene_units,
     learnt_layers,
 )
-from fedhelix.components.genes.drift import Norm, pull, scales
+from fedhelix.components.genes.drift import Norm, Units, flat, pull, scales, unflat
 from fedhelix.components.genes.fisher import Normalisation, client_fisher, elastic_mask, normalise
 from fedhelix.components.genes.options import GeneOptions
 from fedhelix.core.layers import Layers
@@ -98,11 +98,11 @@ class Genes(GeneOptions, FedAvg):
         each layer's drift, and the elastic mask.
         """
         layers = gene_units(client.layers, "conv")
-        names = entries_of(layers)
+        names, units = entries_of(layers), list(layers.values())
         centre = take({**client.initial, **payload["model"]}, names)
-        scale = scales(centre, list(layers.values()), self.gen_norm)
+        scale = scales(centre, units, self.gen_norm)
         learnt = learnt_layers(layers, payload["model"]).to(scale)
-        context: Tree = {"centre": centre, "learnt": learnt, "scale": scale}
+        context: Tree = {"centre": flat(centre, units), "learnt": learnt, "scale": scale}
         if self.lambda_elg or self.elg_hard:
             model = self.start(payload, client_state, client)["model"]
             fisher = client_fisher(client, model, names, self.fisher_mode, self.fisher_samples)
@@ -110,32 +110,36 @@ class Genes(GeneOptions, FedAvg):
             mask = elastic_mask(fisher, self.epsilon, self.elg_mask)
             # What the cluster has not learnt is free.
             free = [name for name in names if name not in payload["model"]]
-            context["mask"] = {**mask, **{name: torch.ones_like(mask[name]) for name in free}}
+            mask |= {name: torch.ones_like(mask[name]) for name in free}
+            context["mask"] = flat(mask, units)
         return context
 
-    def _elastic(self, params: Mapping[str, Tensor], context: Tree) -> State:
+    def _elastic(self, params: Mapping[str, Tensor], context: Tree, units: Units) -> State:
         """Eq. 6 taken literally: outside the mask the cluster's values hold."""
         if not self.elg_hard:
             return dict(params)
-        mask, centre = context["mask"], context["centre"]
-        held = {name: torch.where(mask[name] > 0, params[name], centre[name]) for name in mask}
-        return {**params, **held}
+        held = torch.where(context["mask"] > 0, flat(params, units), context["centre"])
+        return {**params, **unflat(held, units, params)}
 
     def loss(self, params: Mapping[str, Tensor], batch: Batch, local: Local) -> Tensor:
         """Client: the base loss, plus the drift of all layers and that of the elastic part."""
-        params = self._elastic(params, local.context)
-        entries = list(gene_units(local.layers, "conv").values())
+        units = list(gene_units(local.layers, "conv").values())
+        params = self._elastic(params, local.context, units)
         how = (self.lambda_gen, self.lambda_elg, self.gen_squared, self.gen_norm == "whole")
-        return local.base_loss(params, batch) + pull(params, local.context, entries, *how)
+        return local.base_loss(params, batch) + pull(params, local.context, units, *how)
 
     def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
         """Client: the gene, its mask's density and its validation accuracy; the model stays."""
         before = self.start(local.payload, local.client_state, local.client)["model"]
-        model = self._elastic(local.models["model"], local.context)
+        layers = list(gene_units(local.layers, "conv").values())
+        model = self._elastic(local.models["model"], local.context, layers)
         units, due = self._units(local.layers), local.payload["gene"]
         gene = self._size.gene(model, before, units, due, self._scored)
-        report = gene_report(local.context, local.payload["model"], local.client.valid(model))
-        return {"model": take(model, gene), "report": report}, {"model": model}
+        mask = local.context.get("mask")
+        masks = {} if mask is None else unflat(mask, layers, model)
+        report = gene_report(take(masks, local.payload["model"]), local.client.valid(model))
+        sent = torch.tensor(report, device=local.context["scale"].device)
+        return {"model": take(model, gene), "report": sent}, {"model": model}
 
     def personal(self, models: dict[str, State]) -> str:
         """Client: what it trained last."""

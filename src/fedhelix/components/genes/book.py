@@ -180,11 +180,7 @@ def gene_metadata(uploads: Mapping[str, Tree], units: Entries) -> Tree:
     return {"units": sent, "gamma": max(map(len, sent.values())), "mask_density": float(density)}
 
 
-def gene_report(context: Tree, learnt: State, valid: float) -> Tensor:
-    """What a client sends beside its gene: its mask's density in the layers that the cluster has
-    learnt and, if known, its accuracy.
-    """
-    mask = [value.flatten() for name, value in context.get("mask", {}).items() if name in learnt]
-    density = float(torch.cat(mask).mean()) if mask else 1.0
-    report = [density, valid] if math.isfinite(valid) else [density]
-    return torch.tensor(report, device=context["scale"].device)
+def gene_report(mask: State, valid: float) -> list[float]:
+    """What a client sends beside its gene: the density of its mask and, if known, its accuracy."""
+    density = float(torch.cat([value.flatten() for value in mask.values()]).mean()) if mask else 1.0
+    return [density, valid] if math.isfinite(valid) else [density]

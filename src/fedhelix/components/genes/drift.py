@@ -9,17 +9,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedhelix.core.tree import Tree
+from fedhelix.core.tree import State, Tree
 
 Norm = Literal["relative", "rms", "plain", "whole"]
+Units = Sequence[Sequence[str]]  # the names of the entries of each unit
 
 FLOOR = 1e-2  # times sqrt(size): layers that start at zero have no length to be relative to
 EDGE = 1e-12  # under the root, which has no slope at zero
 
 
-def scales(
-    centre: Mapping[str, Tensor], units: Sequence[Sequence[str]], norm: Norm = "relative"
-) -> Tensor:
+def scales(centre: Mapping[str, Tensor], units: Units, norm: Norm = "relative") -> Tensor:
     """What each unit's drift is divided by: its length at the centre, the root of its size, or one
     (`plain`, and `whole`, which has one norm for all units).
     """
@@ -36,37 +35,38 @@ def scales(
     return torch.maximum(torch.stack(lengths), FLOOR * roots)
 
 
-def flat(state: Mapping[str, Tensor], units: Sequence[Sequence[str]]) -> Tensor:
+def flat(state: Mapping[str, Tensor], units: Units) -> Tensor:
     """The entries of all units in one vector, which takes fewer operations than one by one."""
     return torch.cat([state[name].flatten() for entries in units for name in entries])
 
 
+def unflat(vector: Tensor, units: Units, like: Mapping[str, Tensor]) -> State:
+    """The inverse of `flat`: views with the shapes of another state."""
+    names = [name for entries in units for name in entries]
+    parts = vector.split([like[name].numel() for name in names])
+    return {name: part.view(like[name].shape) for name, part in zip(names, parts, strict=True)}
+
+
 def drift(
-    params: Mapping[str, Tensor],
-    centre: Mapping[str, Tensor],
-    units: Sequence[Sequence[str]],
+    squares: Tensor,
+    sizes: Sequence[int],
     scale: Tensor,
-    mask: Mapping[str, Tensor] | None = None,
     squared: bool = False,
     learnt: Tensor | None = None,
     whole: bool = False,
 ) -> Tensor:
-    """The mean over units of the (masked) distance to the centre, divided by the unit's scale;
-    differentiable.
+    """The mean over units of the distance to the centre, divided by the unit's scale;
+    differentiable. `squares` are those of all differences, `sizes` how many of them a unit has.
 
     Units that `learnt` marks with 0 do not count. With `whole` it is the distance of all units
     together, which is Eq. 4 as printed.
     """
-    apart = flat(params, units) - flat(centre, units)
-    if mask is not None:
-        apart = apart * flat(mask, units)
-    sizes = [sum(params[name].numel() for name in entries) for entries in units]
-    squares = torch.stack([part.sum() for part in apart.square().split(sizes)])
+    sums = torch.stack([part.sum() for part in squares.split(list(sizes))])
     counts = torch.ones_like(scale) if learnt is None else learnt
     if whole:
-        squares, scale = (squares * counts).sum()[None], torch.ones_like(scale[:1])
+        sums, scale = (sums * counts).sum()[None], torch.ones_like(scale[:1])
         counts = torch.ones_like(scale)
-    each = squares / scale.square() if squared else (squares + EDGE).sqrt() / scale
+    each = sums / scale.square() if squared else (sums + EDGE).sqrt() / scale
     return (each * counts).sum() / counts.sum().clamp_min(1)
 
 
@@ -77,7 +77,7 @@ def _device(state: Mapping[str, Tensor]) -> torch.device:
 def pull(
     params: Mapping[str, Tensor],
     context: Tree,
-    entries: Sequence[Sequence[str]],
+    units: Units,
     lambda_gen: float,
     lambda_elg: float,
     squared: bool,
@@ -85,13 +85,18 @@ def pull(
 ) -> Tensor:
     """`lambda_gen` times the drift of all layers, plus `lambda_elg` times that of the elastic part.
 
-    `context` has the cluster's layers (`centre`), which of them it has `learnt`, their `scale` and
-    the elastic `mask`.
+    `context` has the cluster's layers (`centre`) as one vector, which of them it has `learnt`,
+    their `scale` and the elastic `mask`, a vector of zeros and ones.
     """
     scale = context["scale"]
     total = scale.new_zeros(())
-    for strength, mask in ((lambda_gen, None), (lambda_elg, context.get("mask"))):
-        if strength:
-            how = (scale, mask, squared, context["learnt"], whole)
-            total = total + strength * drift(params, context["centre"], entries, *how)
+    if not (lambda_gen or lambda_elg):
+        return total
+    squares = (flat(params, units) - context["centre"]).square()
+    sizes = [sum(params[name].numel() for name in entries) for entries in units]
+    how = (sizes, scale, squared, context["learnt"], whole)
+    if lambda_gen:
+        total = total + lambda_gen * drift(squares, *how)
+    if lambda_elg:
+        total = total + lambda_elg * drift(squares * context["mask"], *how)
     return total
