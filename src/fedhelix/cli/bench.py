@@ -221,5 +221,5 @@ def _print(report: Mapping[str, Any], only: list[str], console: Console) -> None
 
     cells = [cell for cell in report["cells"] if is_shown(cell)]
     for measure in report["measures"]:
-        console.print(render({**report, "cells": cells}, measure))
+        console.print(render({**report, "cells": cells}, measure, console.width))
         console.print()

@@ -110,7 +110,7 @@ def _checked_scale(scale: str) -> BoardScale:
 def _print(report: Mapping[str, Any], console: Console) -> None:
     from fedhelix.papers.tables import render
 
-    console.print(render(report, "accuracy"))
+    console.print(render(report, "accuracy", console.width))
     if report["ranking"] is None:
         console.print("No ranks yet: no setting is complete.")
         return
