@@ -52,9 +52,10 @@ def audit(
     """What an attacker can learn from uploads and models; or check an audit log.
 
     For example:
-    fedhelix audit idlg fedavg fedlg partialfed gene-fl --set images=4 --set model=lenet-sigmoid
 
-    fedhelix audit log site/clinic-a.jsonl --key clinic-a.pub
+      fedhelix audit idlg fedavg fedlg --set images=4 --set model=lenet-sigmoid
+
+      fedhelix audit log site/clinic-a.jsonl --key clinic-a.pub
     """
     if attack == "log":
         _show_logs(specs, key, as_json)

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from fedhelix.papers.options import BenchOptions
     from fedhelix.papers.study import Study
 
-Seeds = Annotated[int | None, typer.Option(help="Repetitions (default: the study's own number).")]
+Seeds = Annotated[
+    int | None, typer.Option(help="Repetitions (default: the usual number at this scale).")
+]
 RunsFolder = Annotated[
     Path, typer.Option("--out", "-o", help="Where the runs are; finished ones are not run again.")
 ]
@@ -54,7 +56,9 @@ def bench(  # noqa: PLR0913 - one for every flag
     *,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Studies; without any, a list."),
+        typer.Argument(
+            metavar="[NAME]...", help="Tables and figures to run; without any, a list of all."
+        ),
     ] = None,
     scale: Annotated[
         str,
@@ -85,9 +89,10 @@ def bench(  # noqa: PLR0913 - one for every flag
 ) -> None:
     """Run a paper's experiment and print our figures beside the paper's.
 
-    NAME is a table or figure; `fedhelix bench` lists them. Runs are kept, so a bench that was
-    stopped goes on where it was, and tables with common runs share them:
-    fedhelix bench genfed-table2 --scale quick
+    NAME is a table or figure; `fedhelix bench` lists them. Runs are kept, so the same command goes
+    on where it stopped, and tables with common runs share them:
+
+      fedhelix bench genfed-table2 --scale quick
     """
     from fedhelix.papers import STUDIES
     from fedhelix.papers.figures import figure

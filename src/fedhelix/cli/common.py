@@ -36,7 +36,10 @@ Jobs = Annotated[
     ),
 ]
 EngineName = Annotated[
-    str | None, typer.Option("--engine", help="How many clients, or on ray runs, go at once.")
+    str | None,
+    typer.Option(
+        "--engine", help="What computes the clients: auto, serial, parallel, batched or ray."
+    ),
 ]
 Address = Annotated[
     str | None, typer.Option(help="Ray cluster of the ray engine: HOST:PORT, or auto.")

@@ -64,7 +64,8 @@ def leaderboard(  # noqa: PLR0913 - one for every flag
 
     Every method tries equally many settings, judged on validation samples; the best are run with
     all seeds. Runs are kept, so the same command goes on where it stopped:
-    fedhelix leaderboard --scale quick --minutes 30
+
+      fedhelix leaderboard --scale quick --minutes 30
     """
     from fedhelix.papers.leaderboard import SEEDS, draw, run_leaderboard
     from fedhelix.report import style
