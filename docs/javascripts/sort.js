@@ -4,7 +4,8 @@ document.addEventListener("DOMContentLoaded", () => {
   const value = (row, column) => {
     const text = row.cells[column].textContent.trim();
     const number = text.match(/-?\d+(\.\d+)?/);
-    return number ? Number(number[0]) : text.toLowerCase();
+    const word = text === "–" ? -Infinity : text.toLowerCase(); // no number is below all numbers
+    return number ? Number(number[0]) : word;
   };
   for (const table of document.querySelectorAll(".sortable table")) {
     const body = table.tBodies[0];

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedhelix.papers.figures import figure
-from fedhelix.papers.tables import grid, has_paper
+from fedhelix.papers.tables import NONE, grid, has_paper
 from fedhelix.report.style import save
 from parts.files import ROOT, exists, result, table
 
@@ -24,8 +24,11 @@ def study(name: str, scale: str) -> str:
     missing = list(dict.fromkeys(name for name in named if name not in run))
     measured["cells"] = [cell for cell in everything if {cell["row"], cell["column"]} <= run]
     link = f"[`{name}-{scale}.json`](../../benchmarks/results/{name}-{scale}.json)"
-    head = f"{_circumstances(measured, missing)} → {link}\n"
     grids = {measure: grid(measured, measure) for measure in measured["measures"]}
+    lacking = any(
+        text.startswith(NONE) for _, rows in grids.values() for row in rows for text in row
+    )
+    head = f"{_circumstances(measured, missing, lacking)} → {link}\n"
     headers, rows = next(iter(grids.values()))
     if len(headers) > 2:
         shown = (f"*{measure}*\n\n{table(*content)}" for measure, content in grids.items())
@@ -37,8 +40,10 @@ def study(name: str, scale: str) -> str:
     return f"{head}\n{table([headers[1], *grids], lines)}"
 
 
-def _circumstances(measured: dict[str, Any], missing: Sequence[str]) -> str:
-    """Command, device, seeds and samples of a study, and what is still missing."""
+def _circumstances(measured: dict[str, Any], missing: Sequence[str], lacking: bool) -> str:
+    """Command, device, seeds and samples of a study, what is still missing, and whether cells are
+    `lacking` a number.
+    """
     cells = measured["cells"]
     words = [f"`{measured['command']}`, {measured['device']}, {seeds_of(cells)}"]
     samples: dict[str, int | None] = {}
@@ -50,8 +55,8 @@ def _circumstances(measured: dict[str, Any], missing: Sequence[str]) -> str:
         words.append(f"training samples: {sizes.pop() if len(sizes) == 1 else each}")
     if missing:
         words.append(f"not run yet: {'; '.join(missing)}")
-    if not all(cell["runs"] for cell in cells):
-        words.append("– means not run yet")
+    if lacking:
+        words.append("– means not run yet, or not measured")
     if has_paper(measured, measured["measures"]):
         words.append("the paper's values in brackets")
     return "; ".join(words)

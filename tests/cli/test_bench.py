@@ -24,7 +24,7 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys, tmp_path):
 
     monkeypatch.setattr(study, "run_studies", interrupted)
     assert bench(monkeypatch, "genfed-table4", "--out", str(tmp_path)) == 130
-    assert capsys.readouterr().err == "stopped; the same command goes on where it was.\n"
+    assert capsys.readouterr().err == "stopped; the same command goes on where it stopped.\n"
 
 
 @pytest.mark.parametrize(

@@ -456,6 +456,17 @@ def test_ctrl_c_during_the_imports(monkeypatch, capsys):
     assert (ended.value.code, capsys.readouterr().err) == (130, "fedhelix: stopped.\n")
 
 
+def test_ctrl_c_while_a_mistake_is_explained(monkeypatch, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command_line, "_stop", interrupt)
+    monkeypatch.setattr(sys, "argv", ["fedhelix", "run", "no-such-method"])
+    with pytest.raises(SystemExit) as ended:
+        fedhelix_command.main()
+    assert (ended.value.code, capsys.readouterr().err) == (130, "fedhelix: stopped.\n")
+
+
 def test_ctrl_c_before_the_first_round_promises_nothing(cli, tmp_path, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt

@@ -77,6 +77,14 @@ def test_the_example_of_a_sweep_works_when_copied():
     assert example["grid"] == {"lr": [0.05, 0.1], "genfed.rho_max": [3, 5]}
 
 
+@pytest.mark.parametrize("command", ["bench", "leaderboard", "audit", "compare"])
+def test_a_command_that_help_shows_stands_in_a_line_of_its_own(command):
+    above = page(command).partition("╭")[0].splitlines()[2:]
+    examples = [line.strip() for line in above if line.strip().startswith("fedhelix ")]
+    shown = " ".join(above).count(f"fedhelix {command} ")
+    assert len(examples) == shown > 0 and all(line.count("fedhelix") == 1 for line in examples)
+
+
 def test_methods_are_one_liners_and_one_method_has_its_options():
     runner = CliRunner()
     listed = runner.invoke(app, ["methods"], env={"COLUMNS": "80"}).output

@@ -242,3 +242,17 @@ def test_attention_bypassing_its_submodules_is_covered():
     covered = [entry for unit in layers.split("module").values() for entry in unit]
     assert sorted(covered) == sorted(layers.names)
     assert layers.head == ("linear2.weight", "linear2.bias")
+
+
+def test_a_linear_head_may_have_to_hold_its_weight_itself():
+    plain = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    normed = nn.Sequential(
+        nn.Linear(4, 3), nn.ReLU(), parametrizations.weight_norm(nn.Linear(3, 2))
+    )
+    example = torch.zeros(2, 4)
+    for plainly in (True, False):
+        Layers.of(plain, example).check_linear_head("x", plain=plainly)
+    Layers.of(normed, example).check_linear_head("x", plain=False)
+    for refused in (normed, nn.Linear(4, 2), nn.Sequential(nn.Linear(4, 3), nn.PReLU(3))):
+        with pytest.raises(UserError, match="x needs a model with a linear head and a layer below"):
+            Layers.of(refused, example).check_linear_head("x")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import warnings
 
 import numpy as np
@@ -181,6 +182,24 @@ def test_an_npz_file_must_hold_x_and_y_and_nothing_unknown(tmp_path, content):
     np.savez(tmp_path / "mine.npz", **content)
     with pytest.raises(UserError, match="must hold x and y"):
         from_npz(tmp_path / "mine.npz")
+
+
+def test_an_npz_file_says_how_many_classes_there_are(tmp_path, cli):
+    x, y, path = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2, "mine.npz"
+    for classes in (3, np.array([3], "uint8")):
+        np.savez(tmp_path / path, x=x, y=y, classes=classes)
+        assert from_npz(tmp_path / path).classes == 3
+    words = ("--data", path, "--clients", 2, "--rounds", 1, "--model", "linear", "--partition")
+    done = cli("run", "fedavg", *words, "iid", "--engine", "serial", "--json")
+    assert done.code == 0 and json.loads(done.out)["parameters"] == 3 * (3 + 1)
+    np.savez(tmp_path / path, x=np.ones((40, 4), int), y=np.ones((40, 4), int), classes=2)
+    assert from_npz(tmp_path / path).y.dtype == torch.int64, "zeros and ones are classes of tokens"
+    for wrong in ([2, 3], 2.5, "two"):
+        np.savez(tmp_path / path, x=x, y=y, classes=wrong)
+        with pytest.raises(UserError, match=r"classes of '.*mine\.npz' must be one whole number"):
+            from_npz(tmp_path / path)
+    np.savez(tmp_path / path, x=x, y=y + 5, classes=3)
+    assert "fedhelix: " in cli("run", "fedavg", "--data", path).err
 
 
 def test_a_file_that_is_no_npz_is_named(tmp_path):

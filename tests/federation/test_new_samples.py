@@ -133,3 +133,36 @@ def test_objects_that_are_numbers_are_taken_and_other_containers_refused():
             from_arrays(x, y)
     with pytest.raises(UserError, match="x of 'data' has a missing value in sample 1"):
         from_arrays(np.where(X[1, 2] == X, None, X), Y)
+
+
+class Tags(nn.Module):
+    """A class for every token."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(12, 4), nn.Linear(4, 3)
+
+    def forward(self, x, mask):
+        return self.head(self.embedding(x))
+
+
+def test_the_padding_of_tokens_has_no_class():
+    x = [DRAW.integers(0, 10, length) for length in DRAW.integers(2, 7, 40)]
+    run = trained(x, [one % 3 for one in x], Tags)
+    new = [[1, 2, 3, 4], [5], [6, 7]]
+    found, raw = run.predict(new), run.predict(new, raw=True)
+    assert (found[1:] == -100).tolist() == [[False, True, True, True], [False, False, True, True]]
+    real = [raw[place, : len(one)].argmax(-1).tolist() for place, one in enumerate(new)]
+    assert [found[place, : len(one)].tolist() for place, one in enumerate(new)] == real
+    assert (run.predict(np.ones((2, 5), int)) >= 0).all() and raw.shape == (3, 4, 3)
+
+
+def test_the_padding_of_named_tokens_is_empty_and_other_masks_mean_none():
+    x = {"x": DRAW.integers(0, 9, (40, 5)), "mask": np.ones((40, 5), bool)}
+    run = trained(x, np.array(["noun", "other", "verb"])[x["x"] % 3], Tags)
+    new = {"x": np.ones((2, 5), int), "mask": np.arange(5) < np.array([[5], [2]])}
+    found = run.predict(new)
+    assert set(found[0]) <= {"noun", "other", "verb"}
+    assert found[1, :2].tolist() == found[0, :2].tolist() and found[1, 2:].tolist() == [""] * 3
+    odd = run.predict({**new, "mask": np.arange(5) % 2 == np.zeros((2, 1))})
+    assert odd.tolist() == [found[0].tolist()] * 2, "such a mask does not mark padding"

@@ -141,7 +141,7 @@ def test_without_fedavg_there_is_no_level_to_reach():
     report = {"scale": "gpu", "measures": [], "cells": [alone]}
     relative_time(report)
     assert alone[LEVEL]["by_seed"] == [] and alone["relative to FedAvg"]["mean"] is None
-    assert grid(report, LEVEL)[1] == [["GenFed", ""]]
+    assert grid(report, LEVEL)[1] == [["GenFed", "–"]]
 
 
 def test_the_papers_setting_on_all_samples_with_every_control():

@@ -1,10 +1,12 @@
 """Studies: runs are shared and resumed, measures and comparisons by hand, tables of reports."""
 
+import io
 import json
 from dataclasses import replace
 from typing import get_args
 
 import pytest
+from rich.console import Console
 
 from fedhelix.core.errors import UserError
 from fedhelix.papers import STUDIES
@@ -157,7 +159,56 @@ def test_titles_mention_the_paper_only_if_it_has_numbers(paper, title):
         "cells": [{"row": "a", "column": "c", "runs": 1, "best": best}],
         "title": "t",
     }
-    assert render(report, "best").title == title
+    assert printed(report, 80).splitlines()[0] == title
+
+
+def printed(report, width):
+    """The table of a report as a terminal of this width shows it."""
+    console = Console(width=width, file=io.StringIO())
+    console.print(render(report, report["measures"][0], width))
+    return console.file.getvalue()
+
+
+def cells_of(columns, **rows):
+    """A report of one seed with these numbers by row; None is not measured, "no run" not run."""
+    cells = [
+        {
+            "row": row,
+            "column": column,
+            "runs": int(mean != "no run"),
+            "best": {"by_seed": [], "mean": mean, "se": None, "paper": None},
+        }
+        for row, means in rows.items()
+        for column, mean in zip(columns, means, strict=True)
+    ]
+    title = "A study with a title that is longer than its table"
+    return {"measures": ["best"], "cells": cells, "title": title}
+
+
+def test_a_narrow_table_has_its_title_in_one_line_and_one_sign_for_no_number():
+    report = cells_of(["c"], ran=[1.0], unmeasured=[None], missing=["no run"])
+    assert printed(report, 80).splitlines() == [
+        "A study with a title that is longer than its table: best",
+        "           ┃ c",
+        "━━━━━━━━━━━╇━━",
+        "ran        │ 1",
+        "unmeasured │ –",
+        "missing    │ –",
+        "– means not run yet, or not measured",
+    ]
+    assert "means" not in printed(cells_of(["c"], ran=[1.0]), 80)
+
+
+def test_columns_that_do_not_fit_stand_below_the_others_and_nothing_is_cut():
+    columns = [f"label flip of {share} %" for share in range(10, 90, 10)]
+    numbers = [11.1 * place for place in range(1, 9)]
+    report = cells_of(columns, **{"GenFed without any copies": numbers})
+    for width in (40, 80):
+        text = printed(report, width)
+        assert "…" not in text and max(map(len, text.splitlines())) <= width
+        assert [word for word in text.split() if "." in word] == [f"{one:.1f}" for one in numbers]
+    wide = printed(report, 250).splitlines()
+    assert len(wide) == 4 and all(column in wide[1] for column in columns)
 
 
 def test_cells_are_compared_seed_by_seed():

@@ -82,6 +82,39 @@ def test_a_network_that_was_edited_since_is_refused(tmp_path, forget, method):
     assert load_run(run).personal(1) is not None
 
 
+def test_a_network_that_was_edited_within_its_shapes_is_noticed(tmp_path, forget):
+    run, x = make(tmp_path), np.ones((1, 6))
+    before = load_run(run).predict(x, client=0, raw=True)
+    (tmp_path / "mynet.py").write_text(NET.replace("relu()", "tanh().square()"))
+    changed = rf"mynet\.py', the file of the network, has changed since '{run}' was run; "
+    for use in (load_run, from_run):
+        forget()
+        with pytest.warns(UserWarning, match=f"{changed}its models may give other outputs"):
+            use(str(run))
+    for changes in ((), ("rounds=2",)):
+        forget()
+        with pytest.raises(UserError, match=f"{changed}restore it as it was then, or start a new"):
+            jobs.resume(run, quiet=True, changes=changes)
+    (tmp_path / "mynet.py").write_text(NET)
+    forget()
+    assert np.array_equal(load_run(run).predict(x, client=0, raw=True), before)
+    assert len(jobs.resume(run, quiet=True, changes=["rounds=2"]).records) == 2
+
+
+def test_a_federation_of_python_notices_an_edited_network_too(tmp_path, forget):
+    (tmp_path / "mynet.py").write_text(NET)
+    data = from_npz(make(tmp_path).parent / "t.npz")
+    usual = {"model": f"{tmp_path / 'mynet.py'}:Net", "engine": "serial", "kernels": "onednn"}
+    Federation(data, **usual).fit(1, out=tmp_path / "mine", quiet=True)
+    (tmp_path / "mynet.py").write_text(NET.replace("relu()", "tanh().square()"))
+    forget()
+    fed = Federation(data, **usual)
+    with pytest.warns(UserWarning, match="has changed since"):
+        load_run(tmp_path / "mine", fed)
+    with pytest.raises(UserError, match=r"has changed since .*; restore it"):
+        fed.fit(2, out=tmp_path / "mine", resume=True, quiet=True)
+
+
 @pytest.mark.parametrize("change", ["renamed", "wider", "fewer"])
 def test_a_run_that_says_nothing_of_its_network_gives_no_model_of_another(tmp_path, forget, change):
     run = make(tmp_path)

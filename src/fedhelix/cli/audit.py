@@ -52,9 +52,10 @@ def audit(
     """What an attacker can learn from uploads and models; or check an audit log.
 
     For example:
-    fedhelix audit idlg fedavg fedlg partialfed gene-fl --set images=4 --set model=lenet-sigmoid
 
-    fedhelix audit log site/clinic-a.jsonl --key clinic-a.pub
+      fedhelix audit idlg fedavg fedlg --set images=4 --set model=lenet-sigmoid
+
+      fedhelix audit log site/clinic-a.jsonl --key clinic-a.pub
     """
     if attack == "log":
         _show_logs(specs, key, as_json)
@@ -97,7 +98,7 @@ def _rebuild(
     if idle and all((Path(spec) / "config.toml").exists() for spec in specs):
         setting = f"{idle[0]}={values[idle[0]]}"
         raise UserError(f"a run has data and a network of its own; leave '--set {setting}' out.")
-    writable_file(out)
+    writable_file(out, out.with_suffix(".json"))
     rows: list[dict[str, Any]] = []
     report: dict[str, Any] = {}
     try:
@@ -128,7 +129,7 @@ def _membership(specs: Sequence[str], values: Mapping[str, str], out: Path, as_j
     from fedhelix.privacy import membership
 
     settings = build(membership.MembershipAudit, values, "an audit of membership")
-    writable_file(out)
+    writable_file(out, out.with_suffix(".json"))
     rows = list(membership.membership(specs, settings))
     membership.figure(rows, out)
     command = " ".join(["fedhelix", *sys.argv[1:]])

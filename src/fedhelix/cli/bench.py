@@ -12,9 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 from rich.console import Console
 
-from fedhelix.cli.common import Address, EngineName, Jobs, Json, Minutes, Quiet, Workers, places
+from fedhelix.cli.common import (
+    AGAIN,
+    Address,
+    EngineName,
+    Jobs,
+    Json,
+    Minutes,
+    Quiet,
+    Workers,
+    places,
+)
 from fedhelix.core.errors import UserError, unknown
-from fedhelix.core.files import remove_leftovers, writable, write_atomically
+from fedhelix.core.files import remove_leftovers, writable_file, write_atomically
 from fedhelix.report.terminal import listing
 from fedhelix.runs.comparison import check_seeds
 from fedhelix.runs.jobs import is_begun
@@ -24,7 +34,9 @@ if TYPE_CHECKING:
     from fedhelix.papers.options import BenchOptions
     from fedhelix.papers.study import Study
 
-Seeds = Annotated[int | None, typer.Option(help="Repetitions (default: the study's own number).")]
+Seeds = Annotated[
+    int | None, typer.Option(help="Repetitions (default: the usual number at this scale).")
+]
 RunsFolder = Annotated[
     Path, typer.Option("--out", "-o", help="Where the runs are; finished ones are not run again.")
 ]
@@ -44,7 +56,9 @@ def bench(  # noqa: PLR0913 - one for every flag
     *,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Studies; without any, a list."),
+        typer.Argument(
+            metavar="[NAME]...", help="Tables and figures to run; without any, a list of all."
+        ),
     ] = None,
     scale: Annotated[
         str,
@@ -75,9 +89,10 @@ def bench(  # noqa: PLR0913 - one for every flag
 ) -> None:
     """Run a paper's experiment and print our figures beside the paper's.
 
-    NAME is a table or figure; `fedhelix bench` lists them. Runs are kept, so a bench that was
-    stopped goes on where it was, and tables with common runs share them:
-    fedhelix bench genfed-table2 --scale quick
+    NAME is a table or figure; `fedhelix bench` lists them. Runs are kept, so the same command goes
+    on where it stopped, and tables with common runs share them:
+
+      fedhelix bench genfed-table2 --scale quick
     """
     from fedhelix.papers import STUDIES
     from fedhelix.papers.figures import figure
@@ -96,13 +111,15 @@ def bench(  # noqa: PLR0913 - one for every flag
     where = places(
         device=device, data_dir=data_dir, engine=engine, address=address, workers=workers
     )
+    files = [f"{study.name}-{scale}.json" for study in studies]
     options = checked_options(
-        out, save, where, seeds, commit, only=only, minutes=minutes, jobs=jobs, quiet=quiet
-    )
+        out, save, where, seeds, commit, files=files, only=only, minutes=minutes, jobs=jobs,
+        quiet=quiet,
+    )  # fmt: skip
     try:
         reports, done = run_studies(studies, chosen, options, first_seed)
     except KeyboardInterrupt:
-        print("stopped; the same command goes on where it was.", file=sys.stderr)
+        print(f"stopped; {AGAIN}", file=sys.stderr)
         raise SystemExit(130) from None
     for number, report in enumerate(reports):
         name = report["bench"]
@@ -120,9 +137,7 @@ def bench(  # noqa: PLR0913 - one for every flag
     if as_json:
         print(json.dumps(reports if len(reports) > 1 else reports[0], indent=2))
     if not done:
-        print(
-            "fedhelix: the time is up; the same command goes on where it stopped.", file=sys.stderr
-        )
+        print(f"fedhelix: the time is up; {AGAIN}", file=sys.stderr)
 
 
 def _list_studies(console: Console) -> None:
@@ -150,12 +165,13 @@ def checked_options(
     seeds: int | None,
     commit: str,
     *,
+    files: Sequence[str],
     only: Sequence[str] | None,
     quiet: bool,
     **more: Any,
 ) -> BenchOptions:
-    """The options of a bench or leaderboard; refuses seeds, a commit or a folder that cannot be
-    meant.
+    """The options of a bench or leaderboard; refuses seeds, a commit, a folder or result `files`
+    that cannot be meant.
     """
     from fedhelix.papers.options import BenchOptions
 
@@ -166,7 +182,7 @@ def checked_options(
     if is_begun(out):
         raise UserError(f"'{out}' is a run itself; choose a folder for the runs of a bench.")
     results = save or out
-    writable(results)
+    writable_file(*(results / file for file in files))
     return BenchOptions(
         out=out,
         overrides=where,
@@ -210,5 +226,5 @@ def _print(report: Mapping[str, Any], only: list[str], console: Console) -> None
 
     cells = [cell for cell in report["cells"] if is_shown(cell)]
     for measure in report["measures"]:
-        console.print(render({**report, "cells": cells}, measure))
+        console.print(render({**report, "cells": cells}, measure, console.width))
         console.print()

@@ -38,12 +38,13 @@ def methods(
         return
     if name is None:
         width = max(map(len, facts))
-        for around, title in ((False, "method"), (True, "around one")):
+        for around, title in ((False, "method"), (True, "around a method")):
             table = listing(title.ljust(width), "what it is")
             for key, fact in facts.items():
                 if is_wrapper(chosen[key]) is around:
                     table.add_row(key, escape(fact["what"]))
             console.print(table)
+            console.print()
         console.print(
             "Those around a method, defences among them, are written NAME+METHOD. "
             "`fedhelix methods NAME` shows the options of one.",

@@ -36,7 +36,10 @@ Jobs = Annotated[
     ),
 ]
 EngineName = Annotated[
-    str | None, typer.Option("--engine", help="How many clients, or on ray runs, go at once.")
+    str | None,
+    typer.Option(
+        "--engine", help="What computes the clients: auto, serial, parallel, batched or ray."
+    ),
 ]
 Address = Annotated[
     str | None, typer.Option(help="Ray cluster of the ray engine: HOST:PORT, or auto.")
@@ -69,17 +72,32 @@ Code = Annotated[
 ]
 
 
+UNTOUCHED = "nothing was written yet."
+AGAIN = "the same command goes on where it stopped."
+
+
 class resumable:
     """Ctrl-C ends a command with one line on how to go on, by a `command` with `options`; a `new`
     folder in which nothing began goes away again.
+
+    Where something lies in the folder before, it may be another run, which is refused only later:
+    then the line is `older`, if there is one.
     """
 
-    def __init__(self, folder: Path, command: str = "resume", options: str = "", new: bool = False):
-        self.folder, self.new = folder, new
+    def __init__(
+        self,
+        folder: Path,
+        command: str = "resume",
+        options: str = "",
+        new: bool = False,
+        older: str = "",
+    ):
+        self.folder, self.new, self.older = folder, new, older
         self.command = f"fedhelix {command} {shlex.quote(str(folder))}{options}"
 
     def __enter__(self) -> None:
-        """Nothing to prepare."""
+        if not self._is_begun():
+            self.older = ""
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and self.new:
@@ -87,10 +105,12 @@ class resumable:
                 self.folder.rmdir()
                 self.folder.parent.rmdir()
         if kind is not None and issubclass(kind, KeyboardInterrupt):
-            begun = any((self.folder / name).exists() for name in ("config.toml", COMPARISON))
-            how = f"continue with: {self.command}" if begun else "nothing was written yet."
-            print(f"stopped; {how}", file=sys.stderr)
+            how = f"continue with: {self.command}" if self._is_begun() else UNTOUCHED
+            print(f"stopped; {self.older or how}", file=sys.stderr)
             raise SystemExit(130)
+
+    def _is_begun(self) -> bool:
+        return any((self.folder / name).exists() for name in ("config.toml", COMPARISON))
 
 
 def places(**given: str | None) -> dict[str, str]:

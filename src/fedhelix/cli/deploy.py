@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedhelix.cli.common import Code, DataDir, Json, LogFormat, Out, Quiet, resumable
+from fedhelix.cli.common import UNTOUCHED, Code, DataDir, Json, LogFormat, Out, Quiet, resumable
 from fedhelix.cli.flags import settings
 from fedhelix.cli.pages import App
 from fedhelix.deploy import need_flower, submit
@@ -246,7 +246,8 @@ def deploy_run(
     spec = make_spec(method, {**derived, **values})
     here = control.connected()  # without a SuperLink this fails, before a folder is made
     place = out or jobs.free_folder(f"{spec.method.label}-{Path(spec.config.data).stem}-deployed")
-    with resumable(place, "deploy resume", _where(superlink, folder), new=out is None):
+    how = _where(superlink, folder)
+    with resumable(place, "deploy resume", how, new=out is None, older=UNTOUCHED):
         created = submit.create(spec, place, term or [])
         if words := submit.awaited(here, created.config):
             typer.echo(f"fedhelix: {words}", err=True)

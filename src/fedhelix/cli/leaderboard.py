@@ -23,7 +23,17 @@ from fedhelix.cli.bench import (
     repetitions,
     write_report,
 )
-from fedhelix.cli.common import Address, EngineName, Jobs, Json, Minutes, Quiet, Workers, places
+from fedhelix.cli.common import (
+    AGAIN,
+    Address,
+    EngineName,
+    Jobs,
+    Json,
+    Minutes,
+    Quiet,
+    Workers,
+    places,
+)
 from fedhelix.core.errors import unknown
 
 if TYPE_CHECKING:
@@ -54,7 +64,8 @@ def leaderboard(  # noqa: PLR0913 - one for every flag
 
     Every method tries equally many settings, judged on validation samples; the best are run with
     all seeds. Runs are kept, so the same command goes on where it stopped:
-    fedhelix leaderboard --scale quick --minutes 30
+
+      fedhelix leaderboard --scale quick --minutes 30
     """
     from fedhelix.papers.leaderboard import SEEDS, draw, run_leaderboard
     from fedhelix.report import style
@@ -63,18 +74,20 @@ def leaderboard(  # noqa: PLR0913 - one for every flag
     where = places(
         device=device, data_dir=data_dir, engine=engine, address=address, workers=workers
     )
+    file = f"leaderboard-{scale}.json"
     options = checked_options(
-        out, save, where, seeds, commit, only=only, minutes=minutes, jobs=jobs, quiet=quiet
-    )
+        out, save, where, seeds, commit, files=[file], only=only, minutes=minutes, jobs=jobs,
+        quiet=quiet,
+    )  # fmt: skip
     try:
         report, done = run_leaderboard(chosen, options)
     except KeyboardInterrupt:
-        print("stopped; the same command goes on where it was.", file=sys.stderr)
+        print(f"stopped; {AGAIN}", file=sys.stderr)
         raise SystemExit(130) from None
     usual = None if seeds else SEEDS[chosen]
     command = f"fedhelix leaderboard --scale {scale}{repetitions(report, usual)}"
     report = {"command": command, **report}
-    path = (save or out) / f"leaderboard-{scale}.json"
+    path = (save or out) / file
     write_report(report, path)
     for name, drawing in draw(report).items():
         style.save(drawing, path.with_name(f"{path.stem}-{name}.png"))
@@ -83,9 +96,7 @@ def leaderboard(  # noqa: PLR0913 - one for every flag
     else:
         _print(report, Console() if sys.stdout.isatty() else Console(width=200))
     if not done:
-        print(
-            "fedhelix: the time is up; the same command goes on where it stopped.", file=sys.stderr
-        )
+        print(f"fedhelix: the time is up; {AGAIN}", file=sys.stderr)
 
 
 def _checked_scale(scale: str) -> BoardScale:
@@ -100,7 +111,7 @@ def _checked_scale(scale: str) -> BoardScale:
 def _print(report: Mapping[str, Any], console: Console) -> None:
     from fedhelix.papers.tables import render
 
-    console.print(render(report, "accuracy"))
+    console.print(render(report, "accuracy", console.width))
     if report["ranking"] is None:
         console.print("No ranks yet: no setting is complete.")
         return

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedhelix.core.errors import UserError
+from fedhelix.core.files import writable_file
 from fedhelix.store import RUNS
 
 Runs = Annotated[
@@ -70,6 +71,7 @@ def report(
     chosen = select(runs or [])
     for run in chosen.folders:
         run.verify()
+    writable_file(out)
     if form == "html":
         from fedhelix.report.page import html
 

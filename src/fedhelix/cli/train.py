@@ -13,6 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from fedhelix.cli.common import (
+    AGAIN,
+    UNTOUCHED,
     Address,
     EngineName,
     Jobs,
@@ -62,7 +64,7 @@ def run(
     folder = out or jobs.free_folder(
         f"{spec.label}-{Path(spec.config.data).stem}-seed{spec.config.seed}"
     )
-    with resumable(folder, new=out is None):
+    with resumable(folder, new=out is None, older=UNTOUCHED):
         done = jobs.start(spec, folder, quiet=quiet or None, track=track)
     show_run(folder, done.summary, as_json)
 
@@ -149,7 +151,7 @@ def compare(
     folder = out or jobs.free_folder(
         "compare-" + "-".join(spec.label for spec in make_specs(methods, values))[:60]
     )
-    with resumable(folder, new=out is None):
+    with resumable(folder, new=out is None, older=AGAIN):
         folders = comparison.compare(methods, values, seeds, folder, Session(quiet or None, track))
     show_comparison(folder, folders, as_json)
 
@@ -183,14 +185,12 @@ def sweep(
     The same command goes on where it was stopped, and leaves out what is finished.
     """
     grid, folder = read_sweep(file), out or RUNS / f"sweep-{file.stem}"
-    with resumable(folder):
+    with resumable(folder, older=AGAIN):
         session = Session.limited(minutes, quiet or None, jobs)
         values = grid.settings | places(engine=engine, address=address, workers=workers)
         folders = comparison.compare(grid.methods, values, grid.seeds, folder, session)
     if len([one for one in folders if one.summary]) < len(grid.methods) * grid.seeds:
-        print(
-            "fedhelix: the time is up; the same command goes on where it stopped.", file=sys.stderr
-        )
+        print(f"fedhelix: the time is up; {AGAIN}", file=sys.stderr)
     if folders:
         show_comparison(folder, folders, as_json)
 
@@ -228,12 +228,10 @@ def tune(
     try:
         trials = tune_all(search, folder, Session.limited(minutes, quiet or None))
     except KeyboardInterrupt:
-        print("stopped; the same command goes on where it stopped.", file=sys.stderr)
+        print(f"stopped; {AGAIN}", file=sys.stderr)
         raise SystemExit(130) from None
     if len(trials) < sum(map(search.trials_of, search.methods)):
-        print(
-            "fedhelix: the time is up; the same command goes on where it stopped.", file=sys.stderr
-        )
+        print(f"fedhelix: the time is up; {AGAIN}", file=sys.stderr)
     found = best(trials)
     if as_json:
         rows = [{"spec": one.spec, "valid": one.best, **vars(one)} for one in found.values()]

@@ -58,8 +58,17 @@ def writable(folder: Path) -> None:
         ) from None
 
 
-def writable_file(path: Path) -> None:
-    """Make a file's folder, and say at once if the file cannot be written."""
-    if path.is_dir():
-        raise UserError(f"'{path}' is a folder; name a file to write.")
-    writable(path.parent)
+def writable_file(*paths: Path) -> None:
+    """Make the folders of files, and say at once if one of them cannot be written.
+
+    An atomic write would replace a write-protected file, or a device, all the same.
+    """
+    for path in paths:
+        if path.is_dir():
+            raise UserError(f"'{path}' is a folder; name a file to write.")
+        if path.exists() and not path.is_file():
+            raise UserError(f"'{path}' is no regular file; name a file to write.")
+        if path.exists() and not (os.access(path, os.W_OK) and path.stat().st_mode & 0o222):
+            # The superuser may write any file, also one that is meant to stay.
+            raise UserError(f"'{path}' is write-protected; allow writing, or name another file.")
+        writable(path.parent)

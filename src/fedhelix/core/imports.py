@@ -18,6 +18,9 @@ from fedhelix.core.renamed import import_hint
 IMPORTED: dict[str, str] = {}
 """The files so far, by the names of their modules."""
 
+HASHES: dict[str, str] = {}
+"""The SHA-256 of each as it was when it was run, by its path."""
+
 
 def package_folder(name: str) -> Path:
     """Where an installed package lies; it is not imported."""
@@ -44,7 +47,8 @@ def import_file(path: str) -> str:
         raise UserError(f"there is no file '{path}'.")
     # A name of its own: a file called random.py must not stand in for the library's module.
     # Its folder counts too: a/mine.py and b/mine.py are two modules.
-    place = hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:8]
+    whole = str(Path(path).resolve())
+    place = hashlib.sha256(whole.encode()).hexdigest()[:8]
     spec = importlib.util.spec_from_file_location(f"fedhelix_file_{Path(path).stem}_{place}", path)
     if spec is None or spec.loader is None:
         raise UserError(f"'{path}' is not a Python file.")
@@ -53,6 +57,7 @@ def import_file(path: str) -> str:
         module  # dataclasses look here when they resolve the types of their fields
     )
     try:
+        HASHES[whole] = hashlib.sha256(Path(whole).read_bytes()).hexdigest()
         spec.loader.exec_module(module)
     except UserError as problem:
         raise UserError(f"'{path}' cannot be used: {problem}") from problem
@@ -63,7 +68,7 @@ def import_file(path: str) -> str:
         raise UserError(
             f"'{path}' cannot be imported: {type(problem).__name__}: {problem}."
         ) from problem
-    IMPORTED[spec.name] = str(Path(path).resolve())
+    IMPORTED[spec.name] = whole
     return spec.name
 
 

@@ -109,6 +109,14 @@ class Layers:
         """Entries of the last weighted layer: in a classifier, its last linear layer."""
         return self.weighted[-1].entries if self.weighted else ()
 
+    def check_linear_head(self, who: str, plain: bool = True) -> None:
+        """Refuse a network without a linear last layer on the features of a layer below it, for
+        `who` needs one. A `plain` one holds its weight itself, not in parts as with weight norm.
+        """
+        linear = len(self.weighted) > 1 and self.weighted[-1].kind == "linear"
+        if not linear or (plain and self.head[0].rpartition(".")[2] != "weight"):
+            raise UserError(f"{who} needs a model with a linear head and a layer below it.")
+
     @cached_property
     def body(self) -> tuple[str, ...]:
         """Everything but the head."""

@@ -132,8 +132,8 @@ def assembled(
 
 @checks_arguments
 def from_npz(path: str | Path) -> Dataset:
-    """A data set from one npz file with x and y, and optionally x_test, y_test, owners and
-    owners_test.
+    """A data set from one npz file with x and y, and optionally x_test, y_test, owners, owners_test
+    and classes, their number.
 
     The arrays mean what they mean in `from_arrays`.
     """
@@ -152,13 +152,17 @@ def from_npz(path: str | Path) -> Dataset:
             problem = UserError("it is none; np.savez('FILE.npz', x=x, y=y) writes one")
         raise UserError(f"'{path}' cannot be read as an npz file: {problem}.") from None
     renamed = {key.removesuffix("_train"): value for key, value in arrays.items()}
-    possible = {"x", "y", "x_test", "y_test", "owners", "owners_test"}
+    possible = {"x", "y", "x_test", "y_test", "owners", "owners_test", "classes"}
     unknown_keys = sorted(set(renamed) - possible)
     if unknown_keys or not {"x", "y"} <= set(renamed):
         raise UserError(
-            f"'{path}' must hold x and y, and may hold x_test, y_test, owners and "
-            f"owners_test; it has {sorted(arrays)}."
+            f"'{path}' must hold x and y, and may hold x_test, y_test, owners, owners_test and "
+            f"classes; it has {sorted(arrays)}."
         )
+    if (classes := renamed.get("classes")) is not None:
+        if classes.size != 1 or classes.dtype.kind not in "iu":
+            raise UserError(f"classes of '{path}' must be one whole number, how many there are.")
+        renamed["classes"] = classes.item()
     return from_arrays(**renamed, name=Path(path).stem)
 
 

@@ -102,9 +102,7 @@ class Fields:
         if self.mask is None:
             return None
         filled = self.part(rows, self.mask) != 0
-        lengths = filled.sum(1)
-        at_end = torch.arange(filled.shape[1], device=rows.device) < lengths[:, None]
-        return lengths if torch.equal(filled, at_end) else None
+        return filled.sum(1) if ends_padded(filled) else None
 
     def cut(self, x: Inputs, width: int) -> Inputs:
         """The parts with only the first places of sequences."""
@@ -157,6 +155,12 @@ def _length(value: Any) -> int | None:
     if isinstance(value, str | bytes | Mapping) or getattr(value, "shape", None) == ():
         return None
     return len(value) if hasattr(value, "__len__") else None
+
+
+def ends_padded(filled: Tensor) -> bool:
+    """Whether sequences have their values, where this is true, before all padding."""
+    places = torch.arange(filled.shape[1], device=filled.device)
+    return torch.equal(filled, places < filled.sum(1)[:, None])
 
 
 def padded(sequences: Sequence[Tensor], where: str, fill: int = 0) -> tuple[Tensor, Tensor]:

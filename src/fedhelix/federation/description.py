@@ -4,6 +4,7 @@ summary of its runs.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from fedhelix.core import toml
 from fedhelix.core.errors import UserError
+from fedhelix.core.imports import HASHES
 from fedhelix.core.layers import difference
 from fedhelix.core.options import options_of
 from fedhelix.core.registry import is_file
@@ -40,7 +42,8 @@ GROUPS = {
 SEVERAL = 1000  # samples of a pool that tell it from others
 SAME = 1e-3  # relative difference of two moments that are the same but for rounding
 
-NETWORK = "network"  # the shapes of its entries in clients.json
+# In clients.json: the shapes of the network's entries, and the hash of the file that made it.
+NETWORK, SOURCE = "network", "network_source"
 
 # Entries that a resumed run may have otherwise; who has which samples is compared by itself.
 NOT_CHECKED = ("rounds", "made_from", "partition")
@@ -160,8 +163,11 @@ def census(fed: FederationSetup) -> dict[str, Any]:
     return table
 
 
-def check_same(fed: FederationSetup, folder: RunFolder) -> None:
-    """A run from Python objects is resumed only by a federation with the same description."""
+def check_same(fed: FederationSetup, folder: RunFolder, goes_on: bool = False) -> None:
+    """A run from Python objects is resumed only by a federation with the same description.
+
+    Where the file of the network was edited since, a run that `goes_on` is refused too.
+    """
     mine, its = toml.loads(toml.dumps(config(fed, 1))), folder.config
     if fed.joined and its.get("clients") != fed.clients:
         raise UserError(
@@ -174,12 +180,14 @@ def check_same(fed: FederationSetup, folder: RunFolder) -> None:
     if "deployment" not in its and folder.clients:
         _check_clients(fed, folder)
     _check_network(fed, folder)
+    _check_source(fed, folder, goes_on)
 
 
 def _check_clients(fed: FederationSetup, folder: RunFolder) -> None:
     """Refuse clients with other samples."""
     its = {"names": census(fed).get("names"), **folder.clients}  # older runs lack names
-    its.pop(NETWORK, None)
+    for key in (NETWORK, SOURCE):
+        its.pop(key, None)
     _check_moments(fed.data, its.pop("moments", {}), folder.path)
     if its != {"names": None, **census(fed)}:
         advice = "give the same data, partition and seed."
@@ -204,9 +212,30 @@ def _check_network(fed: FederationSetup, folder: RunFolder) -> None:
     raise UserError(f"the network is not that of '{folder.path}': {other}; {advice}.")
 
 
+def source_of(model: Any) -> tuple[str, str] | None:
+    """The user's file that a network was made from, as FILE.py:NAME, and the file's hash."""
+    file = resolved(model).partition(":")[0] if isinstance(model, str) else ""
+    return (file, HASHES[file]) if file in HASHES else None
+
+
+def _check_source(fed: FederationSetup, folder: RunFolder, goes_on: bool) -> None:
+    """Say that the file of a network is another one, although its entries are the same."""
+    known = folder.clients.get(SOURCE)
+    if known is None or fed.source is None or fed.source[1] == known:
+        return
+    what = f"'{fed.source[0]}', the file of the network, has changed since '{folder.path}' was run"
+    if goes_on:
+        raise UserError(f"{what}; restore it as it was then, or start a new run.")
+    warnings.warn(f"{what}; its models may give other outputs than they did then.", stacklevel=4)
+
+
 def clients_file(fed: FederationSetup) -> dict[str, Any]:
     """The content of clients.json: who has what, and what tells data and network from others."""
-    network = {NETWORK: {name: list(shape) for name, shape in fed.layers.shapes.items()}}
+    network: dict[str, Any] = {
+        NETWORK: {name: list(shape) for name, shape in fed.layers.shapes.items()}
+    }
+    if fed.source is not None:
+        network[SOURCE] = fed.source[1]
     return census(fed) | network | ({"moments": moments(fed.data)} if fed.data_is_here else {})
 
 

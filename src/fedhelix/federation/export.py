@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from fedhelix.core.errors import UserError
-from fedhelix.core.files import writable, write_atomically
+from fedhelix.core.files import writable_file, write_atomically
 from fedhelix.core.parts import Inputs, arguments, output_of
 from fedhelix.data import Dataset
 from fedhelix.federation.setup import FederationSetup
@@ -36,7 +36,7 @@ def export(
             raise UserError(f"formats are {', '.join(FILES)}, not '{name}'.")
     module, data = module.cpu(), fed.data
     example = data.prepare(data.x[:2].cpu())
-    writable(folder)
+    writable_file(*(folder / FILES[name] for name in formats), folder / CARD)
     writers: dict[str, Callable[[Path], None]] = {
         "safetensors": lambda path: write_atomically(path, save(weights(module))),
         "torch": lambda path: _written(path, lambda file: _program(module, example, data, file)),

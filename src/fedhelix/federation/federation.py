@@ -105,6 +105,7 @@ class Federation(FederationSetup):
         )  # fmt: skip
         for sentence in without_effect(self.settings):
             warnings.warn(sentence, stacklevel=2)
+        self.source = description.source_of(model)
         if loss is None and metric is None:
             self.made_from = description.made_from(
                 self.settings, data=data, partition=partition, model=model, clients=clients,
@@ -287,7 +288,7 @@ class Federation(FederationSetup):
     def _prepare(self, run: Run, sink: FolderSink, resume: bool) -> None:
         """Go back to the last checkpoint of a run folder, and write down who has what."""
         if resume:
-            description.check_same(self, sink.folder)
+            description.check_same(self, sink.folder, goes_on=True)
             restored = sink.restore()
             if restored is not None:
                 run.records, run.state = restored

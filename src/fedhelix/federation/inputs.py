@@ -174,7 +174,7 @@ def network(
     if pool.classes == 1:
         raise UserError(
             f"all samples of '{pool.name}' have one class, so there is nothing to learn; if there "
-            "are more, give classes=, their number."
+            "are more, give classes=, their number (in an npz file an array of this name)."
         )
     module = models.build(model, pool.shape, pool.outputs, data_name=pool.name, seed=seed)
     example = pool.prepare(pool.x[:SEVERAL].cpu())  # where a new network is

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from fedhelix.core.errors import UserError, unknown
-from fedhelix.core.metrics import class_axis
+from fedhelix.core.metrics import IGNORED, class_axis
 from fedhelix.core.parts import Inputs, arguments, each, in_order, output_of, shapes
 from fedhelix.data import Dataset
 from fedhelix.data.checks import check_finite
 from fedhelix.data.columns import features_of
-from fedhelix.data.fields import Fields, Parts, aligned, as_parts, part_names
+from fedhelix.data.fields import Fields, Parts, aligned, as_parts, ends_padded, part_names
 from fedhelix.data.owners import Names
 from fedhelix.data.reading import Samples, read_inputs
 
@@ -43,11 +43,29 @@ def number_of(client: int | str, clients: int, names: Names | None) -> int:
     return int(client)
 
 
-@torch.no_grad()
+def predicted(module: nn.Module, data: Dataset, x: Any) -> np.ndarray:
+    """What a network says about samples such as it was trained on: classes, labels or values; where
+    a sequence of tokens is padded, what marks that in targets (among names: none).
+    """
+    prepared = prepared_inputs(data, x)
+    found = decided(module, data, _all_outputs(module, data, prepared))
+    if data.has_token_targets and data.fields is not None and data.fields.mask is not None:
+        filled = in_order(prepared)[data.fields.mask] != 0
+        if tuple(filled.shape) == found.shape and ends_padded(filled):
+            found[~filled.numpy()] = IGNORED if data.labels is None else ""
+    return found
+
+
 def outputs_for(module: nn.Module, data: Dataset, x: Any) -> Tensor:
     """A network's outputs for samples such as it was trained on."""
+    return _all_outputs(module, data, prepared_inputs(data, x))
+
+
+@torch.no_grad()
+def _all_outputs(module: nn.Module, data: Dataset, x: Inputs) -> Tensor:
+    """The outputs for prepared samples, some of them at once."""
     device = next(iter(module.state_dict().values())).device
-    prepared = each(lambda part: part.to(device), prepared_inputs(data, x))
+    prepared = each(lambda part: part.to(device), x)
     count = len(in_order(prepared)[0])
     if not count:  # networks may fail for no samples, and not for one
         return _trained_outputs(module, data)[:0]

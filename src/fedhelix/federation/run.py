@@ -22,7 +22,7 @@ from fedhelix.engines.local import UsedModel, samples_of
 from fedhelix.federation import description, newcomers
 from fedhelix.federation.devices import check_level
 from fedhelix.federation.export import Format, export, model_card
-from fedhelix.federation.predictions import decided, number_of, outputs_for
+from fedhelix.federation.predictions import number_of, outputs_for, predicted
 from fedhelix.federation.setup import FederationSetup
 from fedhelix.federation.state import FederationState
 from fedhelix.store import RunFolder, notebook
@@ -170,11 +170,10 @@ class Run:
 
         `x` is an array, a data frame or a tensor such as the training samples, not yet prepared.
         The result are classes (by name, where the data have names), labels or values; with `raw`
-        the network's outputs.
+        the network's outputs. The padding of shorter sequences has the class -100, or no name.
         """
         module, data = self.network(client), self.federation.data
-        outputs = outputs_for(module, data, x)
-        return outputs.numpy() if raw else decided(module, data, outputs)
+        return outputs_for(module, data, x).numpy() if raw else predicted(module, data, x)
 
     def evaluate(self, metrics: Mapping[str, Metric]) -> pd.DataFrame:
         """Several metrics at once: clients' personal models on their own test samples, one row

@@ -71,6 +71,7 @@ class FederationSetup:
     joined = 0  # of these, after a run
     cohort_size: int
     made_from: dict[str, Any] | None = None  # its arguments, if they can be written down
+    source: tuple[str, str] | None = None  # the file of its network and its hash, if there is one
 
     def __init__(  # noqa: PLR0913 - those of Federation
         self,
@@ -218,13 +219,12 @@ class FederationSetup:
         groups = [range(self.known)]
         if self.settings.newcomers:
             groups.append(range(self.known, self.clients))
-        size = self.settings.places(self.cohort_size)
         by_class = self.settings.participation == "classes"
         self.samplers = [
             Sampler(
                 self.settings,
                 tuple(group),
-                min(size, len(group)),
+                min(self.settings.places(self.cohort_size), len(group)),
                 self.seed,
                 class_shares(pool, self.splits, group) if by_class else None,
             )

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedhelix.core.errors import UserError
 from fedhelix.core.layers import Layers
 from fedhelix.core.method import (
     Batch,
@@ -61,9 +60,7 @@ class Companion(FedAvg):
     def check(self, layers: Layers) -> None:
         """The companion is between the head and the layers below."""
         super().check(layers)
-        linear = len(layers.weighted) > 1 and layers.weighted[-1].kind == "linear"
-        if not linear or layers.head[0].rpartition(".")[2] != "weight":
-            raise UserError(f"{self.name} needs a model with a linear head and a layer below it.")
+        layers.check_linear_head(self.name)
 
     def server_init(
         self, client_inits: Mapping[int, Tree], ctx: Context

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedhelix.core.errors import UserError
 from fedhelix.core.layers import Layers
 from fedhelix.core.method import Batch, Capabilities, Client, Context, Local, LocalRound, Phase
 from fedhelix.core.options import option
@@ -44,9 +43,7 @@ class FedDBE(FedAvg):
     def check(self, layers: Layers) -> None:
         """The memory is between the head and the layers below."""
         super().check(layers)
-        linear = len(layers.weighted) > 1 and layers.weighted[-1].kind == "linear"
-        if not linear or layers.head[0].rpartition(".")[2] != "weight":
-            raise UserError(f"{self.name} needs a model with a linear head and a layer below it.")
+        layers.check_linear_head(self.name)
 
     def client_init(self, client: Client) -> Tree:
         """Client: its mean features after a first, local training."""

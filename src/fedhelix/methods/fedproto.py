@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedhelix.core.errors import UserError
 from fedhelix.core.layers import Layers
 from fedhelix.core.method import Batch, Capabilities, Client, Context, Local, LocalRound, Upload
 from fedhelix.core.options import option
@@ -37,8 +36,7 @@ class FedProto(FedAvg):
 
     def check(self, layers: Layers) -> None:
         """Prototypes live between the head and the layers below."""
-        if len(layers.weighted) < 2 or layers.weighted[-1].kind != "linear":
-            raise UserError(f"{self.name} needs a model with a linear head and a layer below it.")
+        layers.check_linear_head(self.name, plain=False)
 
     def shared_params(self, layers: Layers) -> Sequence[str]:
         """No entry travels."""

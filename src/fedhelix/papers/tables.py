@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
+
+NONE = "–"  # where there is no number
+GAP = 3  # between two columns on a terminal
 
 
 def grid(report: Mapping[str, Any], measure: str) -> tuple[list[str], list[list[str]]]:
@@ -13,7 +18,7 @@ def grid(report: Mapping[str, Any], measure: str) -> tuple[list[str], list[list[
     columns = list(dict.fromkeys(cell["column"] for cell in report["cells"]))
     rows = list(dict.fromkeys(cell["row"] for cell in report["cells"]))
     texts = {(cell["row"], cell["column"]): _text(cell, measure) for cell in report["cells"]}
-    body = [[row, *(texts.get((row, column), "") for column in columns)] for row in rows]
+    body = [[row, *(texts.get((row, column), NONE) for column in columns)] for row in rows]
     return ["", *columns], body
 
 
@@ -28,7 +33,7 @@ def _text(cell: Mapping[str, Any], measure: str) -> str:
     values = cell[measure]
     paper = "" if values["paper"] is None else f" ({_number(values['paper'])})"
     if not cell["runs"]:
-        return f"–{paper}"
+        return f"{NONE}{paper}"
     if values["mean"] is None:
         return f"{_incomplete(values['by_seed'], measure, cell['runs'])}{paper}"
     error = "" if values["se"] is None else f" ± {_number(values['se'])}"
@@ -40,7 +45,7 @@ def _incomplete(by_seed: Sequence[float | None], measure: str, runs: int) -> str
     known = sum(value is not None for value in by_seed)
     if known:
         return f"{known} of {runs} seeds"
-    return "never" if by_seed and measure.startswith(("rounds", "hours")) else ""
+    return "never" if by_seed and measure.startswith(("rounds", "hours")) else NONE
 
 
 def _number(value: float) -> str:
@@ -56,13 +61,43 @@ def markdown(report: Mapping[str, Any], measure: str) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def render(report: Mapping[str, Any], measure: str) -> Table:
-    """The table of one measure for the terminal."""
+def render(report: Mapping[str, Any], measure: str, width: int) -> Group:
+    """The table of one measure for a terminal of this width; columns that do not fit beside the
+    others stand below them.
+    """
     headers, rows = grid(report, measure)
     whose = ", ours (paper)" if has_paper(report, [measure]) else ""
-    table = Table(title=f"{report['title']}: {measure}{whose}", show_edge=False, pad_edge=False)
-    for place, header in enumerate(headers):
-        table.add_column(header, justify="right" if place else "left")
-    for row in rows:
-        table.add_row(*row)
-    return table
+    lines: list[Text | Table] = [Text(f"{report['title']}: {measure}{whose}", "table.title")]
+    for number, block in enumerate(_blocks(headers, rows, width)):
+        if number:
+            lines.append(Text())
+        table = Table(show_edge=False, pad_edge=False)
+        for place, size in block.items():
+            table.add_column(headers[place], justify="right" if place else "left", width=size)
+        for row in rows:
+            table.add_row(*(row[place] for place in block))
+        lines.append(table)
+    if any(text.startswith(NONE) for row in rows for text in row[1:]):
+        lines.append(Text(f"{NONE} means not run yet, or not measured"))
+    return Group(*lines)
+
+
+def _blocks(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], width: int
+) -> list[dict[int, int]]:
+    """The columns of each table that fits the width, and how wide they are: numbers stay whole,
+    headers and names of rows may be wrapped between words.
+    """
+    columns = list(zip(headers, *rows, strict=True))
+    whole = [max(map(len, column)) for column in columns]
+    if sum(whole) + GAP * (len(whole) - 1) <= width:
+        return [dict(enumerate(whole))]
+    longest = max(map(len, " ".join(columns[0]).split()))
+    names = max(longest, min(whole[0], width // 4))
+    blocks: list[dict[int, int]] = []
+    for place, (header, *cells) in enumerate(columns[1:], start=1):
+        size = max(map(len, (*header.split(), *cells)))
+        if not blocks or sum(blocks[-1].values()) + GAP * len(blocks[-1]) + size > width:
+            blocks.append({0: names})
+        blocks[-1][place] = size
+    return blocks

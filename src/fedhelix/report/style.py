@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedhelix.core.errors import UserError
-from fedhelix.core.files import write_atomically
+from fedhelix.core.files import writable_file, write_atomically
 
 # The colour-blind safe palette of Okabe and Ito, without its yellow, which is hard to see on white.
 # Seven colours and four dashes repeat together only after 28 methods; neighbours differ in both.
@@ -91,6 +91,7 @@ def save(figure: Figure, path: Path | str) -> None:
 
 def write(path: Path, whole: bytes) -> None:
     """Write a file atomically, or raise an error that says why not."""
+    writable_file(path)
     try:
         write_atomically(path, whole)
     except OSError as problem:

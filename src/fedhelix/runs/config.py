@@ -56,7 +56,7 @@ class Config(FederationSettings):
     )
     model: str = option(
         "auto",
-        "network: auto, cnn, mlp, linear, small-cnn, fedpac-cnn, genfed-cnn, resnet18, ..., or "
+        "the network: auto, cnn, mlp, linear, small-cnn, fedpac-cnn, genfed-cnn, resnet18, ..., or "
         "your own FILE.py:NAME",
     )
     clients: int | None = option(
