@@ -251,7 +251,7 @@ class Site:
         return evaluate_clients(setup, {task.client: used}, outputs)[task.client]._asdict(), {}
 
     def used_model(self) -> tuple[Setup, State]:
-        """The site's own model after its latest complete run, and the set-up it works with."""
+        """The site's own model after its rounds of the latest run, and its set-up."""
         kept = SiteState(latest_model(self.folder, self.name).parent)
         header, state = kept.used()
         return self._setup_for(header, header["client"], kept), state

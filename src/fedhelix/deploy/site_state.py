@@ -17,7 +17,7 @@ from fedhelix.core.tree import State, Tree, load, save
 from fedhelix.deploy.logs import say
 from fedhelix.engines.local import Setup
 
-MODEL = "model.safetensors"  # a client's own model at the end of a run
+MODEL = "model.safetensors"  # a client's own model after its rounds of a run
 
 
 class SiteState:
@@ -139,13 +139,14 @@ class SiteState:
         return json.loads(stored["request"]), stored["state"]
 
     def write_model(self, setup: Setup, state: State, request: Mapping[str, Any]) -> None:
-        """Store the client's own model at the end of the run: for `used` with what the method
+        """Store the client's own model when its rounds are over: for `used` with what the method
         added, and as the network's entries alone.
         """
         save({"request": json.dumps(dict(request)), "state": state}, self._used_path)
         example = setup.data.prepare(setup.data.x[:8])
         module = load_shifted(setup.module, state, setup.layers, example)
         write_atomically(self.folder / MODEL, safetensors.torch.save(module.state_dict()))
+        say(f"after round {request['round']}: the site keeps its model of this run")
 
 
 def draws_once(method: Method) -> bool:
@@ -163,10 +164,11 @@ def disk_error(problem: OSError) -> dict[str, Any]:
 
 
 def latest_model(folder: Path, name: str) -> Path:
-    """The file with a site's own model after its latest complete run."""
+    """The file with a site's own model after its rounds of the latest run."""
     found = sorted(folder.glob(f"*/{name}/{MODEL}"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise UserError(
-            f"the site '{name}' has no model in '{folder}' yet; it gets one when a run is complete."
+            f"the site '{name}' has no model in '{folder}' yet; it gets one when its rounds of a "
+            "run are over."
         )
     return found[-1]
