@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 import time
 import uuid
@@ -36,8 +37,9 @@ COMMON_DATA_SETTINGS = (
 )  # fmt: skip
 
 
-def create(spec: RunSpec, out: Path, policy: Sequence[str] = ()) -> RunFolder:
-    """Create the run folder for a deployment; `policy` holds KEY=VALUE for its [deployment] table.
+def create(spec: RunSpec, out: Path, policy: Sequence[str] = (), deployment: str = "") -> RunFolder:
+    """Create the run folder for a deployment; `policy` holds KEY=VALUE for its [deployment] table,
+    and `deployment` the options that name it.
 
     The experiment gets a unique name, under which the sites keep its client states.
     """
@@ -61,9 +63,9 @@ def create(spec: RunSpec, out: Path, policy: Sequence[str] = ()) -> RunFolder:
             f"{spec.method.label} scores models on samples of the server, which has none where "
             "sites have their own; add --term server_data=FILE.npz, or take another method."
         )
-    deployment = {"experiment": uuid.uuid4().hex, **vars(checked)}
-    settled = {"clients": spec.config.client_count, "deployment": deployment}
-    return RunFolder.create(out, spec.as_dict() | settled)
+    terms = {"experiment": uuid.uuid4().hex, **vars(checked)}
+    settled = {"clients": spec.config.client_count, "deployment": terms}
+    return RunFolder.create(out, spec.as_dict() | settled, deployment)
 
 
 def _check_effects(config: Config) -> None:
@@ -130,7 +132,7 @@ def follow(control: Control, folder: RunFolder, quiet: bool | None = None) -> di
     if "deployment" not in folder.config:
         raise UserError(
             f"'{folder.path}' is no run of a deployment; continue it with "
-            f"`fedhelix resume {folder.path}`."
+            f"`fedhelix resume {shlex.quote(str(folder.path))}`."
         )
     folder.verify()  # also where the run is over, and nobody reads its checkpoint
     rounds, label, done = spec.config.rounds, spec.method.label, folder.rounds_saved
