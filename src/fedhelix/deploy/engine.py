@@ -188,8 +188,9 @@ class RemoteEngine(Engine):
 
     def onboard_client(self, task: ClientTask) -> Tree:
         """A newcomer's turn in its dialogue with the server, which waits for it to connect."""
-        who = f"the site of client {task.client}"
-        self.transport.require(lambda: self._is_connected(task.client), who)
+        sites, client = self.registry.sites, task.client
+        who = sites[client] if client < len(sites) else f"a new site, as client {client}"
+        self.transport.require(lambda: self._is_connected(client), who)
         return self._request_one("onboard_client", task)
 
     def onboard_state(self, task: ClientTask) -> Tree:
