@@ -26,7 +26,8 @@ from fedhelix.deploy.remote_data import (
     read_site_data,
     site_split,
 )
-from fedhelix.deploy.site import Site, site_setup
+from fedhelix.deploy.site import Site
+from fedhelix.deploy.site_setup import site_setup
 from fedhelix.deploy.site_state import SiteState, latest_model
 from fedhelix.deploy.submit import create
 from fedhelix.runs.spec import make_spec

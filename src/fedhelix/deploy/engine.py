@@ -93,6 +93,10 @@ class RemoteEngine(Engine):
                 self.transport.dropped[registry.sites[client]] = (
                     f"goes on with its state of round {state_of + 1}, the oldest that it keeps"
                 )
+            if answer.header.get("anew"):
+                self.transport.dropped[registry.sites[client]] = (
+                    "has lost what it kept of this run, and begins anew"
+                )
         times = [answer.header["seconds"] for answer in answers.values()]
         self._site_seconds += max(filter(math.isfinite, times), default=0.0)
         return answers

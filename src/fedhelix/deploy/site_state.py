@@ -28,8 +28,10 @@ class SiteState:
     name a round of which nothing is kept: see `go_on_after`.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, counted: int | None = None):
         self.folder = folder
+        # Whether nothing is here, although a round of the site has counted, as the server says.
+        self._is_lost = counted is not None and not folder.exists()
         self.after = -1  # the last round that counted
         self.remark: dict[str, int] = {}  # for the server, in the header of the answer
         self._supplement_path = folder / "supplement.safetensors"
@@ -78,6 +80,14 @@ class SiteState:
 
     def write(self, round: int, client_state: Tree) -> None:
         """Store the state after a round; of the earlier ones, only the current one stays."""
+        if self._is_lost and client_state:
+            say(
+                "the site has worked in this run before, but the state that it kept of it is gone "
+                f"from '{self.folder.parent.parent}'; it begins anew",
+                "warning",
+            )
+            self.remark = {"anew": True}
+        self.folder.mkdir(parents=True, exist_ok=True)  # a sign that the site has worked
         origin = self._current()
         if client_state or self._rounds():
             save(client_state, self._path(round))
