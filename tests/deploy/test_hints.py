@@ -18,6 +18,11 @@ AT = ("--superlink", "127.0.0.1:8913")
 class Link(nullcontext):
     """A control without a SuperLink."""
 
+    closed = 0
+
+    def __exit__(self, *_):
+        Link.closed += 1
+
     def connected(self):
         return ["a", "b"]
 
@@ -26,6 +31,7 @@ class Link(nullcontext):
 def stopped(monkeypatch):
     """A deployment in which every run is stopped by Ctrl-C."""
     monkeypatch.setattr(commands, "_control", lambda *_: Link())
+    monkeypatch.setattr(Link, "closed", 0)
 
     def follow(*_):
         raise KeyboardInterrupt
@@ -44,6 +50,7 @@ def test_a_run_that_was_stopped_says_the_whole_command(options, stopped, cli):
     done = cli("deploy", "resume", "runs/r", *options)
     assert done.code == 130 and done.err == expected
     done = cli("deploy", "run", "fedavg", "--clients", 2, "--out", "runs/r", *options)
+    assert Link.closed == 3  # connections
     told = f"fedhelix deploy resume runs/r {said}".rstrip()
     assert done.code == 2 and f"holds a run already; continue it with `{told}` or" in done.err
 

@@ -157,6 +157,14 @@ class Book:
         self.nodes[request.node_id - 1].status = "unregistered"
 
 
+def test_connections_to_a_superlink_are_closed(tmp_path):
+    keys.make_certificates(tmp_path / "keys", [])
+    with control.Control("127.0.0.1:1", tmp_path) as link:
+        assert not link.is_up()
+    with pytest.raises(RuntimeError, match="client has been closed"):
+        link.is_up()
+
+
 def test_a_site_has_one_key_until_it_is_expelled(tmp_path):
     keys.make_certificates(tmp_path / "keys", [])
     link = control.Control("127.0.0.1:1", tmp_path)
