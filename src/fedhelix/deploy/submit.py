@@ -38,9 +38,9 @@ COMMON_DATA_SETTINGS = (
 )  # fmt: skip
 
 
-def create(spec: RunSpec, out: Path, policy: Sequence[str] = (), deployment: str = "") -> RunFolder:
+def create(spec: RunSpec, out: Path, policy: Sequence[str] = (), where: str = "") -> RunFolder:
     """Create the run folder for a deployment; `policy` holds KEY=VALUE for its [deployment] table,
-    and `deployment` the options that name it.
+    and `where` the options that name it.
 
     The experiment gets a unique name, under which the sites keep its client states.
     """
@@ -64,9 +64,9 @@ def create(spec: RunSpec, out: Path, policy: Sequence[str] = (), deployment: str
             f"{spec.method.label} scores models on samples of the server, which has none where "
             "sites have their own; add --term server_data=FILE.npz, or take another method."
         )
-    terms = {"experiment": uuid.uuid4().hex, **vars(checked)}
-    settled = {"clients": spec.config.client_count, "deployment": terms}
-    return RunFolder.create(out, spec.as_dict() | settled, deployment)
+    deployment = {"experiment": uuid.uuid4().hex, **vars(checked)}
+    settled = {"clients": spec.config.client_count, "deployment": deployment}
+    return RunFolder.create(out, spec.as_dict() | settled, where)
 
 
 def _check_effects(config: Config) -> None:

@@ -67,7 +67,7 @@ class RunFolder:
     def create(cls, path: Path | str, config: Mapping[str, Any], deployment: str = "") -> RunFolder:
         """Start a new run in a folder that is missing or empty.
 
-        `deployment` are the options that name one, for a run across sites that is there already.
+        `where` are the options that name a deployment, to continue a run that is there already.
         """
         folder = cls(path)
         text = toml.dumps(
@@ -86,7 +86,7 @@ class RunFolder:
         if folder._config_path.exists():
             how = f"fedhelix resume {shlex.quote(str(path))}"
             if "deployment" in folder.config:
-                how = f"fedhelix deploy resume {shlex.quote(str(path))}{deployment}"
+                how = f"fedhelix deploy resume {shlex.quote(str(path))}{where}"
             if folder.config.get("library"):
                 how = f"fit(..., out='{path}', resume=True)"
             raise UserError(
