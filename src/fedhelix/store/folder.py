@@ -64,10 +64,9 @@ class RunFolder:
         self._tally: Tally | None = None  # of metrics.jsonl, once this process writes it
 
     @classmethod
-    def create(cls, path: Path | str, config: Mapping[str, Any], deployment: str = "") -> RunFolder:
-        """Start a new run in a folder that is missing or empty.
-
-        `where` are the options that name a deployment, to continue a run that is there already.
+    def create(cls, path: Path | str, config: Mapping[str, Any], where: str = "") -> RunFolder:
+        """Start a new run in a folder that is missing or empty; `where`: options of `deploy resume`
+        that name the deployment, for the hint where a run is there already.
         """
         folder = cls(path)
         text = toml.dumps(
