@@ -28,9 +28,9 @@ def main(method: str = "genfed", rounds: int = 5) -> None:
     shutil.rmtree(FOLDER, ignore_errors=True)
     spec = make_spec(method, {"clients": 3, "rounds": rounds})
     print("Starting a server and three sites ...")
-    with LocalDeployment(FOLDER / "deployment", sites=3) as local:
+    with LocalDeployment(FOLDER / "deployment", sites=3) as local, local.control() as control:
         print(f"They communicate through https://{local.address}; logs: {local.folder / 'logs'}.")
-        submit.follow(local.control(), submit.create(spec, FOLDER / "sites"), quiet=False)
+        submit.follow(control, submit.create(spec, FOLDER / "sites"), quiet=False)
     print("All processes have stopped. Now the simulation with the same seed ...")
     spec.config.federation(spec.method).fit(
         rounds, out=FOLDER / "simulation", config=spec.as_dict(), quiet=True
@@ -52,7 +52,8 @@ def protected(rounds: int = 5) -> None:
     print(f"Starting a server and three sites with the policy {policy.name} ...")
     with LocalDeployment(FOLDER / "deployment", sites=3, policy=policy) as local:
         run = submit.create(spec, FOLDER / "sites", ["minimum=2"])
-        submit.follow(local.control(), run, quiet=False)
+        with local.control() as control:
+            submit.follow(control, run, quiet=False)
         names = local.names
     for record in run.records():
         spent = max(record["metadata"]["epsilon"].values())

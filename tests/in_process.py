@@ -15,10 +15,11 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedhelix import Federation
 from fedhelix.deploy.code import SiteCode
+from fedhelix.deploy.packing import pack, unpack
 from fedhelix.deploy.policy import RoundPolicy
 from fedhelix.deploy.server import make_federation, open_registry
 from fedhelix.deploy.site import Site
-from fedhelix.deploy.transport import Transport, pack, unpack
+from fedhelix.deploy.transport import Transport
 from fedhelix.federation.run import Run
 from fedhelix.runs.spec import RunSpec
 

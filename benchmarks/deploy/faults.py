@@ -107,7 +107,8 @@ def run_rounds(
     begun = time.monotonic()
     with supervised(local) as revived, redirect_stderr(StringIO()) as messages:
         striker.start()
-        submit.follow(local.control(), folder, quiet=True)
+        with local.control() as control:
+            submit.follow(control, folder, quiet=True)
         striker.join()
     records = folder.records()
     state = json.loads((out / "checkpoint" / "manifest.json").read_text())["server"]["sha256"]

@@ -54,7 +54,8 @@ def measure(local: LocalDeployment, name: str, out: Path) -> dict:
     newcomer = f"site-{SITES}"
     if spec.config.newcomers:
         threading.Thread(target=start_later, args=(local, newcomer, folder), daemon=True).start()
-    submit.follow(local.control(), folder, quiet=True)
+    with local.control() as control:
+        submit.follow(control, folder, quiet=True)
     if spec.config.newcomers:
         local.sites[newcomer].stop()
     here = spec.config.federation(spec.method, engine="serial").fit(

@@ -86,7 +86,8 @@ def measure(way: str) -> dict:
             run = submit.create(spec, folder / "run")
             meter = Meter(local, run)
             meter.start()
-            summary = submit.follow(local.control(), run, quiet=True)
+            with local.control() as control:
+                summary = submit.follow(control, run, quiet=True)
             used = meter.per_round(ROUNDS[way] - 1)
             load.append(os.getloadavg()[0])
         records = run.records()[1:]  # the first one sets everything up

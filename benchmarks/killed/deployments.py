@@ -117,7 +117,8 @@ def follow(local: Deployment, folder: RunFolder) -> None:
     until = time.monotonic() + PATIENCE
     while folder.summary is None:
         try:
-            submit.follow(local.control(), folder, quiet=True)
+            with local.control() as control:
+                submit.follow(control, folder, quiet=True)
         except (UserError, EngineFailure) as problem:
             print(f"fedhelix: {problem}", file=sys.stderr)
             if time.monotonic() > until:

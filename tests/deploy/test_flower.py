@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fedhelix.deploy import control, replies, superlink
-from fedhelix.deploy.transport import pack, unpack
+from fedhelix.deploy.packing import pack, unpack
 
 SUPPORTED = "1.41"  # minor version; any patch release of it
 

@@ -121,3 +121,41 @@ def test_sites_keep_their_heads_where_a_server_is_restored_from_an_old_backup(tm
     for expected in (4, None):
         answer = messages.read(again.answer(messages.write({**header, "after": 1}, body)))
         assert answer.header["test"] > 0 and answer.header.get("state_of") == expected
+
+
+@pytest.mark.parametrize(("method", "keeps"), [("fedper", True), ("fedavg", False)])
+def test_a_site_that_has_lost_its_state_says_so(method, keeps, tmp_path, capsys):
+    """In its terminal, its log and the run's records; a method that keeps nothing loses nothing."""
+    data = small_images(tmp_path)
+    deployment = InProcessDeployment(tmp_path, 2, data, common=True)
+    lost, *_ = deployment.sites
+    lost.log = Lines()
+    spec = make_spec(method, {**SMALL, "data": data, "rounds": 4})
+    records = []
+    for record, _ in deployment.federation(spec).run_rounds(4):
+        records.append(record)
+        if record["round"] == 2:
+            shutil.rmtree(tmp_path / "kept" / EXPERIMENT / "site-0")
+    words = "has lost what it kept of this run, and begins anew"
+    expected = [None, None, {"site-0": words} if keeps else None, None]
+    assert [record.get("troubles") for record in records] == expected
+    assert capsys.readouterr().err.count(
+        "the site has worked in this run before, but the state that it kept of it is gone from "
+        f"'{tmp_path / 'kept'}'; it begins anew.\n"
+    ) == int(keeps)
+    assert [line["round"] for line in lost.log if line.get("anew")] == [2] * keeps
+
+
+@pytest.mark.parametrize("method", ["fedper", "gene-fl"])
+def test_a_newcomer_has_lost_nothing(method, tmp_path, capsys):
+    data = small_images(tmp_path)
+    deployment = InProcessDeployment(tmp_path, 3, data, common=True)
+    more = {"newcomers": 1, "newcomers_after": 2, "rounds": 4, "data": data}
+    more |= {"model": "digits-cnn"} | ({"method.clusters": 1} if method == "gene-fl" else {})
+    run = deployment.fit(make_spec(method, {**SMALL, **more}))
+    assert not any("troubles" in record for record in run.records)
+    assert "gone from" not in capsys.readouterr().err
+
+
+class Lines(list):
+    """An audit log in memory."""

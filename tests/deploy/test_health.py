@@ -25,8 +25,8 @@ from fedhelix.core.errors import UserError
 from fedhelix.deploy import connection, localhost, logs, superlink
 from fedhelix.deploy.health import HealthServer, answers
 from fedhelix.deploy.keys import make_certificates, make_site_key
+from fedhelix.deploy.packing import pack
 from fedhelix.deploy.site import Site
-from fedhelix.deploy.transport import pack
 
 
 def test_a_site_is_alive_at_once_and_ready_once_it_is_connected():

@@ -1,6 +1,6 @@
 """What commands of a deployment say: how to go on, and that a file cannot be written."""
 
-from types import SimpleNamespace
+from contextlib import nullcontext
 
 import pytest
 
@@ -8,17 +8,30 @@ from fedhelix.cli import deploy as commands
 from fedhelix.deploy import submit
 from fedhelix.deploy.backup import back_up
 from fedhelix.deploy.keys import make_certificates
+from fedhelix.deploy.localhost import free_port
 from fedhelix.deploy.site_state import MODEL
 from fedhelix.runs.spec import make_spec
 
 AT = ("--superlink", "127.0.0.1:8913")
 
 
+class Link(nullcontext):
+    """A control without a SuperLink."""
+
+    closed = 0
+
+    def __exit__(self, *_):
+        Link.closed += 1
+
+    def connected(self):
+        return ["a", "b"]
+
+
 @pytest.fixture
 def stopped(monkeypatch):
     """A deployment in which every run is stopped by Ctrl-C."""
-    here = SimpleNamespace(connected=lambda: ["a", "b"])
-    monkeypatch.setattr(commands, "_control", lambda *_: here)
+    monkeypatch.setattr(commands, "_control", lambda *_: Link())
+    monkeypatch.setattr(Link, "closed", 0)
 
     def follow(*_):
         raise KeyboardInterrupt
@@ -36,6 +49,50 @@ def test_a_run_that_was_stopped_says_the_whole_command(options, stopped, cli):
     assert done.code == 130 and done.err == expected
     done = cli("deploy", "resume", "runs/r", *options)
     assert done.code == 130 and done.err == expected
+    done = cli("deploy", "run", "fedavg", "--clients", 2, "--out", "runs/r", *options)
+    assert Link.closed == 3  # connections
+    told = f"fedhelix deploy resume runs/r {said}".rstrip()
+    assert done.code == 2 and f"holds a run already; continue it with `{told}` or" in done.err
+
+
+@pytest.mark.parametrize(
+    ("folder", "named"), [("deployment", ""), ("my srv", " --folder 'my srv'")]
+)
+def test_what_is_missing_is_made_by_the_command_that_is_told(folder, named, cli):
+    """Each command is the next one, until it works."""
+    at = f"127.0.0.1:{(port := free_port())}"
+    admit = ("deploy", "admit", "a", "--superlink", at, "--folder", folder)
+    for command in (("deploy", "serve", "--folder", folder), admit):
+        done = cli(*command)
+        assert done.code == 2 and f" with `fedhelix deploy keys{named}`" in done.err
+    assert cli("deploy", "keys", "--folder", folder).code == 0
+    done = cli(*admit)
+    assert done.code == 2 and f" with `fedhelix deploy keys a{named}`." in done.err
+    assert cli("deploy", "keys", "a", "--folder", folder).code == 0
+    done = cli(*admit)
+    assert done.code == 2 and f"`fedhelix deploy serve --port {port}{named}`" in done.err
+    assert f", or `fedhelix up{named}` on one machine" in done.err
+    done = cli("deploy", "run", "fedavg", "--folder", folder)
+    assert done.code == 2 and f"; start one with `fedhelix up{named}`, or give" in done.err
+
+
+@pytest.mark.parametrize("name", ["a.key", "a.pub", "ca.pem", "server.key", "server.pem"])
+def test_a_folder_in_the_place_of_a_key_is_one_sentence(name, cli, tmp_path):
+    (tmp_path / "deployment" / "keys" / name).mkdir(parents=True)
+    done = cli("deploy", "keys", "a")
+    said = f"'deployment/keys/{name}' is a folder, and a file of that name is needed; move it."
+    assert done.code == 2 and done.err == f"fedhelix: {said}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("a.key", "private key"), ("server.pem", "certificate")]
+)
+def test_a_key_that_is_none_is_one_sentence(name, what, cli, tmp_path):
+    (tmp_path / "deployment" / "keys").mkdir(parents=True)
+    (tmp_path / "deployment" / "keys" / name).write_text("x")
+    done = cli("deploy", "keys", "a")
+    assert done.code == 2 and done.err.count("\n") == 1
+    assert done.err.startswith(f"fedhelix: 'deployment/keys/{name}' cannot be read as a {what}")
 
 
 @pytest.mark.parametrize("folder", ["deployment", "new"])

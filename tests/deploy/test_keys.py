@@ -157,8 +157,18 @@ class Book:
         self.nodes[request.node_id - 1].status = "unregistered"
 
 
+def test_connections_to_a_superlink_are_closed(tmp_path):
+    keys.make_certificates(tmp_path / "keys", [])
+    with control.Control("127.0.0.1:1", tmp_path) as link:
+        assert not link.is_up()
+    with pytest.raises(RuntimeError, match="client has been closed"):
+        link.is_up()
+
+
 def test_a_site_has_one_key_until_it_is_expelled(tmp_path):
-    link = control.Control("127.0.0.1:1", None)
+    keys.make_certificates(tmp_path / "keys", [])
+    link = control.Control("127.0.0.1:1", tmp_path)
+    link._client.close()
     link._client = book = Book()
     public = {
         name: keys.make_site_key(tmp_path / name, name).with_suffix(".pub")
@@ -170,12 +180,14 @@ def test_a_site_has_one_key_until_it_is_expelled(tmp_path):
     assert link.connected() == ["north", "south"]
     with pytest.raises(UserError, match="belongs to 'north'; every site needs a key of its own"):
         link.register("south", public["north"])
-    with pytest.raises(UserError, match=r"put the west.pub of the site there, or make a pair"):
+    told = rf"put the west.pub of the site there, or make .*keys west --folder {tmp_path}`"
+    with pytest.raises(UserError, match=told):
         link.register("west", tmp_path / "west.pub")
     link.register("north", keys.make_site_key(tmp_path / "new", "north").with_suffix(".pub"))
     assert [node.status for node in book.nodes] == ["unregistered", "online", "online"]
     with pytest.raises(
-        UserError, match=r"was withdrawn permanently; delete north\.key and north\.pub"
+        UserError,
+        match=rf"withdrawn permanently; delete north\.key and .*keys north --folder {tmp_path}`",
     ):
         link.register("north", public["north"])
     link.expel("north")
@@ -191,6 +203,7 @@ def test_commands_say_what_is_missing(cli, tmp_path):
     assert done.code == 2 and "--cert" in done.err
     done = cli("deploy", "run", "fedavg")
     assert done.code == 2 and "`fedhelix up` is running in 'deployment'; start one" in done.err
+    assert "start one with `fedhelix up`, or" in done.err
     assert "--superlink HOST:PORT of the server that `fedhelix deploy serve` runs" in done.err
     done = cli("up", "--data", "nope")
     assert done.code == 2 and "nope" in done.err
@@ -260,7 +273,10 @@ def test_runs_are_resumed_where_their_clients_are(cli, tmp_path):
     spec = make_spec("fedavg", {"rounds": 1, "clients": 2})
     submit.create(spec, tmp_path / "across").close()
     done = cli("resume", "across")
-    assert done.code == 2 and "continue it with `fedhelix deploy resume across`" in done.err
+    assert done.code == 2 and done.err == (
+        "fedhelix: the clients of 'across' are sites; continue it with `fedhelix deploy resume "
+        "across`.\n"
+    )
     done = cli("deploy", "resume", "across")
     assert done.code == 2 and "no deployment of `fedhelix up` is running" in done.err
 

@@ -23,22 +23,23 @@ def until(condition, seconds=60):
 
 def test_a_site_outlives_a_server_that_is_away_for_long(tmp_path):
     """Flower ends such a process: on the way back its key still counts as connected."""
-    with LocalDeployment(tmp_path, sites=1) as local:
+    with LocalDeployment(tmp_path, sites=1) as local, local.control() as control:
         site = local.sites["site-0"]
         until(lambda: "connected to" in site.log.read_text())
         local.superlink.running.kill()
+        local.superlink.running.wait()
         until(lambda: site.log.read_text().count("no connection to") >= 5)
         local.superlink.start()
         local.wait_for_superlink()
         until(lambda: site.log.read_text().count("connected to") == 2)
         time.sleep(7)
-        assert site.alive and local.control().connected() == ["site-0"]
+        assert site.alive and control.connected() == ["site-0"]
         assert site.log.read_text().count("connected to") == 2
         assert "could not be deactivated" not in local.superlink.log.read_text()
-        renew_key(local, site)
+        renew_key(local, control, site)
 
 
-def renew_key(local, site):
+def renew_key(local, control, site):
     """As the docs say it."""
     folder, old = local.folder / "sites", local.folder / "keys"
     for name in ("site-0.key", "site-0.pub"):
@@ -53,7 +54,7 @@ def renew_key(local, site):
     for name in ("site-0.jsonl", "site-0.head"):
         (folder / name).rename(local.folder / name)
     site.start()
-    until(lambda: local.control().connected() == ["site-0"])
+    until(lambda: control.connected() == ["site-0"])
     assert read_log(folder / "site-0.jsonl", old / "site-0.pub")[0]["kind"] == "opened"
 
 

@@ -50,7 +50,8 @@ def test_a_run_across_processes(tmp_path):
             "model": "mlp",
         },
     )
-    with LocalDeployment(tmp_path / "deployment", sites=2) as local:
+    local = LocalDeployment(tmp_path / "deployment", sites=2)
+    with local, local.control() as control:
         keys.make_site_key(tmp_path, "stranger")
         keys.make_certificates(tmp_path / "other", [])
         assert all(answers(f"https://{local.address}{path}") for path in (ALIVE, READY))
@@ -60,7 +61,7 @@ def test_a_run_across_processes(tmp_path):
         stranger = subprocess.Popen(
             command, env=local.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-        control, run = local.control(), submit.create(spec, tmp_path / "run", ["deadline=300"])
+        run = submit.create(spec, tmp_path / "run", ["deadline=300"])
         number = control.submit(run.path)
         assert control.active_run_id(run.path) == number and control.active_run_id(tmp_path) is None
         submit.follow(control, run, quiet=True)  # which does not submit it again
@@ -138,7 +139,8 @@ def run_with_a_site_of_its_own(tmp_path, script, deadline):
     site.command = [sys.executable, str(path), *site.command[3:]]
     with local:
         run = submit.create(spec, tmp_path / "run", [f"deadline={deadline}"])
-        submit.follow(local.control(), run, quiet=True)
+        with local.control() as control:
+            submit.follow(control, run, quiet=True)
     return spec, run, site
 
 

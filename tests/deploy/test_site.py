@@ -26,7 +26,8 @@ from fedhelix.deploy.remote_data import (
     read_site_data,
     site_split,
 )
-from fedhelix.deploy.site import Site, site_setup
+from fedhelix.deploy.site import Site
+from fedhelix.deploy.site_setup import site_setup
 from fedhelix.deploy.site_state import SiteState, latest_model
 from fedhelix.deploy.submit import create
 from fedhelix.runs.spec import make_spec
@@ -411,6 +412,8 @@ def test_a_site_says_what_it_does_and_keeps_its_own_model(tmp_path, capfd):
     lines = capfd.readouterr().err.splitlines()
     assert sum(line.startswith("fedhelix: round 2: 43 samples, loss ") for line in lines) == 2
     assert sum(line.startswith("fedhelix: after round 2: accuracy ") for line in lines) == 2
+    assert lines.count("fedhelix: a run asks which data this site has.") == 2
+    assert lines.count("fedhelix: after round 2: the site keeps its model of this run.") == 2
     (found,) = tmp_path.rglob("site-1/model.safetensors")
     kept = load_file(latest_model(found.parents[2], "site-1"))
     expected = run.model().state_dict()

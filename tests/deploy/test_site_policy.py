@@ -187,15 +187,19 @@ def test_a_worker_that_was_killed_is_replaced():
     assert worker.answer(b"keys") == b"keys"
     worker.stop()
     assert worker.answer(b"shares") == b"shares"
-    worker.process.kill()  # it may be gone when the request comes, or die over it
+    first = worker.process
+    first.kill()  # it may be gone when the request comes, or die over it
     assert worker.answer(b"train") == b"train"
     worker.stop()
+    for process in (first, worker.process):
+        assert process.stdin.closed and process.stdout.closed and process.returncode is not None
     worker.command = [sys.executable, "-c", "raise SystemExit(3)"]
     with pytest.raises(EngineFailure, match=r"died twice over one request \(exit code 3\)"):
         worker.answer(b"train")
     worker.command = [sys.executable, "-c", "raise SystemExit(2)"]
     with pytest.raises(SystemExit, match="2"):  # such as a log that was changed: the site ends, too
         worker.answer(b"train")
+    worker.stop()
 
 
 LONG_WORK = """

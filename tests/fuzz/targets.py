@@ -11,9 +11,10 @@ from flwr.app import Message as FlowerMessage
 
 from fedhelix.deploy import messages
 from fedhelix.deploy import site as site_module
+from fedhelix.deploy.packing import pack
 from fedhelix.deploy.remote_data import difference, odd_sites
 from fedhelix.deploy.requests import PendingRequest
-from fedhelix.deploy.transport import MESSAGE_TYPE, pack
+from fedhelix.deploy.transport import MESSAGE_TYPE
 from fedhelix.engines.local import ClientTask
 from fedhelix.federation import guard
 from fedhelix.federation.uploads import decode_uploads, validate_uploads

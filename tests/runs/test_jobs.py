@@ -36,6 +36,16 @@ def test_a_started_run_can_be_resumed_to_the_end(tmp_path):
     assert not (tmp_path / "run" / "lock").exists()
 
 
+def test_a_run_without_a_checkpoint_says_that_it_starts_again(tmp_path, recwarn):
+    spec = make_spec("fedavg", {**SMALL, "rounds": 1})
+    RunFolder.create(tmp_path / "run", spec.as_dict()).close()
+    with pytest.raises(UserError, match="begun with lr"):
+        jobs.resume(tmp_path / "run", quiet=True, changes=["lr=5"])
+    assert not recwarn  # a run that does not go on says nothing else
+    with pytest.warns(UserWarning, match="no checkpoint; the run starts again from its first"):
+        jobs.resume(tmp_path / "run", quiet=True)
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

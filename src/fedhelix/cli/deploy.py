@@ -17,6 +17,7 @@ from fedhelix.cli.common import UNTOUCHED, Code, DataDir, Json, LogFormat, Out, 
 from fedhelix.cli.flags import settings
 from fedhelix.cli.pages import App
 from fedhelix.deploy import need_flower, submit
+from fedhelix.deploy.hints import FOLDER, SERVER, where
 from fedhelix.deploy.policy import RoundPolicy
 from fedhelix.report.terminal import show_run
 from fedhelix.report.wording import count
@@ -26,9 +27,6 @@ from fedhelix.store import RunFolder
 
 if TYPE_CHECKING:
     from fedhelix.deploy.control import Control
-
-FOLDER = Path("deployment")
-SERVER = "127.0.0.1:8000"  # where `deploy serve` listens by default
 
 Folder = Annotated[
     Path, typer.Option("--folder", help="Keys, logs and state of the deployment lie here.")
@@ -89,7 +87,7 @@ def up(
     with contextlib.suppress(KeyboardInterrupt), local:
         here = f"{count(sites, 'site')} and a server at {local.address}"
         print(f"{here}; logs are in {local.folder / 'logs'}.")
-        print(f"Train with: fedhelix deploy run genfed{_where(None, folder)}", flush=True)
+        print(f"Train with: fedhelix deploy run genfed{where(None, folder)}", flush=True)
         while True:
             time.sleep(1)
             for name in local.revive():
@@ -146,10 +144,10 @@ def admit(
     folder: Folder = FOLDER,
 ) -> None:
     """Register the public keys of sites; a key that a site had before is withdrawn."""
-    control = _control(superlink, folder)
-    for name in sites:
-        control.register(name, folder / "keys" / f"{name}.pub")
-        print(f"{name} is admitted.")
+    with _control(superlink, folder) as control:
+        for name in sites:
+            control.register(name, folder / "keys" / f"{name}.pub")
+            print(f"{name} is admitted.")
 
 
 def expel(
@@ -158,10 +156,10 @@ def expel(
     folder: Folder = FOLDER,
 ) -> None:
     """Withdraw the keys of sites permanently."""
-    control = _control(superlink, folder)
-    for name in sites:
-        control.expel(name)
-        print(f"{name} is expelled; its key is revoked.")
+    with _control(superlink, folder) as control:
+        for name in sites:
+            control.expel(name)
+            print(f"{name} is expelled; its key is revoked.")
 
 
 def backup(
@@ -188,18 +186,12 @@ def restore(
     from fedhelix.deploy import backup
 
     runs = backup.restore(archive, folder)
-    print(f"{folder} is as it was; start it with: fedhelix deploy serve{_where(None, folder)}")
+    print(f"{folder} is as it was; start it with: fedhelix deploy serve{where(None, folder)}")
     for run in runs:
-        where = _where(SERVER, folder)
-        print(f"go on with: fedhelix deploy resume {shlex.quote(str(run))}{where}")
+        options = where(SERVER, folder)
+        print(f"go on with: fedhelix deploy resume {shlex.quote(str(run))}{options}")
     if runs:
         print(f"(instead of {SERVER}, give the address that the server listens on)")
-
-
-def _where(superlink: str | None, folder: Path) -> str:
-    """The options that name a deployment, for a command that the user is told."""
-    given = {"--superlink": superlink, "--folder": None if folder == FOLDER else str(folder)}
-    return "".join(f" {flag} {shlex.quote(value)}" for flag, value in given.items() if value)
 
 
 def deployment(superlink: str | None, folder: Path) -> tuple[Control, dict[str, Any]]:
@@ -218,7 +210,7 @@ def _control(superlink: str, folder: Path) -> Control:
     need_flower()
     from fedhelix.deploy.control import Control
 
-    return Control(superlink, folder / "keys" / "ca.pem")
+    return Control(superlink, folder)
 
 
 @settings
@@ -243,15 +235,16 @@ def deploy_run(
     The number of clients is the number of sites that `fedhelix up` started, or --clients.
     """
     control, derived = deployment(superlink, folder)
-    spec = make_spec(method, {**derived, **values})
-    here = control.connected()  # without a SuperLink this fails, before a folder is made
-    place = out or jobs.free_folder(f"{spec.method.label}-{Path(spec.config.data).stem}-deployed")
-    how = _where(superlink, folder)
-    with resumable(place, "deploy resume", how, new=out is None, older=UNTOUCHED):
-        created = submit.create(spec, place, term or [])
-        if words := submit.awaited(here, created.config):
-            typer.echo(f"fedhelix: {words}", err=True)
-        done = submit.follow(control, created, quiet or None)
+    with control:
+        spec = make_spec(method, {**derived, **values})
+        here = control.connected()  # without a SuperLink this fails, before a folder is made
+        name = f"{spec.method.label}-{Path(spec.config.data).stem}-deployed"
+        place, options = out or jobs.free_folder(name), where(superlink, folder)
+        with resumable(place, "deploy resume", options, new=out is None, older=UNTOUCHED):
+            created = submit.create(spec, place, term or [], options)
+            if words := submit.awaited(here, created.config):
+                typer.echo(f"fedhelix: {words}", err=True)
+            done = submit.follow(control, created, quiet or None)
     show_run(place, done, as_json)
 
 
@@ -264,7 +257,7 @@ def deploy_resume(
 ) -> None:
     """Continue a run across sites that was stopped, from its last finished round."""
     control, _ = deployment(superlink, folder)
-    with resumable(run, "deploy resume", _where(superlink, folder)):
+    with control, resumable(run, "deploy resume", where(superlink, folder)):
         done = submit.follow(control, RunFolder.open(run), quiet or None)
     show_run(run, done, as_json)
 

@@ -36,7 +36,7 @@ def site_model(
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("model.safetensors"),
     folder: SiteFolder = Path("site"),
 ) -> None:
-    """Copy the site's own model after its latest complete run into one safetensors file.
+    """Copy the site's own model after its rounds of the latest run into one safetensors file.
 
     Its entries are those of the network's `state_dict`, for `load_state_dict`.
     """
@@ -76,7 +76,7 @@ def site_predict(
     data_dir: DataDir = None,
     code: Code = None,
 ) -> None:
-    """Predict new samples with the site's own model, after its latest complete run.
+    """Predict new samples with the site's own model after its rounds of the latest run.
 
     Give --data, --data-dir and --code as the site was started with: samples are prepared as in
     training.

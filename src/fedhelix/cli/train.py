@@ -35,7 +35,7 @@ from fedhelix.runs.jobs import Session
 from fedhelix.runs.spec import make_spec, make_specs
 from fedhelix.runs.sweep import read_search, read_sweep
 from fedhelix.runs.tune import best, tune_all
-from fedhelix.store import RUNS, RunFolder
+from fedhelix.store import RUNS
 from fedhelix.store.mistakes import runs_in
 
 
@@ -99,11 +99,6 @@ def resume(
             folders = comparison.resume_comparison(folder, session, places(address=address))
             show_comparison(folder, folders, as_json)
             return
-        if RunFolder.open(folder).rounds_saved == 0:
-            print(
-                "fedhelix: there is no checkpoint; the run starts again from its first round.",
-                file=sys.stderr,
-            )
         done = jobs.resume(folder, quiet or None, track, address, changes or ())
     show_run(folder, done.summary, as_json)
 

@@ -9,10 +9,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid.http_grid import HttpGrid
 
+from fedhelix.deploy.packing import pack, unpack
 from fedhelix.deploy.replies import WholeReplies
 from fedhelix.deploy.server import serve_run
 from fedhelix.deploy.site import Site
-from fedhelix.deploy.transport import pack, unpack
 
 server_app = ServerApp()
 client_app = ClientApp()

@@ -52,7 +52,8 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.core.files import write_atomically
 from fedhelix.deploy.logs import say
-from fedhelix.deploy.transport import PULL_RETRIES, pack, unpack
+from fedhelix.deploy.packing import pack, unpack
+from fedhelix.deploy.transport import PULL_RETRIES
 
 POLL_SECONDS = 0.05  # between polls, each of which the SuperLink holds until there is a message
 FIRST_WAIT, LONGEST_WAIT = 1.0, 10.0  # seconds before a request that nobody answered is repeated

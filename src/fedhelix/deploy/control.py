@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.version import __version__
+from fedhelix.deploy.hints import serve_command, where
 from fedhelix.deploy.keys import read_certificate, read_public_key
 
 FINISHED, WITHDRAWN = "finished", "unregistered"
@@ -66,16 +68,26 @@ class RunStatus(NamedTuple):
 
 
 class Control:
-    """A client of the SuperLink's Control API, which answers on its own machine only."""
+    """A client of the SuperLink's Control API, which answers on its own machine only.
 
-    def __init__(self, address: str, certificate: Path | None):
-        self.address = address
-        missing = "make keys with `fedhelix deploy keys`, or name their --folder"
-        root = None if certificate is None else read_certificate(certificate, missing)
-        interceptors = [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
-        self._client = ControlHttpClient.from_server_address(
-            address, certificate is None, root, interceptors
+    `folder` is that of the deployment, with its keys. Use it in a `with` statement, which closes
+    the connection.
+    """
+
+    def __init__(self, address: str, folder: Path):
+        self.address, self.folder = address, folder
+        missing = (
+            f"make keys with `fedhelix deploy keys{where(None, folder)}`, or name another --folder"
         )
+        root = read_certificate(folder / "keys" / "ca.pem", missing)
+        interceptors = [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
+        self._client = ControlHttpClient.from_server_address(address, False, root, interceptors)
+
+    def __enter__(self) -> Control:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
 
     def is_up(self) -> bool:
         """Whether the SuperLink answers."""
@@ -90,14 +102,14 @@ class Control:
         if not public_key.exists():
             raise UserError(
                 f"there is no key '{public_key}'; put the {site}.pub of the site there, or make a "
-                f"pair with `fedhelix deploy keys {site}`."
+                f"pair with `{self._keys_command(site)}`."
             )
         key, nodes = read_public_key(public_key), self._nodes()
         known = next((node for node in nodes if node.public_key == key), None)
         if known is not None and known.status == WITHDRAWN:
             raise UserError(
                 f"the key in '{public_key}' was withdrawn permanently; delete {site}.key and "
-                f"{site}.pub, and make new ones with `fedhelix deploy keys {site}`."
+                f"{site}.pub, and make new ones with `{self._keys_command(site)}`."
             )
         if known is not None and known.name != site:
             raise UserError(
@@ -108,6 +120,9 @@ class Control:
             with self._user_errors():
                 self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=site))
         self._withdraw(node for node in nodes if node.name == site and node.public_key != key)
+
+    def _keys_command(self, site: str) -> str:
+        return f"fedhelix deploy keys {shlex.quote(site)}{where(None, self.folder)}"
 
     def expel(self, site: str) -> None:
         """Withdraw a site's key permanently."""
@@ -180,7 +195,8 @@ class Control:
         except httpx.TransportError as problem:
             raise UserError(
                 f"there is no SuperLink at {self.address} ({problem}); start one with "
-                "`fedhelix deploy serve`, or `fedhelix up` on one machine, or name another address "
+                f"`{serve_command(self.address, self.folder)}`, or "
+                f"`fedhelix up{where(None, self.folder)}` on one machine, or name another address "
                 "with --superlink."
             ) from None
         except httpx.HTTPStatusError as problem:

@@ -21,8 +21,9 @@ from fedhelix.deploy.remote_data import (
     describe_data,
     placeholder_data,
 )
-from fedhelix.deploy.site import Site, site_setup
+from fedhelix.deploy.site import Site
 from fedhelix.deploy.site_policy import chain
+from fedhelix.deploy.site_setup import site_setup
 from fedhelix.engines.local import ClientTask, Setup, make_client
 from fedhelix.methods import DPSGD, Private
 from fedhelix.runs.spec import RunSpec, make_spec, read_spec

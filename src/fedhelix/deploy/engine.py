@@ -93,6 +93,10 @@ class RemoteEngine(Engine):
                 self.transport.dropped[registry.sites[client]] = (
                     f"goes on with its state of round {state_of + 1}, the oldest that it keeps"
                 )
+            if answer.header.get("anew"):
+                self.transport.dropped[registry.sites[client]] = (
+                    "has lost what it kept of this run, and begins anew"
+                )
         times = [answer.header["seconds"] for answer in answers.values()]
         self._site_seconds += max(filter(math.isfinite, times), default=0.0)
         return answers
@@ -188,8 +192,9 @@ class RemoteEngine(Engine):
 
     def onboard_client(self, task: ClientTask) -> Tree:
         """A newcomer's turn in its dialogue with the server, which waits for it to connect."""
-        who = f"the site of client {task.client}"
-        self.transport.require(lambda: self._is_connected(task.client), who)
+        sites, client = self.registry.sites, task.client
+        who = sites[client] if client < len(sites) else f"a new site, as client {client}"
+        self.transport.require(lambda: self._is_connected(client), who)
         return self._request_one("onboard_client", task)
 
     def onboard_state(self, task: ClientTask) -> Tree:

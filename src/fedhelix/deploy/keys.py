@@ -36,6 +36,7 @@ def make_certificates(folder: Path, hosts: Iterable[str]) -> None:
         _check_certificate(folder, names)
         return
     writable(folder)
+    _no_folders(folder / "ca.pem", folder / "server.key")
     authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     loopback = map(_subject_name, ("localhost", "127.0.0.1", "::1"))
     root = _authority_certificate(authority.public_key())
@@ -54,13 +55,32 @@ def make_certificates(folder: Path, hosts: Iterable[str]) -> None:
 
 def last_day(folder: Path) -> datetime.date:
     """The last day of the server's certificate."""
-    certificate = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
-    return certificate.not_valid_after_utc.date()
+    return _server_pem(folder).not_valid_after_utc.date()
+
+
+def _server_pem(folder: Path) -> x509.Certificate:
+    path = folder / "server.pem"
+    _no_folders(path)
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as problem:
+        raise UserError(
+            f"'{path}' cannot be read as a certificate ({problem}); put the right one back, or "
+            "delete it, make another one and give every site the new ca.pem."
+        ) from None
+
+
+def _no_folders(*paths: Path) -> None:
+    """Refuse folders in the places of files."""
+    for path in paths:
+        if path.is_dir():
+            raise UserError(f"'{path}' is a folder, and a file of that name is needed; move it.")
 
 
 def _check_certificate(folder: Path, names: Iterable[x509.GeneralName]) -> None:
-    certificate = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
-    known = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    known = (
+        _server_pem(folder).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    )
     for name in names:
         if name not in list(known):
             raise UserError(
@@ -120,6 +140,7 @@ def make_site_key(folder: Path, site: str) -> Path:
             f"'{site}' is no name for a site; use letters, digits, dots, dashes and underscores."
         )
     private, public = folder / f"{site}.key", folder / f"{site}.pub"
+    _no_folders(private, public)
     if public.exists() and not private.exists():
         raise UserError(
             f"'{public}' is there without {private.name}, which the site may have; delete it only "
@@ -130,17 +151,13 @@ def make_site_key(folder: Path, site: str) -> Path:
     if not private.exists():
         # A site signs every request, and P-384 would take five times as long as P-256.
         key = ec.generate_private_key(ec.SECP256R1())
-        openssh = serialization.PrivateFormat.OpenSSH
-        secret = key.private_bytes(
-            serialization.Encoding.PEM, openssh, serialization.NoEncryption()
-        )
+        pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH
+        secret = key.private_bytes(pem, form, serialization.NoEncryption())
         write_atomically(private, secret, private=True)
     if not public.exists():
-        known = serialization.load_ssh_private_key(private.read_bytes(), None)
-        kind = serialization.PublicFormat.OpenSSH
-        write_atomically(
-            public, known.public_key().public_bytes(serialization.Encoding.OpenSSH, kind)
-        )
+        known = read_private_key(private).public_key()
+        openssh = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        write_atomically(public, known.public_bytes(*openssh))
     return private
 
 

@@ -29,6 +29,7 @@ from typing import Any
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.core.files import remove_leftovers, write_atomically
 from fedhelix.deploy.control import Control
+from fedhelix.deploy.hints import where
 from fedhelix.deploy.keys import last_day, make_certificates, make_site_key
 from fedhelix.deploy.logs import say
 from fedhelix.deploy.remote_data import common_source
@@ -92,11 +93,12 @@ def superlink_command(folder: Path, host: str, port: int) -> list[str]:
 
 def become_superlink(folder: Path, host: str, port: int) -> None:
     """Replace this process by the server's SuperLink."""
-    folder = folder.resolve()
     if not (folder / "keys" / "server.pem").exists():
         raise UserError(
-            f"'{folder / 'keys'}' holds no certificate; make one with `fedhelix deploy keys`."
+            f"'{folder / 'keys'}' holds no certificate; make one with `fedhelix deploy keys"
+            f"{where(None, folder)}`."
         )
+    folder = folder.resolve()
     end = last_day(folder / "keys")
     if end - datetime.date.today() < SOON:
         say(f"the server's certificate is valid until {end}, and no site connects after", "warning")
@@ -239,7 +241,7 @@ class LocalDeployment:
 
     def control(self) -> Control:
         """A client of the SuperLink's Control API."""
-        return Control(self.address, self.certificate)
+        return Control(self.address, self.folder)
 
     def __enter__(self) -> LocalDeployment:
         with suppress(OSError):  # acquiring the lock reports it better
@@ -275,15 +277,17 @@ class LocalDeployment:
 
     def wait_for_superlink(self) -> None:
         """Wait until the SuperLink answers."""
-        control, until = self.control(), time.monotonic() + START_SECONDS
-        while not control.is_up():
-            if not self.superlink.alive or time.monotonic() > until:
-                raise EngineFailure(f"the SuperLink does not start; see {self.superlink.log}.")
-            time.sleep(0.2)
+        until = time.monotonic() + START_SECONDS
+        with self.control() as control:
+            while not control.is_up():
+                if not self.superlink.alive or time.monotonic() > until:
+                    raise EngineFailure(f"the SuperLink does not start; see {self.superlink.log}.")
+                time.sleep(0.2)
 
     def admit(self, name: str) -> None:
         """Register a site's key under its name."""
-        self.control().register(name, self.folder / "keys" / f"{name}.pub")
+        with self.control() as control:
+            control.register(name, self.folder / "keys" / f"{name}.pub")
 
     def revive(self) -> list[str]:
         """Start processes again that have died; returns their names."""
@@ -308,6 +312,7 @@ def read_state(folder: Path) -> dict[str, Any]:
         return dict(json.loads((folder / STATE_FILE).read_bytes()))
     except (OSError, ValueError):
         raise UserError(
-            f"no deployment of `fedhelix up` is running in '{folder}'; start one, or give "
-            "--superlink HOST:PORT of the server that `fedhelix deploy serve` runs."
+            f"no deployment of `fedhelix up` is running in '{folder}'; start one with "
+            f"`fedhelix up{where(None, folder)}`, or give --superlink HOST:PORT of the server that "
+            "`fedhelix deploy serve` runs."
         ) from None

@@ -123,8 +123,14 @@ REQUEST: Schema = {
     "final": optional(FLAG),
     "after": optional(whole(-1, 10**9)),
 }
-# `state_of`: the round whose state stands for one that the site does not keep.
-ANSWER: Schema = {"site": SITE, "seconds": TIME, "state_of": optional(whole(0, 10**9))}
+# `state_of`: the round whose state stands for one that the site does not keep; `anew`: the site
+# has none although it has worked before.
+ANSWER: Schema = {
+    "site": SITE,
+    "seconds": TIME,
+    "state_of": optional(whole(0, 10**9)),
+    "anew": optional(FLAG),
+}
 ERROR: Schema = {"error": ANY_TEXT}
 SCORES: Schema = {"test": REAL, "test_loss": REAL, "valid": REAL, "used": SITE}
 OWN_DATA: Schema = {

@@ -31,6 +31,7 @@ from fedhelix.deploy.remote_data import (
     remote_split,
 )
 from fedhelix.deploy.transport import Transport
+from fedhelix.deploy.waiting import Waiting
 from fedhelix.federation.federation import Federation
 from fedhelix.federation.run import Run
 from fedhelix.runs.config import Config
@@ -48,6 +49,7 @@ def serve_run(grid: Grid, path: Path, quiet: bool | None = None) -> Run:
     experiment = deployment.pop("experiment")
     transport = Transport(grid, build(RoundPolicy, deployment, "the table [deployment]"))
     registry = open_registry(path / SITES_FILE, spec.config, transport)
+    transport.waiting = Waiting(path)
     transport.wait_for_return(registry.sites)
     federation = make_federation(spec, transport, registry, experiment)
     transport.spent = spent_before(folder, registry)

@@ -11,14 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from fedhelix.core.errors import UserError
-from fedhelix.core.objective import objective_for
 from fedhelix.core.shift import unshifted
 from fedhelix.core.tree import State, Tree, payload_bytes, to_device
-from fedhelix.data import Dataset, Split
 from fedhelix.deploy import messages
 from fedhelix.deploy.audit_log import AuditLog, fingerprint, shapes
 from fedhelix.deploy.budgets import Budgets
@@ -32,10 +27,10 @@ from fedhelix.deploy.remote_data import (
     common_source,
     describe_data,
     read_site_data,
-    site_split,
 )
 from fedhelix.deploy.schema import NAME, clipped
 from fedhelix.deploy.site_policy import SitePolicy, chain
+from fedhelix.deploy.site_setup import own_setup
 from fedhelix.deploy.site_state import SiteState, disk_error, draws_once, latest_model
 from fedhelix.engines.local import (
     ClientTask,
@@ -47,7 +42,6 @@ from fedhelix.engines.local import (
     received_model,
     run_client,
 )
-from fedhelix.federation.inputs import client_setup, device_of, network
 from fedhelix.federation.uploads import keep_states
 from fedhelix.methods.budget import Budgeted
 from fedhelix.runs.config import Config
@@ -150,6 +144,7 @@ class Site:
 
     def describe(self, message: Message) -> Answer:
         """Describe the site's data."""
+        say("a run asks which data this site has")
         return describe_data(self.own_data) if self.own_data else {"data": self.source}, {}
 
     def client_init(self, message: Message) -> Answer:
@@ -251,7 +246,7 @@ class Site:
         return evaluate_clients(setup, {task.client: used}, outputs)[task.client]._asdict(), {}
 
     def used_model(self) -> tuple[Setup, State]:
-        """The site's own model after its latest complete run, and the set-up it works with."""
+        """The site's own model after its rounds of the latest run, and its set-up."""
         kept = SiteState(latest_model(self.folder, self.name).parent)
         header, state = kept.used()
         return self._setup_for(header, header["client"], kept), state
@@ -261,7 +256,7 @@ class Site:
         header, body = message
         experiment, client, round = header["experiment"], header["client"], header["round"]
         self._check_room(experiment)
-        kept = SiteState(self.folder / experiment / self.name)
+        kept = SiteState(self.folder / experiment / self.name, header.get("after"))
         if "supplement" in body:
             kept.write_supplement(body["supplement"])
         setup = self._setup_for(header, client, kept)
@@ -326,25 +321,4 @@ class Site:
         if self.own_data is None:
             return spec.config.federation(spec.method).engine.setup
         data = dataclasses.replace(self.own_data, classes=header.get("classes"))
-        sizes = len(data.x), len(data.x_test)
-        split = site_split(*sizes, spec.config.valid, spec.config.seed, client)
-        if supplement := kept.supplement():
-            x, y = (torch.cat([getattr(data, name), supplement[name]]) for name in ("x", "y"))
-            added = np.arange(len(data.x), len(x))
-            split = dataclasses.replace(split, train=np.append(split.train, added))
-            data = dataclasses.replace(data, x=x, y=y)
-        # The site knows nothing of the other clients.
-        empty = Split(*[np.empty(0, dtype=np.int64)] * 3)
-        return site_setup(spec, data, [empty] * client + [split])
-
-
-def site_setup(spec: RunSpec, data: Dataset, splits: list[Split]) -> Setup:
-    """What `Federation` sets up for its engine, for one site with its own samples."""
-    config = spec.config
-    objective = objective_for(data.classes, targets=data.y)
-    module, layers = network(config.model, data, spec.method, config.seed, objective)
-    setup = Setup(
-        spec.method, module, layers, {}, data, splits, config, objective, config.seed,
-        device_of("auto"),
-    )  # fmt: skip
-    return client_setup(setup, config.kernels)
+        return own_setup(spec, data, client, kept.supplement())

@@ -20,7 +20,7 @@ from fedhelix.federation.predictions import decided, outputs_for
 def trained_site(
     name: str, data: str, folder: Path, data_dir: str | None = None, code: SiteCode | None = None
 ) -> Site:
-    """A site as in its latest complete run: FILE.npz holds its own samples, or those of which the
+    """A site as in its latest run: FILE.npz holds its own samples, or those of which the
     sites of `fedhelix up` each take a part.
     """
     header, _ = SiteState(latest_model(folder, name).parent).used()

@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO
@@ -53,6 +54,7 @@ class SiteProcess:
     def start(self) -> subprocess.Popen[bytes]:
         """Start the process unless it is running."""
         if self.process is None or self.process.poll() is not None:
+            self.stop()
             self.process = subprocess.Popen(
                 self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
             )
@@ -99,10 +101,11 @@ class SiteProcess:
         return answer
 
     def stop(self) -> None:
-        """End the process."""
-        if self.process is not None and self.process.poll() is None:
+        """End the process, and close its pipes."""
+        if self.process is not None:
             self.process.kill()
-            self.process.wait()
+            with suppress(BrokenPipeError), self.process:  # which waits for its end
+                pass
 
 
 def main() -> None:

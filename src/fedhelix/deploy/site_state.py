@@ -17,7 +17,7 @@ from fedhelix.core.tree import State, Tree, load, save
 from fedhelix.deploy.logs import say
 from fedhelix.engines.local import Setup
 
-MODEL = "model.safetensors"  # a client's own model at the end of a run
+MODEL = "model.safetensors"  # a client's own model after its rounds of a run
 
 
 class SiteState:
@@ -28,8 +28,10 @@ class SiteState:
     name a round of which nothing is kept: see `go_on_after`.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, counted: int | None = None):
         self.folder = folder
+        # Whether nothing is here, although a round of the site has counted, as the server says.
+        self._is_lost = counted is not None and not folder.exists()
         self.after = -1  # the last round that counted
         self.remark: dict[str, int] = {}  # for the server, in the header of the answer
         self._supplement_path = folder / "supplement.safetensors"
@@ -78,6 +80,14 @@ class SiteState:
 
     def write(self, round: int, client_state: Tree) -> None:
         """Store the state after a round; of the earlier ones, only the current one stays."""
+        if self._is_lost and client_state:
+            say(
+                "the site has worked in this run before, but the state that it kept of it is gone "
+                f"from '{self.folder.parent.parent}'; it begins anew",
+                "warning",
+            )
+            self.remark = {"anew": True}
+        self.folder.mkdir(parents=True, exist_ok=True)  # a sign that the site has worked
         origin = self._current()
         if client_state or self._rounds():
             save(client_state, self._path(round))
@@ -139,13 +149,14 @@ class SiteState:
         return json.loads(stored["request"]), stored["state"]
 
     def write_model(self, setup: Setup, state: State, request: Mapping[str, Any]) -> None:
-        """Store the client's own model at the end of the run: for `used` with what the method
+        """Store the client's own model when its rounds are over: for `used` with what the method
         added, and as the network's entries alone.
         """
         save({"request": json.dumps(dict(request)), "state": state}, self._used_path)
         example = setup.data.prepare(setup.data.x[:8])
         module = load_shifted(setup.module, state, setup.layers, example)
         write_atomically(self.folder / MODEL, safetensors.torch.save(module.state_dict()))
+        say(f"after round {request['round']}: the site keeps its model of this run")
 
 
 def draws_once(method: Method) -> bool:
@@ -163,10 +174,11 @@ def disk_error(problem: OSError) -> dict[str, Any]:
 
 
 def latest_model(folder: Path, name: str) -> Path:
-    """The file with a site's own model after its latest complete run."""
+    """The file with a site's own model after its rounds of the latest run."""
     found = sorted(folder.glob(f"*/{name}/{MODEL}"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise UserError(
-            f"the site '{name}' has no model in '{folder}' yet; it gets one when a run is complete."
+            f"the site '{name}' has no model in '{folder}' yet; it gets one when its rounds of a "
+            "run are over."
         )
     return found[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 import time
 import uuid
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.core.options import build
 from fedhelix.data import from_npz
+from fedhelix.deploy import waiting
 from fedhelix.deploy.code import code_files
 from fedhelix.deploy.policy import UNTAKEN, RoundPolicy, also, cohort_size
 from fedhelix.deploy.remote_data import OWN
@@ -36,8 +38,9 @@ COMMON_DATA_SETTINGS = (
 )  # fmt: skip
 
 
-def create(spec: RunSpec, out: Path, policy: Sequence[str] = ()) -> RunFolder:
-    """Create the run folder for a deployment; `policy` holds KEY=VALUE for its [deployment] table.
+def create(spec: RunSpec, out: Path, policy: Sequence[str] = (), where: str = "") -> RunFolder:
+    """Create the run folder for a deployment; `policy` holds KEY=VALUE for its [deployment] table,
+    and `where` the options that name it.
 
     The experiment gets a unique name, under which the sites keep its client states.
     """
@@ -63,7 +66,7 @@ def create(spec: RunSpec, out: Path, policy: Sequence[str] = ()) -> RunFolder:
         )
     deployment = {"experiment": uuid.uuid4().hex, **vars(checked)}
     settled = {"clients": spec.config.client_count, "deployment": deployment}
-    return RunFolder.create(out, spec.as_dict() | settled)
+    return RunFolder.create(out, spec.as_dict() | settled, where)
 
 
 def _check_effects(config: Config) -> None:
@@ -130,7 +133,7 @@ def follow(control: Control, folder: RunFolder, quiet: bool | None = None) -> di
     if "deployment" not in folder.config:
         raise UserError(
             f"'{folder.path}' is no run of a deployment; continue it with "
-            f"`fedhelix resume {folder.path}`."
+            f"`fedhelix resume {shlex.quote(str(folder.path))}`."
         )
     folder.verify()  # also where the run is over, and nobody reads its checkpoint
     rounds, label, done = spec.config.rounds, spec.method.label, folder.rounds_saved
@@ -143,9 +146,10 @@ def follow(control: Control, folder: RunFolder, quiet: bool | None = None) -> di
                     "the run makes no progress; look into the logs, then continue the run."
                 )
             seen = watcher.seen
-            status = watcher.watch(
-                control.active_run_id(folder.path) or control.submit(folder.path)
-            )
+            if (number := control.active_run_id(folder.path)) is None:
+                waiting.forget(folder.path)
+                number = control.submit(folder.path)
+            status = watcher.watch(number)
             if watcher.seen > seen:
                 attempts = 0
             _explain(status, folder)
@@ -159,6 +163,7 @@ class _Watcher:
     def __init__(self, control: Control, folder: RunFolder, progress: Progress):
         self.control, self.folder, self.progress = control, folder, progress
         self.seen = 0  # records
+        self.waited = ""  # for whom, as was said last
 
     def watch(self, run_id: int) -> RunStatus:
         """Wait until a submission ends; Ctrl-C stops it."""
@@ -167,6 +172,7 @@ class _Watcher:
             while True:
                 time.sleep(FOLDER_SECONDS)
                 self._show_records()
+                self._show_waiting()
                 due = time.monotonic() > checked + STATUS_SECONDS
                 if due or self.folder.summary is not None:
                     checked, status = time.monotonic(), self.control.status(run_id)
@@ -181,6 +187,12 @@ class _Watcher:
         for record in records[self.seen :]:
             self.progress.update(record)
         self.seen = max(self.seen, len(records))
+
+    def _show_waiting(self) -> None:
+        words = waiting.read(self.folder.path)
+        if words and words != self.waited:
+            print(f"fedhelix: the run {words}.", file=sys.stderr)
+        self.waited = words
 
 
 def _explain(status: RunStatus, folder: RunFolder) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 
@@ -20,38 +19,19 @@ from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.deploy import messages
 from fedhelix.deploy.audit_log import fingerprint
 from fedhelix.deploy.messages import Message
+from fedhelix.deploy.packing import pack, unpack
 from fedhelix.deploy.policy import RoundPolicy, also
 from fedhelix.deploy.registry import SiteDescription
 from fedhelix.deploy.requests import Exchanges, PendingRequest, Replies, Request
 from fedhelix.deploy.schema import clipped
+from fedhelix.deploy.waiting import Waiting
 
-RECORD = "message"  # key of our content in a Flower message
 MESSAGE_TYPE = "query"  # of every Flower message; the kind of request is in our own header
-INLINE_BYTES = 1 << 20  # larger messages travel as an array, which Flower cuts into pieces
 REFRESH_SECONDS = 1.0  # between updates of who is connected
+WORD_SECONDS = 5.0  # until the run says whom it waits for
 EXPIRY_SECONDS = 60.0  # after its deadline Flower drops a message
 PULL_RETRIES: dict[str, Any] = {"initial_backoff": 0.05, "backoff_cap": 1.0}  # seconds
 DESCRIBE = {"kind": "describe"}  # the request that identifies a new node
-
-
-def pack(content: bytes) -> RecordDict:
-    """Wrap a serialised message for Flower."""
-    if len(content) <= INLINE_BYTES:
-        return RecordDict({RECORD: ConfigRecord({RECORD: content})})
-    array = Array("uint8", (len(content),), "fedhelix.message", content)
-    return RecordDict({RECORD: ArrayRecord({RECORD: array})})
-
-
-def unpack(message: FlowerMessage) -> bytes:
-    """The serialised message inside a Flower message."""
-    try:
-        record = message.content[RECORD][RECORD]
-    except (KeyError, TypeError, AttributeError, ValueError):
-        record = None
-    content = record.data if isinstance(record, Array) else record
-    if not isinstance(content, bytes):
-        raise UserError("is no message: the Flower message holds something else.")
-    return content
 
 
 def poll_interval(waited: float) -> float:
@@ -75,6 +55,7 @@ class Transport:
     # What is wrong with the description of a site that comes later, if anything.
     unfit: Callable[[SiteDescription], str | None] = lambda description: None
     exchanges: Exchanges = field(default_factory=Exchanges)
+    waiting: Waiting = field(default_factory=Waiting)
     _nodes: dict[int, str] = field(default_factory=dict)  # connected nodes and their sites
     _activated: dict[int, str] = field(default_factory=dict)
     _pending: dict[str, PendingRequest] = field(default_factory=dict)  # by Flower's message id
@@ -236,28 +217,38 @@ class Transport:
 
     def wait_for_return(self, sites: Iterable[str]) -> None:
         """After a restart: wait for all these sites, but no longer than the grace period."""
-        self._wait(lambda: set(sites) <= self.connected, self.policy.grace)
+        wanted = set(sites)
+        away = ", ".join(sorted(wanted - self.connected))
+        self._wait(lambda: wanted <= self.connected, self.policy.grace, away)
 
     def require(self, condition: Callable[[], bool], who: str) -> None:
         """Wait for sites without which the run cannot go on."""
-        if not self._wait(condition, self.policy.patience):
-            here = ", ".join(sorted(self.connected)) or "none"
-            others = also(self.left_out.values())
+        if not self._wait(condition, self.policy.patience, who):
             raise EngineFailure(
-                f"waited {self.policy.patience:g} s for {who} (connected: {here}"
-                f"{others}); start what is missing and continue the run."
+                f"waited {self.policy.patience:g} s for {who} ({self._here()}); start what is "
+                "missing and continue the run."
             )
 
-    def _wait(self, condition: Callable[[], bool], seconds: float) -> bool:
+    def _here(self) -> str:
+        """Who is connected, and who was left out."""
+        here = ", ".join(sorted(self.connected)) or "none"
+        return f"connected: {here}{also(self.left_out.values())}"
+
+    def _wait(self, condition: Callable[[], bool], seconds: float, who: str) -> bool:
         begun = time.monotonic()
-        while not condition():
-            if (waited := time.monotonic() - begun) > seconds:
-                return False
-            time.sleep(poll_interval(waited))
-            self.refresh()
-            list(self._pull(messages.HEADER_BYTES))
-            self._give_up_identifying()
-        return True
+        try:
+            while not condition():
+                if (waited := time.monotonic() - begun) > seconds:
+                    return False
+                if waited > WORD_SECONDS:
+                    self.waiting.say(f"waits at most {seconds:g} s for {who} ({self._here()})")
+                time.sleep(poll_interval(waited))
+                self.refresh()
+                list(self._pull(messages.HEADER_BYTES))
+                self._give_up_identifying()
+            return True
+        finally:
+            self.waiting.end()
 
     def _give_up_identifying(self) -> None:
         """Leave out the nodes that have not said in time which sites they are."""

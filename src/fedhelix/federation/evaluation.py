@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -38,6 +39,19 @@ def evaluate(fed: FederationSetup, state: FederationState, ctx: Context) -> Reco
     if fed.eval_trained and (trained := after_training(fed, tasks)):
         record[f"trained_{name}"] = float(np.mean(list(trained.values())))
     return record
+
+
+def keep_models(fed: FederationSetup, state: FederationState, ctx: Context) -> None:
+    """Have sites whose rounds are over keep their models: before newcomers take over, and in the
+    end those that were not evaluated. In a simulation a model is made when somebody asks for it.
+    """
+    ended = state.round >= ctx.rounds
+    replaced = fed.settings.arrived(state.round) and not fed.settings.arrived(ctx.round)
+    if fed.engine.deployed and (ended or replaced):
+        kept = fed.evaluated if ended else []  # by the last evaluation
+        clients = [client for client in ctx.present if client not in kept]
+        if clients:
+            fed.engine.evaluate(fed.tasks(state, clients, replace(ctx, rounds=state.round)))
 
 
 def without_evaluation(record: Record, name: str) -> Record:

@@ -16,7 +16,7 @@ from fedhelix.core.hooks import checked, other_bytes, recorded
 from fedhelix.core.tree import payload_bytes
 from fedhelix.engines.local import ClientResult, ClientTask
 from fedhelix.federation import guard
-from fedhelix.federation.evaluation import evaluate
+from fedhelix.federation.evaluation import evaluate, keep_models
 from fedhelix.federation.newcomers import onboard_all
 from fedhelix.federation.setup import FederationSetup
 from fedhelix.federation.state import FederationState
@@ -108,6 +108,7 @@ def run_round(
     }
     if evaluated or t + 1 == rounds:
         record |= evaluate(fed, state, ctx)
+    keep_models(fed, state, ctx)
     record |= fed.engine.report(recorded(fed.method, ctx))
     record["seconds"] = _work_clock(fed) - began
     if fed.engine.start_seconds > started:

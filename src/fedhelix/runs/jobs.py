@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import shlex
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -117,12 +119,12 @@ class Session:
         if "deployment" in config:
             raise UserError(
                 f"the clients of '{path}' are sites; continue it with `fedhelix deploy resume "
-                f"{path}`."
+                f"{shlex.quote(str(path))}`."
             )
         begun = spec = read_spec(config, path)
         if changes:
             spec = changed_spec(begun, path, changes)
-        otherwise = f"say where it is now: fedhelix resume {path} --set KEY=PLACE"
+        otherwise = f"say where it is now: fedhelix resume {shlex.quote(str(path))} --set KEY=PLACE"
         check_files(vars(spec.config), path, otherwise)
         changed = [
             key
@@ -136,6 +138,9 @@ class Session:
             spec = replace(spec, config=replace(spec.config, **new))
         if address is not None:
             spec = replace(spec, config=replace(spec.config, address=address))
+        if place is None and not folder.rounds_saved:
+            words = "there is no checkpoint; the run starts again from its first round."
+            warnings.warn(words, stacklevel=2)
         return self._fit(spec, path, resume=True, changed=changed, **more)
 
     def start_or_resume(self, spec: RunSpec, path: Path, **more: Any) -> None:

@@ -64,8 +64,10 @@ class RunFolder:
         self._tally: Tally | None = None  # of metrics.jsonl, once this process writes it
 
     @classmethod
-    def create(cls, path: Path | str, config: Mapping[str, Any]) -> RunFolder:
-        """Start a new run in a folder that is missing or empty."""
+    def create(cls, path: Path | str, config: Mapping[str, Any], where: str = "") -> RunFolder:
+        """Start a new run in a folder that is missing or empty; `where`: options of `deploy resume`
+        that name the deployment, for the hint where a run is there already.
+        """
         folder = cls(path)
         text = toml.dumps(
             {"format": FORMAT} | {key: value for key, value in config.items() if key != "format"}
@@ -81,10 +83,9 @@ class RunFolder:
                 f"'{path}' cannot be written ({problem.strerror}); choose another folder."
             ) from None
         if folder._config_path.exists():
-            command = (
-                "fedhelix deploy resume" if "deployment" in folder.config else "fedhelix resume"
-            )
-            how = f"{command} {shlex.quote(str(path))}"
+            how = f"fedhelix resume {shlex.quote(str(path))}"
+            if "deployment" in folder.config:
+                how = f"fedhelix deploy resume {shlex.quote(str(path))}{where}"
             if folder.config.get("library"):
                 how = f"fit(..., out='{path}', resume=True)"
             raise UserError(

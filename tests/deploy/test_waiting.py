@@ -1,0 +1,57 @@
+"""A run that waits for a site says for whom, to whoever follows it."""
+
+import threading
+
+from fedhelix.deploy import submit, transport, waiting
+from fedhelix.deploy.control import RunStatus
+from fedhelix.deploy.server import serve_run
+from fedhelix.runs.spec import make_spec
+from in_process import InProcessDeployment, small_images
+
+
+class Link:
+    """Runs the server app in a thread of this process."""
+
+    def __init__(self, grid):
+        self.grid, self.app = grid, None
+
+    def active_run_id(self, path):
+        return None
+
+    def submit(self, path):
+        assert not (path / waiting.FILE).exists()  # an older one is of no run that goes on
+        self.app = threading.Thread(target=serve_run, args=(self.grid, path, True))
+        self.app.start()
+        return 1
+
+    def status(self, run_id):
+        ended = not self.app.is_alive()
+        return RunStatus("finished" if ended else "running", "completed", "")
+
+
+def test_a_run_says_for_which_newcomer_it_waits(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(transport, "WORD_SECONDS", 0.0)
+    monkeypatch.setattr(transport, "REFRESH_SECONDS", 0.02)
+    monkeypatch.setattr(submit, "FOLDER_SECONDS", 0.02)
+    monkeypatch.setattr(submit, "STATUS_SECONDS", 0.02)
+    data = small_images(tmp_path)
+    deployment = InProcessDeployment(tmp_path, 3, data, common=True)
+    node, late = deployment.grid.answers.popitem()
+    more = {"newcomers": 1, "newcomers_after": 1, "model": "linear", "partition": "iid"}
+    spec = make_spec("fedavg", {"clients": 2, "rounds": 2, "epochs": 1, "data": data, **more})
+    folder = submit.create(spec, tmp_path / "run", ["patience=60"])
+    (folder.path / waiting.FILE).write_text("waits for nobody any more")
+    said = submit._Watcher._show_waiting
+
+    def comes_when_called(watcher):
+        said(watcher)
+        if watcher.waited:
+            deployment.grid.answers[node] = late
+
+    monkeypatch.setattr(submit._Watcher, "_show_waiting", comes_when_called)
+    summary = submit.follow(Link(deployment.grid), folder, quiet=True)
+    assert summary["rounds"] == 2 and not (folder.path / waiting.FILE).exists()
+    assert [line for line in capsys.readouterr().err.splitlines() if "waits" in line] == [
+        "fedhelix: the run waits at most 60 s for a new site, as client 2 (connected: site-0, "
+        "site-1)."
+    ]
