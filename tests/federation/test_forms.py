@@ -272,7 +272,7 @@ class Keys(TorchDataset):
         ),
         (
             lambda: from_clients([parts(4), (np.ones((4, 5)), YES[:4])]),
-            "attention_mask, score, not 1 without a name; give every client the same ones",
+            "attention_mask, score, not one part without a name; give every client the same ones",
         ),
         (
             lambda: from_clients([Keys("ab", "ac")]),

@@ -86,10 +86,10 @@ def test_parts_of_a_newcomer_are_those_with_the_same_names():
     ("x", "sentence"),
     [
         ({"a": A, "c": B}, "the newcomer has the parts a, c, but samples of 'data' have the parts"),
-        ((A, B), "the newcomer has the parts 2 without a name, but samples of 'data' have the"),
+        ((A, B), "the newcomer has 2 parts without names, but samples of 'data' have the"),
         ({"a": A, "b": WIDE}, "newcomer has samples of 5 float32 in the part b, 'data' of 4 float"),
         ({"a": A, "b": WORDS[:, :4]}, "newcomer has samples of 4 int64 in the part b, 'data' of 4"),
-        (A, "the newcomer has the parts 1 without a name, but"),
+        (A, "the newcomer has one part without a name, but"),
     ],
 )
 def test_other_parts_of_a_newcomer_are_refused(x, sentence):

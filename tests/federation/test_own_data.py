@@ -346,6 +346,13 @@ def test_an_augmentation_keeps_the_form_of_samples():
 
     with pytest.raises(UserError, match=r"into \(3, 2\) and torch.float32; both must stay"):
         federation([(X, Y)], augment=Shorter(), cohort=1)
+
+    class Forgetful(Augmentation):
+        def apply(self, x, drawn):
+            x + drawn
+
+    with pytest.raises(UserError, match="apply must return the changed samples, not a NoneType"):
+        federation([(X, Y)], augment=Forgetful(), cohort=1)
     with pytest.raises(UserError, match="Augmentation must define apply"):
         federation([(X, Y)], augment=Augmentation(), cohort=1)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhelix.core.errors import UserError
-from fedhelix.core.parts import Inputs, arguments, each, in_order, output_of, shapes
+from fedhelix.core.parts import MASK, Inputs, arguments, each, in_order, output_of, shapes
 
 LENT = threading.RLock()
 """Held while PyTorch's default generator, which is one for all threads, is lent a seed."""
@@ -32,7 +32,7 @@ def probe(module: nn.Module, example: Inputs) -> Any:
         reason = str(problem).strip().partition("\n")[0].rstrip(".") or type(problem).__name__
         raise UserError(
             f"the model does not fit the data: a batch of shape {shapes(example)} fails "
-            f"with '{reason}'{_advice(example, reason)}."
+            f"with '{reason}'{_advice(module, example, reason)}."
         ) from problem
     finally:
         for part, training in modes.items():
@@ -45,9 +45,15 @@ def probe(module: nn.Module, example: Inputs) -> Any:
     return returned
 
 
-def _advice(example: Inputs, reason: str) -> str:
+def _advice(module: nn.Module, example: Inputs, reason: str) -> str:
     """What to change, where samples that are no floats are the likely cause."""
     parts, keywords = arguments(example)
+    names = list(inspect.signature(module.forward).parameters)
+    if len(parts) > 1 and MASK in names[len(parts) :]:  # the padding's mask came as another one
+        return (
+            f"; its argument {len(parts)} is '{names[len(parts) - 1]}': give x as "
+            f"{{'{names[0]}': x}}, so that it gets a mask as '{MASK}'"
+        )
     if "missing" in reason and "positional argument" in reason:
         got = ", ".join(keywords) or f"{len(parts)}, a mask only with sequences to pad"
         return f"; give samples a part for each argument of its forward, which gets {got}"

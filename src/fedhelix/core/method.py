@@ -104,6 +104,11 @@ class Method(Checked):
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
 
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if "name" not in vars(cls):  # unless it is registered, it must not pass for its parent
+            cls.name = cls.__name__
+
     @property
     def label(self) -> str:
         """What run folders, tables and progress call it."""

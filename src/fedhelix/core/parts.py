@@ -11,6 +11,8 @@ from fedhelix.core.errors import UserError
 
 Inputs = Tensor | dict[str, Tensor] | tuple[Tensor, ...]
 
+MASK = "attention_mask"  # of padded sequences, as Hugging Face's networks call it
+
 
 def each(function: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
     """The same with a function applied to every part."""

@@ -26,9 +26,10 @@ from fedhelix.data.columns import (
 )
 from fedhelix.data.datasets import Dataset, channel_values, with_class_names
 from fedhelix.data.fields import Fields, Parts, cat_padded, joined, width
+from fedhelix.data.labels import coded
 from fedhelix.data.owners import read_owners
 from fedhelix.data.readers import NPZ_ERRORS
-from fedhelix.data.reading import Pair, Samples, coded, read_pair
+from fedhelix.data.reading import Pair, Samples, read_pair
 from fedhelix.data.sampling import stratified
 from fedhelix.data.targets import Classes, as_targets, count_classes, note_unused
 
@@ -71,7 +72,8 @@ def from_arrays(
     """
     if (x_test is None) != (y_test is None):
         raise UserError(f"'{name}' has only one of x_test and y_test; give both or none.")
-    (y, y_test), labels = coded([y, y_test], [f"'{name}'", f"the test part of '{name}'"])
+    pairs = [(x, y), (x_test, y_test)]
+    (y, y_test), labels = coded(pairs, [f"'{name}'", f"the test part of '{name}'"])
     inputs, targets = read_pair(x, y, f"'{name}'")
     whose, whose_test = None, None
     if owners is not None:
@@ -200,7 +202,7 @@ def from_clients(
     tested = [f"test part {index} of '{name}'" for index in range(len(raw_tests) or len(raw))]
     everybody = [*zip(called, raw, strict=True), *zip(tested, raw_tests, strict=False)]
     check_columns({whose: x for whose, (x, _) in everybody})
-    targets, labels = coded([y for _, (_, y) in everybody], [whose for whose, _ in everybody])
+    targets, labels = coded([pair for _, pair in everybody], [whose for whose, _ in everybody])
     read = [read_pair(x, y, whose) for (whose, (x, _)), y in zip(everybody, targets, strict=True)]
     train, tests = read[: len(raw)], read[len(raw) :]
     if test is None:

@@ -72,9 +72,12 @@ def input_names(part: Any, where: str) -> tuple[str, ...] | None:
 
 
 def class_names(table: Any, target: str) -> tuple[str, ...] | None:
-    """The names of the classes in a column that is a ClassLabel of Hugging Face."""
+    """The names of the classes in a column that is a ClassLabel of Hugging Face, or a list of
+    them.
+    """
     features = getattr(table, "features", None)
-    names = getattr(features.get(target), "names", None) if isinstance(features, Mapping) else None
+    kind = features.get(target) if isinstance(features, Mapping) else None
+    names = getattr(getattr(kind, "feature", kind), "names", None)
     return tuple(names) if names else None
 
 

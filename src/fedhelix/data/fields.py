@@ -185,8 +185,8 @@ def joined(samples: Sequence[Tensor | Parts], called: Sequence[str]) -> Parts:
     for other in parts:
         if list(other.tensors) != names or other.named != named:
             raise UserError(
-                f"samples must all have the parts {', '.join(names)}, not "
-                f"{part_names(other)}; give every client the same ones."
+                f"samples must all have {part_names(most)}, not {part_names(other)}; give every "
+                "client the same ones."
             )
     for name in names:
         _check_alike(name, parts, called)
@@ -227,7 +227,7 @@ def fitted(samples: Tensor | Parts, fields: Fields, known: str) -> Parts:
     )
     if tuple(part.tensors) != fields.names or part.named != fields.named:
         raise UserError(
-            f"the newcomer has the parts {part_names(part)}, but samples of {known} have the parts "
+            f"the newcomer has {part_names(part)}, but samples of {known} have "
             f"{part_names(fields)}; give it the same ones."
         )
     tensors = joined([none, part], [known, "the newcomer"]).tensors
@@ -262,7 +262,9 @@ def width(samples: Tensor | Parts) -> int | None:
 def part_names(part: Parts | Fields) -> str:
     """What the parts of a sample are called, for people."""
     names = part.names if isinstance(part, Fields) else tuple(part.tensors)
-    return ", ".join(names) if part.named else f"{len(names)} without a name"
+    if part.named:
+        return f"the parts {', '.join(names)}"
+    return "one part without a name" if len(names) == 1 else f"{len(names)} parts without names"
 
 
 def aligned(part: Parts, fields: Fields) -> Parts:

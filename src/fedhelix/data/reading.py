@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from fedhelix.core.errors import UserError, unknown
+from fedhelix.core.errors import UserError
 from fedhelix.core.metrics import IGNORED
+from fedhelix.core.parts import MASK
 from fedhelix.data.checks import check_finite
 from fedhelix.data.fields import Parts, is_ragged, padded
 
@@ -21,7 +22,6 @@ Samples = Tensor | Parts
 Pair = tuple[Samples, Tensor]
 NO_TEXT = ("", "nan", "NaN")  # what empty cells and NaN among texts become in a text array
 MOST = 0.9  # of all rows: those of another length are likely mistakes
-MASK = "attention_mask"  # what Hugging Face's networks call it
 
 
 def raw_pair(part: Any, where: str) -> tuple[Any, Any]:
@@ -174,11 +174,6 @@ def read_targets(y: Any, where: str) -> Tensor:
     """Targets; those of sequences of different lengths are filled up with what does not count."""
     if not is_ragged(y):
         return as_tensor(y, where)
-    if is_text(np.asarray(y[0])):
-        raise UserError(
-            f"{where} has several texts per sample; give a column of 0 and 1 for every label, as "
-            "scikit-learn's MultiLabelBinarizer makes them."
-        )
     sequences = [as_tensor(one, where) for one in y]
     if sequences[0].is_floating_point():
         raise UserError(f"{where} has different lengths; only classes of tokens may.")
@@ -193,45 +188,6 @@ def as_inputs(inputs: Tensor) -> Tensor:
     if coloured and inputs.shape[3] in (1, 3) and inputs.shape[1] > 3:
         return inputs.permute(0, 3, 1, 2).contiguous()
     return inputs
-
-
-def coded(targets: Sequence[Any], where: Sequence[str]) -> tuple[list[Any], tuple[str, ...] | None]:
-    """Labels that are text as numbers, in alphabetical order, and what they mean; `where` names
-    the parts of the data that they come from.
-    """
-    arrays = [None if y is None or is_ragged(y) else label_array(y) for y in targets]
-    for array, part in zip(arrays, where, strict=True):
-        if array is not None and (missing := first_missing(array)) is not None:
-            raise UserError(
-                f"y of {part} has no label in sample {missing}; remove samples without one, or "
-                "fill it in."
-            )
-    texts = [array for array in arrays if array is not None and is_text(array)]
-    if not texts:
-        return list(targets), None
-    if len(texts) < sum(y is not None for y in targets):
-        raise UserError("some labels are text and others numbers; use one of both.")
-    names = np.unique(np.concatenate([text.astype(str).ravel() for text in texts]))
-    found = [None if a is None else np.searchsorted(names, a.astype(str)) for a in arrays]
-    return found, tuple(names.tolist())
-
-
-def numbered(y: Any, names: Sequence[str] | None, where: str) -> Any:
-    """Labels as the numbers of classes with these names (None: they have none); numbers stay."""
-    (codes,), texts = coded([y], [where])
-    if texts is None:
-        if any(one.isdecimal() and one != str(place) for place, one in enumerate(names or ())):
-            raise UserError(
-                f"y of {where} holds numbers, which could be names or places of the classes "
-                f"{', '.join(names or ())}; give these names, as text."
-            )
-        return y
-    if names is None:
-        raise UserError(f"y of {where} is text, but the classes have no names; give numbers.")
-    for text in texts:
-        if text not in names:
-            raise unknown(f"label of {where}", text, names)
-    return np.array([names.index(text) for text in texts])[codes]
 
 
 def label_array(y: Any) -> np.ndarray:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedhelix.core import toml
 from fedhelix.core.errors import UserError
 from fedhelix.core.imports import HASHES
 from fedhelix.core.layers import difference
+from fedhelix.core.objective import LossOfLabels
 from fedhelix.core.options import options_of
 from fedhelix.core.registry import is_file
 from fedhelix.data import UNSHIFTED, Dataset, Scaling, ServerData, Shift, partitions
@@ -48,6 +50,8 @@ NETWORK, SOURCE = "network", "network_source"
 # Entries that a resumed run may have otherwise; who has which samples is compared by itself.
 NOT_CHECKED = ("rounds", "made_from", "partition")
 
+OBJECTIVE = "objective"  # in the config: loss and metric, which older runs do not name
+
 
 def config(fed: FederationSetup, rounds: int) -> dict[str, Any]:
     """What determines a run, as far as a library user's objects can be written down."""
@@ -68,9 +72,21 @@ def config(fed: FederationSetup, rounds: int) -> dict[str, Any]:
         "partition": partitions.as_text(fed.partition),
         "clients": fed.clients,
         "cohort": fed.cohort_size,
+        OBJECTIVE: {"loss": named(fed.objective.loss), "metric": named(fed.objective.metric)},
         **settings,
         "method": {"name": fed.method.label, **fed.method.options()},
     }
+
+
+def named(function: Any) -> str:
+    """What a loss or a metric is called, the same in every process."""
+    if isinstance(function, LossOfLabels):
+        return named(function.loss)
+    if isinstance(function, partial):
+        return named(function.func)
+    if isinstance(function, torch.nn.Module):
+        return " ".join(str(function).split())
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def made_from(settings: FederationSettings, **given: Any) -> dict[str, Any] | None:
@@ -277,6 +293,8 @@ def _difference(key: str, mine: Any, its: Mapping[str, Any]) -> str:
 
 def _agree(key: str, mine: Any, its: Any) -> bool:
     """Whether two entries are equal; an older run lacks options that were not there yet."""
+    if key == OBJECTIVE and its is None:
+        return True
     if key in GROUPS:
         usual = toml.loads(toml.dumps(options_of(GROUPS[key], FederationSettings())))
         its = located({**usual, **(its or {})})

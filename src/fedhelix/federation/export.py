@@ -140,7 +140,7 @@ def model_card(
         "Data": repr(data),
         "Inputs": _inputs(data) if data.fields is None else _parts(fed),
         "Classes": ", ".join(data.labels) if data.labels else data.classes or "none",
-        "Clients": summary["clients"],
+        "Clients": fed.clients,
         "Method": fed.method.label,
         "Rounds": last.get("round", 0),
         "Seed": fed.seed,

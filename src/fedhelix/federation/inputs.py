@@ -289,6 +289,11 @@ def check_training(setup: Setup) -> None:
         raise UserError(
             f"augment fails for samples of shape {tuple(x.shape)} with '{problem}'."
         ) from problem
+    if not isinstance(changed, torch.Tensor):
+        raise UserError(
+            f"{training.augmentation}.apply must return the changed samples, not a "
+            f"{type(changed).__name__}."
+        )
     if changed.shape != x.shape or changed.dtype != x.dtype:
         raise UserError(
             f"augment turns samples of shape {tuple(x.shape)} and {x.dtype} into "

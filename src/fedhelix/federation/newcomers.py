@@ -23,7 +23,8 @@ from fedhelix.core.tree import Tree, payload_bytes, take, to_device
 from fedhelix.data import UNSHIFTED, Dataset, Split, from_clients
 from fedhelix.data.columns import features_of, pair_of
 from fedhelix.data.fields import Fields, Parts, fitted, width
-from fedhelix.data.reading import numbered, read_inputs
+from fedhelix.data.labels import numbered
+from fedhelix.data.reading import read_inputs
 from fedhelix.engines.local import ClientTask, Setup
 from fedhelix.federation import guard
 from fedhelix.federation.evaluation import after_training
@@ -199,7 +200,7 @@ def _read(data: Any, known: Dataset, seed: int) -> Dataset:
             f"'{known.name}' has the shape {known.shape}; give N of them."
         )
     same = samples if fields is None else fitted(samples, fields, f"'{known.name}'")
-    y = numbered(y, known.labels, "the newcomer")
+    y = numbered((x, y), known.labels, "the newcomer")
     mine = from_clients([(same, y)], classes=known.classes, name="newcomer", seed=seed)
     if fields is not None and known.y.dim() == mine.y.dim() == 2 and known.y.dtype == torch.int64:
         lacking = (fields.length or 0) - (width(samples) or 0)

@@ -143,7 +143,8 @@ def _prepared_parts(data: Dataset, fields: Fields, samples: Samples) -> Inputs:
     samples = aligned(as_parts(samples), fields)
     if tuple(samples.tensors) != fields.names or samples.named != fields.named:
         raise UserError(
-            f"x has the parts {part_names(samples)}, and {part_names(fields)} are needed."
+            f"x has {part_names(samples)}, but samples have {part_names(fields)}; give them as "
+            f"in the training, in a {'dictionary' if fields.named else 'tuple'}."
         )
     trained = (fields.part(data.x, place) for place in range(len(fields.names)))
     typed = {
@@ -219,4 +220,4 @@ def decided(module: nn.Module, data: Dataset, outputs: Tensor) -> np.ndarray:
 
 def _named(data: Dataset, classes: Tensor) -> np.ndarray:
     """Classes by their names, where the data have names."""
-    return classes.numpy() if data.labels is None else np.asarray(data.labels)[classes]
+    return classes.numpy() if data.labels is None else np.asarray(data.labels)[classes.numpy()]
