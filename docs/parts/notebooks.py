@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 SECONDS = 300  # for one cell
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 FOLDER = Path(__file__).parents[1] / "tutorials"
+EXECUTED = "executed_code"  # in the metadata of a notebook
 
 
 def execute(path: Path) -> dict[str, Any]:
@@ -33,9 +35,16 @@ def execute(path: Path) -> dict[str, Any]:
 
 
 def write(path: Path) -> None:
-    """Run a notebook and keep its outputs in it."""
+    """Run a notebook and keep its outputs in it, with the hash of the code that made them."""
     executed = execute(path)
+    executed["metadata"][EXECUTED] = code_hash(executed)
     path.write_text(json.dumps(executed, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def code_hash(notebook: dict[str, Any]) -> str:
+    """What tells the code of a notebook from other code."""
+    cells = [cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    return hashlib.sha256(json.dumps(["".join(source) for source in cells]).encode()).hexdigest()
 
 
 def page(path: Path) -> str:

@@ -51,6 +51,12 @@ def test_the_notebook_runs_and_shows_what_is_kept_in_it(notebooks, tmp_path, mon
     assert seen.count("update_display_data") == 3, "each of three runs renewed its bar once"
 
 
+def test_outputs_are_those_of_the_code_above_them(notebooks):
+    """After an edit, run `python docs/execute.py`."""
+    kept = json.loads(TOUR.read_text(encoding="utf-8"))
+    assert kept["metadata"][notebooks.EXECUTED] == notebooks.code_hash(kept)
+
+
 def test_the_page_shows_text_code_tables_and_figures(notebooks):
     page = notebooks.page(TOUR)
     assert page.startswith("# A tour in a notebook\n")
