@@ -200,7 +200,9 @@ def test_tensors_are_noted_as_lists_and_what_cannot_be_written_is_refused():
 
     assert noting(torch.arange(3)) == {"now": [0, 1, 2]}
     assert noting((np.float32(0.5), None, "x")) == {"now": [0.5, None, "x"]}
-    with pytest.raises(UserError, match="genfed records a set as 'seen'; record numbers or text"):
+    with pytest.raises(
+        UserError, match="genfed\\+Mine records a set as 'seen'; record numbers or text"
+    ):
         noting({1, 2})
 
 

@@ -211,7 +211,9 @@ def test_tables_of_sequences_take_newcomers_and_new_samples(has_mask):
         number = run.onboard(masked(table(longest=6)))
         assert run.federation.data.fields.lengths(run.federation.data.x).max() == 8
         assert len(run.federation.splits[number].train) == 32
-        with pytest.raises(UserError, match=r"x has the parts .*ids.*, and .* are needed"):
+        with pytest.raises(
+            UserError, match=r"x has the parts .*ids.*, but samples have .*; give them as"
+        ):
             run.predict({"ids": SEQUENCES})
 
 

@@ -139,9 +139,10 @@ def test_a_mask_that_comes_as_another_argument_is_explained():
         Federation(from_arrays(TOKENS, TAGS), "iid", **(QUICK | {"model": Cached}))
 
 
-def test_a_model_card_counts_a_newcomer(tmp_path):
+def test_a_model_card_says_whose_samples_it_counts(tmp_path):
     run = Federation("wine", **QUICK).fit(1, quiet=True)
     data = run.federation.data
     run.onboard((data.x[:20], data.y[:20]))
     run.export(tmp_path / "model")
-    assert "| Clients | 4 |" in (tmp_path / "model" / "README.md").read_text()
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "| Clients | 3 |" in card and "those of clients that joined after the training |" in card

@@ -141,7 +141,7 @@ def test_an_entry_that_no_model_has_cannot_train():
         def phases(self, client):
             return (Phase(extra=("(other)",)),)
 
-    with pytest.raises(UserError, match=r"unknown entry in feddbe.phases '\(other\)'"):
+    with pytest.raises(UserError, match=r"unknown entry in Wrong.phases '\(other\)'"):
         small(Wrong(), "mlp").fit(1, quiet=True)
 
 

@@ -134,13 +134,14 @@ def model_card(
     private = (
         f"differential privacy of clients, epsilon {spent}" if spent else "no formal guarantee"
     )
+    later = ", with those of clients that joined after the training" if fed.joined else ""
     rows = {
         "Network": f"{type(fed.engine.setup.module).__name__}, {whose}",
         "Trained parameters": f"{summary['parameters']:,}",
-        "Data": repr(data),
+        "Data": f"{data!r}{later}",
         "Inputs": _inputs(data) if data.fields is None else _parts(fed),
         "Classes": ", ".join(data.labels) if data.labels else data.classes or "none",
-        "Clients": fed.clients,
+        "Clients": summary["clients"],
         "Method": fed.method.label,
         "Rounds": last.get("round", 0),
         "Seed": fed.seed,
