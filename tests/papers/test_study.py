@@ -189,11 +189,11 @@ def test_a_narrow_table_has_its_title_in_one_line_and_one_sign_for_no_number():
     report = cells_of(["c"], ran=[1.0], unmeasured=[None], missing=["no run"])
     assert printed(report, 80).splitlines() == [
         "A study with a title that is longer than its table: best",
-        "           ┃ c",
-        "━━━━━━━━━━━╇━━",
-        "ran        │ 1",
-        "unmeasured │ –",
-        "missing    │ –",
+        "            c",
+        "─────────────",
+        "ran         1",
+        "unmeasured  –",
+        "missing     –",
         "– means not run yet, or not measured",
     ]
     assert "means" not in printed(cells_of(["c"], ran=[1.0]), 80)

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from fedhelix.cli.common import Json
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.files import writable_file, write_atomically
 from fedhelix.core.options import build
 from fedhelix.deploy import need_flower
-from fedhelix.report.terminal import listing
+from fedhelix.report.terminal import show_table
 from fedhelix.report.wording import count
 
 ATTACKS = ("idlg", "inversion", "membership")
@@ -139,12 +138,12 @@ def _membership(specs: Sequence[str], values: Mapping[str, str], out: Path, as_j
         print(json.dumps(report, indent=2))
         return
     columns = ("method", "advantage", "epsilon", "bound of the advantage", "accuracy")
-    table = listing(*columns)
+    cells = []
     for row in rows:
         limits = ["" if row[key] is None else f"{row[key]:.3g}" for key in ("epsilon", "bound")]
-        table.add_row(row["method"], f"{row['advantage']:.3f}", *limits, f"{row['accuracy']:.3f}")
-    console = Console() if sys.stdout.isatty() else Console(width=120)
-    console.print(table)
+        accuracy = f"{row['accuracy']:.3f}"
+        cells.append([row["method"], f"{row['advantage']:.3f}", *limits, accuracy])
+    show_table(columns, cells)
     print(f"figure: {out}")
 
 
@@ -159,15 +158,15 @@ def _assigned(assignments: Sequence[str]) -> dict[str, str]:
 
 
 def _print(rows: Sequence[Mapping[str, Any]]) -> None:
-    columns = ("method", "attacker", "sees", "labels found", "PSNR, median", "best", "SSIM")
-    table = listing(*columns)
+    columns = ("method, attacker", "sees", "labels found", "PSNR, median", "best", "SSIM")
+    cells = []
     for row in rows:
         labels = "" if row["labels"] is None else f"{row['labels']:.0%}"
         psnr = (f"{row['psnr']:.1f} dB", f"{row['best psnr']:.1f} dB")
         seen = f"{row['seen']:.1%}"
-        table.add_row(row["method"], row["attacker"], seen, labels, *psnr, f"{row['ssim']:.2f}")
-    console = Console() if sys.stdout.isatty() else Console(width=120)
-    console.print(table)
+        ssim = f"{row['ssim']:.2f}"
+        cells.append([f"{row['method']}, {row['attacker']}", seen, labels, *psnr, ssim])
+    show_table(columns, cells)
 
 
 def _show_logs(paths: Sequence[str], key: Path | None, as_json: bool) -> None:

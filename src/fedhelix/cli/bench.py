@@ -25,6 +25,7 @@ from fedhelix.cli.common import (
 )
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.files import remove_leftovers, writable_file, write_atomically
+from fedhelix.report.columns import screen
 from fedhelix.report.terminal import listing
 from fedhelix.runs.comparison import check_seeds
 from fedhelix.runs.jobs import is_begun
@@ -99,7 +100,7 @@ def bench(  # noqa: PLR0913 - one for every flag
     from fedhelix.papers.study import run_studies
     from fedhelix.report import style
 
-    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console = screen()
     if not names:
         _list_studies(console)
         return

@@ -19,7 +19,7 @@ from fedhelix.core.options import build
 from fedhelix.core.registry import METHODS, is_wrapper, resolve
 from fedhelix.data import available
 from fedhelix.methods import FedAvg
-from fedhelix.report.terminal import console, listing
+from fedhelix.report.terminal import console, listing, show_table
 from fedhelix.runs.config import Config
 
 
@@ -141,10 +141,8 @@ def _show_clients(settings: dict[str, Any], as_json: bool) -> None:
         "shift": census.get("shift", ()),
     }
     shown = {title: column for title, column in columns.items() if len(column)}
-    table = listing(*shown)
-    for row in zip(*shown.values(), strict=True):
-        table.add_row(*map(str, row))
-    console.print(table)
+    rows = zip(*shown.values(), strict=True)
+    show_table(list(shown), [[str(value) for value in row] for row in rows])
 
 
 def show_models() -> None:

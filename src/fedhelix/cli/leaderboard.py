@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from fedhelix.cli.bench import (
     Commit,
@@ -35,6 +34,7 @@ from fedhelix.cli.common import (
     places,
 )
 from fedhelix.core.errors import unknown
+from fedhelix.report.columns import screen, tabulate
 
 if TYPE_CHECKING:
     from fedhelix.papers.leaderboard.settings import BoardScale
@@ -94,7 +94,7 @@ def leaderboard(  # noqa: PLR0913 - one for every flag
     if as_json:
         print(json.dumps(report, indent=2))
     else:
-        _print(report, Console() if sys.stdout.isatty() else Console(width=200))
+        _print(report, screen())
     if not done:
         print(f"fedhelix: the time is up; {AGAIN}", file=sys.stderr)
 
@@ -115,9 +115,10 @@ def _print(report: Mapping[str, Any], console: Console) -> None:
     if report["ranking"] is None:
         console.print("No ranks yet: no setting is complete.")
         return
-    table = Table("method", "mean rank", "95 % interval", box=None, padding=(0, 2))
-    rows = report["ranking"]["rows"].items()
-    for name, row in sorted(rows, key=lambda known: known[1]["rank"]):
+    rows = []
+    ranked = report["ranking"]["rows"].items()
+    for name, row in sorted(ranked, key=lambda known: known[1]["rank"]):
         low, high = row["interval"]
-        table.add_row(name, f"{row['rank']:.2f}", f"{low:.2f} to {high:.2f}")
-    console.print(table)
+        rows.append([name, f"{row['rank']:.2f}", f"{low:.2f} to {high:.2f}"])
+    console.print()
+    console.print(tabulate(["method", "mean rank", "95 % interval"], rows, console.width))

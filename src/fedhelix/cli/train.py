@@ -29,7 +29,7 @@ from fedhelix.cli.common import (
 )
 from fedhelix.cli.flags import settings
 from fedhelix.core.errors import UserError
-from fedhelix.report.terminal import console, listing, show_comparison, show_run
+from fedhelix.report.terminal import show_comparison, show_run, show_table
 from fedhelix.runs import comparison, jobs
 from fedhelix.runs.jobs import Session
 from fedhelix.runs.spec import make_spec, make_specs
@@ -232,10 +232,13 @@ def tune(
         rows = [{"spec": one.spec, "valid": one.best, **vars(one)} for one in found.values()]
         print(json.dumps(rows, indent=2))
         return
-    table = listing("method", "trials", "validation", "best setting")
-    for method, one in found.items():
-        table.add_row(
-            method, str(sum(t.method == method for t in trials)), f"{one.best:.4f}", one.spec
-        )
-    console.print(table)
-    print(f"trials: {folder}")
+    cells = [
+        [method, str(sum(t.method == method for t in trials)), f"{one.best:.4f}"]
+        for method, one in found.items()
+    ]
+    show_table(["method", "trials", "validation"], cells)
+    # Plain `print`, so that a setting stays whole and can be copied.
+    print("\nThe best setting of each, as `fedhelix compare` takes it:")
+    for one in found.values():
+        print(one.spec)
+    print(f"\ntrials: {folder}")

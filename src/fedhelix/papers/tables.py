@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
+from fedhelix.report.columns import tabulate
+
 NONE = "–"  # where there is no number
-GAP = 3  # between two columns on a terminal
 
 
 def grid(report: Mapping[str, Any], measure: str) -> tuple[list[str], list[list[str]]]:
@@ -62,42 +62,11 @@ def markdown(report: Mapping[str, Any], measure: str) -> str:
 
 
 def render(report: Mapping[str, Any], measure: str, width: int) -> Group:
-    """The table of one measure for a terminal of this width; columns that do not fit beside the
-    others stand below them.
-    """
+    """The table of one measure for a terminal of this width."""
     headers, rows = grid(report, measure)
     whose = ", ours (paper)" if has_paper(report, [measure]) else ""
-    lines: list[Text | Table] = [Text(f"{report['title']}: {measure}{whose}", "table.title")]
-    for number, block in enumerate(_blocks(headers, rows, width)):
-        if number:
-            lines.append(Text())
-        table = Table(show_edge=False, pad_edge=False)
-        for place, size in block.items():
-            table.add_column(headers[place], justify="right" if place else "left", width=size)
-        for row in rows:
-            table.add_row(*(row[place] for place in block))
-        lines.append(table)
+    title = Text(f"{report['title']}: {measure}{whose}", "table.title")
+    lines: list[Text | Group] = [title, tabulate(headers, rows, width)]
     if any(text.startswith(NONE) for row in rows for text in row[1:]):
         lines.append(Text(f"{NONE} means not run yet, or not measured"))
     return Group(*lines)
-
-
-def _blocks(
-    headers: Sequence[str], rows: Sequence[Sequence[str]], width: int
-) -> list[dict[int, int]]:
-    """The columns of each table that fits the width, and how wide they are: numbers stay whole,
-    headers and names of rows may be wrapped between words.
-    """
-    columns = list(zip(headers, *rows, strict=True))
-    whole = [max(map(len, column)) for column in columns]
-    if sum(whole) + GAP * (len(whole) - 1) <= width:
-        return [dict(enumerate(whole))]
-    longest = max(map(len, " ".join(columns[0]).split()))
-    names = max(longest, min(whole[0], width // 4))
-    blocks: list[dict[int, int]] = []
-    for place, (header, *cells) in enumerate(columns[1:], start=1):
-        size = max(map(len, (*header.split(), *cells)))
-        if not blocks or sum(blocks[-1].values()) + GAP * len(blocks[-1]) + size > width:
-            blocks.append({0: names})
-        blocks[-1][place] = size
-    return blocks

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from textwrap import fill
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
+from rich.console import Group
 
+from fedhelix.report.columns import tabulate
 from fedhelix.report.results import Result, grouped
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import human_bytes, human_seconds
 from fedhelix.store.records import MAIN_METRICS
 
 METRICS = ("accuracy", "score", "personal_accuracy", "personal_score", "personal_p10")
-# What a narrow terminal can do without, in this order.
-DISPENSABLE = (
-    "personal_accuracy_at_best", "personal_score_at_best", "seeds", "rounds", "seconds",
-    "personal_p10", "time_to_target", "clock", "uplink_bytes",
-)  # fmt: skip
-HEADING, LABEL, GAP = 12, 28, 2  # characters of headings, of methods and between columns
 AT_BEST = ("personal_accuracy_at_best", "personal_score_at_best")
 
 
@@ -75,43 +67,9 @@ def comparison(folders: Sequence[RunFolder | Result]) -> pd.DataFrame:
     )
 
 
-def render(table: pd.DataFrame, width: int = 160) -> Table:
-    """The comparison for a terminal of that width: what does not fit is left out, never cut."""
-    whole = len(table.columns)
-    for column in DISPENSABLE:
-        if sum(_widths(table)) <= width:
-            break
-        table = table.drop(columns=column, errors="ignore")
-    headers, rows = _wrapped(table)
-    shown = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, padding=(0, GAP - 1, 0, 0))
-    if len(table.columns) < whole:
-        shown.caption = "a wider terminal, --json and the report show more columns"
-        shown.caption_justify = "left"
-    for header, wide in zip(headers, _widths(table), strict=True):
-        side: Literal["left", "right"] = "right" if shown.columns else "left"
-        shown.add_column(
-            Text(header), justify=side, overflow="fold", vertical="bottom", min_width=wide - GAP
-        )
-    for cells in rows:
-        shown.add_row(*map(Text, cells))  # Text, because brackets in a label are not markup
-    return shown
-
-
-def _wrapped(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """Headers and labels in lines of few words."""
-    headers, rows = texts(table)
-    short = [fill(header, HEADING, break_long_words=False) for header in headers]
-    return short, [[fill(cells[0], LABEL, break_long_words=False), *cells[1:]] for cells in rows]
-
-
-def _widths(table: pd.DataFrame) -> list[int]:
-    """What each column takes, with the space beside it."""
-    headers, rows = _wrapped(table)
-    lines = [
-        [line for text in column for line in text.split("\n")]
-        for column in zip(headers, *rows, strict=True)
-    ]
-    return [max(map(len, column)) + GAP for column in lines]
+def render(table: pd.DataFrame, width: int = 160) -> Group:
+    """The comparison for a terminal of that width."""
+    return tabulate(*texts(table), width)
 
 
 def markdown(table: pd.DataFrame, column: str = "", best: Collection[str] = ()) -> str:

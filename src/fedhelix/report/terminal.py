@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedhelix.core.files import remove_leftovers
+from fedhelix.report.columns import screen, tabulate
 from fedhelix.report.wording import count
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import human_bytes, human_seconds
@@ -20,8 +22,14 @@ from fedhelix.store.records import ADVICE
 console = Console()
 
 
+def show_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table of numbers."""
+    wide = screen()
+    wide.print(tabulate(headers, rows, wide.width))
+
+
 def listing(*headers: str) -> Table:
-    """A table whose names are never cut: first columns stay whole, the last one is wrapped."""
+    """A list with words about each name: first columns stay whole, the last one is wrapped."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for place, header in enumerate(headers, start=1):
         table.add_column(header, no_wrap=place < len(headers), overflow="fold")
@@ -104,7 +112,7 @@ def show_comparison(folder: Path, folders: list[RunFolder], as_json: bool) -> No
     if as_json:
         print(table.reset_index().to_json(orient="records", indent=2))
         return
-    wide = console if console.is_terminal else Console(width=160)
+    wide = screen()
     wide.print(render(table, wide.width))
     # Plain `print`, so that paths are neither wrapped nor read as markup.
     print(f"figure: {figure}\nruns:   {folder}")

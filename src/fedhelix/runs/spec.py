@@ -52,12 +52,13 @@ class RunSpec:
         return {**values, "versions": {**versions(), "device": device_name(self.config.device)}}
 
 
-def make_spec(spec: str, values: Mapping[str, Any]) -> RunSpec:
+def make_spec(spec: str, values: Mapping[str, Any], rivals: Sequence[str] = ()) -> RunSpec:
     """A checked plan for one method.
 
     Keys are those of `Config`; `method.KEY` is an option of the method, and `NAME.KEY` one of the
     method NAME only (also where NAME wraps another method or is wrapped by one).
-    `SPEC@KEY=VALUE,...` is a variant with keys of its own.
+    `SPEC@KEY=VALUE,...` is a variant with keys of its own. Where a key is wrong, an option of a
+    method beside which this one runs (`rivals`) may be what was meant.
     """
     spec, variant = split_variant(spec)
     spec, values = absolute(spec), located(values)
@@ -68,6 +69,8 @@ def make_spec(spec: str, values: Mapping[str, Any]) -> RunSpec:
     for key, value in (*values.items(), *own.items()):
         group, _, rest = key.partition(".")
         if group in mine and rest:
+            if key not in own:
+                _check_home(spec, key, rest, rivals)
             options[rest] = value
         elif rest and is_known(group):
             # An option of another method, perhaps in the same comparison or from a preset.
@@ -77,16 +80,33 @@ def make_spec(spec: str, values: Mapping[str, Any]) -> RunSpec:
                 f"key of the method {group}",
             )
         else:
-            _check_home(spec, key)
-            settings[find(key, Config.names, grouped=False)] = value
+            if key not in Config.names:
+                _check_home(spec, key, key, rivals)
+            beside = _option_keys([spec, *rivals]) if rest else ()
+            settings[find(key, Config.names, grouped=False, beside=beside)] = value
     method = make(spec, options, beside=Config.names if variant else ())
     return RunSpec(spec, method, Config(**settings), variant)
 
 
-def _check_home(spec: str, key: str) -> None:
-    """Refuse an option of the method that lacks the word before the dot."""
-    if key not in Config.names and any(key in option_names(kind) for kind in resolve(spec)):
-        raise UserError(f"'{key}' is an option of {spec}; write method.{key}.")
+def _check_home(spec: str, key: str, option: str, rivals: Sequence[str]) -> None:
+    """Refuse an option that lacks the word before the dot, or that only a rival has."""
+    if any(option in option_names(kind) for kind in resolve(spec)):
+        if key != option:
+            return
+        homes = _option_keys(rivals) if len(rivals) > 1 else [f"method.{option}"]
+        problem = f"'{option}' is an option of {spec}"
+    else:
+        homes, problem = _option_keys(rivals), f"{spec} has no option {option}"
+    homes = [home for home in homes if home.partition(".")[2] == option]
+    if homes:
+        raise UserError(f"{problem}; write {' or '.join(homes)}.")
+
+
+def _option_keys(specs: Sequence[str]) -> list[str]:
+    """The options of methods, as keys."""
+    kinds = [kind for spec in specs for kind in resolve(absolute(split_variant(spec)[0]))]
+    keys = [f"{kind.name}.{option}" for kind in kinds for option in option_names(kind)]
+    return list(dict.fromkeys(keys))
 
 
 def groups_of(spec: str) -> set[str]:
@@ -105,7 +125,7 @@ def make_specs(specs: Sequence[str], values: Mapping[str, Any]) -> list[RunSpec]
         resolve(
             absolute(split_variant(spec)[0])
         )  # now the methods of files are known by their names too
-    return [make_spec(spec, values) for spec in specs]
+    return [make_spec(spec, values, specs) for spec in specs]
 
 
 def split_variant(spec: str) -> tuple[str, str]:

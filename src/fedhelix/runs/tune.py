@@ -19,7 +19,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.files import write_atomically
 from fedhelix.core.imports import from_extra
 from fedhelix.runs.jobs import Session, TimeIsUp
-from fedhelix.runs.spec import RunSpec, make_spec
+from fedhelix.runs.spec import RunSpec, make_spec, make_specs
 from fedhelix.runs.sweep import Search, Space, concerned, variant
 from fedhelix.store import RunFolder
 from fedhelix.store.json import loads
@@ -60,7 +60,7 @@ def tune_all(search: Search, out: Path, session: Session | None = None) -> list[
     session = session or Session()
     optuna = from_extra("optuna", "tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    specs = {method: make_spec(method, search.settings) for method in search.methods}
+    specs = dict(zip(search.methods, make_specs(search.methods, search.settings), strict=True))
     if len(specs) < len(search.methods):
         raise UserError("a search needs different methods; one is named twice.")
     done = _read(out, search)

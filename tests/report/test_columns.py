@@ -1,0 +1,56 @@
+"""Tables at the width of a narrow terminal."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from fedhelix.report.columns import tabulate
+from fedhelix.report.terminal import show_table
+
+
+def printed(headers, rows, width):
+    console = Console(width=width, file=io.StringIO())
+    console.print(tabulate(headers, rows, width))
+    return console.file.getvalue()
+
+
+AUDIT = ("method, attacker", "sees", "labels found", "PSNR, median", "best", "SSIM")
+ATTACKED = [
+    ["fedavg + noise, insider", "100.0%", "100%", "11.5 dB", "10.7 dB", "0.80"],
+    ["fedlg, outsider", "93.9%", "", "3.1 dB", "7.6 dB", "-0.15"],
+]
+
+
+@pytest.mark.parametrize("width", [30, 60, 76, 200])
+def test_no_number_of_an_audit_is_cut(width):
+    text = printed(AUDIT, ATTACKED, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert all(cell in text for row in ATTACKED for cell in row[1:])
+    assert all(word in text for header in AUDIT for word in header.split())
+
+
+def test_names_take_the_room_that_is_left():
+    rows = [["fedprox (epochs=1, mu=0.01)", "87.9 ± 0.1", "86.0 ± 0.5", "-0.2 ± 0.2"]]
+    headers = ["method", "global %", "personal %", "vs fedavg (epochs=1)"]
+    text = printed(headers, rows, 64)
+    assert "fedprox (epochs=1, mu=0.01)" in text and "-0.2 ± 0.2" in text
+    assert text.count("method") == 1
+
+
+def test_a_name_or_a_cell_that_is_too_long_alone_is_wrapped_whole():
+    name, classes = "fedprox@" + "epochs=2," * 10, " ".join(map(str, range(100, 140)))
+    text = printed(["client", "of each class"], [[name, classes]], 60)
+    assert max(map(len, text.splitlines())) <= 60
+    assert [word for word in text.split() if word.isdigit()] == classes.split()
+    assert "".join(line[:15].strip() for line in text.splitlines()[2:]) == name
+
+
+def test_a_command_uses_the_terminal_or_wide_lines(monkeypatch, capsys):
+    show_table(AUDIT, ATTACKED)
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    for key, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "60"}.items():
+        monkeypatch.setenv(key, value)
+    show_table(AUDIT, ATTACKED)
+    out = capsys.readouterr().out
+    assert "outsider" in out and "-0.15" in out
