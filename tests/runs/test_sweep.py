@@ -77,6 +77,10 @@ def test_a_sweep_is_a_comparison_of_variants(tmp_path):
             'methods = ["fedavg"]\n[grid]\n"fedprox.mu" = [0.1]',
             "'fedprox.mu' in the grid .* concerns none of its methods",
         ),
+        (
+            'methods = ["fedprox"]\n[grid]\n"fedprx.mu" = [0.1]',
+            "unknown method of 'fedprx.mu' in the grid .* did you mean 'fedprox'",
+        ),
     ],
 )
 def test_mistakes_in_the_file_are_named(tmp_path, text, sentence):

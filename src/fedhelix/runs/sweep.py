@@ -140,6 +140,8 @@ def _checked(file: str | Path) -> dict[str, Any]:
             raise UserError(
                 f"'{key}' in the grid of '{file}' concerns none of its methods; leave it out."
             )
+        if rest and group not in (*known, "method"):
+            raise unknown(f"method of '{key}' in the grid of '{file}'", group, known)
     return content
 
 
