@@ -22,6 +22,7 @@ OWN = {"data": "own", "clients": 3, "rounds": 1}
         ("dp-sgd+scaffold", {}, "dp-sgd cannot protect samples of scaffold"),
         ("median+secure", {}, "must be the outermost method"),
         ("median+clustered", {}, "median must stand inside of clustered"),
+        ("median+fedamp", {}, "median sees no updates of a common model around fedamp"),
         ("compact+secure", {}, "must be the outermost method"),
         ("secure", {"attack": "ipm"}, "cannot change what secure uploads"),
     ],

@@ -82,7 +82,7 @@ def _check_setup(spec: RunSpec, policy: RoundPolicy) -> None:
         check_wrappers(method)
         return
     cohort = sampled(config, policy.extra)
-    config.federation(
+    dataclasses.replace(config, clients=config.client_count).federation(  # as the server has it
         method, engine="serial", cohort=cohort, device="cpu", workers=None, kernels="onednn"
     ).close()
 

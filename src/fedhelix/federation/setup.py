@@ -237,7 +237,8 @@ class FederationSetup:
         check_forging(self.settings, self.method)
         if self.settings.forges and not shared:
             warnings.warn(
-                f"attack = {self.settings.attack} has nothing to forge: {self.method.label} uploads no model.",
+                f"attack = {self.settings.attack} has nothing to forge: {self.method.label} "
+                "uploads no model.",
                 stacklevel=5,
             )
 
