@@ -362,3 +362,33 @@ def test_a_run_leaves_a_log_at_every_site(tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 2 and "was changed" in capsys.readouterr().err
+
+
+def test_a_log_with_nothing_but_its_beginning_begins_anew_with_another_key(tmp_path):
+    wrong, right = (keys.make_site_key(tmp_path, name) for name in ("wrong", "right"))
+    path, public = tmp_path / "site.jsonl", tmp_path / "right.pub"
+    AuditLog(path, wrong)  # whose key the server refuses
+    head = json.loads(head_path(path).read_bytes())
+    log = AuditLog(path, right)
+    assert [entry["kind"] for entry in read_log(path, public)] == ["opened"]
+    log.append({"kind": "train"})
+    with pytest.raises(UserError, match="was written with another key"):
+        AuditLog(path, wrong)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0])  # cut off: the head tells
+    with pytest.raises(UserError, match="was written with another key"):
+        AuditLog(path, wrong)
+    head_path(path).write_text(json.dumps(head))  # forged: not this key's
+    with pytest.raises(UserError, match="was written with another key"):
+        AuditLog(path, keys.make_site_key(tmp_path, "third"))
+
+
+def test_a_new_beginning_of_a_log_that_was_cut_short_goes_on(tmp_path, monkeypatch):
+    wrong, right = (keys.make_site_key(tmp_path, name) for name in ("wrong", "right"))
+    path = tmp_path / "site.jsonl"
+    AuditLog(path, wrong)
+    with monkeypatch.context() as crash, pytest.raises(KeyboardInterrupt):
+        crash.setattr(type(path), "unlink", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        AuditLog(path, right)
+    AuditLog(path, right)
+    assert [entry["kind"] for entry in read_log(path, tmp_path / "right.pub")] == ["opened"]

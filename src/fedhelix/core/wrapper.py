@@ -71,8 +71,13 @@ class Wrapper(Method):
         return all(getattr(type(self), hook) is getattr(Wrapper, hook) for hook in CLIENT_HOOKS)
 
     def check(self, layers: Layers) -> None:
+        """It must suit the method inside, and that one the network."""
+        self.check_inner(layers)
+        self.inner.check(layers)
+
+    def check_inner(self, layers: Layers | None = None) -> None:
         """A wrapper looks at the server's model, of which there must not be several, and may look
-        at uploads.
+        at uploads. Without `layers`, whatever needs no network is checked.
         """
         if self.inner.capabilities.outermost:
             raise UserError(
@@ -93,7 +98,6 @@ class Wrapper(Method):
             raise UserError(
                 f"{self.name} cannot be put around {inner}, which keeps a model for each cluster."
             )
-        self.inner.check(layers)
 
     def deliver(self, server: Tree, client: int, ctx: Context) -> Tree:
         """As the inner method; where that is a mere download, it is the wrapper's."""
@@ -120,14 +124,26 @@ class Wrapper(Method):
         return self.inner.onboard_client(payload, client)
 
 
-def beyond_a_sum(method: Method, layers: Layers) -> str | None:
+def check_wrappers(method: Method) -> None:
+    """Refuse wrappers around methods that they do not suit, whatever the network."""
+    while isinstance(method, Wrapper):
+        method.check_inner()
+        method = method.inner
+
+
+def shares(method: Method, layers: Layers | None) -> bool:
+    """Whether anything of a network travels; of one that is not known yet, something may."""
+    return layers is None or bool(method.shared_params(layers))
+
+
+def beyond_a_sum(method: Method, layers: Layers | None) -> str | None:
     """What a method's clients tell besides a sum of their updates, if anything."""
     needs = method.capabilities
     reasons = {
         "its clients send something before the first round": needs.client_init,
         "its uploads are packed": needs.packed_uploads or method.overrides("decode"),
         "it has no updates of a common model": (
-            not needs.central_model or needs.several_models or not method.shared_params(layers)
+            not needs.central_model or needs.several_models or not shares(method, layers)
         ),
         "its server looks at single uploads": (
             needs.single_uploads or needs.compares_uploads or method.overrides("weights")

@@ -9,10 +9,12 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid.http_grid import HttpGrid
 
+from fedhelix.core.errors import UserError
 from fedhelix.deploy.packing import pack, unpack
 from fedhelix.deploy.replies import WholeReplies
 from fedhelix.deploy.server import serve_run
 from fedhelix.deploy.site import Site
+from fedhelix.deploy.submit import REFUSED
 
 server_app = ServerApp()
 client_app = ClientApp()
@@ -23,7 +25,10 @@ def run_server(grid: Grid, context: Context) -> None:
     """Serve the run whose folder the run configuration names."""
     assert isinstance(grid, HttpGrid)
     grid.pull_messages = WholeReplies(grid).pull_messages  # type: ignore[method-assign]
-    serve_run(grid, Path(str(context.run_config["run"])), quiet=True)
+    try:
+        serve_run(grid, Path(str(context.run_config["run"])), quiet=True)
+    except UserError as problem:  # Flower hands on the words only
+        raise UserError(f"{REFUSED}{problem}") from problem
 
 
 @client_app.query()

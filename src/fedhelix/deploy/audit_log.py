@@ -98,6 +98,9 @@ class AuditLog:
         remove_leftovers(self.path.parent, head_path(self.path).name)
         if not self.path.exists() and not head_path(self.path).exists():
             self._write_head()  # so that a log without a head is never an accident
+        if _tells_nothing(self.path, public):
+            self._write_head()
+            self.path.unlink()
         _check_owner(self.path, public)
         for entry in verified(self.path, public):
             self._lines, self._last = entry["line"], entry["hash"]
@@ -187,13 +190,35 @@ def _whole_lines(path: Path) -> bytes:
     return content[: content.rfind(b"\n") + 1]
 
 
+def _owner(path: Path) -> bytes | None:
+    """The key that a log names in its first line, if it does."""
+    try:
+        key = json.loads(_whole_lines(path).partition(b"\n")[0])["public_key"]
+        return bytes(key.encode())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None  # whatever is wrong with it, `verified` says it
+
+
+def _tells_nothing(path: Path, public_key: bytes) -> bool:
+    """Whether a log of another key holds nothing but the line that begins it, as after a start
+    with a wrong key.
+
+    Its head is that key's, or this one's where a new beginning was cut short.
+    """
+    if _owner(path) in (None, public_key) or _whole_lines(path).count(b"\n") != 1:
+        return False
+    try:
+        return [entry["kind"] for entry in verified(path)] == ["opened"]
+    except UserError:
+        with suppress(UserError):
+            _check_head(path, public_key, {0: GENESIS})
+            return True
+    return False
+
+
 def _check_owner(path: Path, public_key: bytes) -> None:
     """Refuse to go on with a log that names another key in its first line."""
-    try:
-        owner = json.loads(_whole_lines(path).partition(b"\n")[0])["public_key"].encode()
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return  # whatever is wrong with it, `verified` says it
-    if owner != public_key:
+    if _owner(path) not in (None, public_key):
         raise UserError(
             f"'{path}' was written with another key; to begin a new log with this one, move it and "
             f"'{head_path(path)}' to another folder, and keep them with the old public key."

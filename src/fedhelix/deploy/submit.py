@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.core.options import build
+from fedhelix.core.wrapper import check_wrappers
 from fedhelix.data import from_npz
 from fedhelix.deploy import waiting
 from fedhelix.deploy.code import code_files
-from fedhelix.deploy.policy import UNTAKEN, RoundPolicy, also, cohort_size
+from fedhelix.deploy.policy import UNTAKEN, RoundPolicy, also, cohort_size, sampled
 from fedhelix.deploy.remote_data import OWN
 from fedhelix.federation.devices import Devices
+from fedhelix.federation.inputs import check_apart, check_forging
 from fedhelix.runs.config import Config
 from fedhelix.runs.spec import RunSpec, read_spec
 from fedhelix.store import RunFolder
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 FOLDER_SECONDS, STATUS_SECONDS = 0.2, 2.0  # between looks at the folder and at the SuperLink
 COMPLETED = "completed"
 APP_FAILED = "ServerApp failed with exception: "
+REFUSED = "refused: "  # what the server app puts before a sentence about the user's mistake
 ATTEMPTS = 5  # submissions without a single new round
 SIMULATION_SETTINGS = ("engine", "workers", "address", "checkpoint_every", "client_state")
 COMMON_DATA_SETTINGS = (
@@ -64,9 +67,24 @@ def create(spec: RunSpec, out: Path, policy: Sequence[str] = (), where: str = ""
             f"{spec.method.label} scores models on samples of the server, which has none where "
             "sites have their own; add --term server_data=FILE.npz, or take another method."
         )
+    _check_setup(spec, checked)
     deployment = {"experiment": uuid.uuid4().hex, **vars(checked)}
     settled = {"clients": spec.config.client_count, "deployment": deployment}
     return RunFolder.create(out, spec.as_dict() | settled, where)
+
+
+def _check_setup(spec: RunSpec, policy: RoundPolicy) -> None:
+    """Refuse what the server would refuse once the sites are there, as far as it is known now."""
+    config, method = spec.config, spec.method
+    if config.data == OWN:
+        check_apart(config)
+        check_forging(config, method)
+        check_wrappers(method)
+        return
+    cohort = sampled(config, policy.extra)
+    dataclasses.replace(config, clients=config.client_count).federation(  # as the server has it
+        method, engine="serial", cohort=cohort, device="cpu", workers=None, kernels="onednn"
+    ).close()
 
 
 def _check_effects(config: Config) -> None:
@@ -198,7 +216,16 @@ class _Watcher:
 def _explain(status: RunStatus, folder: RunFolder) -> None:
     """Raise the server app's own error, or say that the run was cut short."""
     if status.result != COMPLETED and status.details.startswith(APP_FAILED):
-        raise EngineFailure(status.details.removeprefix(APP_FAILED))
+        said = status.details.removeprefix(APP_FAILED)
+        if not said.startswith(REFUSED):
+            raise EngineFailure(said)
+        said = said.removeprefix(REFUSED)
+        if not folder.rounds_saved:
+            said = (
+                f"{said.rstrip('.')} (no round has run; to change settings, begin again with "
+                "another --out)."
+            )
+        raise UserError(said)
     if folder.summary is None:
         why = status.details.rstrip(".") or status.result
         print(

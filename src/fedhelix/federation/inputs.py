@@ -28,6 +28,7 @@ from fedhelix.core.objective import (
 from fedhelix.core.registry import make, option_names, resolve
 from fedhelix.core.trial import check_loss, check_metric, note_probabilities
 from fedhelix.data import (
+    UNSHIFTED,
     Dataset,
     Partition,
     from_arrays,
@@ -43,6 +44,7 @@ from fedhelix.engines.kernels.choice import choose
 from fedhelix.engines.local import Setup, can_cut
 from fedhelix.federation.devices import check_level
 from fedhelix.methods import FedAvg
+from fedhelix.robust.attacks import Attack
 
 USUAL_CLIENTS = 20
 SEVERAL = 3  # samples that tell whether network, loss and data fit
@@ -298,6 +300,37 @@ def check_training(setup: Setup) -> None:
         raise UserError(
             f"augment turns samples of shape {tuple(x.shape)} and {x.dtype} into "
             f"{tuple(changed.shape)} and {changed.dtype}; both must stay the same."
+        )
+
+
+def check_apart(settings: Any) -> None:
+    """Refuse settings of a federation that need the samples of all clients in one place."""
+    if settings.server_only or settings.participation == "classes":
+        raise UserError(
+            "server_only and participation = classes need all samples in one place, but sites "
+            "keep theirs; leave them out."
+        )
+    if settings.standardize:
+        raise UserError(
+            "standardize needs all samples in one place, but sites keep theirs; scale them there."
+        )
+    if settings.shift != UNSHIFTED:
+        raise UserError(
+            f"shift = {settings.shift} changes samples, but sites keep theirs, which differ as "
+            "they are; leave it out."
+        )
+
+
+def check_forging(attack: Attack, method: Method) -> None:
+    """Refuse an attack that cannot read or change the messages of a method."""
+    if attack.forges and method.capabilities.packed_uploads:
+        raise UserError(
+            f"attack = {attack.attack} cannot change what {method.label} uploads, which is packed."
+        )
+    if attack.forges and method.capabilities.packed_downloads:
+        raise UserError(
+            f"attack = {attack.attack} cannot read what clients of {method.label} receive, which "
+            "is packed."
         )
 
 

@@ -20,7 +20,6 @@ from fedhelix.core.objective import Loss, Metric, objective_for
 from fedhelix.core.options import build, checks_options, convert
 from fedhelix.core.tree import State
 from fedhelix.data import (
-    UNSHIFTED,
     Dataset,
     Partition,
     Reserve,
@@ -38,6 +37,8 @@ from fedhelix.federation.devices import Devices, devices_for
 from fedhelix.federation.inputs import (
     OWN,
     Model,
+    check_apart,
+    check_forging,
     check_keys,
     client_setup,
     device_of,
@@ -150,11 +151,8 @@ class FederationSetup:
         settings = self.settings
         self.partition = partition
         self.data_is_here = partition.here  # whether the clients' samples are on this machine
-        if not partition.here and (settings.server_only or settings.participation == "classes"):
-            raise UserError(
-                "server_only and participation = classes need all samples in one place, "
-                "but sites keep theirs."
-            )
+        if not self.data_is_here:
+            check_apart(settings)
         self._check_shift()
         if self.data_is_here:
             pool = scaled(pool, settings.standardize)
@@ -188,16 +186,6 @@ class FederationSetup:
 
     def _check_shift(self) -> None:
         settings = self.settings
-        if not self.data_is_here and settings.standardize:
-            raise UserError(
-                "standardize needs all samples in one place, but sites keep theirs; scale them "
-                "there."
-            )
-        if not self.data_is_here and settings.shift != UNSHIFTED:
-            raise UserError(
-                f"shift = {settings.shift} changes samples, but sites keep theirs, which differ "
-                "as they are; leave it out."
-            )
         if settings.newcomers and settings.newcomers_classes and settings.relabels:
             raise UserError(
                 f"shift = {settings.shift} changes labels, so that newcomers cannot hold classes "
@@ -246,22 +234,11 @@ class FederationSetup:
         shared = checked(self.method).shared_params(self.layers)
         complete = self.method.capabilities.complete_uploads
         self.needed = shared if complete else ()  # what every upload must hold
-        attack = self.settings.attack
-        if not self.settings.forges:
-            return
-        if self.method.capabilities.packed_uploads:
-            raise UserError(
-                f"attack = {attack} cannot change what {self.method.label} uploads, which is "
-                "packed."
-            )
-        if self.method.capabilities.packed_downloads:
-            raise UserError(
-                f"attack = {attack} cannot read what clients of {self.method.label} receive, "
-                "which is packed."
-            )
-        if not shared:
+        check_forging(self.settings, self.method)
+        if self.settings.forges and not shared:
             warnings.warn(
-                f"attack = {attack} has nothing to forge: {self.method.label} uploads no model.",
+                f"attack = {self.settings.attack} has nothing to forge: {self.method.label} "
+                "uploads no model.",
                 stacklevel=5,
             )
 

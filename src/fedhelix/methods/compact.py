@@ -19,7 +19,7 @@ from fedhelix.core.method import Capabilities, Client, Context, LocalRound, Meth
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
 from fedhelix.core.tree import State, Tree, drop, zeros
-from fedhelix.core.wrapper import Wrapper
+from fedhelix.core.wrapper import Wrapper, shares
 from fedhelix.methods.fedavg import FedAvg
 
 # Packing alone delivers nothing else, and makes no other dialogue with a newcomer.
@@ -61,13 +61,13 @@ class Compact(Wrapper):
         """Whether the wrapper, or a method inside of it, has a hook that is not FedAvg's."""
         return self.inner.overrides(hook) if hook in DIALOGUE else super().overrides(hook)
 
-    def check(self, layers: Layers) -> None:
+    def check_inner(self, layers: Layers | None = None) -> None:
         """Refuse a method without plain updates of a common model."""
-        super().check(layers)
+        super().check_inner(layers)
         inner = self.inner.capabilities
         if inner.packed_uploads or self.inner.overrides("decode"):
             raise UserError(f"compact cannot pack what {self.inner.label} has packed already.")
-        if not inner.central_model or not self.inner.shared_params(layers):
+        if not inner.central_model or not shares(self.inner, layers):
             raise UserError(f"compact sees no updates of a common model around {self.inner.label}.")
 
     # What the server sends ------------------------------------------------------------------------

@@ -54,11 +54,11 @@ class Cull(Wrapper):
     )
     rho_min: int = option(1, "models that stay in any case", low=1)
 
-    def check(self, layers: Layers) -> None:
+    def check_inner(self, layers: Layers | None = None) -> None:
         """Whole models are compared: the server must have one, and uploads must show it."""
-        super().check(layers)
+        super().check_inner(layers)
         inner = self.inner.capabilities
-        whole = set(self.inner.shared_params(layers)) >= set(layers.parameters)
+        whole = layers is None or set(self.inner.shared_params(layers)) >= set(layers.parameters)
         if inner.packed_uploads or not inner.central_model or not whole:
             raise UserError(f"cull needs whole models, which {self.inner.label} does not upload.")
 

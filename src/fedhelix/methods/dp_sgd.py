@@ -53,9 +53,9 @@ class DPSGD(Budgeted):
         """What uploads hold is protected already, whoever looks at them."""
         return replace(super().capabilities, sample_gradients=True, complete_uploads=True)
 
-    def check(self, layers: Layers) -> None:
+    def check_inner(self, layers: Layers | None = None) -> None:
         """Refuse networks and methods that mix samples, or use them in other ways."""
-        if layers.norm:
+        if layers is not None and layers.norm:
             raise UserError(
                 "dp-sgd needs the gradient of each sample alone, and BatchNorm mixes samples; "
                 "choose a network without it."
@@ -65,7 +65,7 @@ class DPSGD(Budgeted):
                 f"dp-sgd cannot protect samples of {self.inner.label}, whose {used[0]} may use "
                 "them without noise."
             )
-        super().check(layers)
+        super().check_inner(layers)
 
     # What the server does -----------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from fedhelix.core.method import Capabilities, Context, Method, Upload
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
 from fedhelix.core.tree import State, Tree, add, subtract, take
-from fedhelix.core.wrapper import Wrapper
+from fedhelix.core.wrapper import Wrapper, shares
 from fedhelix.methods.fedavg import FedAvg
 
 
@@ -20,13 +20,13 @@ from fedhelix.methods.fedavg import FedAvg
 class Asynchronous(Wrapper):
     """A method whose rounds end with some uploads, whoever else is still at work."""
 
-    def check(self, layers: Layers) -> None:
+    def check_inner(self, layers: Layers | None = None) -> None:
         """The server must have a model, and see what uploads make of it."""
-        super().check(layers)
+        super().check_inner(layers)
         inner = self.inner.capabilities
         if inner.buffer is not None:
             raise UserError(f"{self.name} cannot be put around {self.inner.name}: both buffer.")
-        if inner.packed_uploads or not inner.central_model or not self.inner.shared_params(layers):
+        if inner.packed_uploads or not inner.central_model or not shares(self.inner, layers):
             raise UserError(
                 f"{self.name} sees no updates of a common model around {self.inner.label}."
             )

@@ -54,16 +54,18 @@ class GenFed(Wrapper):
         """It cannot do without the server's validation set."""
         return replace(super().capabilities, server_validation=True)
 
-    def check(self, layers: Layers) -> None:
+    def check_inner(self, layers: Layers | None = None) -> None:
         """What stays at home is fitted to the validation set; but for that there must be a body,
         and a linear head.
         """
-        super().check(layers)
+        super().check_inner(layers)
         if self.inner.capabilities.packed_uploads:
             raise UserError(
                 f"genfed cannot score what {self.inner.label} uploads, which is packed in its "
                 "own way."
             )
+        if layers is None:
+            return
         shared = set(self.inner.shared_params(layers))
         if not shared & set(layers.body or layers.names):
             raise UserError(

@@ -54,14 +54,18 @@ class Private(Budgeted):
         whole = self.inner.capabilities.complete_uploads
         return replace(super().capabilities, complete_uploads=whole, outermost=True)
 
-    def check(self, layers: Layers) -> None:
+    def check_inner(self, layers: Layers | None = None) -> None:
         """Refuse methods that would tell more of a client than the noisy sum of updates."""
         why = beyond_a_sum(self.inner, layers)
-        if why is None and not set(self.inner.shared_params(layers)) <= set(layers.parameters):
-            why = "running statistics of BatchNorm travel"
+        travels = set() if layers is None else set(self.inner.shared_params(layers))
+        if why is None and layers is not None and not travels <= set(layers.parameters):
+            why = (
+                "running statistics of BatchNorm travel; use private+fedbn, or a network without "
+                "BatchNorm"
+            )
         if why is not None:
             raise UserError(f"private cannot protect clients of {self.inner.label}: {why}.")
-        super().check(layers)
+        super().check_inner(layers)
 
     # What the server does before training -------------------------------------------------------
 

@@ -77,7 +77,7 @@ class Secure(Wrapper):
     def _bound(self) -> float:
         return self.bound or (64.0 if self.word_bits == 32 else 1.0)
 
-    def check(self, layers: Layers) -> None:
+    def check_inner(self, layers: Layers | None = None) -> None:
         """Refuse methods whose server needs more than a sum."""
         summed: Method = self.inner
         while isinstance(summed, UNPACKED):
@@ -90,7 +90,6 @@ class Secure(Wrapper):
             why = f"words of {self.word_bits} bits would make its clipped updates longer"
         if why is not None:
             raise UserError(f"secure cannot aggregate the uploads of {self.inner.label}: {why}.")
-        self.inner.check(layers)
 
     def server_init(
         self, client_inits: Mapping[int, Tree], ctx: Context

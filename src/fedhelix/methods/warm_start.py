@@ -11,7 +11,7 @@ from fedhelix.core.method import Capabilities, Context, Method
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
 from fedhelix.core.tree import Tree
-from fedhelix.core.wrapper import Wrapper
+from fedhelix.core.wrapper import Wrapper, shares
 from fedhelix.methods.fedavg import FedAvg
 
 
@@ -33,10 +33,10 @@ class WarmStart(Wrapper):
         inner = super().capabilities
         return replace(inner, server_validation=self.required or inner.server_validation)
 
-    def check(self, layers: Layers) -> None:
+    def check_inner(self, layers: Layers | None = None) -> None:
         """There must be one model that the server can train."""
-        super().check(layers)
-        if not self.inner.capabilities.central_model or not self.inner.shared_params(layers):
+        super().check_inner(layers)
+        if not self.inner.capabilities.central_model or not shares(self.inner, layers):
             raise UserError(
                 f"warm-start needs a method with a model at the server, which {self.inner.label} "
                 "does not have."

@@ -15,7 +15,7 @@ from fedhelix.core.method import Capabilities, Context, Method, Upload
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
 from fedhelix.core.tree import State, Tree, take
-from fedhelix.core.wrapper import Wrapper
+from fedhelix.core.wrapper import Wrapper, shares
 from fedhelix.methods.fedavg import FedAvg
 from fedhelix.robust import rules
 
@@ -37,11 +37,11 @@ class Defence(Wrapper):
         """It needs uploads that differ."""
         return replace(super().capabilities, compares_uploads=True)
 
-    def check(self, layers: Layers) -> None:
+    def check_inner(self, layers: Layers | None = None) -> None:
         """Refuse a method without updates of a common model."""
-        super().check(layers)
+        super().check_inner(layers)
         inner = self.inner.capabilities
-        if inner.packed_uploads or not inner.central_model or not self.inner.shared_params(layers):
+        if inner.packed_uploads or not inner.central_model or not shares(self.inner, layers):
             raise UserError(
                 f"{self.name} sees no updates of a common model around {self.inner.label}."
             )

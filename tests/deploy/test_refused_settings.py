@@ -1,0 +1,73 @@
+"""Mistakes in a deployed run's settings: told before a folder is made, or with exit code 2."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from fedhelix.core.errors import EngineFailure, UserError
+from fedhelix.deploy import app, submit
+from fedhelix.deploy.control import RunStatus
+from fedhelix.runs.spec import make_spec
+
+OWN = {"data": "own", "clients": 3, "rounds": 1}
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "said"),
+    [
+        ("fedavg", {"standardize": True}, "scale them there"),
+        ("fedavg", {"participation": "classes"}, "leave them out"),
+        ("secure+scaffold", {}, "secure cannot aggregate the uploads of scaffold"),
+        ("private+scaffold", {}, "private cannot protect clients of scaffold"),
+        ("dp-sgd+scaffold", {}, "dp-sgd cannot protect samples of scaffold"),
+        ("median+secure", {}, "must be the outermost method"),
+        ("median+clustered", {}, "median must stand inside of clustered"),
+        ("median+fedamp", {}, "median sees no updates of a common model around fedamp"),
+        ("compact+secure", {}, "must be the outermost method"),
+        ("secure", {"attack": "ipm"}, "cannot change what secure uploads"),
+    ],
+)
+def test_what_needs_no_samples_is_refused_before_there_is_a_folder(
+    method, settings, said, tmp_path
+):
+    with pytest.raises(UserError, match=said):
+        submit.create(make_spec(method, {**OWN, **settings}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("method", ["secure+private+fedbn", "private+fedper", "helix", "dp-sgd"])
+def test_what_depends_on_the_network_is_left_to_the_server(method, tmp_path):
+    submit.create(make_spec(method, OWN), tmp_path / "run")
+
+
+def test_with_a_common_data_set_the_network_is_known(tmp_path):
+    spec = make_spec("private", {"data": "digits", "model": "digits-bn-cnn", "clients": 3})
+    said = r"BatchNorm travel; use private\+fedbn, or a network without BatchNorm\."
+    with pytest.raises(UserError, match=said):
+        submit.create(spec, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_mistake_that_only_the_server_finds_is_the_users_and_says_what_works(tmp_path):
+    folder = SimpleNamespace(rounds_saved=0, summary=None)
+    words = f"{submit.APP_FAILED}{submit.REFUSED}fedbn needs a model with BatchNorm."
+    with pytest.raises(UserError, match=r"^fedbn needs .* BatchNorm \(no round .* --out\)\.$"):
+        submit._explain(RunStatus("finished", "failed", words), folder)
+    folder.rounds_saved = 2
+    with pytest.raises(UserError, match=r"BatchNorm\.$"):
+        submit._explain(RunStatus("finished", "failed", words), folder)
+    with pytest.raises(EngineFailure, match=r"^no site came\.$"):
+        submit._explain(
+            RunStatus("finished", "failed", f"{submit.APP_FAILED}no site came."), folder
+        )
+
+
+def test_the_server_app_marks_a_users_mistake(monkeypatch):
+    def refuse(*_, **__):
+        raise UserError("fedbn needs a model with BatchNorm.")
+
+    monkeypatch.setattr(app, "serve_run", refuse)
+    monkeypatch.setattr(app, "HttpGrid", SimpleNamespace)
+    context = SimpleNamespace(run_config={"run": "."})
+    with pytest.raises(UserError, match=r"^refused: fedbn needs a model with BatchNorm"):
+        app.run_server(SimpleNamespace(pull_messages=None), context)
