@@ -7,7 +7,7 @@ import time
 import pytest
 
 from fedhelix.deploy import keys
-from fedhelix.deploy.audit_log import read_log
+from fedhelix.deploy.audit_log import AuditLog, read_log
 from fedhelix.deploy.localhost import LocalDeployment
 
 pytestmark = pytest.mark.timeout(300)
@@ -42,12 +42,13 @@ def test_a_site_outlives_a_server_that_is_away_for_long(tmp_path):
 def renew_key(local, control, site):
     """As the docs say it."""
     folder, old = local.folder / "sites", local.folder / "keys"
-    for name in ("site-0.key", "site-0.pub"):
-        (old / name).unlink()
+    former = (old / "site-0.key").rename(local.folder / "former.key")
+    (old / "site-0.pub").unlink()
     keys.make_site_key(old, "site-0")
     local.admit("site-0")
     assert site.running.wait(30) == 2
     assert "was withdrawn permanently; the site needs a new key" in site.log.read_text()
+    AuditLog(folder / "site-0.jsonl", former).append({"kind": "train"})  # as if it had taken part
     site.start()
     assert site.running.wait(60) == 2
     assert "site-0.jsonl' was written with another key; " in site.log.read_text()
