@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedhelix.components.genes import drift, scales
-from fedhelix.components.genes.drift import flat, unflat
+from fedhelix.components.genes.drift import flat, pull, unflat
 
 UNITS = [["a"], ["b", "c"]]
 CENTRE = {
@@ -74,3 +74,19 @@ def test_the_slope_at_the_centre_is_zero_and_finite():
     here = {name: value.clone().requires_grad_() for name, value in CENTRE.items()}
     drift(squares(here), SIZES, scales(CENTRE, UNITS)).backward()
     assert all(value.grad.abs().max() == 0 for value in here.values())
+
+
+@pytest.mark.parametrize(
+    ("gen", "elg", "expected"), [(0.5, 0.0, 8.5), (0.0, 0.1, 0.2), (0.5, 0.1, 8.7), (0, 0, 0)]
+)
+def test_the_pull_by_hand(gen, elg, expected):
+    mask = {"a": [1.0, 0.0], "b": [0.0], "c": [0.0, 0.0, 1.0]}
+    context = {
+        "centre": flat(CENTRE, UNITS),
+        "scale": torch.ones(2),
+        "learnt": torch.ones(2),
+        "mask": flat({name: torch.tensor(values) for name, values in mask.items()}, UNITS),
+    }
+    # Squares of 0 + 25 and 1 + 0 + 4 + 4 in all, of 0 and 4 inside of the mask; the means are
+    # 17 and 2.
+    assert float(pull(HERE, context, UNITS, gen, elg, True, False)) == pytest.approx(expected)
