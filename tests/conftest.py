@@ -47,6 +47,13 @@ def registry() -> Iterator[None]:
     METHODS.update(before)
 
 
+@pytest.fixture(autouse=True)
+def draws(request, monkeypatch) -> None:
+    """A module's generator starts anew with every test: tests may come in any order."""
+    if isinstance(getattr(request.module, "DRAW", None), np.random.Generator):
+        monkeypatch.setattr(request.module, "DRAW", np.random.default_rng(0))
+
+
 @pytest.fixture
 def cli(tmp_path, monkeypatch, capsys) -> Callable[..., Result]:
     """The command line, called in this process and in an empty folder."""
