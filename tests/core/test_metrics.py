@@ -39,6 +39,8 @@ def test_f1_is_macro_over_the_labels():
     output, target = normal(40, 3), normal(40, 3, 1)[..., 0] > 0.4
     expected = f1_score(target.numpy(), (output > 0).numpy(), average="macro")
     assert f1(output, target).item() == pytest.approx(expected)
+    assert f1(output, target.long()).item() == f1(output, target.int()).item()
+    assert f1(output, target.long()).item() == pytest.approx(expected)
     nowhere = torch.cat([target, torch.zeros(40, 1, dtype=torch.bool)], 1)
     assert f1(torch.cat([output, -torch.ones(40, 1)], 1), nowhere) == f1(output, target)
 
@@ -94,6 +96,16 @@ def test_auc_of_labels_is_their_mean():
     output, target = normal(40, 3), normal(40, 3, 1)[..., 0] > 0.4
     expected = roc_auc_score(target, output, average="macro")
     assert auc(output, target).item() == pytest.approx(expected)
+    assert auc(output, target.long()).item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("metric", [f1, auc])
+def test_a_single_score_of_a_pixel_or_sample_is_that_of_class_1(metric):
+    score, target = normal(3, 4, 5), torch.arange(60).reshape(3, 4, 5) % 2
+    both = torch.stack([torch.zeros_like(score), score], 1)
+    assert metric(score, target) == metric(both, target)
+    flat, label = score.reshape(-1, 1), target.reshape(-1, 1)
+    assert metric(flat, label) == metric(both.movedim(1, -1).reshape(-1, 2), label[:, 0])
 
 
 def test_perplexity_of_pixels_has_the_classes_second():

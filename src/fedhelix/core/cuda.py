@@ -5,10 +5,13 @@ their own.
 from __future__ import annotations
 
 import gc
+import importlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,6 +24,15 @@ THREAD = threading.local()
 WARM_UP = 2  # calls before something is recorded: they choose kernels and allocate workspaces
 LARGE = 2**20  # values: a network of so many fills a GPU alone, and its steps outlast their launch
 MOST = 16  # recordings of one function
+
+
+@cache
+def with_triton(module: str) -> ModuleType | None:
+    """A module with Triton kernels, imported when a GPU first needs it; None without Triton."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        return None
 
 
 def wake_up(device: torch.device) -> None:

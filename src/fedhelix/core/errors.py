@@ -14,6 +14,10 @@ class UserError(ValueError):
     """
 
 
+class NoMoreRounds(UserError):
+    """Nobody may take part in another round; a run that has had some ends with them."""
+
+
 BadInput = UserError  # its name until version 0.1
 
 

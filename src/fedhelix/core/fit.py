@@ -23,6 +23,12 @@ def probe(module: nn.Module, example: Inputs) -> Any:
     """
     copied = each(torch.clone, example)
     modes, (args, keywords) = {p: p.training for p in module.modules()}, arguments(copied)
+    buffers = [
+        (part, name, value, value.clone())
+        for part in modes
+        for name, value in part._buffers.items()
+        if value is not None
+    ]
     _check_names(module, keywords)
     module.eval()
     try:
@@ -37,6 +43,8 @@ def probe(module: nn.Module, example: Inputs) -> Any:
     finally:
         for part, training in modes.items():
             part.training = training
+        for part, name, value, before in buffers:  # a forward may change or replace them
+            part._buffers[name] = value.copy_(before)
     if any(part._version for part in in_order(copied)):  # it counts changes in place
         raise UserError(
             "the model changes its inputs in place; let its forward begin with x = x.clone(), or "
@@ -66,6 +74,10 @@ def _advice(module: nn.Module, example: Inputs, reason: str) -> str:
         tokens = [part for part in in_order(example) if part.dtype == torch.int64]
         if tokens and (largest := max(int(part.max()) for part in tokens)) >= 0:
             return f"; tokens go up to {largest}, so an embedding needs {largest + 1} rows"
+    if "indices" in reason and "Long" in reason and "Float" in reason:  # for an embedding
+        return (
+            "; tokens are whole numbers of any type but uint8, which is pixels: give them as int64"
+        )
     if "dtype" in reason and any(part.dtype == torch.int64 for part in parts):
         return "; whole numbers are tokens: give features as floats, and pixels as uint8"
     return ""

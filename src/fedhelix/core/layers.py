@@ -8,7 +8,7 @@ Methods choose by them what travels: `layers.body`, `layers.norm`, `layers.convs
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -62,6 +62,8 @@ class Layers:
     sizes: dict[str, int]  # elements of each entry
     all: tuple[Layer, ...]  # in the order in which the forward pass reaches them
     tied: bool = False  # whether tensors have several names
+    # The first name of a tensor by those that it has in other modules.
+    aliases: Mapping[str, str] = field(default_factory=dict)
     # Parameters that do not require gradients: part of the network and of no state, so that they
     # neither travel nor cost memory per client.
     frozen: tuple[str, ...] = ()
@@ -92,6 +94,11 @@ class Layers:
             sizes={name: value.numel() for name, value in own.items()},
             all=read_layers(module, own, example),
             tied=tied,
+            aliases={
+                name: first
+                for name, value in places(module)
+                if (first := first_name.get(id(value))) in own and first != name
+            },
             frozen=frozen,
             shapes={name: tuple(value.shape) for name, value in own.items()},
             blocks=() if example is None else residual_blocks(module, own, example),
@@ -200,6 +207,14 @@ class Layers:
                 layers[layer.name] = layer.entries
             previous = layer
         return layers
+
+
+def places(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers by the first name of each place; a tensor may be in several."""
+    for path, part in module.named_modules():
+        for name, value in (*part._parameters.items(), *part._buffers.items()):
+            if value is not None:
+                yield f"{path}.{name}" if path else name, value
 
 
 def difference(now: Shapes, then: Shapes) -> str:

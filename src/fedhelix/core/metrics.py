@@ -56,7 +56,7 @@ def f1(output: Tensor, target: Tensor) -> Tensor:
     The class is the largest output; a label holds where its output is above zero. What neither
     holds nor is predicted does not count; without any there is no score.
     """
-    if _are_labels("f1", target):
+    if _are_labels("f1", output, target):
         held, found = target.reshape(len(target), -1) > 0, output.reshape(len(target), -1) > 0
     else:
         scores, classes = _classified(output, target)
@@ -86,7 +86,7 @@ def auc(output: Tensor, target: Tensor) -> Tensor:
     several labels each alone; the mean counts (macro, as in scikit-learn). Classes and labels of
     which all targets are alike do not count; without any there is no score.
     """
-    if _are_labels("auc", target):
+    if _are_labels("auc", output, target):
         scores, positive = output.reshape(len(target), -1), target.reshape(len(target), -1) > 0
     else:
         scores, classes = _classified(output, target)
@@ -110,11 +110,17 @@ def _area(score: Tensor, positive: Tensor) -> Tensor:
     return above / (n * (len(positive) - n))
 
 
-def _are_labels(name: str, target: Tensor) -> bool:
-    """Whether targets say what holds, rather than which class it is; refuses other numbers."""
-    if target.dtype == torch.int64:
-        return False
-    if target.is_floating_point() and not bool(((target == 0) | (target == 1)).all()):
+def _are_labels(name: str, output: Tensor, target: Tensor) -> bool:
+    """Whether targets say what holds, rather than which class it is; refuses other numbers.
+
+    Whole numbers do so where data read them as labels, too: several of 0 and 1 (N×L), with as many
+    outputs.
+    """
+    holds = bool(((target == 0) | (target == 1)).all())
+    if not target.is_floating_point() and target.dtype != torch.bool:
+        several = target.dim() == 2 and target.shape[1] > 1
+        return several and output.shape == target.shape and holds
+    if not holds:
         raise UserError(f"{name} needs classes or labels, but the targets are numbers.")
     return True
 
@@ -129,6 +135,7 @@ def _classified(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """The scores of each sample, token or pixel that counts, one row each, and its class; a single
     score is that of class 1, and zero that of class 0.
     """
+    target = target.long()
     if output.shape == target.shape:
         output = output[..., None]
     scores = by_class(output, target).movedim(1, -1)[target != IGNORED]

@@ -22,7 +22,10 @@ Metric = Callable[[Tensor, Tensor], Tensor | float]
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     """One value per sample."""
-    return F.cross_entropy(output, target, reduction="none")
+    if output.dim() != 2 or target.dim() != 1 or not torch._C._are_functorch_transforms_active():
+        return F.cross_entropy(output, target, reduction="none")
+    # The same for stacked models; PyTorch's rule for them imports its symbolic algebra first.
+    return -output.log_softmax(1).gather(1, target.long()[:, None])[:, 0]
 
 
 def squared_error(output: Tensor, target: Tensor) -> Tensor:

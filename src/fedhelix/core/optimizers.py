@@ -14,6 +14,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from fedhelix.core.cuda import with_triton
+
 Tensors = list[Tensor]
 
 
@@ -61,11 +63,14 @@ class SGD(OptimizerRule):
         self, params: Tensors, grads: Tensors, slots: Sequence[Tensors], step: StepSettings
     ) -> None:
         """v = momentum * v + gradient; parameter -= lr * v."""
+        fused = with_triton("fedhelix.core.fused_sgd") if params[0].is_cuda else None
+        if fused is not None and fused.can_fuse(params, *step[:3]):
+            fused.step(params[0], grads[0], slots[0][0] if slots else None, *step[:3])
+            return
         grads = _with_decay(params, grads, step)
         if slots:
             (velocity,) = slots
-            _scale_(velocity, step.momentum)
-            torch._foreach_add_(velocity, grads)
+            _scale_and_add_(velocity, step.momentum, grads)
             grads = velocity
         _add_scaled_(params, grads, -step.lr)
 
@@ -144,6 +149,15 @@ def _scale_(tensors: Tensors, factor: float | Tensor) -> None:
             tensor.mul_(factor)
     else:
         torch._foreach_mul_(tensors, factor)
+
+
+def _scale_and_add_(tensors: Tensors, factor: float | Tensor, others: Tensors) -> None:
+    if isinstance(factor, Tensor):  # in one pass
+        for tensor, other in zip(tensors, others, strict=True):
+            torch.addcmul(other, tensor, factor, out=tensor)
+    else:
+        torch._foreach_mul_(tensors, factor)
+        torch._foreach_add_(tensors, others)
 
 
 def _add_scaled_(tensors: Tensors, others: Tensors, factor: float | Tensor) -> None:

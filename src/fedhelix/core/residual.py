@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from fedhelix.core.copies import copied
 from fedhelix.core.errors import UserError
 from fedhelix.core.fit import probe
 from fedhelix.core.parts import Inputs
@@ -61,7 +61,7 @@ def _inputs(
 @torch.no_grad()
 def _passes_on(part: nn.Module, x: Tensor) -> bool:
     """Whether a part with zeros for all of its values gives what it gets."""
-    empty = copy.deepcopy(part)
+    empty = copied(part)
     for value in empty.state_dict().values():
         value.zero_()
     try:

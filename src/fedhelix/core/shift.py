@@ -7,12 +7,12 @@ add further ones, which only their losses look at; all these names are in parent
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from fedhelix.core.copies import copied
 from fedhelix.core.errors import UserError
 from fedhelix.core.layers import Layers, difference
 from fedhelix.core.parts import Inputs, arguments, output_of
@@ -74,7 +74,7 @@ def load_shifted(network: nn.Module, state: State, layers: Layers, example: Inpu
     own = without_shift(state)
     if other := difference(layers.shapes, {name: value.shape for name, value in own.items()}):
         raise UserError(f"the network is not that of the run: {other}; give it as it was then.")
-    module = copy.deepcopy(network).eval()
+    module = copied(network).eval()
     module.load_state_dict(own, strict=False)  # frozen and tied entries are in no state
     if SHIFT not in state:
         return module
@@ -82,7 +82,7 @@ def load_shifted(network: nn.Module, state: State, layers: Layers, example: Inpu
     expected = output_of(module(*args, **keywords)) + shift
     biases = [name for name in layers.head if state[name].shape == shift.shape]
     if biases:
-        folded = copy.deepcopy(module)
+        folded = copied(module)
         folded.load_state_dict({biases[-1]: state[biases[-1]] + shift}, strict=False)
         outputs = output_of(folded(*args, **keywords))
         if torch.allclose(outputs, expected, rtol=1e-4, atol=1e-4):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedhelix.core.copies import copied
 from fedhelix.core.errors import UserError
 from fedhelix.core.fit import probe
 from fedhelix.core.layers import Layers
@@ -155,7 +155,7 @@ def _is_bounded(module: nn.Module, layers: Layers, example: Inputs, output: Tens
     """
     if not layers.head or not bool(((output > 0) & (output <= 1)).all()):
         return False
-    other = copy.deepcopy(module)
+    other = copied(module)
     state = other.state_dict()
     with torch.no_grad():
         for name in layers.head:

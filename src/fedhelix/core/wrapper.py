@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -152,6 +152,16 @@ def beyond_a_sum(method: Method, layers: Layers | None) -> str | None:
         "its server chooses who works": method.overrides("select_clients"),
     }
     return next((why for why, holds in reasons.items() if holds), None)
+
+
+def refuse_more(wrapper: Wrapper, tree: Tree, known: Set[str], verb: str) -> None:
+    """Refuse an upload with other entries than those that a wrapper can deal with."""
+    if extra := ", ".join(sorted(tree.keys() - known)):
+        inner = wrapper.inner.label
+        raise UserError(
+            f"{wrapper.name} cannot {verb} what {inner} sends too: {extra}; have its upload send "
+            f"the model alone, or leave out {wrapper.name}+{inner}."
+        )
 
 
 def _delegated(name: str) -> Callable[..., Any]:

@@ -14,14 +14,20 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call
 
 from fedhelix.core.layers import Layer
 from fedhelix.core.means import Means
-from fedhelix.core.parts import arguments
 from fedhelix.core.tree import State
 from fedhelix.engines.kernels import applied
-from fedhelix.engines.local import EVALUATED_AT_ONCE, Setup, Subset, module_of, predict, samples_of
+from fedhelix.engines.local import (
+    EVALUATED_AT_ONCE,
+    Setup,
+    Subset,
+    call,
+    module_of,
+    predict,
+    samples_of,
+)
 
 RIDGE = 0.01  # of the mean variance of the features
 
@@ -80,7 +86,7 @@ def with_statistics(
     try:
         with applied(setup.kernels, setup.module):
             batch = setup.data.prepare(samples_of(setup, subset)[0][chosen])
-            functional_call(setup.module, {**model, **fresh}, *arguments(batch))
+            call(setup, {**model, **fresh}, batch)
     finally:
         for module, momentum in zip(modules, momenta, strict=True):
             module.momentum = momentum

@@ -18,7 +18,7 @@ from fedhelix.components.genes.book import (
     gene_units,
     learnt_layers,
 )
-from fedhelix.components.genes.drift import Norm, Units, flat, pull, scales, unflat
+from fedhelix.components.genes.drift import Norm, members, pull, scales
 from fedhelix.components.genes.fisher import Normalisation, client_fisher, elastic_mask, normalise
 from fedhelix.components.genes.options import GeneOptions
 from fedhelix.core.layers import Layers
@@ -102,7 +102,8 @@ class Genes(GeneOptions, FedAvg):
         centre = take({**client.initial, **payload["model"]}, names)
         scale = scales(centre, units, self.gen_norm)
         learnt = learnt_layers(layers, payload["model"]).to(scale)
-        context: Tree = {"centre": flat(centre, units), "learnt": learnt, "scale": scale}
+        context: Tree = {"centre": centre, "learnt": learnt, "scale": scale}
+        context["members"] = members(units, scale.device)
         if self.lambda_elg or self.elg_hard:
             model = self.start(payload, client_state, client)["model"]
             fisher = client_fisher(client, model, names, self.fisher_mode, self.fisher_samples)
@@ -111,33 +112,32 @@ class Genes(GeneOptions, FedAvg):
             # What the cluster has not learnt is free.
             free = [name for name in names if name not in payload["model"]]
             mask |= {name: torch.ones_like(mask[name]) for name in free}
-            context["mask"] = flat(mask, units)
+            context["mask"] = mask
         return context
 
-    def _elastic(self, params: Mapping[str, Tensor], context: Tree, units: Units) -> State:
+    def _elastic(self, params: Mapping[str, Tensor], context: Tree) -> State:
         """Eq. 6 taken literally: outside the mask the cluster's values hold."""
-        if not self.elg_hard:
-            return dict(params)
-        held = torch.where(context["mask"] > 0, flat(params, units), context["centre"])
-        return {**params, **unflat(held, units, params)}
+        held = context["mask"] if self.elg_hard else {}
+        return {**params} | {
+            name: torch.where(mask > 0, params[name], context["centre"][name])
+            for name, mask in held.items()
+        }
 
     def loss(self, params: Mapping[str, Tensor], batch: Batch, local: Local) -> Tensor:
         """Client: the base loss, plus the drift of all layers and that of the elastic part."""
         units = list(gene_units(local.layers, "conv").values())
-        params = self._elastic(params, local.context, units)
+        params = self._elastic(params, local.context)
         how = (self.lambda_gen, self.lambda_elg, self.gen_squared, self.gen_norm == "whole")
         return local.base_loss(params, batch) + pull(params, local.context, units, *how)
 
     def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
         """Client: the gene, its mask's density and its validation accuracy; the model stays."""
         before = self.start(local.payload, local.client_state, local.client)["model"]
-        layers = list(gene_units(local.layers, "conv").values())
-        model = self._elastic(local.models["model"], local.context, layers)
+        model = self._elastic(local.models["model"], local.context)
         units, due = self._units(local.layers), local.payload["gene"]
         gene = self._size.gene(model, before, units, due, self._scored)
-        mask = local.context.get("mask")
-        masks = {} if mask is None else unflat(mask, layers, model)
-        report = gene_report(take(masks, local.payload["model"]), local.client.valid(model))
+        masks = take(local.context.get("mask", {}), local.payload["model"])
+        report = gene_report(masks, local.client.valid(model))
         sent = torch.tensor(report, device=local.context["scale"].device)
         return {"model": take(model, gene), "report": sent}, {"model": model}
 

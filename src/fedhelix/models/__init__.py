@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 from fedhelix.core import seeds
+from fedhelix.core.copies import copied
 from fedhelix.core.docs import summary
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.fit import LENT, check_fits
@@ -82,7 +82,7 @@ def build(
     these names. New weights depend on the seed alone.
     """
     if isinstance(model, nn.Module):
-        return checked(copy.deepcopy(model))
+        return checked(copied(model))
     if isinstance(model, str) and ".py" in model:
         model = from_file(model)
     if isinstance(model, str) and not all(isinstance(size, int) for size in shape):

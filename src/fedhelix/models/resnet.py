@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhelix.models.cnn import image, narrowed
+from fedhelix.models.norm import norm_relu
 
 
 class Block(nn.Module):
@@ -26,8 +27,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output for a batch of feature maps."""
-        out = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
+        out = norm_relu(self.bn1, self.conv1(x))
+        return norm_relu(self.bn2, self.conv2(out), partial(self.shortcut, x))
 
 
 class ResNet(nn.Module):
@@ -47,7 +48,7 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The logits of a batch of images."""
-        x = F.relu(self.bn1(self.conv1(x)))
+        x = norm_relu(self.bn1, self.conv1(x))
         for name in self.stages:
             x = self.get_submodule(name)(x)
         return self.fc(x.mean((-2, -1)))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from fedhelix.core.tree import State, Tree
 
@@ -18,60 +19,100 @@ FLOOR = 1e-2  # times sqrt(size): layers that start at zero have no length to be
 EDGE = 1e-12  # under the root, which has no slope at zero
 
 
-def scales(centre: Mapping[str, Tensor], units: Units, norm: Norm = "relative") -> Tensor:
+def scales(centre: State, units: Units, norm: Norm = "relative") -> Tensor:
     """What each unit's drift is divided by: its length at the centre, the root of its size, or one
     (`plain`, and `whole`, which has one norm for all units).
     """
+    device = next(iter(centre.values())).device
     sizes = [math.sqrt(sum(centre[name].numel() for name in entries)) for entries in units]
     if norm in ("plain", "whole"):
-        return torch.ones(len(units), device=_device(centre))
-    roots = torch.tensor(sizes, device=_device(centre))
+        return torch.ones(len(units), device=device)
+    roots = torch.tensor(sizes, device=device)
     if norm == "rms":
         return roots
-    lengths = [
-        torch.stack([centre[name].float().square().sum() for name in entries]).sum().sqrt()
-        for entries in units
-    ]
-    return torch.maximum(torch.stack(lengths), FLOOR * roots)
+    lengths = torch._foreach_norm([centre[name].float() for name in names_of(units)])
+    sums = torch.stack(lengths).square() @ members(units, device)
+    return torch.maximum(sums.sqrt(), FLOOR * roots)
 
 
-def flat(state: Mapping[str, Tensor], units: Units) -> Tensor:
-    """The entries of all units in one vector, which takes fewer operations than one by one."""
-    return torch.cat([state[name].flatten() for entries in units for name in entries])
+def names_of(units: Units) -> list[str]:
+    """The entries of all units."""
+    return [name for entries in units for name in entries]
 
 
-def unflat(vector: Tensor, units: Units, like: Mapping[str, Tensor]) -> State:
-    """The inverse of `flat`: views with the shapes of another state."""
-    names = [name for entries in units for name in entries]
-    parts = vector.split([like[name].numel() for name in names])
-    return {name: part.view(like[name].shape) for name, part in zip(names, parts, strict=True)}
+def members(units: Units, device: torch.device | None = None) -> Tensor:
+    """Which entry (row) belongs to which unit (column)."""
+    unit = torch.tensor([place for place, entries in enumerate(units) for _ in entries])
+    return torch.nn.functional.one_hot(unit, len(units)).float().to(device)
+
+
+class _Squares(torch.autograd.Function):
+    """For many tensors at once the summed squares of what has moved, and of its masked part."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: Tensor) -> Tensor:
+        """The tensors are as many models' entries, centres and (or not) masks; a row of sums for
+        all that has moved, and one for what the masks hold.
+        """
+        params, centres, masks = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
+        kinds = [torch._foreach_sub(params, centres)]
+        if masks:
+            kinds.append(torch._foreach_mul(kinds[0], masks))
+        ctx.save_for_backward(*(value for kind in kinds for value in kind))
+        ctx.count, ctx.others = count, len(tensors) - count
+        return torch.stack([torch.stack(torch._foreach_norm(kind)).square() for kind in kinds])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor | None, ...]:
+        """The slope of a square is twice the value; masks are zeros and ones."""
+        moved, held = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        first, *second = (2 * slopes).unbind()
+        grads = [value * slope for value, slope in zip(moved, first, strict=True)]
+        if second:
+            for grad, value, slope in zip(grads, held, second[0], strict=True):
+                grad.addcmul_(value, slope)
+        return (None, *grads, *[None] * ctx.others)
+
+
+def squares(params: Mapping[str, Tensor], context: Tree, units: Units, masked: bool) -> Tensor:
+    """The summed squares of each unit's difference to the centre; a second row for its masked part.
+
+    Differentiable. One model has many entries, of which few operations do all; stacked models have
+    small ones, which are joined.
+    """
+    names = names_of(units)
+    parts = [params, context["centre"], *([context["mask"]] if masked else [])]
+    if not torch._C._are_functorch_transforms_active():
+        sums = _Squares.apply(len(names), *(part[name] for part in parts for name in names))
+        return (sums[:, :, None] * context["members"]).sum(1)
+    here, centre, *mask = (torch.cat([part[name].flatten() for name in names]) for part in parts)
+    kinds = [here - centre, *((here - centre) * held for held in mask)]
+    sizes = [sum(params[name].numel() for name in entries) for entries in units]
+    return torch.stack(
+        [torch.stack([part.square().sum() for part in kind.split(sizes)]) for kind in kinds]
+    )
 
 
 def drift(
-    squares: Tensor,
-    sizes: Sequence[int],
+    sums: Tensor,
     scale: Tensor,
     squared: bool = False,
     learnt: Tensor | None = None,
     whole: bool = False,
 ) -> Tensor:
     """The mean over units of the distance to the centre, divided by the unit's scale;
-    differentiable. `squares` are those of all differences, `sizes` how many of them a unit has.
+    differentiable. `sums` are those of each unit's squared differences.
 
     Units that `learnt` marks with 0 do not count. With `whole` it is the distance of all units
     together, which is Eq. 4 as printed.
     """
-    sums = torch.stack([part.sum() for part in squares.split(list(sizes))])
     counts = torch.ones_like(scale) if learnt is None else learnt
     if whole:
         sums, scale = (sums * counts).sum()[None], torch.ones_like(scale[:1])
         counts = torch.ones_like(scale)
     each = sums / scale.square() if squared else (sums + EDGE).sqrt() / scale
     return (each * counts).sum() / counts.sum().clamp_min(1)
-
-
-def _device(state: Mapping[str, Tensor]) -> torch.device:
-    return next(iter(state.values())).device
 
 
 def pull(
@@ -85,18 +126,12 @@ def pull(
 ) -> Tensor:
     """`lambda_gen` times the drift of all layers, plus `lambda_elg` times that of the elastic part.
 
-    `context` has the cluster's layers (`centre`) as one vector, which of them it has `learnt`,
-    their `scale` and the elastic `mask`, a vector of zeros and ones.
+    `context` has the cluster's layers (`centre`), which of them it has `learnt`, their `scale`, the
+    `members` of each, and the elastic `mask` of zeros and ones.
     """
-    scale = context["scale"]
-    total = scale.new_zeros(())
     if not (lambda_gen or lambda_elg):
-        return total
-    squares = (flat(params, units) - context["centre"]).square()
-    sizes = [sum(params[name].numel() for name in entries) for entries in units]
-    how = (sizes, scale, squared, context["learnt"], whole)
-    if lambda_gen:
-        total = total + lambda_gen * drift(squares, *how)
-    if lambda_elg:
-        total = total + lambda_elg * drift(squares * context["mask"], *how)
-    return total
+        return context["scale"].new_zeros(())
+    sums = squares(params, context, units, masked=bool(lambda_elg))
+    how = (context["scale"], squared, context["learnt"], whole)
+    total = lambda_gen * drift(sums[0], *how)
+    return total + lambda_elg * drift(sums[1], *how) if lambda_elg else total

@@ -13,14 +13,21 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
+from fedhelix.core.cuda import with_triton
 from fedhelix.engines.kernels.arguments import Pair, is_plain_pooling, plain_convolution
 
-try:
-    from fedhelix.engines.batched import triton as fast
-except ImportError:  # a machine without Triton
-    fast = None  # type: ignore[assignment]
+
+def kernels() -> Any:
+    """The primitives in Triton; None without it."""
+    return with_triton("fedhelix.engines.batched.triton")
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether Triton's kernels can compute it."""
+    return x.is_cuda and kernels() is not None
 
 
 def patches(x: Tensor, kernel: Pair, padding: Pair) -> Tensor:
@@ -34,8 +41,8 @@ def patches(x: Tensor, kernel: Pair, padding: Pair) -> Tensor:
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair) -> Tensor:
     """The convolution of every client's batch with its own weights."""
-    if fast is not None and x.is_cuda:
-        return fast.forward(x, weight, bias, padding)
+    if has_kernels(x):
+        return kernels().forward(x, weight, bias, padding)
     clients, outputs, _, *kernel = weight.shape
     height, width = (x.shape[3 + k] + 2 * padding[k] - kernel[k] + 1 for k in (0, 1))
     product = weight.reshape(clients, outputs, -1) @ patches(x, (kernel[0], kernel[1]), padding)
@@ -45,8 +52,8 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair) -> Te
 
 def to_weight(x: Tensor, gradient: Tensor, kernel: Pair, padding: Pair) -> Tensor:
     """The gradient of the weights."""
-    if fast is not None and x.is_cuda:
-        return fast.to_weight(x, gradient, kernel, padding)
+    if has_kernels(x):
+        return kernels().to_weight(x, gradient, kernel, padding)
     clients, _, outputs = gradient.shape[:3]
     by_output = gradient.transpose(1, 2).reshape(clients, outputs, -1)
     product = by_output @ patches(x, kernel, padding).transpose(1, 2)
@@ -66,7 +73,10 @@ def _whole(value: Tensor, axis: int | None, clients: int) -> Tensor:
 
 
 class Convolve(torch.autograd.Function):
-    """A convolution of stride 1 for one client; under `vmap`, for many."""
+    """A convolution of stride 1 for one client; under `vmap`, for many.
+
+    Gradients are taken outside of `vmap`, of the stacked operation below.
+    """
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair) -> Tensor:
@@ -74,12 +84,8 @@ class Convolve(torch.autograd.Function):
         return forward(x[None], weight[None], None if bias is None else bias[None], padding)[0]
 
     @staticmethod
-    def setup_context(
-        ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Pair], output: Tensor
-    ) -> None:
-        """Save the inputs for the gradients."""
-        x, weight, _, ctx.padding = inputs
-        ctx.save_for_backward(x, weight)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save nothing."""
 
     @staticmethod
     def vmap(
@@ -93,121 +99,78 @@ class Convolve(torch.autograd.Function):
         """Many clients."""
         clients = info.batch_size
         biases = None if bias is None else _whole(bias, axes[2], clients)
-        return forward(
-            _whole(x, axes[0], clients), _whole(weight, axes[1], clients), biases, padding
-        ), 0
+        stacks = (_whole(x, axes[0], clients), _whole(weight, axes[1], clients), biases)
+        return ConvolveStacks.apply(*stacks, padding), 0
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        """Refuse: here, a gradient is one of many clients."""
+        raise RuntimeError("stacked convolutions have no gradient inside of vmap")
+
+
+class ConvolveStacks(torch.autograd.Function):
+    """The convolution of every client's batch with its own weights."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair) -> Tensor:
+        """Many clients."""
+        ctx.save_for_backward(x, weight)
+        ctx.padding = padding
+        return forward(x, weight, bias, padding)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of images and weights, which are convolutions too, and of the bias."""
         x, weight = ctx.saved_tensors
-        back = (
-            ConvolveToInput.apply(gradient, weight, ctx.padding)
-            if ctx.needs_input_grad[0]
-            else None
+        needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        kernel = (weight.shape[3], weight.shape[4])
+        return (
+            to_input(gradient, weight, ctx.padding) if needs_x else None,
+            to_weight(x, gradient, kernel, ctx.padding) if needs_weight else None,
+            gradient.sum((1, 3, 4)) if needs_bias else None,
+            None,
         )
-        kernel = (weight.shape[2], weight.shape[3])
-        to_bias = gradient.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None
-        return back, ConvolveToWeight.apply(x, gradient, kernel, ctx.padding), to_bias, None
-
-
-class _GradientOnly(torch.autograd.Function):
-    """A step of the backward pass, without a derivative of its own."""
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save nothing."""
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """Refuse second derivatives."""
-        raise RuntimeError("stacked convolutions have no second derivative; use the serial engine")
-
-
-class ConvolveToInput(_GradientOnly):
-    """The gradient of the images."""
-
-    @staticmethod
-    def forward(gradient: Tensor, weight: Tensor, padding: Pair) -> Tensor:
-        """One client."""
-        return to_input(gradient[None], weight[None], padding)[0]
-
-    @staticmethod
-    def vmap(
-        info: Any, axes: tuple[int | None, ...], gradient: Tensor, weight: Tensor, padding: Pair
-    ) -> Any:
-        """Many clients."""
-        clients = info.batch_size
-        return to_input(
-            _whole(gradient, axes[0], clients), _whole(weight, axes[1], clients), padding
-        ), 0
-
-
-class ConvolveToWeight(_GradientOnly):
-    """The gradient of the weights."""
-
-    @staticmethod
-    def forward(x: Tensor, gradient: Tensor, kernel: Pair, padding: Pair) -> Tensor:
-        """One client."""
-        return to_weight(x[None], gradient[None], kernel, padding)[0]
-
-    @staticmethod
-    def vmap(
-        info: Any,
-        axes: tuple[int | None, ...],
-        x: Tensor,
-        gradient: Tensor,
-        kernel: Pair,
-        padding: Pair,
-    ) -> tuple[Tensor, int]:
-        """Many clients."""
-        clients = info.batch_size
-        return to_weight(
-            _whole(x, axes[0], clients), _whole(gradient, axes[1], clients), kernel, padding
-        ), 0
 
 
 class MaxPool(torch.autograd.Function):
-    """The maximum of each 2x2 square, on a GPU; many clients are just more images."""
+    """The maximum of each 2x2 square for one client, on a GPU; under `vmap`, for many."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         """One client."""
-        return fast.pool(x)
+        return kernels().pool(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Save the images: computing the maximum again is cheaper than storing its place."""
-        ctx.save_for_backward(*inputs)
+        """Save nothing."""
 
     @staticmethod
     def vmap(info: Any, axes: tuple[int | None, ...], x: Tensor) -> tuple[Tensor, int]:
-        """Many clients."""
-        return fast.pool(_whole(x, axes[0], info.batch_size)), 0
+        """Many clients are just more images."""
+        return MaxPoolStacks.apply(_whole(x, axes[0], info.batch_size)), 0
 
     @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        """Refuse: here, a gradient is one of many clients."""
+        raise RuntimeError("stacked poolings have no gradient inside of vmap")
+
+
+class MaxPoolStacks(torch.autograd.Function):
+    """The same of any number of images."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Save the images: computing the maximum again is cheaper than storing its place."""
+        ctx.save_for_backward(x)
+        return kernels().pool(x)
+
+    @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         """The gradient goes to the maximum of each square."""
-        return PoolToInput.apply(*ctx.saved_tensors, gradient)
-
-
-class PoolToInput(_GradientOnly):
-    """The gradient of the pooled images."""
-
-    @staticmethod
-    def forward(x: Tensor, gradient: Tensor) -> Tensor:
-        """One client."""
-        return fast.pool_to_input(x, gradient)
-
-    @staticmethod
-    def vmap(
-        info: Any, axes: tuple[int | None, ...], x: Tensor, gradient: Tensor
-    ) -> tuple[Tensor, int]:
-        """Many clients."""
-        clients = info.batch_size
-        return fast.pool_to_input(
-            _whole(x, axes[0], clients), _whole(gradient, axes[1], clients)
-        ), 0
+        (x,) = ctx.saved_tensors
+        return kernels().pool_to_input(x, gradient)
 
 
 class StackedConvolutions(TorchFunctionMode):
@@ -227,10 +190,7 @@ class StackedConvolutions(TorchFunctionMode):
             if plain is not None:
                 return Convolve.apply(*plain)
         elif (
-            function is F.max_pool2d
-            and fast is not None
-            and args[0].is_cuda
-            and is_plain_pooling(*args, **kwargs)
+            function is F.max_pool2d and has_kernels(args[0]) and is_plain_pooling(*args, **kwargs)
         ):
             return MaxPool.apply(args[0])
         return function(*args, **kwargs)

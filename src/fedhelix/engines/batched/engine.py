@@ -28,6 +28,7 @@ from fedhelix.data import rows_of
 from fedhelix.engines.base import Engine
 from fedhelix.engines.batched.convolution import StackedConvolutions
 from fedhelix.engines.batched.gradients import can_stack, explained, without_fallback_warning
+from fedhelix.engines.batched.padding import mixes_samples
 from fedhelix.engines.batched.scheduler import WIDTHS, Scheduler
 from fedhelix.engines.batched.table import PhaseTask
 from fedhelix.engines.local import (
@@ -71,8 +72,8 @@ class Batched(Engine):
 
     @cached_property
     def can_stack(self) -> bool:
-        """Whether several models can run as one program."""
-        return can_stack(self.setup)
+        """Whether several models can run as one program, with samples that fill their rows up."""
+        return can_stack(self.setup) and not mixes_samples(self.setup)
 
     def run_clients(self, tasks: Sequence[ClientTask]) -> list[ClientResult]:
         """The results of the tasks, in order."""
@@ -125,7 +126,7 @@ class Batched(Engine):
             ):
                 if index < len(own_phases):
                     done.append(PhaseTask.of(setup, task, local, own_phases[index], index, purpose))
-            with explained():
+            with explained(), without_fallback_warning():
                 self.scheduler.train(done[index] for done in trained if index < len(done))
         return trained
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
-from torch.func import grad_and_value, vmap
+from torch import Tensor
+from torch.func import vmap
 
+from fedhelix.core.copies import copied
 from fedhelix.core.errors import UserError
 from fedhelix.core.method import Batch, Local
 from fedhelix.core.parts import Inputs, each
@@ -65,14 +66,20 @@ class Gradients:
     def _stacked(
         self, params: State, fixed: State, context: State, batch: Batch, out: State
     ) -> Tensor:
-        """All slots in one program."""
+        """All slots in one program.
+
+        No slot depends on another, so the gradient of the summed losses has that of every slot.
+        (`torch.func.grad` would give the same, and import PyTorch's compiler for seconds.)
+        """
         axes = (0, 0, 0, 0, 0, None if batch.mask is None else 0)
+        leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
         with StackedConvolutions() if self.mode == "products" else nullcontext():
-            grads, loss = vmap(grad_and_value(self._loss), axes, randomness="different")(
-                params, fixed, context, *batch
-            )
-        torch._foreach_copy_(list(out.values()), [grads[name] for name in out])
-        return loss
+            losses = vmap(self._loss, axes, randomness="different")(leaves, fixed, context, *batch)
+        grads = torch.autograd.grad(
+            losses.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True
+        )
+        torch._foreach_copy_(list(out.values()), list(grads))
+        return losses.detach()
 
     def _apart(
         self, params: State, fixed: State, context: State, batch: Batch, out: State
@@ -109,27 +116,11 @@ def _channels_last(x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def allows_padding(setup: Setup) -> bool:
-    """Whether short batches may be padded with samples that a mask leaves out of the loss.
-
-    Padding would change batch statistics, and a loss that is one number for the whole batch cannot
-    be masked.
-    """
-    norm = nn.modules.batchnorm._NormBase
-    if setup.layers.norm or any(
-        isinstance(module, norm) and module.track_running_stats for module in setup.module.modules()
-    ):
-        return False
-    with seeded(0, setup.device):
-        x, y, _ = gather(setup, torch.arange(min(2, len(setup.data.y)), device=setup.device), None)
-        return setup.objective.losses(forward(setup, setup.initial, x), y).dim() > 0
-
-
-@torch.no_grad()
 def can_stack(setup: Setup) -> bool:
     """Whether several models can run as one program; some networks look at values, for example to
     see whether a mask is needed, and some do in training what cannot be stacked.
     """
+    setup = replace(setup, module=copied(setup.module))
     state = {name: torch.stack([value, value]) for name, value in setup.initial.items()}
     samples = torch.arange(min(2, len(setup.data.y)), device=setup.device).expand(2, -1)
     with seeded(0, setup.device), without_fallback_warning():
@@ -140,8 +131,6 @@ def can_stack(setup: Setup) -> bool:
                 vmap(partial(call, setup), randomness="different")(clone(state), x)
         except (RuntimeError, ValueError):
             return False
-        finally:
-            setup.module.eval()
     return True
 
 

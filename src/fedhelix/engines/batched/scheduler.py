@@ -6,7 +6,7 @@ import gc
 import threading
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast, get_args
 
@@ -15,7 +15,9 @@ import torch
 from fedhelix.core.errors import EngineFailure
 from fedhelix.core.seeds import seeded
 from fedhelix.engines.batched.gradients import Mode, can_stack
+from fedhelix.engines.batched.padding import allows_padding
 from fedhelix.engines.batched.stack import Stack
+from fedhelix.engines.batched.streams import STREAMS
 from fedhelix.engines.batched.table import BatchTable, PhaseTask, Slot
 from fedhelix.engines.remembered import remembered
 
@@ -24,7 +26,7 @@ WIDTHS = (
     *(1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128),
     *(160, 192, 256, 320, 384, 512),
 )
-APART = 10  # slots that are computed apart: enough to fill a GPU, and quickly recorded
+APART = STREAMS  # slots that are computed apart: enough to fill a GPU, and quickly recorded
 
 
 @dataclass(eq=False)
@@ -32,6 +34,7 @@ class StackCache:
     """The stacks for one kind of task, kept from round to round."""
 
     batches: BatchTable
+    pads: bool  # whether short batches are filled up
     mode: Mode | None = None
     slots: int = WIDTHS[-1]  # at most
     width: int = 1  # of the stack in use
@@ -85,9 +88,12 @@ class Scheduler:
         if cache is None or len(cache.batches.samples) < rows:
             # CUDA graphs hold the addresses of the table, so replacing it discards all stacks.
             # Spare rows make that rare.
-            batches = BatchTable.empty(rows + rows // 2, phase_tasks[0].setup)
-            cache = StackCache(
-                batches, cache.mode if cache else None, cache.slots if cache else self.slots
+            setup = phase_tasks[0].setup
+            batches = BatchTable.empty(rows + rows // 2, setup)
+            cache = (
+                replace(cache, batches=batches, stacks={})
+                if cache
+                else StackCache(batches, allows_padding(setup), slots=self.slots)
             )
             self.caches[kind] = cache
         return cache
@@ -162,7 +168,7 @@ class Scheduler:
         cache.width = width
         if width not in cache.stacks:
             cache.stacks[width] = Stack(
-                example, width, cache.batches, cache.mode, self._memory_pool
+                example, width, cache.batches, cache.pads, cache.mode, self._memory_pool
             )
         return cache.stacks[width]
 
@@ -191,7 +197,7 @@ class Scheduler:
         modes: dict[Mode, int] = {"products": width, "grouped": width, "apart": min(width, APART)}
         for mode, slots in modes.items():
             try:
-                stack = Stack(example, slots, cache.batches, mode)
+                stack = Stack(example, slots, cache.batches, cache.pads, mode)
                 seconds[mode] = stack.seconds_per_step() / slots
             except torch.cuda.OutOfMemoryError:
                 if mode == "apart" and not seconds:

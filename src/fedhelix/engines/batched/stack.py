@@ -7,7 +7,6 @@ the scheduler loads the next one into its slot.
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
 import time
@@ -18,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedhelix.core.copies import copied
 from fedhelix.core.cuda import WARM_UP, recording
 from fedhelix.core.method import Batch
 from fedhelix.core.optimizers import StepSettings
 from fedhelix.core.tree import State, flatten
-from fedhelix.engines.batched.gradients import Gradients, Mode, allows_padding
+from fedhelix.engines.batched.gradients import Gradients, Mode
 from fedhelix.engines.batched.table import BatchTable, PhaseTask, Slot
 from fedhelix.engines.local import gather, part_of
 
@@ -45,16 +45,16 @@ class Stack:
     example: PhaseTask
     width: int
     batches: BatchTable
+    pads: bool  # whether short batches are filled up
     mode: Mode = "grouped"
     # Memory that CUDA graphs can share, because only one of them runs at a time.
     memory_pool: Callable[[], Any] = no_memory_pool
 
     def __post_init__(self) -> None:
         # A copy of the network: other runs may evaluate with theirs at the same time, in threads.
-        setup = replace(self.example.setup, module=copy.deepcopy(self.example.setup.module).train())
+        setup = replace(self.example.setup, module=copied(self.example.setup.module).train())
         self.example = replace(self.example, setup=setup)
         self.gradients = Gradients(self.example, self.mode)
-        self.pads = allows_padding(setup)
         self.slots: list[Slot | None] = [None] * self.width
         self.graphs: dict[Shape, Any] = {}  # the recorded step for each shape, on a GPU
         self.warm: dict[Shape, int] = {}  # how often each shape has run without a graph
@@ -90,9 +90,10 @@ class Stack:
 
     def _zeros(self, values: State) -> State:
         """Zeros of these shapes, for every slot."""
+        width, device = self.width, self.example.setup.device
         return {
-            name: torch.zeros(
-                self.width, *value.shape, dtype=value.dtype, device=self.example.setup.device
+            name: self._view(
+                torch.zeros(width, value.numel(), dtype=value.dtype, device=device), value.shape
             )
             for name, value in values.items()
         }
@@ -147,7 +148,8 @@ class Stack:
         assert slot is not None
         typed = self.typed(self.flat[place].clone())
         model = {name: value.contiguous() for name, value in typed.items()}
-        model |= {name: value[place].clone() for name, value in self.fixed.items()}
+        row = torch.contiguous_format
+        model |= {name: value[place].clone(memory_format=row) for name, value in self.fixed.items()}
         task = slot.phase_task
         started = task.local.models[task.phase.model]
         task.local.models[task.phase.model] = {name: model[name] for name in started}

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-STREAMS = 4
+STREAMS = 10
 
 
 def fork_streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:

@@ -1,7 +1,7 @@
 """A client's local work: setup, batches, training and evaluation."""
 
 from fedhelix.engines.local.batches import BatchSchedule, batch_schedule, gather, samples_of
-from fedhelix.engines.local.cutting import can_cut
+from fedhelix.engines.local.cutting import can_cut, noisy
 from fedhelix.engines.local.evaluation import evaluate, evaluate_clients
 from fedhelix.engines.local.network import (
     EVALUATED_AT_ONCE,
@@ -68,6 +68,7 @@ __all__ = [
     "make_client",
     "module_of",
     "noise",
+    "noisy",
     "part_of",
     "personal_model",
     "phases_of",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedhelix.core.errors import UserError
 from fedhelix.core.layers import WHOLE, Layer, Layers
 from fedhelix.core.method import Batch, Local, Phase
 from fedhelix.core.parts import Inputs, arguments, output_of
@@ -38,12 +39,31 @@ def forward(setup: Setup, params: Mapping[str, Tensor], x: Inputs) -> Tensor:
 
 
 def call(setup: Setup, params: Mapping[str, Tensor], x: Inputs) -> Tensor:
-    """A model's outputs; PyTorch's search for tied weights, as slow as a small layer, is skipped
-    where there are none.
+    """A model's outputs; changes its buffers as the network does.
+
+    PyTorch's search for tied weights is as slow as a small layer, and does not put the weights of a
+    module with two names back, so `Layers` has looked for them.
     """
     entries = without_shift(params)
-    outputs = functional_call(setup.module, entries, *arguments(x), tie_weights=setup.layers.tied)
+    tied = {name: entries[first] for name, first in setup.layers.aliases.items()}
+    replaced = entries | tied if tied else entries
+    outputs = functional_call(setup.module, replaced, *arguments(x), tie_weights=False)
+    for name in setup.layers.buffers:
+        if name in params and replaced[name] is not params[name]:
+            _keep(name, replaced[name], params[name])
     return shifted(params, output_of(outputs))
+
+
+@torch.no_grad()
+def _keep(name: str, assigned: Tensor, buffer: Tensor) -> None:
+    """Write what `forward` has assigned to a buffer into the model's, as a change in place is."""
+    if assigned.shape != buffer.shape:
+        raise UserError(
+            f"the model's forward changes the shape of its buffer '{name}' from "
+            f"{tuple(buffer.shape)} to {tuple(assigned.shape)}; keep the shape, or register the "
+            "buffer with persistent=False if no other client needs it."
+        )
+    buffer.copy_(assigned)
 
 
 def use(setup: Setup, state: Mapping[str, Tensor], x: Inputs) -> Tensor:

@@ -116,7 +116,8 @@ def _of_kernels(layer: nn.Conv2d, entered: Tensor, slope: Tensor) -> Tensor:
     total = torch.zeros_like(layer.weight)
     for inputs, slopes in zip(entered.split(count), slope.split(count), strict=True):
         each = slopes.flatten(2) @ _patches(layer, inputs)
-        total += each.square().sum(0).view_as(total)
+        # The norm reads the gradients once, and writes no squares of them.
+        total += torch.linalg.vector_norm(each, dim=0).square().view_as(total)
     return total
 
 

@@ -1,0 +1,60 @@
+"""BatchNorm, a sum and a ReLU: the plain form, and the GPU's kernels in Triton's interpreter."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedhelix.models.norm import norm_relu
+
+KERNELS = """
+import torch, torch.nn.functional as F
+from torch import nn
+from fedhelix.models.fused import NormRelu
+
+torch.manual_seed(0)
+last = torch.channels_last
+for channels, size, has in ((5, 3, False), (64, 9, True), (16, 5, False), (100, 4, True)):
+    x = (torch.randn(8, channels, size, size) * 3 + 70).contiguous(memory_format=last)
+    x, other = x.requires_grad_(), torch.randn(8, channels, size, size, requires_grad=True)
+    norm, same = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
+    nn.init.normal_(norm.weight), nn.init.normal_(norm.bias)
+    same.load_state_dict(norm.state_dict())
+    out = F.relu(norm(x) + other if has else norm(x))
+    slope = torch.randn_like(out)
+    wanted = torch.autograd.grad(out, [x, norm.weight, norm.bias, *[other] * has], slope)
+    running = (same.running_mean, same.running_var, same.momentum, same.eps)
+    got = NormRelu.apply(x, other if has else None, same.weight, same.bias, *running)
+    grads = torch.autograd.grad(got, [x, same.weight, same.bias, *[other] * has], slope)
+    for one, two in zip((out, *wanted, norm.running_mean, norm.running_var),
+                        (got, *grads, same.running_mean, same.running_var)):
+        torch.testing.assert_close(two, one, rtol=1e-4, atol=2e-4)
+print("as PyTorch's")
+"""
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_the_plain_form(has: bool) -> None:
+    norm, same = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+    x, shortcut = torch.randn(4, 3, 2, 2), torch.randn(4, 3, 2, 2)
+    wanted = F.relu(norm(x) + shortcut if has else norm(x))
+    got = norm_relu(same, x, (lambda: shortcut) if has else None)
+    assert torch.equal(got, wanted)
+    assert torch.equal(same.running_mean, norm.running_mean)
+    assert same.num_batches_tracked == 1
+
+
+def test_the_kernels_agree_with_pytorch() -> None:
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, "-c", KERNELS],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == "as PyTorch's", done.stderr
