@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +16,12 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedhelix import Federation
+from fedhelix.deploy import waiting
 from fedhelix.deploy.code import SiteCode
+from fedhelix.deploy.control import RunStatus
 from fedhelix.deploy.packing import pack, unpack
 from fedhelix.deploy.policy import RoundPolicy
-from fedhelix.deploy.server import make_federation, open_registry
+from fedhelix.deploy.server import make_federation, open_registry, serve_run
 from fedhelix.deploy.site import Site
 from fedhelix.deploy.transport import Transport
 from fedhelix.federation.run import Run
@@ -152,3 +156,26 @@ class InProcessDeployment:
         return self.federation(spec).fit(
             config.rounds, eval_every=config.eval_every, quiet=True, **more
         )
+
+
+class Link(nullcontext):
+    """A control without a SuperLink, which runs the server app in a thread of this process."""
+
+    def __init__(self, grid: Grid):
+        super().__init__(self)
+        self.grid = grid
+        self.app = threading.Thread()
+        self.active: int | None = None
+
+    def active_run_id(self, path: Path) -> int | None:
+        return self.active
+
+    def submit(self, path: Path) -> int:
+        assert not (path / waiting.FILE).exists()  # an older one is of no run that goes on
+        self.app = threading.Thread(target=serve_run, args=(self.grid, path, True))
+        self.app.start()
+        return 1
+
+    def status(self, run_id: int) -> RunStatus:
+        ended = not self.app.is_alive()
+        return RunStatus("finished" if ended else "running", "completed", "")

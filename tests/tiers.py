@@ -28,6 +28,7 @@ SLOW = {
     "test_a_lost_actor_costs_a_run_no_round",
     "test_a_message_that_is_lost_on_its_way_is_sent_again",
     "test_a_method_from_a_file_reaches_the_workers",
+    "test_a_method_that_is_refused_at_its_first_upload_can_be_left_out",
     "test_a_method_with_only_a_global_model",
     "test_a_process_that_is_killed_at_any_stage_drops_out_of_its_round_only",
     "test_a_program_of_a_transformer_needs_no_transformers",

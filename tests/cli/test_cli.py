@@ -115,6 +115,14 @@ def test_methods_and_their_options_are_explained(cli):
     assert "fedavg-ft" not in one
 
 
+def test_a_method_without_a_paper_has_no_line_about_one(cli, tmp_path):
+    code = (
+        "from fedhelix import FedAvg, register\n@register('plain')\nclass Plain(FedAvg): 'Mine.'\n"
+    )
+    (tmp_path / "plain.py").write_text(code)
+    assert "paper" not in cli("methods", "plain.py").out
+
+
 def test_data_says_what_is_here_and_how_to_get_the_rest(cli, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     shown = cli("data").words

@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from fedhelix import Federation, UserError, load
-from fedhelix.data import available, from_ag_news, from_clients, from_har, from_hub, from_leaf
+from fedhelix.data import (
+    available,
+    from_ag_news,
+    from_clients,
+    from_har,
+    from_hub,
+    from_leaf,
+    from_table,
+)
 from fedhelix.data.federated import LETTERS
 
 
@@ -142,9 +150,13 @@ def test_class_names_of_a_hub_set_and_of_clients_are_kept():
     owned = labelled("low", "high", **rows)
     assert from_hub(owned, "writer").labels == ("low", "high")
     few = labelled("low", "high", "never seen", **rows)
-    assert from_hub(few, "writer").labels is None
+    for data in (from_hub(few, "writer"), from_table(few, inputs=["image"])):
+        assert data.labels == ("low", "high", "never seen") and data.classes == 3
+    assert from_table(few, inputs=["image"], classes=2).labels is None
     parts = [labelled("low", "high", x=x, label=y) for _ in range(2)]
     assert from_clients({"ulm": parts[0], "bern": parts[1]}).labels == ("low", "high")
+    unseen = from_clients([labelled("low", "high", "none", x=x, label=y) for _ in range(2)])
+    assert unseen.labels == ("low", "high", "none") and unseen.classes == 3
     with pytest.raises(UserError, match=r"differently \(low, high; high, low\).* one ClassLabel"):
         from_clients([parts[0], labelled("high", "low", x=x, label=y)])
 

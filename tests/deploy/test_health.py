@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import json
 import logging
 import socket
@@ -11,7 +12,6 @@ import sys
 import threading
 import time
 import warnings
-from functools import partial
 
 import httpx
 import pytest
@@ -92,6 +92,33 @@ def test_lines_are_sentences_or_json(monkeypatch, capsys):
     assert entry["message"] == 'a "quoted"\nline.' and entry["level"] == "info"
     with pytest.raises(UserError, match="--log-format is text or json, not 'xml'"):
         logs.choose_format("xml")
+
+
+def test_lines_of_several_threads_do_not_mix(monkeypatch):
+    """A stream on which the other thread always comes between two calls of `write`."""
+    taken, turn = [], threading.Barrier(2, timeout=20)
+
+    class Slow(io.StringIO):
+        def write(self, text):
+            taken.append(text)
+            time.sleep(0.001)
+
+    monkeypatch.setattr(sys, "stderr", Slow())
+    monkeypatch.setenv(logs.VARIABLE, "json")
+
+    def speak():
+        turn.wait()
+        for _ in range(20):
+            logs.say("here")
+            logs.write_traceback(ValueError("x"))
+
+    threads = [threading.Thread(target=speak) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    lines = "".join(taken).splitlines()
+    assert len(lines) == 80 and all(json.loads(line)["message"] for line in lines)
 
 
 def test_refusals_are_warnings(monkeypatch, capsys, tmp_path):
@@ -185,7 +212,7 @@ def test_a_site_is_not_ready_while_nobody_takes_its_answer(monkeypatch, capsys):
         seen.append(connected.is_set())
         return next(messages)  # and then the connection breaks
 
-    repeat = partial(connection.repeated, "fl.example.org:8000", connected)
+    repeat = connection.Repeat("fl.example.org:8000", connected)
     here = connection.Connection(Client(), Node(node_id=7), repeat)
     monkeypatch.setattr(here, "receive", receive)
     with pytest.raises(StopIteration):
@@ -193,6 +220,34 @@ def test_a_site_is_not_ready_while_nobody_takes_its_answer(monkeypatch, capsys):
     assert seen == [True, True, False, False, True]
     said = "fedhelix: there is no connection to fl.example.org:8000; the next attempt is in 0.0"
     assert capsys.readouterr().err.count(said) == 2
+
+
+def test_one_of_several_threads_says_that_there_is_no_connection(monkeypatch, capsys):
+    """Flower sends the objects of a message in several threads."""
+    monkeypatch.setattr(connection, "FIRST_WAIT", 0.01)
+    repeat = connection.Repeat("a:1", threading.Event())
+    failed, turn = {"first": 0, "second": 0}, threading.Barrier(2, timeout=20)
+
+    def call(name):
+        failed[name] += 1
+        turn.wait()  # neither is ahead of the other
+        if failed[name] <= 3:
+            raise httpx.ConnectError("nobody is there")
+        return name
+
+    answers = {}
+    threads = [
+        threading.Thread(target=lambda name=name: answers.update({name: repeat(call, name)}))
+        for name in failed
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert answers == {"first": "first", "second": "second"}
+    said = [line.rpartition(" in ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert said == ["0.01 s.", "0.02 s.", "0.04 s."]
+    assert not repeat._speaking.locked()  # the next outage is told, too
 
 
 def test_the_entry_point_of_a_site_logs_json_and_says_what_is_wrong(tmp_path):

@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import pytest
 from cryptography import x509
 from flwr.proto.node_pb2 import NodeInfo
@@ -68,6 +69,23 @@ def test_the_end_of_a_certificate_is_told(cli, tmp_path, monkeypatch):
     cli("deploy", "keys")
     end = datetime.date.today() + datetime.timedelta(days=30)
     assert f"certificate is valid until {end}, and no site" in cli(*serve).err
+    end = datetime.date.today() - datetime.timedelta(days=1)
+    for module in (keys, localhost):
+        monkeypatch.setattr(module, "last_day", lambda folder: end)
+    expired = cli("deploy", "keys")
+    assert f"expired on {end}, so that no site connects: make new ones" in expired.out
+    assert f"the server's certificate expired on {end}" in cli(*serve).err
+
+
+def test_a_refused_certificate_is_no_missing_server(tmp_path):
+    here = control.Control.__new__(control.Control)
+    here.address, here.folder = "127.0.0.1:8000", tmp_path
+    for words, sentence in (
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate has expired", "has a certificate that is"),
+        ("[Errno 111] Connection refused", "there is no SuperLink at 127.0.0.1:8000"),
+    ):
+        with pytest.raises(UserError, match=sentence), here._user_errors():
+            raise httpx.ConnectError(words)
 
 
 def test_a_file_that_is_no_certificate_is_named(cli, tmp_path):

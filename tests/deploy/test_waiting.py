@@ -1,32 +1,8 @@
 """A run that waits for a site says for whom, to whoever follows it."""
 
-import threading
-
 from fedhelix.deploy import submit, transport, waiting
-from fedhelix.deploy.control import RunStatus
-from fedhelix.deploy.server import serve_run
 from fedhelix.runs.spec import make_spec
-from in_process import InProcessDeployment, small_images
-
-
-class Link:
-    """Runs the server app in a thread of this process."""
-
-    def __init__(self, grid):
-        self.grid, self.app = grid, None
-
-    def active_run_id(self, path):
-        return None
-
-    def submit(self, path):
-        assert not (path / waiting.FILE).exists()  # an older one is of no run that goes on
-        self.app = threading.Thread(target=serve_run, args=(self.grid, path, True))
-        self.app.start()
-        return 1
-
-    def status(self, run_id):
-        ended = not self.app.is_alive()
-        return RunStatus("finished" if ended else "running", "completed", "")
+from in_process import InProcessDeployment, Link, small_images
 
 
 def test_a_run_says_for_which_newcomer_it_waits(tmp_path, monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -83,9 +84,14 @@ def test_a_diverged_run_is_named_in_warning_summary_and_report(tmp_path, capsys)
 
     result = Result("a", "fedavg", {}, {}, 0, True, run.records, kept, {}, {})
     (sentence,) = [one for one in report_warnings([result]) if "diverged" in one]
-    assert sentence.startswith("a has diverged since round 1. What may help: scale the inputs")
+    assert sentence.startswith("a has diverged since round 1. What may help: scale the targets")
     show_run(tmp_path / "run", kept, as_json=False)
-    assert "has diverged since round 1" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith("fedhelix: the run has diverged since round 1.\n")
+    show_run(tmp_path / "run", kept, as_json=False, advised=False)  # it stands in a server's log
+    assert "since round 1; what may help: scale the" in capsys.readouterr().err
+    assert [one for one in report_warnings([replace(result, summary={})]) if "diverged" in one] == [
+        "a has diverged since round 1."
+    ]
 
 
 def test_standardised_inputs_do_not_diverge(recwarn):

@@ -152,14 +152,14 @@ def test_a_mask_is_as_wide_as_the_sequences():
 @pytest.mark.parametrize("kind", ["float32", "int64"])
 def test_targets_of_another_width_are_refused(kind):
     two, three = (np.ones((40, width), kind) for width in (2, 3))
-    with pytest.raises(UserError, match="the test part of 'data' has targets of 3"):
+    with pytest.raises(UserError, match="the test part of 'data' has targets of shape N×3"):
         from_arrays(A, two, A, three)
-    with pytest.raises(UserError, match="client 1 of 'data' has targets of 3"):
+    with pytest.raises(UserError, match="client 1 of 'data' has targets of shape N×3"):
         from_clients([(SEQUENCES, two), (SEQUENCES, three)])
 
 
 def test_masks_of_other_sizes_are_refused():
-    with pytest.raises(UserError, match="the test part of 'data' has targets of 10×10"):
+    with pytest.raises(UserError, match="the test part of 'data' has targets of shape N×10×10"):
         from_arrays(IMAGES[8], IMAGES[8][:, 0] > 0, IMAGES[10], IMAGES[10][:, 0] > 0)
 
 
@@ -189,7 +189,7 @@ def test_the_tokens_of_a_newcomer_have_classes():
     targets = fed.data.y[fed.splits[number].train]
     _, mask = samples_of(run, number)
     assert torch.equal(targets != -100, mask)
-    with pytest.raises(UserError, match="newcomer has targets of 3"):
+    with pytest.raises(UserError, match="newcomer has targets of shape N×3"):
         run.onboard((SEQUENCES, np.ones((40, 3), int)))
 
 

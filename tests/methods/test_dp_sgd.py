@@ -147,14 +147,39 @@ def test_batched_noise_differs_from_client_to_client(uncounted):
 def test_epsilon_is_the_accountants_and_a_spent_budget_ends_participation():
     noise = Accounting("rdp", "public", 1e-5).noise(10.0, {1.0: 4})
     fed, worked = small(DPSGD(epsilon=10.0, noise=noise), epochs=2), []
-    with pytest.raises(UserError, match=r"epsilon = 10 is spent: no client .* in round \d+"):
+    with (
+        pytest.warns(UserWarning, match=r"epsilon = 10 of .* is spent after round 2"),
+        pytest.raises(UserError, match=r"epsilon = 10 is spent: no client .* in round \d+"),
+    ):
         for record, _ in fed.run_rounds(30):
             worked += record["participants"]
-            assert max(record["metadata"].get("epsilon", {"": 0}).values()) <= 10.0
+            assert max(record["metadata"]["epsilon"].values()) <= 10.0
     assert sorted(worked) == sorted([*range(6)] * 2)
     run = small(DPSGD(epsilon=20.0), epochs=2).fit(3, quiet=True)
     found = Accounting("rdp", "public", 1e-5).noise(20.0, {1.0: 6})
     assert run.records[0]["metadata"]["noise"] == found
+
+
+@pytest.mark.filterwarnings("ignore:the budget epsilon")
+def test_a_run_whose_budget_is_spent_ends_with_the_rounds_it_has(tmp_path):
+    noise = Accounting("rdp", "public", 1e-5).noise(10.0, {1.0: 4})
+    with pytest.warns(UserWarning, match=r"the run ends after round \d+: the budget epsilon = 10"):
+        run = small(DPSGD(epsilon=10.0, noise=noise), epochs=2).fit(
+            30, out=tmp_path / "run", eval_every=30, quiet=True
+        )
+    done = len(run.records)
+    assert done < 30 and run.folder.config["rounds"] == done
+    assert run.summary["final_accuracy"] == run.records[-1]["accuracy"]  # which is evaluated
+    before = run.folder.summary
+    with pytest.warns(UserWarning, match=f"the run ends after round {done}: the budget"):
+        again = small(DPSGD(epsilon=10.0, noise=noise), epochs=2).fit(
+            done + 5, out=tmp_path / "run", resume=True, eval_every=30, quiet=True
+        )
+    assert len(again.records) == done and again.folder.config["rounds"] == done
+    assert again.folder.summary["final_accuracy"] == before["final_accuracy"]
+    with pytest.warns(UserWarning, match="the run ends after round"):
+        alone = small(DPSGD(epsilon=10.0, noise=noise), epochs=2).fit(30, eval_every=30, quiet=True)
+    assert alone.records[-1]["accuracy"] == run.records[-1]["accuracy"]
 
 
 def test_a_client_does_not_believe_a_server_that_sends_less_noise():

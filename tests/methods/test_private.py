@@ -8,10 +8,11 @@ import pytest
 import torch
 from scipy import stats
 
-from fedhelix import METHODS, FedAvg, FedAvgM, FedLG, FedPer, Private, Upload, UserError
+from fedhelix import DPSGD, METHODS, FedAvg, FedAvgM, FedLG, FedPer, Private, Upload, UserError
 from fedhelix.components.accounting import Accounting
 from fedhelix.core.seeds import secret_normal
 from fedhelix.engines.local import ClientTask, make_client
+from fedhelix.federation.description import advice
 from helpers import check_resumed, checkpoint, same, small, timeless
 
 pytest.importorskip("dp_accounting")
@@ -190,12 +191,33 @@ def test_secret_cohorts_of_a_fixed_size_are_drawn_without_replacement():
 def test_a_client_whose_budget_is_spent_takes_part_no_more():
     """Noise for two rounds: nobody works in a third, and the run ends when all have spent."""
     noise = Accounting("rdp", "public", 1e-5).noise(10.0, {1.0: 2})
-    fed, worked = small(Private(epsilon=10.0, noise=noise)), []
-    with pytest.raises(UserError, match=r"epsilon = 10 is spent: no client .* in round \d+"):
+    fed, worked, books = small(Private(epsilon=10.0, noise=noise)), [], []
+    with (
+        pytest.warns(UserWarning, match=r"epsilon = 10 of .* is spent after round 2") as told,
+        pytest.raises(UserError, match=r"epsilon = 10 is spent: no client .* in round \d+"),
+    ):
         for record, _ in fed.run_rounds(30):
-            worked += record["participants"]
-            assert max(record["metadata"].get("epsilon", {"": 0}).values()) <= 10.0
-    assert sorted(worked) == sorted([*range(6)] * 2)
+            worked.append(record["participants"])
+            books.append(record["metadata"])
+    assert sorted(client for clients in worked for client in clients) == sorted([*range(6)] * 2)
+    assert len(told) == 1  # when the first ones leave
+    assert all(max(one["epsilon"].values()) <= 10.0 for one in books)
+    idle = [at for at, clients in enumerate(worked) if not clients]
+    assert idle and all(books[at] == books[at - 1] for at in idle)  # the ledger is in every record
+
+
+def test_a_budget_that_lasts_for_all_rounds_needs_no_word():
+    small(Private(epsilon=10.0)).fit(2, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("method", "clip"), [(Private(noise=9.0), "clip"), (DPSGD(noise=9.0), "sample_clip or lr")]
+)
+def test_where_noise_makes_losses_rise_the_advice_is_about_noise(method, clip):
+    fed = small(method)
+    words = "what helps then is more clients per round (cohort), less noise (noise, or a larger"
+    assert words in advice(fed) and advice(fed).endswith(f"or a smaller {clip}")
+    assert "standardize" in advice(small(FedAvg()))
 
 
 def test_a_resumed_run_keeps_the_ledger_to_the_bit(tmp_path):
@@ -255,7 +277,9 @@ def test_methods_that_would_tell_more_are_refused(name):
 
 def test_more_than_a_model_is_refused_and_leaves_no_folder(tmp_path):
     fed = small(Private(FedLG(select="gradient", layers=1)), "digits-cnn")
-    with pytest.raises(UserError, match="sends too: "):
+    with pytest.raises(
+        UserError, match=r"sends too: .*; have its upload .*, or leave out private.fe"
+    ):
         fed.fit(1, out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
 

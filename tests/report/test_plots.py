@@ -1,3 +1,4 @@
+import itertools
 import struct
 import threading
 import xml.dom.minidom
@@ -7,7 +8,16 @@ import pytest
 
 from fedhelix.core.errors import UserError
 from fedhelix.report.diagnostics import partition_plot
-from fedhelix.report.plots import comparison_plot, curves, draw_clients, draw_rounds, single
+from fedhelix.report.labels import folded
+from fedhelix.report.plots import (
+    bytes_plot,
+    comparison_plot,
+    curves,
+    draw_clients,
+    draw_rounds,
+    overview,
+    single,
+)
 from fedhelix.report.results import grouped
 from fedhelix.report.style import sheet
 from fedhelix.report.tables import comparison, markdown
@@ -62,6 +72,36 @@ def test_a_method_with_only_a_global_model(make_run, tmp_path):
         folder.append({"round": 2, "accuracy": 0.6})
     comparison_plot([folder], tmp_path / "plot.svg")
     assert "global model" in (tmp_path / "plot.svg").read_text()
+
+
+@pytest.mark.filterwarnings("error")  # of Matplotlib, where it finds no room
+@pytest.mark.parametrize("rows", [3, 9, 12, 24])
+def test_long_names_of_many_rows_cover_nothing(make_run, rows):
+    """The labels of a sweep: no legend over a panel, no label over another, nothing cut off."""
+    results = next(iter(grouped([make_run()]).values()))
+    names = [f"fedper (lr=0.{n:02}, momentum=0.5, partition=dirichlet:0.1)" for n in range(rows)]
+    groups = dict.fromkeys(names, results)
+    figures = [overview(groups), single(draw_rounds, curves(groups)), bytes_plot(groups)]
+    figures.append(single(draw_clients, curves(groups)))
+    for figure in figures:
+        figure.draw_without_rendering()
+        legends = [legend.get_window_extent() for legend in figure.legends]
+        panels = [axes.get_tightbbox() for axes in figure.axes]
+        for box in (*legends, *panels):
+            assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+            assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1
+        assert not any(box.overlaps(panel) for box in legends for panel in panels)
+        assert all(axes.get_window_extent().height > 1.3 * figure.dpi for axes in figure.axes)
+        for axes in figure.axes:
+            spans = [label.get_window_extent() for label in axes.get_yticklabels()]
+            spans = sorted((box.y0, box.y1) for box in spans)
+            assert all(low[1] <= high[0] for low, high in itertools.pairwise(spans))
+
+
+def test_words_stay_whole_where_they_almost_fit():
+    assert folded("fedavg (partition=dirichlet:0.1)", 22) == "fedavg\n(partition=dirichlet:0.1)"
+    assert folded("fedavg (attack=sign-flip)", 22) == "fedavg\n(attack=sign-flip)"
+    assert max(map(len, folded("x" * 100, 22).split("\n"))) == 22
 
 
 def test_clients_up_to_the_10th_percentile_of_the_table_are_in_full_colour(make_run):

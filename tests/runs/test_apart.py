@@ -36,6 +36,29 @@ def test_runs_apart_are_the_same_runs(tmp_path):
     assert list(map(accuracies, apart)) == list(map(accuracies, in_turn))
 
 
+OWN = """
+from dataclasses import dataclass
+from fedhelix import FedAvg, register
+
+@register("slow-ball")
+@dataclass(frozen=True)
+class SlowBall(FedAvg):
+    beta: float = 0.9
+"""
+
+
+def test_a_method_of_a_file_runs_apart(tmp_path):
+    (tmp_path / "ball.py").write_text(OWN)
+    values = {**SETTINGS, "rounds": 1, "method.beta": 0.5}
+    runs = {
+        tmp_path / f"seed{seed}": make_spec(f"{tmp_path}/ball.py", {**values, "seed": seed})
+        for seed in range(2)
+    }
+    assert Session(quiet=True, jobs=2).run_all(runs)
+    for path in runs:
+        assert RunFolder.open(path).config["method"]["beta"] == 0.5
+
+
 def test_time_that_is_up_stops_after_a_round_and_goes_on_later(tmp_path):
     runs = specs(tmp_path, 2, rounds=400)
     assert not Session.limited(1e-3, True, 2).run_all(runs)

@@ -155,6 +155,47 @@ def test_a_run_without_its_summary_is_summed_up_again(tmp_path):
     assert summary.read_text() == content
 
 
+GREETING = """
+import torch
+from dataclasses import dataclass
+from fedhelix import FedAvg, register
+
+@register("greeting")
+@dataclass(frozen=True)
+class Greeting(FedAvg):
+    "Sends a tensor beside the model."
+
+    def upload(self, local):
+        tree, kept = super().upload(local)
+        return {**tree, "hello": torch.zeros(1)}, kept
+"""
+
+
+def test_a_method_that_is_refused_at_its_first_upload_can_be_left_out(tmp_path, cli):
+    pytest.importorskip("dp_accounting")
+    (tmp_path / "greeting.py").write_text(GREETING)
+    options = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
+    options += ["--out", "c", "-q"]
+    done = cli("compare", "fedavg", "private+greeting.py", "local", *options)
+    assert done.code == 2 and done.err == (
+        "fedhelix: private cannot protect what greeting sends too: hello; have its upload send the "
+        "model alone, or leave out private+greeting.\n"
+    )
+    before = on_disk(tmp_path / "c/fedavg-seed0")
+    done = cli("compare", "fedavg", "local", *options)
+    assert done.code == 0 and on_disk(tmp_path / "c/fedavg-seed0") == before
+    assert cli("resume", "c", "-q").code == 0  # which goes on without it, too
+    # What has a run there stays.
+    assert "holds another comparison" in cli("compare", "fedavg", *options).err
+
+
+def test_a_comparison_keeps_what_its_methods_share(tmp_path):
+    note = {"methods": ["fedavg", "genfed"], "seeds": 1, "settings": SMALL}
+    assert not comparison._is_rest({**note, "methods": ["fedavg"]}, note, tmp_path)
+    note["methods"] = ["fedavg", "local"]
+    assert comparison._is_rest({**note, "methods": ["fedavg"]}, note, tmp_path)
+
+
 def test_a_folder_belongs_to_one_comparison(tmp_path):
     comparison.compare(["fedavg"], SMALL, 1, tmp_path / "c", session=QUIET)
     for methods, values, seeds in (

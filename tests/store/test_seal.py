@@ -106,7 +106,7 @@ def test_settings_are_changed_by_a_command_and_not_in_an_editor(cli, tmp_path):
     for command in ("resume", "report"):
         refused = cli(command, "run")
         assert refused.code == 2 and "config.toml' was changed" in refused.err
-    assert "`fedhelix resume --set`" in cli("resume", "run").err
+    assert "`resume --set` changes" in cli("resume", "run").err
     config.write_text(before)
     assert cli("resume", "run", "--set", "rounds=3", "-q").code == 0
     assert len(RunFolder.open(tmp_path / "run").records()) == 3

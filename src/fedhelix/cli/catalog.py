@@ -57,7 +57,8 @@ def methods(
             console.print(escape(paragraph), highlight=False)
         paper = fact["paper"]
         source = "a method of this library" if paper == "fedhelix" else f"paper: {escape(paper)}"
-        console.print(f"[dim]{source}[/]", highlight=False)
+        if paper:
+            console.print(f"[dim]{source}[/]", highlight=False)
         table = listing("option and default", "what it is")
         for option, detail in fact["options"].items():
             table.add_row(f"method.{option} = {detail['default']}", escape(detail["meaning"]))

@@ -106,14 +106,14 @@ def keys(
 ) -> None:
     """Make certificates for the server and a key pair for each site; existing files are kept."""
     need_flower()
-    from fedhelix.deploy.keys import last_day, make_certificates, make_site_key
+    from fedhelix.deploy.keys import make_certificates, make_site_key, validity
 
     make_certificates(folder / "keys", host or [])
     for name in sites or []:
         print(make_site_key(folder / "keys", name))
     print(
         f"Each site gets its own SITE.key and {folder / 'keys' / 'ca.pem'}; server.key stays here. "
-        f"The certificates are valid until {last_day(folder / 'keys')}."
+        f"The certificates {validity(folder / 'keys')}."
     )
 
 
@@ -245,11 +245,19 @@ def deploy_run(
             if words := submit.awaited(here, created.config):
                 typer.echo(f"fedhelix: {words}", err=True)
             done = submit.follow(control, created, quiet or None)
-    show_run(place, done, as_json)
+    show_run(place, done, as_json, advised=False)
 
 
 def deploy_resume(
     run: Annotated[Path, typer.Argument(help="A run folder that `fedhelix deploy run` made.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change the number of rounds (rounds=100) or evaluation.",
+        ),
+    ] = None,
     superlink: Superlink = None,
     folder: Folder = FOLDER,
     as_json: Json = False,
@@ -258,8 +266,11 @@ def deploy_resume(
     """Continue a run across sites that was stopped, from its last finished round."""
     control, _ = deployment(superlink, folder)
     with control, resumable(run, "deploy resume", where(superlink, folder)):
-        done = submit.follow(control, RunFolder.open(run), quiet or None)
-    show_run(run, done, as_json)
+        begun = RunFolder.open(run)
+        if changes:
+            submit.change(control, begun, changes)
+        done = submit.follow(control, begun, quiet or None)
+    show_run(run, done, as_json, advised=False)
 
 
 commands = App(

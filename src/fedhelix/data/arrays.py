@@ -14,7 +14,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.metrics import IGNORED
 from fedhelix.core.options import checks_arguments
 from fedhelix.core.seeds import numpy_draw
-from fedhelix.data.checks import check_columns, describe
+from fedhelix.data.checks import check_columns, describe, describe_targets
 from fedhelix.data.columns import (
     common_class_names,
     feature_names,
@@ -121,7 +121,7 @@ def assembled(
     count = count_classes(classes, y, y_test)
     y, y_test = as_targets([y, y_test], classes, count, name)
     if classes == "auto" and count is not None:
-        note_unused(min(int(y.min()), int(y_test.min())), count, name)
+        note_unused(torch.cat([y, y_test]).unique(), count, name)
     fields = None
     if isinstance(x, Parts) or isinstance(x_test, Parts):
         both = joined([x, x_test], called)
@@ -202,6 +202,7 @@ def from_clients(
     tested = [f"test part {index} of '{name}'" for index in range(len(raw_tests) or len(raw))]
     everybody = [*zip(called, raw, strict=True), *zip(tested, raw_tests, strict=False)]
     check_columns({whose: x for whose, (x, _) in everybody})
+    kinds, classes = common_class_names(parts, classes, name)
     targets, labels = coded([pair for _, pair in everybody], [whose for whose, _ in everybody])
     read = [read_pair(x, y, whose) for (whose, (x, _)), y in zip(everybody, targets, strict=True)]
     train, tests = read[: len(raw)], read[len(raw) :]
@@ -225,7 +226,7 @@ def from_clients(
         owners_test=None if has_common_test else owners_test, labels=labels,
         columns=input_names(parts[0], called[0]) or feature_names(raw[0][0]),
     )  # fmt: skip
-    return with_class_names(data, common_class_names(parts, name))
+    return with_class_names(data, kinds)
 
 
 def raw_test_parts(test: Any, clients: int, name: str) -> list[tuple[Any, Any]]:
@@ -308,6 +309,7 @@ def pool_targets(parts: Sequence[Pair], called: Sequence[str]) -> Tensor:
         same = y.shape[1:] == first.shape[1:] or of_tokens
         if not same or y.is_floating_point() != first.is_floating_point():
             raise UserError(
-                f"{whose} has targets of {describe(y)}, the first of {describe(first)}."
+                f"{whose} has targets of shape {describe_targets(y)}, the first of "
+                f"{describe_targets(first)}; give all of them one shape and one type."
             )
     return cat_padded([y for _, y in parts], IGNORED)

@@ -49,6 +49,11 @@ def describe(x: Tensor) -> str:
     return f"{'×'.join(map(str, x.shape[1:])) or 1} {str(x.dtype).removeprefix('torch.')}"
 
 
+def describe_targets(y: Tensor) -> str:
+    """Shape and type of all targets, for people; N and N×1 are not the same."""
+    return f"{'×'.join(['N', *map(str, y.shape[1:])])} ({str(y.dtype).removeprefix('torch.')})"
+
+
 def _check_inputs(pool: Pool) -> None:
     data_name, x_name, x, y_name, y, owners = pool
     for name, value in ((x_name, x), (y_name, y)):

@@ -19,7 +19,7 @@ from fedhelix.core.metrics import IGNORED
 from fedhelix.core.options import checks_options
 from fedhelix.core.parts import Inputs
 from fedhelix.core.seeds import numpy_draw
-from fedhelix.data.checks import Pool, check_pool, describe
+from fedhelix.data.checks import Pool, check_pool, describe, describe_targets
 from fedhelix.data.fields import WIDTHS, Fields
 from fedhelix.data.sampling import stratified
 
@@ -257,8 +257,8 @@ class Dataset:
             )
         if self.y.shape[1:] != other.y.shape[1:]:
             raise UserError(
-                f"{other.name} has targets of {describe(other.y)}, "
-                f"'{self.name}' has {describe(self.y)}; give targets of that shape."
+                f"{other.name} has targets of shape {describe_targets(other.y)}, "
+                f"'{self.name}' has {describe_targets(self.y)}; give targets of that shape."
             )
         pairs = {
             part: (getattr(self, part), getattr(other, part).to(self.x.device)) for part in POOLS

@@ -15,7 +15,7 @@ import numpy as np
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.options import checks_arguments
 from fedhelix.data.arrays import from_arrays, from_clients
-from fedhelix.data.columns import class_names, has_splits
+from fedhelix.data.columns import class_names, has_splits, named_classes
 from fedhelix.data.datasets import Dataset, with_class_names
 from fedhelix.data.owners import read_owners
 from fedhelix.data.readers import damaged
@@ -193,7 +193,8 @@ def from_hub(
     whose = read_owners(list(data[owner]), f"'{name or 'hub'}'")
     groups = {one: whose == one for one in dict.fromkeys(whose.tolist())}
     parts = {one: (inputs[own], labels[own]) for one, own in groups.items()}
-    return with_class_names(from_clients(parts, name=name or "hub"), class_names(data, y))
+    hub = from_clients(parts, classes=named_classes("auto", data, y), name=name or "hub")
+    return with_class_names(hub, class_names(data, y))
 
 
 class Folder(NamedTuple):

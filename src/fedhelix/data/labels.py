@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from fedhelix.core.errors import UserError, unknown
 from fedhelix.data.fields import Parts, is_ragged
 from fedhelix.data.reading import first_missing, is_text, label_array
 
+FEW = 3  # names in a sentence
 RawPair = tuple[Any, Any]  # x and y as the user gives them
 
 
@@ -35,13 +37,22 @@ def coded(
 
 
 def numbered(pair: RawPair, names: Sequence[str] | None, where: str) -> Any:
-    """Labels as the numbers of classes with these names (None: they have none); numbers stay."""
+    """Labels as the numbers of classes with these names (None: they have none); numbers stay, with
+    a warning where there are names.
+    """
     (codes,), texts = coded([pair], [where])
     if texts is None:
         if any(one.isdecimal() and one != str(place) for place, one in enumerate(names or ())):
             raise UserError(
                 f"y of {where} holds numbers, which could be names or places of the classes "
                 f"{', '.join(names or ())}; give these names, as text."
+            )
+        if names:
+            listed = ", ".join(f"{place} is '{one}'" for place, one in enumerate(names[:FEW]))
+            warnings.warn(
+                f"y of {where} holds numbers, which are taken as places of the classes ({listed}"
+                f"{', ...' if len(names) > FEW else ''}); to be sure, give names, as text.",
+                stacklevel=5,
             )
         return codes
     if names is None:

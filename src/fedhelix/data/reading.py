@@ -279,6 +279,8 @@ def _plain(objects: np.ndarray) -> np.ndarray:
 
 def as_tensor(values: Any, where: str) -> Tensor:
     """Numbers as uint8, bool, int64 or float32; arrays of such a type are not copied."""
+    if isinstance(values, Tensor) and values.layout is not torch.strided:
+        raise UserError(f"{where} is a sparse tensor; its to_dense() makes one that can be read.")
     if not isinstance(values, Tensor):
         try:
             array = as_array(values)
@@ -300,6 +302,8 @@ def as_tensor(values: Any, where: str) -> Tensor:
             raise UserError(f"{where} must be numbers, not {kind}.")
         if array.dtype.kind == "u" and array.dtype != np.uint8:
             array = array.astype(np.int64)  # torch knows few unsigned types
+        if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+            array = array.astype(np.float64)  # torch knows no longer ones
         values = torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
     if values.is_floating_point():
         return as_float32(values.detach(), where)

@@ -11,7 +11,14 @@ import numpy as np
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.options import checks_arguments
 from fedhelix.data.arrays import from_arrays
-from fedhelix.data.columns import class_names, column_of, names_of, read_inputs_of, target_of
+from fedhelix.data.columns import (
+    class_names,
+    column_of,
+    named_classes,
+    names_of,
+    read_inputs_of,
+    target_of,
+)
 from fedhelix.data.datasets import Dataset, with_class_names
 from fedhelix.data.targets import Classes
 
@@ -62,6 +69,8 @@ def from_table(
     owners_test = None
     if owner is not None and test is not None and owner in names_of(test):
         owners_test = column_of(test, owner)
+    if len(targets) == 1:
+        classes = named_classes(classes, table, targets[0])
     data = from_arrays(
         x, y, x_test, y_test, classes, name,
         owners=owners, owners_test=owners_test, seed=seed,

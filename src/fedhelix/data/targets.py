@@ -47,15 +47,23 @@ def count_classes(classes: Classes, targets: Tensor, test_targets: Tensor) -> in
     return 1 + largest
 
 
-def note_unused(first: int, count: int, name: str) -> None:
-    """Say that labels do not begin at 0; they are kept as they are."""
-    if first > 0:
-        warnings.warn(
-            f"the labels of '{name}' begin at {first}, so {first} of the {count} classes "
-            f"{'has' if first == 1 else 'have'} no samples; number classes from 0 (y - {first}), "
-            f"or give classes={count} if they are right.",
-            stacklevel=5,
-        )
+def note_unused(labels: Tensor, count: int, name: str) -> None:
+    """Say that these labels do not begin at 0, or are the fewest of so many classes; they are kept
+    as they are.
+    """
+    first, unused = int(labels.min()), count - len(labels)
+    if first <= 0 and unused <= len(labels):
+        return
+    what = f"begin at {first}" if first > 0 else f"go up to {count - 1}"
+    how = "number classes from 0" + (f" (y - {first})" if unused == first else " without gaps")
+    if unused != first:
+        how += ", or give them as text (y.astype(str))"
+    warnings.warn(
+        f"the labels of '{name}' {what}, so {unused} of the {count} classes "
+        f"{'has' if unused == 1 else 'have'} no samples; {how}, or give classes={count} if they "
+        "are right.",
+        stacklevel=5,
+    )
 
 
 def as_targets(

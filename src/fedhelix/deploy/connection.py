@@ -62,28 +62,50 @@ AWAY = (httpx.codes.BAD_GATEWAY, httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.GA
 KeyPair = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 
 
-def repeated(
-    superlink: str, connected: threading.Event, call: Callable[[Any], Any], request: Any
-) -> Any:
-    """The server's answer to a request, which is repeated for as long as nobody is there.
+class Repeat:
+    """Sends requests to a server, and repeats them for as long as nobody is there.
 
-    `connected` is cleared meanwhile. A server that refuses the request, or whose certificate is not
-    the one that it should be, raises an httpx.HTTPError.
+    `connected` is cleared meanwhile. Flower sends the objects of a message in several threads, of
+    which one says that it waits.
     """
-    wait = FIRST_WAIT
-    while True:
+
+    def __init__(self, superlink: str, connected: threading.Event):
+        self.superlink, self.connected = superlink, connected
+        self._speaking = threading.Lock()
+
+    def __call__(self, call: Callable[[Any], Any], request: Any) -> Any:
+        """The answer to a request.
+
+        A server that refuses it, or whose certificate is not the one that it should be, raises an
+        httpx.HTTPError.
+        """
+        wait, speaks = FIRST_WAIT, False
         try:
-            return call(request)
-        except httpx.TransportError as problem:
-            if any(word in str(problem).lower() for word in ("certificate", "ssl", "tls")):
-                raise
-        except httpx.HTTPStatusError as problem:
-            if problem.response.status_code not in AWAY:
-                raise
-        connected.clear()
-        say(f"there is no connection to {superlink}; the next attempt is in {wait:g} s", "warning")
-        time.sleep(wait)
-        wait = min(2 * wait, LONGEST_WAIT)
+            while True:
+                try:
+                    return call(request)
+                except httpx.HTTPError as problem:
+                    if not is_away(problem):
+                        raise
+                self.connected.clear()
+                speaks = speaks or self._speaking.acquire(blocking=False)
+                if speaks:
+                    words = f"there is no connection to {self.superlink}"
+                    say(f"{words}; the next attempt is in {wait:g} s", "warning")
+                time.sleep(wait)
+                wait = min(2 * wait, LONGEST_WAIT)
+        finally:
+            if speaks:
+                self._speaking.release()
+
+
+def is_away(problem: httpx.HTTPError) -> bool:
+    """Whether nobody answered; a server may be there and refuse, or have another certificate."""
+    if isinstance(problem, httpx.HTTPStatusError):
+        return problem.response.status_code in AWAY
+    words = ("certificate", "ssl", "tls")
+    is_transport = isinstance(problem, httpx.TransportError)
+    return is_transport and not any(word in str(problem).lower() for word in words)
 
 
 @contextmanager
@@ -102,7 +124,7 @@ def activated(
     with FleetHttpClient.from_server_address(
         superlink, False, root, interceptors=interceptors
     ) as client:
-        repeat = partial(repeated, superlink, connected)
+        repeat = Repeat(superlink, connected)
 
         def activate(request: ActivateNodeRequest) -> Any:
             _deactivate(client, node_file)

@@ -27,6 +27,7 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.version import __version__
+from fedhelix.deploy.connection import is_away
 from fedhelix.deploy.hints import serve_command, where
 from fedhelix.deploy.keys import read_certificate, read_public_key
 
@@ -193,6 +194,13 @@ class Control:
         try:
             yield
         except httpx.TransportError as problem:
+            if not is_away(problem):
+                raise UserError(
+                    f"the SuperLink at {self.address} has a certificate that is not accepted "
+                    f"({problem}): it has expired, is for another name, or '{self.folder}' is "
+                    f"another server's; `fedhelix deploy keys{where(None, self.folder)}` says "
+                    "until when it is valid, and docs/deployment.md how to replace it."
+                ) from None
             raise UserError(
                 f"there is no SuperLink at {self.address} ({problem}); start one with "
                 f"`{serve_command(self.address, self.folder)}`, or "

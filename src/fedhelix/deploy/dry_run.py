@@ -72,7 +72,8 @@ def reveals(site: Site, spec: RunSpec, extra: int = 0, experiment: str = "") -> 
         if isinstance(part, Private):
             sites = part.noise_by == "clients"
             who = "every site adds its share of the noise" if sites else "the server adds the noise"
-            whom = "all who see the sum only" if sites else "all but the server, which sees them"
+            seen = "them" if needs.masks is None else "their sum"
+            whom = "all who see the sum only" if sites else f"all but the server, which sees {seen}"
             yield f"  They are clipped, and {who}:"
             yield f"  epsilon {part.epsilon:g}, delta {part.delta:g} for {whom}."
             if part.quantile is not None and site.policy.max_clip is not None:
@@ -81,8 +82,8 @@ def reveals(site: Site, spec: RunSpec, extra: int = 0, experiment: str = "") -> 
             budget = f"epsilon {part.epsilon:g}, delta {part.delta:g}"
             yield f"  The gradient of every sample is clipped and gets noise: {budget}."
     if site.policy.metrics:
-        yield "every round: its training loss; when evaluated: the scores of its own model;"
-        yield "  both without noise."
+        yield "every round: its training loss; when evaluated: the scores of the models that it"
+        yield "  uses and receives; all without noise."
 
 
 def _check_noise(site: Site, spec: RunSpec, extra: int) -> None:

@@ -58,6 +58,17 @@ def last_day(folder: Path) -> datetime.date:
     return _server_pem(folder).not_valid_after_utc.date()
 
 
+def validity(folder: Path) -> str:
+    """Until when the certificates are valid, or what to do if they no longer are."""
+    end = last_day(folder)
+    if end >= datetime.date.today():
+        return f"are valid until {end}"
+    return (
+        f"expired on {end}, so that no site connects: make new ones with `fedhelix deploy keys "
+        "--host NAME --folder renewed`, and replace them as docs/deployment.md says"
+    )
+
+
 def _server_pem(folder: Path) -> x509.Certificate:
     path = folder / "server.pem"
     _no_folders(path)

@@ -30,7 +30,7 @@ from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.core.files import remove_leftovers, write_atomically
 from fedhelix.deploy.control import Control
 from fedhelix.deploy.hints import where
-from fedhelix.deploy.keys import last_day, make_certificates, make_site_key
+from fedhelix.deploy.keys import last_day, make_certificates, make_site_key, validity
 from fedhelix.deploy.logs import say
 from fedhelix.deploy.remote_data import common_source
 from fedhelix.store.lock import Lock
@@ -101,7 +101,10 @@ def become_superlink(folder: Path, host: str, port: int) -> None:
     folder = folder.resolve()
     end = last_day(folder / "keys")
     if end - datetime.date.today() < SOON:
-        say(f"the server's certificate is valid until {end}, and no site connects after", "warning")
+        words = f"is valid until {end}, and no site connects after"
+        if end < datetime.date.today():
+            words = validity(folder / "keys")
+        say(f"the server's certificate {words}", "warning")
     check_port(host, port)
     command = superlink_command(folder, host, port)
     os.execve(command[0], command, environment(folder))

@@ -16,6 +16,7 @@ from fedhelix.core.errors import UserError
 
 VARIABLE = "FEDHELIX_LOG_FORMAT"  # the processes that a command starts inherit it
 FORMATS = ("text", "json")
+WRITING = threading.Lock()  # the threads of a process, one line after the other
 
 
 def choose_format(name: str) -> None:
@@ -38,13 +39,19 @@ def say(line: str, level: str = "info") -> None:
 def write(text: str, level: str = "info") -> None:
     """Whole sentences to stderr."""
     line = as_json("fedhelix", level, text) if in_json() else f"fedhelix: {text}"
-    print(line, file=sys.stderr, flush=True)
+    _put(line)
 
 
 def write_traceback(*problem: Any) -> None:
     """An exception to stderr, by default the one that is being handled."""
     text = "".join(traceback.format_exception(*problem or sys.exc_info())).rstrip()
-    print(as_json("python", "error", text) if in_json() else text, file=sys.stderr, flush=True)
+    _put(as_json("python", "error", text) if in_json() else text)
+
+
+def _put(line: str) -> None:
+    with WRITING:
+        sys.stderr.write(f"{line}\n")  # `print` would write the line's end by itself
+        sys.stderr.flush()
 
 
 def as_json(source: str, level: str, message: str) -> str:

@@ -22,8 +22,9 @@ from fedhelix.deploy.policy import UNTAKEN, RoundPolicy, also, cohort_size, samp
 from fedhelix.deploy.remote_data import OWN
 from fedhelix.federation.devices import Devices
 from fedhelix.federation.inputs import check_apart, check_forging
+from fedhelix.federation.resuming import check_rounds
 from fedhelix.runs.config import Config
-from fedhelix.runs.spec import RunSpec, read_spec
+from fedhelix.runs.spec import RunSpec, changed_settings, changed_spec, read_spec
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import Progress
 
@@ -142,17 +143,44 @@ def awaited(here: Sequence[str], config: Mapping[str, Any]) -> str | None:
     )
 
 
-def follow(control: Control, folder: RunFolder, quiet: bool | None = None) -> dict[str, Any]:
-    """Submit a run, unless it is running already, and follow it to its end; returns its summary.
-
-    A run that is cut short is submitted again.
-    """
-    spec = read_spec(folder.config, folder.path)
+def _begun(folder: RunFolder) -> RunSpec:
+    """What a run across sites was begun with."""
     if "deployment" not in folder.config:
         raise UserError(
             f"'{folder.path}' is no run of a deployment; continue it with "
             f"`fedhelix resume {shlex.quote(str(folder.path))}`."
         )
+    return read_spec(folder.config, folder.path)
+
+
+def change(control: Control, folder: RunFolder, changes: Sequence[str]) -> None:
+    """Change settings, KEY=VALUE, of a run that does not go on just now: more rounds, for one.
+
+    Without its summary it is no longer complete. A kill before the new settings are written leaves
+    a run that goes on as it was.
+    """
+    begun, path = _begun(folder), folder.path
+    spec = changed_spec(begun, path, changes, command=("deploy", "run"))
+    _check_effects(spec.config)
+    check_rounds(spec.config.rounds, folder.rounds_saved, path)
+    if control.active_run_id(path) is not None:
+        how = shlex.join(["fedhelix", "deploy", "resume", str(path)])
+        raise UserError(
+            f"'{path}' is running, and keeps its settings meanwhile; follow it with `{how}`, and "
+            "change them when it has ended or was stopped."
+        )
+    with folder:
+        if spec.config.rounds > folder.rounds_saved:
+            folder.remove_summary()
+        folder.change(**changed_settings(begun, spec))
+
+
+def follow(control: Control, folder: RunFolder, quiet: bool | None = None) -> dict[str, Any]:
+    """Submit a run, unless it is running already, and follow it to its end; returns its summary.
+
+    A run that is cut short is submitted again.
+    """
+    spec = _begun(folder)
     folder.verify()  # also where the run is over, and nobody reads its checkpoint
     rounds, label, done = spec.config.rounds, spec.method.label, folder.rounds_saved
     attempts = 0  # since the last new round

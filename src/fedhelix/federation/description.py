@@ -22,13 +22,14 @@ from fedhelix.core.options import options_of
 from fedhelix.core.registry import is_file
 from fedhelix.data import UNSHIFTED, Dataset, Scaling, ServerData, Shift, partitions
 from fedhelix.data.datasets import POOLS
+from fedhelix.data.scaling import targets_advice
 from fedhelix.engines.local import Training
 from fedhelix.federation.devices import FILES, RATES, Devices
 from fedhelix.federation.sampling import Newcomers, Participation
 from fedhelix.federation.setup import FederationSettings, FederationSetup
 from fedhelix.robust.attacks import Attack
 from fedhelix.store import RunFolder
-from fedhelix.store.records import Record
+from fedhelix.store.records import ADVICE, GENTLER, Record
 
 GROUPS = {
     "training": Training,
@@ -299,3 +300,12 @@ def _agree(key: str, mine: Any, its: Any) -> bool:
         usual = toml.loads(toml.dumps(options_of(GROUPS[key], FederationSettings())))
         its = located({**usual, **(its or {})})
     return bool(mine == its)
+
+
+def advice(fed: FederationSetup) -> str:
+    """What may help when training diverges: the method's own words, or those for all."""
+    if own := fed.method.capabilities.if_loss_rises:
+        return own
+    if targets := targets_advice(fed.data):
+        return f"what may help: {targets} and large inputs (standardize), {GENTLER}"
+    return f"what may help: {ADVICE}"

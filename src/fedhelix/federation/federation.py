@@ -8,19 +8,18 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from fedhelix.core.errors import UserError
+from fedhelix.core.errors import NoMoreRounds, UserError
 from fedhelix.core.method import Context, Method
 from fedhelix.core.objective import Loss, Metric
 from fedhelix.core.options import checks_arguments, convert, without_effect
-from fedhelix.data import Dataset, Partition
-from fedhelix.data.scaling import targets_advice
+from fedhelix.data import Partition
 from fedhelix.engines import Engine
 from fedhelix.engines.kernels import Kernels
 from fedhelix.engines.local import Setup
 from fedhelix.federation import description, evaluation, loop, newcomers
 from fedhelix.federation.inputs import Model
 from fedhelix.federation.provenance import device_name, versions
-from fedhelix.federation.resuming import settle
+from fedhelix.federation.resuming import check_rounds, end_here, settle
 from fedhelix.federation.run import Run
 from fedhelix.federation.setup import FederationSettings, FederationSetup
 from fedhelix.federation.sinks import (
@@ -35,16 +34,10 @@ from fedhelix.federation.sinks import (
 from fedhelix.federation.state import FederationState
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import Progress
-from fedhelix.store.records import ADVICE, GENTLER, Record, is_stalled
+from fedhelix.store.records import Record, is_stalled
 from fedhelix.store.trackers import check_tracker, tracker
 
 Place = Literal["memory", "disk"]
-
-
-def _usual_advice(data: Dataset) -> str:
-    """What may help when training diverges, whatever the method."""
-    advice = targets_advice(data)
-    return f"{advice} and large inputs (standardize), {GENTLER}" if advice else ADVICE
 
 
 class Federation(FederationSetup):
@@ -187,12 +180,8 @@ class Federation(FederationSetup):
                     str(self.device), on_disk=client_state == "disk",
                 )  # fmt: skip
                 self._prepare(run, folder_sink, resume)
-                if resume and rounds < (done := run.state.round):
-                    raise UserError(
-                        f"'{out}' has {done} rounds already, so rounds must be {done} or more, not "
-                        f"{rounds}."
-                    )
                 if resume:
+                    check_rounds(rounds, run.state.round, out)
                     settle(run, rounds, eval_every, config or {})
                 sinks.append(folder_sink)
             if not run.state.round:
@@ -206,8 +195,8 @@ class Federation(FederationSetup):
                 final_work=self.method.capabilities.final_work,
             )  # fmt: skip
             sinks.append(ProgressSink(progress, list(run.records)))
-            advice = self.method.capabilities.if_loss_rises
-            sinks.append(DivergenceSink(list(run.records), advice, _usual_advice(self.data)))
+            soon = bool(self.method.capabilities.if_loss_rises)
+            sinks.append(DivergenceSink(list(run.records), description.advice(self), soon))
             sinks.append(UntrainedSink(list(run.records)))
             if watch is not None:
                 sinks.append(WatchSink(watch))
@@ -224,16 +213,24 @@ class Federation(FederationSetup):
     def _rounds(
         self, run: Run, rounds: int, eval_every: int, patience: int | None
     ) -> Iterator[tuple[Record, FederationState]]:
-        """The rounds that are left, which become part of the run; none once validation stalls."""
+        """The rounds that are left, which become part of the run; none once validation stalls, or
+        nobody may take part any more.
+        """
         metric = self.objective.name
         if patience is not None and is_stalled(run.records, metric, patience):
             return
-        for record, state in self.run_rounds(rounds, run.state, eval_every):
-            run.records.append(record)
-            run.state = state
-            yield record, state
-            if patience is not None and is_stalled(run.records, metric, patience):
-                return
+        try:
+            for record, state in self.run_rounds(rounds, run.state, eval_every):
+                run.records.append(record)
+                run.state = state
+                yield record, state
+                if patience is not None and is_stalled(run.records, metric, patience):
+                    return
+        except NoMoreRounds as problem:
+            if not run.state.round:
+                raise
+            warnings.warn(f"the run ends after round {run.state.round}: {problem}", stacklevel=2)
+            end_here(run, eval_every)
 
     def _check_patience(self, patience: int | None) -> None:
         if patience is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedhelix.components.subnetworks import resized
+from fedhelix.core.copies import copied
 from fedhelix.core.errors import UnusableMessage, UserError
 from fedhelix.core.hooks import checked
 from fedhelix.core.layers import Layers
@@ -21,7 +21,7 @@ from fedhelix.core.metrics import IGNORED
 from fedhelix.core.parts import each
 from fedhelix.core.tree import Tree, payload_bytes, take, to_device
 from fedhelix.data import UNSHIFTED, Dataset, Split, from_clients
-from fedhelix.data.columns import features_of, pair_of
+from fedhelix.data.columns import features_of, pair_of, with_names
 from fedhelix.data.fields import Fields, Parts, fitted, width
 from fedhelix.data.labels import numbered
 from fedhelix.data.reading import read_inputs
@@ -125,7 +125,7 @@ def inherit(
         dialogue = _dialogue(fed, state.server, fed.clients, replace(ctx, clients=fed.clients))
     finally:
         fed.change_setup(setup)
-    heir, example = copy.deepcopy(module).cpu(), fed.data.prepare(fed.data.x[:8])
+    heir, example = copied(module).cpu(), fed.data.prepare(fed.data.x[:8])
     target = Layers.of(heir, each(lambda part: part.cpu(), example))
     sent = dialogue.payload.get("model", {})
     if fed.method.capabilities.packed_downloads:  # which may be a part, of another width again
@@ -191,6 +191,8 @@ def with_client(fed: FederationSetup, data: Any) -> Setup:
 def _read(data: Any, known: Dataset, seed: int) -> Dataset:
     """A newcomer's data, whose columns and labels mean what they mean in the known data."""
     x, y = pair_of(data, "the newcomer", known.columns)
+    if known.labels:
+        y = with_names(y, data, "the newcomer")  # its numbers may mean other classes
     fields = known.fields
     x = features_of(x, known.columns, fields is not None and fields.named)
     samples = read_inputs(x, "x of the newcomer")
@@ -207,7 +209,7 @@ def _read(data: Any, known: Dataset, seed: int) -> Dataset:
         if lacking > 0 and mine.y.shape[1] + lacking == known.y.shape[1]:  # classes of tokens
             longer = [F.pad(part, (0, lacking), value=IGNORED) for part in (mine.y, mine.y_test)]
             mine = replace(mine, y=longer[0], y_test=longer[1])
-    if mine.y.dtype == known.y.dtype:
+    if mine.y.dtype == known.y.dtype or mine.y.shape[1:] != known.y.shape[1:]:
         return mine
     for targets in (mine.y, mine.y_test):  # labels, or classes of tokens or pixels
         outside = (targets < 0) & (targets != IGNORED) | (targets >= known.outputs)

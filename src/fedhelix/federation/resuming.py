@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from fedhelix.core.errors import UserError
 from fedhelix.federation.evaluation import evaluate, without_evaluation
 from fedhelix.federation.run import Run
 from fedhelix.store.records import Record
+
+
+def check_rounds(rounds: int, done: int, where: str | Path) -> None:
+    """Refuse fewer rounds than there are."""
+    if rounds < done:
+        raise UserError(
+            f"'{where}' has {done} rounds already, so rounds must be {done} or more, not {rounds}."
+        )
 
 
 def settle(run: Run, rounds: int, eval_every: int, settings: Mapping[str, Any]) -> None:
@@ -35,6 +45,14 @@ def settle(run: Run, rounds: int, eval_every: int, settings: Mapping[str, Any]) 
         run.records[-1] = record
         if not ends:
             folder.remove_summary()
+
+
+def end_here(run: Run, eval_every: int) -> None:
+    """The round that a run has just had was its last one."""
+    if run.folder is not None:
+        settle(run, run.state.round, eval_every, {})
+    elif not run.federation.engine.deployed:
+        run.records[-1] = _evaluated_again(run, run.state.round, evaluated=True)
 
 
 def _evaluated_again(run: Run, rounds: int, evaluated: bool) -> Record:

@@ -63,7 +63,9 @@ class Run:
         if self.made_by is not None:
             facts["engine"] = self.made_by
         agreement = description.cluster_agreement(self.federation, self.records)
-        return summarise(self.records, facts | {"clients": self.clients} | agreement, name)
+        summary = summarise(self.records, facts | {"clients": self.clients} | agreement, name)
+        helps = description.advice(self.federation) if summary["diverged"] else None
+        return summary | {"advice": helps}
 
     def _repr_html_(self) -> str:
         """The result as a small table, where a notebook shows the run."""

@@ -13,7 +13,6 @@ from fedhelix.federation.state import FederationState
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import Progress
 from fedhelix.store.records import (
-    ADVICE,
     RISING,
     Record,
     diverged_since,
@@ -160,26 +159,24 @@ FEW = 3  # rounds that tell whether clients train at all
 
 
 class DivergenceSink(Sink):
-    """Warns once when training has diverged; with the method's own advice already where losses
-    have risen and models get no better.
+    """Warns once when training has diverged; with `soon` already where losses have risen and models
+    get no better.
     """
 
-    def __init__(self, earlier: list[Record], advice: str = "", usual: str = ADVICE):
-        self.records, self.advice, self.warned = earlier, advice, False
-        self.usual = usual  # advice for all methods
+    def __init__(self, earlier: list[Record], advice: str, soon: bool = False):
+        self.records, self.advice, self.soon, self.warned = earlier, advice, soon, False
 
     def update(self, record: Record, state: FederationState) -> None:
         """Compare the last rounds with the first one."""
         self.records.append(record)
         if self.warned:
             return
-        problem = self._rising() if self.advice else ""
+        problem = self._rising() if self.soon else ""
         if since := diverged_since(self.records):
             problem = f"training has diverged since round {since}{self._change()}"
         if problem:
             self.warned = True
-            advice = self.advice or f"what may help: {self.usual}"
-            warnings.warn(f"{problem}; {advice}.", stacklevel=3)
+            warnings.warn(f"{problem}; {self.advice}.", stacklevel=3)
 
     def _rising(self) -> str:
         losses = risen(self.records)

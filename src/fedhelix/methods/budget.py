@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedhelix.components.accounting import Accounting, Ledger
-from fedhelix.core.errors import UserError
+from fedhelix.core.errors import NoMoreRounds
 from fedhelix.core.method import Context
 from fedhelix.core.options import option
 from fedhelix.core.tree import Tree
 from fedhelix.core.wrapper import Wrapper
+
+NOISE_ADVICE = (
+    "the noise may drown what clients learn, and what helps then is more clients per round "
+    "(cohort), less noise (noise, or a larger epsilon), or {}"
+)
 
 
 @dataclass(frozen=True)
@@ -31,9 +37,11 @@ class Budgeted(Wrapper):
 
     def select_clients(self, server: Tree, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
         """Server: whoever has enough left of its budget for one more round."""
+        ledger = self._ledger(server[self.books], ctx)
+        self._record(ledger, ctx)  # aggregation replaces it, unless nobody uploads anything
         able = set(self._able(server, ctx))
         if not able:
-            raise UserError(
+            raise NoMoreRounds(
                 f"the budget epsilon = {self.epsilon:g} is spent: no client can take part in round "
                 f"{ctx.round + 1}; run fewer rounds, or raise noise or epsilon."
             )
@@ -70,9 +78,23 @@ class Budgeted(Wrapper):
         rates = {client: self._rate(client, ctx) for client in clients}
         spent = self._ledger(server[self.books], ctx).charged(rates, self._sums(ctx))
         books = {**server[self.books], "ledger": spent}
-        ctx.metadata["epsilon"] = self._ledger(books, ctx).epsilons()
-        ctx.metadata["noise"] = books["noise"]
+        self._record(self._ledger(books, ctx), ctx)
+        left = [i for i in ctx.present if i not in self._able({self.books: books}, ctx)]
+        first = len(self._able(server, ctx)) == len(ctx.present)
+        if left and first and ctx.round + 1 < ctx.rounds:
+            named = f"client {left[0]}" if len(left) == 1 else f"{len(left)} clients"
+            warnings.warn(
+                f"the budget epsilon = {self.epsilon:g} of {named} is spent after round "
+                f"{ctx.round + 1}: whoever has spent it takes no part any more, so that rounds get "
+                "smaller; raise noise or epsilon, run fewer rounds, or draw from more clients.",
+                stacklevel=2,
+            )
         return books
+
+    def _record(self, ledger: Ledger, ctx: Context) -> None:
+        """The round's record says what every client has spent, and with which noise."""
+        ctx.metadata["epsilon"] = ledger.epsilons()
+        ctx.metadata["noise"] = ledger.noise
 
     def _able(self, server: Tree, ctx: Context) -> list[int]:
         """Who has enough left for one more round."""

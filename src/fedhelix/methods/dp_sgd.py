@@ -28,7 +28,7 @@ from fedhelix.core.parts import Inputs, each
 from fedhelix.core.registry import register
 from fedhelix.core.tree import Tree
 from fedhelix.core.wrapper import CLIENT_HOOKS
-from fedhelix.methods.budget import Budgeted
+from fedhelix.methods.budget import NOISE_ADVICE, Budgeted
 from fedhelix.methods.fedavg import FedAvg
 
 UNPROTECTED = (*CLIENT_HOOKS, "select_clients")
@@ -51,7 +51,13 @@ class DPSGD(Budgeted):
     @property
     def capabilities(self) -> Capabilities:
         """What uploads hold is protected already, whoever looks at them."""
-        return replace(super().capabilities, sample_gradients=True, complete_uploads=True)
+        helps = NOISE_ADVICE.format("a smaller sample_clip or lr")
+        return replace(
+            super().capabilities,
+            sample_gradients=True,
+            complete_uploads=True,
+            if_loss_rises=helps,
+        )
 
     def check_inner(self, layers: Layers | None = None) -> None:
         """Refuse networks and methods that mix samples, or use them in other ways."""

@@ -18,8 +18,8 @@ from fedhelix.core.method import Capabilities, Context, LocalRound, Method, Uplo
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
 from fedhelix.core.tree import State, Tree, take
-from fedhelix.core.wrapper import beyond_a_sum
-from fedhelix.methods.budget import Budgeted
+from fedhelix.core.wrapper import beyond_a_sum, refuse_more
+from fedhelix.methods.budget import NOISE_ADVICE, Budgeted
 from fedhelix.methods.fedavg import FedAvg
 
 COUNT_NOISE = 10.0  # on the count of short updates, in that on their sum
@@ -52,7 +52,10 @@ class Private(Budgeted):
     def capabilities(self) -> Capabilities:
         """Nobody outside may look at single uploads."""
         whole = self.inner.capabilities.complete_uploads
-        return replace(super().capabilities, complete_uploads=whole, outermost=True)
+        helps = NOISE_ADVICE.format("a smaller clip")
+        return replace(
+            super().capabilities, complete_uploads=whole, outermost=True, if_loss_rises=helps
+        )
 
     def check_inner(self, layers: Layers | None = None) -> None:
         """Refuse methods that would tell more of a client than the noisy sum of updates."""
@@ -76,6 +79,11 @@ class Private(Budgeted):
         server, replies = self.inner.server_init(client_inits, ctx)
         clip = torch.tensor(self.clip, device=ctx.device)
         return {**server, "privacy": {**self._opened_books(ctx), "clip": clip}}, replies
+
+    def select_clients(self, server: Tree, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
+        """Server: whoever has enough left of its budget; the record has the clip."""
+        ctx.metadata["clip"] = server["privacy"]["clip"]
+        return super().select_clients(server, cohort, ctx)
 
     def download(self, server: Tree, client: int, ctx: Context) -> Tree:
         """Server: as the inner method, with the clip and a client's share of the noise."""
@@ -103,8 +111,7 @@ class Private(Budgeted):
         else.
         """
         tree, kept = self.inner.upload(local)
-        if extra := ", ".join(sorted(set(tree) - {"model"})):
-            raise UserError(f"private cannot protect what {self.inner.label} sends too: {extra}.")
+        refuse_more(self, tree, {"model"}, "protect")
         if not tree:
             return tree, kept
         clip, share = (local.payload["privacy"][name] for name in ("clip", "share"))
@@ -155,7 +162,6 @@ class Private(Budgeted):
         public = self.cohorts == "public"
         charged = [upload.client for upload in uploads] if public else self._able(server, ctx)
         books = self._charged_books(server, charged, ctx)
-        ctx.metadata["clip"] = privacy["clip"]
         return {**state, "privacy": {**books, "clip": clip}}
 
     # What it costs ------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from fedhelix.core.method import Capabilities, Context, LocalRound, Method, Uplo
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
 from fedhelix.core.tree import State, Tree, take
-from fedhelix.core.wrapper import Wrapper, beyond_a_sum
+from fedhelix.core.wrapper import Wrapper, beyond_a_sum, refuse_more
 from fedhelix.methods.compact import Compact
 from fedhelix.methods.dp_sgd import DPSGD
 from fedhelix.methods.fedavg import FedAvg
@@ -130,8 +130,7 @@ class Secure(Wrapper):
             tree = self.inner.decode(tree, local.payload, cast(Context, local.client))
         origin = _floats({**local.client.initial, **local.payload.get("model", {})})
         origin = take(origin, self.shared_params(local.layers))
-        if extra := ", ".join(sorted(set(tree) - {"model", "privacy"})):
-            raise UserError(f"secure cannot sum what {self.inner.label} sends too: {extra}.")
+        refuse_more(self, tree, {"model", "privacy"}, "sum")
         if lacking := origin.keys() - tree["model"].keys():
             raise UserError(
                 f"secure cannot sum parts of models: {self.inner.label} left '{min(lacking)}' out."

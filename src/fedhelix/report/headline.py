@@ -13,7 +13,7 @@ from fedhelix.report.spread import finals, tied
 from fedhelix.report.tables import comparison
 from fedhelix.report.wording import INCIDENT_WORDS, MEASURES, count, percent, plain
 from fedhelix.store.progress import human_bytes, human_seconds, time_left
-from fedhelix.store.records import ADVICE, MAIN_METRICS, diverged_since, why_untrained
+from fedhelix.store.records import MAIN_METRICS, diverged_since, why_untrained
 
 MOST_TILES = 4
 MOST_TIED = 3  # named in a tile
@@ -158,7 +158,9 @@ def _warnings_of(result: Result) -> Iterator[str]:
         yield f"{result.name} has learned nothing: {why}."
     metric = result.main_metric()
     if since := diverged_since(result.records):
-        yield f"{result.name} has diverged since round {since}. What may help: {ADVICE}."
+        advice = str(result.summary.get("advice") or "")  # of a finished run
+        more = f" {advice[0].upper()}{advice[1:]}." if advice else ""
+        yield f"{result.name} has diverged since round {since}.{more}"
     elif metric and "train_loss" in result.metrics and np.isnan(result.final(metric)):
         yield f"{result.name} has diverged: its {MEASURES[metric]} is not a number any more."
     for kind in INCIDENT_WORDS:

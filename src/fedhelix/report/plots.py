@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +13,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
+from fedhelix.report.labels import add_legend, label_rows, rows_room
 from fedhelix.report.results import Groups, Result, grouped
 from fedhelix.report.spread import band, explanation
 from fedhelix.report.style import (
     COLOURS,
     DASHES,
     GREY,
+    HALF_PAGE,
     literal,
     percent,
     save,
@@ -31,8 +32,8 @@ from fedhelix.report.wording import MIB
 from fedhelix.store import RunFolder
 from fedhelix.store.records import HOUR
 
-TICK = 22  # characters of a label at an axis
-LABEL, HANDLE, PER_INCH = 36, 8, 11  # characters of a label, beside it, and of a legend per inch
+PANEL = 2.9  # inches of a panel with its captions
+BAR = 0.34  # inches of a bar with its margin
 FAR_APART = 5  # times: totals that differ by more are drawn on a logarithmic axis
 
 
@@ -84,7 +85,8 @@ def overview(groups: Groups) -> Figure:
     behind.
     """
     all_curves = curves(groups)
-    figure = sheet(10, 4.2 + 0.17 * max(0, len(all_curves) - 8))
+    room = rows_room([curve.label for curve in all_curves])
+    figure = sheet(10, max(4.2, room))
     by_round, by_upload, by_client = figure.subplots(1, 3, width_ratios=(1, 1, 1.15))
     by_upload.sharey(by_round)
     drawn = [curve for curve in all_curves if len(curve.mean)]
@@ -94,19 +96,20 @@ def overview(groups: Groups) -> Figure:
     by_upload.set_ylabel("")
     by_upload.tick_params(labelleft=False)
     draw_clients(by_client, drawn)
-    _legend(figure, by_round, columns=6)
+    add_legend(figure, by_round, columns=6, room=room)
     return figure
 
 
 def single(draw: Draw, drawn: Sequence[Curve]) -> Figure:
     """One panel of half a page."""
-    strip = draw is draw_clients
-    rows = max(0, len(drawn) - (8 if strip else 4)) * (0.3 if strip else 0.1)
-    figure = sheet(height=3.4 + rows)
+    if draw is draw_clients:
+        figure = sheet(height=max(HALF_PAGE[1], rows_room([curve.label for curve in drawn])))
+        draw(figure.subplots(), drawn)
+        return figure
+    figure = sheet()
     axes = figure.subplots()
     draw(axes, drawn)
-    if not strip:
-        _legend(figure, axes, columns=3)
+    add_legend(figure, axes, columns=3, room=PANEL)
     return figure
 
 
@@ -216,10 +219,7 @@ def draw_clients(axes: Axes, drawn: Sequence[Curve]) -> None:
     _say_if_empty(axes, evaluated)
     axes.grid(False, axis="y")
     axes.set_ylim(max(len(evaluated), 1) - 0.4, -0.6)  # the first method on top
-    axes.set_yticks(
-        range(len(evaluated)), [textwrap.fill(curve.label, TICK) for curve in evaluated]
-    )
-    axes.tick_params(axis="y", length=0, labelsize=8.5 if len(evaluated) < 10 else 7.5)
+    label_rows(axes, [curve.label for curve in evaluated])
     crosses = "\n×: attacker" if any(curve.malicious.any() for curve in evaluated) else ""
     marks = f"bar: median; full colour: bottom 10 %{crosses}"
     axes.set(xlabel=f"final {metric_name(evaluated)} of each client\n{marks}")
@@ -257,7 +257,8 @@ def _draw_row(axes: Axes, row: int, curve: Curve) -> None:
 
 def bytes_plot(groups: Groups) -> Figure:
     """What a whole run sends: up, down and besides, as stacked bars."""
-    figure = sheet(height=1.5 + 0.34 * len(groups))
+    labels = [literal(label) for label in groups]
+    figure = sheet(height=HALF_PAGE[1] / 2)
     axes = figure.subplots()
     kinds = (
         ("uplink_bytes", "up", COLOURS[0]),
@@ -284,10 +285,10 @@ def bytes_plot(groups: Groups) -> Figure:
         )
     tidy(axes, "What travels?")
     axes.grid(False, axis="y")
-    axes.set_yticks(range(len(groups)), [textwrap.fill(literal(label), TICK) for label in groups])
+    label_rows(axes, labels)
     axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.set(xlabel="MiB of a whole run, mean of seeds", xlim=(0, max(left.max(), 1e-9) * 1.14))
-    _legend(figure, axes, columns=3)
+    add_legend(figure, axes, columns=3, room=rows_room(labels, BAR))
     return figure
 
 
@@ -311,24 +312,6 @@ def _metric_axes(axes: Axes, title: str, below: str, drawn: Sequence[Curve]) -> 
     axes.set(xlabel=below, ylabel=metric_name(drawn))
     if _are_shares(drawn):
         axes.yaxis.set_major_formatter(percent)
-
-
-def _legend(figure: Figure, axes: Axes, columns: int) -> None:
-    # Constrained layout leaves space for the legend above the panels, however many rows it has.
-    handles, labels = axes.get_legend_handles_labels()
-    if labels:
-        labels = [textwrap.fill(label, LABEL) for label in labels]
-        longest = max(len(line) for label in labels for line in label.split("\n"))
-        fitting = int(PER_INCH * max(figure.get_figwidth() - 0.6, 1) / (longest + HANDLE))
-        figure.legend(
-            handles,
-            labels,
-            loc="outside upper center",
-            ncols=max(1, min(columns, fitting, len(labels))),
-            frameon=False,
-            fontsize=9,
-            handlelength=2.8,
-        )
 
 
 def _band(axes: Axes, x: Any, curve: Curve) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -109,16 +110,23 @@ class Result:
     def _by_client(self) -> Iterator[tuple[int, int, Any]]:
         """Round, client and metric of every evaluation."""
         absent = dict(self._column("unevaluated", Mapping))
+        arrival = self._arrival()
         for round, values in self._column("personal", list):
-            evaluated = self.census.get("evaluated")
-            ids = (
-                evaluated
-                if isinstance(evaluated, list) and len(evaluated) == len(values)
-                else range(len(values))
-            )
-            for client, value in zip(ids, values, strict=True):
+            everybody = self.census.get("evaluated")
+            if not isinstance(everybody, list) or len(everybody) < len(values):
+                everybody = range(len(values))
+            # Newcomers have the last numbers, and once they are there only they are evaluated.
+            ids = everybody[-len(values) :] if round >= arrival else everybody
+            for client, value in zip(ids, values, strict=False):
                 if str(client) not in absent.get(round, ()):
                     yield round, int(client), value
+
+    def _arrival(self) -> float:
+        """The first round of newcomers."""
+        if "arrival_bytes" not in self.metrics:
+            return math.inf
+        rounds = self.metrics["round"][self.metrics["arrival_bytes"].notna()]
+        return float(rounds.min()) if len(rounds) else math.inf
 
     def metadata(self, key: str | None = None) -> Iterator[tuple[int, Any]]:
         """What the method recorded under a key, or all of it, with the round."""

@@ -17,7 +17,6 @@ from fedhelix.report.columns import screen, tabulate
 from fedhelix.report.wording import count
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import human_bytes, human_seconds
-from fedhelix.store.records import ADVICE
 
 console = Console()
 
@@ -51,8 +50,8 @@ def _show_losses(folder: Path, summary: dict[str, Any]) -> None:
         )
 
 
-def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
-    """The result of one run."""
+def show_run(folder: Path, summary: dict[str, Any], as_json: bool, advised: bool = True) -> None:
+    """The result of one run; `advised`: if it diverged, a warning has said what may help."""
     if as_json:
         stored = RunFolder.open(folder).summary or summary
         print(json.dumps({**stored, "folder": str(folder)}, indent=2))
@@ -66,10 +65,8 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
     if why := summary.get("untrained"):
         print(f"fedhelix: nothing was learned: {why}.", file=sys.stderr)
     if since := summary.get("diverged"):
-        print(
-            f"fedhelix: the run has diverged since round {since}; what may help: {ADVICE}.",
-            file=sys.stderr,
-        )
+        advice = "" if advised or not summary.get("advice") else f"; {summary['advice']}"
+        print(f"fedhelix: the run has diverged since round {since}{advice}.", file=sys.stderr)
     if not console.is_terminal:
         words = {
             "method": summary["method"],

@@ -13,7 +13,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.files import remove_leftovers, write_atomically
 from fedhelix.federation.description import located
 from fedhelix.runs.config import PLACES
-from fedhelix.runs.jobs import Session
+from fedhelix.runs.jobs import Session, is_begun
 from fedhelix.runs.spec import RunSpec, absolute, make_specs
 from fedhelix.store import COMPARISON, RunFolder
 from fedhelix.store.trackers import check_tracker
@@ -111,21 +111,39 @@ def _compared(note: Mapping[str, Any]) -> list[Any]:
     return [note.get("methods"), note.get("seeds"), settings]
 
 
+def _is_rest(note: Mapping[str, Any], whole: Mapping[str, Any], out: Path) -> bool:
+    """Whether a comparison is another one without methods that have no run there, perhaps because
+    they were refused, and nothing else changes by it.
+    """
+    methods = whole.get("methods")
+    if not isinstance(methods, list) or not set(note["methods"]) < set(methods):
+        return False
+    if _compared({**whole, "methods": note["methods"]}) != _compared(note):
+        return False
+    before, now = (make_specs(names, note["settings"]) for names in (methods, note["methods"]))
+    gone = {spec.label for spec in before} - {spec.label for spec in now}
+    first, seeds = before[0].config.seed, note["seeds"]
+    if any(is_begun(out / f"{label}-seed{first + n}") for label in gone for n in range(seeds)):
+        return False
+    return any(map(_uses_server_data, before)) == any(map(_uses_server_data, now))
+
+
 def _write_note(out: Path, note: dict[str, Any]) -> None:
     """What makes a folder a comparison, and lets it be resumed."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         if is_comparison(out):
             there = toml.read(out / COMPARISON)
-            if _compared(there) != _compared(note):
+            if _compared(there) == _compared(note):
+                return
+            if not _is_rest(note, there, out):
                 raise UserError(f"'{out}' holds another comparison; choose another folder.")
         elif any(not path.match(f".{COMPARISON}.*") for path in out.iterdir()):
             raise UserError(
                 f"'{out}' is not empty; choose an empty or a new folder for the comparison."
             )
-        else:
-            write_atomically(out / COMPARISON, toml.dumps(note).encode())
-            remove_leftovers(out, COMPARISON)
+        write_atomically(out / COMPARISON, toml.dumps(note).encode())
+        remove_leftovers(out, COMPARISON)
     except (FileExistsError, NotADirectoryError):
         raise UserError(f"'{out}' is a file or lies below one; choose a folder.") from None
     except OSError as problem:

@@ -22,9 +22,9 @@ from fedhelix.federation import Federation, Run
 from fedhelix.federation.inputs import device_of
 from fedhelix.federation.provenance import device_name
 from fedhelix.runs.apart import run_apart
-from fedhelix.runs.config import CHANGEABLE, PLACES, Config
+from fedhelix.runs.config import PLACES, Config
 from fedhelix.runs.remote import run_on_actors
-from fedhelix.runs.spec import MOVABLE, RunSpec, changed_spec, check_files, read_spec
+from fedhelix.runs.spec import RunSpec, changed_settings, changed_spec, check_files, read_spec
 from fedhelix.store import RUNS, RunFolder
 from fedhelix.store.progress import Progress
 from fedhelix.store.records import Record
@@ -117,20 +117,15 @@ class Session:
         folder = RunFolder.open(path)
         config = folder.config
         if "deployment" in config:
-            raise UserError(
-                f"the clients of '{path}' are sites; continue it with `fedhelix deploy resume "
-                f"{shlex.quote(str(path))}`."
-            )
+            command = ["fedhelix", "deploy", "resume", str(path)]
+            how = shlex.join([*command, *(word for text in changes for word in ("--set", text))])
+            raise UserError(f"the clients of '{path}' are sites; continue it with `{how}`.")
         begun = spec = read_spec(config, path)
         if changes:
             spec = changed_spec(begun, path, changes)
         otherwise = f"say where it is now: fedhelix resume {shlex.quote(str(path))} --set KEY=PLACE"
         check_files(vars(spec.config), path, otherwise)
-        changed = [
-            key
-            for key in (*CHANGEABLE, *MOVABLE)
-            if getattr(spec.config, key) != getattr(begun.config, key)
-        ]
+        changed = list(changed_settings(begun, spec))
         if place is not None:
             moved = device_name(place.device) != config.get("versions", {}).get("device")
             # Kernels were chosen by timing: on the same device the run computes as it began.

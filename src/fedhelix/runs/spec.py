@@ -51,6 +51,15 @@ class RunSpec:
         values = {**vars(self.config), "method": {"name": self.spec, **self.method.options()}}
         return {**values, "versions": {**versions(), "device": device_name(self.config.device)}}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For another process, which reads a method of a file again."""
+        return _again, (self.spec, self.method.options(), self.config, self.variant)
+
+
+def _again(spec: str, options: Mapping[str, Any], config: Config, variant: str) -> RunSpec:
+    method = make_spec(spec, flat({"method": options})).method
+    return RunSpec(spec, method, config, variant)
+
 
 def make_spec(spec: str, values: Mapping[str, Any], rivals: Sequence[str] = ()) -> RunSpec:
     """A checked plan for one method.
@@ -204,15 +213,26 @@ def file_of(value: Any) -> str:
     return path if path.endswith((".npz", ".py", *FILES)) else ""
 
 
-def changed_spec(spec: RunSpec, where: str | Path, changes: Sequence[str]) -> RunSpec:
-    """The plan of a run that goes on, with some KEY=VALUE of those that may change."""
+def changed_settings(begun: RunSpec, spec: RunSpec) -> dict[str, Any]:
+    """What differs in the plan of a run that goes on, of all that may."""
+    old, new = vars(begun.config), vars(spec.config)
+    return {key: new[key] for key in (*CHANGEABLE, *MOVABLE) if new[key] != old[key]}
+
+
+def changed_spec(
+    spec: RunSpec, where: str | Path, changes: Sequence[str], command: Sequence[str] = ("run",)
+) -> RunSpec:
+    """The plan of a run that goes on, with some KEY=VALUE of those that may change; `command`
+    begins a new one.
+    """
     assigned = layered(assignments=list(changes))
     known = {key: value for key, value in flat(spec.as_dict()).items() if key != "method.name"}
     new = make_spec(spec.spec, {key: known[key] for key in known.keys() - assigned} | assigned)
     for key, value in flat(new.as_dict()).items():
         moved = key in MOVABLE and file_of(value) and file_of(known[key])
         if key not in (*CHANGEABLE, "method.name") and value != known[key] and not moved:
-            words = ["fedhelix", "run", spec.spec, "--config", str(Path(where) / "config.toml")]
+            words = ["fedhelix", *command, spec.spec]
+            words += ["--config", str(Path(where) / "config.toml")]
             again = shlex.join([*words, *(word for text in changes for word in ("--set", text))])
             old = "auto" if known[key] is None else known[key]
             raise UserError(

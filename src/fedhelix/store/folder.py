@@ -146,7 +146,7 @@ class RunFolder:
         """The settings of the run, with the number of the folder's format."""
         if not self._config_path.is_file():
             raise not_a_run(self.path)
-        self._check(self._config_path.name, "; `fedhelix resume --set` changes what may change")
+        self._check(self._config_path.name, "; `resume --set` changes what may change")
         config = toml.read(self._config_path)
         number = config.get("format")
         if type(number) is not int:

@@ -141,8 +141,8 @@ def with_losses(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]
 
 
 def diverged_since(records: Sequence[Mapping[str, Any]]) -> int | None:
-    """The round from which on losses are no numbers or far above that of the first round; None
-    where training goes well at the end.
+    """The round from which on losses are no numbers or above that of the first round by more than
+    a quarter; None where training goes well at the end.
     """
     rounds = with_losses(records)
     start = rounds[0]["train_loss"] if rounds else None

@@ -1,0 +1,71 @@
+"""Labels of figures: folded into lines, and given the room that they need."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+LABEL, HANDLE, PER_INCH = 36, 8, 11  # characters of a label, beside it, and of a legend per inch
+TICK, MANY = 22, 10  # characters of a label at an axis, unless there are so many rows
+WHOLE = 1.25  # times the width of a line: words up to this length are not broken
+LINE = 1.2 / 72  # inches of a line, per point of its letters
+LEGEND, TICKS, SMALL_TICKS = 9.0, 8.5, 7.5  # points
+BETWEEN, MARGIN = 0.065, 0.1  # inches between two entries of a legend, and around it
+ROW, ABOVE_AND_BELOW = 0.3, 1.1  # inches of a row, and of title and captions
+TALL = 1.5  # inches: a longer legend stands below the panels
+
+
+def folded(text: str, width: int) -> str:
+    """Text in lines of so many characters; a word that is a little longer stays whole."""
+    longest = max(map(len, text.split()), default=0)
+    if width < longest <= WHOLE * width:
+        width = longest
+    return textwrap.fill(text, width, break_on_hyphens=False)
+
+
+def label_rows(axes: Axes, labels: Sequence[str]) -> None:
+    """Label the rows of a panel, the first one on top."""
+    axes.set_yticks(range(len(labels)), _row_labels(labels))
+    axes.tick_params(axis="y", length=0, labelsize=_row_points(labels))
+
+
+def rows_room(labels: Sequence[str], row: float = ROW) -> float:
+    """The inches of a panel in whose rows these labels, and dots of at least a row, have room."""
+    lines = max((text.count("\n") + 1 for text in _row_labels(labels)), default=1)
+    return ABOVE_AND_BELOW + len(labels) * max(row, (lines + 0.3) * LINE * _row_points(labels))
+
+
+def _row_labels(labels: Sequence[str]) -> list[str]:
+    width = TICK if len(labels) < MANY else LABEL  # wider labels have fewer lines
+    return [folded(label, width) for label in labels]
+
+
+def _row_points(labels: Sequence[str]) -> float:
+    return TICKS if len(labels) < MANY else SMALL_TICKS
+
+
+def add_legend(figure: Figure, axes: Axes, columns: int, room: float) -> None:
+    """A legend in up to so many columns; the sheet grows until it leaves the panels their room."""
+    handles, labels = axes.get_legend_handles_labels()
+    if not labels:
+        return
+    labels = [folded(label, LABEL) for label in labels]
+    longest = max(len(line) for label in labels for line in label.split("\n"))
+    fitting = int(PER_INCH * max(figure.get_figwidth() - 0.6, 1) / (longest + HANDLE))
+    columns = max(1, min(columns, fitting, len(labels)))
+    heights = [BETWEEN + LINE * LEGEND * (label.count("\n") + 1) for label in labels]
+    height = MARGIN + max(map(sum, np.array_split(heights, columns)))  # as Matplotlib fills them
+    figure.set_figheight(max(figure.get_figheight(), room + height))
+    figure.legend(
+        handles,
+        labels,
+        loc="outside upper center" if height <= TALL else "outside lower center",
+        ncols=columns,
+        frameon=False,
+        fontsize=LEGEND,
+        handlelength=2.8,
+    )
