@@ -27,6 +27,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "cluster": measurements.cluster,
     "dashboard": measurements.dashboard,
     "deep": measurements.deep,
+    "fresh": measurements.fresh,
     "deployment": measurements.deployment,
     "drawn": studies.drawn,
     "faults": measurements.faults,

@@ -14,6 +14,12 @@ GPU = {
     "resnet18-float32": "ResNet-18 on CIFAR-10, 10 clients per round, PyTorch's default precision",
     "resnet18-bfloat16": "the same in bfloat16, against the plain loop in default precision",
 }
+FRESH = {
+    "plain": "plain loop",
+    "first process": "batched, first process on the machine",
+    "second process": "batched, second process",
+    "third process": "batched, third process",
+}
 DEEP = {
     "fedavg float32": "FedAvg, PyTorch's default precision",
     "fedavg bfloat16": "FedAvg, bfloat16",
@@ -77,6 +83,18 @@ def deep() -> str:
         rows.append([words, f"{seconds:.2f}", step, f"{plain / seconds:.1f}"])
     heads = ["ResNet-18, ten clients, ten epochs", "s per round", "ms per client step", "ratio"]
     return table(heads, rows)
+
+
+def fresh() -> str:
+    """Twelve rounds in a fresh process."""
+    measured = result("speed-fresh")
+    rows = []
+    for key, words in FRESH.items():
+        first, total = measured[key]["seconds"][0], measured[key]["total"]
+        rows.append(
+            [words, f"{first:.1f}", f"{total:.1f}", f"{measured['plain']['total'] / total:.1f}"]
+        )
+    return table(["twelve rounds in a fresh process", "first round, s", "all, s", "ratio"], rows)
 
 
 def race() -> str:
