@@ -38,7 +38,7 @@ def go_on(folder, after):
 
 def test_the_oldest_state_stands_for_one_that_is_gone(kept, capsys):
     folder = kept.folder
-    for after, expected in ((7, 7), (6, 6), (9, 7)):  # as ever
+    for after, expected in ((7, 7), (6, 6)):  # as ever
         state = go_on(folder, after)
         assert state.read() == {"n": expected} and state.remark == {}
     assert not capsys.readouterr().err
@@ -106,7 +106,7 @@ def test_sites_keep_their_heads_where_a_server_is_restored_from_an_old_backup(tm
     restored = fit(6)
     said = "the server goes on after round 2, of which the site keeps no state; it goes on with its"
     assert capfd.readouterr().err.count(f"{said} own of round 5.") == 2
-    why = "goes on with its state of round 5, the oldest that it keeps"
+    why = "goes on with its state of round 5, since it has no other"
     assert restored.records[2]["troubles"] == {"site-0": why, "site-1": why}
     assert not any("troubles" in record for record in restored.records[3:])
     # Heads that were trained are better than fresh ones, or those of round 2.
@@ -155,6 +155,52 @@ def test_a_newcomer_has_lost_nothing(method, tmp_path, capsys):
     run = deployment.fit(make_spec(method, {**SMALL, **more}))
     assert not any("troubles" in record for record in run.records)
     assert "gone from" not in capsys.readouterr().err
+
+
+def test_an_older_copy_of_a_sites_state_is_noticed(kept, capsys):
+    state = go_on(kept.folder, 9)
+    assert state.read() == {"n": 7} and state.remark == {"state_of": 7}
+    assert capsys.readouterr().err == (
+        "fedhelix: the site has answered round 10, but the newest state that it keeps in "
+        f"'{kept.folder.parent.parent}' is of round 8: an older copy, with which it goes on.\n"
+    )
+    state.write(10, {"n": 107})
+    assert go_on(kept.folder, 10).remark == {} and not capsys.readouterr().err
+
+
+OLDER = "goes on with its state of round 1, since it has no other"
+REFUSED = (
+    "site-0 answered: the site has answered round 3, but what it keeps of this run is older, so it "
+    "cannot tell what it has spent of its privacy budget; put the newest copy of the site's folder "
+    "back, or begin a new run."
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "expected"),
+    [
+        ("fedper", {}, [None, None, None, OLDER, None]),
+        ("secure+fedper", {}, [None, None, None, OLDER, None]),
+        ("fedavg", {}, [None] * 5),  # nothing was lost
+        ("private+fedavg", {"method.noise_by": "clients"}, [None, None, None, REFUSED, REFUSED]),
+    ],
+)
+def test_a_site_restored_from_its_own_older_copy(method, more, expected, tmp_path, capsys):
+    data = small_images(tmp_path)
+    deployment = InProcessDeployment(tmp_path, 3, data, common=True)
+    asked = {**SMALL, "clients": 3, "data": data, "rounds": 5, **more}
+    spec = make_spec(method, asked)
+    folder, copy, found = tmp_path / "kept" / EXPERIMENT / "site-0", tmp_path / "copy", []
+    for record, _ in deployment.federation(spec).run_rounds(5):
+        found.append(record["missing"].get("0") or record.get("troubles", {}).get("site-0"))
+        if record["round"] == 1:
+            shutil.copytree(folder, copy)
+        if record["round"] == 3:
+            shutil.rmtree(folder)
+            shutil.copytree(copy, folder)
+    assert found == expected
+    warned = capsys.readouterr().err.count("is of round 1: an older copy, with which it goes on.")
+    assert warned == expected.count(OLDER)
 
 
 class Lines(list):

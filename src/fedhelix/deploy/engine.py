@@ -91,7 +91,7 @@ class RemoteEngine(Engine):
             self.supplements.pop(client, None)
             if (state_of := answer.header.get("state_of")) is not None:
                 self.transport.dropped[registry.sites[client]] = (
-                    f"goes on with its state of round {state_of + 1}, the oldest that it keeps"
+                    f"goes on with its state of round {state_of + 1}, since it has no other"
                 )
             if answer.header.get("anew"):
                 self.transport.dropped[registry.sites[client]] = (

@@ -263,7 +263,9 @@ class Site:
         # The server knows a client's state only before its first round: its reply to client_init.
         reply = body.get("client_state", {})
         if draws_once(setup.method):  # whatever left counts, and no server says otherwise
-            kept.after, reply = round - 1, {}
+            is_spent = any(isinstance(part, Budgeted) for part in chain(setup.method))
+            kept.go_on_once(round, header.get("after"), is_spent)
+            reply = {}
         else:
             kept.go_on_after(header.get("after"))
         client_state = to_device(kept.read() or reply, setup.device)

@@ -60,6 +60,7 @@ class SiteState:
         stays, for the case that it comes back.
         """
         self.after, known = -1 if round is None else round, self._rounds()
+        self._notice_older_copy(round, max(known, default=-1))
         if self._current() or len(known) < 2:
             return
         if round is None:
@@ -73,6 +74,34 @@ class SiteState:
         save(load(self._path(known[0])), self._path(round))
         self._remove_others(round)
         self.remark = {"state_of": known[0]}
+
+    def go_on_once(self, before: int, counted: int | None, is_spent: bool) -> None:
+        """Go on with the newest state before a round, whatever the server says.
+
+        Where the rounds spend a privacy budget, an older copy of the state is refused: it does not
+        count all that was spent.
+        """
+        self.after = before - 1
+        newest = max([self._last_sent()["round"], *self._rounds()])
+        if is_spent and counted is not None and newest < counted:
+            raise UserError(
+                f"the site has answered round {counted + 1}, but what it keeps of this run is "
+                "older, so it cannot tell what it has spent of its privacy budget; put the newest "
+                "copy of the site's folder back, or begin a new run."
+            )
+        self._notice_older_copy(counted, newest)
+
+    def _notice_older_copy(self, counted: int | None, newest: int) -> None:
+        """Say so where the folder is a copy from before the last round that counted."""
+        if counted is None or not 0 <= newest < counted:
+            return
+        say(
+            f"the site has answered round {counted + 1}, but the newest state that it keeps in "
+            f"'{self.folder.parent.parent}' is of round {newest + 1}: an older copy, with which it "
+            "goes on",
+            "warning",
+        )
+        self.remark = {"state_of": newest}
 
     def read(self) -> Tree:
         """The current state."""
@@ -107,10 +136,13 @@ class SiteState:
 
     def sent(self, round: int) -> Tree:
         """The answer that was sent in a round, if it was the last one; earlier ones are refused."""
-        last = load(self._sent_path) if self._sent_path.exists() else {"round": -1}
+        last = self._last_sent()
         if round < last["round"]:
             raise UserError(f"round {round + 1} is over, and its noise is not drawn again.")
         return last if round == last["round"] else {}
+
+    def _last_sent(self) -> Tree:
+        return load(self._sent_path) if self.has_sent else {"round": -1}
 
     def write_sent(self, answer: Tree) -> None:
         """Store the answer of a round before it leaves."""
