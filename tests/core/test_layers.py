@@ -195,6 +195,20 @@ def test_a_tied_tensor_is_listed_once_under_its_first_name():
     assert layers.sizes == {"0.weight": 15} and layers.tied
 
 
+@pytest.mark.parametrize("example", [torch.zeros(2, dtype=torch.long), None])
+def test_a_tensor_that_layers_share_belongs_to_the_last_of_them(example):
+    net = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 3), nn.Linear(3, 5))
+    net[2].weight = net[0].weight
+    layers = Layers.of(net, example)
+    assert layers.head == ("0.weight", "2.bias") and layers.body == ("1.weight", "1.bias")
+    assert [(one.name, one.kind, one.outputs) for one in layers.weighted] == [
+        ("1", "linear", 3),
+        ("2", "linear", 5),
+    ]
+    parts = layers.split("module").values()
+    assert sorted(name for part in parts for name in part) == sorted(layers.names)
+
+
 def test_a_module_used_twice_is_one_layer():
     shared = nn.Linear(4, 4, bias=False)
     layers = Layers.of(nn.Sequential(shared, nn.ReLU(), shared, nn.Linear(4, 2)), torch.zeros(2, 4))

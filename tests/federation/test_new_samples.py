@@ -166,3 +166,20 @@ def test_the_padding_of_named_tokens_is_empty_and_other_masks_mean_none():
     assert found[1, :2].tolist() == found[0, :2].tolist() and found[1, 2:].tolist() == [""] * 3
     odd = run.predict({**new, "mask": np.arange(5) % 2 == np.zeros((2, 1))})
     assert odd.tolist() == [found[0].tolist()] * 2, "such a mask does not mark padding"
+
+
+def test_prepared_samples_suit_the_networks(table):
+    def same(run, outputs, x):
+        expected = run.predict(x, client=0, raw=True)
+        np.testing.assert_allclose(outputs.detach().numpy(), expected, atol=1e-6)
+
+    same(table, table.personal(0)(table.prepare(X[:5])), X[:5])
+    images = trained(DRAW.integers(0, 256, (40, 1, 4, 4), dtype=np.uint8), Y)
+    pixels = DRAW.integers(0, 256, (5, 1, 4, 4), dtype=np.uint8)
+    same(images, images.personal(0)(images.prepare(pixels)), pixels)
+    named = trained(PARTS, Y, Both)
+    some = {name: part[:5] for name, part in PARTS.items()}
+    same(named, named.personal(0)(**named.prepare(some)), some)
+    positional = trained((X[:, :3], X[:, 3:]), Y, Both)
+    some = (X[:5, :3], X[:5, 3:])
+    same(positional, positional.personal(0)(*positional.prepare(some)), some)

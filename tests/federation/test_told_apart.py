@@ -135,7 +135,9 @@ def test_a_mask_that_comes_as_another_argument_is_explained():
         def forward(self, input_ids, past=None, attention_mask=None):
             return super().forward(input_ids + past.length)
 
-    with pytest.raises(UserError, match=r"argument 2 is 'past': give x as \{'input_ids': x\}, so"):
+    with pytest.raises(
+        UserError, match=r"argument 2 is 'past': give x as \{'input_ids': x\}, or a"
+    ):
         Federation(from_arrays(TOKENS, TAGS), "iid", **(QUICK | {"model": Cached}))
 
 

@@ -205,3 +205,26 @@ def test_predict_takes_sequences_of_one_length():
         alone = run.predict([WORDS[number]], raw=True)
         np.testing.assert_allclose(alone, several[number : number + 1], atol=1e-6)
     assert run.predict(np.ones((2, 14), int)).shape == (2,)
+
+
+class Tied(nn.Module):
+    """The head has the weights of the embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.hidden = nn.Embedding(12, 8), nn.Linear(8, 8)
+        self.head = nn.Linear(8, 12, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.hidden(self.embedding(x).mean(1))))
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+@pytest.mark.parametrize("method", ["fedproto", "fedpac", "gpfl", "fedcp", "feddbe", "fedper"])
+def test_a_head_may_share_its_weights(method, engine):
+    x = np.random.default_rng(0).integers(0, 12, (80, 6))
+    run = fit(from_arrays(x, x[:, 0], classes=12), model=Tied, method=method, engine=engine)
+    assert run.federation.layers.head == ("embedding.weight",)
+    outputs = run.predict(x[:4], client=0, raw=True)
+    assert outputs.shape == (4, 12) and np.isfinite(outputs).all()

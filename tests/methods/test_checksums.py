@@ -1,8 +1,9 @@
 """Every method computes what it did in version 0.1, to the bit.
 
-The table was made with the code of version 0.1 (commit 00faed1), the cases of gene-fl in 0.2, when
-its penalties no longer touched what was never learnt. Bits depend on the processor and
-on PyTorch; on another machine the figures of the table are compared instead, with a tolerance.
+The table was made with the code of version 0.1 (commit 00faed1), the cases of gene-fl in 0.2: its
+penalties no longer touch what was never learnt, and their sums have another order. Bits depend on
+the processor and on PyTorch; on another machine the figures of the table are compared instead, with
+a tolerance.
 SCAFFOLD's recorded losses are those of 0.2: before, they included the correction of its gradients.
 """
 

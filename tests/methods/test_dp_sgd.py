@@ -3,9 +3,11 @@
 import os
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torch import nn
 
 from fedhelix import (
     DPSGD,
@@ -17,10 +19,12 @@ from fedhelix import (
     Cull,
     FedAvg,
     FedAvgM,
+    Federation,
     FedPer,
     Finish,
     Secure,
     UserError,
+    from_arrays,
 )
 from fedhelix.components.accounting import Accounting
 from fedhelix.components.sample_gradients import clipped_mean, surrogate, with_noise
@@ -273,6 +277,24 @@ def test_nothing_around_it_may_use_samples_without_noise(method):
 )
 def test_what_uses_no_samples_may_stand_around_it(method):
     small(method)
+
+
+def test_a_loss_in_which_samples_weigh_differently_is_refused():
+    """Class weights cancel in the mean of one sample: 2 l / 2."""
+    x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
+    y = np.repeat([0, 1], 20)  # the first samples are of one class
+    weight = torch.tensor([1.0, 5.0])
+
+    def made(loss, method="dp-sgd+fedavg"):
+        return Federation(
+            from_arrays(x, y), "iid", clients=2, model="mlp", method=method, loss=loss
+        )
+
+    with pytest.raises(UserError, match=r"dp-sgd takes the loss of each sample alone, .*'none'"):
+        made(nn.CrossEntropyLoss(weight=weight))
+    made(nn.CrossEntropyLoss(weight=weight), "fedavg")
+    made(nn.CrossEntropyLoss())
+    made(nn.CrossEntropyLoss(weight=weight, reduction="none"))
 
 
 def test_bad_input():

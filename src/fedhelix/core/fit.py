@@ -60,7 +60,8 @@ def _advice(module: nn.Module, example: Inputs, reason: str) -> str:
     if len(parts) > 1 and MASK in names[len(parts) :]:  # the padding's mask came as another one
         return (
             f"; its argument {len(parts)} is '{names[len(parts) - 1]}': give x as "
-            f"{{'{names[0]}': x}}, so that it gets a mask as '{MASK}'"
+            f"{{'{names[0]}': x}}, or a table the columns '{names[0]}' and '{MASK}', so that it "
+            f"gets a mask as '{MASK}'"
         )
     if "missing" in reason and "positional argument" in reason:
         got = ", ".join(keywords) or f"{len(parts)}, a mask only with sequences to pad"

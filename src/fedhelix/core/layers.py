@@ -80,9 +80,10 @@ class Layers:
             for name, value in module.state_dict(keep_vars=True).items()
             if isinstance(value, Tensor)
         }
-        first_name: dict[int, str] = {}
+        names_of: dict[int, list[str]] = {}
         for name, value in state.items():
-            first_name.setdefault(id(value), name)
+            names_of.setdefault(id(value), []).append(name)
+        first_name = {key: names[0] for key, names in names_of.items()}
         own = {name: value for name, value in state.items() if first_name[id(value)] == name}
         tied = len(own) < len(state)
         frozen = tuple(name for name, value in own.items() if is_frozen(value))
@@ -92,7 +93,7 @@ class Layers:
             parameters=tuple(name for name, value in own.items() if value.requires_grad),
             buffers=tuple(name for name, value in own.items() if not value.requires_grad),
             sizes={name: value.numel() for name, value in own.items()},
-            all=read_layers(module, own, example),
+            all=read_layers(module, own, names_of, example),
             tied=tied,
             aliases={
                 name: first
@@ -242,21 +243,35 @@ def is_frozen(value: Tensor) -> bool:
 
 
 def read_layers(
-    module: nn.Module, state: dict[str, Tensor], example: Inputs | None
+    module: nn.Module,
+    state: dict[str, Tensor],
+    names_of: Mapping[int, list[str]],
+    example: Inputs | None,
 ) -> tuple[Layer, ...]:
     """The modules that hold state, those first that the forward pass reaches first; the unreached
     come last.
+
+    A tensor that several modules share belongs to the last of them, as an embedding that is also
+    the head.
     """
+    holders = {
+        entry: [find_owner(module, name) for name in names_of[id(value)]]
+        for entry, value in state.items()
+    }
+    holding = {owner for found in holders.values() for _, owner in found}
+    parts = [part for part in module.modules() if part in holding]
+    calls = parts if example is None else call_order(module, parts, example)
+    turn = {owner: place for place, owner in enumerate(calls)}
     owners: dict[nn.Module, tuple[str, list[str]]] = {}
-    for entry in state:
-        name, owner = find_owner(module, entry)
+    for entry, found in holders.items():
+        name, owner = max(found, key=lambda one: turn.get(one[1], -1))
         owners.setdefault(owner, (name, []))[1].append(
             entry
         )  # one module under two names stays one layer
-    calls = list(owners) if example is None else call_order(module, owners, example)
-    unreached = [owner for owner in owners if owner not in calls]
+    unreached = [owner for owner in owners if owner not in turn]
     return tuple(
-        read_layer(owner, *owners[owner], state, owner in calls) for owner in [*calls, *unreached]
+        read_layer(owner, *owners[owner], state, owner in turn)
+        for owner in [*(owner for owner in calls if owner in owners), *unreached]
     )
 
 

@@ -57,6 +57,23 @@ def check_loss(objective: Objective, output: Tensor, target: Tensor) -> None:
         _refuse_broadcast("loss", objective.loss, output, target)
 
 
+@torch.no_grad()
+def check_loss_of_samples(objective: Objective, output: Tensor, target: Tensor, who: str) -> None:
+    """Refuse a loss of a whole batch that is not the mean of its samples' losses: `who` takes each
+    sample alone, and class weights, for example, would cancel.
+    """
+    whole = objective.loss(output, target)
+    if whole.dim():
+        return
+    alone = [objective.loss(output[i : i + 1], target[i : i + 1]) for i in range(len(target))]
+    if not torch.allclose(whole, torch.stack(alone).mean(), rtol=1e-3, atol=1e-6, equal_nan=True):
+        raise UserError(
+            f"{who} takes the loss of each sample alone, and the loss of a batch is not the mean "
+            "of these (class weights do that); let it return one value per sample, as PyTorch's "
+            "own with reduction='none' do."
+        )
+
+
 def check_metric(objective: Objective, output: Tensor, target: Tensor) -> None:
     """Refuse a metric that cannot be called, returns no number or compares all with all.
 

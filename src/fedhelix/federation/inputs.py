@@ -26,7 +26,12 @@ from fedhelix.core.objective import (
     token_cross_entropy,
 )
 from fedhelix.core.registry import make, option_names, resolve
-from fedhelix.core.trial import check_loss, check_metric, note_probabilities
+from fedhelix.core.trial import (
+    check_loss,
+    check_loss_of_samples,
+    check_metric,
+    note_probabilities,
+)
 from fedhelix.data import (
     UNSHIFTED,
     Dataset,
@@ -192,6 +197,10 @@ def network(
             "tokens or pixels; use another method."
         )
     check_loss(objective, outputs.float(), targets)
+    if method.capabilities.sample_gradients:
+        spread = torch.linspace(0, len(pool.y) - 1, len(outputs)).long()  # over several classes
+        various = pool.y.cpu()[spread]
+        check_loss_of_samples(objective, outputs.float(), various, method.label)
     check_metric(objective, outputs.float(), targets)
     layers = Layers.of(module, example)
     note_probabilities(objective, module, layers, example, outputs.float(), targets)

@@ -15,6 +15,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.hooks import checked
 from fedhelix.core.objective import Metric, check_metric
 from fedhelix.core.options import convert
+from fedhelix.core.parts import Inputs
 from fedhelix.core.shift import is_extended, load_shifted, shifted, unshifted
 from fedhelix.core.tree import State, to_device
 from fedhelix.core.trial import measured
@@ -22,7 +23,7 @@ from fedhelix.engines.local import UsedModel, samples_of
 from fedhelix.federation import description, newcomers
 from fedhelix.federation.devices import check_level
 from fedhelix.federation.export import Format, export, model_card
-from fedhelix.federation.predictions import number_of, outputs_for, predicted
+from fedhelix.federation.predictions import number_of, outputs_for, predicted, prepared_inputs
 from fedhelix.federation.setup import FederationSetup
 from fedhelix.federation.state import FederationState
 from fedhelix.store import RunFolder, notebook
@@ -176,6 +177,12 @@ class Run:
         """
         module, data = self.network(client), self.federation.data
         return outputs_for(module, data, x).numpy() if raw else predicted(module, data, x)
+
+    def prepare(self, x: Any) -> Inputs:
+        """New samples as `model` and `personal` take them: scaled and normalised as in training,
+        and a tuple or dictionary of tensors where samples have several parts.
+        """
+        return prepared_inputs(self.federation.data, x)
 
     def evaluate(self, metrics: Mapping[str, Metric]) -> pd.DataFrame:
         """Several metrics at once: clients' personal models on their own test samples, one row
