@@ -4,9 +4,12 @@ import shutil
 
 import pytest
 
+from fedhelix import UserError
+from fedhelix.core.errors import EngineFailure
 from fedhelix.deploy import messages
 from fedhelix.deploy.site import Site
-from fedhelix.deploy.site_state import SiteState
+from fedhelix.deploy.site_state import MODEL, SiteState, rounds_of
+from fedhelix.report.terminal import show_run
 from fedhelix.runs.spec import make_spec
 from helpers import same
 from in_process import EXPERIMENT, InProcessDeployment, small_images
@@ -205,3 +208,67 @@ def test_a_site_restored_from_its_own_older_copy(method, more, expected, tmp_pat
 
 class Lines(list):
     """An audit log in memory."""
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("secure+fedavg", {}),
+        (
+            "secure+private",
+            {"method.noise_by": "clients", "method.noise": 1.0, "method.epsilon": 1e3},
+        ),
+    ],
+)
+def test_a_finished_model_outlives_a_server_that_has_gone_back(method, more, tmp_path, capfd):
+    """One site refuses the rounds that it has masked, and the other has lost its folder."""
+    data = small_images(tmp_path)
+    spec = make_spec(method, {**SMALL, "rounds": 4, "data": data, **more})
+    run, backup = tmp_path / "run", tmp_path / "backup"
+
+    def fit(rounds, resume=True):
+        fed = InProcessDeployment(tmp_path, 2, data, common=True).federation(spec)
+        return fed.fit(rounds, out=run, resume=resume, quiet=True)
+
+    fit(1, resume=False)
+    shutil.copytree(run, backup)
+    fit(4)
+    knows, lost = (tmp_path / "kept" / EXPERIMENT / f"site-{n}" for n in (0, 1))
+    before = (knows / MODEL).read_bytes()
+    shutil.rmtree(lost)
+    shutil.rmtree(run)
+    shutil.copytree(backup, run)
+    capfd.readouterr()
+    restored = fit(4)
+    said = capfd.readouterr().err
+    assert (knows / MODEL).read_bytes() == before
+    assert rounds_of(SiteState(knows).used()[0]) == 4
+    assert said.count("older copy of this run; the site keeps its model after 4 rounds.") == 1
+    assert restored.summary["idle_since"] == 2 and restored.summary["untrained"] is None
+    if method == "secure+fedavg":  # with a budget, the site that has lost its folder refuses
+        assert rounds_of(SiteState(lost).used()[0]) == 1
+        assert "after round 1: the site keeps its model of this run" in said
+    show_run(run, restored.summary, as_json=False)
+    assert "no round after round 1 had an effect.\n" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("method", "told"), [("secure", "masked"), ("private", "drawn")])
+def test_what_to_do_where_a_server_goes_on_from_before_its_first_round(method, told, tmp_path):
+    data = small_images(tmp_path)
+    spec = make_spec(method, {**SMALL, "rounds": 2, "data": data})
+    InProcessDeployment(tmp_path, 2, data, common=True).fit(spec)
+    words = f"{told} again; begin a new run, or put the newest copy of the server's folder back; "
+    with pytest.raises(EngineFailure, match=f"round 1 is over.* {words}continue the run when"):
+        InProcessDeployment(tmp_path, 2, data, common=True).fit(spec)
+
+
+def test_a_site_remembers_that_its_folder_is_an_older_copy(tmp_path):
+    """Until the newest copy is back, also where the server goes back too."""
+    state = SiteState(tmp_path / "kept")
+    state.go_on_once(0, None, is_spent=True)
+    state.write_sent({"round": 0})
+    for counted in (2, 0, None):
+        with pytest.raises(UserError, match="has answered round 3, but what it keeps of this run"):
+            SiteState(tmp_path / "kept").go_on_once(3, counted, is_spent=True)
+    state.write_sent({"round": 2})
+    SiteState(tmp_path / "kept").go_on_once(3, 0, is_spent=True)

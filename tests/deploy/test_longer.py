@@ -4,7 +4,7 @@ import pytest
 
 from fedhelix import UserError
 from fedhelix.cli import deploy as commands
-from fedhelix.deploy import submit
+from fedhelix.deploy import messages, submit
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
 from helpers import checkpoint, same
@@ -14,10 +14,15 @@ AT = ("--superlink", "127.0.0.1:8913", "--quiet")
 
 
 @pytest.fixture
-def begun(tmp_path, monkeypatch):
-    """A complete run of two rounds with FedPer, whose sites keep a part, and its deployment."""
+def soon(monkeypatch):
+    """Who follows a run looks often."""
     monkeypatch.setattr(submit, "FOLDER_SECONDS", 0.02)
     monkeypatch.setattr(submit, "STATUS_SECONDS", 0.02)
+
+
+@pytest.fixture
+def begun(tmp_path, monkeypatch, soon):
+    """A complete run of two rounds with FedPer, whose sites keep a part, and its deployment."""
     data = small_images(tmp_path)
     small = {"clients": 2, "rounds": 2, "epochs": 1, "data": data, "partition": "iid"}
     spec = make_spec("fedper", {**small, "model": "mlp", "kernels": "onednn"})
@@ -75,3 +80,31 @@ def test_a_kill_between_both_writes_leaves_a_run_that_ends_as_before(begun, monk
         submit.change(link, folder, ["rounds=3"])
     assert folder.summary is None
     assert submit.follow(link, folder, quiet=True)["rounds"] == whole["rounds"] == 2
+
+
+@pytest.mark.filterwarnings("ignore:nothing was learned")
+def test_a_run_without_any_work_goes_on_by_the_command_that_it_names(
+    tmp_path, cli, monkeypatch, soon
+):
+    data = small_images(tmp_path)
+    small = {"clients": 2, "rounds": 2, "epochs": 1, "data": data, "partition": "iid"}
+    spec = make_spec("fedavg", {**small, "model": "mlp", "kernels": "onednn"})
+    link = Link(InProcessDeployment(tmp_path, 2, data, common=True).grid)
+    monkeypatch.setattr(commands, "_control", lambda *_: link)
+    honest = dict(link.grid.answers)
+
+    def silent(content, answer):
+        return None if messages.read(content).header["kind"] == "train" else answer(content)
+
+    for node, answer in honest.items():
+        link.grid.answers[node] = lambda content, answer=answer: silent(content, answer)
+    submit.create(spec, tmp_path / "run", ["deadline=0.2"])
+    words = ("deploy", "resume", "run")
+    for _ in range(2):
+        told = cli(*words, *AT)
+        assert told.code == 1 and "no site did any work in this run" in told.err
+        assert "go on with `fedhelix deploy resume run --set rounds=4`" in told.err
+    link.grid.answers = honest
+    done = cli(*words, "--set", "rounds=4", *AT)
+    assert done.code == 0 and "rounds=4" in done.out, done.err
+    assert [len(record["missing"]) for record in RunFolder.open("run").records()] == [2, 2, 0, 0]

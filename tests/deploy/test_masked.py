@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedhelix.components.secure_sum import sum_words
+from fedhelix.core.errors import EngineFailure
 from fedhelix.deploy import messages
 from fedhelix.deploy.site import Site
 from fedhelix.deploy.site_state import SiteState
@@ -76,6 +77,17 @@ def test_below_the_threshold_a_round_changes_nothing_and_the_next_one_does(tmp_p
     states = [state for _, state in deployment.federation(spec).run_rounds(3)]
     assert same(states[0].server, states[1].server)
     assert not same(states[1].server, states[2].server)
+
+
+@pytest.mark.parametrize(("sites", "who"), [(4, {0, 1, 2, 3}), (4, {1, 2}), (2, {1})])
+@pytest.mark.parametrize("kind", ["masking_keys", "train"])
+def test_a_run_stops_where_too_many_refuse_from_the_start(tmp_path, kind, sites, who):
+    """Some who sent keys and shares may refuse to train; fewer than the masks need are too few."""
+    deployment = InProcessDeployment(tmp_path, sites)
+    silenced(deployment, kind, {f"site-{n}" for n in who})
+    first = f"site-{min(who)} could not answer: killed; continue the run when that is fixed"
+    with pytest.raises(EngineFailure, match=first):
+        deployment.fit(spec_for(sites=sites))
 
 
 def test_the_server_never_sees_an_upload_and_is_told_nothing_twice(tmp_path):

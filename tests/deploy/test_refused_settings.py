@@ -1,13 +1,18 @@
 """Mistakes in a deployed run's settings: told before a folder is made, or with exit code 2."""
 
+import json
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 from fedhelix.core.errors import EngineFailure, UserError
-from fedhelix.deploy import app, submit
+from fedhelix.deploy import app, messages, submit
 from fedhelix.deploy.control import RunStatus
+from fedhelix.deploy.server import _public
+from fedhelix.deploy.site import Site
 from fedhelix.runs.spec import make_spec
+from in_process import EXPERIMENT
 
 OWN = {"data": "own", "clients": 3, "rounds": 1}
 
@@ -37,15 +42,34 @@ def test_what_needs_no_samples_is_refused_before_there_is_a_folder(
 
 @pytest.mark.parametrize("method", ["secure+private+fedbn", "private+fedper", "helix", "dp-sgd"])
 def test_what_depends_on_the_network_is_left_to_the_server(method, tmp_path):
+    pytest.importorskip("dp_accounting")
     submit.create(make_spec(method, OWN), tmp_path / "run")
 
 
 def test_with_a_common_data_set_the_network_is_known(tmp_path):
+    pytest.importorskip("dp_accounting")
     spec = make_spec("private", {"data": "digits", "model": "digits-bn-cnn", "clients": 3})
     said = r"BatchNorm travel; use private\+fedbn, or a network without BatchNorm\."
     with pytest.raises(UserError, match=said):
         submit.create(spec, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("method", ["private", "secure+dp-sgd"])
+def test_without_the_package_that_counts_epsilon_nothing_begins(method, tmp_path, monkeypatch):
+    """No folder is made, and no site books a budget or sends keys."""
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    said = r"this needs dp_accounting; install it with: pip install 'fedhelix\[privacy\]'"
+    with pytest.raises(UserError, match=said):
+        submit.create(make_spec(method, OWN), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    spec = make_spec("secure+dp-sgd", {"data": "digits", "clients": 3})
+    header = {"experiment": EXPERIMENT, "client": 0, "round": 0, "spec": json.dumps(_public(spec))}
+    site = Site("north", "digits", tmp_path)
+    for kind in ("masking_keys", "train"):
+        answer = messages.read(site.answer(messages.write({**header, "kind": kind})))
+        assert "fedhelix[privacy]" in answer.header["error"]
+    assert not site.budgets.path.exists()
 
 
 def test_a_mistake_that_only_the_server_finds_is_the_users_and_says_what_works(tmp_path):

@@ -242,6 +242,7 @@ def test_a_worker_ends_with_its_node_in_the_middle_of_a_request(tmp_path):
         ("max_epochs = -1", "max_epochs must be at least 0"),
         ("max_epsilon = 0", "max_epsilon must be greater than 0"),
         ('hours = "9-17"', "hours must be HH:MM-HH:MM"),
+        ('hours = "20:00-20:00"', "hours = '20:00-20:00' are none; leave hours out"),
         ('methods = ["fedawg"]', "unknown method 'fedawg'"),
         ('options = ["mu"]', "options of a policy are KEY=VALUE"),
         ("max_epochs = ", "policy.toml"),

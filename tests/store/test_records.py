@@ -87,6 +87,7 @@ def test_a_summary_by_hand():
         "seconds": 3.0,
         "diverged": None,
         "untrained": None,
+        "idle_since": None,
         "complete": True,
     }
 

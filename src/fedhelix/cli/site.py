@@ -53,12 +53,12 @@ def site_model(
 
 def _say_which(path: Path) -> None:
     """Say after which run a site got its model: it may not be the one that a user thinks of."""
-    from fedhelix.deploy.site_state import SiteState
+    from fedhelix.deploy.site_state import SiteState, rounds_of
 
     header, _ = SiteState(path.parent).used()
     method = json.loads(header["spec"])["method"]["name"]
     when = datetime.fromtimestamp(path.stat().st_mtime).strftime("%Y-%m-%d %H:%M")
-    words = f"the model of {path.parent.name} after {header['round']} rounds of {method}, {when}"
+    words = f"the model of {path.parent.name} after {rounds_of(header)} rounds of {method}, {when}"
     print(f"fedhelix: {words}", file=sys.stderr)
 
 

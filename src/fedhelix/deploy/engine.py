@@ -52,8 +52,8 @@ class RemoteEngine(Engine):
         self.evaluates = evaluates  # whether the server has test samples
         self.supplements: dict[int, Tree] = {}  # samples still to be sent to clients
         self.missing: dict[int, str] = {}
-        self._refusing: set[int] = set()  # missing clients that did answer, but unusably
-        self._has_begun = False  # whether a round has had enough answers
+        self._refusing: dict[int, None] = {}  # of a round: who did answer, but unusably
+        self._counted = 0  # rounds up to the last one that had enough answers
         self._site_seconds = 0.0  # work of the slowest sites
         self._max_bytes = messages.max_message_bytes(setup.initial)
 
@@ -70,8 +70,7 @@ class RemoteEngine(Engine):
         """
         registry = self.registry
         registry.enrol(self.transport.descriptions, self.transport.connected)
-        # In a run that goes on, what the server keeps of a client says so.
-        self._has_begun |= any("after" in task.client_state for task in tasks)
+        self._count(tasks)
         requests = {
             registry.sites[task.client]: self._write(kind, task, bodies.get(task.client, {}))
             for task in tasks
@@ -85,7 +84,8 @@ class RemoteEngine(Engine):
             registry.client_of(site): f"{site} {why}"
             for site, why in (replies.refusals | replies.absences).items()
         }
-        self._refusing = {registry.client_of(site) for site in replies.refusals}
+        refusing = sorted(registry.client_of(site) for site in replies.refusals)
+        self._refusing |= dict.fromkeys(refusing)
         answers = {registry.client_of(site): answer for site, answer in replies.answers.items()}
         for client, answer in answers.items():
             self.supplements.pop(client, None)
@@ -107,7 +107,9 @@ class RemoteEngine(Engine):
             "round": task.round,
             "client": task.client,
             "trained": task.trained,
-            "final": task.final and self._has_begun,  # nobody keeps a model that was never trained
+            "final": task.final
+            and self._counted > 0,  # nobody keeps a model that was never trained
+            "counted": self._counted,
             "after": task.client_state.get("after"),
             **self.common_header,
         }
@@ -116,24 +118,36 @@ class RemoteEngine(Engine):
             body["supplement"] = self.supplements[task.client]
         return Request(header, messages.write(header, body))
 
+    def _count(self, tasks: Sequence[ClientTask]) -> None:
+        """In a run that goes on, what the server keeps of its clients says which rounds counted."""
+        known = [task.client_state.get("after", -1) + 1 for task in tasks]
+        self._counted = max([self._counted, *known])
+
     def refuse(self, client: int, why: object) -> None:
         """Record that a client's answer cannot be used."""
         self.missing[client] = f"{self.registry.sites[client]} sent an answer that {why}"
-        self._refusing.add(client)
+        self._refusing[client] = None
 
     def run_clients(self, tasks: Sequence[ClientTask]) -> list[ClientResult]:
         """The results of the sites with a valid answer; none if they are fewer than the minimum."""
         self.transport.wait_for_minimum(self.registry.sites)
+        self._count(tasks)
+        self._refusing.clear()
         results = self.results(tasks)
         least = self.transport.policy.minimum
         if len(results) < least:
-            self._stop_if_hopeless([task.client for task in tasks], least)
+            needed = max(least, self.needed(len(tasks)))
+            self._stop_if_hopeless([task.client for task in tasks], needed)
             for client in results:
                 site = self.registry.sites[client]
                 self.missing[client] = f"{site} answered, but {least} answers are needed"
             return []
-        self._has_begun = True
+        self._counted = tasks[0].round + 1
         return [results[task.client] for task in tasks if task.client in results]
+
+    def needed(self, cohort: int) -> int:
+        """How many clients of a cohort the method itself needs."""
+        return 1
 
     def results(self, tasks: Sequence[ClientTask]) -> dict[int, ClientResult]:
         """The valid results by client; the other clients are in `missing`."""
@@ -170,9 +184,9 @@ class RemoteEngine(Engine):
     def _stop_if_hopeless(self, clients: Sequence[int], least: int) -> None:
         """Stop a run in which too many sites refuse from the start: all rounds would be empty."""
         there = {client for client in clients if client < len(self.registry.sites)}
-        hopeless = self._refusing == there or len(clients) - len(self._refusing) < least
-        if not self._has_begun and self._refusing and hopeless:
-            raise self._stopped(self.missing[min(self._refusing)])
+        hopeless = self._refusing.keys() == there or len(clients) - len(self._refusing) < least
+        if not self._counted and self._refusing and hopeless:
+            raise self._stopped(self.missing[next(iter(self._refusing))])
 
     def _stopped(self, why: str) -> EngineFailure:
         others = also(self.transport.left_out.values())

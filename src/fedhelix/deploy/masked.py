@@ -17,7 +17,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.method import Method
 from fedhelix.core.tree import Tree, encode
 from fedhelix.deploy.key_ring import ANSWERS, KEYS, SIGNED, KeyRing
-from fedhelix.deploy.site_state import SiteState
+from fedhelix.deploy.site_state import GONE_BACK, SiteState
 from fedhelix.engines.local import ClientTask
 
 
@@ -86,7 +86,7 @@ class Masker:
         if method.capabilities.masks is None:
             raise UserError(f"{method.label} has no secure aggregation.")
         if task.round < kept.masked()["round"]:
-            raise UserError(f"round {task.round + 1} is over, and is not masked again.")
+            raise UserError(f"round {task.round + 1} is over, and is not masked again; {GONE_BACK}")
         if self._current is None or self._current.purpose != purpose:
             self._current = MaskingClient(task.client, purpose, *method.capabilities.masks)
         keys = self._of(experiment, task).advertise()

@@ -36,6 +36,12 @@ class MaskingEngine(RemoteEngine):
     The sum stands in the first client's upload, and zeros in the others'.
     """
 
+    def needed(self, cohort: int) -> int:
+        """How many clients of a cohort must send keys."""
+        masks = self.setup.method.capabilities.masks
+        assert masks is not None
+        return shares_needed(cohort, masks[0])
+
     def results(self, tasks: Sequence[ClientTask]) -> dict[int, ClientResult]:
         """The clients whose uploads are in the sum; none if the masks cannot be removed."""
         dropped: dict[int, str] = {}
@@ -71,7 +77,7 @@ class MaskingEngine(RemoteEngine):
         }
         masks = self.setup.method.capabilities.masks
         assert masks is not None
-        if len(keys) < (least := shares_needed(len(tasks), masks[0])):
+        if len(keys) < (least := self.needed(len(tasks))):
             raise UserError(f"{least} clients are needed for masks, and {len(keys)} sent keys.")
         light = [task for task in light if task.client in keys]
         everybody: Tree = {"keys": to_tensors(keys)}

@@ -122,6 +122,7 @@ REQUEST: Schema = {
     "trained": optional(FLAG),
     "final": optional(FLAG),
     "after": optional(whole(-1, 10**9)),
+    "counted": optional(whole(0, 10**9)),
 }
 # `state_of`: the round whose state stands for one that the site does not keep; `anew`: the site
 # has none although it has worked before.

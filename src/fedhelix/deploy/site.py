@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhelix.core.errors import UserError
+from fedhelix.core.imports import from_extra
 from fedhelix.core.shift import unshifted
 from fedhelix.core.tree import State, Tree, payload_bytes, to_device
 from fedhelix.deploy import messages
@@ -31,7 +32,7 @@ from fedhelix.deploy.remote_data import (
 from fedhelix.deploy.schema import NAME, clipped
 from fedhelix.deploy.site_policy import SitePolicy, chain
 from fedhelix.deploy.site_setup import own_setup
-from fedhelix.deploy.site_state import SiteState, disk_error, draws_once, latest_model
+from fedhelix.deploy.site_state import GONE_BACK, SiteState, disk_error, draws_once, latest_model
 from fedhelix.engines.local import (
     ClientTask,
     Setup,
@@ -187,6 +188,11 @@ class Site:
         """
         drawn_once = draws_once(setup.method)
         if drawn_once and (sent := kept.sent(task.round)):
+            if sent["task"] != digest.hex():  # a masked upload would make the sum nonsense
+                raise UserError(
+                    f"round {task.round + 1} was answered for another model or other settings "
+                    f"already; {GONE_BACK}"
+                )
             return to_device(sent, setup.device)
         begun = time.monotonic()
         result = run_client(setup, task)
@@ -304,6 +310,8 @@ class Site:
         settings = self.code.settled(settings, header.get("code") or {})
         here = {"data_dir": self.data_dir, "device": "auto", "engine": "serial"}
         spec = read_spec({**settings, **here}, "the message")
+        if spec.method.capabilities.sample_gradients:  # the site counts its epsilon
+            from_extra("dp_accounting", "privacy")
         self.policy.check_run(spec, header.get("classes"))
         self.policy.check_total(self.budgets.total(header["experiment"], spec.method))
         if spec.config.data != self.source:

@@ -42,7 +42,10 @@ class SitePolicy(Checked):
     require_privacy: bool = option(False, "only methods with differential privacy may run")
     max_epsilon: float | None = option(None, "largest privacy budget (default: any)", above=0)
     total_epsilon: float | None = option(
-        None, "sum of the privacy budgets of all runs at the site (default: any)", above=0
+        None,
+        "sum of the privacy budgets of all runs at the site; those without noise are refused "
+        "(default: any)",
+        above=0,
     )
     max_delta: float | None = option(None, "largest delta (default: any)", above=0, below=1)
     server_noise: bool = option(True, "the server may add the noise of `private`, not the site")
@@ -87,6 +90,8 @@ class SitePolicy(Checked):
                 raise UserError(f"options of a policy are KEY=VALUE, not '{text}'.")
         if self.hours is not None and not HOURS.fullmatch(self.hours):
             raise UserError(f"hours must be HH:MM-HH:MM, not '{self.hours}'.")
+        if self.hours is not None and self.hours[:5] == self.hours[6:]:
+            raise UserError(f"hours = '{self.hours}' are none; leave hours out to answer always.")
 
     @classmethod
     def read(cls, path: Path | str | None) -> SitePolicy:

@@ -18,6 +18,7 @@ from fedhelix.deploy.logs import say
 from fedhelix.engines.local import Setup
 
 MODEL = "model.safetensors"  # a client's own model after its rounds of a run
+GONE_BACK = "begin a new run, or put the newest copy of the server's folder back."
 
 
 class SiteState:
@@ -38,6 +39,7 @@ class SiteState:
         self._sent_path = folder / "sent.safetensors"
         self._used_path = folder / "used.safetensors"
         self._masked_path = folder / "masked.safetensors"
+        self._lacking_path = folder / "lacking.safetensors"
 
     def _rounds(self) -> list[int]:
         return sorted(
@@ -79,11 +81,15 @@ class SiteState:
         """Go on with the newest state before a round, whatever the server says.
 
         Where the rounds spend a privacy budget, an older copy of the state is refused: it does not
-        count all that was spent.
+        count all that was spent. The site remembers that, in case the server goes back too.
         """
         self.after = before - 1
+        if is_spent and self._lacking_path.exists():
+            lacking = int(load(self._lacking_path)["round"])
+            counted = lacking if counted is None else max(counted, lacking)
         newest = max([self._last_sent()["round"], *self._rounds()])
         if is_spent and counted is not None and newest < counted:
+            save({"round": counted}, self._lacking_path)
             raise UserError(
                 f"the site has answered round {counted + 1}, but what it keeps of this run is "
                 "older, so it cannot tell what it has spent of its privacy budget; put the newest "
@@ -138,7 +144,9 @@ class SiteState:
         """The answer that was sent in a round, if it was the last one; earlier ones are refused."""
         last = self._last_sent()
         if round < last["round"]:
-            raise UserError(f"round {round + 1} is over, and its noise is not drawn again.")
+            raise UserError(
+                f"round {round + 1} is over, and its noise is not drawn again; {GONE_BACK}"
+            )
         return last if round == last["round"] else {}
 
     def _last_sent(self) -> Tree:
@@ -182,13 +190,21 @@ class SiteState:
 
     def write_model(self, setup: Setup, state: State, request: Mapping[str, Any]) -> None:
         """Store the client's own model when its rounds are over: for `used` with what the method
-        added, and as the network's entries alone.
+        added, and as the network's entries alone. A newer one stays where the server has gone back.
         """
+        kept = self.used()[0] if self._used_path.exists() else {}
+        if any((kept.get(name) or 0) > (request.get(name) or 0) for name in ("counted", "after")):
+            say(
+                "the server has gone back to an older copy of this run; the site keeps its model "
+                f"after {rounds_of(kept)} rounds",
+                "warning",
+            )
+            return
         save({"request": json.dumps(dict(request)), "state": state}, self._used_path)
         example = setup.data.prepare(setup.data.x[:8])
         module = load_shifted(setup.module, state, setup.layers, example)
         write_atomically(self.folder / MODEL, safetensors.torch.save(module.state_dict()))
-        say(f"after round {request['round']}: the site keeps its model of this run")
+        say(f"after round {rounds_of(request)}: the site keeps its model of this run")
 
 
 def draws_once(method: Method) -> bool:
@@ -196,6 +212,11 @@ def draws_once(method: Method) -> bool:
     what a client keeps, or have a round computed anew.
     """
     return method.capabilities.outermost or method.capabilities.sample_gradients
+
+
+def rounds_of(request: Mapping[str, Any]) -> int:
+    """The rounds of a model: up to the last one that had an effect, if the server says so."""
+    return int(request.get("counted") or request["round"])
 
 
 def disk_error(problem: OSError) -> dict[str, Any]:

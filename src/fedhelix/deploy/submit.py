@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shlex
 import sys
 import time
@@ -13,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhelix.core.errors import EngineFailure, UserError
+from fedhelix.core.imports import from_extra
 from fedhelix.core.options import build
 from fedhelix.core.wrapper import check_wrappers
 from fedhelix.data import from_npz
 from fedhelix.deploy import waiting
+from fedhelix.deploy.budgets import budget
 from fedhelix.deploy.code import code_files
 from fedhelix.deploy.policy import UNTAKEN, RoundPolicy, also, cohort_size, sampled
 from fedhelix.deploy.remote_data import OWN
@@ -59,6 +62,8 @@ def create(spec: RunSpec, out: Path, policy: Sequence[str] = (), where: str = ""
             f"{spec.method.label} is asynchronous by a simulated clock, and sites answer round by "
             "round; choose another method."
         )
+    if budget(spec.method) < math.inf:  # the server counts what it spends
+        from_extra("dp_accounting", "privacy")
     _check_effects(spec.config)
     values = dict(text.partition("=")[::2] for text in policy)
     checked = _checked(build(RoundPolicy, values, "the deployment's round policy"), spec.config)
@@ -199,7 +204,7 @@ def follow(control: Control, folder: RunFolder, quiet: bool | None = None) -> di
             if watcher.seen > seen:
                 attempts = 0
             _explain(status, folder)
-    _check_any_work(folder.records())
+    _check_any_work(folder.records(), folder.path)
     return dict(folder.summary)
 
 
@@ -263,8 +268,10 @@ def _explain(status: RunStatus, folder: RunFolder) -> None:
         )
 
 
-def _check_any_work(records: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a run in which no site did any work in any round; say also who was left out."""
+def _check_any_work(records: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Refuse a run in which no site did any work in any round; say also who was left out, and how
+    to go on.
+    """
     reasons = [{**record["missing"], **record["refused"]} for record in records]
     idle = [
         set(map(str, record["participants"])) <= why.keys()
@@ -276,4 +283,9 @@ def _check_any_work(records: Sequence[Mapping[str, Any]]) -> None:
         troubles = {
             who: why for record in records for who, why in record.get("troubles", {}).items()
         }
-        raise EngineFailure(f"no site did any work in this run: {first}{also(troubles.items())}")
+        rounds = f"rounds={2 * len(records)}"  # as many as were in vain
+        how = shlex.join(["fedhelix", "deploy", "resume", str(path), "--set", rounds])
+        raise EngineFailure(
+            f"no site did any work in this run: {first.rstrip('.')}{also(troubles.items())}; go on "
+            f"with `{how}` when that is fixed."
+        )

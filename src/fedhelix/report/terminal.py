@@ -64,6 +64,8 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool, advised: bool
     _show_losses(folder, summary)
     if why := summary.get("untrained"):
         print(f"fedhelix: nothing was learned: {why}.", file=sys.stderr)
+    elif idle := summary.get("idle_since"):
+        print(f"fedhelix: no round after round {idle - 1} had an effect.", file=sys.stderr)
     if since := summary.get("diverged"):
         advice = "" if advised or not summary.get("advice") else f"; {summary['advice']}"
         print(f"fedhelix: the run has diverged since round {since}{advice}.", file=sys.stderr)

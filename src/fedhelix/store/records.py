@@ -124,6 +124,7 @@ def summarise(
         "seconds": sum(record["seconds"] for record in records),
         "diverged": diverged_since(records),
         "untrained": why_untrained(records),
+        "idle_since": idle_since(records),
         **_timed(records, facts.get("target")),
         **(newcomers(records[:arrived], records[arrived:], metric) if arrived else {}),
         "complete": True,
@@ -186,14 +187,24 @@ def why_untrained(records: Sequence[Mapping[str, Any]]) -> str | None:
     """Why no round has changed a model: nobody trained, or no upload was usable; otherwise None."""
     refused: dict[str, Any] = {}
     for record in records:
-        lost = len(record.get("missing") or ()) + len(record.get("refused") or ())
-        if "participants" not in record or len(record["participants"]) > lost:
+        if _has_effect(record):
             return None
         refused |= record.get("refused") or {}
     if refused:
         client, why = next(iter(refused.items()))
         return f"every upload was refused (that of client {client} {str(why).rstrip('.')})"
     return "no client has trained" if records else None
+
+
+def idle_since(records: Sequence[Mapping[str, Any]]) -> int | None:
+    """The first of the last rounds in which no upload counted; None where the last one had some."""
+    idle = list(takewhile(lambda record: not _has_effect(record), reversed(records)))
+    return int(idle[-1]["round"]) if idle else None
+
+
+def _has_effect(record: Mapping[str, Any]) -> bool:
+    lost = len(record.get("missing") or ()) + len(record.get("refused") or ())
+    return "participants" not in record or len(record["participants"]) > lost
 
 
 def _loss_of(record: Mapping[str, Any]) -> float:
