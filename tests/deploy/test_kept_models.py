@@ -58,3 +58,18 @@ def test_sites_that_are_not_evaluated_keep_their_models_too(count, tmp_path):
     for client in range(3):
         kept = load_file(tmp_path / "kept" / EXPERIMENT / f"site-{client}" / MODEL)
         assert all(torch.equal(kept[n], v) for n, v in run.model().state_dict().items())
+
+
+@pytest.mark.filterwarnings("ignore:the budget epsilon")
+def test_sites_keep_their_models_of_a_run_that_ends_with_its_budget(tmp_path, capfd):
+    pytest.importorskip("dp_accounting")
+    data = small_images(tmp_path)
+    spec = make_spec("secure+private", {**SMALL, "data": data, "method.noise": 1.0})
+    deployment = InProcessDeployment(tmp_path, 3, data, common=True)
+    with pytest.warns(UserWarning, match="the run ends after round 2: the budget epsilon = 8"):
+        run = deployment.fit(spec)
+    assert len(run.records) == 2
+    assert capfd.readouterr().err.count("after round 2: the site keeps its model of this run") == 3
+    for client in range(3):
+        kept = load_file(tmp_path / "kept" / EXPERIMENT / f"site-{client}" / MODEL)
+        assert all(torch.equal(kept[n], v) for n, v in run.model().state_dict().items())

@@ -230,7 +230,7 @@ class Federation(FederationSetup):
             if not run.state.round:
                 raise
             warnings.warn(f"the run ends after round {run.state.round}: {problem}", stacklevel=2)
-            end_here(run, eval_every)
+            end_here(run)
 
     def _check_patience(self, patience: int | None) -> None:
         if patience is None:

@@ -47,12 +47,13 @@ def settle(run: Run, rounds: int, eval_every: int, settings: Mapping[str, Any]) 
             folder.remove_summary()
 
 
-def end_here(run: Run, eval_every: int) -> None:
-    """The round that a run has just had was its last one."""
+def end_here(run: Run) -> None:
+    """The round that a run has just had was its last one; sites keep their models of it."""
+    record = _evaluated_again(run, run.state.round, evaluated=True)
     if run.folder is not None:
-        settle(run, run.state.round, eval_every, {})
-    elif not run.federation.engine.deployed:
-        run.records[-1] = _evaluated_again(run, run.state.round, evaluated=True)
+        run.folder.change(rounds=run.state.round)
+        run.folder.replace_last(record)
+    run.records[-1] = record
 
 
 def _evaluated_again(run: Run, rounds: int, evaluated: bool) -> Record:
