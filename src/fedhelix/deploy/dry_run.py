@@ -25,6 +25,7 @@ from fedhelix.deploy.site import Site
 from fedhelix.deploy.site_policy import chain
 from fedhelix.deploy.site_setup import site_setup
 from fedhelix.engines.local import ClientTask, Setup, make_client
+from fedhelix.federation import ServedElsewhere
 from fedhelix.methods import DPSGD, Private
 from fedhelix.runs.spec import RunSpec, make_spec, read_spec
 
@@ -114,7 +115,7 @@ def _first_message(setup: Setup) -> str:
 
 def _setup(site: Site, spec: RunSpec) -> Setup:
     if site.own_data is None:
-        return spec.config.federation(spec.method).engine.setup
+        return spec.config.federation(spec.method, kind=ServedElsewhere).engine.setup
     empty = np.empty(0, dtype=np.int64)
     split = Split(np.arange(len(site.own_data.x)), empty, empty)
     return site_setup(spec, site.own_data, [split])

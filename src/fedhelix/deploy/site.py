@@ -42,6 +42,7 @@ from fedhelix.engines.local import (
     received_model,
     run_client,
 )
+from fedhelix.federation import ServedElsewhere
 from fedhelix.federation.uploads import keep_states
 from fedhelix.methods.budget import Budgeted
 from fedhelix.runs.config import Config
@@ -321,6 +322,6 @@ class Site:
         self, spec: RunSpec, header: Mapping[str, Any], client: int, kept: SiteState
     ) -> Setup:
         if self.own_data is None:
-            return spec.config.federation(spec.method).engine.setup
+            return spec.config.federation(spec.method, kind=ServedElsewhere).engine.setup
         data = dataclasses.replace(self.own_data, classes=header.get("classes"))
         return own_setup(spec, data, client, kept.supplement())

@@ -20,6 +20,7 @@ from fedhelix.deploy import waiting
 from fedhelix.deploy.code import code_files
 from fedhelix.deploy.policy import UNTAKEN, RoundPolicy, also, cohort_size, sampled
 from fedhelix.deploy.remote_data import OWN
+from fedhelix.federation import ServedElsewhere
 from fedhelix.federation.devices import Devices
 from fedhelix.federation.inputs import check_apart, check_forging
 from fedhelix.federation.resuming import check_rounds
@@ -84,8 +85,9 @@ def _check_setup(spec: RunSpec, policy: RoundPolicy) -> None:
         return
     cohort = sampled(config, policy.extra)
     dataclasses.replace(config, clients=config.client_count).federation(  # as the server has it
-        method, engine="serial", cohort=cohort, device="cpu", workers=None, kernels="onednn"
-    ).close()
+        method, engine="serial", kind=ServedElsewhere,
+        cohort=cohort, device="cpu", workers=None, kernels="onednn",
+    ).close()  # fmt: skip
 
 
 def _check_effects(config: Config) -> None:

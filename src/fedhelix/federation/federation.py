@@ -309,3 +309,9 @@ class Federation(FederationSetup):
     def close(self) -> None:
         """Give back what the engine holds."""
         self.engine.close()
+
+
+class ServedElsewhere(Federation):
+    """A federation whose rounds are over, or another machine's: here its server needs nothing."""
+
+    served_here = False

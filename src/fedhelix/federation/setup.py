@@ -15,6 +15,7 @@ import torch
 from fedhelix.core import seeds
 from fedhelix.core.errors import UserError
 from fedhelix.core.hooks import checked
+from fedhelix.core.imports import from_extra
 from fedhelix.core.method import Context, Method, Scorer
 from fedhelix.core.objective import Loss, Metric, objective_for
 from fedhelix.core.options import build, checks_options, convert
@@ -70,6 +71,7 @@ class FederationSetup:
     supplements: dict[int, int]  # how many samples the server gave to each small client
     clients: int
     joined = 0  # of these, after a run
+    served_here = True  # its rounds are to be computed in this process
     cohort_size: int
     made_from: dict[str, Any] | None = None  # its arguments, if they can be written down
     source: tuple[str, str] | None = None  # the file of its network and its hash, if there is one
@@ -98,6 +100,8 @@ class FederationSetup:
     ):
         pool = read_data(data, partition)
         self.method = read_method(method)
+        if self.served_here and (needed := self.method.capabilities.server_extra):
+            from_extra(*needed)
         self.seed, self.device = convert("seed", seed, int), device_of(device)
         self.eval_trained = convert("eval_trained", eval_trained, bool)
         workers = convert("workers", workers, int | None)

@@ -12,7 +12,7 @@ from fedhelix.data import Dataset, available, load
 from fedhelix.engines import Serial
 from fedhelix.engines.local import ClientTask, run_client, start_round
 from fedhelix.federation.description import check_same
-from fedhelix.federation.federation import Federation, FederationState
+from fedhelix.federation.federation import Federation, FederationState, ServedElsewhere
 from fedhelix.privacy.settings import Audit
 from fedhelix.runs.spec import read_spec
 from fedhelix.store import RunFolder
@@ -57,7 +57,7 @@ def from_run(path: str) -> tuple[Federation, str, FederationState]:
     folder = RunFolder.open(path)
     run = read_spec(folder.config, path)
     here = Serial if run.config.engine == "ray" else None  # its cluster may be gone
-    federation = run.config.federation(run.method, here)
+    federation = run.config.federation(run.method, here, kind=ServedElsewhere)
     check_same(federation, folder)
     restored = folder.state(str(federation.device))
     if restored is None:

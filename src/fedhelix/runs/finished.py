@@ -7,7 +7,7 @@ from pathlib import Path
 from fedhelix.core.errors import UserError
 from fedhelix.core.options import options_of
 from fedhelix.core.registry import is_known
-from fedhelix.federation import Federation, FederationSettings, Run
+from fedhelix.federation import Federation, FederationSettings, Run, ServedElsewhere
 from fedhelix.federation.description import as_command, check_same
 from fedhelix.federation.sinks import FolderSink
 from fedhelix.runs.spec import RunSpec, check_files, read_spec
@@ -36,7 +36,7 @@ def load_run(path: str | Path, federation: Federation | None = None) -> Run:
         otherwise = f"build the same Federation with it and call load_run('{path}', fed)"
         check_files(config, path, otherwise)
         spec = read_spec(config, path)
-        federation = spec.config.federation(spec.method, engine="serial")
+        federation = spec.config.federation(spec.method, engine="serial", kind=ServedElsewhere)
     elif not folder.config.get("library"):
         _check_settings(federation, read_spec(config, path), path)
     check_same(federation, folder)

@@ -6,7 +6,7 @@ import math
 import shlex
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -144,6 +144,11 @@ class Session:
             self.resume(path, place=spec.config, **more)
         else:
             self.start(spec, path, **more)
+
+    def set_up(self, specs: Iterable[RunSpec]) -> None:
+        """Make every federation once, so that every mistake shows before the first round."""
+        for spec in specs:
+            spec.config.federation(spec.method, data=self.cache.load(spec.config)).close()
 
     def run_all(self, specs: Mapping[Path, RunSpec]) -> bool:
         """Run every spec into its folder; what is there already is continued or left as it is.
