@@ -96,6 +96,13 @@ class Federation(FederationSetup):
             metric=metric, engine=engine, device=device, workers=workers, address=address,
             kernels=kernels, settings=settings, options=options,
         )  # fmt: skip
+        if workers is not None and engine in ("serial", "batched"):
+            warnings.warn(
+                f"workers = {workers} does nothing with engine = {engine}; take parallel or ray.",
+                stacklevel=2,
+            )
+        if eval_trained and eval_clients == 0:
+            warnings.warn("eval_trained does nothing with eval_clients = 0.", stacklevel=2)
         for sentence in without_effect(self.settings):
             warnings.warn(sentence, stacklevel=2)
         self.source = description.source_of(model)
