@@ -584,14 +584,19 @@ def test_a_setting_that_does_nothing_says_what_it_needs(option):
         ({"momentum": 0.9, "optimizer": "adam"}, "momentum = 0.9 .* with optimizer = adam;"),
         ({"attack_scale": 2.0, "attack": "label-flip"}, "attack_scale = 2.0 .* with attack = lab"),
         ({"supplement_size": 0.5, "server_only": True}, "supplement_size = 0.5 .* server_only = T"),
-        ({"workers": 2, "engine": "serial"}, "workers = 2 does nothing with engine = serial;"),
-        ({"workers": 2, "engine": "batched"}, "workers = 2 does nothing with engine = batched;"),
         ({"eval_trained": True, "eval_clients": 0}, "eval_trained does nothing with eval_clients"),
     ],
 )
 def test_a_setting_that_another_one_makes_idle_says_so(options, said):
     with pytest.warns(UserWarning, match=said):
         small(**options)
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_workers_of_an_engine_without_any_do_nothing(engine):
+    said = f"workers = 2 does nothing with engine = {engine};"
+    with pytest.warns(UserWarning, match=said):
+        Federation("digits", clients=4, model="linear", engine=engine, workers=2)
 
 
 def test_settings_with_what_they_need_give_no_warning():
