@@ -36,7 +36,10 @@ def cheap(name: str, **options: Any) -> Method:
 
 
 def small(method: str | Method | None = None, model: Any = "linear", **more: Any) -> Federation:
-    """Six clients on digits, three in a round; the slow engine, because it is the reference."""
+    """Six clients on digits, three in a round; the slow engine, because it is the reference.
+
+    Engines without workers ignore their number, so that tests can compare engines.
+    """
     settings = {
         "data": "digits",
         "partition": "dirichlet:0.3",
@@ -46,6 +49,8 @@ def small(method: str | Method | None = None, model: Any = "linear", **more: Any
     if isinstance(settings["partition"], str) and settings["partition"] != "natural":
         settings = {"clients": 6} | settings
     settings = {"batch_size": 64, "engine": "serial", "kernels": "onednn"} | settings
+    if settings["engine"] in ("serial", "batched") and isinstance(settings.get("workers"), int):
+        del settings["workers"]
     return Federation(
         settings.pop("data"), settings.pop("partition"), model=model, method=method, **settings
     )

@@ -1,12 +1,15 @@
 """A round is computed in one thread with subnormal numbers as zeros; the caller's mode stays."""
 
+import warnings
 from dataclasses import dataclass
 
 import pytest
 import torch
 
 from fedhelix import FedAvg, Federation
+from fedhelix.core import cpu
 from fedhelix.core.cpu import all_threads, flushes_subnormals, one_thread
+from fedhelix.engines.kernels import applied
 from fedhelix.engines.local import ClientTask
 from helpers import same, small
 
@@ -95,6 +98,42 @@ def test_large_products_take_the_threads_of_the_caller():
         assert mode() == INSIDE
     with all_threads():
         assert mode() == OUTSIDE
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+@pytest.mark.parametrize("able", [True, False])
+def test_bfloat16_leaves_onednn_as_it_was(engine, able, monkeypatch):
+    if not (able and cpu.multiplies_bfloat16()):
+        able = False
+        monkeypatch.setattr(cpu, "multiplies_bfloat16", lambda: False)
+    seen = set()
+
+    class Noting(torch.nn.Linear):
+        def forward(self, x):
+            if torch.is_autocast_enabled("cpu"):
+                seen.add(torch.backends.mkldnn.enabled)
+            return super().forward(x.flatten(1))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fed = small(FedAvg(), Noting(64, 10), engine=engine, precision="bfloat16")
+        assert torch.backends.mkldnn.enabled
+        fed.fit(1, quiet=True)
+    assert torch.backends.mkldnn.enabled and seen == {able}
+
+
+@pytest.mark.parametrize("kernels", ["onednn", "native"])
+def test_an_engine_puts_onednn_back_after_pytorch_has_switched_it_off(kernels):
+    with applied(kernels, torch.nn.Identity()):
+        assert torch.backends.mkldnn.enabled == (kernels == "onednn")
+        torch.backends.mkldnn.enabled = False
+    assert torch.backends.mkldnn.enabled
+    with one_thread():
+        torch.backends.mkldnn.enabled = False
+        with all_threads():
+            assert torch.backends.mkldnn.enabled
+        assert not torch.backends.mkldnn.enabled
+    assert torch.backends.mkldnn.enabled
 
 
 @pytest.mark.skipif(not SUPPORTED, reason="this processor computes with subnormal numbers")

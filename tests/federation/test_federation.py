@@ -1,6 +1,7 @@
 import inspect
 import math
 import time
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -562,13 +563,47 @@ def test_nothing_is_resumed_without_its_folder():
         {"newcomers_after": 2},
         {"newcomers_classes": 0.3},
         {"device_speed": 5.0},
+        {"supplement_below": 0.5},
+        {"validation_shared": True},
+        {"participation_alpha": 0.1},
     ],
 )
 def test_a_setting_that_does_nothing_says_what_it_needs(option):
     (name,) = option
-    needed = "devices" if name == "device_speed" else name.partition("_")[0]
-    with pytest.warns(UserWarning, match=f"{name} = .* does nothing without {needed}"):
+    words = {"device": "devices", "supplement": "supplement_size", "validation": "supplement_size"}
+    first = name.partition("_")[0]
+    needed = words.get(first, first)
+    with pytest.warns(UserWarning, match=f"{name} = .* does nothing without {needed};"):
         small(**option)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"late": "keep", "devices": "uniform"}, "late = keep .* without deadline or over_select;"),
+        ({"momentum": 0.9, "optimizer": "adam"}, "momentum = 0.9 .* with optimizer = adam;"),
+        ({"attack_scale": 2.0, "attack": "label-flip"}, "attack_scale = 2.0 .* with attack = lab"),
+        ({"supplement_size": 0.5, "server_only": True}, "supplement_size = 0.5 .* server_only = T"),
+        ({"eval_trained": True, "eval_clients": 0}, "eval_trained does nothing with eval_clients"),
+    ],
+)
+def test_a_setting_that_another_one_makes_idle_says_so(options, said):
+    with pytest.warns(UserWarning, match=said):
+        small(**options)
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_workers_of_an_engine_without_any_do_nothing(engine):
+    said = f"workers = 2 does nothing with engine = {engine};"
+    with pytest.warns(UserWarning, match=said):
+        Federation("digits", clients=4, model="linear", engine=engine, workers=2)
+
+
+def test_settings_with_what_they_need_give_no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        small(devices="uniform", late="keep", over_select=1.5, participation="bernoulli",
+              participation_alpha=0.5, momentum=0.9, workers=2, engine="auto")  # fmt: skip
 
 
 def test_clients_state_on_disk_is_that_in_memory(tmp_path):

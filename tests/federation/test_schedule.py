@@ -196,6 +196,7 @@ def test_a_clock_alone_changes_nothing_but_the_record():
     seed=st.integers(0, 3),
 )
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.filterwarnings("ignore:late = keep does nothing")
 def test_the_clock_never_goes_back(devices, method, deadline, late, over, availability, seed):
     fed = small(
         method, data=DIGITS, devices=devices, late=late, over_select=over, seed=seed,

@@ -1,8 +1,13 @@
 """Whose values are whose, once newcomers are evaluated in the place of the known clients."""
 
 import csv
+import math
 
+import pytest
+
+from fedhelix.report.headline import warnings
 from fedhelix.report.results import read
+from fedhelix.report.tables import comparison
 from fedhelix.runs.jobs import Session
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
@@ -25,3 +30,30 @@ def test_newcomers_keep_their_numbers_and_marks(tmp_path, cli):
     with (tmp_path / "clients.csv").open(newline="") as file:
         marked = {int(row["client"]) for row in csv.DictReader(file) if row["attacker"] == "True"}
     assert marked == set(result.attackers)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_reports_say_whose_accuracy_it_is(mixed, tmp_path, cli):
+    session, folders = Session(quiet=True), ["new", *["plain"] * mixed]
+    session.start(make_spec("fedavg", SETTINGS), tmp_path / "new")
+    if mixed:
+        without = {key: value for key, value in SETTINGS.items() if "newcomers" not in key}
+        session.start(make_spec("fedprox", without), tmp_path / "plain")
+    results = [read(RunFolder.open(tmp_path / name)) for name in folders]
+    table = comparison(results)
+    for column in ("known_accuracy", "arrival_accuracy"):
+        assert table[column].iloc[0] == results[0].summary[column]
+        assert not mixed or math.isnan(table[column].iloc[1])
+    (sentence,) = [one for one in warnings(results) if one.startswith("Newcomers")]
+    assert f"before round 3 of {'1 of 2 runs' if mixed else 'all runs'}" in sentence
+    for name in ("report.md", "report.html"):
+        assert cli("report", *folders, "--out", name).code == 0
+        text = (tmp_path / name).read_text()
+        for words in ("Newcomers arrive", "known clients %", "newcomers on arrival %"):
+            assert words in text
+
+
+def test_reports_without_newcomers_have_no_word_on_them(make_run):
+    results = [read(make_run())]
+    assert "known_accuracy" not in comparison(results)
+    assert not [one for one in warnings(results) if "ewcomers" in one]

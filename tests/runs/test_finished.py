@@ -1,6 +1,7 @@
 """Finished runs: loaded in one line, used for predictions, exported with the same outputs."""
 
 import json
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -31,6 +32,15 @@ def test_a_run_of_the_command_line_is_loaded_in_one_line(run):
     x = run.federation.data.x_test
     assert np.array_equal(again.predict(x, raw=True), run.predict(x, raw=True))
     assert np.array_equal(again.predict(x, client=1), run.predict(x, client=1))
+
+
+def test_a_run_with_workers_is_loaded_without_them(tmp_path):
+    places = {"engine": "parallel", "workers": 1}
+    spec = make_spec("fedavg", {**QUICK, "data": "wine", "model": "mlp", **places})
+    run = jobs.Session(quiet=True).start(spec, tmp_path / "run")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert same(load_run(tmp_path / "run").state.server, run.state.server)
 
 
 def test_a_run_of_the_library_needs_its_federation(tmp_path):

@@ -10,10 +10,13 @@ import importlib.util
 import sys
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.renamed import import_hint
+
+if TYPE_CHECKING:
+    from fedhelix.core.method import Method
 
 IMPORTED: dict[str, str] = {}
 """The files so far, by the names of their modules."""
@@ -39,6 +42,12 @@ def from_extra(module: str, extra: str) -> Any:
         raise UserError(
             f"this needs {needed}; install it with: pip install 'fedhelix[{extra}]'."
         ) from None
+
+
+def check_extra(method: Method) -> None:
+    """Refuse a method whose server needs a module that is missing, before anything is trained."""
+    if needed := method.capabilities.server_extra:
+        from_extra(*needed)
 
 
 def import_file(path: str) -> str:

@@ -64,6 +64,7 @@ class Capabilities:
     several_models: bool = False  # the server keeps several models; wrappers must stand inside
     outermost: bool = False  # it protects single uploads; nothing outside may look at them
     final_work: bool = False  # the last round takes longer than the others
+    server_extra: tuple[str, str] | None = None  # a module for its server, and the extra with it
     if_loss_rises: str = ""  # advice of its own, given where models get no better
     sample_gradients: bool = False  # its loss differentiates sample by sample
     # Uploads are words to be summed under masks: share of clients that must stay, and neighbours.

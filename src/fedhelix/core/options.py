@@ -48,22 +48,35 @@ def option(
     high: float | None = None,
     above: float | None = None,
     below: float | None = None,
-    needs: str | None = None,
+    needs: str | tuple[str, ...] | None = None,
+    idle_with: Mapping[str, tuple[Any, ...]] | None = None,
 ) -> Any:
     """A dataclass field with its meaning and its range (`low` and `high` are allowed, `above` and
-    `below` are not). Without the field that it `needs` it does nothing.
+    `below` are not). It does nothing without the field that it `needs`, or one of several, nor with
+    a value of another field in `idle_with`.
     """
     rule = {"meaning": meaning, "low": low, "high": high, "above": above, "below": below}
-    return dataclasses.field(default=default, metadata={**rule, "needs": needs})
+    needed = (needs,) if isinstance(needs, str) else needs or ()
+    return dataclasses.field(
+        default=default, metadata={**rule, "needs": needed, "idle_with": idle_with or {}}
+    )
 
 
 def without_effect(options: Any) -> Iterator[str]:
-    """A sentence for each option that was set and does nothing, as what it needs was not set."""
+    """A sentence for each option that was set and does nothing, by what else was set or not."""
     defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    given = {name: getattr(options, name) for name in defaults}
     for field in dataclasses.fields(options):
-        value, needed = getattr(options, field.name), field.metadata.get("needs")
-        if needed and value != field.default and getattr(options, needed) == defaults[needed]:
+        value, needs = given[field.name], field.metadata.get("needs", ())
+        if value == field.default:
+            continue
+        if needs and all(given[name] == defaults[name] for name in needs):
+            needed = " or ".join(needs)
             yield f"{field.name} = {value} does nothing without {needed}; set {needed} too."
+        for name, idle in field.metadata.get("idle_with", {}).items():
+            if given[name] in idle:
+                other = f"{name} = {given[name]}"
+                yield f"{field.name} = {value} does nothing with {other}; leave one of them out."
 
 
 class Checked:

@@ -33,17 +33,21 @@ class ServerData(Checked):
         low=0,
     )
     validation_shared: bool = option(
-        False, "score on the samples of supplements too, instead of on other ones"
+        False,
+        "score on the samples of supplements too, instead of on other ones",
+        needs="supplement_size",
     )
     supplement_size: float = option(
         0.0,
         "samples that the server gives to a small client; up to 1: times the mean client",
         low=0,
+        idle_with={"server_only": (True,)},
     )
     supplement_below: float = option(
         0.2,
         "clients with fewer samples ask for a supplement; up to 1: times the mean client",
         low=0,
+        needs="supplement_size",
     )
     server_only: bool = option(
         False, "train on the server's samples alone: what they are worth without any client"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import shlex
 import sys
 import time
@@ -14,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhelix.core.errors import EngineFailure, UserError
-from fedhelix.core.imports import from_extra
+from fedhelix.core.imports import check_extra
 from fedhelix.core.options import build
 from fedhelix.core.wrapper import check_wrappers
 from fedhelix.data import from_npz
 from fedhelix.deploy import waiting
-from fedhelix.deploy.budgets import budget
 from fedhelix.deploy.code import code_files
 from fedhelix.deploy.policy import UNTAKEN, RoundPolicy, also, cohort_size, sampled
 from fedhelix.deploy.remote_data import OWN
@@ -62,8 +60,7 @@ def create(spec: RunSpec, out: Path, policy: Sequence[str] = (), where: str = ""
             f"{spec.method.label} is asynchronous by a simulated clock, and sites answer round by "
             "round; choose another method."
         )
-    if budget(spec.method) < math.inf:  # the server counts what it spends
-        from_extra("dp_accounting", "privacy")
+    check_extra(spec.method)
     _check_effects(spec.config)
     values = dict(text.partition("=")[::2] for text in policy)
     checked = _checked(build(RoundPolicy, values, "the deployment's round policy"), spec.config)

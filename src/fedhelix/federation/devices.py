@@ -64,7 +64,9 @@ class Devices(Checked):
         None, "simulated seconds after which a round ends (auto: it waits)", above=0
     )
     late: Literal["drop", "keep"] = option(
-        "drop", "work that is not done when the round ends is lost, or counts once it arrives"
+        "drop",
+        "work that is not done when the round ends is lost, or counts once it arrives",
+        needs=("deadline", "over_select"),
     )
     over_select: float = option(
         1.0, "start so many times the cohort; the round ends with the first cohort", low=1, high=100

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedhelix.core.errors import NoMoreRounds, UserError
+from fedhelix.core.imports import check_extra
 from fedhelix.core.method import Context, Method
 from fedhelix.core.objective import Loss, Metric
 from fedhelix.core.options import checks_arguments, convert, without_effect
@@ -96,6 +97,13 @@ class Federation(FederationSetup):
             metric=metric, engine=engine, device=device, workers=workers, address=address,
             kernels=kernels, settings=settings, options=options,
         )  # fmt: skip
+        if workers is not None and engine in ("serial", "batched"):
+            warnings.warn(
+                f"workers = {workers} does nothing with engine = {engine}; take parallel or ray.",
+                stacklevel=2,
+            )
+        if eval_trained and eval_clients == 0:
+            warnings.warn("eval_trained does nothing with eval_clients = 0.", stacklevel=2)
         for sentence in without_effect(self.settings):
             warnings.warn(sentence, stacklevel=2)
         self.source = description.source_of(model)
@@ -164,6 +172,7 @@ class Federation(FederationSetup):
             rounds, eval_every, checkpoint_every, out, track, client_state, resume
         )
         self._check_patience(patience)
+        check_extra(self.method)
         if watch is not None and not callable(watch):
             raise UserError(f"watch is a function of a record, not {watch!r}.")
         quiet = convert("quiet", quiet, bool | None)

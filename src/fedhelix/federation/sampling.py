@@ -34,6 +34,7 @@ class Participation(Checked):
         "concentration of the Dirichlet distribution of the rates; small: very unequal",
         above=0,
         high=1e6,
+        needs="participation",
     )
     client_weights: Literal["samples", "equal"] = option(
         "samples", "what a client counts in a mean: its number of samples, or as much as any other"

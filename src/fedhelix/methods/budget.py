@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from fedhelix.components.accounting import Accounting, Ledger
 from fedhelix.core.errors import NoMoreRounds
-from fedhelix.core.method import Context
+from fedhelix.core.method import Capabilities, Context
 from fedhelix.core.options import option
 from fedhelix.core.tree import Tree
 from fedhelix.core.wrapper import Wrapper
@@ -34,6 +34,11 @@ class Budgeted(Wrapper):
     accountant: Literal["rdp", "pld"] = option(
         "rdp", "Rényi divergences, or the tighter but slower privacy loss distributions"
     )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The server counts what clients spend."""
+        return replace(super().capabilities, server_extra=("dp_accounting", "privacy"))
 
     def select_clients(self, server: Tree, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
         """Server: whoever has enough left of its budget for one more round."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -129,7 +130,7 @@ def warnings(results: Sequence[Result]) -> list[str]:
             f"{count(len(results), 'run')} ({', '.join(sorted(attacks))}); "
             "the figures mark them with ×."
         )
-    return [*_unequal_warning(results), *sentences]
+    return [*_unequal_warning(results), *_newcomers_warning(results), *sentences]
 
 
 def _unequal_warning(results: Sequence[Result]) -> Iterator[str]:
@@ -143,6 +144,19 @@ def _unequal_warning(results: Sequence[Result]) -> Iterator[str]:
             f"; {count(len(found) - MOST_UNEQUAL, 'setting')} more" if found[MOST_UNEQUAL:] else ""
         )
         yield f"The methods have different settings: {'; '.join(found[:MOST_UNEQUAL])}{more}."
+
+
+def _newcomers_warning(results: Sequence[Result]) -> Iterator[str]:
+    """Says whose metrics those of the last round are, where newcomers have come."""
+    rounds = sorted({int(one.arrival) for one in results if math.isfinite(one.arrival)})
+    if rounds:
+        having = sum(math.isfinite(one.arrival) for one in results)
+        runs = f"{having} of {count(len(results), 'run')}" if having < len(results) else "all runs"
+        since = ", ".join(map(str, rounds))
+        yield (
+            f"Newcomers arrive before round {since} of {runs}, and from then on the personal "
+            "metrics are theirs alone; the column 'known clients' has the other clients' before."
+        )
 
 
 def _warnings_of(result: Result) -> Iterator[str]:

@@ -79,6 +79,11 @@ class Result:
         )
         return float(value) if chosen and is_number(value) else float("nan")
 
+    def summarized(self, column: str) -> float:
+        """A number of the summary; NaN where it has none."""
+        value = self.summary.get(column)
+        return float(value) if is_number(value) else float("nan")
+
     def total(self, column: str) -> float:
         """A cost of the whole run: the summary's, which includes costs before the first round."""
         value = self.summary.get(column)
@@ -110,7 +115,7 @@ class Result:
     def _by_client(self) -> Iterator[tuple[int, int, Any]]:
         """Round, client and metric of every evaluation."""
         absent = dict(self._column("unevaluated", Mapping))
-        arrival = self._arrival()
+        arrival = self.arrival
         for round, values in self._column("personal", list):
             everybody = self.census.get("evaluated")
             if not isinstance(everybody, list) or len(everybody) < len(values):
@@ -121,8 +126,9 @@ class Result:
                 if str(client) not in absent.get(round, ()):
                     yield round, int(client), value
 
-    def _arrival(self) -> float:
-        """The first round of newcomers."""
+    @property
+    def arrival(self) -> float:
+        """The first round of newcomers; infinite where none have come."""
         if "arrival_bytes" not in self.metrics:
             return math.inf
         rounds = self.metrics["round"][self.metrics["arrival_bytes"].notna()]

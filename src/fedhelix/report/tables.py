@@ -18,16 +18,19 @@ from fedhelix.store.records import MAIN_METRICS
 
 METRICS = ("accuracy", "score", "personal_accuracy", "personal_score", "personal_p10")
 AT_BEST = ("personal_accuracy_at_best", "personal_score_at_best")
+WITH_NEWCOMERS = ("known_accuracy", "known_score", "arrival_accuracy", "arrival_score")
 
 
 def comparison(folders: Sequence[RunFolder | Result]) -> pd.DataFrame:
     """One row per method, in the order of the folders; the index is the method.
 
     Metrics are those of the last evaluated round (`personal_accuracy_at_best`: of the round that
-    the validation set chose, if there is one). A mean over seeds is missing when one of them has
-    diverged. `clock` is the simulated seconds of a run, and `time_to_target` those until it reached
-    its target, missing when a seed never did. `*_se` is the standard error over seeds, and missing
-    for a single seed. `difference` is the mean difference to the first row over the seeds that both
+    the validation set chose, if there is one). Once newcomers are there, only they are evaluated;
+    `known_accuracy` is that of the other clients before, and `arrival_accuracy` that of newcomers
+    on their arrival. A mean over seeds is missing when one of them has diverged. `clock` is the
+    simulated seconds of a run, and `time_to_target` those until it reached its target, missing when
+    a seed never did. `*_se` is the standard error over seeds, and missing for a single seed.
+    `difference` is the mean difference to the first row over the seeds that both
     have, because paired differences vary less than differences of means.
     """
     groups = grouped(folders)
@@ -49,11 +52,12 @@ def comparison(folders: Sequence[RunFolder | Result]) -> pd.DataFrame:
             _add(row, column, [result.final(column) for result in results if result.has(column)])
         for column in AT_BEST:
             _add(row, column, [result.chosen(column) for result in results if result.summary])
+        for column in WITH_NEWCOMERS:
+            _add(row, column, [result.summarized(column) for result in results if result.summary])
         row["uplink_bytes"] = _mean([result.total("uplink_bytes") for result in results])
         if _has(results, "clock"):
             row["clock"] = _mean([result.final("clock") for result in results])
-            times = [result.summary.get("time_to_target") for result in results]
-            _add(row, "time_to_target", [math.nan if time is None else time for time in times])
+            _add(row, "time_to_target", [result.summarized("time_to_target") for result in results])
         row["seconds"] = _mean([result.total("seconds") for result in results])
         if main_metric and results is not first:
             pairs = _paired_differences(results, first, main_metric)
@@ -167,6 +171,10 @@ def _columns(table: pd.DataFrame) -> list[tuple[str, str, Callable[[float], str]
         ("personal_p10", f"10th percentile{unit}", metric),
         ("personal_accuracy_at_best", "chosen on validation %", _percent),
         ("personal_score_at_best", "chosen on validation", _plain),
+        ("known_accuracy", "known clients %", _percent),
+        ("known_score", "known clients", _plain),
+        ("arrival_accuracy", "newcomers on arrival %", _percent),
+        ("arrival_score", "newcomers on arrival", _plain),
         ("difference", f"vs {table.index[0]}", metric),
         ("uplink_bytes", "uploaded", human_bytes),
         ("time_to_target", "time to target", human_seconds),

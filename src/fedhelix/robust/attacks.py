@@ -59,6 +59,7 @@ class Attack(Checked):
         "(10)",
         above=0,
         needs="attack",
+        idle_with={"attack": ("label-flip", "mimic", "min-max")},
     )
 
     @property

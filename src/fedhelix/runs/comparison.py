@@ -55,8 +55,7 @@ def compare(
             specs[path] = replace(spec, config=spec.config.resolved(needed=True))
     if session.track is not None:
         check_tracker(session.track)
-    for spec in specs.values():  # every mistake shows before the first round
-        spec.config.federation(spec.method, data=session.cache.load(spec.config)).close()
+    session.set_up(specs.values())
     note = {
         "methods": [absolute(spec) for spec in methods],
         "seeds": seeds,

@@ -36,7 +36,9 @@ def load_run(path: str | Path, federation: Federation | None = None) -> Run:
         otherwise = f"build the same Federation with it and call load_run('{path}', fed)"
         check_files(config, path, otherwise)
         spec = read_spec(config, path)
-        federation = spec.config.federation(spec.method, engine="serial")
+        federation = spec.config.federation(
+            spec.method, engine="serial", workers=None, address=None
+        )
     elif not folder.config.get("library"):
         _check_settings(federation, read_spec(config, path), path)
     check_same(federation, folder)

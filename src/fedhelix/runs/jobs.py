@@ -6,7 +6,7 @@ import math
 import shlex
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Any
 
 from fedhelix.core.errors import UserError
+from fedhelix.core.imports import check_extra
 from fedhelix.data import Dataset
 from fedhelix.engines import Engine
 from fedhelix.engines.batched.multirun import run_together
@@ -144,6 +145,12 @@ class Session:
             self.resume(path, place=spec.config, **more)
         else:
             self.start(spec, path, **more)
+
+    def set_up(self, specs: Iterable[RunSpec]) -> None:
+        """Make every federation once, so that every mistake shows before the first round."""
+        for spec in specs:
+            check_extra(spec.method)
+            spec.config.federation(spec.method, data=self.cache.load(spec.config)).close()
 
     def run_all(self, specs: Mapping[Path, RunSpec]) -> bool:
         """Run every spec into its folder; what is there already is continued or left as it is.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -64,6 +65,7 @@ def tune_all(search: Search, out: Path, session: Session | None = None) -> list[
     if len(specs) < len(search.methods):
         raise UserError("a search needs different methods; one is named twice.")
     done = _read(out, search)
+    session.set_up(make_spec(one, search.settings) for one in _first_settings(search, done))
     try:
         for method in search.methods:
             mine = [trial for trial in done if trial.method == method]
@@ -77,6 +79,17 @@ def tune_all(search: Search, out: Path, session: Session | None = None) -> list[
     except TimeIsUp:
         pass
     return done
+
+
+def _first_settings(search: Search, done: Sequence[Trial]) -> list[str]:
+    """Some setting in the space of each method that lacks trials."""
+    begun = Counter(trial.method for trial in done)
+    left = [method for method in search.methods if begun[method] < search.trials_of(method)]
+    some = {
+        key: given[0] if isinstance(given, list) else given["low"]
+        for key, given in search.space.items()
+    }
+    return [variant(method, dict(concerned(method, some))) for method in left]
 
 
 def best(trials: Sequence[Trial]) -> dict[str, Trial]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -65,23 +65,12 @@ def train(
     module.eval()
 
 
-@contextmanager
-def plain_kernels(parameters: int) -> Iterator[None]:
+def plain_kernels(parameters: int) -> AbstractContextManager[None]:
     """One thread and PyTorch's own kernels while a small network computes on a CPU.
 
     Its steps are too short to be shared, and oneDNN prepares longer than it computes.
     """
-    if parameters >= SMALL:
-        with all_threads():
-            yield
-        return
-    enabled = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
-    try:
-        with one_thread():
-            yield
-    finally:
-        torch.backends.mkldnn.enabled = enabled
+    return all_threads() if parameters >= SMALL else one_thread(onednn=False)
 
 
 def adamw(parameters: Sequence[nn.Parameter], rate: Tensor) -> Callable[[Sequence[Tensor]], None]:

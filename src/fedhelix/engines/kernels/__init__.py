@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-import torch
 from torch import nn
 
 from fedhelix.core.cpu import one_thread
@@ -26,16 +25,14 @@ def applied(kernels: Kernels, module: nn.Module) -> Iterator[None]:
 
     More threads gain little on small networks, and results would depend on their number.
     """
-    before, replaced = torch.backends.mkldnn.enabled, replaced_layers(kernels, module)
+    replaced = replaced_layers(kernels, module)
     original = {layer: type(layer) for layer in replaced}
-    torch.backends.mkldnn.enabled = kernels == "onednn"  # type: ignore[assignment]
     try:
         change_types(replaced)
-        with one_thread():
+        with one_thread(onednn=kernels == "onednn"):
             yield
     finally:
         change_types(original)
-        torch.backends.mkldnn.enabled = before
 
 
 def replaced_layers(kernels: Kernels, module: nn.Module) -> dict[nn.Module, type[nn.Module]]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedhelix.core.cpu import prepare_bfloat16
 from fedhelix.core.errors import UserError
 from fedhelix.core.layers import WHOLE, Layer, Layers
 from fedhelix.core.method import Batch, Local, Phase
@@ -32,8 +33,10 @@ def base_loss(setup: Setup, params: Mapping[str, Tensor], batch: Batch) -> Tenso
 
 def forward(setup: Setup, params: Mapping[str, Tensor], x: Inputs) -> Tensor:
     """A model's outputs for prepared samples, in training precision."""
-    half = setup.training.precision == "bfloat16"
-    with torch.autocast(setup.device.type, torch.bfloat16) if half else nullcontext():
+    device, half = setup.device.type, setup.training.precision == "bfloat16"
+    if half and device == "cpu":
+        prepare_bfloat16()
+    with torch.autocast(device, torch.bfloat16) if half else nullcontext():
         outputs = call(setup, params, x)
     return outputs.float()
 

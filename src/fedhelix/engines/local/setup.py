@@ -39,7 +39,9 @@ class Training(Checked):
         "which the last one stays (on the command line with commas: 1,0.5,0.1)",
         above=0,
     )
-    momentum: float = option(0.5, "momentum of SGD", low=0, below=1)
+    momentum: float = option(
+        0.5, "momentum of SGD", low=0, below=1, idle_with={"optimizer": ("adam", "adamw")}
+    )
     weight_decay: float = option(0.0, "weight decay", low=0)
     optimizer: Literal["sgd", "adam", "adamw"] | OptimizerRule = option(
         "sgd", "how a client steps: sgd, adam or adamw; in Python also a rule of your own"
