@@ -123,3 +123,34 @@ def test_what_needs_sgd_says_so():
 def test_an_unknown_optimizer_is_refused():
     with pytest.raises(UserError, match="optimizer must be"):
         small(optimizer="lion")
+
+
+def made(**parts):
+    """An optimiser with these methods."""
+    return dataclass(frozen=True)(type("Mine", (OptimizerRule,), parts))()
+
+
+def step(self, params, grads, slots, step):
+    for param, grad in zip(params, grads, strict=True):
+        param -= step.lr * grad
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"slots": 1, "update": step}, "'int' object is not callable'; slots"),
+        ({"slots": lambda self: 1, "update": step}, "positional argument.*; slots"),
+        ({"slots": lambda self, momentum: "one", "update": step}, "integer'; slots"),
+        ({"update": lambda self, params, grads: None}, "positional arguments.*; slots"),
+        ({}, r"Mine must define update\(params, grads, slots, step\)"),
+        ({"update": lambda self, params, *_: [1 / 0]}, "optimizer Mine fails for one parameter"),
+        ({"update": lambda self, params, *_: params}, "Mine.update returns a list; .* in place"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_called_is_refused(parts, said):
+    with pytest.raises(UserError, match=said):
+        small("fedavg", "linear", optimizer=made(**parts))
+
+
+def test_an_optimizer_of_ones_own_is_accepted():
+    small("fedavg", "linear", optimizer=made(update=step))

@@ -115,6 +115,15 @@ def test_pods_are_protected_and_probed(name, one):
         )
 
 
+def test_a_site_reaches_its_server_and_dns_alone():
+    (policy,) = [
+        one for name, one in MANIFESTS if (name, one["kind"]) == ("site.yaml", "NetworkPolicy")
+    ]
+    assert set(policy["spec"]["policyTypes"]) == {"Ingress", "Egress"}
+    assert "ingress" not in policy["spec"]
+    assert all(rule["to"] for rule in policy["spec"]["egress"])
+
+
 def test_manifests_pass_their_schemas():
     """Those of Kubernetes itself, from the package kubernetes-validate, where it is installed."""
     validate = pytest.importorskip("kubernetes_validate")

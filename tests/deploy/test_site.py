@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from fedhelix.cli.app import main
 from fedhelix.core.errors import UserError
-from fedhelix.core.tree import take, tensors
+from fedhelix.core.tree import payload_bytes, take, tensors
 from fedhelix.data import Split, from_arrays
 from fedhelix.deploy import messages
 from fedhelix.deploy.node import only_process
@@ -173,6 +173,20 @@ def test_a_free_place_is_no_obstacle_to_batch_norm(tmp_path):
     assert record["missing"] == {"2": "no site has taken this place yet"} and np.isfinite(
         record["train_loss"]
     )
+    assert (
+        record["downlink_bytes"]
+        == record["uplink_bytes"]
+        == 2 * payload_bytes(fed.engine.setup.initial)
+    )
+
+
+def test_what_is_wrong_with_a_sites_samples_is_said_of_its_folder(tmp_path):
+    blobs(tmp_path / "mine", 0)
+    x = np.load(tmp_path / "mine" / "x.npy")
+    x.flat[0] = np.nan
+    np.save(tmp_path / "mine" / "x.npy", x)
+    with pytest.raises(UserError, match=f"x of '{tmp_path / 'mine'}' has nan in sample 0"):
+        read_site_data(tmp_path / "mine")
 
 
 def test_a_server_may_have_samples_for_selection_and_tests(tmp_path):

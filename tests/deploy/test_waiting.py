@@ -21,13 +21,41 @@ def test_a_run_says_for_which_newcomer_it_waits(tmp_path, monkeypatch, capsys):
 
     def comes_when_called(watcher):
         said(watcher)
-        if watcher.waited:
+        if "new site" in watcher.waited:
             deployment.grid.answers[node] = late
 
     monkeypatch.setattr(submit._Watcher, "_show_waiting", comes_when_called)
     summary = submit.follow(Link(deployment.grid), folder, quiet=True)
     assert summary["rounds"] == 2 and not (folder.path / waiting.FILE).exists()
-    assert [line for line in capsys.readouterr().err.splitlines() if "waits" in line] == [
+    assert [line for line in capsys.readouterr().err.splitlines() if "new site" in line] == [
         "fedhelix: the run waits at most 60 s for a new site, as client 2 (connected: site-0, "
         "site-1)."
+    ]
+
+
+def test_a_new_run_says_who_is_there_whenever_that_changes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(transport, "WORD_SECONDS", 0.0)
+    monkeypatch.setattr(transport, "REFRESH_SECONDS", 0.02)
+    monkeypatch.setattr(submit, "FOLDER_SECONDS", 0.02)
+    monkeypatch.setattr(submit, "STATUS_SECONDS", 0.02)
+    data = small_images(tmp_path)
+    deployment = InProcessDeployment(tmp_path, 2, data, common=True)
+    away = [deployment.grid.answers.popitem() for _ in range(2)]
+    asked = {"clients": 2, "rounds": 1, "epochs": 1, "data": data, "model": "linear"}
+    folder = submit.create(make_spec("fedavg", {**asked, "partition": "iid"}), tmp_path / "run")
+    said = submit._Watcher._show_waiting
+
+    def one_comes_whenever_called(watcher):
+        before = watcher.waited
+        said(watcher)
+        if watcher.waited not in ("", before):
+            node, answer = away.pop()
+            deployment.grid.answers[node] = answer
+
+    monkeypatch.setattr(submit._Watcher, "_show_waiting", one_comes_whenever_called)
+    assert submit.follow(Link(deployment.grid), folder, quiet=True)["rounds"] == 1
+    lines = [line for line in capsys.readouterr().err.splitlines() if "waits" in line]
+    assert [line.partition(" for ")[2] for line in lines] == [
+        "2 sites (connected: none).",
+        "2 sites (connected: site-0).",
     ]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedhelix.core.cuda import with_triton
+from fedhelix.core.errors import UserError
 
 Tensors = list[Tensor]
 
@@ -46,7 +47,7 @@ class OptimizerRule:
         self, params: Tensors, grads: Tensors, slots: Sequence[Tensors], step: StepSettings
     ) -> None:
         """Change the parameters, and the slots, in place."""
-        raise TypeError(f"{type(self).__name__} must define update(params, grads, slots, step).")
+        raise UserError(f"{type(self).__name__} must define update(params, grads, slots, step).")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Tries loss and metric on a few samples, before the first round."""
+"""Tries what users write, such as loss, metric and optimiser, before the first round."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from fedhelix.core.objective import (
     token_accuracy,
     token_cross_entropy,
 )
+from fedhelix.core.optimizers import OptimizerRule, StepSettings
 from fedhelix.core.parts import Inputs, output_of
 
 FAR = -1000.0  # times its weights, a network's last layer gives quite other outputs
@@ -189,6 +190,27 @@ def measured(name: str, objective: Objective, output: Tensor, target: Tensor) ->
         raise
     except Exception as problem:  # a user's own metric may fail in any way
         raise _failure(name, _shapes(output, target), problem) from problem
+
+
+def check_optimizer(rule: OptimizerRule, momentum: float) -> None:
+    """Refuse an optimiser that cannot be called as the engines do, or that changes nothing."""
+    name = type(rule).__name__
+    params, grads = [torch.zeros(2, 3)], [torch.ones(2, 3)]
+    try:
+        count = rule.slots(momentum)
+        slots = [[torch.zeros(2, 3)] for _ in range(count)]
+        update: Callable[..., object] = rule.update
+        returned = update(params, grads, slots, StepSettings(0.1, momentum, 0.0, 1))
+    except UserError:
+        raise
+    except Exception as problem:  # a user's own optimiser may fail in any way
+        advice = "; slots(momentum) returns a number, update(params, grads, slots, step) nothing"
+        raise _failure(f"optimizer {name}", "one parameter", problem, advice) from problem
+    if returned is not None:
+        raise UserError(
+            f"{name}.update returns a {type(returned).__name__}; it must change the parameters in "
+            "place (param -= ...) and return nothing."
+        )
 
 
 def _failure(name: str, shapes: str, problem: Exception, advice: str = "") -> UserError:

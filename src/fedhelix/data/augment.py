@@ -73,3 +73,25 @@ def crop_and_flip(x: Tensor, crops: Tensor, pad: int = 4) -> Tensor:
     return padded[image, channel, rows[:, None, :, None], columns[:, None, None, :]].reshape(
         x.shape
     )
+
+
+def check_augmentation(augmentation: Augmentation, x: Tensor) -> None:
+    """Refuse an augmentation that fails, or that changes shape or type of samples."""
+    try:
+        drawn = augmentation.draw(len(x), torch.Generator()).to(x.device)
+        changed = augmentation.apply(x, drawn)
+    except UserError:
+        raise
+    except Exception as problem:  # a user's own augmentation may fail in any way
+        raise UserError(
+            f"augment fails for samples of shape {tuple(x.shape)} with '{problem}'."
+        ) from problem
+    if not isinstance(changed, Tensor):
+        raise UserError(
+            f"{augmentation}.apply must return the changed samples, not a {type(changed).__name__}."
+        )
+    if changed.shape != x.shape or changed.dtype != x.dtype:
+        raise UserError(
+            f"augment turns samples of shape {tuple(x.shape)} and {x.dtype} into "
+            f"{tuple(changed.shape)} and {changed.dtype}; both must stay the same."
+        )

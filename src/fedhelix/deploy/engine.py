@@ -77,6 +77,9 @@ class RemoteEngine(Engine):
             if task.client < len(registry.sites)
         }
         replies = self.transport.request(requests, self._max_bytes, enough)
+        if kind == "train":
+            reached = self.transport.reached & requests.keys()
+            self.reached = {registry.client_of(site) for site in reached}
         self.missing = {
             task.client: UNTAKEN for task in tasks if task.client >= len(registry.sites)
         }
@@ -132,6 +135,7 @@ class RemoteEngine(Engine):
         """The results of the sites with a valid answer; none if they are fewer than the minimum."""
         self.transport.wait_for_minimum(self.registry.sites)
         self._count(tasks)
+        self.reached = set()
         self._refusing.clear()
         results = self.results(tasks)
         least = self.transport.policy.minimum

@@ -92,7 +92,7 @@ def _read_folder(place: Path) -> Dataset:
         raise UserError(
             f"the folder '{place}' must hold x.npy and y.npy; put the site's samples there."
         )
-    return from_arrays(**arrays, name=OWN)
+    return from_arrays(**arrays, name=str(place))
 
 
 def describe_data(data: Dataset) -> dict[str, Any]:

@@ -47,6 +47,7 @@ class Transport:
     policy: RoundPolicy
     descriptions: dict[str, SiteDescription] = field(default_factory=dict)  # by site
     sent: int = 0  # bytes since the last report
+    reached: set[str] = field(default_factory=set)  # sites to which the last request went
     received: int = 0
     dropped: dict[str, str] = field(default_factory=dict)  # whose answer was dropped, and why
     spent: dict[str, float] = field(default_factory=dict)  # epsilon, as sites count their own
@@ -123,6 +124,7 @@ class Transport:
             self.sent += len(request.content)
         keys = list(self.grid.push_messages(outgoing)) if outgoing else []
         self._pending |= {key: request for key, request in zip(keys, requests, strict=True) if key}
+        self.reached |= {request.site for key, request in zip(keys, requests, strict=True) if key}
         self._held += [
             request for key, request in zip(keys, requests, strict=True) if request.site and not key
         ]
@@ -139,6 +141,7 @@ class Transport:
         due = begun + self.policy.deadline
         self.refresh()
         replies = Replies({}, {}, {}, {})
+        self.reached = set()
         self._held = [PendingRequest(0, site, *request, due) for site, request in requests.items()]
         self._send(self._take_held())
         while replies.outstanding(requests):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
@@ -56,6 +56,8 @@ class Engine(ABC):
         self.choices: dict[str, str] = {}
         # Clients that did not answer the last call, with the reason; a simulation misses none.
         self.missing: Mapping[int, str] = {}
+        # Clients that got their payload in the last round; None: all.
+        self.reached: Collection[int] | None = None
 
     @contextmanager
     def starting(self) -> Iterator[None]:

@@ -30,6 +30,7 @@ from fedhelix.core.trial import (
     check_loss,
     check_loss_of_samples,
     check_metric,
+    check_optimizer,
     note_probabilities,
 )
 from fedhelix.data import (
@@ -43,6 +44,7 @@ from fedhelix.data import (
     load,
     partitions,
 )
+from fedhelix.data.augment import check_augmentation
 from fedhelix.data.columns import pair_of
 from fedhelix.engines.kernels import Kernels
 from fedhelix.engines.kernels.choice import choose
@@ -272,8 +274,11 @@ def client_setup(setup: Setup, kernels: Kernels | Literal["auto"]) -> Setup:
 
 
 def check_training(setup: Setup) -> None:
-    """Refuse a sampler, an augmentation or a target that does not suit data or method."""
+    """Refuse an optimiser, a sampler, an augmentation or a target that does not suit data or
+    method.
+    """
     training, data = setup.training, setup.data
+    check_optimizer(training.rule, training.momentum)
     check_level("target", getattr(training, "target", None), setup.objective.name)
     if training.sampler == "balanced" and data.classes is None:
         raise UserError(f"sampler = balanced needs classes, and '{data.name}' has none.")
@@ -291,25 +296,7 @@ def check_training(setup: Setup) -> None:
             f"augment = true crops and flips images, and a sample of '{data.name}' has the shape "
             f"{data.shape}; in Python it takes an Augmentation of your own."
         )
-    try:
-        drawn = training.augmentation.draw(len(x), torch.Generator()).to(x.device)
-        changed = training.augmentation.apply(x, drawn)
-    except UserError:
-        raise
-    except Exception as problem:  # a user's own augmentation may fail in any way
-        raise UserError(
-            f"augment fails for samples of shape {tuple(x.shape)} with '{problem}'."
-        ) from problem
-    if not isinstance(changed, torch.Tensor):
-        raise UserError(
-            f"{training.augmentation}.apply must return the changed samples, not a "
-            f"{type(changed).__name__}."
-        )
-    if changed.shape != x.shape or changed.dtype != x.dtype:
-        raise UserError(
-            f"augment turns samples of shape {tuple(x.shape)} and {x.dtype} into "
-            f"{tuple(changed.shape)} and {changed.dtype}; both must stay the same."
-        )
+    check_augmentation(training.augmentation, x)
 
 
 def check_apart(settings: Any) -> None:

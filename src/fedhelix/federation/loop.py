@@ -96,10 +96,12 @@ def run_round(
         clock=turn.clock or 0.0,
         pending=turn.pending,
     )
+    reached = turn.sent if fed.engine.reached is None else fed.engine.reached
+    sent = {client: payload for client, payload in turn.sent.items() if client in reached}
     record: Record = {
         "round": t + 1,
         **_train_loss(turn.results),
-        **traffic(turn.sent, results, turn.results, setup_bytes + other_bytes(fed.method, ctx)),
+        **traffic(sent, results, turn.results, setup_bytes + other_bytes(fed.method, ctx)),
         "participants": turn.participants,
         "refused": refused | invalid,
         "missing": missing,
