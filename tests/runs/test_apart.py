@@ -3,11 +3,13 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
 from fedhelix.core.errors import UserError
+from fedhelix.runs.apart import _end
 from fedhelix.runs.jobs import Session, is_finished
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
@@ -128,3 +130,33 @@ def test_ctrl_c_keeps_all_rounds_and_a_kill_leaves_nobody_behind(tmp_path):
     for path, count in kept.items():
         lines = path.read_text().splitlines()
         assert len(lines) >= count and json.loads(lines[count - 1])["round"] == count
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_ctrl_c_pressed_twice_ends_too(tmp_path):
+    process = start(tmp_path)
+    pids = workers(process)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130 and gone(pids)
+
+
+def test_a_second_ctrl_c_kills_the_runs_and_nobody_else():
+    class Interrupted:
+        def shutdown(self, cancel_futures):
+            raise KeyboardInterrupt
+
+    context = get_context("spawn")
+    mine, other = (context.Process(target=time.sleep, args=(60,)) for _ in range(2))
+    mine.start()
+    other.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            _end(Interrupted(), [other])
+        mine.join(10)
+        assert mine.exitcode == -signal.SIGKILL and other.is_alive()
+    finally:
+        mine.kill()
+        other.kill()

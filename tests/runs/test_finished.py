@@ -34,6 +34,22 @@ def test_a_run_of_the_command_line_is_loaded_in_one_line(run):
     assert np.array_equal(again.predict(x, client=1), run.predict(x, client=1))
 
 
+def test_loading_a_run_writes_nothing(run):
+    """It may be somebody else's, on a disk that cannot be written, or under way."""
+
+    def found():
+        stats = {path: path.stat() for path in run.folder.path.rglob("*")}
+        return {path: (stat.st_ino, stat.st_mtime_ns) for path, stat in stats.items()}
+
+    before = found()
+    load_run(run.folder.path)
+    assert found() == before
+    with RunFolder.open(run.folder.path):  # whoever writes it holds its lock
+        during = found()
+        assert len(load_run(run.folder.path).records) == 1
+        assert found() == during
+
+
 def test_a_run_with_workers_is_loaded_without_them(tmp_path):
     places = {"engine": "parallel", "workers": 1}
     spec = make_spec("fedavg", {**QUICK, "data": "wine", "model": "mlp", **places})

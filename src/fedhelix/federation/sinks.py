@@ -66,18 +66,7 @@ class FolderSink(Sink):
     def restore(self) -> tuple[list[Record], FederationState] | None:
         """The records and the state of the last checkpoint, if there is one."""
         restored = self.folder.restore(self.device, lazily=self.on_disk)
-        if restored is None:
-            return None
-        round, server, states = restored
-        records = self.folder.records()
-        if [record["round"] for record in records] != list(range(1, round + 1)):
-            raise UserError(
-                f"the metrics.jsonl of '{self.folder.path}' lacks rounds that its checkpoint has."
-            )
-        kept = _with_changes(states) if self.on_disk else dict(states)
-        state = FederationState(round, server, kept)
-        state.set_timing(self.folder.timing(self.device))
-        return records, state
+        return saved_run(self.folder, self.device, restored, self.on_disk)
 
     def update(self, record: Record, state: FederationState) -> None:
         """Append the record and, when it is due, write a checkpoint."""
@@ -233,6 +222,26 @@ class WatchSink(Sink):
     def update(self, record: Record, state: FederationState) -> None:
         """Show the record."""
         self.watch(record)
+
+
+def saved_run(
+    folder: RunFolder,
+    device: str,
+    saved: tuple[int, Tree, Mapping[int, Tree]] | None,
+    on_disk: bool = False,
+) -> tuple[list[Record], FederationState] | None:
+    """The records and the state of a checkpoint, if there is one."""
+    if saved is None:
+        return None
+    round, server, states = saved
+    records = [record for record in folder.records() if record["round"] <= round]
+    if [record["round"] for record in records] != list(range(1, round + 1)):
+        raise UserError(
+            f"the metrics.jsonl of '{folder.path}' lacks rounds that its checkpoint has."
+        )
+    state = FederationState(round, server, _with_changes(states) if on_disk else dict(states))
+    state.set_timing(folder.timing(device))
+    return records, state
 
 
 def _with_changes(states: Mapping[int, Tree]) -> ChainMap[int, Tree]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.connection import wait as wait_for
+from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
 from pathlib import Path
 from queue import Empty
@@ -39,6 +40,7 @@ def run_apart(
     context = get_context("spawn")
     records: Queue[int] = context.Queue()
     stop = context.Event()
+    others = active_children()
     pool = ProcessPoolExecutor(jobs, context, _begin, (records, stop, _threads(jobs)))
     with _noted_ctrl_c() as pressed:
         try:
@@ -57,7 +59,20 @@ def run_apart(
             stop.set()
             raise
         finally:
-            pool.shutdown(cancel_futures=True)
+            _end(pool, others)
+
+
+def _end(pool: ProcessPoolExecutor, others: Sequence[BaseProcess]) -> None:
+    """Wait for the runs to stop after their rounds; with one more Ctrl-C, kill their processes,
+    for which Python itself would wait in the end.
+    """
+    try:
+        pool.shutdown(cancel_futures=True)
+    except KeyboardInterrupt:
+        for process in active_children():
+            if process not in others:
+                process.kill()
+        raise
 
 
 @contextmanager

@@ -7,11 +7,12 @@ from pathlib import Path
 from fedhelix.core.errors import UserError
 from fedhelix.core.options import options_of
 from fedhelix.core.registry import is_known
-from fedhelix.federation import Federation, FederationSettings, Run
+from fedhelix.federation import Federation, FederationSettings, FederationState, Run
 from fedhelix.federation.description import as_command, check_same
-from fedhelix.federation.sinks import FolderSink
+from fedhelix.federation.sinks import saved_run
 from fedhelix.runs.spec import RunSpec, check_files, read_spec
 from fedhelix.store import RunFolder
+from fedhelix.store.records import Record
 
 
 def load_run(path: str | Path, federation: Federation | None = None) -> Run:
@@ -42,15 +43,24 @@ def load_run(path: str | Path, federation: Federation | None = None) -> Run:
     elif not folder.config.get("library"):
         _check_settings(federation, read_spec(config, path), path)
     check_same(federation, folder)
-    rounds = int(config.get("rounds", 1))
-    sink = FolderSink(folder, {}, rounds, 1, str(federation.device), on_disk=False)
-    with folder:  # it is not ours to keep: the run may be resumed
-        restored = sink.restore()
+    device = str(federation.device)
+    restored = _read(folder, device)
     if restored is None:
         raise UserError(f"'{path}' has no checkpoint yet; let it finish a round first.")
     run = Run(federation, *restored, folder)
     run.made_by = (folder.summary or {}).get("engine", "unknown (no summary.json names it)")
     return run
+
+
+def _read(folder: RunFolder, device: str) -> tuple[list[Record], FederationState] | None:
+    """The last checkpoint, which a run that goes on may replace meanwhile; nothing is written."""
+    while True:
+        before = folder.rounds_saved
+        try:
+            return saved_run(folder, device, folder.state(device))
+        except (UserError, RuntimeError):
+            if folder.rounds_saved == before:
+                raise
 
 
 def _check_settings(federation: Federation, spec: RunSpec, path: str | Path) -> None:
