@@ -42,3 +42,27 @@ def test_another_partition_of_a_run_of_python_is_no_changed_file(tmp_path):
     federation(partition="iid", clients=2).fit(1, out=tmp_path, quiet=True)
     with pytest.raises(UserError, match="than they have now; give the same data, partition and"):
         load_run(tmp_path, federation(partition="shard:1", clients=2))
+
+
+@pytest.mark.parametrize("change", ["columns", "value", "labels"])
+def test_data_that_differ_in_a_detail_are_refused(change, tmp_path):
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(300, 4)).astype("float32")
+    y, owners = (x[:, 0] > 0).astype(int), np.arange(300) % 3
+
+    def made(x, y):
+        return Federation(from_arrays(x, y, owners=owners), model="linear", seed=0)
+
+    made(x, y).fit(1, quiet=True, out=tmp_path / "run")
+    load_run(tmp_path / "run", made(x, y))
+    other, labels = x.copy(), y.copy()
+    if change == "columns":
+        other = x[:, [0, 1, 3, 2]]
+    elif change == "value":
+        other[:, 2] += (np.arange(300) == 7) * 5
+        other[0, 2] += 1
+    else:
+        first, second = np.flatnonzero(owners == 0)[:2]
+        labels[[0, 3, 6, 9]] = 1 - labels[[0, 3, 6, 9]]
+    with pytest.raises(UserError, match="another order|is not that of|has other data"):
+        load_run(tmp_path / "run", made(other, labels))

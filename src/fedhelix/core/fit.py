@@ -63,6 +63,10 @@ def _advice(module: nn.Module, example: Inputs, reason: str) -> str:
             f"{{'{names[0]}': x}}, or a table the columns '{names[0]}' and '{MASK}', so that it "
             f"gets a mask as '{MASK}'"
         )
+    if "Double" in reason and "Float" in reason:
+        return (
+            "; samples are float32: leave .double() out, or let its forward begin with x.double()"
+        )
     if "missing" in reason and "positional argument" in reason:
         got = ", ".join(keywords) or f"{len(parts)}, a mask only with sequences to pad"
         return f"; give samples a part for each argument of its forward, which gets {got}"

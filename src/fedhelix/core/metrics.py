@@ -64,7 +64,7 @@ def f1(output: Tensor, target: Tensor) -> Tensor:
         found = F.one_hot(scores.argmax(1), scores.shape[1]) > 0
     both = (held & found).sum(0)
     total = held.sum(0) + found.sum(0)
-    return (2 * both / total)[total > 0].mean()
+    return torch.where(output.isnan().any(), torch.nan, (2 * both / total)[total > 0].mean())
 
 
 def iou(output: Tensor, target: Tensor) -> Tensor:
@@ -84,7 +84,8 @@ def auc(output: Tensor, target: Tensor) -> Tensor:
 
     Of more than two classes each is ranked against all others by its probability (softmax), and of
     several labels each alone; the mean counts (macro, as in scikit-learn). Classes and labels of
-    which all targets are alike do not count; without any there is no score.
+    which all targets are alike do not count; without any there is no score, nor with outputs that
+    are not numbers.
     """
     if _are_labels("auc", output, target):
         scores, positive = output.reshape(len(target), -1), target.reshape(len(target), -1) > 0
@@ -97,7 +98,7 @@ def auc(output: Tensor, target: Tensor) -> Tensor:
             scores = scores.double().softmax(1)
     pairs = zip(scores.double().unbind(1), positive.unbind(1), strict=True)
     areas = torch.stack([_area(score, held) for score, held in pairs])
-    return areas.nanmean()
+    return torch.where(output.isnan().any(), torch.nan, areas.nanmean())
 
 
 def _area(score: Tensor, positive: Tensor) -> Tensor:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import SupportsFloat
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedhelix.core import metrics
 from fedhelix.core.errors import UserError
@@ -147,6 +148,7 @@ def objective_for(
         raise UserError(f"loss is a function of outputs and targets, not {loss!r}.")
     if loss is not None:
         _check_takes_both("loss", loss, "one value per sample")
+        _note_parameters(loss)
     if metric is not None:
         check_metric("metric", metric)
     if classes is None and targets is not None and targets.dtype == torch.bool:
@@ -182,6 +184,16 @@ def check_metric(name: str, given: object) -> None:
     how = "; run.evaluate({'NAME': FUNCTION, ...}) measures several" if several else ""
     what = type(given).__name__ if several else repr(given)
     raise UserError(f"{name} is a function of outputs and targets, not {what}{how}.")
+
+
+def _note_parameters(loss: Loss) -> None:
+    """Say that nothing trains the parameters of a loss."""
+    if isinstance(loss, nn.Module) and any(one.requires_grad for one in loss.parameters()):
+        warnings.warn(
+            "the loss has parameters, and only those of the model are trained; make them part of "
+            "the model, or freeze them with loss.requires_grad_(False).",
+            stacklevel=4,
+        )
 
 
 def _check_takes_both(name: str, function: Callable[..., object], result: str) -> None:

@@ -4,6 +4,7 @@ summary of its runs.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -43,6 +44,7 @@ GROUPS = {
 }
 
 SEVERAL = 1000  # samples of a pool that tell it from others
+GOLDEN_ANGLE = math.pi * (3 - math.sqrt(5))  # whose multiples never repeat
 SAME = 1e-3  # relative difference of two moments that are the same but for rounding
 
 # In clients.json: the shapes of the network's entries, and the hash of the file that made it.
@@ -257,7 +259,8 @@ def clients_file(fed: FederationSetup) -> dict[str, Any]:
 
 
 def moments(data: Dataset) -> dict[str, list[float]]:
-    """Mean, standard deviation and trend of some samples of each pool. Unlike a hash they are
+    """Mean, standard deviation and trend of some samples of each pool, and a sum with a weight of
+    its own for every place, which changes with any value and any order. Unlike a hash they are
     nearly the same on another machine, whose rounding may differ.
     """
     found = {}
@@ -265,20 +268,23 @@ def moments(data: Dataset) -> dict[str, list[float]]:
         pool = getattr(data, name)
         values = pool[:: max(1, len(pool) // SEVERAL)].double().flatten()
         place = torch.linspace(-1, 1, len(values), dtype=values.dtype, device=values.device)
-        three = (values.mean(), values.std(correction=0), (values * place).mean())
-        found[name] = [float(value) for value in three]
+        weights = (torch.arange(len(values), device=values.device) * GOLDEN_ANGLE).cos()
+        mixed = values @ weights.to(values.dtype) / max(1, len(values)) ** 0.5
+        four = (values.mean(), values.std(correction=0), (values * place).mean(), mixed)
+        found[name] = [float(value) for value in four]
     return found
 
 
 def _check_moments(data: Dataset, its: Mapping[str, Sequence[float]], path: Path) -> None:
     """Refuse data whose values are other ones; older runs say nothing about theirs."""
     for name, values in (moments(data) if its else {}).items():
-        if not np.allclose(values, its[name], rtol=SAME, atol=SAME * values[1]):
-            (mean, std, _), (old_mean, old_std, _) = values, its[name]
+        known = its[name]  # of older runs, only the first three
+        if not np.allclose(values[: len(known)], known, rtol=SAME, atol=SAME * values[1]):
+            (mean, std, *_), (old_mean, old_std, *_) = values, known
             raise UserError(
                 f"{name} is not that of '{path}': its mean and standard deviation were "
                 f"{old_mean:.4g} and {old_std:.4g}, and are {mean:.4g} and {std:.4g}, or its "
-                "samples have another order; give the data of the run."
+                "samples or columns have another order; give the data of the run."
             )
 
 

@@ -103,6 +103,8 @@ def _unknown_token(data: Dataset, x: Inputs) -> str:
     """Which token none of the training samples has, where there is one."""
     tokens = [part for part in in_order(x) if part.dtype == torch.int64]
     for new, known in zip(tokens, data.whole_numbers(data.x), strict=True):
+        if not new.numel():
+            continue
         last = int(known.max())
         if int(new.max()) > last or int(new.min()) < 0:
             token = int(new.max()) if int(new.max()) > last else int(new.min())
