@@ -132,6 +132,7 @@ def test_a_board_is_searched_on_validation_resumed_and_drawn(tmp_path, monkeypat
     [
         (["--scale", "paper"], "unknown scale 'paper'"),
         (["--only", "FedAvgg"], "did you mean 'FedAvg'"),
+        (["--only", "fedprox"], "'fedprox' is not in scale quick; choose --scale gpu for it"),
         (["--seeds", "0"], "seeds must lie between 1 and 1000, not 0"),
     ],
 )

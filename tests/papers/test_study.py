@@ -12,7 +12,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.papers import STUDIES
 from fedhelix.papers.cells import Cell, Scale
 from fedhelix.papers.measures import Finished, add_measure, best_on_test, rounds_to, spread
-from fedhelix.papers.options import BenchOptions
+from fedhelix.papers.options import BenchOptions, wanted_names
 from fedhelix.papers.pfedgpa.measures import failed
 from fedhelix.papers.study import Study, folder_name, run_studies
 from fedhelix.papers.tables import grid, markdown, render
@@ -68,6 +68,28 @@ def test_one_row_can_be_run_alone_and_the_time_can_be_up(tmp_path):
     assert {cell["runs"] for cell in report["cells"]} == {0}
     with pytest.raises(UserError, match="FedAgv"):
         run_studies([small()], "quick", replace(options, only=["FedAgv"]))
+
+
+def test_names_are_found_in_any_case_and_in_other_scales():
+    names = {"quick": ["FedAvg", "digits, iid"], "gpu": ["FedAvg", "FedProx"], "paper": ["FedProx"]}
+    wanted = ["fedavg", "Digits, IID"]
+    assert wanted_names(wanted, "row", "quick", names) == ["FedAvg", "digits, iid"]
+    with pytest.raises(UserError, match=r"not in scale quick; choose --scale gpu or --scale paper"):
+        wanted_names(["fedprox"], "row", "quick", names)
+    with pytest.raises(UserError, match="unknown row 'FedAgv'; did you mean 'FedAvg'"):
+        wanted_names(["FedAgv"], "row", "quick", names)
+
+
+def test_no_study_has_names_that_differ_in_case_only():
+    for study in STUDIES.values():
+        for scale in get_args(Scale):
+            names = {name for cell in study.cells(scale) for name in (cell.row, cell.column)}
+            assert len({name.lower() for name in names}) == len(names), study.name
+
+
+def test_a_row_is_printed_whatever_the_case_of_its_name(cli):
+    done = cli("bench", "genfed-table2", "--minutes", "0", "--only", "fedavg", "--out", "runs")
+    assert done.code == 0 and "FedAvg" in done.out, done.err
 
 
 def test_folder_names_follow_from_the_settings_and_not_from_the_device():

@@ -138,3 +138,31 @@ def test_the_dashboard_at_every_width_in_light_and_dark(runs, tmp_path, browser:
         browser.prefer("light")
         browser.call("Page.navigate", url="about:blank")
     assert browser.complaints == []
+
+
+@needs_chromium
+def test_rounds_stay_on_one_line_and_a_diverged_run_says_so(tmp_path, browser: Browser):
+    config = {"rounds": 400, "seed": 0, "data": "digits", "method": {"name": "fedavg"}}
+    cost = {"uplink_bytes": 9, "seconds": 2.0, "personal_accuracy": 0.9}
+    with serving(tmp_path) as port, RunFolder.create(tmp_path / "now", config) as folder:
+        for number in range(1, 33):
+            folder.append({"round": number, "train_loss": 1e6 if number > 1 else 0.8, **cost})
+        home, said = f"http://127.0.0.1:{port}/", "diverged since round 2"
+        for width in (390, 800, 1400):
+            browser.open("about:blank")
+            ready = "document.querySelector('.tile progress')"
+            browser.open(f"{home}#/run/now", width, wait_for=ready)
+            check(browser, str(width))
+            text = "document.querySelector('.tile progress').parentElement.lastChild"
+            lines = browser.evaluate(
+                f"(() => {{ const range = document.createRange(); range.selectNode({text}); "
+                "return range.getClientRects().length; })()"
+            )
+            assert lines == 1, width
+            assert said in browser.text() and "now has diverged since round 2." in browser.text()
+            browser.open("about:blank")
+            browser.open(home, width, wait_for="document.querySelector('tbody tr')")
+            assert browser.evaluate(FACTS)["spills"] == [], width
+            assert said in " ".join(browser.text().split())
+        browser.call("Page.navigate", url="about:blank")
+    assert browser.complaints == []

@@ -10,6 +10,7 @@ import method_metadata as metadata
 import pytest
 
 from fedhelix import Federation, partition
+from fedhelix.report.headline import warnings
 from fedhelix.report.live import Watch, client_history, files, run_details
 from fedhelix.report.live import watch as watch_module
 from fedhelix.report.live.details import MOST_INCIDENTS
@@ -247,3 +248,37 @@ def test_reports_and_the_dashboard_do_without_pytorch():
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_run_that_diverges_says_so_while_it_runs_and_after(watch, tmp_path):
+    with RunFolder.create(tmp_path / "mine", {"method": {"name": "fedavg"}}) as folder:
+        record = {"participants": [0, 1], "missing": {}, "personal_accuracy": 0.9}
+        folder.append({"round": 1, "train_loss": 0.8, **record})
+        folder.append({"round": 2, "train_loss": None, **record, "participants": []})
+        assert only(watch)["diverged"] is None, "nobody trained in round 2"
+        folder.append({"round": 3, "train_loss": None, **record})
+        assert only(watch)["diverged"] == 3
+        (sentence, _) = run_details(watch.runs["mine"])["warnings"]
+        assert sentence == "mine has diverged since round 3."
+        folder.write_summary({"complete": True, "diverged": 3, "advice": "lower lr", "rounds": 3})
+    fresh = Watch(tmp_path)
+    assert only(fresh)["diverged"] == 3 and fresh.runs["mine"].offset == 0
+    sentences = run_details(fresh.runs["mine"])["warnings"]
+    assert sentences[0] == "mine has diverged since round 3. Lower lr."
+    told = warnings([read(RunFolder.open(tmp_path / "mine"))])
+    assert sentences == [one.replace(str(tmp_path / "mine"), "mine") for one in told]
+
+
+def test_entries_of_a_wrong_type_are_left_out(watch, tmp_path):
+    odd = ("x", 5, [1], {"a": [2]}, None, True)
+    with RunFolder.create(tmp_path / "mine", {"method": {"name": "fedavg"}}) as folder:
+        folder.write_clients({key: ["x", None, 3] for key in ("evaluated", "samples", "attackers")})
+    keys = ("participants", "missing", "refused", "unevaluated", "troubles", "personal", "metadata",
+            "train_loss", "loss", "personal_accuracy", "arrival_bytes", "seconds")  # fmt: skip
+    pairs = [(key, value) for key in keys for value in odd]
+    with (tmp_path / "mine" / "metrics.jsonl").open("w") as file:
+        for number, (key, value) in enumerate(pairs, start=1):
+            file.write(json.dumps({"round": number, "train_loss": 1.0, key: value}) + "\n")
+    assert only(watch)["done"] == len(pairs)
+    json.dumps(run_details(watch.runs["mine"]), allow_nan=False)
+    json.dumps(client_history(watch.runs["mine"], 0), allow_nan=False)

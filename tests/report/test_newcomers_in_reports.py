@@ -6,6 +6,7 @@ import math
 import pytest
 
 from fedhelix.report.headline import warnings
+from fedhelix.report.live import Watch, client_history, files, run_details
 from fedhelix.report.results import read
 from fedhelix.report.tables import comparison
 from fedhelix.runs.jobs import Session
@@ -30,6 +31,27 @@ def test_newcomers_keep_their_numbers_and_marks(tmp_path, cli):
     with (tmp_path / "clients.csv").open(newline="") as file:
         marked = {int(row["client"]) for row in csv.DictReader(file) if row["attacker"] == "True"}
     assert marked == set(result.attackers)
+    watch = Watch(tmp_path)
+    watch.refresh()
+    details = run_details(watch.runs["run"])
+    shown = {one["client"]: one["value"] for one in details["clients"]}
+    assert shown == result.client_finals(), "the dashboard has the same numbers"
+    for client, history in result.clients().items():
+        past = client_history(watch.runs["run"], client)
+        assert list(zip(past["rounds"], past["values"], strict=True)) == history
+        assert past["worked"] == [round for round, _ in history]
+    assert "Newcomers arrive before round 3, and from then on" in details["warnings"][0]
+
+
+def test_the_arrival_is_known_where_only_the_last_records_are_read(tmp_path, monkeypatch):
+    Session(quiet=True).start(make_spec("fedavg", SETTINGS | {"attack": "none"}), tmp_path / "run")
+    last = (tmp_path / "run" / "metrics.jsonl").read_bytes().splitlines(keepends=True)[-1]
+    monkeypatch.setattr(files, "MOST_BYTES_AT_ONCE", len(last) + 1)
+    watch = Watch(tmp_path)
+    watch.refresh()
+    details = run_details(watch.runs["run"])
+    assert [one["client"] for one in details["clients"]] == [6, 7]
+    assert not [one for one in details["warnings"] if "was cut" in one]
 
 
 @pytest.mark.parametrize("mixed", [False, True])

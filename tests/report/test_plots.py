@@ -5,6 +5,7 @@ import xml.dom.minidom
 
 import numpy as np
 import pytest
+from matplotlib.ticker import MaxNLocator
 
 from fedhelix.core.errors import UserError
 from fedhelix.report.diagnostics import partition_plot
@@ -19,7 +20,7 @@ from fedhelix.report.plots import (
     single,
 )
 from fedhelix.report.results import grouped
-from fedhelix.report.style import sheet
+from fedhelix.report.style import Percent, sheet
 from fedhelix.report.tables import comparison, markdown
 
 
@@ -146,3 +147,20 @@ def test_partition_refuses_nonsense(tmp_path):
         with pytest.raises(UserError, match="clients × classes"):
             partition_plot(counts, tmp_path / "partition.png")
     partition_plot(np.zeros((2, 2), int), tmp_path / "partition.png")
+
+
+@pytest.mark.parametrize(
+    ("ends", "labels"),
+    [
+        ((0.0, 1.0), ["0 %", "20 %", "40 %", "60 %", "80 %", "100 %"]),
+        ((0.96, 0.98), ["96.0 %", "96.5 %", "97.0 %", "97.5 %", "98.0 %"]),
+        ((0.9991, 0.9992), ["99.910 %", "99.914 %", "99.918 %"]),
+    ],
+)
+def test_axes_of_shares_have_the_decimals_that_their_ticks_need(ends, labels):
+    axes = sheet().subplots()
+    axes.set_xlim(*ends)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_formatter(Percent())
+    shown = axes.xaxis.get_major_formatter().format_ticks(axes.xaxis.get_major_locator()())
+    assert [one for one in shown if one in labels] == labels and len(set(shown)) == len(shown)

@@ -222,8 +222,10 @@ def _why_no_paper(study: Study, scale: Scale) -> str:
 def _print(report: Mapping[str, Any], only: list[str], console: Console) -> None:
     from fedhelix.papers.tables import render
 
+    wanted = {name.lower() for name in only}
+
     def is_shown(cell: Mapping[str, Any]) -> bool:
-        return not only or cell["row"] in only or cell["column"] in only
+        return not wanted or not wanted.isdisjoint({cell["row"].lower(), cell["column"].lower()})
 
     cells = [cell for cell in report["cells"] if is_shown(cell)]
     for measure in report["measures"]:

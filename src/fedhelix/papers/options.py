@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedhelix.core.errors import UserError, unknown
 from fedhelix.runs.jobs import Session
 
 
@@ -27,3 +28,22 @@ class BenchOptions:
     def session(self) -> Session:
         """What the runs have in common."""
         return Session.limited(self.minutes, self.quiet, self.jobs)
+
+
+def wanted_names(
+    only: Sequence[str], kind: str, scale: str, names: Mapping[str, Iterable[str]]
+) -> list[str]:
+    """The wanted names as the scale has them, whatever their case; refuses those it does not have.
+
+    `names` are those of every scale, and `kind` says what they name.
+    """
+    known = {one: {name.lower(): name for name in of_scale} for one, of_scale in names.items()}
+    for name in only:
+        if name.lower() not in known[scale]:
+            others = [f"--scale {one}" for one in known if name.lower() in known[one]]
+            if not others:
+                raise unknown(kind, name, known[scale].values())
+            raise UserError(
+                f"'{name}' is not in scale {scale}; choose {' or '.join(others)} for it."
+            )
+    return [known[scale][name.lower()] for name in only]

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, get_args
 
-from fedhelix.core.errors import UserError, unknown
+from fedhelix.core.errors import UserError
 from fedhelix.federation.devices import Devices
 from fedhelix.papers.cells import Cell, Scale
 from fedhelix.papers.measures import Finished, Measure
-from fedhelix.papers.options import BenchOptions
+from fedhelix.papers.options import BenchOptions, wanted_names
 from fedhelix.papers.results import Names, SeedResult, cell_values, extend, joined, read_result
 from fedhelix.runs.config import PLACES, Config
 from fedhelix.runs.jobs import is_finished
@@ -58,6 +58,10 @@ class Study:
     across: str = ""  # a measure to draw from column to column, instead of curves
     against: tuple[str, Sequence[str]] | None = None  # a cost, and what to draw against it instead
     finish: Callable[[dict[str, Any]], None] | None = None  # adds measures that compare cells
+
+    def names_in(self, scale: Scale) -> list[str]:
+        """Its rows and columns at a scale."""
+        return [name for cell in self.cells(scale) for name in (cell.row, cell.column)]
 
     def specs(
         self,
@@ -169,11 +173,15 @@ def run_studies(
 
     Returns their reports, and whether all runs are finished.
     """
-    _check_names(options.only, studies, scale)
+    names = {
+        each: [name for study in studies for name in study.names_in(each)]
+        for each in get_args(Scale)
+    }
+    only = wanted_names(options.only, "row or column", scale, names)
     for study in studies:
         _earlier(study, scale, options)  # a file that is no result is refused before any work
     where = options.out, options.overrides, options.seeds
-    selected = [study.specs(scale, *where, options.only, first_seed) for study in studies]
+    selected = [study.specs(scale, *where, only, first_seed) for study in studies]
     runs = {path: spec for cells in selected for _, specs in cells for path, spec in specs.items()}
     start, finished_before = monotonic(), len(_finished(list(runs)))
     done = options.session().run_all(runs)
@@ -244,14 +252,6 @@ def _digest(spec: RunSpec, *without: str) -> str:
 def _has_server_data(spec: RunSpec) -> bool:
     resolved = spec.config.resolved(spec.method.capabilities.server_validation)
     return bool(resolved.validation_size)
-
-
-def _check_names(only: Sequence[str], studies: Sequence[Study], scale: Scale) -> None:
-    cells = [cell for study in studies for cell in study.cells(scale)]
-    names = dict.fromkeys(name for cell in cells for name in (cell.row, cell.column))
-    for name in only:
-        if name not in names:
-            raise unknown("row or column", name, names)
 
 
 def cell_runs(

@@ -20,8 +20,8 @@ from fedhelix.report.style import (
     COLOURS,
     GREY,
     PALE,
+    Percent,
     literal,
-    percent,
     save,
     sheet,
     tidy,
@@ -166,7 +166,7 @@ def _draw_fitness(axes: Axes, result: Result, scored: list[tuple[int, int, float
     tidy(axes, "Fitness and selection")
     axes.set(ylabel="fitness: metric on the\nserver's validation set")
     if (result.main_metric() or "").endswith("accuracy"):
-        axes.yaxis.set_major_formatter(percent)
+        axes.yaxis.set_major_formatter(Percent())
 
 
 def units(result: Result) -> Figure | None:
@@ -200,7 +200,7 @@ def units(result: Result) -> Figure | None:
         interpolation="nearest",
         extent=(rounds[0] - 0.5, rounds[-1] + 0.5, len(ordered) - 0.5, -0.5),
     )
-    bar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.05, format=percent)
+    bar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.05, format=Percent())
     bar.ax.tick_params(labelsize=8)
     bar.set_label("of the round's clients sent it", fontsize=8)
     tidy(axes, "Layers that were sent")
@@ -288,7 +288,7 @@ def numbers(result: Result) -> Figure | None:
         if min(values) == max(values):
             axes.set_ylim(values[0] - 1, values[0] + 1)
         if key.endswith("density"):
-            axes.yaxis.set_major_formatter(percent)
+            axes.yaxis.set_major_formatter(Percent())
     panels[-1].set(xlabel="round")
     whole_rounds(panels[-1])
     return figure

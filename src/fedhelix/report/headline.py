@@ -16,6 +16,7 @@ from fedhelix.report.wording import INCIDENT_WORDS, MEASURES, count, percent, pl
 from fedhelix.store.progress import human_bytes, human_seconds, time_left
 from fedhelix.store.records import MAIN_METRICS, diverged_since, why_untrained
 
+BEFORE = "has the other clients' before."
 MOST_TILES = 4
 MOST_TIED = 3  # named in a tile
 MOST_METHODS = 6  # named in a title
@@ -153,10 +154,21 @@ def _newcomers_warning(results: Sequence[Result]) -> Iterator[str]:
         having = sum(math.isfinite(one.arrival) for one in results)
         runs = f"{having} of {count(len(results), 'run')}" if having < len(results) else "all runs"
         since = ", ".join(map(str, rounds))
-        yield (
-            f"Newcomers arrive before round {since} of {runs}, and from then on the personal "
-            "metrics are theirs alone; the column 'known clients' has the other clients' before."
-        )
+        yield f"{_newcomers(f'{since} of {runs}')} the column 'known clients' {BEFORE}"
+
+
+def _newcomers(since: str) -> str:
+    return (
+        f"Newcomers arrive before round {since}, and from then on the personal metrics are "
+        "theirs alone;"
+    )
+
+
+def warnings_of_page(result: Result) -> Iterator[str]:
+    """What a page with one run, its state and its incidents must still say."""
+    if math.isfinite(result.arrival):
+        yield f"{_newcomers(f'{result.arrival:.0f}')} the list of clients {BEFORE}"
+    yield from _failures(result)
 
 
 def _warnings_of(result: Result) -> Iterator[str]:
@@ -166,6 +178,13 @@ def _warnings_of(result: Result) -> Iterator[str]:
         left = time_left(rounds, done, result.total("seconds"))
         more = "" if left is None else f", about {human_seconds(left)} of work left"
         yield f"{result.name} is unfinished: {done} of {rounds} rounds{more}."
+    yield from _failures(result)
+    for kind in INCIDENT_WORDS:
+        yield from _incident_warning(result, kind)
+
+
+def _failures(result: Result) -> Iterator[str]:
+    """What one run has lost, and that it has learned nothing or has diverged."""
     if result.damage:
         yield result.damage
     if why := why_untrained(result.records):
@@ -177,8 +196,6 @@ def _warnings_of(result: Result) -> Iterator[str]:
         yield f"{result.name} has diverged since round {since}.{more}"
     elif metric and "train_loss" in result.metrics and np.isnan(result.final(metric)):
         yield f"{result.name} has diverged: its {MEASURES[metric]} is not a number any more."
-    for kind in INCIDENT_WORDS:
-        yield from _incident_warning(result, kind)
     if "train_loss" in result.metrics and result.metrics["train_loss"].isna().any():
         yield f"{result.name}: the training loss was not a number in some rounds."
 

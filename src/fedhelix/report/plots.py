@@ -21,8 +21,8 @@ from fedhelix.report.style import (
     DASHES,
     GREY,
     HALF_PAGE,
+    Percent,
     literal,
-    percent,
     save,
     sheet,
     tidy,
@@ -225,7 +225,7 @@ def draw_clients(axes: Axes, drawn: Sequence[Curve]) -> None:
     axes.set(xlabel=f"final {metric_name(evaluated)} of each client\n{marks}")
     axes.xaxis.set_major_locator(MaxNLocator(5))
     if _are_shares(evaluated):
-        axes.xaxis.set_major_formatter(percent)
+        axes.xaxis.set_major_formatter(Percent())
 
 
 def _draw_row(axes: Axes, row: int, curve: Curve) -> None:
@@ -311,7 +311,7 @@ def _metric_axes(axes: Axes, title: str, below: str, drawn: Sequence[Curve]) -> 
     _say_if_empty(axes, drawn)
     axes.set(xlabel=below, ylabel=metric_name(drawn))
     if _are_shares(drawn):
-        axes.yaxis.set_major_formatter(percent)
+        axes.yaxis.set_major_formatter(Percent())
 
 
 def _band(axes: Axes, x: Any, curve: Curve) -> None:

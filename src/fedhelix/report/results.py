@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeGuard
 
 import pandas as pd
 
@@ -117,14 +117,14 @@ class Result:
         absent = dict(self._column("unevaluated", Mapping))
         arrival = self.arrival
         for round, values in self._column("personal", list):
-            everybody = self.census.get("evaluated")
-            if not isinstance(everybody, list) or len(everybody) < len(values):
+            everybody: Sequence[int] | None = self.census.get("evaluated")
+            if not _are_numbers(everybody) or len(everybody) < len(values):
                 everybody = range(len(values))
             # Newcomers have the last numbers, and once they are there only they are evaluated.
             ids = everybody[-len(values) :] if round >= arrival else everybody
             for client, value in zip(ids, values, strict=False):
                 if str(client) not in absent.get(round, ()):
-                    yield round, int(client), value
+                    yield round, client, value
 
     @property
     def arrival(self) -> float:
@@ -172,6 +172,10 @@ class Result:
             for round, value in zip(self.metrics["round"], self.metrics[name], strict=True):
                 if isinstance(value, kind) and value:
                     yield int(round), value
+
+
+def _are_numbers(clients: object) -> TypeGuard[list[int]]:
+    return isinstance(clients, list) and all(type(client) is int for client in clients)
 
 
 Groups = dict[str, list[Result]]  # the seeds of a method under its label

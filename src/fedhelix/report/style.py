@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import Formatter, MaxNLocator
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.files import writable_file, write_atomically
@@ -25,6 +27,7 @@ PALE = "#b8b8b8"
 ALARM = COLOURS[1]  # attackers, always with a shape of their own too
 HALF_PAGE = (4.8, 3.4)
 DOTS_PER_INCH = 200
+MOST_DECIMALS = 6
 FORMATS = (".png", ".svg", ".pdf")
 # All threads of a process share the settings, fonts and caches of Matplotlib: one draws at a time.
 DRAWING = threading.RLock()
@@ -59,9 +62,19 @@ def whole_rounds(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator("auto", steps=steps, integer=True, min_n_ticks=1))
 
 
-def percent(value: float, _: float = 0) -> str:
-    """A share as an axis shows it."""
-    return f"{100 * value:.0f} %"
+class Percent(Formatter):
+    """Shares at an axis, with the decimals that its ticks need."""
+
+    def __call__(self, value: float, pos: int | None = None) -> str:
+        """The label of a single tick."""
+        return self.format_ticks([value])[0]
+
+    def format_ticks(self, values: Iterable[float]) -> list[str]:
+        """The labels of all ticks."""
+        shares = 100 * np.asarray(list(values))
+        exact = (n for n in range(MOST_DECIMALS) if np.allclose(shares, shares.round(n), 0, 1e-9))
+        decimals = next(exact, MOST_DECIMALS)
+        return [f"{share:.{decimals}f} %" for share in shares]
 
 
 def literal(text: str) -> str:

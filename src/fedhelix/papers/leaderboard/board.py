@@ -10,11 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from fedhelix.core.errors import UserError, unknown
+from fedhelix.core.errors import UserError
 from fedhelix.papers.cells import Cell, Column
 from fedhelix.papers.leaderboard.ranks import ranking
 from fedhelix.papers.leaderboard.settings import (
@@ -26,7 +26,7 @@ from fedhelix.papers.leaderboard.settings import (
     entrants,
 )
 from fedhelix.papers.measures import Finished, Measure, percent
-from fedhelix.papers.options import BenchOptions
+from fedhelix.papers.options import BenchOptions, wanted_names
 from fedhelix.papers.results import extend, is_complete, read_result
 from fedhelix.papers.study import CellRuns, Study, cell_runs, settings_digest
 from fedhelix.runs.jobs import Session, is_finished
@@ -163,10 +163,12 @@ def run_leaderboard(scale: BoardScale, options: BenchOptions) -> tuple[dict[str,
 
     Returns the report on all runs that there are, and whether those asked for are finished.
     """
-    rows, settings, only = entrants(scale), columns(scale), options.only
-    for name in only:
-        if name not in (known := [one.row for one in rows] + [one.name for one in settings]):
-            raise unknown("method or setting", name, known)
+    rows, settings = entrants(scale), columns(scale)
+    names = {
+        each: [one.row for one in entrants(each)] + [one.name for one in columns(each)]
+        for each in get_args(BoardScale)
+    }
+    only = wanted_names(options.only, "method or setting", scale, names)
     seeds = SEEDS[scale] if options.seeds is None else options.seeds
     if seeds < 1:
         raise UserError(f"seeds must be at least 1, not {seeds}.")

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedhelix.core.errors import UserError
+from fedhelix.report.live.result import kept_result
 from fedhelix.report.live.run import WatchedRun
 from fedhelix.report.live.values import as_text
-from fedhelix.report.results import Result, by_setting, grouped, make
+from fedhelix.report.results import Result, by_setting, grouped
 from fedhelix.report.sections import series
 from fedhelix.report.spread import explanation
 
@@ -17,7 +18,7 @@ def compared(runs: Sequence[WatchedRun]) -> list[dict[str, Any]]:
     """A section for each setting: the runs' rows and lines, and the means of their seeds."""
     by_name = {run.name: run for run in runs}
     sections = []
-    for words, results in by_setting([_result(run) for run in runs]).items():
+    for words, results in by_setting([kept_result(run) for run in runs]).items():
         members = [by_name[result.name] for result in results]
         groups = _groups(results)
         sections.append(
@@ -30,15 +31,6 @@ def compared(runs: Sequence[WatchedRun]) -> list[dict[str, Any]]:
             }
         )
     return sections
-
-
-def _result(run: WatchedRun) -> Result:
-    """The run as reports see it, with the columns that are kept; nameless where it is damaged."""
-    run.follow()
-    try:
-        return make(run.name, run.config, run.summary, run.kept_records(), {})
-    except UserError:
-        return make(run.name, {"method": as_text(run.name)}, {}, run.kept_records(), {})
 
 
 def _groups(results: Sequence[Result]) -> dict[str, list[Result]]:

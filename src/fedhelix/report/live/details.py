@@ -2,68 +2,47 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+from fedhelix.report.live.files import INCIDENTS
+from fedhelix.report.live.result import whole_result
 from fedhelix.report.live.run import WatchedRun
-from fedhelix.report.live.values import as_list, as_number, as_text, as_whole, flattened
+from fedhelix.report.live.values import as_list, as_text, as_whole, flattened
+from fedhelix.report.results import Result
 
-# Entries of a record that map clients or sites to reasons.
-INCIDENTS = ("refused", "missing", "unevaluated", "troubles")
 MOST_INCIDENTS = 50
 FEW = 5  # numbers that are listed
 
 
-class Census(NamedTuple):
-    """What clients.json says: who is evaluated, who attacks, what each has and is called."""
-
-    evaluated: list[int]
-    attackers: set[int]
-    samples: dict[int, int]
-    names: dict[int, str]
-
-    @classmethod
-    def read(cls, run: WatchedRun) -> Census:
-        """The census of a run; empty where the file is missing or damaged."""
-        table = run.census()
-        evaluated, attackers, samples = (
-            [value for value in as_list(table.get(key)) if type(value) is int]
-            for key in ("evaluated", "attackers", "samples")
-        )
-        names = dict(enumerate(map(as_text, as_list(table.get("names")))))
-        return cls(evaluated, set(attackers), dict(enumerate(samples)), names)
-
-
 def run_details(run: WatchedRun) -> dict[str, Any]:
     """Everything about one run but its clients' histories."""
-    from fedhelix.report.live.drawing import drawable  # slow to import
+    from fedhelix.report.headline import warnings_of_page  # slow to import
+    from fedhelix.report.live.drawing import drawable
 
-    finals: dict[int, float] = {}
     recorded: dict[str, Any] = {}  # the latest entry under each key of the metadata
     incidents: deque[list[Any]] = deque(maxlen=MOST_INCIDENTS)
-    census = Census.read(run)
-    for record in run.records():
-        if isinstance(metadata := record.get("metadata"), dict):
-            recorded |= metadata
-        if as_list(record.get("personal")):
-            finals = dict(_personal(record, census.evaluated))
+    result = whole_result(run)
+    for record in result.records:
+        recorded |= record.get("metadata", {})
         incidents.extend(_incidents(record))
+    samples = dict(enumerate(map(as_whole, as_list(result.census.get("samples")))))
     clients = [
         {
             "client": client,
-            "name": census.names.get(client, str(client)),
+            "name": _name(result, client),
             "value": value,
-            "attacker": client in census.attackers,
-            "samples": census.samples.get(client),
+            "attacker": client in result.attackers,
+            "samples": samples.get(client),
         }
-        for client, value in sorted(finals.items())
+        for client, value in sorted(result.client_finals().items())
     ]
     return {
         **run.overview(),
         "line": run.line(),
         "clients": clients,
+        "warnings": list(map(as_text, warnings_of_page(result))),
         "incidents": list(incidents),
         "figures": drawable(recorded),
         "recorded": [[as_text(key), _in_short(value)] for key, value in recorded.items()],
@@ -85,36 +64,25 @@ def _in_short(value: object) -> str:
 
 def client_history(run: WatchedRun, client: int) -> dict[str, Any]:
     """One client's metric by round, and the rounds in which it took part."""
-    census = Census.read(run)
-    rounds, values, worked = [], [], []
-    for record in run.records():
-        number = record.get("round")
-        if type(number) is not int:
-            continue
-        value = dict(_personal(record, census.evaluated)).get(client)
-        if value is not None:
-            rounds.append(number)
-            values.append(value)
-        if client in as_list(record.get("participants")):
-            worked.append(number)
-    name = census.names.get(client, str(client))
-    return {"client": client, "name": name, "rounds": rounds, "values": values, "worked": worked}
+    result = whole_result(run)
+    history = result.clients().get(client, [])
+    return {
+        "client": client,
+        "name": _name(result, client),
+        "rounds": [number for number, _ in history],
+        "values": [value for _, value in history],
+        "worked": [one["round"] for one in result.records if client in one.get("participants", ())],
+    }
 
 
-def _personal(record: Mapping[str, Any], evaluated: list[int]) -> Iterator[tuple[int, float]]:
-    """Each evaluated client with its metric, where that is a number."""
-    values = as_list(record.get("personal"))
-    clients = evaluated if len(evaluated) == len(values) else range(len(values))
-    for client, value in zip(clients, map(as_number, values), strict=True):
-        if not math.isnan(value):
-            yield client, value
+def _name(result: Result, client: int) -> str:
+    """What a client is called, or its number."""
+    (name,) = result.names[client : client + 1] or [str(client)]
+    return as_text(name)
 
 
 def _incidents(record: Mapping[str, Any]) -> Iterator[list[Any]]:
     """Round, kind, client or site, and reason of what went wrong in one round."""
     for kind in INCIDENTS:
-        reasons = record.get(kind)
-        if isinstance(reasons, dict):
-            number = as_whole(record.get("round"))
-            for who, reason in reasons.items():
-                yield [number, kind, as_text(who), as_text(reason)]
+        for who, reason in record.get(kind, {}).items():
+            yield [record["round"], kind, as_text(who), as_text(reason)]

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from fedhelix.core.errors import UserError
 from fedhelix.report.diagnostics import IN_OTHER_FIGURES
 from fedhelix.report.figures import INSIDE
 from fedhelix.report.live import files
+from fedhelix.report.live.result import whole_result
 from fedhelix.report.live.run import WatchedRun
-from fedhelix.report.results import make
 from fedhelix.report.style import DRAWING
 from fedhelix.report.themed import standalone
 from fedhelix.store.records import is_number
@@ -40,14 +39,5 @@ def drawn(run: WatchedRun, name: str) -> str | None:
 @lru_cache(maxsize=MOST_KEPT)
 def _drawn(run: WatchedRun, name: str, _: files.Stamp) -> str | None:
     """The figure as long as the records stay as they are."""
-    records = {
-        number: record
-        for record in run.records()
-        if type(number := record.get("round")) is int and 0 < number < 2**40
-    }
-    try:
-        result = make(run.name, run.config, run.summary, list(records.values()), run.census())
-    except UserError:
-        return None
-    figure = INSIDE[name].draw(result)
+    figure = INSIDE[name].draw(whole_result(run))
     return None if figure is None else standalone(figure, name)

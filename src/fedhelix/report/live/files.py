@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from fedhelix.store.json import loads
-from fedhelix.store.records import current
+from fedhelix.store.records import current, is_valid
 
 MOST_BYTES_OF_A_FILE = 2**24
 MOST_BYTES_OF_A_LINE = 2**22
 MOST_BYTES_AT_ONCE = 2**26
+
+# Entries of a record that are lists or tables.
+INCIDENTS = ("refused", "missing", "unevaluated", "troubles")
+SHAPES = {"participants": list, "personal": list, **dict.fromkeys((*INCIDENTS, "metadata"), dict)}
 
 Stamp = tuple[int, ...]
 """Inode, modification time and size of a regular file; empty for anything else."""
@@ -79,12 +83,20 @@ def read_table(path: Path, parse: Callable[[str], Any]) -> tuple[dict[str, Any],
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:
-    """A JSON object with the keys of this version; None for anything else."""
+    """A JSON object with the keys of this version, without entries of a wrong type; None for
+    anything else.
+    """
     try:
         record = loads(line)
     except ValueError:
         return None
-    return current(record) if isinstance(record, dict) else None
+    if not isinstance(record, dict):
+        return None
+    return {
+        key: value
+        for key, value in current(record).items()
+        if isinstance(value, SHAPES.get(key, object)) and is_valid(key, value)
+    }
 
 
 def _open(path: Path) -> int | None:

@@ -6,10 +6,10 @@ import json
 import math
 import tomllib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from fedhelix.report.live import files
 from fedhelix.report.live.files import Stamp
@@ -24,7 +24,7 @@ from fedhelix.report.live.values import (
 from fedhelix.report.results import given_in_python
 from fedhelix.store import writer_lives
 from fedhelix.store.progress import time_left
-from fedhelix.store.records import HOUR, MAIN_METRICS
+from fedhelix.store.records import HOUR, MAIN_METRICS, diverged_since, with_losses
 
 WATCHED_FILES = ("config.toml", "summary.json", "metrics.jsonl", "lock")
 MOST_BYTES_OF_A_LOCK = 4096
@@ -38,6 +38,12 @@ MEASURES = (
 )
 COSTS = {"uplink_bytes": ("mib", 2**20), "seconds": ("seconds", 1.0)}
 """Each cost with its name on the chart's horizontal axis, and its unit."""
+OTHERS = ("clock", "loss", "arrival_bytes")
+
+
+def is_round(number: object) -> TypeGuard[int]:
+    """Whether a record's number can be that of a round."""
+    return type(number) is int and 0 < number < 2**40
 
 
 class WatchedRun:
@@ -56,7 +62,9 @@ class WatchedRun:
         self.offset, self.skipped, self.inode = 0, 0, 0
         self.rounds = array("q")
         self.last: dict[str, float] = {}  # each main metric in the last round that has it, or NaN
-        self.columns = {key: array("d") for key in (*MEASURES, *COSTS, "clock")}
+        self.diverged: int | None = None  # the round since which it has
+        # NaN: there is no such entry; infinite: it is not a number
+        self.columns = {key: array("d") for key in (*MEASURES, *COSTS, *OTHERS)}
 
     def refresh(self) -> bool:
         """Read the small files again if they changed; says whether any file changed."""
@@ -82,17 +90,24 @@ class WatchedRun:
                 self.path / "summary.json", json.loads
             )
 
-    def follow(self) -> None:
-        """Read the records that were appended since the last call."""
+    def follow(self) -> bool:
+        """Read records that were appended since the last call; says whether there were any."""
+        before = self.inode, self.offset
         for record in self._new_records():
             number = record.get("round")
-            if type(number) is not int or not 0 < number < 2**40:
+            if not is_round(number):
                 self.skipped += 1
                 continue
             self.rounds.append(number)
+            if not with_losses([record]):
+                record.pop("train_loss", None)  # nobody's
             for key, column in self.columns.items():
-                column.append(as_number(record.get(key)))
+                column.append(_kept(record, key))
             self.last |= {key: as_number(record[key]) for key in MAIN_METRICS if key in record}
+        if (self.inode, self.offset) == before:
+            return False
+        self.diverged = diverged_since(self.kept_records())
+        return True
 
     def _new_records(self) -> Iterator[dict[str, Any]]:
         inode, _, size = files.stamp(self.path / "metrics.jsonl") or (0, 0, 0)
@@ -121,8 +136,11 @@ class WatchedRun:
         kept: dict[int, dict[str, Any]] = {}
         for place, number in enumerate(self.rounds):
             values = {key: column[place] for key, column in self.columns.items()}
-            numbers = {key: value for key, value in values.items() if not math.isnan(value)}
-            kept[number] = {"round": number, **numbers}
+            kept[number] = {"round": number} | {
+                key: value if math.isfinite(value) else None
+                for key, value in values.items()
+                if not math.isnan(value)
+            }
         return list(kept.values())
 
     @property
@@ -157,6 +175,7 @@ class WatchedRun:
             "rounds": as_whole(self.config.get("rounds")),
             "metric": metric,
             "value": value,
+            "diverged": as_whole(self.summary.get("diverged")) if finished else self.diverged,
             "uploaded": self._total("uplink_bytes", finished),
             "seconds": self._total("seconds", finished),
             "left": self._time_left(),
@@ -183,7 +202,7 @@ class WatchedRun:
     def _total(self, cost: str, finished: bool) -> float | None:
         if finished:
             return or_none(as_number(self.summary.get(cost)))
-        return sum(value for value in self.columns[cost] if not math.isnan(value))
+        return sum(filter(math.isfinite, self.columns[cost]))
 
     def _time_left(self) -> float | None:
         """The seconds that a run in progress will still take."""
@@ -202,13 +221,20 @@ class WatchedRun:
         self.follow()
         x: dict[str, list[Any]] = {"round": list(self.rounds)}
         for key, (name, unit) in COSTS.items():
-            spent = (0.0 if math.isnan(value) else value for value in self.columns[key])
+            spent = (value if math.isfinite(value) else 0.0 for value in self.columns[key])
             x[name] = [shortened(total / unit) for total in accumulate(spent)]
-        if not all(map(math.isnan, self.columns["clock"])):
+        if any(map(math.isfinite, self.columns["clock"])):
             x["hours"] = shortened_or_none(time / HOUR for time in self.columns["clock"])
         y = {
             key: {"mid": shortened_or_none(self.columns[key])}
             for key in MEASURES
-            if not all(map(math.isnan, self.columns[key]))
+            if any(map(math.isfinite, self.columns[key]))
         }
         return {"label": self.name, "x": x, "y": y}
+
+
+def _kept(record: Mapping[str, Any], key: str) -> float:
+    """An entry of a record as a column keeps it."""
+    if key not in record:
+        return math.nan
+    return math.inf if math.isnan(value := as_number(record[key])) else value

@@ -29,8 +29,8 @@ def shortened(value: float) -> float:
 
 
 def shortened_or_none(values: Iterable[float]) -> list[float | None]:
-    """Numbers for a chart, with None for NaN."""
-    return [None if math.isnan(value) else shortened(value) for value in values]
+    """Numbers for a chart, with None for what is not finite."""
+    return [shortened(value) if math.isfinite(value) else None for value in values]
 
 
 def as_list(value: object) -> list[Any]:

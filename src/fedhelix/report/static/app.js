@@ -59,17 +59,18 @@ function age(changed) {
 }
 
 const valueOf = (run) => figure(run.value, run.metric.endsWith("accuracy"));
-const badge = (run) => element("span", { class: `badge ${run.status}` }, run.status);
+const badges = (run) => [element("span", { class: `badge ${run.status}` }, run.status),
+  run.diverged ? element("span", { class: "badge diverged" }, `diverged since round ${run.diverged}`) : null];
 
 const remaining = (run) => (isNumber(run.left) ? `${duration(run.left)} left` : "");
 
 function progress(run) {
-  const text = `${run.done ?? 0} / ${run.rounds ?? "?"}`;
+  const text = `${run.done ?? 0}\u00a0/\u00a0${run.rounds ?? "?"}`;
   const bar = run.status === "running" && run.rounds ? element("progress", { max: run.rounds, value: run.done, "aria-label": "rounds done" }) : null;
   return element("span", {}, bar, text);
 }
 
-const stage = (run) => element("span", { class: "stage" }, badge(run), element("small", {}, progress(run)),
+const stage = (run) => element("span", { class: "stage" }, ...badges(run), element("small", {}, progress(run)),
   remaining(run) ? element("small", { class: "left" }, remaining(run)) : null);
 
 function row(run) {
@@ -121,7 +122,7 @@ function showList() {
   const draw = () => {
     const words = wanted.toLowerCase().split(/\s+/).filter(Boolean);
     const matching = [...runs.values()].sort((a, b) => b.changed - a.changed || (a.id < b.id ? -1 : 1))
-      .filter((run) => words.every((word) => `${run.id} ${run.method} ${run.data} ${run.status}`.toLowerCase().includes(word)));
+      .filter((run) => words.every((word) => `${run.id} ${run.method} ${run.data} ${run.status} ${run.diverged ? "diverged" : ""}`.toLowerCase().includes(word)));
     groups.replaceChildren(...[...grouped(matching)].map(([setting, members]) => element("section", { class: "card" },
       element("h2", {}, setting || "unknown data", " ", element("small", { class: "soft" }, members.length === 1 ? "1 run" : `${members.length} runs`)),
       table(members.slice(0, shown).map(row)),
@@ -186,11 +187,12 @@ async function showRun(name, mine) {
     chart.measures = measuresOf([run.line]);
     chart.show([{ ...run.line, label: run.method || name, place: 0 }]);
     const tile = (what, value) => element("div", { class: "tile" }, element("span", {}, what), element("b", {}, value));
-    top.replaceChildren(tile("status", badge(run)), tile("rounds", progress(run)),
+    top.replaceChildren(tile("status", element("span", { class: "badges" }, ...badges(run))), tile("rounds", progress(run)),
       tile(run.metric.replace("_", " "), valueOf(run)), tile("uploaded", size(run.uploaded)), tile("time", duration(run.seconds)), ...(remaining(run) ? [tile("remaining", duration(run.left))] : []));
     const complaints = [
       ...(run.problem ? [run.problem] : []),
       ...(run.skipped ? [`${run.skipped} damaged lines in metrics.jsonl were left out.`] : []),
+      ...run.warnings,
       ...run.incidents.slice(-12).map(([round, kind, who, why]) => `Round ${round}: ${INCIDENTS[kind](who)}: ${why}`),
     ];
     warnings.replaceChildren(...(complaints.length ? [element("section", { class: "card warning" }, element("h2", {}, "Mind this"),

@@ -28,6 +28,9 @@ function figure(value, percent) {
   return Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en-GB") : String(Number(value.toPrecision(3)));
 }
 
+// A tick: a round number, which keeps all its digits, so that neighbours differ.
+const mark = (value) => (Math.abs(value) >= 1000 ? figure(value) : String(Number(value.toPrecision(10))));
+
 // Round steps, at most `most` of them, of at least `least`.
 function ticks(low, high, most, least = 0) {
   const span = high - low || 1;
@@ -135,13 +138,13 @@ class LineChart {
     const up = (y) => frame.bottom - ((y - y0) / (y1 - y0)) * (frame.bottom - frame.top);
     for (const y of ticks(y0, y1, 6)) {
       svg.append(shape("line", { x1: frame.left, x2: frame.right, y1: up(y), y2: up(y), class: "grid" }));
-      const words = this.measure.percent ? `${Number((100 * y).toPrecision(4))} %` : figure(y);
+      const words = this.measure.percent ? `${mark(100 * y)} %` : mark(y);
       svg.append(shape("text", { x: frame.left - 8, y: up(y) + 4, class: "tick end" }, words));
     }
     const most = Math.max(3, Math.floor(width / 90));
     for (const x of log ? powers(10 ** x0, 10 ** x1, most) : ticks(x0, x1, most, this.axis.key === "round" ? 1 : 0)) {
       svg.append(shape("line", { x1: across(x), x2: across(x), y1: frame.top, y2: frame.bottom, class: "grid" }));
-      svg.append(shape("text", { x: across(x), y: frame.bottom + 17, class: "tick middle" }, figure(x)));
+      svg.append(shape("text", { x: across(x), y: frame.bottom + 17, class: "tick middle" }, mark(x)));
     }
     svg.append(shape("text", { x: (frame.left + frame.right) / 2, y: height - 6, class: "tick middle" }, log ? `${this.axis.label} (logarithmic)` : this.axis.label));
     for (const { one, points } of shown) {
