@@ -127,3 +127,11 @@ def test_the_loss_of_labels_is_their_mean():
     output, target = torch.tensor([[0.0, 2.0]]), torch.tensor([[True, False]])
     by_hand = (math.log(2) + math.log(1 + math.exp(2))) / 2
     assert binary_cross_entropy(output, target).tolist() == [pytest.approx(by_hand)]
+
+
+@pytest.mark.parametrize("metric", [auc, f1])
+def test_outputs_that_are_not_numbers_have_no_score(metric):
+    output, target = torch.eye(2).repeat(3, 1), torch.tensor([0, 1] * 3)
+    assert metric(output, target) == 1
+    output[3, 0] = torch.nan
+    assert metric(output, target).isnan()

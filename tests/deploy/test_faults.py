@@ -454,6 +454,8 @@ def test_a_site_that_stays_away_is_left_out_after_the_grace_period(tmp_path):
         {"1": "site-1 is not connected"},
         {"1": "site-1 is not connected"},
     ]
+    first, second, third = (record["downlink_bytes"] for record in run.records)
+    assert second == first and 3 * third == 2 * first  # it left when it was asked in round 2
 
 
 @pytest.mark.usefixtures("soon")

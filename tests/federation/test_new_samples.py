@@ -183,3 +183,13 @@ def test_prepared_samples_suit_the_networks(table):
     positional = trained((X[:, :3], X[:, 3:]), Y, Both)
     some = (X[:5, :3], X[:5, 3:])
     same(positional, positional.personal(0)(*positional.prepare(some)), some)
+
+
+def test_a_network_that_fails_for_an_empty_sequence_says_so(sequences):
+    class Strict(Words):
+        def forward(self, x, mask=None):
+            return self.head(self.embedding(x).max(1).values)
+
+    strict = trained([[1, 2, 3], [4, 5]] * 20, Y, Strict)
+    with pytest.raises(UserError, match="the network fails for samples of shape"):
+        strict.predict([[]], client=0)

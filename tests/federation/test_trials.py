@@ -228,3 +228,25 @@ def test_a_head_may_share_its_weights(method, engine):
     assert run.federation.layers.head == ("embedding.weight",)
     outputs = run.predict(x[:4], client=0, raw=True)
     assert outputs.shape == (4, 12) and np.isfinite(outputs).all()
+
+
+class Shifted(nn.Module):
+    """A loss with a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(2))
+
+    def forward(self, output, target):
+        return nn.functional.cross_entropy(output + self.shift, target, reduction="none")
+
+
+def test_parameters_of_a_loss_are_not_trained_and_that_is_said():
+    with pytest.warns(UserWarning, match="the loss has parameters, and only those of the model"):
+        federation(loss=Shifted())
+    federation(loss=Shifted().requires_grad_(False))
+
+
+def test_a_network_of_doubles_is_told_what_samples_are():
+    with pytest.raises(UserError, match=r"samples are float32: leave \.double\(\) out"):
+        federation(model=lambda: nn.Linear(4, 2).double())

@@ -113,6 +113,8 @@ def test_a_run_can_be_audited(cli):
     [
         (["dlg", "fedavg"], "unknown attack 'dlg'"),
         (["idlg", "local"], "local uploads no parameters"),
+        (["idlg", "fedavg", "secure"], "`fedhelix audit inversion secure` attacks what leaves"),
+        (["idlg", "fedavg@lr=0.1"], "idlg takes METHODS without options"),
         (["idlg", "fedavg", "-o", "x.jpg"], "must be a .png"),
         (["idlg", "fedavg", "--set", "images=0"], "images must be at least 1"),
         (["idlg", "fedavg", "--set", "images"], "--set takes KEY=VALUE"),

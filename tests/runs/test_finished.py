@@ -196,3 +196,21 @@ def test_several_metrics_at_once_are_those_of_the_records():
     found = run.evaluate(hits | {"samples": lambda output, target: len(target)})
     assert found["hits"].tolist() == pytest.approx(run.records[-1]["personal"])
     assert found["samples"].tolist() == [len(split.test) for split in run.federation.splits]
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_again(run, monkeypatch):
+    tries = iter([UserError("gone"), None])
+    rounds, read = iter([0, 1, 1]), RunFolder.state
+
+    def replaced(folder, device):
+        if problem := next(tries):
+            raise problem
+        return read(folder, device)
+
+    monkeypatch.setattr(RunFolder, "state", replaced)
+    monkeypatch.setattr(RunFolder, "rounds_saved", property(lambda folder: next(rounds)))
+    assert len(load_run(run.folder.path).records) == 1
+    monkeypatch.setattr(RunFolder, "rounds_saved", 1)
+    tries = iter([UserError("gone")])
+    with pytest.raises(UserError, match="gone"):
+        load_run(run.folder.path)

@@ -50,7 +50,7 @@ def _metavar(kinds: Sequence[Any]) -> str:
 
 # Flags for options of methods with differential privacy.
 BUDGET = {"epsilon": "method.epsilon", "delta": "method.delta"}
-BUDGET_HELP = "Privacy budget of private+METHOD: the same as --set {}=X."
+BUDGET_HELP = "Privacy budget of private and dp-sgd: the same as --set {}=X."
 
 
 def settings(command: Callable[..., None]) -> Callable[..., None]:

@@ -37,6 +37,12 @@ class Victim:
         federation, network, state = from_run(spec) if is_run else from_method(spec, settings)
         if federation.data.classes is None or len(federation.data.shape) != 3:
             raise UserError(f"'{spec}' does not classify images; an audit rebuilds images.")
+        label, hides = federation.method.label, federation.method.capabilities
+        if hides.outermost or hides.sample_gradients:
+            raise UserError(
+                f"idlg attacks the gradient itself, which {label} hides in noise or a sum; "
+                f"`fedhelix audit inversion {label}` attacks what leaves."
+            )
         client, setup = federation.cohort(state.round)[0], federation.engine.setup
         ctx = federation.context(state.round, state.round + 1)
         payload = federation.method.download(state.server, client, ctx)
@@ -68,6 +74,10 @@ def from_run(path: str) -> tuple[Federation, str, FederationState]:
 
 def from_method(name: str, settings: Audit) -> tuple[Federation, str, FederationState]:
     """A small federation of a method, its network, and its state before the first round."""
+    if "@" in name:
+        raise UserError(
+            f"idlg takes METHODS without options, and run folders; run {name} and give its folder."
+        )
     method = make(name, {"clusters": 1} if make(name).capabilities.several_models else {})
     federation = Federation(
         load_data(settings).subsample(*FEW),
