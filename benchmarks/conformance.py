@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
@@ -56,6 +58,7 @@ def distance(left: dict, right: dict) -> float:
 
 def check(name: str, norm: bool, engine: str, device: str) -> dict:
     """Three rounds of one method on both."""
+    torch.backends.cudnn.allow_tf32 = False  # the CPU has no TF32 to agree with
     runs = []
     for kind, where in (("serial", "cpu"), (engine, device)):
         fed = Federation(
@@ -97,17 +100,18 @@ def main() -> None:
     parser.add_argument("--engine", default="batched")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--jobs", type=int, default=1, help="methods that are checked at once")
     parser.add_argument("--commit", default="")
     args = parser.parse_args()
-    torch.backends.cudnn.allow_tf32 = False  # the CPU has no TF32 to agree with
-    results = {}
     # A code of few bits magnifies rounding; tests/methods/test_compact.py compares its engines.
-    for name in sorted(METHODS.keys() - {"compact"}):
-        for norm in (False, True):
-            if name == "fedbn" and not norm:
-                continue
+    names = sorted(METHODS.keys() - {"compact"})
+    cases = [(name, norm) for name in names for norm in (False, True) if norm or name != "fedbn"]
+    results = {}
+    with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
+        checks = [pool.submit(check, *case, args.engine, args.device) for case in cases]
+        for (name, norm), done in zip(cases, checks, strict=True):
             label = name + (" + BatchNorm" if norm else "")
-            results[label] = check(name, norm, args.engine, args.device)
+            results[label] = done.result()
             print(label, results[label], flush=True)
     holds = all(result["holds"] for result in results.values())
     device = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
