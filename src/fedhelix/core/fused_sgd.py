@@ -12,18 +12,18 @@ SIZE = 1024  # values that a program handles
 
 @triton.jit
 def _step(  # type: ignore[no-untyped-def]
-    params, grads, velocity, lr, momentum, decay, count, stride,
+    weights, grads, velocity, lr, momentum, decay, count, stride,
     VELOCITY: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     inside, at = place < count, client * count + place
-    value = tl.load(params + at, mask=inside)
+    value = tl.load(weights + at, mask=inside)
     slope = tl.load(grads + at, mask=inside) + tl.load(decay + client * stride) * value
     if VELOCITY:
         slope += tl.load(momentum + client * stride) * tl.load(velocity + at, mask=inside)
         tl.store(velocity + at, slope, mask=inside)
-    tl.store(params + at, value - tl.load(lr + client * stride) * slope, mask=inside)
+    tl.store(weights + at, value - tl.load(lr + client * stride) * slope, mask=inside)
 
 
 def can_fuse(params: list[Tensor], *settings: float | Tensor) -> bool:
