@@ -43,7 +43,7 @@ def as_answer(sent, folder):
 
 def as_long_answer(sent, folder):
     more = torch.zeros(SMALL)
-    return unpack(pack({"a": [more[:1], sent, more]}, folder / "file", {id(sent)}))["a"][1]
+    return unpack(pack({"a": [more[:1], sent, more]}, folder / "file", [sent]))["a"][1]
 
 
 @pytest.mark.parametrize("way", [as_bytes, as_places, as_answer, as_long_answer])

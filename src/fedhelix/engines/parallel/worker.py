@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple, cast
 
 import torch
+from torch import Tensor
 
 from fedhelix.core.cpu import one_thread
 from fedhelix.core.errors import UserError
@@ -126,12 +127,13 @@ class WorkerLoop:
         return results
 
 
-def brief_tensors(value: Any) -> set[int]:
-    """Tensors that the server forgets soon, by id: uploads, but not what a client keeps."""
+def brief_tensors(value: Any) -> list[Tensor]:
+    """Tensors that the server forgets soon: uploads, but not what a client keeps."""
     values = value if isinstance(value, list) else []
     results = [result for result in values if isinstance(result, ClientResult)]
     kept = {id(tensor) for result in results for tensor in tensors(result.client_state)}
-    return {id(tensor) for result in results for tensor in tensors(result.upload)} - kept
+    sent = [tensor for result in results for tensor in tensors(result.upload)]
+    return [tensor for tensor in sent if id(tensor) not in kept]
 
 
 def failure(problem: Exception) -> Failure:
