@@ -1,13 +1,15 @@
 """Our methods under PFLlib's protocol, beside the figures of its leaderboard.
 
     python benchmarks/pfllib.py [--rounds 300] [--only METHOD ...] [--device auto] [--seed 0]
-                                [--data-dir FOLDER] [--jobs 1] [--out FILE.json]
+                                [--data-dir FOLDER] [--jobs 1] [--runs FOLDER] [--out FILE.json]
 
 All 70,000 images of Fashion-MNIST, split over 20 clients by Dirichlet 0.1 as PFLlib does; 75 % of
 a client's images train and 25 % test. Its network and settings: every client in every round, one
 epoch, batches of 10, a learning rate of 0.005 without momentum. The score is the accuracy over all
 test images in the round where that is best, which is PFLlib's choice and not ours. PFLlib trains
 for 2,000 rounds.
+
+Runs are kept in a folder, so the same command goes on where it stopped, also with more rounds.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ class Job(NamedTuple):
     rounds: int
     device: str
     data_dir: str | None
+    runs: Path
 
 
 def owners(labels: np.ndarray, draw: np.random.Generator) -> list[np.ndarray]:
@@ -101,7 +104,11 @@ def run(job: Job) -> dict[str, Any]:
         data, partition.natural(valid=0.0), model=NETWORK, method=job.method, seed=job.seed,
         device=job.device, cohort=CLIENTS, epochs=1, batch_size=10, lr=0.005, momentum=0.0,
     )  # fmt: skip
-    done = fed.fit(job.rounds, eval_every=min(EVAL_EVERY, job.rounds), quiet=True)
+    out = job.runs / f"{job.method}-seed{job.seed}"
+    done = fed.fit(
+        job.rounds, out=out, resume=(out / "checkpoint").exists(), quiet=True,
+        eval_every=min(EVAL_EVERY, job.rounds), checkpoint_every=10 * EVAL_EVERY,
+    )  # fmt: skip
     assert data.owners_test is not None
     sizes = np.bincount(data.owners_test)
     curve = {
@@ -135,9 +142,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data-dir")
     parser.add_argument("--jobs", type=int, default=1, help="methods that run at once")
+    parser.add_argument("--runs", type=Path, default=Path("runs/pfllib"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/pfllib.json"))
     arguments = parser.parse_args()
-    told = (arguments.seed, arguments.rounds, arguments.device, arguments.data_dir)
+    told = (
+        arguments.seed, arguments.rounds, arguments.device, arguments.data_dir, arguments.runs,
+    )  # fmt: skip
     jobs = [Job(method, *told) for method in arguments.only]
     about = {**origin(), "device": device_name(arguments.device), "seed": arguments.seed}
     rows: list[dict[str, Any]] = []
