@@ -12,7 +12,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.papers import STUDIES
 from fedhelix.papers.cells import Cell, Scale
 from fedhelix.papers.measures import Finished, add_measure, best_on_test, rounds_to, spread
-from fedhelix.papers.options import BenchOptions, wanted_names
+from fedhelix.papers.options import BenchOptions, are_wanted, wanted_names
 from fedhelix.papers.pfedgpa.measures import failed
 from fedhelix.papers.study import Study, folder_name, run_studies
 from fedhelix.papers.tables import grid, markdown, render
@@ -68,6 +68,15 @@ def test_one_row_can_be_run_alone_and_the_time_can_be_up(tmp_path):
     assert {cell["runs"] for cell in report["cells"]} == {0}
     with pytest.raises(UserError, match="FedAgv"):
         run_studies([small()], "quick", replace(options, only=["FedAgv"]))
+
+
+def test_wanted_rows_are_run_in_wanted_columns_alone():
+    places = [("FedAvg", "iid"), ("FedAvg", "skew"), ("Local", "iid"), ("Local", "skew")]
+    assert are_wanted(places, []) == [True] * 4
+    assert are_wanted(places, ["Local"]) == [False, False, True, True]
+    assert are_wanted(places, ["iid"]) == [True, False, True, False]
+    assert are_wanted(places, ["iid", "Local"]) == [False, False, True, False]
+    assert are_wanted(places, ["of another study"]) == [False] * 4
 
 
 def test_names_are_found_in_any_case_and_in_other_scales():

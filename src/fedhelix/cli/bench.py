@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -75,7 +76,8 @@ def bench(  # noqa: PLR0913 - one for every flag
     minutes: Minutes = None,
     jobs: Jobs = 1,
     only: Annotated[
-        list[str] | None, typer.Option(help="Only this row or column (may be repeated).")
+        list[str] | None,
+        typer.Option(help="Only this row or column. May be repeated: these rows in these columns."),
     ] = None,
     out: RunsFolder = Path("runs/bench"),
     save: Save = None,
@@ -220,14 +222,12 @@ def _why_no_paper(study: Study, scale: Scale) -> str:
 
 
 def _print(report: Mapping[str, Any], only: list[str], console: Console) -> None:
+    from fedhelix.papers.options import are_wanted
     from fedhelix.papers.tables import render
 
-    wanted = {name.lower() for name in only}
-
-    def is_shown(cell: Mapping[str, Any]) -> bool:
-        return not wanted or not wanted.isdisjoint({cell["row"].lower(), cell["column"].lower()})
-
-    cells = [cell for cell in report["cells"] if is_shown(cell)]
+    places = [(cell["row"].lower(), cell["column"].lower()) for cell in report["cells"]]
+    wanted = are_wanted(places, {name.lower() for name in only})
+    cells = list(itertools.compress(report["cells"], wanted))
     for measure in report["measures"]:
         console.print(render({**report, "cells": cells}, measure, console.width))
         console.print()

@@ -47,7 +47,10 @@ def leaderboard(  # noqa: PLR0913 - one for every flag
     minutes: Minutes = None,
     jobs: Jobs = 1,
     only: Annotated[
-        list[str] | None, typer.Option(help="Only this method or setting (may be repeated).")
+        list[str] | None,
+        typer.Option(
+            help="Only this method or setting. May be repeated: these methods in these settings."
+        ),
     ] = None,
     out: RunsFolder = Path("runs/leaderboard"),
     save: Save = None,

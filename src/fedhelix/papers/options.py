@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,3 +47,15 @@ def wanted_names(
                 f"'{name}' is not in scale {scale}; choose {' or '.join(others)} for it."
             )
     return [known[scale][name.lower()] for name in only]
+
+
+def are_wanted(places: Sequence[tuple[str, str]], only: Collection[str]) -> list[bool]:
+    """Which places of a table, given by row and column, are in a wanted row and a wanted column;
+    where no rows are named, all are wanted, and so with columns.
+    """
+    rows, columns = ({place[axis] for place in places} & set(only) for axis in (0, 1))
+    if only and not (rows or columns):
+        return [False] * len(places)
+    return [
+        (not rows or row in rows) and (not columns or column in columns) for row, column in places
+    ]

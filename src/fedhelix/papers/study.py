@@ -7,6 +7,7 @@ Finished runs are not repeated, and tables with common runs share them.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -18,7 +19,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.federation.devices import Devices
 from fedhelix.papers.cells import Cell, Scale
 from fedhelix.papers.measures import Finished, Measure
-from fedhelix.papers.options import BenchOptions, wanted_names
+from fedhelix.papers.options import BenchOptions, are_wanted, wanted_names
 from fedhelix.papers.results import Names, SeedResult, cell_values, extend, joined, read_result
 from fedhelix.runs.config import PLACES, Config
 from fedhelix.runs.jobs import is_finished
@@ -79,10 +80,11 @@ class Study:
                 f"the first seed must lie between 0 and {count - 1}, not {first_seed}: "
                 f"{self.name} has {count} seed{'s' if count > 1 else ''}."
             )
+        cells = self.cells(scale)
+        wanted = are_wanted([(cell.row, cell.column) for cell in cells], only)
         return [
             (cell, cell_runs(cell, out, overrides, range(first_seed, count)))
-            for cell in self.cells(scale)
-            if not only or cell.row in only or cell.column in only
+            for cell in itertools.compress(cells, wanted)
         ]
 
     def report(
