@@ -43,6 +43,8 @@ def test_runs_that_go_together_end_as_they_do_alone(tmp_path):
     one_by_one, as_one = specs(tmp_path, "serial"), specs(tmp_path, "batched")
     assert Session(quiet=True).run_all(one_by_one) and Session(quiet=True).run_all(as_one)
     assert finals(as_one) == pytest.approx(finals(one_by_one), abs=0.02)
+    engines = {RunFolder.open(path).summary["engine"] for path in as_one}
+    assert engines == {"together (several runs as one program)"}
 
 
 def test_methods_with_one_objective_share_their_slots(tmp_path, monkeypatch):

@@ -91,6 +91,7 @@ class SharedEngine(Batched):
     """The engine of one run: it trains together with the other runs, and evaluates on its own."""
 
     name: ClassVar[str] = "together"
+    why = "several runs as one program"
 
     def __init__(self, setup: Setup, barrier: Barrier, number: int):
         super().__init__(setup, scheduler=barrier.shared_engine(setup).scheduler)
