@@ -62,6 +62,7 @@ SLOW = {
     "test_an_address_without_ray_is_refused_soon",
     "test_an_audit_writes_a_figure_and_its_numbers",
     "test_an_evil_newcomer_stops_no_run",
+    "test_an_export_prints_nothing",
     "test_an_idle_worker_that_died_is_replaced",
     "test_arrays_from_a_stranger_are_data_or_a_sentence",
     "test_at_the_optimum_the_duals_are_the_clients_gradients",

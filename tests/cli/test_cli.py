@@ -132,6 +132,20 @@ def test_data_says_what_is_here_and_how_to_get_the_rest(cli, monkeypatch, tmp_pa
     assert re.search(r"cifar100 no .*cifar100\.npz", shown)
 
 
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_data_sums_up_what_clients_have_of_many_classes(cli, monkeypatch, tmp_path, width):
+    labels = np.concatenate([np.full(90, 7), np.full(60, 3), np.arange(62).repeat(2)])
+    kept = tmp_path / "many.npz"
+    np.savez(kept, x=np.zeros((len(labels), 3), np.float32), y=labels, owners=labels * 0)
+    for key, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": str(width)}.items():
+        monkeypatch.setenv(key, value)
+    shown = re.sub(r"\x1b\[\d*m", "", cli("data", kept, "--clients", 1).out)
+    (row,) = json.loads(cli("data", kept, "--clients", 1, "--json").out)["classes"]
+    assert f"{sum(map(bool, row))} of 62" in shown
+    assert f"7: {row[7]}, 3: {row[3]}, " in shown
+    assert max(map(len, shown.splitlines())) <= width
+
+
 def test_data_shows_who_gets_what(cli):
     settings = ("--shift", "concept:3", "--clients", 6, "--seed", 1)
     census = json.loads(cli("data", "digits", *settings, "--json").out)

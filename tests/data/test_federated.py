@@ -96,10 +96,35 @@ def test_har_by_subject(tmp_path):
         from_har(folder)
 
 
+def test_a_file_that_har_lacks_is_named(tmp_path, recwarn):
+    folder = tmp_path / "har"
+    for side in ("train", "test"):
+        (folder / side).mkdir(parents=True)
+    with pytest.raises(UserError, match=r"har' lacks train/X_train.txt; get .*"):
+        load("har", tmp_path)
+    (how,) = [row.how for row in available(tmp_path) if row.name == "har"]
+    assert "har' lacks train/X_train.txt" in how
+    names = [f"{side}/{kind}_{side}.txt" for kind in ("X", "y") for side in ("train", "test")]
+    for name in names:
+        with pytest.raises(UserError, match=rf"har/{name}' is missing; put the file of that name"):
+            from_har(folder)
+        (folder / name).write_text("1 2\n")
+    for text, said in (("", "it is empty"), ("a b\n", "could not convert string")):
+        (folder / names[0]).write_text(text)
+        with pytest.raises(UserError, match=f"X_train.txt' is damaged: {said}"):
+            from_har(folder)
+    (folder / names[0]).write_text("1 2 3\n")
+    with pytest.raises(UserError, match=r"X_test.txt' have different numbers of columns\."):
+        from_har(folder)
+    assert not recwarn.list
+
+
 def test_ag_news_as_counts_of_words(tmp_path):
     (tmp_path / "train.csv").write_text(
         '"3","Stocks fall, stocks rise","Wall Street"\n"4","A chip","The ""chip"" war"\n'
     )
+    with pytest.raises(UserError, match=r"test.csv' is missing; put the file of that name there"):
+        from_ag_news(tmp_path)
     (tmp_path / "test.csv").write_text('"1","Unseen words","of a chip"\n')
     data = from_ag_news(tmp_path, words=3)
     # The most frequent words of the training texts: stocks and chip twice, then fall.

@@ -283,6 +283,24 @@ def test_a_run_stops_when_too_few_sites_are_willing(tmp_path):
         deployment.fit(spec_for())
 
 
+@pytest.mark.parametrize("spec", ["fedavg", "secure"])
+def test_a_run_that_goes_on_stops_when_all_sites_refuse_twice_for_the_same_reasons(spec, tmp_path):
+    more = {"out": tmp_path / "run"}
+    first = InProcessDeployment(tmp_path, 2).fit(spec_for(spec, clients=2, rounds=2), **more)
+    assert [record["missing"] for record in first.records] == [{}, {}]
+    deployment = InProcessDeployment(tmp_path, 2)
+    for site in (0, 1):
+        disturb(deployment, REFUSED["answered: no"], site, rounds=range(2, 9))
+    with pytest.raises(EngineFailure, match="site-0 answered: no; continue the run when that"):
+        deployment.fit(spec_for(spec, clients=2, rounds=9), resume=True, **more)
+    records = RunFolder.open(tmp_path / "run").records()
+    assert [len(record["missing"]) for record in records] == [0, 0, 2]  # the fourth is not over
+    disturb(deployment := InProcessDeployment(tmp_path, 2), REFUSED["answered: no"], 0, rounds=(3,))
+    disturb(deployment, REFUSED["answered: no"], 1, rounds=(3,))
+    run = deployment.fit(spec_for(spec, clients=2, rounds=6), resume=True, **more)
+    assert [len(record["missing"]) for record in run.records] == [0, 0, 2, 2, 0, 0]
+
+
 def test_sites_that_are_silent_or_refuse_later_do_not_stop_a_run(tmp_path):
     deployment = InProcessDeployment(tmp_path, 2, deadline=0.3)
     disturb(deployment, lambda content, honest: None, 0, rounds=(0,))

@@ -90,6 +90,11 @@ def test_a_run_stops_where_too_many_refuse_from_the_start(tmp_path, kind, sites,
         deployment.fit(spec_for(sites=sites))
 
 
+def test_a_site_whose_update_is_not_finite_says_so_and_drops_out(tmp_path):
+    with pytest.raises(EngineFailure, match=r"site-0 .*the client has nothing finite to send"):
+        InProcessDeployment(tmp_path, 4).fit(spec_for(lr=3e38, epochs=2))
+
+
 def test_the_server_never_sees_an_upload_and_is_told_nothing_twice(tmp_path):
     spec, seen, asked = spec_for(rounds=1), {}, {}
     deployment = InProcessDeployment(tmp_path, 4)

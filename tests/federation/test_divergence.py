@@ -13,7 +13,13 @@ from fedhelix.report.headline import warnings as report_warnings
 from fedhelix.report.results import Result
 from fedhelix.report.terminal import show_run
 from fedhelix.store.progress import Progress
-from fedhelix.store.records import diverged_since, risen, why_untrained
+from fedhelix.store.records import (
+    at_clients,
+    diverged_clients,
+    diverged_since,
+    risen,
+    why_untrained,
+)
 
 
 def records(*losses, **other):
@@ -92,6 +98,31 @@ def test_a_diverged_run_is_named_in_warning_summary_and_report(tmp_path, capsys)
     assert [one for one in report_warnings([replace(result, summary={})]) if "diverged" in one] == [
         "a has diverged since round 1."
     ]
+
+
+def test_clients_that_diverge_alone_are_named(tmp_path, capsys):
+    """The inputs of one client overflow; the others learn."""
+    draw = torch.Generator().manual_seed(0)
+    xs = [factor * torch.randn(40, 3, generator=draw) for factor in (1, 1e38, 1)]
+    fed = Federation([(x, (x.sum(1) > 0).long()) for x in xs], model="linear", engine="serial")
+    with pytest.warns(UserWarning, match="has diverged at client 1 since round 1: losses are no"):
+        run = fed.fit(2, out=tmp_path / "run", quiet=True)
+    assert [record["nonfinite_losses"] for record in run.records] == [[1], [1]]
+    kept = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (kept["diverged"], kept["diverged_clients"]) == (1, [1])
+    result = Result("a", "fedavg", {}, {}, 0, True, run.records, kept, {}, {})
+    (sentence,) = [one for one in report_warnings([result]) if "diverged" in one]
+    assert sentence.startswith("a has diverged at client 1 since round 1.")
+    show_run(tmp_path / "run", kept, as_json=False)
+    assert "fedhelix: the run has diverged at client 1 since round 1." in capsys.readouterr().err
+
+
+def test_where_all_clients_diverge_none_is_named_and_of_many_some_are():
+    (record,) = records(float("nan"), nonfinite_losses=[0])
+    assert diverged_clients([record]) == []
+    crowd = {**record, "participants": list(range(9)), "nonfinite_losses": list(range(7))}
+    assert at_clients(diverged_clients([crowd])) == " at clients 0, 1, 2, 3, 4 and 2 more"
+    assert diverged_clients([]) == []
 
 
 def test_standardised_inputs_do_not_diverge(recwarn):

@@ -1,5 +1,8 @@
 """Exported programs give the outputs of the models that the methods use."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -30,7 +33,6 @@ def test_a_program_predicts_as_the_method_does_for_any_number_of_samples(method,
 
 
 @pytest.mark.parametrize(("method", "network"), METHODS[-2:])
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_onnx_predicts_as_the_method_does(method, network, tmp_path):
     pytest.importorskip("onnxscript")
     reference = pytest.importorskip("onnx.reference")
@@ -41,6 +43,22 @@ def test_onnx_predicts_as_the_method_does(method, network, tmp_path):
     x = data.prepare(data.x_test[:5])
     (found,) = session.run(None, {session.input_names[0]: x.numpy()})
     assert np.allclose(found, run.personal_model(1)(x).detach().numpy(), atol=1e-5)
+
+
+def test_an_export_prints_nothing(tmp_path):
+    """In a process of its own: what the exporter says of its parts, it says when it is imported."""
+    pytest.importorskip("onnxscript")
+    lines = (
+        "from fedhelix import Federation",
+        "fed = Federation('digits', clients=2, engine='serial', kernels='native')",
+        "run = fed.fit(1, quiet=True)",
+        f"run.export({str(tmp_path)!r}, ('onnx', 'torch'))",
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True
+    )
+    assert (tmp_path / "model.onnx").is_file()
+    assert (ended.stdout, ended.stderr) == ("", "")
 
 
 class Reader(nn.Module):

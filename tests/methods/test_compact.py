@@ -331,6 +331,10 @@ def packed(**more):
         (packed(scales=torch.zeros(3, dtype=torch.bfloat16)), "has shape (3,) for 'scales'"),
         (packed(scales=torch.zeros(3)), "has torch.float32 for 'scales' instead of torch.bfloat16"),
         (packed(entries=torch.zeros(4, dtype=torch.uint8)), "has scales, values packed instead of"),
+        (
+            lambda upload: packed(scales=upload["packed"]["scales"] * float("nan"))(upload),
+            "holds values that are not finite",
+        ),
         (packed(more=torch.zeros(3)), "has more, scales, values packed instead of scales, values"),
         (
             lambda upload: {**upload, "packed": {"entries": torch.zeros(4, dtype=torch.uint8)}},

@@ -97,9 +97,12 @@ def test_differential_privacy_goes_through_it(noise_by):
     assert most_apart(Secure(inner), inner) < 1e-5
 
 
-def test_a_client_that_diverges_is_left_out():
-    fed = small(Secure(), lr=1e30, epochs=2)
-    (_, state), *_ = fed.run_rounds(1)
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_a_client_that_diverges_is_left_out_and_named(engine):
+    fed = small(Secure(), lr=3e38, epochs=2, engine=engine)
+    (record, state), *_ = fed.run_rounds(1)
+    reasons = {str(client): "holds values that are not finite" for client in fed.cohort(0)}
+    assert record["refused"] == reasons
     assert all(bool(value.isfinite().all()) for value in state.server["model"].values())
 
 

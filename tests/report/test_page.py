@@ -1,3 +1,4 @@
+import json
 import re
 
 import method_metadata as metadata
@@ -183,3 +184,28 @@ def test_the_page_in_a_browser(chosen, make_run, tmp_path, browser: Browser):
         f"file://{tmp_path}/hostile.html", wait_for="document.querySelector('.curves .line')"
     )
     assert HOSTILE in browser.text() and browser.complaints == []
+
+
+@needs_chromium
+def test_axes_of_accuracies_end_at_0_and_100_percent(chosen, tmp_path, browser: Browser):
+    (tmp_path / "report.html").write_text(html(chosen), encoding="utf-8")
+    browser.open(
+        f"file://{tmp_path}/report.html", wait_for="document.querySelector('.curves .line')"
+    )
+    draw = """(([percent, ...mid]) => {
+        const box = document.body.appendChild(element("div"));
+        const measures = [{ key: "value", label: "value", percent }];
+        new LineChart(box, { axes: [{ key: "round", label: "round" }], measures })
+            .show([{ label: "a", place: 0, x: { round: [1, 2] }, y: { value: { mid } } }]);
+        const words = [...box.querySelectorAll("text.end")].map((one) => one.textContent);
+        const ticks = words.map(parseFloat);
+        return [Math.min(...ticks), Math.max(...ticks)];
+    })"""
+    for given, shown in (
+        ([True, 0.9, 0.9], [40, 100]),
+        ([True, 0.1, 0.1], [0, 60]),
+        ([True, 1.0], [50, 100]),
+        ([True, 0.0, 1.0], [0, 100]),
+        ([False, 1.0, 1.0], [0.6, 1.4]),  # a score may be anything
+    ):
+        assert browser.evaluate(f"{draw}({json.dumps(given)})") == shown

@@ -1,5 +1,6 @@
 import io
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -7,8 +8,10 @@ from rich.console import Console
 
 from fedhelix.core.errors import UserError
 from fedhelix.report.headline import warnings
+from fedhelix.report.locate import Selection
+from fedhelix.report.page import html
 from fedhelix.report.results import Result, by_setting, read, unequal
-from fedhelix.report.tables import comparison, markdown, render
+from fedhelix.report.tables import comparison, markdown, render, texts
 from fedhelix.store import RunFolder
 
 
@@ -120,6 +123,21 @@ def test_one_seed_shows_no_error(make_run):
     assert math.isnan(table.loc["local", "accuracy"])
     assert "±" not in markdown(table)
     assert table.loc["local", "uplink_bytes"] == 0
+
+
+def test_the_largest_epsilon_that_a_client_has_spent_is_a_column(make_run):
+    def ledger(step):
+        return lambda round: {"epsilon": {"0": step * round, "1": 2 * step * round, "2": "much"}}
+
+    spent = [make_run("private", seed, metadata=ledger(0.1 + seed)) for seed in (0, 1)]
+    table = comparison([make_run("fedavg"), *spent])
+    assert table["epsilon"]["private"] == pytest.approx(1.1 * 2 * 20)
+    headers, rows = texts(table)
+    assert [row[headers.index("epsilon")] for row in rows] == ["–", "44"]
+    assert re.search(r"<th[^>]*>(<button[^>]*>)?epsilon<", html(Selection(spent, [])))
+    assert "epsilon" not in comparison([make_run("fedavg")])
+    nonsense = make_run("private", metadata=lambda round: {"epsilon": [round]})
+    assert "epsilon" not in comparison([nonsense])
 
 
 def test_the_terminal_table_shows_labels_as_they_are(make_run):

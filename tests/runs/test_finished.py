@@ -170,7 +170,6 @@ def test_exports_give_the_same_outputs(run, tmp_path):
         run.export(tmp_path / "other", "pickle")
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_onnx_gives_the_same_outputs(run, tmp_path):
     pytest.importorskip("onnxscript")
     reference = pytest.importorskip("onnx.reference")

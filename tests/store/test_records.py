@@ -86,6 +86,7 @@ def test_a_summary_by_hand():
         "missing": 0,
         "seconds": 3.0,
         "diverged": None,
+        "diverged_clients": [],
         "untrained": None,
         "idle_since": None,
         "complete": True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,9 @@ from fedhelix.data import available
 from fedhelix.methods import FedAvg
 from fedhelix.report.terminal import console, listing, show_table
 from fedhelix.runs.config import Config
+
+FEW_CLASSES = 20  # up to so many, a table shows each
+SHOWN_CLASSES = 3  # of more than that
 
 
 def methods(
@@ -138,12 +142,26 @@ def _show_clients(settings: dict[str, Any], as_json: bool) -> None:
     columns = {
         "client": census.get("names", range(len(census["samples"]))),
         "training samples": census["samples"],
-        "of each class": [" ".join(map(str, row)) for row in census.get("classes", ())],
+        **_class_columns(census.get("classes", ())),
         "shift": census.get("shift", ()),
     }
     shown = {title: column for title, column in columns.items() if len(column)}
     rows = zip(*shown.values(), strict=True)
     show_table(list(shown), [[str(value) for value in row] for row in rows])
+
+
+def _class_columns(counts: Sequence[Sequence[int]]) -> dict[str, list[str]]:
+    """What clients have of each class; of many classes how many they have, and the largest."""
+    if not counts or len(counts[0]) <= FEW_CLASSES:
+        return {"of each class": [" ".join(map(str, row)) for row in counts]}
+    held = [[(-size, place) for place, size in enumerate(row) if size] for row in counts]
+    largest = [sorted(row)[:SHOWN_CLASSES] for row in held]
+    return {
+        "classes": [f"{len(row)} of {len(counts[0])}" for row in held],
+        "largest classes (class: samples)": [
+            ", ".join(f"{place}: {-size}" for size, place in row) for row in largest
+        ],
+    }
 
 
 def show_models() -> None:

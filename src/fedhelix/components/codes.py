@@ -132,6 +132,8 @@ def check_bits(parts: Mapping[str, Any], layout: FlatLayout, bits: int) -> None:
     length = math.ceil(bits * layout.count / 8)
     check_parts(parts, {"values": (torch.uint8, length), "scales": (torch.bfloat16, layout.rows)})
     low, high = torch.stack(torch.aminmax(parts["scales"])).tolist()
+    if not math.isfinite(low + high):
+        raise UserError("holds values that are not finite.")
     if not 0 <= low <= high <= LARGEST_SCALE:
         raise UserError(
             f"has scales from {low:g} to {high:g} instead of some between 0 and {LARGEST_SCALE:g}."

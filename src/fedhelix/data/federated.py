@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 from collections import Counter
@@ -18,7 +19,7 @@ from fedhelix.data.arrays import from_arrays, from_clients
 from fedhelix.data.columns import class_names, has_splits, named_classes
 from fedhelix.data.datasets import Dataset, with_class_names
 from fedhelix.data.owners import read_owners
-from fedhelix.data.readers import damaged
+from fedhelix.data.readers import absent, damaged
 
 # The characters of LEAF's Shakespeare, in its order.
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -60,7 +61,7 @@ def _leaf_users(folder: Path) -> dict[str, Any]:
     """What all JSON files of a folder say about users."""
     files = sorted(folder.glob("*.json"))
     if not files:
-        raise UserError(f"there is no JSON file of LEAF in '{folder}'.")
+        raise UserError(f"there is no JSON file of LEAF in '{folder}'; put some there.")
     users: dict[str, Any] = {}
     for file in files:
         try:
@@ -106,16 +107,29 @@ def from_har(folder: str | Path) -> Dataset:
     columns = []
     for kind in ("X", "y", "subject"):
         files = [root / side / f"{kind}_{side}.txt" for side in ("train", "test")]
-        try:
-            columns.append(np.concatenate([np.loadtxt(file, ndmin=2) for file in files]))
-        except (OSError, ValueError) as problem:
-            raise UserError(f"'{root}' does not hold HAR: {problem}.") from None
+        tables = [_read_table(file) for file in files]
+        if tables[0].shape[1] != tables[1].shape[1]:
+            raise UserError(f"'{files[0]}' and '{files[1]}' have different numbers of columns.")
+        columns.append(np.concatenate(tables))
     x, y, subject = columns
     if not len(x) == len(y) == len(subject):
         raise UserError(f"the files of HAR in '{root}' have different numbers of lines.")
     rows, labels, whose = x.astype(np.float32), y[:, 0].astype(np.int64) - 1, subject[:, 0]
     parts = {int(one): (rows[whose == one], labels[whose == one]) for one in np.unique(whose)}
     return from_clients(parts, None, OWNED["har"], "har")
+
+
+def _read_table(file: Path) -> np.ndarray:
+    """The numbers in a text file."""
+    if not file.is_file():
+        raise absent(file)
+    try:
+        text = file.read_text(encoding="utf-8")
+        if not text.strip():
+            raise ValueError("it is empty")
+        return np.loadtxt(io.StringIO(text), ndmin=2)
+    except (OSError, ValueError) as problem:
+        raise damaged(file, problem) from None
 
 
 @checks_arguments
@@ -145,6 +159,8 @@ def _counted(news: Sequence[tuple[list[str], int]], places: Mapping[str, int]) -
 
 def _read_news(file: Path) -> list[tuple[list[str], int]]:
     """The words and the class of each line: class, title, text."""
+    if not file.is_file():
+        raise absent(file)
     try:
         with file.open(encoding="utf-8", newline="") as lines:
             rows = [row for row in csv.reader(lines) if row]
@@ -225,8 +241,19 @@ FOLDERS = {
 
 def find_folder(name: str, roots: Sequence[Path]) -> Path | None:
     """Where the official files of a data set are: in a folder of its name."""
-    for root in roots:
-        for spelling in (name, name.replace("-", "_")):
-            if (root / spelling / FOLDERS[name].sign).exists():
-                return root / spelling
-    return None
+    sign = FOLDERS[name].sign
+    return next((place for place in _named(name, roots) if (place / sign).exists()), None)
+
+
+def how_to_get(name: str, roots: Sequence[Path]) -> str:
+    """What to do where no folder of its name holds a data set; one that lacks a file is named."""
+    sign, how = FOLDERS[name].sign, FOLDERS[name].how
+    lacking = "".join(f"'{place}' lacks {sign}; " for place in _named(name, roots)[:1])
+    return f"{lacking}{how} and put the files into the folder '{name}' of data_dir"
+
+
+def _named(name: str, roots: Sequence[Path]) -> list[Path]:
+    """The folders of a data set's name."""
+    spellings = dict.fromkeys((name, name.replace("-", "_")))
+    places = [root / spelling for root in roots for spelling in spellings]
+    return [place for place in places if place.is_dir()]

@@ -12,7 +12,7 @@ from fedhelix.core.options import checks_arguments
 from fedhelix.data import sources
 from fedhelix.data.builtin import BUILT_IN
 from fedhelix.data.datasets import Dataset
-from fedhelix.data.federated import FOLDERS, find_folder
+from fedhelix.data.federated import FOLDERS, find_folder, how_to_get
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,10 @@ def load(name: str = "digits", data_dir: str | Path | None = None) -> Dataset:
     if known in BUILT_IN:
         return BUILT_IN[known].make()
     if known in FOLDERS:
-        place = find_folder(known, sources.roots(folder))
+        roots = sources.roots(folder)
+        place = find_folder(known, roots)
         if place is None:
-            raise UserError(f"{known} is not on this machine; {_advice(known)}.")
+            raise UserError(f"{known} is not on this machine; {how_to_get(known, roots)}.")
         return FOLDERS[known].read(place)
     source = sources.SOURCES[known]
     stored = sources.find(source, folder)
@@ -75,16 +76,12 @@ def available(data_dir: str | Path | None = None) -> list[Availability]:
                 rows.append(Availability(name, path, *stored.sizes(), how="nothing to do"))
         except UserError as problem:  # a damaged file must not hide the other data sets
             rows.append(Availability(name, None, None, None, how=str(problem)))
+    roots = sources.roots(folder)
     for name in FOLDERS:
-        place = find_folder(name, sources.roots(folder))
-        how = _advice(name) if place is None else "nothing to do"
+        place = find_folder(name, roots)
+        how = how_to_get(name, roots) if place is None else "nothing to do"
         rows.append(Availability(name, None if place is None else str(place), None, None, how))
     return rows
-
-
-def _advice(name: str) -> str:
-    """How to get a data set that is a folder of official files."""
-    return f"{FOLDERS[name].how} and put the files into the folder '{name}' of data_dir"
 
 
 def canonical(name: str) -> str:

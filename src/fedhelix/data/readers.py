@@ -40,6 +40,11 @@ def damaged(path: Path, problem: object) -> UserError:
     )
 
 
+def absent(path: Path) -> UserError:
+    """The error for a file that a data set lacks."""
+    return UserError(f"'{path}' is missing; put the file of that name there.")
+
+
 def images(x: np.ndarray) -> np.ndarray:
     """N×H×W or N×H×W×C as N×C×H×W."""
     if x.dtype != np.uint8 or x.ndim not in (3, 4):

@@ -54,6 +54,8 @@ class RemoteEngine(Engine):
         self.missing: dict[int, str] = {}
         self._refusing: dict[int, None] = {}  # of a round: who did answer, but unusably
         self._counted = 0  # rounds up to the last one that had enough answers
+        self._worked = False  # whether a round had enough answers since this engine was made
+        self._said: dict[int, str] = {}  # why clients refused rounds with too few answers
         self._site_seconds = 0.0  # work of the slowest sites
         self._max_bytes = messages.max_message_bytes(setup.initial)
 
@@ -87,8 +89,7 @@ class RemoteEngine(Engine):
             registry.client_of(site): f"{site} {why}"
             for site, why in (replies.refusals | replies.absences).items()
         }
-        refusing = sorted(registry.client_of(site) for site in replies.refusals)
-        self._refusing |= dict.fromkeys(refusing)
+        self._refusing |= dict.fromkeys(sorted(map(registry.client_of, replies.refusals)))
         answers = {registry.client_of(site): answer for site, answer in replies.answers.items()}
         for client, answer in answers.items():
             self.supplements.pop(client, None)
@@ -110,8 +111,8 @@ class RemoteEngine(Engine):
             "round": task.round,
             "client": task.client,
             "trained": task.trained,
-            "final": task.final
-            and self._counted > 0,  # nobody keeps a model that was never trained
+            # Nobody keeps a model that was never trained.
+            "final": task.final and self._counted > 0,
             "counted": self._counted,
             "after": task.client_state.get("after"),
             **self.common_header,
@@ -146,7 +147,7 @@ class RemoteEngine(Engine):
                 site = self.registry.sites[client]
                 self.missing[client] = f"{site} answered, but {least} answers are needed"
             return []
-        self._counted = tasks[0].round + 1
+        self._counted, self._worked = tasks[0].round + 1, True
         return [results[task.client] for task in tasks if task.client in results]
 
     def needed(self, cohort: int) -> int:
@@ -186,11 +187,18 @@ class RemoteEngine(Engine):
         return results
 
     def _stop_if_hopeless(self, clients: Sequence[int], least: int) -> None:
-        """Stop a run in which too many sites refuse from the start: all rounds would be empty."""
+        """Stop a run in which too many sites refuse from the start: all rounds would be empty.
+
+        In a run that goes on, they must refuse twice for the same reasons: a site may refuse rounds
+        that it has answered before, and take part in those after them.
+        """
         there = {client for client in clients if client < len(self.registry.sites)}
         hopeless = self._refusing.keys() == there or len(clients) - len(self._refusing) < least
-        if not self._counted and self._refusing and hopeless:
-            raise self._stopped(self.missing[next(iter(self._refusing))])
+        said = {i: self.missing[i] for i in self._refusing if i in self.missing}
+        again = all(self._said.get(client) == why for client, why in said.items())
+        self._said |= said
+        if said and hopeless and not self._worked and (again or not self._counted):
+            raise self._stopped(next(iter(said.values())))
 
     def _stopped(self, why: str) -> EngineFailure:
         others = also(self.transport.left_out.values())

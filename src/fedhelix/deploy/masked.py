@@ -105,11 +105,12 @@ class Masker:
         self, experiment: str, task: ClientTask, body: Tree, sent: Tree, kept: SiteState
     ) -> Tree:
         """An upload under masks; a round is masked for one set of clients only."""
-        if not sent["upload"]:
+        words = sent["upload"].get("words")
+        if words is None or words.is_floating_point():
             raise UserError("the client has nothing finite to send.")
         received = to_bytes(body.get("shares"), 2 * SHARE + TAG)
-        client, words = self._of(experiment, task), to_unsigned(sent["upload"]["words"])
-        masked = client.upload(words, received, bytes.fromhex(sent["task"]))
+        client = self._of(experiment, task)
+        masked = client.upload(to_unsigned(words), received, bytes.fromhex(sent["task"]))
         kept.fix(task.round, "cohort", sorted([*received, task.client]))
         return {"words": to_signed(masked)}
 

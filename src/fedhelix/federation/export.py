@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +26,7 @@ from fedhelix.federation.setup import FederationSetup
 Format = Literal["safetensors", "torch", "onnx"]
 FILES = {"safetensors": "model.safetensors", "torch": "model.pt2", "onnx": "model.onnx"}
 CARD = "README.md"
+EXPORTERS = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")  # loggers
 
 
 def export(
@@ -105,7 +109,8 @@ def _written(path: Path, write: Callable[[Path], None]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / path.name
         try:
-            write(file)
+            with _hushed():
+                write(file)
         except UserError:
             raise
         except Exception as problem:  # a network may do anything
@@ -115,6 +120,22 @@ def _written(path: Path, write: Callable[[Path], None]) -> None:
                 "safetensors instead."
             ) from problem
         write_atomically(path, file.read_bytes())
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Without the exporters' warnings about their own parts, on which no user can act."""
+    loggers = [logging.getLogger(name) for name in EXPORTERS]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
 
 
 def model_card(

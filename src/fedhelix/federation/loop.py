@@ -125,9 +125,13 @@ def _work_clock(fed: FederationSetup) -> float:
     return time.perf_counter() - fed.engine.start_seconds
 
 
-def _train_loss(results: Sequence[ClientResult]) -> dict[str, float]:
-    """The mean loss of those who report theirs; no entry where all keep it to themselves."""
-    losses = [result.loss for result in results if result.loss is not None]
+def _train_loss(results: Sequence[ClientResult]) -> Record:
+    """The mean loss of those who report theirs, and whose is no number; no entry where all keep it
+    to themselves.
+    """
+    losses = {result.client: result.loss for result in results if result.loss is not None}
     if results and not losses:
         return {}
-    return {"train_loss": float(np.mean(losses)) if losses else math.nan}
+    mean = float(np.mean(list(losses.values()))) if losses else math.nan
+    bad = sorted(client for client, loss in losses.items() if not math.isfinite(loss))
+    return {"train_loss": mean, **({"nonfinite_losses": bad} if bad else {})}

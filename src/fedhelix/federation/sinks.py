@@ -15,6 +15,8 @@ from fedhelix.store.progress import Progress
 from fedhelix.store.records import (
     RISING,
     Record,
+    at_clients,
+    diverged_clients,
     diverged_since,
     is_number,
     risen,
@@ -162,7 +164,8 @@ class DivergenceSink(Sink):
             return
         problem = self._rising() if self.soon else ""
         if since := diverged_since(self.records):
-            problem = f"training has diverged since round {since}{self._change()}"
+            where = at_clients(diverged_clients(self.records))
+            problem = f"training has diverged{where} since round {since}{self._change()}"
         if problem:
             self.warned = True
             warnings.warn(f"{problem}; {self.advice}.", stacklevel=3)

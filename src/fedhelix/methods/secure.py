@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
@@ -122,7 +123,9 @@ class Secure(Wrapper):
         return 1 if isinstance(self.inner, Private) else ctx.counts(client)
 
     def upload(self, local: LocalRound) -> tuple[Tree, Tree]:
-        """Client: its share of the update in whole numbers; nothing if that is not finite."""
+        """Client: its share of the update in whole numbers; where that is not finite, one NaN,
+        which the server refuses.
+        """
         tree, kept = self.inner.upload(local)
         if not tree:
             return tree, kept
@@ -137,7 +140,7 @@ class Secure(Wrapper):
             )
         row = torch.cat([flat_update(take(tree["model"], origin), origin), *_further(tree)])
         if not bool(row.isfinite().all()):
-            return {}, kept
+            return {"words": torch.tensor([math.nan])}, kept
         rule = local.payload["secure"]
         share = (1 if bool(rule["alike"]) else local.client.samples) / float(rule["total"])
         draw = local.client.draw("rounding")

@@ -14,7 +14,13 @@ from fedhelix.report.spread import finals, tied
 from fedhelix.report.tables import comparison
 from fedhelix.report.wording import INCIDENT_WORDS, MEASURES, count, percent, plain
 from fedhelix.store.progress import human_bytes, human_seconds, time_left
-from fedhelix.store.records import MAIN_METRICS, diverged_since, why_untrained
+from fedhelix.store.records import (
+    MAIN_METRICS,
+    at_clients,
+    diverged_clients,
+    diverged_since,
+    why_untrained,
+)
 
 BEFORE = "has the other clients' before."
 MOST_TILES = 4
@@ -193,7 +199,8 @@ def _failures(result: Result) -> Iterator[str]:
     if since := diverged_since(result.records):
         advice = str(result.summary.get("advice") or "")  # of a finished run
         more = f" {advice[0].upper()}{advice[1:]}." if advice else ""
-        yield f"{result.name} has diverged since round {since}.{more}"
+        where = at_clients(diverged_clients(result.records))
+        yield f"{result.name} has diverged{where} since round {since}.{more}"
     elif metric and "train_loss" in result.metrics and np.isnan(result.final(metric)):
         yield f"{result.name} has diverged: its {MEASURES[metric]} is not a number any more."
     if "train_loss" in result.metrics and result.metrics["train_loss"].isna().any():

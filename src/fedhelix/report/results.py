@@ -134,6 +134,12 @@ class Result:
         rounds = self.metrics["round"][self.metrics["arrival_bytes"].notna()]
         return float(rounds.min()) if len(rounds) else math.inf
 
+    def epsilon(self) -> float:
+        """The largest epsilon that a client has spent; NaN of a run that counts none."""
+        tables = [table for _, table in self.metadata("epsilon") if isinstance(table, Mapping)]
+        spent = filter(is_number, tables[-1].values() if tables else ())
+        return max(map(float, spent), default=math.nan)
+
     def metadata(self, key: str | None = None) -> Iterator[tuple[int, Any]]:
         """What the method recorded under a key, or all of it, with the round."""
         for round, metadata in self._column("metadata", Mapping):

@@ -29,9 +29,10 @@ def comparison(folders: Sequence[RunFolder | Result]) -> pd.DataFrame:
     `known_accuracy` is that of the other clients before, and `arrival_accuracy` that of newcomers
     on their arrival. A mean over seeds is missing when one of them has diverged. `clock` is the
     simulated seconds of a run, and `time_to_target` those until it reached its target, missing when
-    a seed never did. `*_se` is the standard error over seeds, and missing for a single seed.
-    `difference` is the mean difference to the first row over the seeds that both
-    have, because paired differences vary less than differences of means.
+    a seed never did. `epsilon` is the largest that a client has spent, where the method counts it.
+    `*_se` is the standard error over seeds, and missing for a single seed. `difference` is the mean
+    difference to the first row over the seeds that both have, because paired differences vary
+    less than differences of means.
     """
     groups = grouped(folders)
     first = next(iter(groups.values()))
@@ -54,6 +55,7 @@ def comparison(folders: Sequence[RunFolder | Result]) -> pd.DataFrame:
             _add(row, column, [result.chosen(column) for result in results if result.summary])
         for column in WITH_NEWCOMERS:
             _add(row, column, [result.summarized(column) for result in results if result.summary])
+        row["epsilon"] = float(np.max([result.epsilon() for result in results]))
         row["uplink_bytes"] = _mean([result.total("uplink_bytes") for result in results])
         if _has(results, "clock"):
             row["clock"] = _mean([result.final("clock") for result in results])
@@ -176,6 +178,7 @@ def _columns(table: pd.DataFrame) -> list[tuple[str, str, Callable[[float], str]
         ("arrival_accuracy", "newcomers on arrival %", _percent),
         ("arrival_score", "newcomers on arrival", _plain),
         ("difference", f"vs {table.index[0]}", metric),
+        ("epsilon", "epsilon", _plain),
         ("uplink_bytes", "uploaded", human_bytes),
         ("time_to_target", "time to target", human_seconds),
         ("clock", "simulated time", human_seconds),

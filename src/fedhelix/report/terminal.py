@@ -17,6 +17,7 @@ from fedhelix.report.columns import screen, tabulate
 from fedhelix.report.wording import count
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import human_bytes, human_seconds
+from fedhelix.store.records import at_clients
 
 console = Console()
 
@@ -68,7 +69,9 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool, advised: bool
         print(f"fedhelix: no round after round {idle - 1} had an effect.", file=sys.stderr)
     if since := summary.get("diverged"):
         advice = "" if advised or not summary.get("advice") else f"; {summary['advice']}"
-        print(f"fedhelix: the run has diverged since round {since}{advice}.", file=sys.stderr)
+        where = at_clients(summary.get("diverged_clients") or ())
+        sentence = f"the run has diverged{where} since round {since}{advice}"
+        print(f"fedhelix: {sentence}.", file=sys.stderr)
     if not console.is_terminal:
         words = {
             "method": summary["method"],

@@ -17,6 +17,7 @@ MAIN_METRICS = ("personal_accuracy", "personal_score", "accuracy", "score")
 
 HOUR = 3600  # seconds
 LAST = 10  # rounds whose mean is the result of a phase
+MOST_NAMES = 5  # clients that a sentence names
 NEAR_PEAK = 0.95  # of its own peak: from there on a curve counts as converged
 
 # A run has diverged after so many rounds with so many times the loss of the first round (which
@@ -122,7 +123,8 @@ def summarise(
             for key in ("refused", "missing")
         },
         "seconds": sum(record["seconds"] for record in records),
-        "diverged": diverged_since(records),
+        "diverged": (since := diverged_since(records)),
+        "diverged_clients": diverged_clients(records) if since else [],
         "untrained": why_untrained(records),
         "idle_since": idle_since(records),
         **_timed(records, facts.get("target")),
@@ -154,6 +156,25 @@ def diverged_since(records: Sequence[Mapping[str, Any]]) -> int | None:
     if not absurd and (len(tail) < RISING or _is_accurate(records)):
         return None
     return int(tail[-1]["round"])
+
+
+def diverged_clients(records: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Whose losses are no numbers in the last round, where those of others are; otherwise nobody's:
+    it is the training of all that has diverged.
+    """
+    last = (with_losses(records) or [{}])[-1]
+    bad = last.get("nonfinite_losses") or []
+    worked = len(last.get("participants") or ()) - len(last.get("missing") or ())
+    return list(bad) if len(bad) < worked else []
+
+
+def at_clients(clients: Sequence[int]) -> str:
+    """Where training has diverged, for a sentence; nothing where it is at all clients."""
+    if not clients:
+        return ""
+    named = ", ".join(map(str, clients[:MOST_NAMES]))
+    more = f" and {len(clients) - MOST_NAMES} more" if len(clients) > MOST_NAMES else ""
+    return f" at client{'s' * (len(clients) > 1)} {named}{more}"
 
 
 def risen(records: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:

@@ -132,7 +132,7 @@ class LineChart {
     const scale = log ? Math.log10 : (x) => x;
     const shown = log ? drawn.map(({ one, points }) => ({ one, points: points.filter((point) => point[0] > 0) })) : drawn;
     const [x0, x1] = range(shown.flatMap(({ points }) => points.map((point) => scale(point[0]))), 0);
-    const [y0, y1] = range(every.flatMap((point) => [point[2], point[3]]), 0.04);
+    const [y0, y1] = range(every.flatMap((point) => [point[2], point[3]]), 0.04, this.measure.percent ? [0, 1] : undefined);
     const frame = { left: 52, right: width - 14, top: 12, bottom: height - 40 };
     const across = (x) => frame.left + ((scale(x) - x0) / (x1 - x0)) * (frame.right - frame.left);
     const up = (y) => frame.bottom - ((y - y0) / (y1 - y0)) * (frame.bottom - frame.top);
@@ -190,13 +190,13 @@ function farApart(totals) {
   return least > 0 && Math.max(...totals) > FAR_APART * least;
 }
 
-function range(values, margin) {
+// The values with some room around them, but never beyond the limits.
+function range(values, margin, [least, most] = [-Infinity, Infinity]) {
   let low = Infinity, high = -Infinity;
   for (const value of values) {
     if (value < low) low = value;
     if (value > high) high = value;
   }
-  if (low === high) return [low - 0.5, high + 0.5];
-  const room = margin * (high - low);
-  return [low - room, high + room];
+  const room = low === high ? 0.5 : margin * (high - low);
+  return [Math.max(low - room, least), Math.min(high + room, most)];
 }
