@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from fedhelix.core.errors import UserError
 from fedhelix.data import from_arrays, from_clients, from_npz, load, partitions
@@ -232,6 +232,21 @@ def test_another_file_is_no_data_set(tmp_path):
         UserError, match=r"'towns\.csv' is no data set; a file of your own is an npz"
     ):
         load("towns.csv")
+    with pytest.raises(UserError, match=r"there is no file 'towns\.npz'"):
+        load("towns.npz")
+    with pytest.raises(
+        UserError, match=r"by name; fedhelix\.data\.from_npz\('.*text\.npz'\) reads"
+    ):
+        load(str(tmp_path / "text.npz"))
+
+
+@pytest.mark.parametrize("wrapped", [lambda part: part, lambda part: DataLoader(part, 4)])
+def test_a_client_with_a_training_and_a_test_set_is_told_how_to_give_them(wrapped):
+    part = wrapped(TensorDataset(torch.randn(8, 3), torch.arange(8) % 2))
+    with pytest.raises(
+        UserError, match=r"client 0 .*pair of data sets; .*from_clients\(clients, te"
+    ):
+        from_clients([(part, part)])
 
 
 def test_labels_that_count_something_else_are_no_classes():

@@ -81,8 +81,16 @@ def test_a_missing_number_is_not_taken_for_another_type():
 def test_objects_in_a_file_are_refused_with_a_way_out(tmp_path):
     path = tmp_path / "mine.npz"
     np.savez(path, x=X, y=np.array([*TEXT[:5], None], dtype=object))
-    with pytest.raises(UserError, match=r"Python objects; remove samples with missing values"):
+    with pytest.raises(
+        UserError, match=r"^y of .* Python objects; remove samples with missing val"
+    ):
         from_npz(path)
+    names = pd.Series(list("abcabc")).astype(str)
+    np.savez(path, x=X, y=np.array(list(names), dtype=str), owners=names.to_numpy(dtype=object))
+    with pytest.raises(UserError, match=r"^owners of .* text as np\.array\(list\(values\), dtype="):
+        from_npz(path)
+    np.savez(path, x=X, y=np.array(list(names), dtype=str))
+    assert from_npz(path).labels == ("a", "b", "c")
 
 
 @pytest.mark.parametrize(

@@ -139,16 +139,18 @@ def from_npz(path: str | Path) -> Dataset:
 
     The arrays mean what they mean in `from_arrays`.
     """
+    arrays: dict[str, Any] = {}
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
+            for key in file.files:
+                arrays[key] = file[key]
     except FileNotFoundError:
         raise UserError(f"there is no file '{path}'.") from None
     except NPZ_ERRORS as problem:
         if "Object arrays" in str(problem):
             raise UserError(
-                f"'{path}' has an array of Python objects; remove samples with missing values, and "
-                "save numbers as floats and text labels as y.astype(str)."
+                f"{key} of '{path}' is an array of Python objects; remove samples with missing "
+                "values, and save numbers as floats and text as np.array(list(values), dtype=str)."
             ) from None
         if "pickled" in str(problem):  # NumPy's guess about any other file
             problem = UserError("it is none; np.savez('FILE.npz', x=x, y=y) writes one")

@@ -89,6 +89,12 @@ def canonical(name: str) -> str:
     known = (*BUILT_IN, *sources.SOURCES, *FOLDERS)
     spelled = str(name).strip().lower().replace("_", "-")
     if spelled not in known:
+        if Path(name).suffix == ".npz":
+            raise UserError(
+                f"'{name}' is no data set by name; fedhelix.data.from_npz('{name}') reads it."
+                if Path(name).exists()
+                else f"there is no file '{name}'."
+            )
         if Path(name).suffix or Path(name).exists():
             raise UserError(
                 f"'{name}' is no data set; a file of your own is an npz file with x and y, and in "

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.metrics import IGNORED
@@ -32,6 +32,11 @@ def raw_pair(part: Any, where: str) -> tuple[Any, Any]:
         if len(part) != 2:
             raise UserError(
                 f"{where} has {len(part)} entries; a pair (x, y) or a torch Dataset is right."
+            )
+        if all(isinstance(half, Dataset | DataLoader) for half in part):
+            raise UserError(
+                f"{where} is a pair of data sets; give the first ones of all clients as clients, "
+                "and the second ones as test: from_clients(clients, test)."
             )
         return part[0], part[1]
     if not hasattr(part, "__len__") or not hasattr(part, "__getitem__"):

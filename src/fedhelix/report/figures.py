@@ -74,7 +74,7 @@ BY_COST: tuple[tuple[str, plots.Draw, str, str], ...] = (
         "seconds",
         plots.draw_seconds,
         "by time",
-        "Seconds count the computer that simulates all clients.",
+        "Seconds of all rounds; in a simulation one computer works for all clients.",
     ),
 )
 

@@ -66,6 +66,7 @@ def tiles(groups: Groups) -> list[dict[str, str]]:
     ):
         values = table[column].dropna() if column in table else pd.Series(dtype=float)
         if column == "uplink_bytes":
+            what += " by those that upload" * bool((values == 0).any())
             values = values[values > 0]  # that a method without uploads sends least is no news
         if len(values) > 0:
             best = str(values.idxmax() if largest else values.idxmin())

@@ -181,6 +181,8 @@ def draw_uploads(axes: Axes, drawn: Sequence[Curve]) -> None:
                 textcoords="offset points",
                 xycoords=("axes fraction", "data"),
                 fontsize=8,
+                zorder=5,  # above the curves, on a ground of its own
+                bbox={"boxstyle": "square,pad=0.1", "color": axes.get_facecolor(), "alpha": 0.8},
             )
     _spread_out(axes, [curve.uploaded for curve in senders])
     _metric_axes(axes, "At which cost?", "uploaded MiB\n(all clients together)", drawn)
