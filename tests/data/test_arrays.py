@@ -6,8 +6,8 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import Dataset as TorchDataset
 
 from fedhelix.core.errors import UserError
 from fedhelix.data import from_arrays, from_clients, from_npz, load, partitions

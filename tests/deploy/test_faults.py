@@ -385,6 +385,8 @@ def test_a_site_that_joins_later_takes_the_place_that_was_left_for_it(tmp_path):
     assert [sorted(record["missing"]) for record in records] == [["2"], ["2"], [], []]
     assert records[0]["missing"]["2"] == "no site has taken this place yet"
     assert list(json.loads((tmp_path / "sites.json").read_text())) == ["site-0", "site-1", "site-2"]
+    # Reports name the sites that were there at the beginning.
+    assert fed.census()["names"] == ["site-0", "site-1", "2"]
     assert "unevaluated" in records[0] and "unevaluated" not in records[3]
 
 

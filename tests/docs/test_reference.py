@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import fedhelix
+from fedhelix.core.method import HOOKS
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 SECTION = re.compile(
@@ -56,3 +57,9 @@ def test_all_that_is_public_has_a_section():
 )  # fmt: skip
 def test_metrics_and_partitions_can_be_imported(line):
     exec(line, {})
+
+
+def test_the_page_on_own_methods_lists_every_hook():
+    page = PAGE.with_name("your-own-method.md").read_text(encoding="utf-8")
+    table = page.partition("## All hooks")[2].partition("What the arguments hold")[0]
+    assert set(HOOKS) == set(re.findall(r"^\| `(\w+)\(", table, re.MULTILINE))

@@ -212,6 +212,8 @@ def test_a_softmax_before_cross_entropy_is_noticed():
         ({"metrics": []}, "did you mean 'metric'"),
         ({"metric": {"a": max}}, "not dict; run.evaluate"),
         ({"learning_rate": 0.1}, "has no 'learning_rate'; lr is the learning rate"),
+        ({"method": "fedprox", "mu": 0.1}, r"option of fedprox; give method=FedProx\(mu=0\.1\)\."),
+        ({"method": "secure+fedprox", "mu": 1}, r"give method=Secure\(FedProx\(mu=1\)\)\."),
         ({"num_rounds": 3}, r"fit\(rounds=N\) takes it"),
         ({"fraction_fit": 0.1}, "cohort is the number of clients in a round"),
         ({"strategy": "fedavg"}, "method is the method"),

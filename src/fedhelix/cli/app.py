@@ -96,7 +96,8 @@ def main() -> None:
 
 def _no_option(problem: click.NoSuchOption) -> str:
     """An unknown option, with the nearest one or with what other libraries' name for it is here."""
-    from fedhelix.federation.inputs import elsewhere
+    from fedhelix.core.registry import METHODS, option_names
+    from fedhelix.federation.keywords import elsewhere
     from fedhelix.runs.config import Config
 
     name = problem.option_name.lstrip("-")
@@ -107,6 +108,10 @@ def _no_option(problem: click.NoSuchOption) -> str:
     where = SETTINGS.get(problem.ctx.command_path, "") if problem.ctx else ""
     if how := where.format(key) if key in Config.names else elsewhere(key):
         return f"{words}; {how}"
+    if not close and (
+        homes := [name for name, kind in METHODS.items() if key in option_names(kind)]
+    ):
+        return f"{words}; options of methods are written --set {homes[0]}.{key}=VALUE"
     return f"{words}. Did you mean '{known[close[0]]}'?" if close else words
 
 

@@ -123,6 +123,8 @@ def make_federation(
         engine=lambda setup: kind(setup, transport, registry, header, enough, evaluates),
         **overrides,
     )
+    later = map(str, range(len(registry.sites), federation.clients))  # who comes is not known yet
+    federation.names = (*registry.sites, *later)
     if config.data == OWN:
         _connect_data(federation, registry, config)
     return federation

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -70,26 +70,6 @@ OWN = [
     "seed",
     "workers",
 ]
-ELSEWHERE = {  # keywords of other libraries, and what there is here
-    "batch": "batch_size is the size of a minibatch",
-    "fraction_fit": "cohort is the number of clients in a round",
-    "early_stopping": "fit(..., patience=N) ends once N rounds were no better on validation",
-    "learning_rate": "lr is the learning rate",
-    "local_epochs": "epochs is the number of local epochs of a round",
-    "lr_scheduler": "lr_decay takes a list with a factor for each round",
-    "num_clients": "clients is their number",
-    "num_rounds": "fit(rounds=N) takes it, and --rounds N on the command line",
-    "strategy": "method is the method, a name or a value such as FedAvg()",
-    "optim": "optimizer is sgd, adam, adamw or an OptimizerRule",
-    "transform": "augment takes an Augmentation, which is drawn anew in every epoch",
-}
-SAME = {"lr_schedule": "lr_scheduler", "scheduler": "lr_scheduler", "transforms": "transform"}
-SAME |= {"patience": "early_stopping", "num_epochs": "local_epochs", "n_clients": "num_clients"}
-SAME |= {
-    "rounds": "num_rounds",
-    "fraction_train": "fraction_fit",
-    "min_fit_clients": "fraction_fit",
-}
 
 
 def read_data(data: Any, partition: str | Partition | None) -> Dataset:
@@ -118,18 +98,6 @@ def read_data(data: Any, partition: str | Partition | None) -> Dataset:
             "is a client already; leave the partition out, or join the tables into one."
         )
     return from_clients(data)
-
-
-def elsewhere(key: str) -> str | None:
-    """What there is here for a keyword of other libraries."""
-    return ELSEWHERE.get(SAME.get(key, key))
-
-
-def check_keys(options: Iterable[str]) -> None:
-    """Refuse keywords of other libraries, and say what there is here."""
-    for key in options:
-        if how := elsewhere(key):
-            raise UserError(f"a federation has no '{key}'; {how}.")
 
 
 def owner_column(partition: str | Partition | None) -> str | None:

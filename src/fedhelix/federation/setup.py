@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
@@ -39,7 +39,6 @@ from fedhelix.federation.inputs import (
     Model,
     check_apart,
     check_forging,
-    check_keys,
     client_setup,
     device_of,
     network,
@@ -47,6 +46,7 @@ from fedhelix.federation.inputs import (
     read_method,
     read_partition,
 )
+from fedhelix.federation.keywords import check_keys
 from fedhelix.federation.sampling import Newcomers, Participation, Sampler, class_shares
 from fedhelix.federation.schedule import schedule_for
 from fedhelix.federation.state import FederationState
@@ -104,7 +104,7 @@ class FederationSetup:
         address = convert("address", address, str | None)
         kernels = convert("kernels", kernels, Literal["auto", Kernels])
         if settings is None:
-            check_keys(options)
+            check_keys(options, self.method, [field.name for field in fields(FederationSettings)])
             settings = build(FederationSettings, options, "a federation", False, beside=OWN)
         scores = self.method.capabilities.server_validation
         self.settings: FederationSettings = settings.resolved(scores)

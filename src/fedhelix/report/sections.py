@@ -41,7 +41,7 @@ def clients(groups: Groups) -> dict[str, Any]:
         values = [finals[label].get((seed, client)) for label in labels]
         cells = [_cell("–" if value is None else show(value, np.nan), value) for value in values]
         rows.append([*_client_cells(of_seed[seed], client), *cells])
-    note = ""
+    note = " Each seed deals the data anew." if len(of_seed) > 1 else ""
     if len(everybody) > MOST_CLIENTS:
         note += f" The worst {MOST_CLIENTS} of {len(everybody)} are listed."
     if any(result.attackers for result in of_seed.values()):

@@ -17,6 +17,7 @@ from fedhelix.core.registry import is_known, make, option_names, parts, resolve
 from fedhelix.core.renamed import OPTIONS
 from fedhelix.federation.description import located, resolved
 from fedhelix.federation.devices import FILES
+from fedhelix.federation.keywords import elsewhere
 from fedhelix.federation.provenance import device_name, versions
 from fedhelix.runs.config import CHANGEABLE, Config, flat, layered
 
@@ -77,6 +78,7 @@ def make_spec(spec: str, values: Mapping[str, Any], rivals: Sequence[str] = ()) 
     own = _of_variant(spec, variant, mine)
     for key, value in (*values.items(), *own.items()):
         group, _, rest = key.partition(".")
+        _check_word(spec, rest if group in mine and rest else key)
         if group in mine and rest:
             if key not in own:
                 _check_home(spec, key, rest, rivals)
@@ -95,6 +97,13 @@ def make_spec(spec: str, values: Mapping[str, Any], rivals: Sequence[str] = ()) 
             settings[find(key, Config.names, grouped=False, beside=beside)] = value
     method = make(spec, options, beside=Config.names if variant else ())
     return RunSpec(spec, method, Config(**settings), variant)
+
+
+def _check_word(spec: str, key: str) -> None:
+    """Refuse a keyword of other libraries, and say what there is here."""
+    known = {*Config.names, *(name for kind in resolve(spec) for name in option_names(kind))}
+    if key not in known and (how := elsewhere(key)):
+        raise UserError(f"there is no setting '{key}'; {how}.")
 
 
 def _check_home(spec: str, key: str, option: str, rivals: Sequence[str]) -> None:

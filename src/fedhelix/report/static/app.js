@@ -206,7 +206,7 @@ async function showRun(name, mine) {
         for (const other of people.children) other.setAttribute("aria-pressed", String(other.dataset.client === String(chosen)));
         tell(chosen);
       },
-    }, element("b", {}, `${one.name}${one.attacker ? " ×" : ""}`), ` ${figure(one.value, chart.percent)}`,
+    }, element("b", {}, `${one.name}${one.attacker ? " ×" : ""}`), ` ${figure(one.value, chart.percent).replace(" ", "\u00a0")}`,
     ...(chart.percent ? [element("meter", { min: 0, max: 1, value: one.value })] : []))));
     showFigures(gallery, run);
     const about = [["method", run.method], ["data", run.data], ["seed", String(run.seed ?? "–")], ["changed", age(run.changed)]];
