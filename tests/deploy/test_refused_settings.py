@@ -22,6 +22,7 @@ OWN = {"data": "own", "clients": 3, "rounds": 1}
     [
         ("fedavg", {"standardize": True}, "scale them there"),
         ("fedavg", {"participation": "classes"}, "leave them out"),
+        ("secure+genfed", {}, "secure cannot aggregate the uploads of genfed"),  # not: server_data
         ("secure+scaffold", {}, "secure cannot aggregate the uploads of scaffold"),
         ("private+scaffold", {}, "private cannot protect clients of scaffold"),
         ("dp-sgd+scaffold", {}, "dp-sgd cannot protect samples of scaffold"),
@@ -62,6 +63,8 @@ def test_without_the_package_that_counts_epsilon_nothing_begins(method, tmp_path
     said = r"this needs dp_accounting; install it with: pip install 'fedhelix\[privacy\]'"
     with pytest.raises(UserError, match=said):
         submit.create(make_spec(method, OWN), tmp_path / "run")
+    with pytest.raises(UserError, match="cannot "):  # which no package helps
+        submit.create(make_spec(f"{method}+scaffold", OWN), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     spec = make_spec("secure+dp-sgd", {"data": "digits", "clients": 3})
     header = {"experiment": EXPERIMENT, "client": 0, "round": 0, "spec": json.dumps(_public(spec))}

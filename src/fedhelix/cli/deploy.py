@@ -16,6 +16,7 @@ import typer
 from fedhelix.cli.common import UNTOUCHED, Code, DataDir, Json, LogFormat, Out, Quiet, resumable
 from fedhelix.cli.flags import settings
 from fedhelix.cli.pages import App
+from fedhelix.core.files import writable_file, write_atomically
 from fedhelix.deploy import need_flower, submit
 from fedhelix.deploy.hints import FOLDER, SERVER, where
 from fedhelix.deploy.policy import RoundPolicy
@@ -273,6 +274,29 @@ def deploy_resume(
     show_run(run, done, as_json, advised=False)
 
 
+def deploy_model(
+    run: Annotated[Path, typer.Argument(help="A run folder that `fedhelix deploy run` made.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path(
+        "model.safetensors"
+    ),
+) -> None:
+    """Write the server's model after the last round of a run into one safetensors file.
+
+    Its entries are those of the network's `state_dict`, for `load_state_dict`.
+    """
+    need_flower()
+    from safetensors.torch import save
+
+    from fedhelix.deploy.server import server_model
+    from fedhelix.federation.export import weights
+
+    module, words = server_model(run)
+    writable_file(out)
+    write_atomically(out, save(weights(module)))
+    print(f"fedhelix: {words}", file=sys.stderr)
+    print(out)
+
+
 commands = App(
     help="Train across real machines, on Flower.", no_args_is_help=True, add_completion=False
 )
@@ -280,3 +304,4 @@ for command in (keys, admit, expel, serve, backup, restore):
     commands.command()(command)
 commands.command("run")(deploy_run)
 commands.command("resume")(deploy_resume)
+commands.command("model")(deploy_model)

@@ -17,6 +17,16 @@ from fedhelix.store.json import loads
 SiteDescription = Mapping[str, Any]  # what a site says about its data
 
 
+def read_sites(path: Path) -> dict[str, SiteDescription]:
+    """The sites of a run by client number, with their descriptions; none before it has begun."""
+    if not path.exists():
+        return {}
+    try:
+        return dict(loads(path.read_bytes()))
+    except (ValueError, TypeError) as problem:
+        raise UserError(f"'{path}' is damaged: {problem}.") from None
+
+
 class SiteRegistry:
     """The sites of a run in the order of their client numbers; a new site takes the next one."""
 
@@ -27,11 +37,7 @@ class SiteRegistry:
         self.on_join: Callable[[int, SiteDescription], None] = lambda client, description: None
         if path is not None:
             remove_leftovers(path.parent, path.name)
-        if path is not None and path.exists():
-            try:
-                self.descriptions = dict(loads(path.read_bytes()))
-            except (ValueError, TypeError) as problem:
-                raise UserError(f"'{path}' is damaged: {problem}.") from None
+            self.descriptions = read_sites(path)
 
     @property
     def sites(self) -> list[str]:

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from flwr.serverapp import Grid
+from torch import nn
 
+from fedhelix.core.errors import UserError
 from fedhelix.core.options import build
 from fedhelix.data import Dataset, from_npz
 from fedhelix.deploy.audit_log import AuditLog
@@ -19,7 +21,7 @@ from fedhelix.deploy.engine import RemoteEngine
 from fedhelix.deploy.keys import make_site_key
 from fedhelix.deploy.masking_engine import MaskingEngine
 from fedhelix.deploy.policy import RoundPolicy, cohort_size, sampled
-from fedhelix.deploy.registry import SiteDescription, SiteRegistry
+from fedhelix.deploy.registry import SiteDescription, SiteRegistry, read_sites
 from fedhelix.deploy.remote_data import (
     OWN,
     UNKNOWN_COUNTS,
@@ -32,9 +34,11 @@ from fedhelix.deploy.remote_data import (
 )
 from fedhelix.deploy.transport import Transport
 from fedhelix.deploy.waiting import Waiting
+from fedhelix.federation.description import check_same
 from fedhelix.federation.federation import Federation
 from fedhelix.federation.run import Run
 from fedhelix.runs.config import Config
+from fedhelix.runs.finished import last_checkpoint
 from fedhelix.runs.spec import RunSpec, read_spec
 from fedhelix.store import RunFolder
 from fedhelix.store.records import Record
@@ -66,6 +70,40 @@ def serve_run(grid: Grid, path: Path, quiet: bool | None = None) -> Run:
         )
     finally:
         federation.close()
+
+
+def server_model(path: Path) -> tuple[nn.Module, str]:
+    """The server's model after the last round of a run across sites, and in words which one it is;
+    nothing is written, so the run may go on meanwhile.
+    """
+    folder = RunFolder.open(path)
+    if "deployment" not in folder.config:
+        raise UserError(
+            f"'{path}' is no run of a deployment; in Python, load_run({str(path)!r}).model() is "
+            "its server's model."
+        )
+    if not (sites := read_sites(path / SITES_FILE)) or not folder.rounds_saved:
+        raise UserError(f"'{path}' has no checkpoint yet; let it finish a round first.")
+    spec = read_spec(folder.config, path)
+    places: dict[str, Any] = {"device": "cpu", "workers": None, "kernels": "onednn"}
+    if spec.config.data == OWN:
+        registry = SiteRegistry(None, spec.config.client_count + spec.config.newcomers)
+        registry.descriptions = sites
+        server_data = folder.config["deployment"].get("server_data")
+        places |= _data_of_sites(spec, server_data, registry, common_description(sites))
+    federation = spec.config.federation(spec.method, engine="serial", **places)
+    check_same(federation, folder)
+    restored = last_checkpoint(folder, "cpu")
+    assert restored is not None  # it has rounds
+    run = Run(federation, *restored, folder)
+    module, rounds = run.model(), run.state.round
+    if module is None:
+        raise UserError(
+            f"{spec.method.label} has no global model; write a site's own one there with "
+            "`fedhelix site model`."
+        )
+    words = f"{rounds} round{'s' * (rounds != 1)} of {spec.method.label}"
+    return module, f"the server's model after {words}"
 
 
 def spent_before(folder: RunFolder, registry: SiteRegistry) -> dict[str, float]:

@@ -49,6 +49,7 @@ def create(spec: RunSpec, out: Path, policy: Sequence[str] = (), where: str = ""
 
     The experiment gets a unique name, under which the sites keep its client states.
     """
+    check_wrappers(spec.method)  # first: no setting helps
     code_files(spec)  # two of one name are refused
     if spec.config.data == OWN and spec.config.attack in ("label-flip", "backdoor"):
         raise UserError(
@@ -64,13 +65,13 @@ def create(spec: RunSpec, out: Path, policy: Sequence[str] = (), where: str = ""
     _check_effects(spec.config)
     values = dict(text.partition("=")[::2] for text in policy)
     checked = _checked(build(RoundPolicy, values, "the deployment's round policy"), spec.config)
+    _check_setup(spec, checked)
     scores = spec.method.capabilities.server_validation
     if scores and spec.config.data == OWN and checked.server_data is None:
         raise UserError(
             f"{spec.method.label} scores models on samples of the server, which has none where "
             "sites have their own; add --term server_data=FILE.npz, or take another method."
         )
-    _check_setup(spec, checked)
     deployment = {"experiment": uuid.uuid4().hex, **vars(checked)}
     settled = {"clients": spec.config.client_count, "deployment": deployment}
     return RunFolder.create(out, spec.as_dict() | settled, where)
@@ -82,7 +83,6 @@ def _check_setup(spec: RunSpec, policy: RoundPolicy) -> None:
     if config.data == OWN:
         check_apart(config)
         check_forging(config, method)
-        check_wrappers(method)
         return
     cohort = sampled(config, policy.extra)
     dataclasses.replace(config, clients=config.client_count).federation(  # as the server has it

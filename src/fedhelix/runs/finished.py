@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from fedhelix.core.errors import UserError
@@ -23,7 +24,11 @@ def load_run(path: str | Path, federation: Federation | None = None) -> Run:
     """
     folder = RunFolder.open(path)
     if "deployment" in folder.config:
-        raise UserError(f"the clients of '{path}' are sites, which keep their models.")
+        how = shlex.join(["fedhelix", "deploy", "model", str(path)])
+        raise UserError(
+            f"'{path}' is a run across sites, which load_run cannot load; write the server's model "
+            f"with `{how}`, and a site's own one there with `fedhelix site model`."
+        )
     config = folder.config
     if "made_from" in config and is_known(str(config["method"]["name"])):
         config = as_command(config)
@@ -44,7 +49,7 @@ def load_run(path: str | Path, federation: Federation | None = None) -> Run:
         _check_settings(federation, read_spec(config, path), path)
     check_same(federation, folder)
     device = str(federation.device)
-    restored = _read(folder, device)
+    restored = last_checkpoint(folder, device)
     if restored is None:
         raise UserError(f"'{path}' has no checkpoint yet; let it finish a round first.")
     run = Run(federation, *restored, folder)
@@ -52,7 +57,7 @@ def load_run(path: str | Path, federation: Federation | None = None) -> Run:
     return run
 
 
-def _read(folder: RunFolder, device: str) -> tuple[list[Record], FederationState] | None:
+def last_checkpoint(folder: RunFolder, device: str) -> tuple[list[Record], FederationState] | None:
     """The last checkpoint, which a run that goes on may replace meanwhile; nothing is written."""
     while True:
         before = folder.rounds_saved

@@ -1,0 +1,102 @@
+"""The server's model of a run across sites: `fedhelix deploy model RUN`."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedhelix import UserError, load_run
+from fedhelix.deploy import submit
+from fedhelix.deploy.site_state import MODEL
+from fedhelix.models import build
+from fedhelix.runs.spec import make_spec
+from in_process import InProcessDeployment, Link, small_images
+
+SMALL = {"clients": 3, "rounds": 2, "epochs": 1, "model": "mlp", "kernels": "onednn"}
+NET = """import torch
+
+class Net(torch.nn.Module):
+    def __init__(self, shape, outputs):
+        super().__init__()
+        self.frozen = torch.nn.Parameter(torch.ones(64), requires_grad=False)
+        self.fc = torch.nn.Linear(64, outputs)
+
+    def forward(self, x):
+        return self.fc(x.flatten(1) * self.frozen)
+"""
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """Runs a method across three sites, which keep the samples that they have."""
+    monkeypatch.setattr(submit, "FOLDER_SECONDS", 0.02)
+    monkeypatch.setattr(submit, "STATUS_SECONDS", 0.02)
+
+    def run(method, terms=(), code=(), **settings):
+        data = small_images(tmp_path)
+        own = settings.get("data") == "own"
+        spec = make_spec(method, {**SMALL, "data": data, "partition": None, **settings})
+        sites = InProcessDeployment(tmp_path, 3, data, common=not own, code=code)
+        folder = submit.create(spec, tmp_path / "run", terms)
+        submit.follow(Link(sites.grid), folder, quiet=True)
+        return folder
+
+    return run
+
+
+def site_models(folder, experiment):
+    return [load_file(folder / "kept" / experiment / f"site-{n}" / MODEL) for n in range(3)]
+
+
+@pytest.mark.parametrize("data", ["own", "common"])
+def test_it_is_the_model_that_all_sites_use(trained, data, cli, tmp_path):
+    folder = trained("secure", **({"data": "own"} if data == "own" else {}))
+    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    done = cli("deploy", "model", "run", "--out", "new/m.safetensors")
+    assert done.code == 0 and done.out == "new/m.safetensors\n", done.err
+    assert done.err == "fedhelix: the server's model after 2 rounds of secure\n"
+    mine = load_file(tmp_path / "new" / "m.safetensors")
+    build("mlp", (1, 8, 8), 3).load_state_dict(mine)
+    for theirs in site_models(tmp_path, folder.config["deployment"]["experiment"]):
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert before == {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+
+
+def test_load_run_names_the_commands(trained, tmp_path):
+    trained("fedavg", data="own")
+    said = r"`fedhelix deploy model \S+/run`, and a site's own one there with `fedhelix site model`"
+    with pytest.raises(UserError, match=said):
+        load_run(tmp_path / "run")
+
+
+def test_a_network_of_your_own_is_written_whole(trained, cli, tmp_path):
+    (tmp_path / "mynet.py").write_text(NET)
+    trained("fedavg", data="own", model=f"{tmp_path}/mynet.py:Net", code=(tmp_path / "mynet.py",))
+    assert cli("deploy", "model", "run").code == 0
+    found = load_file(tmp_path / "model.safetensors")
+    assert sorted(found) == ["fc.bias", "fc.weight", "frozen"]
+
+
+def test_with_samples_of_the_server(trained, cli, tmp_path):
+    y = np.arange(30) % 3
+    x = np.random.default_rng(1).normal(size=(30, 1, 8, 8)).astype(np.float32)
+    np.savez(tmp_path / "server.npz", x=x, y=y)
+    trained("genfed", [f"server_data={tmp_path}/server.npz"], data="own")
+    done = cli("deploy", "model", "run")
+    assert done.code == 0 and (tmp_path / "model.safetensors").exists(), done.err
+
+
+def test_what_has_none_says_where_the_models_are(trained, cli, tmp_path):
+    trained("fedper", data="own")
+    done = cli("deploy", "model", "run")
+    said = "fedper has no global model; write a site's own one there with `fedhelix site model`."
+    assert done.code == 2 and done.err == f"fedhelix: {said}\n"
+    submit.create(make_spec("fedavg", {**SMALL, "data": "own"}), tmp_path / "new").close()
+    done = cli("deploy", "model", "new")
+    said = "'new' has no checkpoint yet; let it finish a round first."
+    assert done.code == 2 and done.err == f"fedhelix: {said}\n"
+    assert cli("run", "fedavg", "--rounds", 1, "--data", "wine", "--out", "here").code == 0
+    done = cli("deploy", "model", "here")
+    assert done.code == 2 and "load_run('here').model() is its server's model" in done.err
+    assert not (tmp_path / "model.safetensors").exists()
