@@ -362,6 +362,18 @@ def test_a_run_says_which_sites_are_there_while_it_waits_for_others(tmp_path):
     assert submit.awaited([], few).startswith("0 of 1 sites are connected; the run")
 
 
+def test_a_round_is_not_the_best_because_a_site_was_away(tmp_path):
+    deployment = InProcessDeployment(tmp_path, 3, deadline=0.5)
+    for site, valid in enumerate((0.8, 0.6, 0.1)):
+        scored = forged({"valid": valid})
+        disturb(deployment, scored, site, kind="evaluate", rounds=range(4))
+    disturb(deployment, lambda content, honest: None, 2, kind="evaluate", rounds=(2,))
+    run = deployment.fit(spec_for(eval_every=1))
+    means = [record["valid_accuracy"] for record in run.records]
+    assert means == pytest.approx([0.5, 0.7, 0.5]) and set(run.records[1]["unevaluated"]) == {"2"}
+    assert run.records[1]["valid"] == {"0": 0.8, "1": 0.6} and run.summary["best_round"] == 1
+
+
 def test_with_extra_clients_a_round_ends_when_the_cohort_is_in(tmp_path):
     deployment = InProcessDeployment(tmp_path, 3, deadline=60, extra=1)
     disturb(deployment, lambda content, honest: None, 2, rounds=(0, 1, 2))

@@ -258,8 +258,9 @@ def test_a_run_that_diverges_says_so_while_it_runs_and_after(watch, tmp_path):
         assert only(watch)["diverged"] is None, "nobody trained in round 2"
         folder.append({"round": 3, "train_loss": None, **record})
         assert only(watch)["diverged"] == 3
-        (sentence, _) = run_details(watch.runs["mine"])["warnings"]
+        (sentence, idle, _) = run_details(watch.runs["mine"])["warnings"]
         assert sentence == "mine has diverged since round 3."
+        assert idle == "mine: no upload arrived in 1 round."
         folder.write_summary({"complete": True, "diverged": 3, "advice": "lower lr", "rounds": 3})
     fresh = Watch(tmp_path)
     assert only(fresh)["diverged"] == 3 and fresh.runs["mine"].offset == 0

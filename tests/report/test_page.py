@@ -6,7 +6,7 @@ import pytest
 from browser import Browser, needs_chromium
 
 from fedhelix.report.documents import latex_report, markdown_report
-from fedhelix.report.headline import tiles, warnings, winners
+from fedhelix.report.headline import tiles, warnings, warnings_of_page, winners
 from fedhelix.report.locate import Selection
 from fedhelix.report.page import html
 from fedhelix.report.results import grouped, read
@@ -101,9 +101,27 @@ def test_every_incident_is_reported(make_run):
     }
     run = make_run(name="mine", rounds=2, incidents=incidents)
     assert warnings([read(run)]) == [
-        f"{run.path}: 2 answers of client 2 missing (2 × {late}).",
+        f"{run.path}: 2 answers of client 2 missing ({late}).",
         f"{run.path}: 4 scores of client 0, 2 missing (2 × {late}; 2 × is gone).",
-        f"{run.path}: 2 troubles of site-2 noted (2 × answered twice).",
+        f"{run.path}: 2 troubles of site-2 noted (answered twice).",
+    ]
+
+
+def test_incidents_beyond_the_most_frequent_reasons_are_counted(make_run):
+    reasons = dict(enumerate(["is gone", "is late", "is full", "is lost", "is late", "is odd"]))
+    (warning,) = warnings([read(make_run(rounds=1, incidents={"missing": reasons}))])
+    assert warning.endswith("(2 × is late; 1 × is gone; 1 × is full; and 2 more).")
+
+
+def test_rounds_without_an_upload_have_not_diverged(make_run):
+    away = {"participants": [0, 1], "missing": {"0": "is gone", "1": "is gone"}}
+    run = read(make_run(rounds=3, incidents={"participants": [0, 1], "train_loss": 0.5}))
+    run.records[1] |= {**away, "train_loss": None}
+    assert list(warnings_of_page(run)) == [f"{run.name}: no upload arrived in 1 round."]
+    run.records[2] |= {"train_loss": None}
+    assert list(warnings_of_page(run))[-2:] == [
+        f"{run.name}: no upload arrived in 1 round.",
+        f"{run.name}: the training loss was not a number in some rounds.",
     ]
 
 

@@ -17,6 +17,17 @@ def test_incidents_are_printed_beside_the_result(make_run, capsys):
     assert shown.out.startswith("method=fedavg rounds=1 ")
 
 
+def test_missing_answers_have_the_numbers_of_their_reasons(make_run, capsys):
+    lost = {"0": "metz is not connected.", "1": "ulm refuses", "2": "ulm refuses"}
+    run = make_run(rounds=2, incidents={"missing": lost, "refused": {"1": "has NaN."}})
+    show_run(run.path, {**(run.summary or {}), "refused": 2, "missing": 6}, as_json=False)
+    assert capsys.readouterr().err == (
+        "fedhelix: 2 uploads were refused (has NaN); metrics.jsonl says which and why.\n"
+        "fedhelix: 6 answers were missing (4 × ulm refuses; 2 × metz is not connected); "
+        "metrics.jsonl says which and why.\n"
+    )
+
+
 def test_paths_stay_whole_and_as_they_are(make_run, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(plots, "comparison_plot", lambda folders, figure: None)
     folder = tmp_path / "[x]" / ("long" * 30)

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from fedhelix.store.records import best_record, newcomers, summarise
+from fedhelix.store.records import best_record, is_stalled, newcomers, summarise
 
 
 def record(round: int, **more) -> dict:
@@ -32,6 +32,26 @@ RECORDS = [
 
 def test_the_best_round_is_chosen_on_validation_and_never_on_test():
     assert best_record(RECORDS)["round"] == 3  # the first of equals; round 1 is best on test
+
+
+@pytest.mark.parametrize(
+    ("rounds", "best"),
+    [
+        ([(0.8, 0.6, 0.1), (0.8, 0.6, None), (0.8, 0.6, 0.1)], 1),  # equal but for the absence
+        ([(0.8, 0.6, None), (0.8, 0.6, 0.1), (0.8, 0.7, 0.1)], 3),  # one that comes later
+        ([(0.5, 0.6, 0.1), (0.6, 0.6, None), (0.7, 0.6, None)], 3),  # one that leaves for good
+        ([(0.5, 0.6, 0.9), (0.6, 0.6, None), (0.7, 0.6, None)], 3),  # also where it was good
+        ([(None, 0.6, 0.2), (0.9, None, 0.2), (0.9, 0.6, None), (0.9, 0.6, 0.3)], 4),
+    ],
+)
+def test_rounds_are_compared_over_the_same_clients(rounds, best):
+    records = []
+    for number, scores in enumerate(rounds, 1):
+        valid = {str(i): score for i, score in enumerate(scores) if score is not None}
+        mean = sum(valid.values()) / len(valid)
+        records.append(evaluated(number, 0.5, mean) | {"valid": valid})
+    assert best_record(records)["round"] == best
+    assert is_stalled(records, "accuracy", 1) == (best < len(records))
 
 
 @pytest.mark.parametrize("nothing", [math.nan, None], ids=["NaN", "null"])

@@ -57,7 +57,8 @@ def keep_models(fed: FederationSetup, state: FederationState, ctx: Context) -> N
 def without_evaluation(record: Record, name: str) -> Record:
     """A record without what `evaluate` says."""
     metrics = {f"{kind}{name}" for kind in ("", "personal_", "valid_", "trained_", "untuned_")}
-    more = {"loss", "attack_success", "personal", "personal_p10", "unevaluated", "untuned", "used"}
+    more = {"loss", "attack_success", "personal", "personal_p10", "valid"}
+    more |= {"unevaluated", "untuned", "used"}
     return {key: value for key, value in record.items() if key not in metrics | more}
 
 
@@ -127,6 +128,10 @@ def _personal(
         record["used"] = dict(Counter(used))
     if validated.any():
         record[f"valid_{name}"] = float(valids[validated].mean())
+        if fed.engine.deployed:  # sites may be away, and rounds are compared over the same ones
+            whose = (str(task.client) for task in tasks)
+            known = zip(whose, valids, validated, strict=True)
+            record["valid"] = {client: float(valid) for client, valid, counts in known if counts}
     return record
 
 

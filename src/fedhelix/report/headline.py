@@ -12,14 +12,16 @@ import pandas as pd
 from fedhelix.report.results import Groups, Result, unequal
 from fedhelix.report.spread import finals, tied
 from fedhelix.report.tables import comparison
-from fedhelix.report.wording import INCIDENT_WORDS, MEASURES, count, percent, plain
+from fedhelix.report.wording import INCIDENT_WORDS, MEASURES, count, percent, plain, reasons
 from fedhelix.store.progress import human_bytes, human_seconds, time_left
 from fedhelix.store.records import (
     MAIN_METRICS,
     at_clients,
     diverged_clients,
     diverged_since,
+    is_number,
     why_untrained,
+    with_losses,
 )
 
 BEFORE = "has the other clients' before."
@@ -204,7 +206,11 @@ def _failures(result: Result) -> Iterator[str]:
         yield f"{result.name} has diverged{where} since round {since}.{more}"
     elif metric and "train_loss" in result.metrics and np.isnan(result.final(metric)):
         yield f"{result.name} has diverged: its {MEASURES[metric]} is not a number any more."
-    if "train_loss" in result.metrics and result.metrics["train_loss"].isna().any():
+    worked = with_losses(result.records)
+    idle = sum("train_loss" in record for record in result.records) - len(worked)
+    if idle and not why:
+        yield f"{result.name}: no upload arrived in {count(idle, 'round')}."
+    if not all(is_number(record["train_loss"]) for record in worked):
         yield f"{result.name}: the training loss was not a number in some rounds."
 
 
@@ -212,8 +218,7 @@ def _incident_warning(result: Result, kind: str) -> Iterator[str]:
     """One sentence about all incidents of a kind, if there are any."""
     if incidents := result.incidents(kind):
         lost, whose, how = INCIDENT_WORDS[kind]
-        reasons = pd.Series([reason for *_, reason in incidents]).value_counts()
-        why = "; ".join(f"{number} × {reason}" for reason, number in reasons.head(3).items())
+        why = reasons(reason for *_, reason in incidents)
         who = sorted({name for _, name, _ in incidents})
         names = ", ".join(who[:MOST_NAMES]) + (" and others" if len(who) > MOST_NAMES else "")
         yield f"{result.name}: {count(len(incidents), lost)} of {whose}{names} {how} ({why})."

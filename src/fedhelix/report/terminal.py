@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedhelix.core.files import remove_leftovers
 from fedhelix.report.columns import screen, tabulate
-from fedhelix.report.wording import count
+from fedhelix.report.wording import count, reasons
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import human_bytes, human_seconds
 from fedhelix.store.records import at_clients
@@ -37,15 +37,15 @@ def listing(*headers: str) -> Table:
 
 
 def _show_losses(folder: Path, summary: dict[str, Any]) -> None:
-    """How many uploads and answers did not count, and why the first of them did not."""
+    """How many uploads and answers did not count, and the most frequent reasons."""
     for key, what in (("refused", "upload"), ("missing", "answer")):
         if not (lost := summary.get(key)):
             continue
         records = RunFolder.open(folder).records()
-        reasons = [why for record in records for why in record.get(key, {}).values()]
-        first = f" ({str(reasons[0]).rstrip('.')})" if reasons else ""
+        why = reasons(why for record in records for why in record.get(key, {}).values())
+        more = f" ({why})" if why else ""
         print(
-            f"fedhelix: {count(lost, what)} {'was' if lost == 1 else 'were'} {key}{first}; "
+            f"fedhelix: {count(lost, what)} {'was' if lost == 1 else 'were'} {key}{more}; "
             "metrics.jsonl says which and why.",
             file=sys.stderr,
         )

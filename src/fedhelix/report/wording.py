@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 import numpy as np
 
 MIB = 2**20
+MOST_REASONS = 3
 MEASURES = {
     "personal_accuracy": "personal accuracy",
     "personal_score": "personal score",
@@ -26,6 +30,17 @@ INCIDENT_WORDS = {
 def count(number: int, noun: str) -> str:
     """A number with its noun: 1 run, 2 runs."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def reasons(given: Iterable[object]) -> str:
+    """The most frequent reasons, each with its number unless it is the only one."""
+    numbers = Counter(str(reason).rstrip(".") for reason in given)
+    if len(numbers) == 1:
+        return next(iter(numbers))
+    shown = numbers.most_common(MOST_REASONS)
+    more = numbers.total() - sum(number for _, number in shown)
+    said = "; ".join(f"{number} × {reason}" for reason, number in shown)
+    return f"{said}; and {more} more" if more else said
 
 
 def percent(value: float, error: float) -> str:

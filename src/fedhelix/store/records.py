@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
+from statistics import fmean
 from typing import Any, TypeGuard
 
 from fedhelix.core.errors import UserError
@@ -41,7 +42,7 @@ def current(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_valid(key: str, value: Any) -> bool:
     """Whether an entry of a record has its type; somebody may have edited the file."""
-    if key in ("refused", "missing"):
+    if key in ("refused", "missing", "valid"):
         return isinstance(value, dict)
     if key.endswith(("_bytes", "seconds", "clock")):
         return isinstance(value, int | float)
@@ -86,8 +87,29 @@ def best_record(records: Sequence[Record], metric: str = "accuracy") -> Record |
     evaluated = evaluated_records(records, metric)
     validated = [record for record in evaluated if is_number(record.get(f"valid_{metric}"))]
     if validated:
-        return max(validated, key=lambda record: (record[f"valid_{metric}"], -record["round"]))
+        values = _over_same_clients(validated, f"valid_{metric}")
+        return validated[values.index(max(values))]
     return evaluated[-1] if evaluated else None
+
+
+def _over_same_clients(records: Sequence[Record], key: str) -> list[float]:
+    """The mean validation metric of each round.
+
+    A site that was away counts with its score before, or where it has none yet with its first one:
+    otherwise a round would gain by the absence of a site with low scores.
+    """
+    tables = [
+        {client: score for client, score in (record.get("valid") or {}).items() if is_number(score)}
+        for record in records
+    ]
+    known: dict[str, float] = {}
+    for table in reversed(tables):
+        known |= table
+    values = []
+    for record, table in zip(records, tables, strict=True):
+        known |= table
+        values.append(fmean(known.values()) if table else record[key])
+    return values
 
 
 def is_stalled(records: Sequence[Record], metric: str, patience: int) -> bool:

@@ -17,7 +17,8 @@ MOST_BYTES_AT_ONCE = 2**26
 
 # Entries of a record that are lists or tables.
 INCIDENTS = ("refused", "missing", "unevaluated", "troubles")
-SHAPES = {"participants": list, "personal": list, **dict.fromkeys((*INCIDENTS, "metadata"), dict)}
+TABLES = (*INCIDENTS, "metadata", "valid")
+SHAPES = {"participants": list, "personal": list, **dict.fromkeys(TABLES, dict)}
 
 Stamp = tuple[int, ...]
 """Inode, modification time and size of a regular file; empty for anything else."""
