@@ -327,6 +327,15 @@ def test_a_run_without_any_work_is_no_success(tmp_path):
     assert len(list((tmp_path / "other").rglob("model.safetensors"))) == 2
 
 
+def test_more_rounds_than_budgets_allow_end_with_a_warning(tmp_path):
+    spec, deployment = spec_for(clients=2, rounds=1), InProcessDeployment(tmp_path, 2)
+    deployment.fit(spec, out=tmp_path / "run", config=spec.as_dict() | {"deployment": {}})
+    folder = RunFolder.open(tmp_path / "run")
+    folder.change(rounds=3)  # the server puts it back to where the run ends
+    with pytest.warns(UserWarning, match="ends after round 1 of 3: the privacy budget is"):
+        submit.follow(None, folder, quiet=True)
+
+
 def test_a_complete_run_whose_checkpoint_was_changed_is_not_resumed(tmp_path):
     spec, deployment = spec_for(clients=2, rounds=1), InProcessDeployment(tmp_path, 2)
     deployment.fit(spec, out=tmp_path / "run", config=spec.as_dict() | {"deployment": {}})

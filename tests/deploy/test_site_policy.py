@@ -324,6 +324,8 @@ def test_a_dry_run_says_what_would_leave(tmp_path, capsys, monkeypatch):
     assert "sum over all sites only" in said and "epsilon 8, delta 1e-05" in said
     said = "\n".join(reveals(site, make_spec("clustered", SMALL)))
     assert "before the first round: print (64×5), computed from its samples; " in said
+    at_night = Site("north", "digits", tmp_path, policy=SitePolicy(hours="20:00-06:00"))
+    assert next(reveals(at_night, make_spec("fedavg", SMALL))).startswith("only at 20:00-06:00 by")
     silent = Site("north", "digits", tmp_path, policy=SitePolicy(hellos=False))
     with pytest.raises(UserError, match="sends nothing before the first round"):
         list(reveals(silent, make_spec("clustered", SMALL)))

@@ -57,6 +57,8 @@ def reveals(site: Site, spec: RunSpec, extra: int = 0, experiment: str = "") -> 
     site.policy.check_work(spec, len(setup.splits[0].train), sum(setup.layers.sizes.values()))
     _check_noise(site, spec, extra)
     needs = spec.method.capabilities
+    if site.policy.hours is not None:
+        yield f"only at {site.policy.hours} by this machine's clock: nothing at other times."
     yield "once: the shape and numbers of its samples, and how many classes it knows."
     if needs.client_init:
         site.policy.check_hello()

@@ -78,7 +78,8 @@ class SitePolicy(Checked):
     )
     max_seconds: float = option(86_400.0, "seconds that a request may take", above=0)
     hours: str | None = option(
-        None, "when requests are answered, such as 20:00-06:00 (default: always)"
+        None,
+        "when requests are answered, such as 20:00-06:00, by the site's clock (default: always)",
     )
 
     def __post_init__(self) -> None:

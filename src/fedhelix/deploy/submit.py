@@ -202,6 +202,12 @@ def follow(control: Control, folder: RunFolder, quiet: bool | None = None) -> di
                 attempts = 0
             _explain(status, folder)
     _check_any_work(folder.records(), folder.path)
+    if (ended := folder.rounds_saved) < rounds:
+        warnings.warn(
+            f"the run ends after round {ended} of {rounds}: the privacy budget is spent, and no "
+            "site may take part in another one.",
+            stacklevel=2,
+        )
     return dict(folder.summary)
 
 

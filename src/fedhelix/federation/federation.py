@@ -205,7 +205,8 @@ class Federation(FederationSetup):
             )  # fmt: skip
             sinks.append(ProgressSink(progress, list(run.records)))
             soon = bool(self.method.capabilities.if_loss_rises)
-            sinks.append(DivergenceSink(list(run.records), description.advice(self), soon))
+            told = list(run.records), description.advice(self), soon, title or ""
+            sinks.append(DivergenceSink(*told))
             sinks.append(UntrainedSink(list(run.records)))
             if watch is not None:
                 sinks.append(WatchSink(watch))

@@ -154,8 +154,9 @@ class DivergenceSink(Sink):
     get no better.
     """
 
-    def __init__(self, earlier: list[Record], advice: str, soon: bool = False):
+    def __init__(self, earlier: list[Record], advice: str, soon: bool = False, title: str = ""):
         self.records, self.advice, self.soon, self.warned = earlier, advice, soon, False
+        self.title = f"{title}: " if title else ""  # of one run among several
 
     def update(self, record: Record, state: FederationState) -> None:
         """Compare the last rounds with the first one."""
@@ -168,7 +169,7 @@ class DivergenceSink(Sink):
             problem = f"training has diverged{where} since round {since}{self._change()}"
         if problem:
             self.warned = True
-            warnings.warn(f"{problem}; {self.advice}.", stacklevel=3)
+            warnings.warn(f"{self.title}{problem}; {self.advice}.", stacklevel=3)
 
     def _rising(self) -> str:
         losses = risen(self.records)
