@@ -200,8 +200,8 @@ UNITS = codes.encode_units(VECTOR, VECTOR, LAYOUT, 0.2)
         ({"scales": BITS["scales"].float()}, "has torch.float32 for 'scales'"),
         ({"scales": BITS["scales"][:2]}, r"has shape \(2,\) for 'scales' instead of \(3,\)"),
         ({"scales": -BITS["scales"]}, "has scales from -3 to -0.5 instead of some between 0 and"),
-        ({"scales": BITS["scales"] * math.nan}, "has scales from nan to nan"),
-        ({"scales": BITS["scales"] * math.inf}, "has scales from inf to inf"),
+        ({"scales": BITS["scales"] * math.nan}, "holds values that are not finite"),
+        ({"scales": BITS["scales"] * math.inf}, "holds values that are not finite"),
         ({"scales": BITS["scales"] * 1e7}, r"has scales from 5.*e\+06 to 3.*e\+07 instead of"),
     ],
 )
