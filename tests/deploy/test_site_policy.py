@@ -245,6 +245,8 @@ def test_a_worker_ends_with_its_node_in_the_middle_of_a_request(tmp_path):
         ('hours = "20:00-20:00"', "hours = '20:00-20:00' are none; leave hours out"),
         ('methods = ["fedawg"]', "unknown method 'fedawg'"),
         ('options = ["mu"]', "options of a policy are KEY=VALUE"),
+        ('options = ["noise_bye=clients"]', "unknown option of a policy 'noise_bye'; did you mean"),
+        ('options = ["method.mue=1"]', "unknown option of a policy 'mue'"),
         ("max_epochs = ", "policy.toml"),
     ],
 )
@@ -382,3 +384,18 @@ def test_the_documentation_names_every_rule():
     text = page.read_text()
     for field in dataclasses.fields(SitePolicy):
         assert f"| `{field.name}` | {field.metadata['meaning']} |" in text
+
+
+@pytest.mark.parametrize("key", ["noise_by", "method.noise_by", "private.noise_by"])
+def test_an_option_of_a_policy_may_be_written_as_the_server_writes_it(key):
+    policy = SitePolicy(options=(f"{key}=clients",))
+    with pytest.raises(UserError, match="needs noise_by = clients, not server"):
+        policy.check_run(make_spec("private", SMALL), None)
+    policy.check_run(make_spec("private", {**SMALL, "method.noise_by": "clients"}), None)
+
+
+@pytest.mark.parametrize("rule", ["epsilon=8", "epsilon=8.0", "delta=0.00001", "noise=auto"])
+def test_options_of_a_policy_are_compared_as_values(rule):
+    SitePolicy(options=(rule,)).check_run(make_spec("private", SMALL), None)
+    with pytest.raises(UserError, match="needs epsilon = 7"):
+        SitePolicy(options=("epsilon=7",)).check_run(make_spec("private", SMALL), None)

@@ -16,10 +16,10 @@ from typing import Any
 from torch import Tensor
 
 from fedhelix.core import toml
-from fedhelix.core.errors import UserError
+from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.method import Method
 from fedhelix.core.options import Checked, build, option
-from fedhelix.core.registry import make, resolve
+from fedhelix.core.registry import METHODS, make, option_names, resolve
 from fedhelix.core.tree import Tree
 from fedhelix.core.wrapper import Wrapper
 from fedhelix.methods.budget import Budgeted
@@ -86,9 +86,12 @@ class SitePolicy(Checked):
         super().__post_init__()
         for name in self.methods:
             resolve(name)
+        known = {name for kind in METHODS.values() for name in option_names(kind)}
         for text in self.options:
             if "=" not in text:
                 raise UserError(f"options of a policy are KEY=VALUE, not '{text}'.")
+            if (key := _assigned(text)[0]) not in known:
+                raise unknown("option of a policy", key, known)
         if self.hours is not None and not HOURS.fullmatch(self.hours):
             raise UserError(f"hours must be HH:MM-HH:MM, not '{self.hours}'.")
         if self.hours is not None and self.hours[:5] == self.hours[6:]:
@@ -189,11 +192,10 @@ class SitePolicy(Checked):
             self._check_noise(part)
         chosen = method.options()
         allowed: dict[str, list[str]] = {}
-        for text in self.options:
-            key, _, value = text.partition("=")
-            allowed.setdefault(key.strip(), []).append(value.strip())
+        for key, value in map(_assigned, self.options):
+            allowed.setdefault(key, []).append(value)
         for key, values in allowed.items():
-            if key in chosen and str(chosen[key]) not in values:
+            if key in chosen and not any(_is(chosen[key], value) for value in values):
                 raise refusal(f"needs {key} = {' or '.join(values)}, not {chosen[key]}")
 
     def _check_noise(self, part: Budgeted) -> None:
@@ -251,3 +253,19 @@ def chain(method: Method) -> Iterator[Method]:
 def refusal(why: str) -> UserError:
     """What the server is told."""
     return UserError(f"the site's policy {why}.")
+
+
+def _assigned(text: str) -> tuple[str, str]:
+    """The option and the value of KEY=VALUE; `method.KEY` and `NAME.KEY` are the same option."""
+    key, _, value = (word.strip() for word in text.partition("="))
+    return key.rpartition(".")[2].replace("-", "_"), value
+
+
+def _is(value: Any, text: str) -> bool:
+    """Whether an option has the value that a text stands for: 8 is 8.0, and auto is None."""
+    if value is None:
+        return text.lower() in ("none", "auto")
+    try:
+        return bool(float(text) == float(value))
+    except (TypeError, ValueError):
+        return str(value).lower() == text.lower()
