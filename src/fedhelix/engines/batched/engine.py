@@ -292,6 +292,7 @@ class Batched(Engine):
         """Release the device's memory."""
         self.scheduler.caches.clear()
         self.programs.clear()
+        self.setup.programs.clear()
 
     def _run_stacked(self, stacked: State, x: Inputs) -> Tensor:
         cuda = self.setup.device.type == "cuda"

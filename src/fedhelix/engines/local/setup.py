@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedhelix.core.cuda import Recorded
 from fedhelix.core.errors import UserError
 from fedhelix.core.hooks import checked
 from fedhelix.core.layers import Layers
@@ -112,6 +113,11 @@ class Setup:
     def hooks(self) -> Method:
         """The method's hooks, with checks of what they return."""
         return checked(self.method)
+
+    @cached_property
+    def programs(self) -> dict[object, Recorded]:
+        """What a GPU does for single clients as recorded programs."""
+        return {}
 
     @cached_property
     def loss_key(self) -> object:

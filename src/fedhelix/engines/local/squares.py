@@ -6,7 +6,8 @@ gradient of what came out. Both are known for every sample after one pass.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhelix.core.cpu import one_thread
+from fedhelix.core.cuda import Recorded
 from fedhelix.core.parts import Inputs, each
 from fedhelix.core.tree import State
 from fedhelix.engines.local.network import call
@@ -34,28 +36,52 @@ def squared_gradients(
 
     None where a layer is of another kind than those below, or is used more than once.
     """
-    owners = {name: setup.module.get_submodule(name.rpartition(".")[0]) for name in names}
-    if setup.layers.tied or not all(map(_is_known, owners.values())):
+    if setup.layers.tied or not all(_is_known(_owner(setup, name)) for name in names):
         return None
     setup.module.eval()
-    total: State = {}
-    for at in range(0, len(y), SAMPLES_AT_ONCE):
-        rows = slice(at, at + SAMPLES_AT_ONCE)
-        passed = _pass(setup, state, set(owners.values()), each(itemgetter(rows), x), y[rows])
-        if passed is None:
-            return None
-        for name, layer in owners.items():
-            prefix, _, entry = name.rpartition(".")
-            with torch.no_grad():
-                found = _squares(layer, entry, state, prefix, *passed[layer]) / len(y)
-            total[name] = total[name] + found if name in total else found
-    return total
+    key = (tuple(names), tuple(state))
+    sums: Callable[..., tuple[Tensor, ...]] = partial(_sums, setup, *key)
+    if setup.device.type == "cuda" and isinstance(x, Tensor):
+        sums = setup.programs.setdefault(key, Recorded(sums))
+    total = [torch.zeros_like(state[name]) for name in names]
+    try:
+        for at in range(0, len(y), SAMPLES_AT_ONCE):
+            rows = slice(at, at + SAMPLES_AT_ONCE)
+            torch._foreach_add_(total, sums(each(itemgetter(rows), x), y[rows], *state.values()))
+    except _Unsuited:
+        return None
+    return dict(zip(names, torch._foreach_div(total, len(y)), strict=True))
+
+
+class _Unsuited(Exception):
+    """A layer is not used once, with one row or image per sample."""
+
+
+def _owner(setup: Setup, name: str) -> nn.Module:
+    """The layer that has an entry."""
+    return setup.module.get_submodule(name.rpartition(".")[0])
+
+
+def _sums(
+    setup: Setup,
+    names: Sequence[str],
+    entries: Sequence[str],
+    x: Inputs,
+    y: Tensor,
+    *values: Tensor,
+) -> tuple[Tensor, ...]:
+    """For each name the sum over some samples of the squared gradients under a model's values."""
+    state = dict(zip(entries, values, strict=True))
+    owners = {name: _owner(setup, name) for name in names}
+    passed = _pass(setup, state, set(owners.values()), x, y)
+    with torch.no_grad():
+        return tuple(_squares(layer, name, state, *passed[layer]) for name, layer in owners.items())
 
 
 def _pass(
     setup: Setup, state: State, layers: Collection[nn.Module], x: Inputs, y: Tensor
-) -> dict[nn.Module, Passed] | None:
-    """What went into each layer, and the gradient of what came out; None if one was used twice."""
+) -> dict[nn.Module, Passed]:
+    """What went into each layer, and the gradient of what came out."""
     seen: list[tuple[nn.Module, Tensor, Tensor]] = []
 
     def remember(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -69,9 +95,9 @@ def _pass(
         for hook in hooks:
             hook.remove()
     if losses.dim() == 0 or len(seen) != len(layers) or {layer for layer, *_ in seen} != layers:
-        return None
+        raise _Unsuited
     if not all(_is_plain(layer, entered, len(y)) for layer, entered, _ in seen):
-        return None
+        raise _Unsuited
     slopes = torch.autograd.grad(losses.sum(), [left for *_, left in seen])
     return {
         layer: (entered, slope) for (layer, entered, _), slope in zip(seen, slopes, strict=True)
@@ -92,10 +118,9 @@ def _is_plain(layer: nn.Module, entered: Tensor, samples: int) -> bool:
     return entered.dim() == (4 if images else 2) and len(entered) == samples
 
 
-def _squares(
-    layer: nn.Module, entry: str, state: State, prefix: str, entered: Tensor, slope: Tensor
-) -> Tensor:
+def _squares(layer: nn.Module, name: str, state: State, entered: Tensor, slope: Tensor) -> Tensor:
     """The sum over samples of the squared gradients of one of a layer's entries."""
+    prefix, _, entry = name.rpartition(".")
     if isinstance(layer, nn.Conv2d) and entry == "weight":
         return _of_kernels(layer, entered, slope)
     if entry == "weight" and isinstance(layer, nn.Linear):
