@@ -40,10 +40,10 @@ class Twice(nn.Module):
         return self.head(self.layer(self.layer(x)).flatten(1))
 
 
-def client_of(model: nn.Module):
+def client_of(model: nn.Module, **training):
     torch.manual_seed(0)
     x, y = torch.randn(60, 1, 8, 8), torch.randint(0, 3, (60,))
-    fed = Federation([(x, y)], model=model, batch_size=16, engine="serial")
+    fed = Federation([(x, y)], model=model, batch_size=16, engine="serial", **training)
     return make_client(fed.engine.setup, ClientTask(0, 0, {}, {})), fed
 
 
@@ -60,6 +60,19 @@ def test_one_pass_gives_the_squares_of_every_sample(at_once, monkeypatch):
     assert list(found) == names
     for name in names:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-9)
+
+
+def test_squares_are_computed_in_the_precision_of_the_training():
+    found = {}
+    for precision in ("float32", "bfloat16"):
+        client, fed = client_of(Branches(), precision=precision)
+        names = list(fed.layers.parameters)
+        x, y = client.inputs(), client.targets()
+        found[precision] = client.squared_gradients(fed.initial, names, x, y)
+    for name, exact in found["float32"].items():
+        rounded = found["bfloat16"][name]
+        assert rounded.dtype == exact.dtype and not torch.equal(rounded, exact)
+        assert (rounded - exact).norm() < 0.02 * exact.norm()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
@@ -17,7 +17,7 @@ from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 
 from fedhelix.core.cpu import one_thread
-from fedhelix.core.cuda import LARGE, Recorded
+from fedhelix.core.cuda import LARGE
 from fedhelix.core.means import Means, stacked_means
 from fedhelix.core.method import LocalRound, Phase
 from fedhelix.core.objective import evaluate_all
@@ -63,12 +63,11 @@ class Batched(Engine):
     name: ClassVar[str] = "batched"
 
     def __init__(self, setup: Setup, slots: int | None = None, scheduler: Scheduler | None = None):
-        super().__init__(setup)
+        super().__init__(replace(setup, programs={}))
         slots = slots or (WIDTHS[-1] if setup.device.type == "cuda" else CPU_SLOTS)
         # The engines of several runs can share stacks, and the choices made for them by timing.
         self.scheduler = scheduler or Scheduler(slots, self.choices)
         self.choices = self.scheduler.choices
-        self.programs: dict[Hashable, Recorded] = {}  # evaluations, by entries of models
 
     @cached_property
     def can_stack(self) -> bool:
@@ -265,7 +264,7 @@ class Batched(Engine):
             stacked = stacked_means(values, shares, means.layout)
             return (self._run_stacked(stacked, x.expand(len(shares), *x.shape)),)
 
-        recorded = self.programs.setdefault(means.layout, Recorded(program))
+        recorded = setup.recorded(("means", means.layout), program)
         return recorded(x, means.values, shares)[0][: len(means)].unbind()
 
     def _spare(self, models: int, samples: int) -> int:
@@ -285,14 +284,12 @@ class Batched(Engine):
 
         if not isinstance(x, Tensor) or x.shape[0] * x.shape[1] > RECORDED:
             return program(x, *stacked.values())[0]
-        recorded = self.programs.setdefault(names, Recorded(program))
-        return recorded(x, *stacked.values())[0]
+        return self.setup.recorded(("stacked", names), program)(x, *stacked.values())[0]
 
     def close(self) -> None:
         """Release the device's memory."""
         self.scheduler.caches.clear()
-        self.programs.clear()
-        self.setup.programs.clear()
+        self.setup.forget_programs()
 
     def _run_stacked(self, stacked: State, x: Inputs) -> Tensor:
         cuda = self.setup.device.type == "cuda"

@@ -24,6 +24,7 @@ from fedhelix.engines.local.setup import Setup, Subset
 
 # Samples on a CPU, whose caches they should fit, and on a GPU, which needs many to be busy.
 EVALUATED_AT_ONCE = (1000, 10_000)
+RECORDED_AT_ONCE = 512  # samples that a GPU evaluates sooner than Python starts its kernels
 
 
 def base_loss(setup: Setup, params: Mapping[str, Tensor], batch: Batch) -> Tensor:
@@ -138,8 +139,21 @@ def predict_all(
         for part in indices.split(batch):
             prepared = setup.data.prepare(rows_of(x, part))
             for state, parts in zip(models, outputs, strict=True):
-                parts.append(use(setup, state, prepared))
+                parts.append(_outputs(setup, state, prepared))
     return [torch.cat(parts) for parts in outputs]
+
+
+def _outputs(setup: Setup, state: State, x: Inputs) -> Tensor:
+    """What `use` gives; where an engine records programs, that of a small evaluation is one."""
+    small = isinstance(x, Tensor) and len(x) <= RECORDED_AT_ONCE
+    if setup.programs is None or not small or setup.method.overrides("predict"):
+        return use(setup, state, x)
+    names = tuple(state)
+
+    def program(x: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+        return (call(setup, dict(zip(names, values, strict=True)), x),)
+
+    return setup.recorded(("outputs", names), program)(x, *state.values())[0]
 
 
 @torch.no_grad()

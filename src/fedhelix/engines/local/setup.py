@@ -108,16 +108,28 @@ class Setup:
     kernels: Kernels = "onednn"
     deployed: bool = False  # this is a real site
     cuts: bool = False  # batches of sequences are as wide as their longest, not as that of all
+    # What a GPU does for single clients as recorded programs, where the engine records steps.
+    programs: dict[object, Recorded] | None = None
+
+    def recorded(
+        self, key: object, function: Callable[..., tuple[Tensor, ...]]
+    ) -> Callable[..., tuple[Tensor, ...]]:
+        """A function of tensors alone, or its recorded program; the key stands for all else that
+        its results depend on.
+        """
+        if self.programs is None:
+            return function
+        return self.programs.setdefault(key, Recorded(function))
+
+    def forget_programs(self) -> None:
+        """Release what is recorded, and its memory."""
+        if self.programs is not None:
+            self.programs.clear()
 
     @cached_property
     def hooks(self) -> Method:
         """The method's hooks, with checks of what they return."""
         return checked(self.method)
-
-    @cached_property
-    def programs(self) -> dict[object, Recorded]:
-        """What a GPU does for single clients as recorded programs."""
-        return {}
 
     @cached_property
     def loss_key(self) -> object:

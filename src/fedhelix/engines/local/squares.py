@@ -16,10 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhelix.core.cpu import one_thread
-from fedhelix.core.cuda import Recorded
 from fedhelix.core.parts import Inputs, each
 from fedhelix.core.tree import State
-from fedhelix.engines.local.network import call
+from fedhelix.engines.local.network import forward
 from fedhelix.engines.local.setup import Setup
 
 SAMPLES_AT_ONCE = 128
@@ -32,17 +31,18 @@ Passed = tuple[Tensor, Tensor]  # what went into a layer, and the gradient of wh
 def squared_gradients(
     setup: Setup, state: State, names: Sequence[str], x: Inputs, y: Tensor
 ) -> State | None:
-    """For each entry the mean over samples of its squared gradient, in evaluation mode.
+    """For each entry the mean over samples of its squared gradient, in evaluation mode and in the
+    precision of the training.
 
     None where a layer is of another kind than those below, or is used more than once.
     """
     if setup.layers.tied or not all(_is_known(_owner(setup, name)) for name in names):
         return None
     setup.module.eval()
-    key = (tuple(names), tuple(state))
-    sums: Callable[..., tuple[Tensor, ...]] = partial(_sums, setup, *key)
-    if setup.device.type == "cuda" and isinstance(x, Tensor):
-        sums = setup.programs.setdefault(key, Recorded(sums))
+    which = (tuple(names), tuple(state))
+    sums: Callable[..., tuple[Tensor, ...]] = partial(_sums, setup, *which)
+    if isinstance(x, Tensor):
+        sums = setup.recorded(("squares", *which), sums)
     total = [torch.zeros_like(state[name]) for name in names]
     try:
         for at in range(0, len(y), SAMPLES_AT_ONCE):
@@ -90,7 +90,7 @@ def _pass(
     hooks = [layer.register_forward_hook(remember) for layer in layers]
     try:
         leaves = {name: state[name].detach().requires_grad_() for name in setup.layers.parameters}
-        losses = setup.objective.losses(call(setup, {**state, **leaves}, x), y)
+        losses = setup.objective.losses(forward(setup, {**state, **leaves}, x), y)
     finally:
         for hook in hooks:
             hook.remove()
@@ -122,7 +122,8 @@ def _squares(layer: nn.Module, name: str, state: State, entered: Tensor, slope: 
     """The sum over samples of the squared gradients of one of a layer's entries."""
     prefix, _, entry = name.rpartition(".")
     if isinstance(layer, nn.Conv2d) and entry == "weight":
-        return _of_kernels(layer, entered, slope)
+        return _of_kernels(layer, entered.to(slope.dtype), slope)
+    entered, slope = entered.float(), slope.float()
     if entry == "weight" and isinstance(layer, nn.Linear):
         return slope.square().T @ entered.square()
     if entry == "weight":  # BatchNorm's
@@ -142,7 +143,7 @@ def _of_kernels(layer: nn.Conv2d, entered: Tensor, slope: Tensor) -> Tensor:
     for inputs, slopes in zip(entered.split(count), slope.split(count), strict=True):
         each = slopes.flatten(2) @ _patches(layer, inputs)
         # The norm reads the gradients once, and writes no squares of them.
-        total += torch.linalg.vector_norm(each, dim=0).square().view_as(total)
+        total += torch.linalg.vector_norm(each, dim=0, dtype=total.dtype).square().view_as(total)
     return total
 
 
