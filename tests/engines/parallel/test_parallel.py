@@ -22,8 +22,8 @@ from fedhelix.data import from_arrays
 from fedhelix.engines import Parallel, Serial
 from fedhelix.engines.local import ClientTask
 from fedhelix.engines.parallel import pool
-from fedhelix.engines.parallel.pool import MESSAGES_EACH, cores, in_chunks, unwrap
-from fedhelix.engines.parallel.shared import dumps, unpack
+from fedhelix.engines.parallel.pool import MESSAGES_EACH, answers, cores, in_chunks, unwrap
+from fedhelix.engines.parallel.shared import dumps
 from fedhelix.engines.parallel.worker import Calls, WorkerLoop
 from helpers import same, small, timeless
 
@@ -197,7 +197,7 @@ def test_after_an_interrupt_nothing_is_left_and_the_engine_works_again(monkeypat
 )
 def test_a_worker_s_exception_is_raised_here(function, kind, words):
     work = Calls([(happy, ()), (function, ()), (happy, ())])
-    first, answer = unpack(WorkerLoop(pipe=None).answer(dumps(work)))  # the third is not tried
+    first, answer = answers(WorkerLoop(pipe=None).answer(dumps(work)))  # the third is not tried
     assert unwrap(first, "client 2") == "well"
     with pytest.raises(kind, match=words):
         unwrap(answer, "client 3")

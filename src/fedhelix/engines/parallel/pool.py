@@ -37,6 +37,7 @@ from fedhelix.engines.parallel.shared import (
     share,
     unpack,
 )
+from fedhelix.engines.parallel.stacking import unstack_uploads
 from fedhelix.engines.parallel.worker import RELEASE, Calls, Configure, Failure
 from fedhelix.engines.splits import PackedSplits
 
@@ -310,8 +311,8 @@ def calls_of(items: Sequence[WorkItem]) -> Calls:
 
 def answers(message: bytes) -> list[Any]:
     """The results in a worker's answer, or the one failure that it is."""
-    results = unpack(message)
-    return [results] if isinstance(results, Failure) else results
+    value = unpack(message)
+    return [value] if isinstance(value, Failure) else unstack_uploads(value)
 
 
 def end_workers(workers: list[Worker], folder: TemporaryDirectory[str]) -> None:

@@ -11,7 +11,7 @@ import os
 import pickle
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import FunctionType
@@ -25,7 +25,6 @@ from fedhelix.core.imports import IMPORTED, find_in_file
 
 # As PyTorch's allocator aligns: some kernels round differently on other addresses.
 ALIGNMENT = 64
-PADDING = torch.zeros(ALIGNMENT // 4)  # values of float32
 
 SMALL = 1 << 16  # bytes of tensors that are not worth a file
 WRITTEN_AT_ONCE = 1 << 20  # bytes
@@ -131,17 +130,22 @@ def shape_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return torch.Size(shape).numel() * dtype.itemsize
 
 
-def rebuild(values: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """The inverse of `view_bytes`; a copy, with PyTorch's alignment."""
+def view_values(values: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """The inverse of `view_bytes`."""
     return (
-        torch.frombuffer(values, dtype=dtype).view(shape).clone()
+        torch.frombuffer(values, dtype=dtype).view(shape)
         if len(values)
         else torch.empty(shape, dtype=dtype)
     )
 
 
+def rebuild(values: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """The inverse of `view_bytes`; a copy, with PyTorch's alignment."""
+    return view_values(values, shape, dtype).clone()
+
+
 class Pickler(pickle.Pickler):
-    """Pickles tensors as bytes, as their place in a file, or as their number among the `joined`.
+    """Pickles tensors as bytes, or as their place in a file.
 
     Refuses what is defined in the main script, which a worker does not run.
     """
@@ -150,15 +154,11 @@ class Pickler(pickle.Pickler):
         self,
         file: io.BytesIO,
         places: Places,
-        joined: Mapping[int, int] | None = None,
+        brief: Collection[int] = (),
         out_of_band: Callable[[pickle.PickleBuffer], Any] | None = None,
     ):
         super().__init__(file, protocol=5, buffer_callback=out_of_band)
-        self.places, self.joined = places, joined or {}
-
-    def persistent_id(self, value: Any) -> int | None:
-        """The number of a joined tensor; pickle calls this for every object."""
-        return self.joined.get(id(value))
+        self.places, self.brief = places, brief
 
     def reducer_override(self, value: Any) -> Any:
         """How to pickle one object; pickle calls this for each of them."""
@@ -173,19 +173,8 @@ class Pickler(pickle.Pickler):
             return mapped, tuple(self.places[id(value)])
         if not is_plain(value):
             return NotImplemented
-        return rebuild, (pickle.PickleBuffer(view_bytes(value)), tuple(value.shape), value.dtype)
-
-
-class Unpickler(pickle.Unpickler):
-    """The inverse; `joined` are the tensors that have numbers."""
-
-    def __init__(self, file: io.BytesIO, joined: Sequence[Tensor], buffers: Iterable[Any]):
-        super().__init__(file, buffers=buffers)
-        self.joined = joined
-
-    def persistent_load(self, number: int) -> Tensor:
-        """A joined tensor."""
-        return self.joined[number]
+        how = view_values if id(value) in self.brief else rebuild
+        return how, (pickle.PickleBuffer(view_bytes(value)), tuple(value.shape), value.dtype)
 
 
 def dumps(value: Any, places: Places | None = None) -> memoryview:
@@ -198,42 +187,22 @@ def dumps(value: Any, places: Places | None = None) -> memoryview:
 loads = pickle.loads
 
 
-# How a tensor lies in a block of values: shape, strides and start.
-Strided = tuple[tuple[int, ...], tuple[int, ...], int]
-
-
 class Packed(NamedTuple):
     """A value whose tensors lie apart, one after the other."""
 
     value: bytes
-    joined: list[Strided]  # tensors of float32 that share the first part
     sizes: list[int]  # of the parts, in bytes
     content: bytearray | Path
-
-
-def join(tensors: Sequence[Tensor]) -> tuple[Tensor, list[Strided]]:
-    """Copies of plain tensors of float32 in one block: one step, however many there are."""
-    places: list[Strided] = []
-    pieces, start = [torch.empty(0)], 0
-    for tensor in tensors:
-        places.append((tuple(tensor.shape), tensor.stride(), start))
-        spare = -tensor.numel() % len(PADDING)
-        pieces += [tensor.view(-1), PADDING[:spare]] if spare else [tensor.view(-1)]
-        start += tensor.numel() + spare
-    return torch.cat(pieces), places
 
 
 def pack(value: Any, path: Path, brief: Iterable[Tensor] = ()) -> memoryview:
     """A value as bytes; its tensors in a new file, unless they are few or it cannot be written.
 
-    Most `brief` tensors come out as views of one block of memory, all others as copies.
+    `brief` tensors come out as views of one block of memory, all others as copies.
     """
-    usual = {id(one): one for one in brief if one.dtype is torch.float32 and is_plain(one)}
-    block, joined = join(list(usual.values()))
     file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
-    numbers = {identity: number for number, identity in enumerate(usual)}
-    Pickler(file, {}, numbers, buffers.append).dump(value)
-    parts = [view_bytes(block), *(buffer.raw() for buffer in buffers)]
+    Pickler(file, {}, {id(one) for one in brief}, buffers.append).dump(value)
+    parts = [buffer.raw() for buffer in buffers]
     sizes = [part.nbytes for part in parts]
     padded = [piece for part in parts for piece in (part, bytes(-part.nbytes % ALIGNMENT))]
     content: bytearray | Path = path
@@ -246,15 +215,14 @@ def pack(value: Any, path: Path, brief: Iterable[Tensor] = ()) -> memoryview:
     except OSError:  # the disk is full
         path.unlink(missing_ok=True)
         content = bytearray().join(padded)
-    return dumps(Packed(file.getvalue(), joined, sizes, content))
+    return dumps(Packed(file.getvalue(), sizes, content))
 
 
 def unpack(message: bytes) -> Any:
     """The inverse of `pack`; it deletes the file."""
-    value, joined, sizes, content = loads(message)
+    value, sizes, content = loads(message)
     size = content.stat().st_size if isinstance(content, Path) else len(content)
-    block = torch.empty(size, dtype=torch.uint8)  # with PyTorch's alignment
-    memory = block.numpy().data
+    memory = torch.empty(size, dtype=torch.uint8).numpy().data  # with PyTorch's alignment
     if isinstance(content, Path):
         with content.open("rb") as file:
             file.readinto(memory)
@@ -262,8 +230,5 @@ def unpack(message: bytes) -> Any:
     else:
         memory[:] = content
     starts = itertools.accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0)
-    _, *parts = (memory[start : start + size] for start, size in zip(starts, sizes, strict=False))
-    values = block[: sizes[0]].view(torch.float32)
-    return Unpickler(
-        io.BytesIO(value), [values.as_strided(*place) for place in joined], parts
-    ).load()
+    parts = [memory[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+    return loads(value, buffers=parts)

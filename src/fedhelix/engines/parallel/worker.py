@@ -16,15 +16,15 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
 
 from fedhelix.core.cpu import one_thread
 from fedhelix.core.errors import UserError
-from fedhelix.core.tree import Tree, tensors
+from fedhelix.core.tree import Tree
 from fedhelix.data import Split
 from fedhelix.engines.blame import described
-from fedhelix.engines.local import ClientResult, ClientTask, Setup, make_client
+from fedhelix.engines.local import ClientTask, Setup, make_client
 from fedhelix.engines.parallel.shared import loads, open_map, pack
+from fedhelix.engines.parallel.stacking import stack_uploads
 from fedhelix.engines.splits import PackedSplits
 
 if sys.platform == "win32":
@@ -98,7 +98,10 @@ class WorkerLoop:
         path = Path(self.folder) / f"{os.getpid()}-{next(self.count)}"
         try:
             value = self.handle(loads(message))
-            return pack(value, path, brief_tensors(value))
+            if not isinstance(value, list):
+                return pack(value, path)
+            stacked = stack_uploads(value)  # which the server soon forgets
+            return pack(stacked, path, stacked.tensors())
         except Exception as problem:
             return pack(failure(problem), path)
 
@@ -125,15 +128,6 @@ class WorkerLoop:
             except Exception as problem:
                 return [*results, failure(problem)]
         return results
-
-
-def brief_tensors(value: Any) -> list[Tensor]:
-    """Tensors that the server forgets soon: uploads, but not what a client keeps."""
-    values = value if isinstance(value, list) else []
-    results = [result for result in values if isinstance(result, ClientResult)]
-    kept = {id(tensor) for result in results for tensor in tensors(result.client_state)}
-    sent = [tensor for result in results for tensor in tensors(result.upload)]
-    return [tensor for tensor in sent if id(tensor) not in kept]
 
 
 def failure(problem: Exception) -> Failure:
