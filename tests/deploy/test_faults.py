@@ -246,6 +246,16 @@ def test_a_run_stops_with_a_sites_reason_although_another_did_not_even_join(tmp_
 
 
 @pytest.mark.usefixtures("soon")
+def test_a_free_place_names_the_site_that_refuses_before_it_has_a_number(tmp_path):
+    deployment = InProcessDeployment(tmp_path, 3, begin=2)
+    deployment.grid.names = {101: "site-0", 102: "site-1", 103: "ulm"}
+    disturb(deployment, closed, 2, "describe", rounds=(None,))
+    run = deployment.fit(spec_for(rounds=2))
+    why = "no site has taken this place yet; ulm answered: the site's hours are 00:00-00:01"
+    assert [record["missing"] for record in run.records] == [{"2": why}] * 2
+
+
+@pytest.mark.usefixtures("soon")
 def test_a_site_that_does_not_join_is_called_by_the_name_of_its_key(tmp_path):
     deployment = InProcessDeployment(tmp_path, 2, patience=0.3, minimum=2)
     deployment.grid.names = {101: "site-0", 102: "ulm"}
@@ -264,6 +274,7 @@ def test_a_run_without_any_work_names_a_sites_reason_before_a_free_place():
     records.append({**record, "missing": {"1": free, "0": real}})
     with pytest.raises(EngineFailure, match=f"in this run: {real}"):
         submit._check_any_work(records, Path("run"))
+    records[0]["missing"]["1"] = f"{free}; c has samples"  # which `troubles` says, too
     records[0]["troubles"] = {"c": "has samples with shape [20], but 'a' has [30]; check its data."}
     with pytest.raises(EngineFailure) as said:
         submit._check_any_work(records, Path("run"))

@@ -41,7 +41,7 @@ from fedhelix.runs.config import Config
 from fedhelix.runs.finished import last_checkpoint
 from fedhelix.runs.spec import RunSpec, read_spec
 from fedhelix.store import RunFolder
-from fedhelix.store.records import Record
+from fedhelix.store.records import Record, has_effect
 
 SITES_FILE, AUDIT_FILE = "sites.json", "audit.jsonl"
 
@@ -97,12 +97,15 @@ def server_model(path: Path) -> tuple[nn.Module, str]:
     assert restored is not None  # it has rounds
     run = Run(federation, *restored, folder)
     module, rounds = run.model(), run.state.round
+    effective = sum(map(has_effect, run.records))
     if module is None:
         raise UserError(
             f"{spec.method.label} has no global model; write a site's own one there with "
             "`fedhelix site model`."
         )
     words = f"{rounds} round{'s' * (rounds != 1)} of {spec.method.label}"
+    if effective < rounds:
+        words += f", {effective} of which changed it"
     return module, f"the server's model after {words}"
 
 

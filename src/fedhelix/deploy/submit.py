@@ -282,7 +282,8 @@ def _check_any_work(records: Sequence[Mapping[str, Any]], path: Path) -> None:
     ]
     if any(reasons) and all(idle):
         all_reasons = [reason for why in reasons for reason in why.values()]
-        first = next((reason for reason in all_reasons if reason != UNTAKEN), UNTAKEN)
+        taken = (reason for reason in all_reasons if not reason.startswith(UNTAKEN))
+        first = next(taken, UNTAKEN)
         troubles = {
             who: why for record in records for who, why in record.get("troubles", {}).items()
         }
