@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from fedhelix.core.errors import EngineFailure, UnusableMessage, UserError
+from fedhelix.core.errors import EngineFailure, NoMoreRounds, UnusableMessage, UserError
 from fedhelix.core.tree import State, Tree, drop, to_device
 from fedhelix.deploy import messages
 from fedhelix.deploy.consistency import inconsistent_trees
@@ -137,7 +137,7 @@ class RemoteEngine(Engine):
 
     def run_clients(self, tasks: Sequence[ClientTask]) -> list[ClientResult]:
         """The results of the sites with a valid answer; none if they are fewer than the minimum."""
-        self.transport.wait_for_minimum(self.registry.sites)
+        self._wait_for_sites()
         self._count(tasks)
         self.reached = set()
         self._refusing.clear()
@@ -152,6 +152,25 @@ class RemoteEngine(Engine):
             return []
         self._counted, self._worked = tasks[0].round + 1, True
         return [results[task.client] for task in tasks if task.client in results]
+
+    def _wait_for_sites(self) -> None:
+        """Before a round: wait for enough sites whose privacy budget lasts for it; where there are
+        too few of them, all further rounds would be empty.
+        """
+        transport, registry, able = self.transport, self.registry, self.able
+        if able is None:
+            transport.wait_for_minimum(registry.sites)
+            return
+        least = max(transport.policy.minimum, self.needed(1))
+        if len(able) < least:
+            raise NoMoreRounds(
+                f"{len(able)} of {registry.capacity} sites have privacy budget left, and a round "
+                f"needs {least}; run fewer rounds, or raise noise or epsilon."
+            )
+        named = [site for client, site in enumerate(registry.sites) if client in able]
+        who = ", ".join(named) or "sites that have not joined yet"
+        words = f"{least} of those with privacy budget left: {who}"
+        transport.require(lambda: sum(map(self._is_connected, able)) >= least, words)
 
     def needed(self, cohort: int) -> int:
         """How many clients of a cohort the method itself needs."""

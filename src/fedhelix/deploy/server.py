@@ -21,7 +21,7 @@ from fedhelix.deploy.engine import RemoteEngine
 from fedhelix.deploy.keys import make_site_key
 from fedhelix.deploy.masking_engine import MaskingEngine
 from fedhelix.deploy.policy import RoundPolicy, cohort_size, sampled
-from fedhelix.deploy.registry import SiteDescription, SiteRegistry, read_sites
+from fedhelix.deploy.registry import SITES_FILE, SiteDescription, SiteRegistry, read_sites
 from fedhelix.deploy.remote_data import (
     OWN,
     UNKNOWN_COUNTS,
@@ -43,7 +43,7 @@ from fedhelix.runs.spec import RunSpec, read_spec
 from fedhelix.store import RunFolder
 from fedhelix.store.records import Record, has_effect
 
-SITES_FILE, AUDIT_FILE = "sites.json", "audit.jsonl"
+AUDIT_FILE = "audit.jsonl"
 
 
 def serve_run(grid: Grid, path: Path, quiet: bool | None = None) -> Run:
