@@ -417,9 +417,25 @@ def test_a_site_that_joins_later_takes_the_place_that_was_left_for_it(tmp_path):
     assert [sorted(record["missing"]) for record in records] == [["2"], ["2"], [], []]
     assert records[0]["missing"]["2"] == "no site has taken this place yet"
     assert list(json.loads((tmp_path / "sites.json").read_text())) == ["site-0", "site-1", "site-2"]
-    # Reports name the sites that were there at the beginning.
-    assert fed.census()["names"] == ["site-0", "site-1", "2"]
+    assert fed.census()["names"] == ["site-0", "site-1", "site-2"]
     assert "unevaluated" in records[0] and "unevaluated" not in records[3]
+
+
+def test_reports_call_a_site_that_joins_later_by_its_name(tmp_path):
+    deployment = InProcessDeployment(tmp_path, 3, begin=2)
+    node, newcomer = deployment.grid.answers.popitem()
+    names, fed = [], deployment.federation(spec_for(rounds=3))
+
+    def join(record):
+        names.append(RunFolder.open(tmp_path / "run").clients["names"])
+        if record["round"] == 1:
+            deployment.grid.answers[node] = newcomer
+            fed.engine.transport._refreshed = 0
+            fed.engine.transport.wait_for_count(3)
+
+    fed.fit(3, out=tmp_path / "run", quiet=True, watch=join)
+    sites = ["site-0", "site-1", "site-2"]
+    assert names == [["site-0", "site-1", "2"], sites, sites]
 
 
 def test_a_run_stops_when_no_site_comes(tmp_path):

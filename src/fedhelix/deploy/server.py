@@ -164,11 +164,23 @@ def make_federation(
         engine=lambda setup: kind(setup, transport, registry, header, enough, evaluates),
         **overrides,
     )
-    later = map(str, range(len(registry.sites), federation.clients))  # who comes is not known yet
-    federation.names = (*registry.sites, *later)
     if config.data == OWN:
-        _connect_data(federation, registry, config)
+        _hand_out_supplements(federation)
+
+    def joined(client: int, site: SiteDescription) -> None:
+        _name_clients(federation, registry)
+        if config.data == OWN:
+            federation.splits[client] = remote_split(site["train"], site["test"], config.valid)
+
+    _name_clients(federation, registry)
+    registry.on_join = joined
     return federation
+
+
+def _name_clients(federation: Federation, registry: SiteRegistry) -> None:
+    """Clients are called by their sites; places that no site has taken, by their numbers."""
+    later = map(str, range(len(registry.sites), federation.clients))
+    federation.names = (*registry.sites, *later)
 
 
 def _data_of_sites(
@@ -191,19 +203,14 @@ def _data_of_sites(
     return settings | {"data": data}
 
 
-def _connect_data(federation: Federation, registry: SiteRegistry, config: Config) -> None:
-    """Hand supplements to the engine, and take over the split of every site that joins later."""
+def _hand_out_supplements(federation: Federation) -> None:
+    """Give the engine the samples that it sends to clients."""
     engine = federation.engine
     assert isinstance(engine, RemoteEngine)
     for client, count in federation.supplements.items():
         rows = federation.splits[client].train[-count:]
         x, y = federation.data.x[rows].cpu(), federation.data.y[rows].cpu()
         engine.supplements[client] = {"x": x, "y": y}
-
-    def update_split(client: int, site: SiteDescription) -> None:
-        federation.splits[client] = remote_split(site["train"], site["test"], config.valid)
-
-    registry.on_join = update_split
 
 
 def _public(spec: RunSpec) -> dict[str, Any]:
