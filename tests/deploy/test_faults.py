@@ -246,6 +246,16 @@ def test_a_run_stops_with_a_sites_reason_although_another_did_not_even_join(tmp_
 
 
 @pytest.mark.usefixtures("soon")
+def test_a_free_place_names_the_site_that_refuses_before_it_has_a_number(tmp_path):
+    deployment = InProcessDeployment(tmp_path, 3, begin=2)
+    deployment.grid.names = {101: "site-0", 102: "site-1", 103: "ulm"}
+    disturb(deployment, closed, 2, "describe", rounds=(None,))
+    run = deployment.fit(spec_for(rounds=2))
+    why = "no site has taken this place yet; ulm answered: the site's hours are 00:00-00:01"
+    assert [record["missing"] for record in run.records] == [{"2": why}] * 2
+
+
+@pytest.mark.usefixtures("soon")
 def test_a_site_that_does_not_join_is_called_by_the_name_of_its_key(tmp_path):
     deployment = InProcessDeployment(tmp_path, 2, patience=0.3, minimum=2)
     deployment.grid.names = {101: "site-0", 102: "ulm"}
@@ -264,6 +274,7 @@ def test_a_run_without_any_work_names_a_sites_reason_before_a_free_place():
     records.append({**record, "missing": {"1": free, "0": real}})
     with pytest.raises(EngineFailure, match=f"in this run: {real}"):
         submit._check_any_work(records, Path("run"))
+    records[0]["missing"]["1"] = f"{free}; c has samples"  # which `troubles` says, too
     records[0]["troubles"] = {"c": "has samples with shape [20], but 'a' has [30]; check its data."}
     with pytest.raises(EngineFailure) as said:
         submit._check_any_work(records, Path("run"))
@@ -406,9 +417,25 @@ def test_a_site_that_joins_later_takes_the_place_that_was_left_for_it(tmp_path):
     assert [sorted(record["missing"]) for record in records] == [["2"], ["2"], [], []]
     assert records[0]["missing"]["2"] == "no site has taken this place yet"
     assert list(json.loads((tmp_path / "sites.json").read_text())) == ["site-0", "site-1", "site-2"]
-    # Reports name the sites that were there at the beginning.
-    assert fed.census()["names"] == ["site-0", "site-1", "2"]
+    assert fed.census()["names"] == ["site-0", "site-1", "site-2"]
     assert "unevaluated" in records[0] and "unevaluated" not in records[3]
+
+
+def test_reports_call_a_site_that_joins_later_by_its_name(tmp_path):
+    deployment = InProcessDeployment(tmp_path, 3, begin=2)
+    node, newcomer = deployment.grid.answers.popitem()
+    names, fed = [], deployment.federation(spec_for(rounds=3))
+
+    def join(record):
+        names.append(RunFolder.open(tmp_path / "run").clients["names"])
+        if record["round"] == 1:
+            deployment.grid.answers[node] = newcomer
+            fed.engine.transport._refreshed = 0
+            fed.engine.transport.wait_for_count(3)
+
+    fed.fit(3, out=tmp_path / "run", quiet=True, watch=join)
+    sites = ["site-0", "site-1", "site-2"]
+    assert names == [["site-0", "site-1", "2"], sites, sites]
 
 
 def test_a_run_stops_when_no_site_comes(tmp_path):

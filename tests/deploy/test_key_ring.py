@@ -56,6 +56,17 @@ def test_keys_of_the_server_of_other_rounds_and_of_other_clients_are_found(rings
             first.checked(KEYS, "run 3", {**keys, 2: wrong})
 
 
+def test_a_site_without_the_key_of_another_one_says_which_file_goes_where(rings, tmp_path):
+    (tmp_path / "peers/site-2.pub").unlink()
+    lacking = KeyRing(None, tmp_path / "peers")
+    remedy = (
+        rf"of client 2; put the public key SITE\.pub of every site of the run into "
+        rf"'{tmp_path}/peers' \(peers; there are site-0, site-1, site-3\) and start this site again"
+    )
+    with pytest.raises(UserError, match=remedy):
+        lacking.checked(KEYS, "run 3", signed(rings[0]))
+
+
 def test_a_site_that_signs_for_two_clients_is_found(rings):
     """One that colludes with the server could else stand for all others."""
     keys = signed(rings[0])

@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 
 from fedhelix import UserError, load_run
 from fedhelix.deploy import submit
+from fedhelix.deploy.engine import RemoteEngine
 from fedhelix.deploy.site_state import MODEL
 from fedhelix.models import build
 from fedhelix.runs.spec import make_spec
@@ -61,6 +62,21 @@ def test_it_is_the_model_that_all_sites_use(trained, data, cli, tmp_path):
         assert mine.keys() == theirs.keys()
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
     assert before == {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+
+
+def test_rounds_without_an_answer_do_not_count(trained, monkeypatch, cli):
+    whole = RemoteEngine.results
+
+    def results(engine, tasks):
+        if tasks[0].round == 0:
+            return whole(engine, tasks)
+        engine.missing = {task.client: "is away" for task in tasks}
+        return {}
+
+    monkeypatch.setattr(RemoteEngine, "results", results)
+    trained("fedavg")
+    said = "fedhelix: the server's model after 2 rounds of fedavg, 1 of which changed it\n"
+    assert cli("deploy", "model", "run").err == said
 
 
 def test_load_run_names_the_commands(trained, tmp_path):

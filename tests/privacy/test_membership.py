@@ -56,6 +56,7 @@ def test_members_of_an_overtrained_model_are_told_and_not_those_of_a_noisy_one(
     assert end.value.code == 0 and out.exists()
     plain, private = json.loads(out.with_suffix(".json").read_text())["rows"]
     assert plain["advantage"] > 0.1 and plain["bound"] is None
+    assert private["delta"] == 1e-5 and plain["delta"] is None
     assert private["epsilon"] == pytest.approx(1.0, rel=0.01)
     assert private["advantage"] < private["bound"] == pytest.approx(bound(1.0, 1e-5), rel=0.01)
 

@@ -7,11 +7,12 @@ import pytest
 from rich.console import Console
 
 from fedhelix.core.errors import UserError
+from fedhelix.report.documents import markdown_report
 from fedhelix.report.headline import warnings
 from fedhelix.report.locate import Selection
 from fedhelix.report.page import html
 from fedhelix.report.results import Result, by_setting, read, unequal
-from fedhelix.report.tables import comparison, markdown, render, texts
+from fedhelix.report.tables import comparison, latex, markdown, render, texts
 from fedhelix.store import RunFolder
 
 
@@ -135,9 +136,22 @@ def test_the_largest_epsilon_that_a_client_has_spent_is_a_column(make_run):
     headers, rows = texts(table)
     assert [row[headers.index("epsilon")] for row in rows] == ["–", "44"]
     assert re.search(r"<th[^>]*>(<button[^>]*>)?epsilon<", html(Selection(spent, [])))
-    assert "epsilon" not in comparison([make_run("fedavg")])
+    assert "epsilon" not in comparison([make_run("fedavg", options={"delta": 0.1})])
+    table = comparison([make_run("private", 2, metadata=ledger(0.1), options={"delta": 1e-5})])
+    assert table["delta"].tolist() == [1e-5]
+    assert "4 at δ = 1e-05" in markdown(table) and r"4 at $\delta$ = 1e-05" in latex(table)
     nonsense = make_run("private", metadata=lambda round: {"epsilon": [round]})
     assert "epsilon" not in comparison([nonsense])
+
+
+def test_reports_name_the_options_that_are_not_the_usual_ones(make_run, tmp_path):
+    usual = {"delta": 1e-5, "noise": None, "clip": 1.0}
+    runs = [make_run("private", options={**usual, "epsilon": at}) for at in (2.0, 4.0)]
+    runs += [make_run("fedavg"), make_run("mine", options={"strength": None})]
+    text = markdown_report(Selection(runs, []), tmp_path / "r.md")
+    assert "| options of private | epsilon = 2.0; or epsilon = 4.0 |" in text
+    assert "| options of mine | strength = auto |" in text and "options of fedavg" not in text
+    assert "<dt>options of mine</dt><dd>strength = auto</dd>" in html(Selection(runs, []))
 
 
 def test_the_terminal_table_shows_labels_as_they_are(make_run):

@@ -1,6 +1,7 @@
 """Finished runs: loaded in one line, used for predictions, exported with the same outputs."""
 
 import json
+import re
 import warnings
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedhelix import Federation, FedPer, UserError, from_arrays, from_table, load, load_run
+from fedhelix import Federation, FedPer, Private, UserError, from_arrays, from_table, load, load_run
 from fedhelix.runs import jobs
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
@@ -168,6 +169,13 @@ def test_exports_give_the_same_outputs(run, tmp_path):
         assert words in card
     with pytest.raises(UserError, match="formats are safetensors, torch, onnx, not 'pickle'"):
         run.export(tmp_path / "other", "pickle")
+
+
+def test_a_model_card_gives_epsilon_with_its_delta(tmp_path):
+    pytest.importorskip("dp_accounting")
+    private = Federation("wine", clients=2, model="linear", method=Private(delta=1e-4))
+    folder = private.fit(1, quiet=True).export(tmp_path / "model", "safetensors")
+    assert re.search(r"epsilon \{.*\} at delta 0\.0001", (folder / "README.md").read_text())
 
 
 def test_onnx_gives_the_same_outputs(run, tmp_path):

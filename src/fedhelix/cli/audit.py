@@ -137,10 +137,12 @@ def _membership(specs: Sequence[str], values: Mapping[str, str], out: Path, as_j
     if as_json:
         print(json.dumps(report, indent=2))
         return
-    columns = ("method", "advantage", "epsilon", "bound of the advantage", "accuracy")
+    columns = ("method", "advantage", "epsilon", "delta", "bound of the advantage", "accuracy")
     cells = []
     for row in rows:
-        limits = ["" if row[key] is None else f"{row[key]:.3g}" for key in ("epsilon", "bound")]
+        limits = [
+            "" if row[key] is None else f"{row[key]:.3g}" for key in ("epsilon", "delta", "bound")
+        ]
         accuracy = f"{row['accuracy']:.3f}"
         cells.append([row["method"], f"{row['advantage']:.3f}", *limits, accuracy])
     show_table(columns, cells)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from fedhelix.core.errors import EngineFailure, UnusableMessage, UserError
-from fedhelix.core.tree import State, Tree, drop, flatten, to_device
+from fedhelix.core.errors import EngineFailure, NoMoreRounds, UnusableMessage, UserError
+from fedhelix.core.tree import State, Tree, drop, to_device
 from fedhelix.deploy import messages
+from fedhelix.deploy.consistency import inconsistent_trees
 from fedhelix.deploy.messages import Message
 from fedhelix.deploy.policy import UNTAKEN, also
 from fedhelix.deploy.registry import SiteRegistry
 from fedhelix.deploy.requests import Request
-from fedhelix.deploy.schema import clipped
 from fedhelix.deploy.transport import Transport
 from fedhelix.engines.base import Engine, Evaluation
 from fedhelix.engines.local import ClientResult, ClientTask, PersonalModel, Scores, Setup
@@ -82,8 +81,12 @@ class RemoteEngine(Engine):
         if kind == "train":
             reached = self.transport.reached & requests.keys()
             self.reached = {registry.client_of(site) for site in reached}
+        left_out = self.transport.left_out.values()
+        refusing = also(named for named in left_out if named[0] not in registry.sites)
         self.missing = {
-            task.client: UNTAKEN for task in tasks if task.client >= len(registry.sites)
+            task.client: f"{UNTAKEN}{refusing}"
+            for task in tasks
+            if task.client >= len(registry.sites)
         }
         self.missing |= {
             registry.client_of(site): f"{site} {why}"
@@ -134,7 +137,7 @@ class RemoteEngine(Engine):
 
     def run_clients(self, tasks: Sequence[ClientTask]) -> list[ClientResult]:
         """The results of the sites with a valid answer; none if they are fewer than the minimum."""
-        self.transport.wait_for_minimum(self.registry.sites)
+        self._wait_for_sites()
         self._count(tasks)
         self.reached = set()
         self._refusing.clear()
@@ -149,6 +152,25 @@ class RemoteEngine(Engine):
             return []
         self._counted, self._worked = tasks[0].round + 1, True
         return [results[task.client] for task in tasks if task.client in results]
+
+    def _wait_for_sites(self) -> None:
+        """Before a round: wait for enough sites whose privacy budget lasts for it; where there are
+        too few of them, all further rounds would be empty.
+        """
+        transport, registry, able = self.transport, self.registry, self.able
+        if able is None:
+            transport.wait_for_minimum(registry.sites)
+            return
+        least = max(transport.policy.minimum, self.needed(1))
+        if len(able) < least:
+            raise NoMoreRounds(
+                f"{len(able)} of {registry.capacity} sites have privacy budget left, and a round "
+                f"needs {least}; run fewer rounds, or raise noise or epsilon."
+            )
+        named = [site for client, site in enumerate(registry.sites) if client in able]
+        who = ", ".join(named) or "sites that have not joined yet"
+        words = f"{least} of those with privacy budget left: {who}"
+        transport.require(lambda: sum(map(self._is_connected, able)) >= least, words)
 
     def needed(self, cohort: int) -> int:
         """How many clients of a cohort the method itself needs."""
@@ -307,44 +329,3 @@ class RemoteEngine(Engine):
             client = str(self.registry.client_of(site))
             spent[client] = max(spent.get(client, 0.0), epsilon)
         return {"epsilon": spent} if spent else {}
-
-
-def inconsistent_trees(trees: Mapping[int, Tree]) -> dict[int, str]:
-    """Trees that lack a group which all others have, or differ in form where all others agree.
-
-    The model's entries, packed or not, are checked against the network elsewhere. For the rest of
-    what a method sends the other clients are the only reference.
-    """
-    flat = {client: flatten(tree) for client, tree in trees.items()}
-    problems = {}
-    for client, tree in flat.items():
-        others = [other for number, other in flat.items() if number != client]
-        if len(others) >= 2 and (problem := _inconsistency(tree, others)):
-            problems[client] = problem
-    return problems
-
-
-def _inconsistency(tree: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str | None:
-    """How one flat tree differs from what all others have in common, if it does."""
-    groups = Counter(group for other in others for group in _groups(other))
-    common = {group for group, count in groups.items() if count == len(others)}
-    if lacking := common - _groups(tree):
-        return f"lacks '{min(lacking)}', which all others have."
-    problem = None
-    for path, value in tree.items():
-        if path.startswith(("model/", "packed/")):
-            continue
-        forms = {_form(other[path]) for other in others if path in other}
-        if len(forms) == 1 and _form(value) not in forms:
-            problem = f"has another shape or type for '{clipped(path)}' than all others."
-    return problem
-
-
-def _form(value: object) -> tuple[object, object]:
-    """Shape and type of a tensor; numbers are alike."""
-    return getattr(value, "shape", None), getattr(value, "dtype", value is None)
-
-
-def _groups(tree: Mapping[str, Any]) -> set[str]:
-    """The first parts of the paths: "model", "control", ..."""
-    return {path.partition("/")[0] for path in tree}

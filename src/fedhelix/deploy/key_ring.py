@@ -35,6 +35,7 @@ class KeyRing:
 
     def __init__(self, key: Path | None = None, peers: Path | str | None = None):
         self._own = None if key is None else read_private_key(key)
+        self._folder = peers
         self._peers: dict[str, ec.EllipticCurvePublicKey] | None = None
         if peers is not None:
             self._peers = read_peers(Path(peers))
@@ -58,7 +59,11 @@ class KeyRing:
             statement = _statement(what, purpose, client, plain[client])
             site = self._signer(statement, text[-SIGNATURE:])
             if site is None:
-                raise UserError(f"no trusted site has signed the {what} of client {client}.")
+                raise UserError(
+                    f"no trusted site has signed the {what} of client {client}; put the public key "
+                    f"SITE.pub of every site of the run into '{self._folder}' (peers; there are "
+                    f"{', '.join(self._peers)}) and start this site again."
+                )
             if site in signers:
                 raise UserError(
                     f"{site} has signed the {what} of clients {signers[site]} and {client}."

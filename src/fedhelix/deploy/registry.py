@@ -14,6 +14,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.files import remove_leftovers, write_atomically
 from fedhelix.store.json import loads
 
+SITES_FILE = "sites.json"  # in the folder of a run
 SiteDescription = Mapping[str, Any]  # what a site says about its data
 
 

@@ -21,7 +21,7 @@ from fedhelix.deploy.engine import RemoteEngine
 from fedhelix.deploy.keys import make_site_key
 from fedhelix.deploy.masking_engine import MaskingEngine
 from fedhelix.deploy.policy import RoundPolicy, cohort_size, sampled
-from fedhelix.deploy.registry import SiteDescription, SiteRegistry, read_sites
+from fedhelix.deploy.registry import SITES_FILE, SiteDescription, SiteRegistry, read_sites
 from fedhelix.deploy.remote_data import (
     OWN,
     UNKNOWN_COUNTS,
@@ -41,9 +41,9 @@ from fedhelix.runs.config import Config
 from fedhelix.runs.finished import last_checkpoint
 from fedhelix.runs.spec import RunSpec, read_spec
 from fedhelix.store import RunFolder
-from fedhelix.store.records import Record
+from fedhelix.store.records import Record, has_effect
 
-SITES_FILE, AUDIT_FILE = "sites.json", "audit.jsonl"
+AUDIT_FILE = "audit.jsonl"
 
 
 def serve_run(grid: Grid, path: Path, quiet: bool | None = None) -> Run:
@@ -97,12 +97,15 @@ def server_model(path: Path) -> tuple[nn.Module, str]:
     assert restored is not None  # it has rounds
     run = Run(federation, *restored, folder)
     module, rounds = run.model(), run.state.round
+    effective = sum(map(has_effect, run.records))
     if module is None:
         raise UserError(
             f"{spec.method.label} has no global model; write a site's own one there with "
             "`fedhelix site model`."
         )
     words = f"{rounds} round{'s' * (rounds != 1)} of {spec.method.label}"
+    if effective < rounds:
+        words += f", {effective} of which changed it"
     return module, f"the server's model after {words}"
 
 
@@ -161,11 +164,23 @@ def make_federation(
         engine=lambda setup: kind(setup, transport, registry, header, enough, evaluates),
         **overrides,
     )
-    later = map(str, range(len(registry.sites), federation.clients))  # who comes is not known yet
-    federation.names = (*registry.sites, *later)
     if config.data == OWN:
-        _connect_data(federation, registry, config)
+        _hand_out_supplements(federation)
+
+    def joined(client: int, site: SiteDescription) -> None:
+        _name_clients(federation, registry)
+        if config.data == OWN:
+            federation.splits[client] = remote_split(site["train"], site["test"], config.valid)
+
+    _name_clients(federation, registry)
+    registry.on_join = joined
     return federation
+
+
+def _name_clients(federation: Federation, registry: SiteRegistry) -> None:
+    """Clients are called by their sites; places that no site has taken, by their numbers."""
+    later = map(str, range(len(registry.sites), federation.clients))
+    federation.names = (*registry.sites, *later)
 
 
 def _data_of_sites(
@@ -188,19 +203,14 @@ def _data_of_sites(
     return settings | {"data": data}
 
 
-def _connect_data(federation: Federation, registry: SiteRegistry, config: Config) -> None:
-    """Hand supplements to the engine, and take over the split of every site that joins later."""
+def _hand_out_supplements(federation: Federation) -> None:
+    """Give the engine the samples that it sends to clients."""
     engine = federation.engine
     assert isinstance(engine, RemoteEngine)
     for client, count in federation.supplements.items():
         rows = federation.splits[client].train[-count:]
         x, y = federation.data.x[rows].cpu(), federation.data.y[rows].cpu()
         engine.supplements[client] = {"x": x, "y": y}
-
-    def update_split(client: int, site: SiteDescription) -> None:
-        federation.splits[client] = remote_split(site["train"], site["test"], config.valid)
-
-    registry.on_join = update_split
 
 
 def _public(spec: RunSpec) -> dict[str, Any]:

@@ -203,7 +203,9 @@ class Site:
         fields = {"samples": result.samples, "loss": result.loss, **kept.remark}
         for part in chain(setup.method):
             if isinstance(part, Budgeted):
-                fields["epsilon"] = part.spent(task.payload, result.client_state)
+                fields["epsilon"] = spent = part.spent(task.payload, result.client_state)
+                if part.is_last(task.payload, result.client_state, setup.training.epochs):
+                    say(_last_round(part, task.round, spent), "warning")
         sent = {"round": task.round, "fields": fields, "upload": result.upload}
         sent["task"] = digest.hex()
         if drawn_once:
@@ -332,3 +334,11 @@ class Site:
             return spec.config.federation(spec.method).engine.setup
         data = dataclasses.replace(self.own_data, classes=header.get("classes"))
         return own_setup(spec, data, client, kept.supplement())
+
+
+def _last_round(part: Budgeted, round: int, spent: float) -> str:
+    """That a site has spent its budget, in one sentence."""
+    return (
+        f"the privacy budget of this site is spent after round {round + 1} (epsilon {spent:.3g} of "
+        f"{part.epsilon:g} at delta {part.delta:g}), so it takes no part in later rounds of the run"
+    )

@@ -20,14 +20,18 @@ from fedhelix.data import from_npz
 from fedhelix.deploy import waiting
 from fedhelix.deploy.code import code_files
 from fedhelix.deploy.policy import UNTAKEN, RoundPolicy, also, cohort_size, sampled
+from fedhelix.deploy.registry import SITES_FILE, read_sites
 from fedhelix.deploy.remote_data import OWN
+from fedhelix.deploy.site_policy import chain
 from fedhelix.federation.devices import Devices
 from fedhelix.federation.inputs import check_apart, check_forging
 from fedhelix.federation.resuming import check_rounds
+from fedhelix.methods.budget import Budgeted
 from fedhelix.runs.config import Config
 from fedhelix.runs.spec import RunSpec, changed_settings, changed_spec, read_spec
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import Progress
+from fedhelix.store.records import MOST_NAMES
 
 if TYPE_CHECKING:
     from fedhelix.deploy.control import Control, RunStatus
@@ -187,7 +191,7 @@ def follow(control: Control, folder: RunFolder, quiet: bool | None = None) -> di
     rounds, label, done = spec.config.rounds, spec.method.label, folder.rounds_saved
     attempts = 0  # since the last new round
     with Progress(rounds, label, done, quiet, lines=True) as progress:
-        watcher = _Watcher(control, folder, progress)
+        watcher = _Watcher(control, folder, progress, spec)
         while folder.summary is None:
             if (attempts := attempts + 1) > ATTEMPTS:
                 raise EngineFailure(
@@ -204,8 +208,9 @@ def follow(control: Control, folder: RunFolder, quiet: bool | None = None) -> di
     _check_any_work(folder.records(), folder.path)
     if (ended := folder.rounds_saved) < rounds:
         warnings.warn(
-            f"the run ends after round {ended} of {rounds}: the privacy budget is spent, and no "
-            "site may take part in another one.",
+            f"the run ends after round {ended} of {rounds}: the privacy budget is spent, and too "
+            "few sites may take part in another one; to train on, begin a new run with more noise "
+            "or a larger epsilon.",
             stacklevel=2,
         )
     return dict(folder.summary)
@@ -214,9 +219,11 @@ def follow(control: Control, folder: RunFolder, quiet: bool | None = None) -> di
 class _Watcher:
     """Shows the records of a submitted run while it is running."""
 
-    def __init__(self, control: Control, folder: RunFolder, progress: Progress):
-        self.control, self.folder, self.progress = control, folder, progress
+    def __init__(self, control: Control, folder: RunFolder, progress: Progress, spec: RunSpec):
+        self.control, self.folder, self.progress, self.spec = control, folder, progress, spec
         self.seen = 0  # records
+        self.begun = folder.rounds_saved
+        self.spent: set[int] = set()  # clients whose privacy budget is spent, as was said
         self.waited = ""  # for whom, as was said last
 
     def watch(self, run_id: int) -> RunStatus:
@@ -231,6 +238,7 @@ class _Watcher:
                 if due or self.folder.summary is not None:
                     checked, status = time.monotonic(), self.control.status(run_id)
                     if status is not None and status.finished:
+                        self._show_records()
                         return status
         except KeyboardInterrupt:
             self.control.stop(run_id)
@@ -240,7 +248,28 @@ class _Watcher:
         records = self.folder.records()
         for record in records[self.seen :]:
             self.progress.update(record)
+            if self.begun <= record["round"] < self.spec.config.rounds:
+                self._show_spent(record)
         self.seen = max(self.seen, len(records))
+
+    def _show_spent(self, record: Mapping[str, Any]) -> None:
+        """Say whose privacy budget is spent, unless it is everybody's and the run ends."""
+        spent = record.get("metadata", {}).get("budget_spent", [])
+        new = [client for client in spent if client not in self.spent]
+        parts = [part for part in chain(self.spec.method) if isinstance(part, Budgeted)]
+        if not new or not parts or len(spent) == self.spec.config.client_count:
+            return
+        self.spent.update(new)
+        sites = dict(enumerate(read_sites(self.folder.path / SITES_FILE)))
+        named = ", ".join(sites.get(client, f"client {client}") for client in new[:MOST_NAMES])
+        more = f" and {len(new) - MOST_NAMES} more" if len(new) > MOST_NAMES else ""
+        print(
+            f"fedhelix: the privacy budget (epsilon {parts[0].epsilon:g} at delta "
+            f"{parts[0].delta:g}) of {named}{more} is spent after round {record['round']}: later "
+            "rounds go on without them; to train with all, begin a new run with fewer rounds, more "
+            "noise or a larger epsilon.",
+            file=sys.stderr,
+        )
 
     def _show_waiting(self) -> None:
         words = waiting.read(self.folder.path)
@@ -282,7 +311,8 @@ def _check_any_work(records: Sequence[Mapping[str, Any]], path: Path) -> None:
     ]
     if any(reasons) and all(idle):
         all_reasons = [reason for why in reasons for reason in why.values()]
-        first = next((reason for reason in all_reasons if reason != UNTAKEN), UNTAKEN)
+        taken = (reason for reason in all_reasons if not reason.startswith(UNTAKEN))
+        first = next(taken, UNTAKEN)
         troubles = {
             who: why for record in records for who, why in record.get("troubles", {}).items()
         }

@@ -56,6 +56,8 @@ class Engine(ABC):
         self.choices: dict[str, str] = {}
         # Clients that did not answer the last call, with the reason; a simulation misses none.
         self.missing: Mapping[int, str] = {}
+        # Clients whose privacy budget lasts for another round; None: nobody's is spent.
+        self.able: Collection[int] | None = None
         # Clients that got their payload in the last round; None: all.
         self.reached: Collection[int] | None = None
 

@@ -152,9 +152,10 @@ def model_card(
     data, name = fed.data, fed.objective.name
     whose = "the server's model" if client is None else f"the personal model of client {client}"
     spent = last.get("metadata", {}).get("epsilon")
-    private = (
-        f"differential privacy of clients, epsilon {spent}" if spent else "no formal guarantee"
-    )
+    private = "no formal guarantee"
+    if spent:
+        delta = fed.method.options().get("delta")
+        private = f"differential privacy of clients, epsilon {spent} at delta {delta}"
     later = ", with those of clients that joined after the training" if fed.joined else ""
     rows = {
         "Network": f"{type(fed.engine.setup.module).__name__}, {whose}",

@@ -213,7 +213,11 @@ class Federation(FederationSetup):
             # The folder is entered last, so that after a failure it is the first to be closed.
             for sink in reversed(sinks):
                 stack.enter_context(sink)
+            names = self.names
             for record, state in self._rounds(run, rounds, eval_every, patience):
+                if run.folder is not None and self.names != names:  # sites have joined
+                    names = self.names
+                    run.folder.write_clients(description.clients_file(self))
                 for sink in sinks:
                     sink.update(record, state)
             if run.folder is not None:

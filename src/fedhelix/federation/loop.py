@@ -69,6 +69,8 @@ def run_round(
     clients = [i for i in method.select_clients(state.server, cohort, ctx) if i not in busy]
     payloads = {i: method.download(state.server, i, ctx) for i in clients}
     tasks = [ClientTask(i, t, payloads[i], state.client_states.get(i, {})) for i in clients]
+    spent = ctx.metadata.get("budget_spent")
+    fed.engine.able = set(ctx.present).difference(spent) if spent else None
     results = fed.engine.run_clients(tasks)
     missing = {str(client): why for client, why in fed.engine.missing.items()}
     turn = fed.schedule.turn(t, state.clock, pending, tasks, results)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -42,9 +42,9 @@ class Budgeted(Wrapper):
 
     def select_clients(self, server: Tree, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
         """Server: whoever has enough left of its budget for one more round."""
-        ledger = self._ledger(server[self.books], ctx)
-        self._record(ledger, ctx)  # aggregation replaces it, unless nobody uploads anything
         able = set(self._able(server, ctx))
+        # Aggregation replaces the record, unless nobody uploads anything.
+        self._record(server[self.books], able, ctx)
         if not able:
             raise NoMoreRounds(
                 f"the budget epsilon = {self.epsilon:g} is spent: no client can take part in round "
@@ -54,6 +54,10 @@ class Budgeted(Wrapper):
 
     def spent(self, payload: Tree, client_state: Tree) -> float:
         """Client: its epsilon after a round, by what it received and what it keeps."""
+        raise NotImplementedError
+
+    def is_last(self, payload: Tree, client_state: Tree, epochs: int) -> bool:
+        """Client: whether it has too little left after a round for another one."""
         raise NotImplementedError
 
     # What a round costs: by default one sum whose participants are known ------------------------
@@ -83,8 +87,8 @@ class Budgeted(Wrapper):
         rates = {client: self._rate(client, ctx) for client in clients}
         spent = self._ledger(server[self.books], ctx).charged(rates, self._sums(ctx))
         books = {**server[self.books], "ledger": spent}
-        self._record(self._ledger(books, ctx), ctx)
-        left = [i for i in ctx.present if i not in self._able({self.books: books}, ctx)]
+        able = self._able({self.books: books}, ctx)
+        left = self._record(books, set(able), ctx)
         first = len(self._able(server, ctx)) == len(ctx.present)
         if left and first and ctx.round + 1 < ctx.rounds:
             named = f"client {left[0]}" if len(left) == 1 else f"{len(left)} clients"
@@ -96,10 +100,16 @@ class Budgeted(Wrapper):
             )
         return books
 
-    def _record(self, ledger: Ledger, ctx: Context) -> None:
-        """The round's record says what every client has spent, and with which noise."""
+    def _record(self, books: Tree, able: Collection[int], ctx: Context) -> list[int]:
+        """The round's record says what every client has spent, with which noise, and who has too
+        little left for another round; the result are those.
+        """
+        ledger = self._ledger(books, ctx)
         ctx.metadata["epsilon"] = ledger.epsilons()
         ctx.metadata["noise"] = ledger.noise
+        if spent := [client for client in ctx.present if client not in able]:
+            ctx.metadata["budget_spent"] = spent
+        return spent
 
     def _able(self, server: Tree, ctx: Context) -> list[int]:
         """Who has enough left for one more round."""

@@ -147,6 +147,11 @@ class DPSGD(Budgeted):
         counted = client_state["samples"]
         return self._epsilon(float(counted["noise"]), int(counted["steps"]))
 
+    def is_last(self, payload: Tree, client_state: Tree, epochs: int) -> bool:
+        """Client: as it counts itself."""
+        counted = client_state["samples"]
+        return self._epsilon(float(counted["noise"]), int(counted["steps"]) + epochs) > self.epsilon
+
     # What it costs ------------------------------------------------------------------------------
 
     def _sums(self, ctx: Context) -> int:

@@ -88,8 +88,11 @@ class Private(Budgeted):
     def download(self, server: Tree, client: int, ctx: Context) -> Tree:
         """Server: as the inner method, with the clip and a client's share of the noise."""
         privacy = server["privacy"]
-        after = self._ledger(privacy, ctx).epsilon_after(client, self._rate(client, ctx))
-        spent = {"epsilon": torch.tensor(after, device=ctx.device)}
+        ledger, rate = self._ledger(privacy, ctx), self._rate(client, ctx)
+        spent = {
+            name: torch.tensor(ledger.epsilon_after(client, rate, rounds), device=ctx.device)
+            for name, rounds in (("epsilon", 1), ("next", 2))
+        }
         payload = self.inner.download(server, client, ctx)
         return {**payload, "privacy": self._rule(privacy, ctx), "spent": spent}
 
@@ -131,6 +134,10 @@ class Private(Budgeted):
     def spent(self, payload: Tree, client_state: Tree) -> float:
         """Client: its epsilon after a round, as the server counts it."""
         return float(payload["spent"]["epsilon"])
+
+    def is_last(self, payload: Tree, client_state: Tree, epochs: int) -> bool:
+        """Client: as the server counts it."""
+        return float(payload["spent"]["next"]) > self.epsilon
 
     # What the server makes of it ----------------------------------------------------------------
 

@@ -102,6 +102,7 @@ def attack(name: str, method: Method, data: Dataset, settings: MembershipAudit) 
         "of each": found,
         "accuracy": float(np.mean([score for _, score, _ in trained[: settings.trials]])),
         "epsilon": epsilon,
+        "delta": None if epsilon is None else delta,
         "bound": None if epsilon is None else bound(epsilon, delta),
     }
 

@@ -140,6 +140,11 @@ class Result:
         spent = filter(is_number, tables[-1].values() if tables else ())
         return max(map(float, spent), default=math.nan)
 
+    def delta(self) -> float:
+        """The probability with which `epsilon` may not hold; NaN where none is known."""
+        delta = self.options.get("delta")
+        return float(delta) if is_number(delta) and not math.isnan(self.epsilon()) else math.nan
+
     def metadata(self, key: str | None = None) -> Iterator[tuple[int, Any]]:
         """What the method recorded under a key, or all of it, with the round."""
         for round, metadata in self._column("metadata", Mapping):

@@ -29,7 +29,8 @@ def comparison(folders: Sequence[RunFolder | Result]) -> pd.DataFrame:
     `known_accuracy` is that of the other clients before, and `arrival_accuracy` that of newcomers
     on their arrival. A mean over seeds is missing when one of them has diverged. `clock` is the
     simulated seconds of a run, and `time_to_target` those until it reached its target, missing when
-    a seed never did. `epsilon` is the largest that a client has spent, where the method counts it.
+    a seed never did. `epsilon` is the largest that a client has spent, where the method counts it,
+    and `delta` the probability with which it may not hold.
     `*_se` is the standard error over seeds, and missing for a single seed. `difference` is the mean
     difference to the first row over the seeds that both have, because paired differences vary
     less than differences of means.
@@ -56,6 +57,7 @@ def comparison(folders: Sequence[RunFolder | Result]) -> pd.DataFrame:
         for column in WITH_NEWCOMERS:
             _add(row, column, [result.summarized(column) for result in results if result.summary])
         row["epsilon"] = float(np.max([result.epsilon() for result in results]))
+        row["delta"] = float(np.max([result.delta() for result in results]))
         row["uplink_bytes"] = _mean([result.total("uplink_bytes") for result in results])
         if _has(results, "clock"):
             row["clock"] = _mean([result.final("clock") for result in results])
@@ -121,6 +123,7 @@ def _for_latex(text: str) -> str:
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
         "±": r"$\pm$",
+        "δ": r"$\delta$",
         "–": "--",
     }
     return "".join(meant.get(char, f"\\{char}" if char in "&%$#_{}" else char) for char in text)
@@ -202,5 +205,7 @@ def _cell(row: Mapping[Hashable, Any], name: str, show: Callable[[float], str]) 
     value, error = row[name], row.get(f"{name}_se", math.nan)
     if pd.isna(value):
         return "–"
+    if name == "epsilon" and not pd.isna(delta := row.get("delta", math.nan)):
+        return f"{show(value)} at δ = {delta:g}"
     sign = "+" if name == "difference" and value > 0 else ""
     return f"{sign}{show(value)}" if pd.isna(error) else f"{sign}{show(value)} ± {show(error)}"

@@ -230,7 +230,7 @@ def why_untrained(records: Sequence[Mapping[str, Any]]) -> str | None:
     """Why no round has changed a model: nobody trained, or no upload was usable; otherwise None."""
     refused: dict[str, Any] = {}
     for record in records:
-        if _has_effect(record):
+        if has_effect(record):
             return None
         refused |= record.get("refused") or {}
     if refused:
@@ -241,11 +241,12 @@ def why_untrained(records: Sequence[Mapping[str, Any]]) -> str | None:
 
 def idle_since(records: Sequence[Mapping[str, Any]]) -> int | None:
     """The first of the last rounds in which no upload counted; None where the last one had some."""
-    idle = list(takewhile(lambda record: not _has_effect(record), reversed(records)))
+    idle = list(takewhile(lambda record: not has_effect(record), reversed(records)))
     return int(idle[-1]["round"]) if idle else None
 
 
-def _has_effect(record: Mapping[str, Any]) -> bool:
+def has_effect(record: Mapping[str, Any]) -> bool:
+    """Whether an upload counted in a round, so that it may have changed models."""
     lost = len(record.get("missing") or ()) + len(record.get("refused") or ())
     return "participants" not in record or len(record["participants"]) > lost
 

@@ -1,0 +1,100 @@
+"""Privacy budgets that end at single sites: who is told, and whom the run waits for."""
+
+import threading
+
+import pytest
+
+from fedhelix.core.errors import EngineFailure
+from fedhelix.deploy import messages, submit, transport
+from fedhelix.deploy.server import serve_run
+from fedhelix.runs.spec import make_spec
+from fedhelix.store import RunFolder
+from in_process import InProcessDeployment, Link, small_images
+
+pytest.importorskip("dp_accounting")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:the budget epsilon", "ignore:the run ends after round [0-9]:"
+)
+
+TOLD = "the privacy budget (epsilon 8 at delta 1e-05) of site-0, site-1 is spent after round 2"
+SMALL = {"clients": 3, "cohort": 3, "epochs": 1, "model": "linear", "kernels": "onednn"}
+NOISE = {"private": {"method.noise": 1.0}, "dp-sgd": {"method.noise": 1.0}}
+
+
+@pytest.fixture
+def sites(tmp_path, monkeypatch):
+    """Three sites; whoever follows a run looks often."""
+    monkeypatch.setattr(submit, "FOLDER_SECONDS", 0.02)
+    monkeypatch.setattr(submit, "STATUS_SECONDS", 0.02)
+    monkeypatch.setattr(transport, "REFRESH_SECONDS", 0.02)
+    monkeypatch.setattr(transport, "WORD_SECONDS", 0.0)
+    return InProcessDeployment(tmp_path, 3, small_images(tmp_path), common=True)
+
+
+def begin(sites, rounds, method="private", terms=()):
+    """A run whose budget lasts for two rounds; site-2 is away in the second one."""
+    data = str(sites.folder / "images.npz")
+    settings = {**SMALL, **NOISE[method], "data": data, "partition": "iid", "rounds": rounds}
+    folder = submit.create(make_spec(method, settings), sites.folder / "run", terms)
+    node = list(sites.grid.answers)[2]
+    honest = sites.grid.answers[node]
+
+    def away(content):
+        header = messages.read(content).header
+        is_second = header["kind"] == "train" and header["round"] == 1
+        return RuntimeError("away") if is_second else honest(content)
+
+    sites.grid.answers[node] = away
+    return folder, node
+
+
+@pytest.mark.parametrize("method", list(NOISE))
+def test_console_and_sites_say_whose_budget_is_spent(sites, method, capfd):
+    folder, _ = begin(sites, 4, method)
+    with pytest.warns(UserWarning, match="after round 3 of 4: the privacy budget is spent"):
+        submit.follow(Link(sites.grid), folder, quiet=True)
+    said = capfd.readouterr().err
+    assert said.count(TOLD) == said.count("fedhelix: the privacy budget (") == 1
+    at_sites = "the privacy budget of this site is spent after round {} (epsilon "
+    assert said.count(at_sites.format(2)) == 2 and said.count(at_sites.format(3)) == 1
+    assert " of 8 at delta 1e-05), so it takes no part in later rounds of the run" in said
+    spent = [record["metadata"].get("budget_spent") for record in folder.records()]
+    assert spent == [None, [0, 1], [0, 1, 2]]
+
+
+def test_more_rounds_wait_for_the_site_with_budget_left(sites, capfd):
+    folder, node = begin(sites, 2, terms=["grace=0.1", "patience=60"])
+    link = Link(sites.grid)
+    submit.follow(link, folder, quiet=True)
+    assert TOLD not in capfd.readouterr().err  # the run was over
+    submit.change(link, folder, ["rounds=3"])
+    answer = sites.grid.answers.pop(node)
+    back = threading.Timer(1.5, lambda: sites.grid.answers.update({node: answer}))
+    back.start()
+    submit.follow(link, folder, quiet=True)
+    said = capfd.readouterr().err
+    assert TOLD in said
+    assert "for 1 of those with privacy budget left: site-2 (connected: site-0, site-1)" in said
+    record = RunFolder.open(folder.path).records()[-1]
+    assert (record["participants"], record["missing"]) == ([2], {})
+
+
+def test_rounds_without_the_site_with_budget_left_do_not_count(sites):
+    folder, node = begin(sites, 2, terms=["grace=0.1", "patience=0.3"])
+    link = Link(sites.grid)
+    submit.follow(link, folder, quiet=True)
+    submit.change(link, folder, ["rounds=9"])
+    del sites.grid.answers[node]
+    why = (
+        r"waited 0\.3 s for 1 of those with privacy budget left: site-2 \(connected: site-0, site-1"
+    )
+    with pytest.raises(EngineFailure, match=why):
+        serve_run(sites.grid, folder.path, quiet=True)
+    assert RunFolder.open(folder.path).rounds_saved == 2
+
+
+def test_a_run_ends_when_fewer_sites_have_budget_left_than_a_round_needs(sites):
+    folder, _ = begin(sites, 4, terms=["minimum=2"])
+    with pytest.warns(UserWarning, match="after round 2 of 4: the privacy budget is spent"):
+        submit.follow(Link(sites.grid), folder, quiet=True)
+    assert folder.rounds_saved == 2
