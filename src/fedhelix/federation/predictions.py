@@ -172,6 +172,11 @@ def scaled_as(trained: Tensor, x: Tensor) -> Tensor:
     if not trained.is_floating_point() or x.is_floating_point() or not x.numel():
         return x.to(trained.dtype)
     low, high = (float(limit) for limit in trained.aminmax())
+    if low == high == 0:  # as at the server of a deployment, which has no samples
+        raise UserError(
+            "x has whole numbers, and the scale of the training samples is not known here; give "
+            "floats on that scale."
+        )
     is_unit, most = low >= 0 and high <= 1, int(x.max())
     if is_unit and x.dim() > 2 and (x.dtype == torch.uint8 or most > 1):
         return unit_pixels(x)
