@@ -161,6 +161,7 @@ def model_card(
         "Trained parameters": f"{summary['parameters']:,}",
         "Data": f"{data!r}{later}",
         "Inputs": _inputs(data) if data.fields is None else _parts(fed),
+        **({"Columns, in this order": ", ".join(data.columns)} if data.columns else {}),
         "Classes": ", ".join(data.labels) if data.labels else data.classes or "none",
         "Clients": summary["clients"],
         "Method": fed.method.label,

@@ -127,6 +127,11 @@ def prepared_inputs(data: Dataset, x: Any) -> Inputs:
     if isinstance(samples, Parts) or tuple(samples.shape[1:]) != data.shape:
         parts = f"parts {Fields.of(samples)}" if isinstance(samples, Parts) else None
         shape = None if isinstance(samples, Parts) else f"shape {tuple(samples.shape)}"
+        if isinstance(samples, Tensor) and tuple(samples.shape) == data.shape:
+            raise UserError(
+                f"x is one sample, of shape {data.shape}, and predict takes N of them; give it a "
+                "batch axis, such as x[None], or x[:1] of several."
+            )
         raise UserError(
             f"x has the {parts or shape}, but a sample of '{data.name}' has the shape "
             f"{data.shape}; give N of them."
