@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedhelix import metrics as metrics
     from fedhelix import partition as partition
+    from fedhelix.deploy.finished import load_run as load_run
     from fedhelix.federation.public import *  # noqa: F403 - its `__all__` says what
-    from fedhelix.runs.finished import load_run as load_run
 else:
     from fedhelix.core.version import __version__ as __version__
 
@@ -26,7 +26,7 @@ else:
             return import_module(f"fedhelix.{name}")
         public = import_module("fedhelix.federation.public")
         globals().update({known: getattr(public, known) for known in public.__all__})
-        globals()["load_run"] = import_module("fedhelix.runs.finished").load_run
+        globals()["load_run"] = import_module("fedhelix.deploy.finished").load_run
         globals()["__all__"] = sorted([*public.__all__, "load_run", "metrics", "partition"])
         if name not in globals():
             raise unknown

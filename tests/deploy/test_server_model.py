@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedhelix import UserError, load_run
+from fedhelix import UserError, load_run, metrics
 from fedhelix.deploy import submit
 from fedhelix.deploy.engine import RemoteEngine
 from fedhelix.deploy.site_state import MODEL
@@ -79,11 +79,55 @@ def test_rounds_without_an_answer_do_not_count(trained, monkeypatch, cli):
     assert cli("deploy", "model", "run").err == said
 
 
-def test_load_run_names_the_commands(trained, tmp_path):
+@pytest.mark.parametrize("data", ["own", "common"])
+def test_load_run_gives_what_the_server_has(trained, data, cli, tmp_path):
+    folder = trained("fedavg", **({"data": "own"} if data == "own" else {}))
+    run = load_run(tmp_path / "run")
+    assert run.records == folder.records() and len(run.metrics) == 2
+    assert run.summary == folder.summary
+    assert "the clients are sites" in run.summary["engine"]
+    run.plot(tmp_path / "run.png")
+    assert cli("deploy", "model", "run").code == 0
+    mine, written = run.model().state_dict(), load_file(tmp_path / "model.safetensors")
+    assert mine.keys() == written.keys()
+    assert all(torch.equal(mine[name], written[name]) for name in mine)
+    x = torch.randn(5, 1, 8, 8)
+    expected = run.model()(run.prepare(x)).argmax(1)
+    assert run.predict(x).tolist() == expected.tolist()
+    card = (run.export(tmp_path / "out", "torch") / "README.md").read_text()
+    assert "the server's model" in card
+    program = torch.export.load(tmp_path / "out" / "model.pt2").module()
+    assert torch.allclose(program(run.prepare(x)), run.model()(run.prepare(x)), atol=1e-5)
+
+
+def test_load_run_says_what_stays_at_the_sites(trained, tmp_path):
+    trained("fedper", data="own")
+    run, x = load_run(tmp_path / "run"), torch.randn(5, 1, 8, 8)
+    assert run.model() is None
+    at_sites = "write a site's own one there with `fedhelix site model`"
+    with pytest.raises(UserError, match=f"fedper has no global model; {at_sites}"):
+        run.predict(x)
+    for personal in (
+        lambda: run.personal(0),
+        lambda: run.personal_model("site-1"),
+        lambda: run.predict(x, client=0),
+        lambda: run.export(tmp_path / "out", client=0),
+    ):
+        with pytest.raises(UserError, match=f"personal models stay at the sites .*; {at_sites}"):
+            personal()
+    with pytest.raises(UserError, match=r"run\.records has what they measured"):
+        run.evaluate({"auc": metrics.auc})
+    for join in (lambda: run.onboard((x, [0] * 5)), lambda: run.inherit(torch.nn.Identity(), x)):
+        with pytest.raises(UserError, match="`fedhelix deploy admit`"):
+            join()
+    with pytest.raises(UserError, match="without a federation"):
+        load_run(tmp_path / "run", run.federation)
+
+
+def test_a_server_without_samples_does_not_guess_their_scale(trained, tmp_path):
     trained("fedavg", data="own")
-    said = r"`fedhelix deploy model \S+/run`, and a site's own one there with `fedhelix site model`"
-    with pytest.raises(UserError, match=said):
-        load_run(tmp_path / "run")
+    with pytest.raises(UserError, match="the scale of the training samples is not known here"):
+        load_run(tmp_path / "run").predict(np.full((2, 1, 8, 8), 200, np.uint8))
 
 
 def test_a_network_of_your_own_is_written_whole(trained, cli, tmp_path):

@@ -4,11 +4,12 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 
-from fedhelix import Federation, UserError, from_arrays
+from fedhelix import Federation, UserError, from_arrays, from_table
 from helpers import small
 
 METHODS = [
@@ -105,3 +106,15 @@ def test_what_cannot_be_exported_is_refused(tmp_path):
     with pytest.raises(UserError, match="formats is empty; give some of safetensors, torch, onnx"):
         run.export(tmp_path, [])
     assert not list(tmp_path.iterdir())
+
+
+def test_the_card_of_a_table_lists_its_columns_and_one_sample_needs_an_axis(tmp_path):
+    rows = np.random.default_rng(0).random((60, 2))
+    table = pd.DataFrame({"bmi": rows[:, 0], "age": rows[:, 1], "y": np.arange(60) % 2})
+    fed = Federation(from_table(table, "y"), "iid", clients=2, model="mlp", kernels="onednn")
+    run = fed.fit(1, quiet=True)
+    card = (run.export(tmp_path) / "README.md").read_text()
+    assert "| Columns, in this order | bmi, age |" in card
+    with pytest.raises(UserError, match=r"x is one sample, of shape \(2,\), .* such as x\[None\]"):
+        run.predict(rows[0])
+    assert run.predict(rows[:1]).shape == run.predict(rows[0][None]).shape == (1,)

@@ -272,6 +272,42 @@ def test_the_dashboard_in_a_browser(make_run, tmp_path, browser: Browser):
     assert complaints + browser.complaints == []
 
 
+# Answers about runs come once the page is released.
+HELD = """const answered = window.fetch;
+window.fetch = async (path) => {
+  const held = () => /api.(run|compare)[?]/.test(path) && !window.released;
+  while (held()) await new Promise((go) => setTimeout(go, 20));
+  return answered(path);
+};"""
+
+
+@needs_chromium
+def test_a_run_is_loading_until_its_records_have_come(make_run, tmp_path, browser: Browser):
+    make_run("fedavg", name="one")
+    make_run("genfed", name="two")
+    script = browser.call("Page.addScriptToEvaluateOnNewDocument", source=HELD)
+    try:
+        with serving(tmp_path) as port:
+            page = f"http://127.0.0.1:{port}/#/run/one"
+            browser.open(page, wait_for="document.querySelector('.canvas .empty')")
+            assert browser.evaluate("document.querySelector('.empty').textContent") == "loading …"
+            assert "nothing evaluated" not in browser.text() and "Clients" not in browser.text()
+            browser.evaluate("window.released = true")
+            browser.until("document.querySelector('.canvas .line')")
+            assert "loading …" not in browser.text() and "Clients" in browser.text()
+            browser.open("about:blank")
+            page = f"http://127.0.0.1:{port}/#/compare/one/two"
+            browser.open(page, wait_for="document.querySelector('.bar')")
+            assert "Reading runs" in browser.text()
+            browser.evaluate("window.released = true")
+            browser.until("document.querySelector('.canvas .line')")
+            assert "Reading runs" not in browser.text()
+            browser.open("about:blank")
+    finally:
+        browser.call("Page.removeScriptToEvaluateOnNewDocument", **script)
+    assert browser.complaints == []
+
+
 @needs_chromium
 def test_thousands_of_runs_in_a_browser(tmp_path, browser: Browser):
     for number in range(1500):

@@ -1,6 +1,7 @@
 """`fedhelix tune`: equal trials, validation, pruning, and searches that go on."""
 
 import json
+import shlex
 
 import pytest
 
@@ -9,6 +10,7 @@ from fedhelix.core import imports
 from fedhelix.runs.jobs import Session
 from fedhelix.runs.sweep import read_search, read_sweep
 from fedhelix.runs.tune import FILE, Trial, best, tune_all
+from fedhelix.store import RunFolder
 
 SEARCH = """
 methods = ["fedavg", "fedprox"]
@@ -113,13 +115,44 @@ def test_time_that_is_up_keeps_what_is_done(tmp_path):
         ("low = 1, high = 2", "low = 2, high = 1", "low < high"),
         ("{ low = 1, high = 2 }", "[1, 2]", "must be a range such as"),
         ("trials = 3", "trials = 0", "must be at least 1"),
-        ("trials = 3", "seeds = 3", "all trials of a search have one seed; leave seeds out"),
+        ("trials = 3", "seeds = 3", r"all trials of a search have one seed; write seed in its"),
+        ("rounds = 2", "seeds = 3", r"all trials of a search have one seed; write seed in its"),
+        ("rounds = 2", "trials = 3", r"'trials' stands in the table \[settings\] of .* above"),
+        ("batch_size = [16, 32]", "trials = 3", r"'trials' stands in the table \[grid\] of"),
+        ("[range]", "[settings.range]", r"has \[settings.range\]; write \[range\]"),
         ('"fedprox.mu"', '"fedper.ft_epochs"', "concerns none of its methods"),
     ],
 )
 def test_bad_searches_get_one_sentence(tmp_path, old, new, sentence):
     with pytest.raises(UserError, match=sentence):
         search(tmp_path, SEARCH.replace(old, new))
+
+
+def test_seeds_of_a_sweep_stand_above_its_tables(tmp_path):
+    path = tmp_path / "sweep.toml"
+    path.write_text('methods = ["fedavg"]\n[settings]\nrounds = 2\nseeds = 3\n')
+    with pytest.raises(UserError, match=r"'seeds' stands in the table \[settings\] .*above the fi"):
+        read_sweep(path)
+
+
+def test_the_best_settings_are_a_command_that_can_be_copied(cli, tmp_path):
+    pytest.importorskip("optuna")
+    text = SEARCH.partition("[range]")[0].replace("batch_size", "epochs").replace("16, 32", "1, 2")
+    text = text.replace(
+        "[grid]", '"fedprox.mu" = 0.2\nlr_decay = [1.0, 0.9]\nsampler = "balanced"\n[grid]'
+    )
+    (tmp_path / "search.toml").write_text(text)
+    done = cli("tune", "search.toml", "--out", "tuned", "--quiet")
+    line = next(line for line in done.out.splitlines() if line.startswith("fedhelix compare"))
+    assert "--set rounds=2" in line and "fedavg@epochs=" in line and "fedprox@epochs=" in line
+    assert cli(*shlex.split(line)[1:], "--out", "again", "--quiet").code == 0
+    rows = json.loads(cli("tune", "search.toml", "--out", "tuned", "--quiet", "--json").out)
+    assert "fedprox.mu" not in rows[0]["command"] and "fedprox.mu=0.2" in rows[1]["command"]
+    for row in rows:
+        name = row["method"]
+        assert cli(*shlex.split(row["command"])[1:], "--out", name, "--quiet").code == 0
+        trial = RunFolder.open(tmp_path / "tuned" / f"{name}-trial{row['number']}")
+        assert RunFolder.open(tmp_path / name).config == trial.config
 
 
 def test_ranges_are_not_for_sweeps_and_a_search_needs_a_space(tmp_path):

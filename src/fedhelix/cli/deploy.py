@@ -16,6 +16,7 @@ import typer
 from fedhelix.cli.common import UNTOUCHED, Code, DataDir, Json, LogFormat, Out, Quiet, resumable
 from fedhelix.cli.flags import settings
 from fedhelix.cli.pages import App
+from fedhelix.core.errors import UserError
 from fedhelix.core.files import writable_file, write_atomically
 from fedhelix.deploy import need_flower, submit
 from fedhelix.deploy.hints import FOLDER, SERVER, where
@@ -25,6 +26,7 @@ from fedhelix.report.wording import count
 from fedhelix.runs import jobs
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
+from fedhelix.store.records import has_effect
 
 if TYPE_CHECKING:
     from fedhelix.deploy.control import Control
@@ -284,16 +286,25 @@ def deploy_model(
 
     Its entries are those of the network's `state_dict`, for `load_state_dict`.
     """
-    need_flower()
     from safetensors.torch import save
 
-    from fedhelix.deploy.server import server_model
+    from fedhelix.deploy.finished import run_of_sites
     from fedhelix.federation.export import weights
 
-    module, words = server_model(run)
+    folder = RunFolder.open(run)
+    if "deployment" not in folder.config:
+        raise UserError(
+            f"'{run}' is no run of a deployment; in Python, load_run({str(run)!r}).model() is "
+            "its server's model."
+        )
+    loaded = run_of_sites(folder)
+    module, rounds = loaded.network(), loaded.state.round
     writable_file(out)
     write_atomically(out, save(weights(module)))
-    print(f"fedhelix: {words}", file=sys.stderr)
+    words = f"{rounds} round{'s' * (rounds != 1)} of {loaded.federation.method.label}"
+    effective = sum(map(has_effect, loaded.records))
+    words += f", {effective} of which changed it" if effective < rounds else ""
+    print(f"fedhelix: the server's model after {words}", file=sys.stderr)
     print(out)
 
 

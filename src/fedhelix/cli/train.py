@@ -33,7 +33,7 @@ from fedhelix.report.terminal import show_comparison, show_run, show_table
 from fedhelix.runs import comparison, jobs
 from fedhelix.runs.jobs import Session
 from fedhelix.runs.spec import make_spec, make_specs
-from fedhelix.runs.sweep import read_search, read_sweep
+from fedhelix.runs.sweep import command_of, read_search, read_sweep
 from fedhelix.runs.tune import best, tune_all
 from fedhelix.store import RUNS
 from fedhelix.store.mistakes import runs_in
@@ -229,7 +229,11 @@ def tune(
         print(f"fedhelix: the time is up; {AGAIN}", file=sys.stderr)
     found = best(trials)
     if as_json:
-        rows = [{"spec": one.spec, "valid": one.best, **vars(one)} for one in found.values()]
+        rows = [
+            {"spec": one.spec, "valid": one.best, **vars(one)}
+            | {"command": command_of([one.spec], search.settings)}
+            for one in found.values()
+        ]
         print(json.dumps(rows, indent=2))
         return
     cells = [
@@ -238,7 +242,7 @@ def tune(
     ]
     show_table(["method", "trials", "validation"], cells)
     # Plain `print`, so that a setting stays whole and can be copied.
-    print("\nThe best setting of each, as `fedhelix compare` takes it:")
-    for one in found.values():
-        print(one.spec)
+    if found:
+        print("\nThe best setting of each, with all that was set for the search:")
+        print(command_of([one.spec for one in found.values()], search.settings))
     print(f"\ntrials: {folder}")

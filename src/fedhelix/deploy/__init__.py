@@ -1,7 +1,8 @@
 """The same methods across real machines.
 
 The server runs the round loop inside Flower's ServerApp. Each site does one client's work and
-keeps that client's data and state. No other package imports this one, except the command line.
+keeps that client's data and state. No other package imports this one, except the command line;
+`fedhelix.load_run` is here too, since it also loads runs across sites.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ It is stored with the run, because client numbers must not change when the run i
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,11 @@ def read_sites(path: Path) -> dict[str, SiteDescription]:
         return dict(loads(path.read_bytes()))
     except (ValueError, TypeError) as problem:
         raise UserError(f"'{path}' is damaged: {problem}.") from None
+
+
+def site_names(sites: Sequence[str], clients: int) -> tuple[str, ...]:
+    """The names of all clients; who comes later is not known yet."""
+    return (*sites, *map(str, range(len(sites), clients)))
 
 
 class SiteRegistry:

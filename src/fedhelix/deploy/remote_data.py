@@ -16,8 +16,10 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.seeds import numpy_draw
 from fedhelix.data import Dataset, Partition, Split, from_arrays, from_npz
 from fedhelix.data.loading import canonical
+from fedhelix.deploy.registry import SiteDescription, SiteRegistry
 from fedhelix.deploy.schema import DTYPES
 from fedhelix.federation.description import located
+from fedhelix.runs.spec import RunSpec
 
 OWN = "own"  # in place of a data set's name: every site has its own samples
 # Training and test samples assumed for a client whose site has not joined yet: at most 0.9 of
@@ -162,6 +164,31 @@ def placeholder_data(description: Mapping[str, Any]) -> Dataset:
     x = torch.zeros(1, *description["shape"], dtype=dtype)
     y = torch.zeros(1, *description["target"], dtype=torch.int64 if classes else torch.float32)
     return Dataset(OWN, x, y, x, y, classes)
+
+
+def data_of_sites(
+    spec: RunSpec,
+    server_data: str | None,
+    registry: SiteRegistry,
+    description: SiteDescription,
+) -> dict[str, Any]:
+    """The federation's settings about data where sites have their own samples."""
+    config = spec.config
+    sites = registry.descriptions.values()
+    counts = [(site["train"], site["test"]) for site in sites]
+    counts += [UNKNOWN_COUNTS] * (registry.capacity - len(counts))
+    settings: dict[str, Any] = {"partition": RemotePartition(counts, config.valid)}
+    if server_data is None:
+        return settings | {"data": placeholder_data(description)}
+    data = _as_classified(from_npz(server_data), description)
+    if config.validation_size is None and spec.method.capabilities.server_validation:
+        settings["validation_size"] = float(len(data.x) - 1)  # all that the server has
+    return settings | {"data": data}
+
+
+def _as_classified(data: Dataset, description: SiteDescription) -> Dataset:
+    """The server's samples under the sites' name and number of classes."""
+    return dataclasses.replace(data, name=OWN, classes=description["classes"])
 
 
 def common_source(data: str) -> str:

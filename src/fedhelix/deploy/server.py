@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable
 from functools import partial
@@ -10,38 +9,31 @@ from pathlib import Path
 from typing import Any
 
 from flwr.serverapp import Grid
-from torch import nn
 
-from fedhelix.core.errors import UserError
 from fedhelix.core.options import build
-from fedhelix.data import Dataset, from_npz
 from fedhelix.deploy.audit_log import AuditLog
 from fedhelix.deploy.code import code_files, file_hash, public_names
 from fedhelix.deploy.engine import RemoteEngine
 from fedhelix.deploy.keys import make_site_key
 from fedhelix.deploy.masking_engine import MaskingEngine
 from fedhelix.deploy.policy import RoundPolicy, cohort_size, sampled
-from fedhelix.deploy.registry import SITES_FILE, SiteDescription, SiteRegistry, read_sites
+from fedhelix.deploy.registry import SITES_FILE, SiteDescription, SiteRegistry, site_names
 from fedhelix.deploy.remote_data import (
     OWN,
-    UNKNOWN_COUNTS,
-    RemotePartition,
     common_description,
+    data_of_sites,
     difference,
     odd_sites,
-    placeholder_data,
     remote_split,
 )
 from fedhelix.deploy.transport import Transport
 from fedhelix.deploy.waiting import Waiting
-from fedhelix.federation.description import check_same
 from fedhelix.federation.federation import Federation
 from fedhelix.federation.run import Run
 from fedhelix.runs.config import Config
-from fedhelix.runs.finished import last_checkpoint
 from fedhelix.runs.spec import RunSpec, read_spec
 from fedhelix.store import RunFolder
-from fedhelix.store.records import Record, has_effect
+from fedhelix.store.records import Record
 
 AUDIT_FILE = "audit.jsonl"
 
@@ -70,43 +62,6 @@ def serve_run(grid: Grid, path: Path, quiet: bool | None = None) -> Run:
         )
     finally:
         federation.close()
-
-
-def server_model(path: Path) -> tuple[nn.Module, str]:
-    """The server's model after the last round of a run across sites, and in words which one it is;
-    nothing is written, so the run may go on meanwhile.
-    """
-    folder = RunFolder.open(path)
-    if "deployment" not in folder.config:
-        raise UserError(
-            f"'{path}' is no run of a deployment; in Python, load_run({str(path)!r}).model() is "
-            "its server's model."
-        )
-    if not (sites := read_sites(path / SITES_FILE)) or not folder.rounds_saved:
-        raise UserError(f"'{path}' has no checkpoint yet; let it finish a round first.")
-    spec = read_spec(folder.config, path)
-    places: dict[str, Any] = {"device": "cpu", "workers": None, "kernels": "onednn"}
-    if spec.config.data == OWN:
-        registry = SiteRegistry(None, spec.config.client_count + spec.config.newcomers)
-        registry.descriptions = sites
-        server_data = folder.config["deployment"].get("server_data")
-        places |= _data_of_sites(spec, server_data, registry, common_description(sites))
-    federation = spec.config.federation(spec.method, engine="serial", **places)
-    check_same(federation, folder)
-    restored = last_checkpoint(folder, "cpu")
-    assert restored is not None  # it has rounds
-    run = Run(federation, *restored, folder)
-    module, rounds = run.model(), run.state.round
-    effective = sum(map(has_effect, run.records))
-    if module is None:
-        raise UserError(
-            f"{spec.method.label} has no global model; write a site's own one there with "
-            "`fedhelix site model`."
-        )
-    words = f"{rounds} round{'s' * (rounds != 1)} of {spec.method.label}"
-    if effective < rounds:
-        words += f", {effective} of which changed it"
-    return module, f"the server's model after {words}"
 
 
 def spent_before(folder: RunFolder, registry: SiteRegistry) -> dict[str, float]:
@@ -152,7 +107,7 @@ def make_federation(
     overrides: dict[str, Any] = {}
     if config.data == OWN:
         description = common_description(registry.descriptions)
-        overrides = _data_of_sites(spec, policy.server_data, registry, description)
+        overrides = data_of_sites(spec, policy.server_data, registry, description)
         header["classes"] = description["classes"]
         transport.unfit = partial(difference, other=description, other_name="the run")
     enough = cohort_size(config) if policy.extra else None
@@ -167,40 +122,17 @@ def make_federation(
     if config.data == OWN:
         _hand_out_supplements(federation)
 
+    def name_clients() -> None:
+        federation.names = site_names(registry.sites, federation.clients)
+
     def joined(client: int, site: SiteDescription) -> None:
-        _name_clients(federation, registry)
+        name_clients()
         if config.data == OWN:
             federation.splits[client] = remote_split(site["train"], site["test"], config.valid)
 
-    _name_clients(federation, registry)
+    name_clients()
     registry.on_join = joined
     return federation
-
-
-def _name_clients(federation: Federation, registry: SiteRegistry) -> None:
-    """Clients are called by their sites; places that no site has taken, by their numbers."""
-    later = map(str, range(len(registry.sites), federation.clients))
-    federation.names = (*registry.sites, *later)
-
-
-def _data_of_sites(
-    spec: RunSpec,
-    server_data: str | None,
-    registry: SiteRegistry,
-    description: SiteDescription,
-) -> dict[str, Any]:
-    """The federation's settings about data where sites have their own samples."""
-    config = spec.config
-    sites = registry.descriptions.values()
-    counts = [(site["train"], site["test"]) for site in sites]
-    counts += [UNKNOWN_COUNTS] * (registry.capacity - len(counts))
-    settings: dict[str, Any] = {"partition": RemotePartition(counts, config.valid)}
-    if server_data is None:
-        return settings | {"data": placeholder_data(description)}
-    data = _as_classified(from_npz(server_data), description)
-    if config.validation_size is None and spec.method.capabilities.server_validation:
-        settings["validation_size"] = float(len(data.x) - 1)  # all that the server has
-    return settings | {"data": data}
 
 
 def _hand_out_supplements(federation: Federation) -> None:
@@ -219,8 +151,3 @@ def _public(spec: RunSpec) -> dict[str, Any]:
     public = {key: value for key, value in spec.as_dict().items() if key not in private}
     method, model = public_names(spec)
     return public | {"method": {**public["method"], "name": method}, "model": model}
-
-
-def _as_classified(data: Dataset, description: SiteDescription) -> Dataset:
-    """The server's samples under the sites' name and number of classes."""
-    return dataclasses.replace(data, name=OWN, classes=description["classes"])

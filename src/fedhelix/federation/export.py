@@ -39,7 +39,7 @@ def export(
         if name not in FILES:
             raise UserError(f"formats are {', '.join(FILES)}, not '{name}'.")
     module, data = module.cpu(), fed.data
-    example = data.prepare(data.x[:2].cpu())
+    example = data.prepare(data.x[[0, 0]].cpu())  # a batch of one would be one for ever
     writable_file(*(folder / FILES[name] for name in formats), folder / CARD)
     writers: dict[str, Callable[[Path], None]] = {
         "safetensors": lambda path: write_atomically(path, save(weights(module))),
@@ -162,6 +162,7 @@ def model_card(
         "Trained parameters": f"{summary['parameters']:,}",
         "Data": f"{data!r}{later}",
         "Inputs": _inputs(data) if data.fields is None else _parts(fed),
+        **({"Columns, in this order": ", ".join(data.columns)} if data.columns else {}),
         "Classes": ", ".join(data.labels) if data.labels else data.classes or "none",
         "Clients": summary["clients"],
         "Method": fed.method.label,

@@ -127,6 +127,11 @@ def prepared_inputs(data: Dataset, x: Any) -> Inputs:
     if isinstance(samples, Parts) or tuple(samples.shape[1:]) != data.shape:
         parts = f"parts {Fields.of(samples)}" if isinstance(samples, Parts) else None
         shape = None if isinstance(samples, Parts) else f"shape {tuple(samples.shape)}"
+        if isinstance(samples, Tensor) and tuple(samples.shape) == data.shape:
+            raise UserError(
+                f"x is one sample, of shape {data.shape}, and predict takes N of them; give it a "
+                "batch axis, such as x[None], or x[:1] of several."
+            )
         raise UserError(
             f"x has the {parts or shape}, but a sample of '{data.name}' has the shape "
             f"{data.shape}; give N of them."
@@ -172,6 +177,11 @@ def scaled_as(trained: Tensor, x: Tensor) -> Tensor:
     if not trained.is_floating_point() or x.is_floating_point() or not x.numel():
         return x.to(trained.dtype)
     low, high = (float(limit) for limit in trained.aminmax())
+    if low == high == 0:  # as at the server of a deployment, which has no samples
+        raise UserError(
+            "x has whole numbers, and the scale of the training samples is not known here; give "
+            "floats on that scale."
+        )
     is_unit, most = low >= 0 and high <= 1, int(x.max())
     if is_unit and x.dim() > 2 and (x.dtype == torch.uint8 or most > 1):
         return unit_pixels(x)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedhelix.core.registry import is_known, make
 from fedhelix.report.results import Groups, Result, unequal
 from fedhelix.report.spread import finals, tied
 from fedhelix.report.tables import comparison
@@ -238,27 +237,18 @@ def facts(results: Sequence[Result]) -> list[tuple[str, str]]:
         used[key] = [str(_versions(result).get(key, "")) for result in results]
     distinct = {key: sorted(set(values) - {""}) for key, values in used.items()}
     versions = [(key, ", ".join(values)) for key, values in distinct.items() if values]
-    return shared + _changed_options(results) + versions
+    return shared + _options(results) + versions
 
 
-def _changed_options(results: Sequence[Result]) -> list[tuple[str, str]]:
-    """The options of each method that differ from its defaults; of one from a file, all."""
+def _options(results: Sequence[Result]) -> list[tuple[str, str]]:
+    """The options of each method; several sets where its runs differ."""
     found: dict[str, dict[str, None]] = {}
     for result in results:
-        usual = make(result.method).options() if is_known(result.method) else {}
-        changed = [
-            f"{key} = {'auto' if value is None else value}"
-            for key, value in result.options.items()
-            if key not in usual or _as_written(usual[key]) != _as_written(value)
-        ]
-        if changed:
-            found.setdefault(result.method, {})[", ".join(changed)] = None
+        options = result.options.items()
+        words = [f"{key} = {'auto' if value is None else value}" for key, value in options]
+        if words:
+            found.setdefault(result.method, {})[", ".join(words)] = None
     return [(f"options of {method}", "; or ".join(sets)) for method, sets in found.items()]
-
-
-def _as_written(value: Any) -> Any:
-    """An option as files have it."""
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _versions(result: Result) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""Finished runs, for notebooks: `load_run(FOLDER)`."""
+"""Finished runs of one machine, with their models."""
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 from fedhelix.core.errors import UserError
@@ -16,19 +15,8 @@ from fedhelix.store import RunFolder
 from fedhelix.store.records import Record
 
 
-def load_run(path: str | Path, federation: Federation | None = None) -> Run:
-    """A run from its folder, with its models: `load_run("runs/demo/helix-seed0").model()`.
-
-    A run that was made in Python with data, a network or a method of your own also needs the
-    `Federation` that made it.
-    """
-    folder = RunFolder.open(path)
-    if "deployment" in folder.config:
-        how = shlex.join(["fedhelix", "deploy", "model", str(path)])
-        raise UserError(
-            f"'{path}' is a run across sites, which load_run cannot load; write the server's model "
-            f"with `{how}`, and a site's own one there with `fedhelix site model`."
-        )
+def run_here(folder: RunFolder, path: str | Path, federation: Federation | None) -> Run:
+    """A run of one machine from its folder, which was named by a path; see `load_run`."""
     config = folder.config
     if "made_from" in config and is_known(str(config["method"]["name"])):
         config = as_command(config)

@@ -24,6 +24,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from fedhelix.core import toml
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.registry import is_known, resolve
 from fedhelix.runs.config import flat, layered
+from fedhelix.runs.spec import groups_of
 
 KEYS = {
     "methods": list, "seeds": int, "settings": dict, "grid": dict, "trials": int, "range": dict,
@@ -80,12 +83,7 @@ def read_sweep(file: str | Path) -> Sweep:
 
 def read_search(file: str | Path) -> Search:
     """The search that a TOML file describes."""
-    content = _checked(file)
-    if "seeds" in content:
-        raise UserError(
-            f"'{file}' has seeds, but all trials of a search have one seed; leave seeds out, or "
-            "use `fedhelix sweep`."
-        )
+    content = _checked(file, one_seed=True)
     ranges, trials = dict(content.get("range", {})), content.get("trials", 20)
     for key, given in ranges.items():
         _check_range(f"'{key}' in the ranges of '{file}'", given)
@@ -108,13 +106,30 @@ def _check_range(what: str, given: Any) -> None:
         raise UserError(f"{what} needs numbers low < high, above 0 with log, not {given!r}.")
 
 
+def _check_places(content: dict[str, Any], file: str | Path, one_seed: bool) -> None:
+    """Refuse a key of the whole file that stands in one of its tables, and seeds of a search."""
+    tables = {key: content.get(key, {}) for key, kind in KEYS.items() if kind is dict}
+    if one_seed and any("seeds" in table for table in (content, *tables.values())):
+        raise UserError(
+            f"'{file}' has seeds, but all trials of a search have one seed; write seed in its "
+            "table [settings], and repeat the best settings with `fedhelix compare --seeds`."
+        )
+    for name, table in tables.items():
+        for key in table.keys() & KEYS.keys():
+            raise UserError(
+                f"'{key}' stands in the table [{name}] of '{file}'; write it above the first table."
+                if key not in tables
+                else f"'{file}' has [{name}.{key}]; write [{key}]."
+            )
+
+
 def _settings(content: dict[str, Any]) -> dict[str, Any]:
     settings = dict(content.get("settings", {}))
     preset = settings.pop("preset", None)
     return layered(preset) | flat(settings)
 
 
-def _checked(file: str | Path) -> dict[str, Any]:
+def _checked(file: str | Path, one_seed: bool = False) -> dict[str, Any]:
     """The content of a file, whose keys have the right types and concern its methods."""
     content = toml.read(file)
     for key, value in content.items():
@@ -122,6 +137,7 @@ def _checked(file: str | Path) -> dict[str, Any]:
             raise unknown(f"key in '{file}'", key, KEYS)
         if not isinstance(value, KEYS[key]):
             raise UserError(f"'{key}' in '{file}' must be a {KEYS[key].__name__}, not {value!r}.")
+    _check_places(content, file, one_seed)
     methods, grid = content.get("methods", []), flat(content.get("grid", {}))
     searched = {**grid, **content.get("range", {})}
     if not methods:
@@ -170,6 +186,17 @@ def variant(method: str, chosen: dict[str, Any]) -> str:
     pairs = ",".join(f"{key}={_text(value)}" for key, value in chosen.items())
     joint = "," if "@" in method else "@"
     return f"{method}{joint}{pairs}" if pairs else method
+
+
+def command_of(methods: Sequence[str], settings: Space) -> str:
+    """The command that runs methods, which may be variants, under settings."""
+    groups = {group for method in methods for group in groups_of(method)}
+    words = ["fedhelix", "compare" if len(methods) > 1 else "run", *methods]
+    for key, value in settings.items():
+        group, dot, _ = key.partition(".")
+        if not dot or group in groups or not is_known(group):
+            words += ["--set", f"{key}={_text(value)}"]
+    return shlex.join(words)
 
 
 def _text(value: Any) -> str:

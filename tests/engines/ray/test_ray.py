@@ -17,6 +17,7 @@ from fedhelix import METHODS, FedAvg
 from fedhelix.core.errors import EngineFailure
 from fedhelix.core.means import means_by_group
 from fedhelix.core.options import option
+from fedhelix.engines.ray.connection import uninterrupted
 from helpers import NETWORKS, agree, cheap, small
 
 pytestmark = [
@@ -58,6 +59,42 @@ class Slow(FedAvg):
             (Path(self.folder) / ray.get_runtime_context().get_node_id()).touch()
             time.sleep(0.4)
         return super().upload(local)
+
+
+PRESSED = """
+import os, signal, sys
+import ray._raylet
+from fedhelix.cli.app import main
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+made = ray._raylet.CoreWorker
+
+def press(*args, **more):
+    worker = made(*args, **more)
+    os.kill(os.getpid(), signal.SIGINT)
+    return worker
+
+ray._raylet.CoreWorker = press
+sys.argv = ["fedhelix", "run", "fedavg", "--engine", "ray", "--workers", "1", "--out", sys.argv[1]]
+main()
+"""
+
+
+def test_ctrl_c_while_ray_begins_ends_as_usual(tmp_path):
+    command = [sys.executable, "-c", PRESSED, str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr == "stopped; nothing was written yet.\n"
+
+
+def test_a_second_ctrl_c_does_not_wait():
+    usual = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        signal.raise_signal(signal.SIGINT)
+        reached = True
+        signal.raise_signal(signal.SIGINT)
+        reached = False
+    assert reached and signal.getsignal(signal.SIGINT) is usual
 
 
 def records(fed, rounds=2):

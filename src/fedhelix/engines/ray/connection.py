@@ -5,10 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
 import socket
+import threading
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -56,14 +60,38 @@ def connect(address: str | None, workers: int | None) -> Any:
     if address is None:
         more = {"address": "local", "num_cpus": size, "include_dashboard": False}
     try:
-        with warnings.catch_warnings():
+        with uninterrupted(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ray.init(**more, logging_level=logging.ERROR, log_to_driver=False)
+            _ours[:] = [(address, size)]
     except (ConnectionError, RuntimeError, ValueError, OSError) as problem:
         where = f"at '{address}'" if address else "on this machine"
         raise UserError(f"Ray {where} cannot be used: {first_line(problem)}") from None
-    _ours[:] = [(address, size)]
     return ray
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """The first Ctrl-C waits until the end: a process that leaves `ray.init` half-way may end with
+    a segmentation fault. A second one does not wait.
+    """
+    before, pressed = signal.getsignal(signal.SIGINT), threading.Event()
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+
+    def press(number: int, frame: FrameType | None) -> None:
+        if pressed.is_set():
+            before(number, frame)
+        pressed.set()
+
+    signal.signal(signal.SIGINT, press)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed.is_set():
+        before(signal.SIGINT, None)
 
 
 def wanted(address: str | None, workers: int | None) -> int:

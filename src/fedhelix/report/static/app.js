@@ -164,7 +164,7 @@ async function showRun(name, mine) {
   const top = element("div", { class: "tiles" }), lists = element("div"), warnings = element("div"), gallery = element("section", { class: "gallery" });
   view.replaceChildren(element("div", { class: "bar" }, element("h1", {}, name), element("a", { href: "#/" }, "All runs")),
     top, warnings, element("section", { class: "card" }, element("h2", {}, "Learning"), curves),
-    element("section", { class: "card", id: "clients" }, element("h2", {}, "Clients"), people, history), gallery, lists);
+    element("section", { class: "card", id: "clients", hidden: true }, element("h2", {}, "Clients"), people, history), gallery, lists);
   const chart = new LineChart(curves, { axes: AXES, measures: MEASURES });
   let chosen = null, past = null;
   const tell = async (client) => {
@@ -223,7 +223,7 @@ async function showRun(name, mine) {
 async function showCompare(names, mine) {
   document.title = "Comparison · fedhelix";
   const each = element("button", { type: "button", class: "toggle", "aria-pressed": "false" }, "Every run");
-  const parts = element("div");
+  const parts = element("div", {}, element("p", { class: "soft" }, "Reading runs …"));
   const charts = new Map();
   let sections = [];
   view.replaceChildren(element("div", { class: "bar" }, element("h1", {}, `${names.length} runs side by side`), each, element("a", { href: "#/" }, "All runs")), parts);

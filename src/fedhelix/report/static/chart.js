@@ -56,7 +56,7 @@ class LineChart {
   // axes: [{key, label}]; measures: [{key, label, percent}];
   // series: [{label, place, x: {axis: [...]}, y: {measure: {mid, low, high}}}]
   constructor(host, { axes, measures, height = 340 }) {
-    Object.assign(this, { host, axes, measures, height, series: [], hidden: new Set() });
+    Object.assign(this, { host, axes, measures, height, series: null, hidden: new Set() }); // no series: they are still to come
     this.axis = axes[0];
     this.measure = measures[0];
     this.pickers = element("div", { class: "pickers" });
@@ -114,7 +114,7 @@ class LineChart {
   draw() {
     const width = Math.max(this.canvas.clientWidth, 240);
     const { height } = this;
-    const drawn = this.series
+    const drawn = (this.series || [])
       .filter((one) => !this.hidden.has(one.label))
       .map((one) => ({ one, points: this.points(one) }))
       .filter(({ points }) => points.length);
@@ -124,7 +124,7 @@ class LineChart {
     });
     this.canvas.replaceChildren(svg);
     if (!drawn.length) {
-      svg.append(shape("text", { x: width / 2, y: height / 2, class: "empty" }, "nothing evaluated yet"));
+      svg.append(shape("text", { x: width / 2, y: height / 2, class: "empty" }, this.series ? "nothing evaluated yet" : "loading …"));
       return;
     }
     const every = drawn.flatMap(({ points }) => points);
