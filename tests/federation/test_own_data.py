@@ -149,6 +149,15 @@ def test_predictions_find_the_columns_of_a_frame_by_name():
             run.predict(table[["a", "b", "d"]], client=1)
 
 
+def test_one_sample_by_name_is_a_list_of_one():
+    run = fit(frame(), partition.iid(3))
+    row = {name: [float(value)] for name, value in zip("abcd", X[0], strict=True)}
+    assert run.predict(row).tolist() == run.predict(X[:1]).tolist()
+    for value in (0.5, np.float32(0.5), np.array(0.5), torch.tensor(0.5), "half"):
+        with pytest.raises(UserError, match=r"'b' is a single value; .*: \{\"b\": \[...\]\}"):
+            run.predict({**row, "b": value})
+
+
 def test_several_columns_may_be_targets():
     table = frame().drop(columns="label").assign(one=Y, two=1 - Y)
     data = from_table(table, ["one", "two"])

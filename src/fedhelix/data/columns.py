@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -237,9 +238,15 @@ def column_of(table: Any, name: str) -> Any:
         table = table[:]  # whose columns need not be those that are stored
     if hasattr(table, "columns"):  # a data frame may number its columns
         name = next((own for own in table.columns if str(own) == name), name)
-    if hasattr(table[name], "columns"):
+    column = table[name]
+    if hasattr(column, "columns"):
         raise UserError(f"two columns are called '{name}'; give every column a name of its own.")
-    values = list(table[name])
+    if isinstance(column, str | Number) or getattr(column, "ndim", 1) == 0:
+        raise UserError(
+            f"column '{name}' is a single value; give a list of values, also for one sample: "
+            f'{{"{name}": [...]}}.'
+        )
+    values = list(column)
     return values if is_ragged(values) else stacked(values)
 
 
