@@ -284,9 +284,11 @@ def test_server_and_sites_log_epsilon_and_what_was_exchanged(tmp_path, monkeypat
         log = AuditLog(tmp_path / f"{method}.jsonl", key)
         record = federation.fit(1, quiet=True, watch=keep_log(federation, log)).records[0]
         spent = record["metadata"]["epsilon"]["0"]
+        delta = federation.method.options()["delta"]
         assert 0 < spent <= 8
         at_site = [e for e in read_log(tmp_path / "site-0.jsonl", None) if e["kind"] == "train"]
         assert at_site[-1]["epsilon"] == pytest.approx(spent, rel=1e-6)
+        assert at_site[-1]["delta"] == delta
         entries = read_log(log.path, tmp_path / "audit.pub")
         trained = next(entry for entry in entries if entry["kind"] == "train")
         assert trained["received"]["site-0"]["sha256"] == at_site[-1]["sha256"]
@@ -294,7 +296,8 @@ def test_server_and_sites_log_epsilon_and_what_was_exchanged(tmp_path, monkeypat
         monkeypatch.setattr(sys, "argv", ["fedhelix", "audit", "log", str(log.path)])
         with pytest.raises(SystemExit):
             main()
-        assert f"aggregate after round 1  epsilon {spent:.3g}\n" in capsys.readouterr().out
+        said = f"aggregate after round 1  epsilon {spent:.3g} at delta {delta:.3g}\n"
+        assert said in capsys.readouterr().out
         done = next(entry for entry in entries if entry["kind"] == "aggregate")
         assert done["epsilon"]["0"] == spent
 

@@ -185,7 +185,8 @@ def _show_logs(paths: Sequence[str], key: Path | None, as_json: bool) -> None:
             what = entry.get("error") or moved(entry)
             if spent := entry.get("epsilon"):
                 most = max(spent.values()) if isinstance(spent, dict) else spent
-                what = ", ".join(filter(None, (what, f"epsilon {most:.3g}")))
+                at = f" at delta {entry['delta']:.3g}" if entry.get("delta") else ""
+                what = ", ".join(filter(None, (what, f"epsilon {most:.3g}{at}")))
             words = (entry["time"], _asked(entry), entry.get("method"), what)
             print("  ".join(filter(None, words)))
         said = "signed with the given key" if key else "signed throughout with the key in it"

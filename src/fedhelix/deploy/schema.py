@@ -147,7 +147,8 @@ OWN_DATA: Schema = {
 ANSWERS: Mapping[str, Schema] = {
     "describe": ANSWER | {"data": ANY_TEXT},
     "train": ANSWER
-    | {"samples": whole(1, COUNT), "loss": optional(REAL), "epsilon": optional(EPSILON)},
+    | {"samples": whole(1, COUNT), "loss": optional(REAL)}
+    | {"epsilon": optional(EPSILON), "delta": optional(REAL)},
     "evaluate": ANSWER | SCORES,
     "evaluate_received": ANSWER | SCORES,
     "client_init": ANSWER,

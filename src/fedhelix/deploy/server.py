@@ -78,7 +78,9 @@ def keep_log(federation: Federation, log: AuditLog) -> Callable[[Record], None]:
 
     def aggregated(record: Record) -> None:
         spent = record["metadata"].get("epsilon")
-        log.append({"kind": "aggregate", "round": record["round"], "epsilon": spent})
+        delta = federation.method.options().get("delta") if spent else None
+        entry = {"kind": "aggregate", "round": record["round"], "epsilon": spent, "delta": delta}
+        log.append(entry)
 
     return aggregated
 

@@ -203,6 +203,7 @@ class Site:
         fields = {"samples": result.samples, "loss": result.loss, **kept.remark}
         for part in chain(setup.method):
             if isinstance(part, Budgeted):
+                fields["delta"] = part.delta
                 fields["epsilon"] = spent = part.spent(task.payload, result.client_state)
                 if part.is_last(task.payload, result.client_state, setup.training.epochs):
                     say(_last_round(part, task.round, spent), "warning")
