@@ -4,10 +4,10 @@
         --out benchmarks/results/ray-gpu.json
 
 Ray is told that the machine has two GPUs, and both actors see the one that there is. Every run is
-two rounds on a part of Fashion-MNIST from the same seed. What is compared are the metrics of all rounds and
-the parameters after the last one; without TF32, engines differ only in the order of sums. Training
-magnifies that, so steps are short and few, and a second run of `serial` shows how far a GPU
-differs from itself.
+two rounds on a part of Fashion-MNIST from the same seed. What is compared are the metrics of all
+rounds and the parameters after the last one; without TF32, engines differ only in the order of
+sums. Training magnifies that, so steps are short and few, and a second run of `serial` shows how
+far a GPU differs from itself.
 """
 
 from __future__ import annotations
