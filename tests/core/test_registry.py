@@ -1,5 +1,6 @@
 import inspect
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -82,6 +83,15 @@ def test_a_method_from_a_file(write):
         make(path, {"speed": "warp"})
 
 
+def test_copies_of_a_file_have_one_method(write, tmp_path):
+    path = write(MINE.format(name="mine"))
+    make(path)
+    copy = tmp_path / "site" / "mine.py"
+    copy.parent.mkdir()
+    copy.write_bytes(Path(path).read_bytes())
+    assert make(str(copy), {"speed": "fast"}).name == "mine"
+
+
 def test_a_name_belongs_to_one_file(write):
     with pytest.raises(
         UserError,
@@ -93,7 +103,7 @@ def test_a_name_belongs_to_one_file(write):
     with pytest.raises(
         UserError, match=r"Mine of .*mine\.py is called 'mine' already; choose another name"
     ):
-        make(write(MINE.format(name="mine"), "other.py"))
+        make(write(MINE.format(name="mine") + "\n# another one\n", "other.py"))
 
 
 def test_a_file_may_have_any_name(write):

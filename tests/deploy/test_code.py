@@ -10,7 +10,7 @@ import torch
 
 from fedhelix.core import toml
 from fedhelix.core.errors import UserError
-from fedhelix.deploy import messages, node
+from fedhelix.deploy import messages, node, submit
 from fedhelix.deploy.code import SiteCode, code_files, file_hash, public_names
 from fedhelix.deploy.dry_run import asked_run
 from fedhelix.deploy.keys import KEY_IN_USE, KEY_WITHDRAWN
@@ -188,6 +188,13 @@ def test_a_site_refuses_names_that_say_too_little_or_too_much(
 ):
     site = Site("a", folders[0], tmp_path / "kept", code=SiteCode([file]))
     assert says in refusal(site, request(file, **changes))
+
+
+def test_a_network_that_the_file_lacks_is_refused_before_a_folder_is_made(tmp_path, file):
+    spec = make_spec("fedavg", {**SMALL, "model": f"{file}:Nett"})
+    with pytest.raises(UserError, match="has no network 'Nett'"):
+        submit.create(spec, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("form", ["{}:Net", "{}c:Net", "sub/../{}:Net"])

@@ -158,6 +158,16 @@ def test_one_sample_by_name_is_a_list_of_one():
             run.predict({**row, "b": value})
 
 
+def test_what_is_no_table_and_no_array_says_how_to_make_one():
+    with pytest.raises(UserError, match=r"not a file; .*: pandas\.read_csv\('stations\.csv'\)"):
+        from_table("stations.csv", target="state")
+    pairs = TensorDataset(torch.as_tensor(X), torch.as_tensor(Y))
+    run = fit([pairs, pairs])
+    for given in (pairs, DataLoader(pairs)):
+        with pytest.raises(UserError, match=r"x is a \w+ of torch; give the inputs alone"):
+            run.predict(given, client=0)
+
+
 def test_several_columns_may_be_targets():
     table = frame().drop(columns="label").assign(one=Y, two=1 - Y)
     data = from_table(table, ["one", "two"])

@@ -73,6 +73,7 @@ def test_reports_say_whose_accuracy_it_is(mixed, tmp_path, cli):
         text = (tmp_path / name).read_text()
         for words in ("Newcomers arrive", "known clients %", "newcomers on arrival %"):
             assert words in text
+        assert ("is their mean over the last ten evaluated rounds" in text) == (name[-4:] == "html")
 
 
 def test_reports_without_newcomers_have_no_word_on_them(make_run):

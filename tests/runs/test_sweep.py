@@ -78,6 +78,10 @@ def test_a_sweep_is_a_comparison_of_variants(tmp_path):
             "'fedprox.mu' in the grid .* concerns none of its methods",
         ),
         (
+            'methods = ["fedavg"]\nrounds = 8\n[grid]\nlr = [0.1]',
+            r"'rounds' stands above the tables of .*; write it in the table \[settings\], or",
+        ),
+        (
             'methods = ["fedprox"]\n[grid]\n"fedprx.mu" = [0.1]',
             "unknown method of 'fedprx.mu' in the grid .* did you mean 'fedprox'",
         ),

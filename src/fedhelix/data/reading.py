@@ -286,6 +286,11 @@ def as_tensor(values: Any, where: str) -> Tensor:
     """Numbers as uint8, bool, int64 or float32; arrays of such a type are not copied."""
     if isinstance(values, Tensor) and values.layout is not torch.strided:
         raise UserError(f"{where} is a sparse tensor; its to_dense() makes one that can be read.")
+    if isinstance(values, Dataset | DataLoader):
+        raise UserError(
+            f"{where} is a {type(values).__name__} of torch; give the inputs alone, as one array: "
+            "torch.stack([x for x, _ in data])."
+        )
     if not isinstance(values, Tensor):
         try:
             array = as_array(values)

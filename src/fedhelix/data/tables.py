@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,10 @@ def from_table(
     20 % of the rows, of every owner's where there are owners, are held out. Where `test` has the
     column of owners, each is tested on its own rows.
     """
+    if isinstance(table, str | Path):
+        raise UserError(
+            f"from_table takes a table, not a file; read it first: pandas.read_csv({str(table)!r})."
+        )
     if isinstance(table, Mapping):
         table, test = _splits(table, test, name)
     where = f"'{name}'"

@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedhelix import models
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.core.imports import check_extra
 from fedhelix.core.options import build
+from fedhelix.core.registry import is_file
 from fedhelix.core.wrapper import check_wrappers
 from fedhelix.data import from_npz
 from fedhelix.deploy import waiting
@@ -55,6 +57,8 @@ def create(spec: RunSpec, out: Path, policy: Sequence[str] = (), where: str = ""
     """
     check_wrappers(spec.method)  # first: no setting helps
     code_files(spec)  # two of one name are refused
+    if is_file(spec.config.model):
+        models.from_file(spec.config.model)  # so is a network that the file lacks
     if spec.config.data == OWN and spec.config.attack in ("label-flip", "backdoor"):
         raise UserError(
             f"{spec.config.attack} changes samples, and here they are the sites' own; choose an "

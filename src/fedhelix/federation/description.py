@@ -47,8 +47,9 @@ SEVERAL = 1000  # samples of a pool that tell it from others
 GOLDEN_ANGLE = math.pi * (3 - math.sqrt(5))  # whose multiples never repeat
 SAME = 1e-3  # relative difference of two moments that are the same but for rounding
 
-# In clients.json: the shapes of the network's entries, and the hash of the file that made it.
-NETWORK, SOURCE = "network", "network_source"
+# In clients.json: the shapes of the network's entries, the hash of the file that made it, and the
+# names of method and data.
+NETWORK, SOURCE, ABOUT = "network", "network_source", "about"
 
 # Entries that a resumed run may have otherwise; who has which samples is compared by itself.
 NOT_CHECKED = ("rounds", "made_from", "partition")
@@ -205,7 +206,7 @@ def check_same(fed: FederationSetup, folder: RunFolder, goes_on: bool = False) -
 def _check_clients(fed: FederationSetup, folder: RunFolder) -> None:
     """Refuse clients with other samples."""
     its = {"names": census(fed).get("names"), **folder.clients}  # older runs lack names
-    for key in (NETWORK, SOURCE):
+    for key in (NETWORK, SOURCE, ABOUT):
         its.pop(key, None)
     _check_moments(fed.data, its.pop("moments", {}), folder.path)
     if its != {"names": None, **census(fed)}:
@@ -255,7 +256,9 @@ def clients_file(fed: FederationSetup) -> dict[str, Any]:
     }
     if fed.source is not None:
         network[SOURCE] = fed.source[1]
-    return census(fed) | network | ({"moments": moments(fed.data)} if fed.data_is_here else {})
+    about = {"method": fed.method.label, "data": fed.data.name}
+    values = {"moments": moments(fed.data)} if fed.data_is_here else {}
+    return census(fed) | network | {ABOUT: about} | values
 
 
 def moments(data: Dataset) -> dict[str, list[float]]:

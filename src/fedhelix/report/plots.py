@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from fedhelix.report.labels import add_legend, label_rows, rows_room
 from fedhelix.report.results import Groups, Result, grouped
@@ -299,8 +299,13 @@ def _spread_out(axes: Axes, costs: Sequence[pd.Series]) -> None:
     totals = [cost.iloc[-1] for cost in costs if len(cost)]
     if totals and max(totals) > FAR_APART * min(totals) > 0:
         axes.set_xscale("log")
+        low, high = axes.get_xlim()
+        # Where there are few powers of ten, their multiples are labelled too.
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 500 * low else (1,)))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(6))
 
 
 def metric_name(drawn: Sequence[Curve]) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeGuard
 
 import pandas as pd
@@ -217,12 +218,15 @@ def make(
         raise UserError(
             f"'{name}' is damaged: 'options' must be a table, and 'seed' a whole number."
         )
+    known = _about(census) | summary  # which a run has only at its end
     circumstances = _circumstances(config) | {
-        key: summary[key] for key in ("data", "clients") if key in summary
+        key: known[key] for key in ("data", "clients") if key in known
     }
+    if str(data := circumstances.get("data")).endswith(".npz"):
+        circumstances["data"] = Path(str(data)).stem
     return Result(
         name=name,
-        method=str(summary.get("method", method.get("name", "unknown"))),
+        method=str(known.get("method", method.get("name", "unknown"))),
         options=dict(options),
         circumstances=circumstances,
         seed=seed,
@@ -232,6 +236,12 @@ def make(
         config=config,
         census=census,
     )
+
+
+def _about(census: Mapping[str, Any]) -> dict[str, str]:
+    """What a run that has just begun calls its method and its data; older ones do not say it."""
+    about = census.get("about", {})
+    return dict(about) if isinstance(about, Mapping) else {}
 
 
 def by_setting(results: Sequence[Result]) -> dict[str, list[Result]]:

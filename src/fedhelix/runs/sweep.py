@@ -33,7 +33,7 @@ from typing import Any
 from fedhelix.core import toml
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.registry import is_known, resolve
-from fedhelix.runs.config import flat, layered
+from fedhelix.runs.config import Config, flat, layered
 from fedhelix.runs.spec import groups_of
 
 KEYS = {
@@ -133,6 +133,11 @@ def _checked(file: str | Path, one_seed: bool = False) -> dict[str, Any]:
     """The content of a file, whose keys have the right types and concern its methods."""
     content = toml.read(file)
     for key, value in content.items():
+        if key in Config.names:
+            raise UserError(
+                f"'{key}' stands above the tables of '{file}'; write it in the table [settings], "
+                "or, with a list of values to try, in [grid]."
+            )
         if key not in KEYS:
             raise unknown(f"key in '{file}'", key, KEYS)
         if not isinstance(value, KEYS[key]):
