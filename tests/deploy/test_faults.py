@@ -376,7 +376,7 @@ def test_a_run_says_which_sites_are_there_while_it_waits_for_others(tmp_path):
     assert submit.awaited(names, config) is None
     words = submit.awaited(names[:1], config)
     assert words.startswith(f"1 of {len(names)} sites are connected (site-0); the run begins once")
-    assert "stops after 600 s" in words and "--term begin=N" in words
+    assert "stops after 600 s" in words and "--clients" in words and "--term begin=N" in words
     few = submit.create(spec_for(cohort=2), tmp_path / "few", ["begin=1"]).config
     assert submit.awaited(names[:1], few) is None
     assert submit.awaited([], few).startswith("0 of 1 sites are connected; the run")

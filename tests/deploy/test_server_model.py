@@ -96,6 +96,7 @@ def test_load_run_gives_what_the_server_has(trained, data, cli, tmp_path):
     assert run.predict(x).tolist() == expected.tolist()
     card = (run.export(tmp_path / "out", "torch") / "README.md").read_text()
     assert "the server's model" in card
+    assert ("| Data | of the sites, which keep it |" in card) == (data == "own")
     program = torch.export.load(tmp_path / "out" / "model.pt2").module()
     assert torch.allclose(program(run.prepare(x)), run.model()(run.prepare(x)), atol=1e-5)
 

@@ -107,6 +107,24 @@ def test_every_incident_is_reported(make_run):
     ]
 
 
+def test_clients_of_several_runs_are_told_by_their_names(make_run):
+    """A site that joins late has another number than in a run that it began with."""
+    two = [make_run("fedavg", clients=2, rounds=2, census={"names": ["bern", "ulm"]})]
+    all_three = make_run("helix", clients=3, rounds=2, census={"names": ["bern", "metz", "ulm"]})
+    table = clients(grouped([*two, all_three]))
+    shown = {row[0]["text"]: [cell["value"] for cell in row[3:]] for row in table["rows"]}
+    first, second = (read(one).client_finals() for one in (*two, all_three))
+    assert [label.split()[0] for label in table["headers"][3:]] == ["fedavg", "helix"]
+    assert shown == {
+        "bern": [first[0], second[0]],
+        "ulm": [first[1], second[2]],
+        "metz": ["", second[1]],
+    }
+    missing = {"missing": {"1": "is gone"}}
+    run = make_run(rounds=2, incidents=missing, census={"names": ["bern", "ulm"]})
+    assert "2 answers of client ulm missing" in warnings([read(run)])[0]
+
+
 def test_incidents_beyond_the_most_frequent_reasons_are_counted(make_run):
     reasons = dict(enumerate(["is gone", "is late", "is full", "is lost", "is late", "is odd"]))
     (warning,) = warnings([read(make_run(rounds=1, incidents={"missing": reasons}))])

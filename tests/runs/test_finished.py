@@ -1,7 +1,6 @@
 """Finished runs: loaded in one line, used for predictions, exported with the same outputs."""
 
 import json
-import re
 import warnings
 
 import numpy as np
@@ -10,7 +9,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedhelix import Federation, FedPer, Private, UserError, from_arrays, from_table, load, load_run
+from fedhelix import (
+    DPSGD,
+    Federation,
+    FedPer,
+    Private,
+    UserError,
+    from_arrays,
+    from_table,
+    load,
+    load_run,
+)
 from fedhelix.runs import jobs
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
@@ -171,11 +180,21 @@ def test_exports_give_the_same_outputs(run, tmp_path):
         run.export(tmp_path / "other", "pickle")
 
 
-def test_a_model_card_gives_epsilon_with_its_delta(tmp_path):
+@pytest.mark.parametrize(
+    ("method", "whom"),
+    [
+        (Private(delta=1e-4), "clients"),
+        (DPSGD(delta=1e-4), "single samples"),
+        (DPSGD(FedPer(), delta=1e-4), "single samples"),
+    ],
+)
+def test_a_model_card_says_whom_privacy_protects_and_how_well(method, whom, tmp_path):
     pytest.importorskip("dp_accounting")
-    private = Federation("wine", clients=2, model="linear", method=Private(delta=1e-4))
-    folder = private.fit(1, quiet=True).export(tmp_path / "model", "safetensors")
-    assert re.search(r"epsilon \{.*\} at delta 0\.0001", (folder / "README.md").read_text())
+    private = Federation("wine", clients=2, model="mlp", method=method)
+    run = private.fit(1, quiet=True)
+    most = max(run.records[-1]["metadata"]["epsilon"].values())
+    card = (run.export(tmp_path / "model", "safetensors", client=0) / "README.md").read_text()
+    assert f"| Privacy | differential privacy of {whom}, epsilon {most:.3g} at delta 0.0001" in card
 
 
 def test_onnx_gives_the_same_outputs(run, tmp_path):

@@ -149,7 +149,8 @@ def awaited(here: Sequence[str], config: Mapping[str, Any]) -> str | None:
     names = f" ({', '.join(here)})" if here else ""
     return (
         f"{len(here)} of {wanted} sites are connected{names}; the run begins once {wanted} are, "
-        f"and stops after {terms['patience']:g} s (--term begin=N, --term patience=SECONDS)."
+        f"and stops after {terms['patience']:g} s (--clients: how many sites the run "
+        "has; --term begin=N: how many it begins with; --term patience=SECONDS)."
     )
 
 

@@ -151,16 +151,11 @@ def model_card(
     """
     data, name = fed.data, fed.objective.name
     whose = "the server's model" if client is None else f"the personal model of client {client}"
-    spent = last.get("metadata", {}).get("epsilon")
-    private = "no formal guarantee"
-    if spent:
-        delta = fed.method.options().get("delta")
-        private = f"differential privacy of clients, epsilon {spent} at delta {delta}"
     later = ", with those of clients that joined after the training" if fed.joined else ""
     rows = {
         "Network": f"{type(fed.engine.setup.module).__name__}, {whose}",
         "Trained parameters": f"{summary['parameters']:,}",
-        "Data": f"{data!r}{later}",
+        "Data": f"{data!r}{later}" if fed.data_is_here else "of the sites, which keep it",
         "Inputs": _inputs(data) if data.fields is None else _parts(fed),
         **({"Columns, in this order": ", ".join(data.columns)} if data.columns else {}),
         "Classes": ", ".join(data.labels) if data.labels else data.classes or "none",
@@ -171,11 +166,22 @@ def model_card(
         f"Personal {name} (mean of clients)": _figure(summary.get(f"personal_{name}")),
         f"Global {name}": _figure(summary.get(f"final_{name}", summary.get(name))),
         "Uploaded": f"{summary.get('uplink_bytes', 0):,} bytes",
-        "Privacy": private,
+        "Privacy": _privacy(fed, last),
         "Files": ", ".join(FILES.get(kind, kind) for kind in formats),
     }
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     return f"# {fed.method.label} on {data.name}\n\n| | |\n| --- | --- |\n{table}\n"
+
+
+def _privacy(fed: FederationSetup, last: Mapping[str, Any]) -> str:
+    """Whom differential privacy protects, and how well."""
+    spent = last.get("metadata", {}).get("epsilon")
+    if not spent:
+        return "no formal guarantee"
+    whom = "single samples" if fed.method.capabilities.sample_gradients else "clients"
+    delta = fed.method.options()["delta"]
+    most = f"epsilon {max(spent.values()):.3g} at delta {delta:g}"
+    return f"differential privacy of {whom}, {most} (what a client has spent at most)"
 
 
 def _inputs(data: Dataset) -> str:

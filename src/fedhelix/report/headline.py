@@ -219,7 +219,8 @@ def _incident_warning(result: Result, kind: str) -> Iterator[str]:
     if incidents := result.incidents(kind):
         lost, whose, how = INCIDENT_WORDS[kind]
         why = reasons(reason for *_, reason in incidents)
-        who = sorted({name for _, name, _ in incidents})
+        called = {str(number): name for number, name in enumerate(result.names)}
+        who = sorted({called.get(name, name) for _, name, _ in incidents})
         names = ", ".join(who[:MOST_NAMES]) + (" and others" if len(who) > MOST_NAMES else "")
         yield f"{result.name}: {count(len(incidents), lost)} of {whose}{names} {how} ({why})."
 

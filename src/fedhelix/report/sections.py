@@ -28,19 +28,28 @@ def clients(groups: Groups) -> dict[str, Any]:
     """A row per client of every seed, worst first: its samples and its final metric by method."""
     finals = {label: _finals_by_seed(results) for label, results in groups.items()}
     labels = [label for label, values in finals.items() if values]
-    everybody = {who for values in finals.values() for who in values}
-    worst_first = sorted(
-        everybody, key=lambda who: (min(values.get(who, np.inf) for values in finals.values()), who)
-    )
     runs = [result for results in groups.values() for result in results]
+    everybody = {  # those of one name are one client, whatever its number is in other runs
+        (result.seed, _name(result, client)): (result, client)
+        for result in reversed(runs)
+        for client in result.client_finals()
+    }
+    worst_first = sorted(
+        everybody,
+        key=lambda who: (
+            min(values.get(who, np.inf) for values in finals.values()),
+            who[0],
+            everybody[who][1],
+        ),
+    )
     of_seed = {result.seed: result for result in runs}
     metrics = {result.main_metric() or "accuracy" for result in runs}
     show = percent if all(metric.endswith("accuracy") for metric in metrics) else plain
     rows = []
-    for seed, client in worst_first[:MOST_CLIENTS]:
-        values = [finals[label].get((seed, client)) for label in labels]
+    for who in worst_first[:MOST_CLIENTS]:
+        values = [finals[label].get(who) for label in labels]
         cells = [_cell("–" if value is None else show(value, np.nan), value) for value in values]
-        rows.append([*_client_cells(of_seed[seed], client), *cells])
+        rows.append([*_client_cells(*everybody[who]), *cells])
     note = " Each seed deals the data anew." if len(of_seed) > 1 else ""
     if len(everybody) > MOST_CLIENTS:
         note += f" The worst {MOST_CLIENTS} of {len(everybody)} are listed."
@@ -49,23 +58,27 @@ def clients(groups: Groups) -> dict[str, Any]:
     return {"headers": ["client", "seed", "samples", *labels], "rows": rows, "note": note}
 
 
-def _finals_by_seed(results: Sequence[Result]) -> dict[tuple[int, int], float]:
-    """The final metric of every seed's clients."""
+def _finals_by_seed(results: Sequence[Result]) -> dict[tuple[int, str], float]:
+    """The final metric of every seed's clients, by their names."""
     return {
-        (result.seed, client): value
+        (result.seed, _name(result, client)): value
         for result in results
         for client, value in result.client_finals().items()
     }
+
+
+def _name(result: Result, client: int) -> str:
+    """A client's name, or its number."""
+    return result.names[client] if client < len(result.names) else str(client)
 
 
 def _client_cells(result: Result, client: int) -> list[dict[str, Any]]:
     """A client's name or number, seed and samples."""
     mark = " ×" if client in result.attackers else ""
     sizes = result.census.get("samples")
-    named = result.names[client] if client < len(result.names) else client
     samples = sizes[client] if isinstance(sizes, list) and client < len(sizes) else None
     return [
-        _cell(f"{named}{mark}", client),
+        _cell(f"{_name(result, client)}{mark}", client),
         _cell(str(result.seed), result.seed),
         _cell(str(samples or "–"), samples),
     ]
