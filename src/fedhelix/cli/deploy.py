@@ -115,7 +115,8 @@ def keys(
     for name in sites or []:
         print(make_site_key(folder / "keys", name))
     print(
-        f"Each site gets its own SITE.key and {folder / 'keys' / 'ca.pem'}; server.key stays here. "
+        f"A new site gets its own SITE.key and {folder / 'keys' / 'ca.pem'}; one whose key is "
+        "replaced keeps the ca.pem that it has. server.key stays here. "
         f"The certificates {validity(folder / 'keys')}."
     )
 
