@@ -88,7 +88,13 @@ def start(tmp_path):
         'methods = ["fedavg"]\nseeds = 2\n[settings]\nrounds = 5000\nclients = 4\nmodel = "mlp"\n'
     )
     command = [sys.executable, "-m", "fedhelix", "sweep", "a.toml", "--jobs", "2", "-o", "out"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell may ignore it
+    )
     end = time.monotonic() + 90
     while len(list(tmp_path.glob("out/*/metrics.jsonl"))) < 2:
         assert time.monotonic() < end and process.poll() is None
