@@ -6,7 +6,7 @@ Everything here is a function of (setup, task) alone, whatever the process, devi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedhelix.core.cpu import one_thread
 from fedhelix.core.errors import unknown
-from fedhelix.core.method import Client, Local, LocalRound, Method, Phase
+from fedhelix.core.method import Batch, Client, Local, LocalRound, Method, Phase
 from fedhelix.core.objective import evaluate_outputs
 from fedhelix.core.optimizers import StepSettings
 from fedhelix.core.parts import Inputs, each
@@ -54,20 +54,13 @@ def make_client(setup: Setup, task: ClientTask) -> Client:
     indices = torch.from_numpy(setup.splits[task.client].train)
 
     def gradients(state: State) -> Iterator[State]:
-        names = setup.layers.parameters
         setup.module.train()
-        for row, step in enumerate(
-            batch_schedule(setup, task, Phase(epochs=1), "gradients").steps()
-        ):
-            leaves = {name: state[name].detach().clone().requires_grad_() for name in names}
-            model = {**{name: value.clone() for name, value in state.items()}, **leaves}
+        schedule = batch_schedule(setup, task, Phase(epochs=1), "gradients")
+        for row, step in enumerate(schedule.steps()):
             drawn = key(setup.seed, "noise-gradients", task.round, task.client, row)
             with seeded(drawn, setup.device), applied(setup.kernels, setup.module):
-                loss = base_loss(setup, model, gather(setup, *step))
-                grads = torch.autograd.grad(
-                    loss, list(leaves.values()), allow_unused=True, materialize_grads=True
-                )
-            yield dict(zip(names, grads, strict=True))
+                gradient = batch_gradient(setup, state, gather(setup, *step))
+            yield gradient
 
     def sample_loss(state: State, x: Inputs, y: Tensor) -> Tensor:
         setup.module.eval()
@@ -121,6 +114,23 @@ def make_client(setup: Setup, task: ClientTask) -> Client:
         train=train_alone,
         deployed=setup.deployed,
     )
+
+
+def batch_gradient(setup: Setup, state: State, batch: Batch) -> State:
+    """The gradient of a model's loss on a batch; the model stays as it is."""
+    entries, names = tuple(state), tuple(setup.layers.parameters)
+
+    def program(x: Inputs, y: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+        copies = (value.detach().clone() for value in values)  # BatchNorm changes its buffers
+        model = dict(zip(entries, copies, strict=True))
+        leaves = [model[name].requires_grad_() for name in names]
+        loss = base_loss(setup, model, Batch(x, y))
+        return torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+
+    compute: Callable[..., tuple[Tensor, ...]] = program
+    if isinstance(batch.x, Tensor):
+        compute = setup.recorded(("gradient", entries), program)
+    return dict(zip(names, compute(batch.x, batch.y, *state.values()), strict=True))
 
 
 def noise(setup: Setup, task: ClientTask, purpose: str, index: int) -> int:
