@@ -49,8 +49,8 @@ def client_of(model: nn.Module, **training):
 
 @pytest.mark.parametrize("at_once", [7, 10_000])
 def test_one_pass_gives_the_squares_of_every_sample(at_once, monkeypatch):
-    monkeypatch.setattr(squares, "SAMPLES_AT_ONCE", at_once)
-    monkeypatch.setattr(squares, "VALUES_AT_ONCE", 40 * at_once)
+    monkeypatch.setattr(squares, "SAMPLES_AT_ONCE", (at_once, 0))
+    monkeypatch.setattr(squares, "VALUES_AT_ONCE", (40 * at_once, 0))
     client, fed = client_of(Branches())
     state = {**fed.initial, "norm.running_mean": torch.linspace(-1, 1, 4)}
     names = list(fed.layers.parameters)

@@ -137,9 +137,8 @@ class Genes(GeneOptions, FedAvg):
         units, due = self._units(local.layers), local.payload["gene"]
         gene = self._size.gene(model, before, units, due, self._scored)
         masks = take(local.context.get("mask", {}), local.payload["model"])
-        report = gene_report(masks, local.client.valid(model))
-        sent = torch.tensor(report, device=local.context["scale"].device)
-        return {"model": take(model, gene), "report": sent}, {"model": model}
+        report = gene_report(masks, local.client.valid(model), local.context["scale"].device)
+        return {"model": take(model, gene), "report": report}, {"model": model}
 
     def personal(self, models: dict[str, State]) -> str:
         """Client: what it trained last."""

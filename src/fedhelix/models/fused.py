@@ -1,4 +1,4 @@
-"""The kernels of `norm`: BatchNorm in training, a sum and a ReLU, in Triton.
+"""The kernels of `norm`: BatchNorm in training, a sum and perhaps a ReLU, in Triton.
 
 Images are matrices of places (image, row, column) and channels. Each way there are two kernels:
 one sums over shares of the places, in a fixed order so that two runs are identical; one applies
@@ -72,8 +72,8 @@ def _move(running, channel, here, value, momentum):  # type: ignore[no-untyped-d
 
 @triton.jit
 def _apply(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
-    x, shortcut, out, sums, weight, bias, statistics, running_mean, running_var, M, C, momentum,
-    eps, SHORTCUT: tl.constexpr, PARTS: tl.constexpr, P: tl.constexpr,
+    x, shortcut, out, sums, weight, bias, statistics, running_mean, running_var, batches, M, C,
+    momentum, eps, SHORTCUT: tl.constexpr, RELU: tl.constexpr, PARTS: tl.constexpr, P: tl.constexpr,
     R: tl.constexpr, K: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
     channel = tl.program_id(0) * K + tl.arange(0, K)
@@ -89,34 +89,39 @@ def _apply(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
         tl.store(statistics + C + channel, rstd, mask=here)
         _move(running_mean, channel, here, mean, momentum)
         _move(running_var, channel, here, variance * (M / (M - 1.0)), momentum)
+        if tl.program_id(0) == 0:
+            tl.store(batches, tl.load(batches) + 1)
     for turn in range(TURNS):
         row = (tl.program_id(1) * TURNS + turn) * R + tl.arange(0, R)
         inside = (row < M)[:, None] & here[None, :]
         value = _load(x, row, channel, inside, C) * scale[None, :] + shift[None, :]
         if SHORTCUT:
             value += _load(shortcut, row, channel, inside, C)
-        # A diverged client must stay visible.
-        value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        if RELU:  # a diverged client must stay visible
+            value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
         tl.store(out + row[:, None].to(tl.int64) * C + channel[None, :], value, mask=inside)
 
 
 @triton.jit
 def _back(  # type: ignore[no-untyped-def]
-    x, out, gradient, row, channel, inside, C, scale, shift, SHORTCUT: tl.constexpr
+    x, out, gradient, row, channel, inside, C, scale, shift,
+    SHORTCUT: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """The values, and the gradient that the ReLU lets through."""
     value, back = _load(x, row, channel, inside, C), _load(gradient, row, channel, inside, C)
-    if SHORTCUT:
-        passed = _load(out, row, channel, inside, C)
-    else:
-        passed = value * scale[None, :] + shift[None, :]
-    return value, tl.where(passed <= 0, 0.0, back)
+    if RELU:
+        if SHORTCUT:
+            passed = _load(out, row, channel, inside, C)
+        else:
+            passed = value * scale[None, :] + shift[None, :]
+        back = tl.where(passed <= 0, 0.0, back)
+    return value, back
 
 
 @triton.jit
 def _back_sums(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
     x, out, gradient, sums, weight, bias, statistics, M, C, share,
-    SHORTCUT: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
+    SHORTCUT: tl.constexpr, RELU: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """Sums of the gradient, and of its product with the normalised values."""
     channel, part = tl.program_id(0) * K + tl.arange(0, K), tl.program_id(1)
@@ -128,7 +133,7 @@ def _back_sums(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
     for start in range(part * share, tl.minimum((part + 1) * share, M), R):
         row = start + tl.arange(0, R)
         inside = (row < M)[:, None] & here[None, :]
-        value, back = _back(x, out, gradient, row, channel, inside, C, scale, shift, SHORTCUT)
+        value, back = _back(x, out, gradient, row, channel, inside, C, scale, shift, SHORTCUT, RELU)
         first += back
         second += back * (value - mean[None, :])
     at = sums + part * 2 * C + channel
@@ -139,7 +144,7 @@ def _back_sums(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
 @triton.jit
 def _back_apply(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
     x, out, gradient, to_x, to_shortcut, sums, weight, bias, statistics, to_weight, to_bias, M, C,
-    SHORTCUT: tl.constexpr, PARTS: tl.constexpr, P: tl.constexpr,
+    SHORTCUT: tl.constexpr, RELU: tl.constexpr, PARTS: tl.constexpr, P: tl.constexpr,
     R: tl.constexpr, K: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
     channel = tl.program_id(0) * K + tl.arange(0, K)
@@ -155,7 +160,7 @@ def _back_apply(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
     for turn in range(TURNS):
         row = (tl.program_id(1) * TURNS + turn) * R + tl.arange(0, R)
         inside = (row < M)[:, None] & here[None, :]
-        value, back = _back(x, out, gradient, row, channel, inside, C, scale, shift, SHORTCUT)
+        value, back = _back(x, out, gradient, row, channel, inside, C, scale, shift, SHORTCUT, RELU)
         at = row[:, None].to(tl.int64) * C + channel[None, :]
         if SHORTCUT:
             tl.store(to_shortcut + at, back, mask=inside)
@@ -193,8 +198,8 @@ class _Plan(NamedTuple):
         return {**self.block, "PARTS": parts, "P": triton.next_power_of_2(parts), "TURNS": TURNS}
 
 
-class NormRelu(torch.autograd.Function):
-    """relu(norm(x) + shortcut); the shortcut may be None."""
+class FusedNorm(torch.autograd.Function):
+    """norm(x) + shortcut, with or without a ReLU; the shortcut may be None."""
 
     @staticmethod
     def forward(
@@ -205,10 +210,12 @@ class NormRelu(torch.autograd.Function):
         bias: Tensor,
         running_mean: Tensor,
         running_var: Tensor,
+        batches: Tensor,
         momentum: float,
         eps: float,
+        relu: bool,
     ) -> Tensor:
-        """Updates the running statistics in place."""
+        """Updates the running statistics, and the number of batches, in place."""
         plan, has = _Plan.of(x), shortcut is not None
         added = (
             shortcut.contiguous(memory_format=torch.channels_last) if shortcut is not None else x
@@ -218,10 +225,11 @@ class NormRelu(torch.autograd.Function):
         _sums[plan.few](x, sums, plan.places, plan.channels, plan.share, **plan.block)
         _apply[plan.many](
             x, added, out, sums, weight, bias, statistics, running_mean, running_var,
-            plan.places, plan.channels, momentum, eps, SHORTCUT=has, **plan.totals,
+            batches, plan.places, plan.channels, momentum, eps, SHORTCUT=has, RELU=relu,
+            **plan.totals,
         )  # fmt: skip
-        ctx.save_for_backward(x, out if has else x, weight, bias, statistics)
-        ctx.has_shortcut = has
+        ctx.save_for_backward(x, out if has and relu else x, weight, bias, statistics)
+        ctx.has_shortcut, ctx.relu = has, relu
         return out
 
     @staticmethod
@@ -230,7 +238,7 @@ class NormRelu(torch.autograd.Function):
         """The gradients of x, the shortcut, the weight and the bias."""
         x, out, weight, bias, statistics = ctx.saved_tensors
         gradient = gradient.contiguous(memory_format=torch.channels_last)
-        plan, how = _Plan.of(x), {"SHORTCUT": ctx.has_shortcut}
+        plan, how = _Plan.of(x), {"SHORTCUT": ctx.has_shortcut, "RELU": ctx.relu}
         sums = x.new_empty(plan.few[1], 2, plan.channels, dtype=torch.float32)
         to_x = torch.empty_like(x)
         to_shortcut = torch.empty_like(x) if ctx.has_shortcut else None
@@ -244,4 +252,4 @@ class NormRelu(torch.autograd.Function):
             x, out, gradient, to_x, to_x if to_shortcut is None else to_shortcut, sums, weight,
             bias, statistics, to_weight, to_bias, *size, **how, **plan.totals,
         )  # fmt: skip
-        return to_x, to_shortcut, to_weight, to_bias, None, None, None, None
+        return to_x, to_shortcut, to_weight, to_bias, *[None] * 6

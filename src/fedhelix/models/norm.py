@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,12 +23,24 @@ def norm_relu(
     fused = with_triton("fedhelix.models.fused") if _can_fuse(norm, x) else None
     if fused is None:
         return F.relu(norm(x) if shortcut is None else norm(x) + shortcut())
-    assert norm.num_batches_tracked is not None
-    norm.num_batches_tracked.add_(1)
-    running = (norm.running_mean, norm.running_var, norm.momentum, norm.eps)
     added = None if shortcut is None else shortcut().to(x.dtype)
-    out: Tensor = fused.NormRelu.apply(x, added, norm.weight, norm.bias, *running)
+    out: Tensor = fused.FusedNorm.apply(x, added, *_entries(norm), True)
     return out
+
+
+def norm_alone(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
+    """norm(x), by the same kernels."""
+    fused = with_triton("fedhelix.models.fused") if _can_fuse(norm, x) else None
+    out: Tensor = (
+        norm(x) if fused is None else fused.FusedNorm.apply(x, None, *_entries(norm), False)
+    )
+    return out
+
+
+def _entries(norm: nn.BatchNorm2d) -> tuple[Any, ...]:
+    """What the kernels take."""
+    running = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
+    return norm.weight, norm.bias, *running, norm.momentum, norm.eps
 
 
 def _can_fuse(norm: nn.BatchNorm2d, x: Tensor) -> bool:

@@ -8,7 +8,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from fedhelix.models.cnn import image, narrowed
-from fedhelix.models.norm import norm_relu
+from fedhelix.models.norm import norm_alone, norm_relu
 
 
 class Block(nn.Module):
@@ -28,7 +28,15 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The block's output for a batch of feature maps."""
         out = norm_relu(self.bn1, self.conv1(x))
-        return norm_relu(self.bn2, self.conv2(out), partial(self.shortcut, x))
+        return norm_relu(self.bn2, self.conv2(out), partial(self._adapted, x))
+
+    def _adapted(self, x: Tensor) -> Tensor:
+        """The block's input in the shape of its output."""
+        if not len(self.shortcut):
+            return x
+        conv, norm = self.shortcut
+        assert isinstance(norm, nn.BatchNorm2d)
+        return norm_alone(norm, conv(x))
 
 
 class ResNet(nn.Module):

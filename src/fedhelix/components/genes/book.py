@@ -180,7 +180,8 @@ def gene_metadata(uploads: Mapping[str, Tree], units: Entries) -> Tree:
     return {"units": sent, "gamma": max(map(len, sent.values())), "mask_density": float(density)}
 
 
-def gene_report(mask: State, valid: float) -> list[float]:
+def gene_report(mask: State, valid: float, device: torch.device) -> Tensor:
     """What a client sends beside its gene: the density of its mask and, if known, its accuracy."""
-    density = float(torch.cat([value.flatten() for value in mask.values()]).mean()) if mask else 1.0
-    return [density, valid] if math.isfinite(valid) else [density]
+    every = [value.flatten() for value in mask.values()]
+    density = torch.cat(every).mean() if every else torch.ones((), device=device)
+    return torch.stack([density, density.new_tensor(valid)] if math.isfinite(valid) else [density])

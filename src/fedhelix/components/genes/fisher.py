@@ -55,8 +55,9 @@ def normalise(fisher: Mapping[str, Tensor], how: Normalisation = "layer_minmax")
     """
     if how == "layer_rank":
         return {name: _ranks(value) for name, value in fisher.items()}
-    low = {name: value.min() for name, value in fisher.items()}
-    high = {name: value.max() for name, value in fisher.items()}
+    ranges = {name: value.aminmax() for name, value in fisher.items()}
+    low = {name: span.min for name, span in ranges.items()}
+    high = {name: span.max for name, span in ranges.items()}
     if how == "global_minmax":
         least, most = torch.stack(list(low.values())).min(), torch.stack(list(high.values())).max()
         low, high = dict.fromkeys(fisher, least), dict.fromkeys(fisher, most)

@@ -26,29 +26,43 @@ def unit_scores(
     divided. `distance` is one minus the cosine, `similarity` the cosine, `emd` the earth mover's
     distance between the values.
     """
-    raw = []
-    for entries in units.values():
-        new, old = (
-            torch.cat([state[name].flatten().double() for name in entries])
-            for state in (after, before)
-        )
-        raw.append(_measure(new, old, measure) / (len(new) if per == "value" else 1))
-    scores = torch.stack(raw)
+    sizes = [sum(after[name].numel() for name in entries) for entries in units.values()]
+    new, old = (
+        torch.cat(
+            [state[name].flatten() for entries in units.values() for name in entries]
+        ).double()
+        for state in (after, before)
+    )
+    scores = _measure(new, old, sizes, measure)
+    if per == "value":
+        scores = scores / torch.tensor(sizes, device=scores.device)
     return scores / scores.abs().sum().clamp_min(torch.finfo(scores.dtype).tiny)
 
 
-def _measure(new: Tensor, old: Tensor, measure: Measure) -> Tensor:
+def _measure(new: Tensor, old: Tensor, sizes: Sequence[int], measure: Measure) -> Tensor:
+    """How each of the parts with these sizes changed."""
     if measure == "l1":
-        return (new - old).abs().sum()
+        return _sums((new - old).abs(), sizes)
     if measure == "l2":
-        return (new - old).norm()
+        return _lengths(new - old, sizes)
     if measure == "emd":
-        return (new.sort().values - old.sort().values).abs().mean()
-    lengths = new.norm() * old.norm()
+        pairs = zip(new.split(list(sizes)), old.split(list(sizes)), strict=True)
+        return torch.stack([(a.sort().values - b.sort().values).abs().mean() for a, b in pairs])
+    one, other = _lengths(new, sizes), _lengths(old, sizes)
     cosine = torch.where(
-        lengths > 0, new @ old / lengths.clamp_min(1e-300), (new.norm() == old.norm()).double()
+        one * other > 0,
+        _sums(new * old, sizes) / (one * other).clamp_min(1e-300),
+        (one == other).double(),
     )
     return cosine if measure == "similarity" else (1 - cosine).clamp_min(0)
+
+
+def _sums(values: Tensor, sizes: Sequence[int]) -> Tensor:
+    return torch.stack([part.sum() for part in values.split(list(sizes))])
+
+
+def _lengths(values: Tensor, sizes: Sequence[int]) -> Tensor:
+    return torch.stack(torch._foreach_norm(values.split(list(sizes))))
 
 
 def choose(

@@ -6,6 +6,8 @@ once.
 
 from __future__ import annotations
 
+import os
+
 import torch
 import triton
 import triton.language as tl
@@ -109,8 +111,11 @@ def _to_weight(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917
 
 
 def _precision() -> str:
-    """That of PyTorch's own convolutions: TF32 unless the user has switched it off."""
-    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+    """That of PyTorch's own convolutions: TF32 unless the user has switched it off, in PyTorch or
+    for all of NVIDIA's libraries.
+    """
+    allowed = torch.backends.cudnn.allow_tf32 and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
+    return "tf32" if allowed else "ieee"
 
 
 def _dense(value: Tensor) -> Tensor:

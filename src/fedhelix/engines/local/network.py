@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
 from fedhelix.core.cpu import prepare_bfloat16
@@ -37,9 +39,42 @@ def forward(setup: Setup, params: Mapping[str, Tensor], x: Inputs) -> Tensor:
     device, half = setup.device.type, setup.training.precision == "bfloat16"
     if half and device == "cpu":
         prepare_bfloat16()
+    if half and not torch._C._are_functorch_transforms_active():
+        params = _halved(setup, params)
     with torch.autocast(device, torch.bfloat16) if half else nullcontext():
         outputs = call(setup, params, x)
     return outputs.float()
+
+
+def _halved(setup: Setup, params: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The same model with what `autocast` would cast tensor by tensor cast in one go."""
+    names = [name for name in setup.cast if name in params]
+    if not names:
+        return params
+    halves = _Halves.apply(*(params[name] for name in names))
+    return {**params, **dict(zip(names, halves, strict=True))}
+
+
+class _Halves(torch.autograd.Function):
+    """Tensors in bfloat16, and their gradients in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, *values: Tensor) -> tuple[Tensor, ...]:
+        """One kernel for all."""
+        return _converted(values, torch.bfloat16)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, ...]:
+        """One kernel for all."""
+        return _converted(slopes, torch.float32)
+
+
+def _converted(values: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Tensors in another type, in the same layout."""
+    results = [torch.empty_like(value, dtype=dtype) for value in values]
+    torch._foreach_copy_(results, list(values))
+    return tuple(results)
 
 
 def call(setup: Setup, params: Mapping[str, Tensor], x: Inputs) -> Tensor:

@@ -137,6 +137,24 @@ class Setup:
         return self.method.capabilities.loss_key
 
     @cached_property
+    def cast(self) -> tuple[str, ...]:
+        """The entries that `autocast` casts whenever they are used, as those of plain layers are;
+        what has several names may have other uses.
+        """
+        if self.layers.tied:
+            return ()
+        plain = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        entries = (
+            f"{name}.{entry}" if name else entry
+            for name, layer in self.module.named_modules()
+            if type(layer) in plain
+            for entry, value in layer.named_parameters(recurse=False)
+            if value.dtype == torch.float32
+        )
+        known = set(self.layers.parameters)
+        return tuple(name for name in entries if name in known)
+
+    @cached_property
     def architecture(self) -> str:
         """Equal for networks that can be stacked."""
         return str(self.module)

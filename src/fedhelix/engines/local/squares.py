@@ -21,8 +21,9 @@ from fedhelix.core.tree import State
 from fedhelix.engines.local.network import forward
 from fedhelix.engines.local.setup import Setup
 
-SAMPLES_AT_ONCE = 128
-VALUES_AT_ONCE = 2**28  # of a layer's gradients: 1 GiB
+# On a CPU, whose caches they should fit, and on a GPU, which needs many to be busy.
+SAMPLES_AT_ONCE = (128, 256)
+VALUES_AT_ONCE = (2**28, 2**30)  # of a layer's gradients: 1 and 4 GiB
 
 Passed = tuple[Tensor, Tensor]  # what went into a layer, and the gradient of what came out
 
@@ -45,8 +46,9 @@ def squared_gradients(
         sums = setup.recorded(("squares", *which), sums)
     total = [torch.zeros_like(state[name]) for name in names]
     try:
-        for at in range(0, len(y), SAMPLES_AT_ONCE):
-            rows = slice(at, at + SAMPLES_AT_ONCE)
+        count = SAMPLES_AT_ONCE[y.is_cuda]
+        for at in range(0, len(y), count):
+            rows = slice(at, at + count)
             torch._foreach_add_(total, sums(each(itemgetter(rows), x), y[rows], *state.values()))
     except _Unsuited:
         return None
@@ -138,7 +140,7 @@ def _squares(layer: nn.Module, name: str, state: State, entered: Tensor, slope: 
 
 def _of_kernels(layer: nn.Conv2d, entered: Tensor, slope: Tensor) -> Tensor:
     """The same for a convolution's kernels, in parts that are small enough for the memory."""
-    count = max(1, VALUES_AT_ONCE // layer.weight.numel())
+    count = max(1, VALUES_AT_ONCE[slope.is_cuda] // layer.weight.numel())
     total = torch.zeros_like(layer.weight)
     for inputs, slopes in zip(entered.split(count), slope.split(count), strict=True):
         each = slopes.flatten(2) @ _patches(layer, inputs)
