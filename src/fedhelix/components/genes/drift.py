@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fedhelix.core.cuda import with_triton
 from fedhelix.core.tree import State, Tree
 
 Norm = Literal["relative", "rms", "plain", "whole"]
@@ -76,13 +75,6 @@ class _Squares(torch.autograd.Function):
         return (None, *grads, *[None] * ctx.others)
 
 
-def _kind(count: int, tensors: tuple[Tensor, ...]) -> Any:
-    """Triton's kernels where they can be used."""
-    module = "fedhelix.components.genes.fused_squares"
-    fused = with_triton(module) if tensors[0].is_cuda else None
-    return _Squares if fused is None or not fused.can_fuse(count, tensors) else fused.FusedSquares
-
-
 def squares(params: Mapping[str, Tensor], context: Tree, units: Units, masked: bool) -> Tensor:
     """The summed squares of each unit's difference to the centre; a second row for its masked part.
 
@@ -92,8 +84,7 @@ def squares(params: Mapping[str, Tensor], context: Tree, units: Units, masked: b
     names = names_of(units)
     parts = [params, context["centre"], *([context["mask"]] if masked else [])]
     if not torch._C._are_functorch_transforms_active():
-        tensors = tuple(part[name] for part in parts for name in names)
-        sums = _kind(len(names), tensors).apply(len(names), *tensors)
+        sums = _Squares.apply(len(names), *(part[name] for part in parts for name in names))
         return (sums[:, :, None] * context["members"]).sum(1)
     here, centre, *mask = (torch.cat([part[name].flatten() for name in names]) for part in parts)
     kinds = [here - centre, *((here - centre) * held for held in mask)]
