@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections.abc import Mapping
+from typing import Any
 
 from fedhelix.store.progress import human_bytes
 from parts.files import RESULTS, ROOT, exists, fashion, percent, result, table
@@ -415,10 +418,19 @@ def membership(name: str) -> str:
         [
             row["method"],
             f"{row['advantage']:.2f}",
-            *("none" if row[key] is None else f"{row[key]:.3g}" for key in ("epsilon", "bound")),
+            *("none" if value is None else f"{value:.3g}" for value in _guarantee(row)),
             f"{100 * row['accuracy']:.1f}",
         ]
         for row in measured["rows"]
     ]
-    heads = ["advantage", "epsilon", "bound of the advantage", "accuracy %"]
+    heads = ["advantage", "epsilon", "delta", "bound of the advantage", "accuracy %"]
     return f"`{measured['command']}`\n\n{table(['method', *heads], rows)}"
+
+
+def _guarantee(row: Mapping[str, Any]) -> list[float | None]:
+    """Epsilon, delta and the bound of the advantage; older files give delta only through it."""
+    epsilon, bound = row["epsilon"], row["bound"]
+    if epsilon is None:
+        return [None] * 3
+    implied = (bound * (math.exp(epsilon) + 1) - math.expm1(epsilon)) / 2
+    return [epsilon, row.get("delta", implied), bound]

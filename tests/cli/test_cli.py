@@ -146,6 +146,19 @@ def test_data_sums_up_what_clients_have_of_many_classes(cli, monkeypatch, tmp_pa
     assert max(map(len, shown.splitlines())) <= width
 
 
+@pytest.mark.parametrize("classes", [2, 30])
+def test_data_names_classes_whose_labels_are_text(cli, tmp_path, classes):
+    labels = np.array([f"kind{number}" for number in range(classes)]).repeat(12)
+    kept = tmp_path / "named.npz"
+    np.savez(kept, x=np.zeros((len(labels), 3), np.float32), y=labels, owners=["ulm"] * len(labels))
+    census = json.loads(cli("data", kept, "--json").out)
+    assert census["class_names"] == sorted(set(labels.tolist()))
+    (row,) = census["classes"]
+    largest = max(row)
+    name = census["class_names"][row.index(largest)]
+    assert f"{name}: {largest}" in cli("data", kept).words
+
+
 def test_data_shows_who_gets_what(cli):
     settings = ("--shift", "concept:3", "--clients", 6, "--seed", 1)
     census = json.loads(cli("data", "digits", *settings, "--json").out)

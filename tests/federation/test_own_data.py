@@ -145,8 +145,28 @@ def test_predictions_find_the_columns_of_a_frame_by_name():
         assert run.predict(table, client=1).tolist() == known
         assert run.predict(table[["d", "b", "town", "c", "a"]], client=1).tolist() == known
         assert run.predict(pd.DataFrame(X), client=1).tolist() == known
-        with pytest.raises(UserError, match="x lacks the column 'c', which the network"):
+        with pytest.raises(
+            UserError, match=r"lacks the column 'c', .* with the columns a, b, c, d\."
+        ):
             run.predict(table[["a", "b", "d"]], client=1)
+
+
+def test_one_row_of_a_frame_is_a_frame():
+    table = frame()
+    run = fit(table, partition.iid(3))
+    assert run.predict(table.iloc[[0]]).tolist() == run.predict(X[:1]).tolist()
+    for row in (table.iloc[0], table["a"]):
+        with pytest.raises(
+            UserError, match=r"a Series .* columns a, b, c, d, .*: df\.iloc\[\[0\]\]"
+        ):
+            run.predict(row)
+    with pytest.raises(UserError, match=r"list of dictionaries; give pandas\.DataFrame\(x\)"):
+        run.predict(table.to_dict("records"))
+    nameless = fit(from_arrays(X, [0, 1] * (len(X) // 2)), partition.iid(3))
+    with pytest.raises(
+        UserError, match=r"one sample, of shape \(4,\), .* such as df\.iloc\[\[0\]\]"
+    ):
+        nameless.predict(pd.DataFrame(X).iloc[0])
 
 
 def test_one_sample_by_name_is_a_list_of_one():

@@ -70,6 +70,19 @@ def test_a_run_goes_on_with_its_own_loss_and_metric(given, other, words, tmp_pat
     assert right.fit(2, out=tmp_path / "run", resume=True, quiet=True).summary["rounds"] == 2
 
 
+def test_a_run_that_names_no_class_is_older(tmp_path):
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    data = from_arrays(x, np.array(["cat", "dog"] * 20))
+    given = {"model": "linear", "seed": 0, "engine": "serial", "kernels": "native"}
+    Federation(data, "iid", clients=2, **given).fit(1, out=tmp_path / "run", quiet=True)
+    with RunFolder.open(tmp_path / "run") as folder:
+        known = folder.clients
+        assert known.pop("class_names") == ["cat", "dog"]
+        folder.write_clients(known)
+    again = Federation(data, "iid", clients=2, **given)
+    again.fit(2, out=tmp_path / "run", resume=True, quiet=True)
+
+
 def test_a_run_that_names_no_loss_is_older(tmp_path, monkeypatch):
     federation, now = Federation("wine", method="fedavg", **QUICK), description.config
     monkeypatch.setattr(description, "config", lambda *args: drop(now(*args), ["objective"]))

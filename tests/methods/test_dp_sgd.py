@@ -158,6 +158,7 @@ def test_epsilon_is_the_accountants_and_a_spent_budget_ends_participation():
         for record, _ in fed.run_rounds(30):
             worked += record["participants"]
             assert max(record["metadata"]["epsilon"].values()) <= 10.0
+            assert record["metadata"]["privacy_level"] == "sample"
     assert sorted(worked) == sorted([*range(6)] * 2)
     run = small(DPSGD(epsilon=20.0), epochs=2).fit(3, quiet=True)
     found = Accounting("rdp", "public", 1e-5).noise(20.0, {1.0: 6})

@@ -165,6 +165,7 @@ def test_epsilon_is_in_the_record_and_is_the_accountants():
         }
         assert record["metadata"]["epsilon"] == pytest.approx(expected)
         assert max(record["metadata"]["epsilon"].values()) <= 30.0
+        assert record["metadata"]["privacy_level"] == "client"
 
 
 def test_secret_cohorts_charge_everybody_by_its_rate():

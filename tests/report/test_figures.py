@@ -15,6 +15,28 @@ from fedhelix.report.themed import inline
 ALWAYS = ["overview", "accuracy-rounds", "accuracy-bytes", "accuracy-seconds", "clients", "traffic"]
 
 
+def test_the_partition_calls_classes_and_clients_by_their_names():
+    def labels(axis):
+        return [tick.get_text() for tick in axis.get_ticklabels()]
+
+    (axes,) = diagnostics.partition([[1, 2], [3, 4], [0, 5]], class_names=["cat", "$dog"]).axes
+    assert labels(axes.yaxis) == ["cat", r"\$dog"] and labels(axes.xaxis) == ["0", "1", "2"]
+    (axes,) = diagnostics.partition([[1, 2], [3, 4]], names=["ulm", "bern"]).axes
+    assert labels(axes.xaxis) == ["ulm", "bern"] and labels(axes.yaxis) == ["0", "1"]
+
+
+def test_the_figure_of_a_run_has_the_names_of_its_classes(make_run):
+    census = {
+        **metadata.CENSUS,
+        "class_names": [f"kind {n}" for n in range(len(metadata.CENSUS["classes"][0]))],
+    }
+    (drawing,) = [
+        one for one in figures([make_run(clients=3, census=census)]) if one.name == "partition"
+    ]
+    (axes,) = drawing.figure.axes
+    assert axes.get_yticklabels()[1].get_text() == "kind 1"
+
+
 def test_every_method_brings_its_own_figures(make_run):
     runs = [
         make_run("fedavg", clients=3, census=metadata.CENSUS),

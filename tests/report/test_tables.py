@@ -140,6 +140,16 @@ def test_the_largest_epsilon_that_a_client_has_spent_is_a_column(make_run):
     table = comparison([make_run("private", 2, metadata=ledger(0.1), options={"delta": 1e-5})])
     assert table["delta"].tolist() == [1e-5]
     assert "4 at δ = 1e-05" in markdown(table) and r"4 at $\delta$ = 1e-05" in latex(table)
+    both = [
+        make_run(name, 3, metadata=lambda _, level=level: {"epsilon": {"0": 2}} | level)
+        for name, level in (
+            ("dp-sgd", {"privacy_level": "sample"}),
+            ("private", {"privacy_level": "client"}),
+        )
+    ]
+    headers, rows = texts(comparison(both))
+    shown = [row[headers.index("epsilon")] for row in rows]
+    assert shown == ["2, sample-level", "2, client-level"]
     nonsense = make_run("private", metadata=lambda round: {"epsilon": [round]})
     assert "epsilon" not in comparison([nonsense])
 

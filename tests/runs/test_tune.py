@@ -7,7 +7,11 @@ import pytest
 
 from fedhelix import UserError
 from fedhelix.core import imports
+from fedhelix.report.headline import warnings
+from fedhelix.report.live import Watch
+from fedhelix.report.results import grouped, read
 from fedhelix.runs.jobs import Session
+from fedhelix.runs.spec import read_spec
 from fedhelix.runs.sweep import read_search, read_sweep
 from fedhelix.runs.tune import FILE, Trial, best, tune_all
 from fedhelix.store import RunFolder
@@ -101,6 +105,16 @@ def test_a_hopeless_trial_ends_early(tmp_path):
     last = tune_all(asked, out, QUIET)[-1]
     assert last.pruned and 1 <= len(last.values) < 4 and last.best < 0.99
     assert json.loads((out / FILE).read_text())["trials"][-1]["pruned"] is True
+    result = read(RunFolder.open(next(out.glob("*-trial5"))))
+    said = f"was pruned by `fedhelix tune` after {len(last.values)} of 4 rounds."
+    assert any(sentence.endswith(said) for sentence in warnings([result]))
+    assert list(grouped([result])) == ["fedavg (pruned)"] and "pruned" not in result.circumstances
+    watch = Watch(out)
+    watch.refresh()
+    assert [(run["status"], run["done"]) for run in watch.overview()] == [
+        ("pruned", len(last.values))
+    ]
+    assert read_spec(result.config, "a trial").config.rounds == 4  # its settings are still a run's
 
 
 def test_time_that_is_up_keeps_what_is_done(tmp_path):

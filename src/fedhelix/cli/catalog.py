@@ -142,7 +142,7 @@ def _show_clients(settings: dict[str, Any], as_json: bool) -> None:
     columns = {
         "client": census.get("names", range(len(census["samples"]))),
         "training samples": census["samples"],
-        **_class_columns(census.get("classes", ())),
+        **_class_columns(census.get("classes", ()), census.get("class_names", ())),
         "shift": census.get("shift", ()),
     }
     shown = {title: column for title, column in columns.items() if len(column)}
@@ -150,8 +150,12 @@ def _show_clients(settings: dict[str, Any], as_json: bool) -> None:
     show_table(list(shown), [[str(value) for value in row] for row in rows])
 
 
-def _class_columns(counts: Sequence[Sequence[int]]) -> dict[str, list[str]]:
+def _class_columns(counts: Sequence[Sequence[int]], names: Sequence[str]) -> dict[str, list[str]]:
     """What clients have of each class; of many classes how many they have, and the largest."""
+    called = dict(enumerate(names))
+    if names and len(names) <= FEW_CLASSES:
+        titled = [zip(names, row, strict=True) for row in counts]
+        return {"of each class": [", ".join(f"{k}: {n}" for k, n in row) for row in titled]}
     if not counts or len(counts[0]) <= FEW_CLASSES:
         return {"of each class": [" ".join(map(str, row)) for row in counts]}
     held = [[(-size, place) for place, size in enumerate(row) if size] for row in counts]
@@ -159,7 +163,8 @@ def _class_columns(counts: Sequence[Sequence[int]]) -> dict[str, list[str]]:
     return {
         "classes": [f"{len(row)} of {len(counts[0])}" for row in held],
         "largest classes (class: samples)": [
-            ", ".join(f"{place}: {-size}" for size, place in row) for row in largest
+            ", ".join(f"{called.get(place, place)}: {-size}" for size, place in row)
+            for row in largest
         ],
     }
 

@@ -23,6 +23,7 @@ from fedhelix.data.reading import (
 )
 from fedhelix.data.targets import Classes
 
+FEW = 8  # names in a sentence
 TARGETS = ("label", "labels", "target", "y")  # columns that are the target unless one is named
 
 
@@ -166,6 +167,13 @@ def features_of(x: Any, columns: Sequence[str] | None, named: bool) -> Any:
     """The features of a table, or of a dictionary where samples have no `named` parts, in the order
     in which a network was trained on them; what has none of these names is taken as it is.
     """
+    if len(columns or ()) > 1 and hasattr(x, "to_frame"):  # a pandas Series
+        raise UserError(
+            f"x is a Series and no data frame; {_wanted(columns or ())}, also for one row: "
+            "df.iloc[[0]]."
+        )
+    if isinstance(x, list) and x and not named and isinstance(x[0], Mapping):
+        raise UserError("x is a list of dictionaries; give pandas.DataFrame(x).")
     if not is_table(x) and (named or not isinstance(x, Mapping)):
         return x
     names = names_of(x)
@@ -173,8 +181,16 @@ def features_of(x: Any, columns: Sequence[str] | None, named: bool) -> Any:
         return _all_columns(x)
     for column in columns:
         if column not in names:
-            raise UserError(f"x lacks the column '{column}', which the network was trained on.")
+            raise UserError(
+                f"x lacks the column '{column}', which the network was trained on; "
+                f"{_wanted(columns)}."
+            )
     return read_inputs_of(x, columns, "x")
+
+
+def _wanted(columns: Sequence[str]) -> str:
+    more = ", ..." if len(columns) > FEW else ""
+    return f"give a data frame with the columns {', '.join(columns[:FEW])}{more}"
 
 
 def _all_columns(x: Any) -> Any:

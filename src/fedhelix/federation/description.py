@@ -175,6 +175,8 @@ def census(fed: FederationSetup) -> dict[str, Any]:
         labels = fed.data.y.cpu().numpy()
         counts = [np.bincount(labels[split.train], minlength=classes) for split in fed.splits]
         table["classes"] = [count.tolist() for count in counts]
+        if fed.data.labels is not None:
+            table["class_names"] = list(fed.data.labels)
     if any(name != UNSHIFTED for name in fed.shifts):
         table["shift"] = fed.shifts
     if fed.devices is not None:
@@ -205,11 +207,12 @@ def check_same(fed: FederationSetup, folder: RunFolder, goes_on: bool = False) -
 
 def _check_clients(fed: FederationSetup, folder: RunFolder) -> None:
     """Refuse clients with other samples."""
-    its = {"names": census(fed).get("names"), **folder.clients}  # older runs lack names
+    mine = {"names": None, "class_names": None, **census(fed)}
+    its = {key: mine[key] for key in ("names", "class_names")} | folder.clients  # older lack them
     for key in (NETWORK, SOURCE, ABOUT):
         its.pop(key, None)
     _check_moments(fed.data, its.pop("moments", {}), folder.path)
-    if its != {"names": None, **census(fed)}:
+    if its != mine:
         advice = "give the same data, partition and seed."
         raise UserError(
             f"the clients of '{folder.path}' had other samples than they have now; "

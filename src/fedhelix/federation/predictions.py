@@ -128,9 +128,11 @@ def prepared_inputs(data: Dataset, x: Any) -> Inputs:
         parts = f"parts {Fields.of(samples)}" if isinstance(samples, Parts) else None
         shape = None if isinstance(samples, Parts) else f"shape {tuple(samples.shape)}"
         if isinstance(samples, Tensor) and tuple(samples.shape) == data.shape:
+            how = "give it a batch axis, such as x[None], or x[:1] of several"
+            if hasattr(x, "to_frame"):  # a pandas Series
+                how = "give a data frame, also for one row, such as df.iloc[[0]]"
             raise UserError(
-                f"x is one sample, of shape {data.shape}, and predict takes N of them; give it a "
-                "batch axis, such as x[None], or x[:1] of several."
+                f"x is one sample, of shape {data.shape}, and predict takes N of them; {how}."
             )
         raise UserError(
             f"x has the {parts or shape}, but a sample of '{data.name}' has the shape "

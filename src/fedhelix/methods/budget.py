@@ -25,6 +25,7 @@ class Budgeted(Wrapper):
     """Gaussian noise, of which every client can afford so many rounds."""
 
     books: ClassVar[str]  # where the server's state has noise and ledger
+    level: ClassVar[Literal["sample", "client"]]  # whom epsilon protects
 
     epsilon: float = option(8.0, "privacy budget", above=0, high=1e6)
     delta: float = option(1e-5, "probability with which epsilon may not hold", above=0, below=1)
@@ -106,6 +107,7 @@ class Budgeted(Wrapper):
         """
         ledger = self._ledger(books, ctx)
         ctx.metadata["epsilon"] = ledger.epsilons()
+        ctx.metadata["privacy_level"] = self.level
         ctx.metadata["noise"] = ledger.noise
         if spent := [client for client in ctx.present if client not in able]:
             ctx.metadata["budget_spent"] = spent

@@ -43,6 +43,7 @@ class DPSGD(Budgeted):
     """
 
     books = "samples"
+    level = "sample"
 
     inner: Method = option(FedAvg(), "the method whose clients train so")
     epsilon: float = option(8.0, "privacy budget of every sample", above=0, high=1e6)

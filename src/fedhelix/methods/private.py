@@ -34,6 +34,7 @@ class Private(Budgeted):
     """
 
     books = "privacy"
+    level = "client"
 
     inner: Method = option(FedAvg(), "the method that aggregates the noisy mean")
     epsilon: float = option(8.0, "privacy budget of every client", above=0, high=1e6)

@@ -54,11 +54,14 @@ def partition_plot(counts: np.ndarray, path: Path | str) -> None:
 
 
 def partition(
-    counts: Any, attackers: frozenset[int] = frozenset(), names: Sequence[str] = ()
+    counts: Any,
+    attackers: frozenset[int] = frozenset(),
+    names: Sequence[str] = (),
+    class_names: Sequence[str] = (),
 ) -> Figure:
     """A bubble per client and class, its area the number of samples; attackers in orange.
 
-    Clients with names are called by them, where there is room.
+    Clients and classes with names are called by them, where there is room.
     """
     counts = np.asarray(counts)
     if counts.ndim != 2 or not counts.size or not (counts >= 0).all():
@@ -82,22 +85,17 @@ def partition(
     tidy(axes, "Samples by client and class")
     axes.set_title(f"largest bubble: {counts.max()} samples", loc="right", fontsize=8, color=GREY)
     axes.grid(True, color="#eeeeee")
-    axes.set_xticks(range(0, clients, -(-clients // MOST_TICKS)))
-    if len(names) == clients <= MOST_TICKS:
-        axes.set_xticks(range(clients), [literal(name[:LONGEST]) for name in names])
-        axes.tick_params(axis="x", labelrotation=45)
-    axes.set_yticks(range(0, classes, -(-classes // MOST_TICKS)))
+    for axis, count, called in ((axes.xaxis, clients, names), (axes.yaxis, classes, class_names)):
+        axis.set_ticks(range(0, count, -(-count // MOST_TICKS)))
+        if len(called) == count <= MOST_TICKS:
+            axis.set_ticks(range(count), [literal(name[:LONGEST]) for name in called])
+            axis.set_tick_params(labelrotation=45 if axis is axes.xaxis else 0)
     malicious = sorted(attackers & set(range(clients)))
     if malicious:
         axes.scatter(
-            malicious,
-            [1.0] * len(malicious),
-            transform=axes.get_xaxis_transform(),
-            marker="x",
-            s=22,
-            color=ALARM,
-            clip_on=False,
-        )
+            malicious, [1.0] * len(malicious), transform=axes.get_xaxis_transform(), marker="x",
+            s=22, color=ALARM, clip_on=False,
+        )  # fmt: skip
         axes.set_xlabel("client   (× and orange: attacker)")
     return figure
 

@@ -149,12 +149,16 @@ def _partitions(groups: Groups) -> Iterator[ReportFigure]:
         counts = np.asarray(result.census.get("classes", []), dtype=int)
     except (ValueError, TypeError, OverflowError):
         return
+    listed = result.census.get("class_names")
+    class_names = list(map(str, listed)) if isinstance(listed, list) else []
     if counts.ndim == 2 and 0 < len(counts) <= MOST_CLIENTS and 0 < counts.shape[1] <= MOST_CLASSES:
         yield ReportFigure(
             "partition",
             f"Samples by client and class, seed {result.seed}",
             "A bubble's area is the number of training samples of one class that a client has.",
-            diagnostics.partition(np.clip(counts, 0, None), result.attackers, result.names),
+            diagnostics.partition(
+                np.clip(counts, 0, None), result.attackers, result.names, class_names
+            ),
         )
 
 

@@ -186,7 +186,10 @@ def _warnings_of(result: Result) -> Iterator[str]:
         rounds, done = result.config.get("rounds", "?"), len(result.metrics)
         left = time_left(rounds, done, result.total("seconds"))
         more = "" if left is None else f", about {human_seconds(left)} of work left"
-        yield f"{result.name} is unfinished: {done} of {rounds} rounds{more}."
+        if result.config.get("pruned"):
+            yield f"{result.name} was pruned by `fedhelix tune` after {done} of {rounds} rounds."
+        else:
+            yield f"{result.name} is unfinished: {done} of {rounds} rounds{more}."
     yield from _failures(result)
     for kind in INCIDENT_WORDS:
         yield from _incident_warning(result, kind)

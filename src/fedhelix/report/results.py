@@ -19,6 +19,7 @@ from fedhelix.store.records import MAIN_METRICS, Record, is_number
 NOT_COMPARED = (
     "format", "versions", "library", "made_from", "method", "seed", "data_dir", "engine", "device",
     "workers", "address", "kernels", "eval_every", "checkpoint_every", "client_state", "deployment",
+    "pruned",
 )  # fmt: skip
 
 # Settings under which methods are compared: runs that differ in one of them are told apart first.
@@ -62,8 +63,7 @@ class Result:
     def final(self, column: str) -> float:
         """A column's value in the last round that has one.
 
-        The best round would be a choice by the test data. Of a run that has diverged it is NaN,
-        however well the run did before.
+        The best round would be a choice by the test data. Of a run that has diverged it is NaN.
         """
         value = next(
             (record[column] for record in reversed(self.records) if column in record), None
@@ -342,7 +342,7 @@ def _label(result: Result, others: Sequence[Result]) -> str:
     if "deployment" in result.config and any("deployment" not in other.config for other in others):
         details.append("deployed")
     if not result.complete:
-        details.append("unfinished")
+        details.append("pruned" if result.config.get("pruned") else "unfinished")
     return f"{result.method} ({', '.join(details)})" if details else result.method
 
 

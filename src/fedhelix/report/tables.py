@@ -30,7 +30,8 @@ def comparison(folders: Sequence[RunFolder | Result]) -> pd.DataFrame:
     on their arrival. A mean over seeds is missing when one of them has diverged. `clock` is the
     simulated seconds of a run, and `time_to_target` those until it reached its target, missing when
     a seed never did. `epsilon` is the largest that a client has spent, where the method counts it,
-    and `delta` the probability with which it may not hold.
+    `delta` the probability with which it may not hold, and `privacy_level` whom it protects: a
+    `sample` or a `client`.
     `*_se` is the standard error over seeds, and missing for a single seed. `difference` is the mean
     difference to the first row over the seeds that both have, because paired differences vary
     less than differences of means.
@@ -58,6 +59,8 @@ def comparison(folders: Sequence[RunFolder | Result]) -> pd.DataFrame:
             _add(row, column, [result.summarized(column) for result in results if result.summary])
         row["epsilon"] = float(np.max([result.epsilon() for result in results]))
         row["delta"] = float(np.max([result.delta() for result in results]))
+        levels = [level for one in results for _, level in one.metadata("privacy_level")]
+        row["privacy_level"] = str(levels[0]) if levels else None
         row["uplink_bytes"] = _mean([result.total("uplink_bytes") for result in results])
         if _has(results, "clock"):
             row["clock"] = _mean([result.final("clock") for result in results])
@@ -205,7 +208,9 @@ def _cell(row: Mapping[Hashable, Any], name: str, show: Callable[[float], str]) 
     value, error = row[name], row.get(f"{name}_se", math.nan)
     if pd.isna(value):
         return "–"
-    if name == "epsilon" and not pd.isna(delta := row.get("delta", math.nan)):
-        return f"{show(value)} at δ = {delta:g}"
+    if name == "epsilon":
+        delta, level = row.get("delta"), row.get("privacy_level")
+        at = "" if pd.isna(delta) else f" at δ = {delta:g}"
+        return f"{show(value)}{at}" + ("" if pd.isna(level) else f", {level}-level")
     sign = "+" if name == "difference" and value > 0 else ""
     return f"{sign}{show(value)}" if pd.isna(error) else f"{sign}{show(value)} ± {show(error)}"

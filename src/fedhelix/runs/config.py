@@ -25,7 +25,7 @@ from fedhelix.runs.presets import PRESETS
 from fedhelix.store import FORMAT
 
 # Entries of a run's config.toml that describe where it came from; they are written, not obeyed.
-PROVENANCE = ("format", "versions", "deployment")
+PROVENANCE = ("format", "versions", "deployment", "pruned")
 # Where and how a run is computed; none of it changes what is run.
 PLACES = (
     "device", "data_dir", "engine", "workers", "address", "kernels", "checkpoint_every",

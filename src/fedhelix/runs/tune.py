@@ -188,6 +188,8 @@ def _run(
         session.start_or_resume(spec, folder, title=title, watch=watch)
     except Pruned:
         pruned = True
+        with RunFolder.open(folder) as run:
+            run.change(pruned=True)  # for reports, which would take it for a run that was stopped
     values = dict(_values(_records(folder)))
     if not values and not pruned:
         raise UserError(

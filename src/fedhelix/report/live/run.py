@@ -150,12 +150,14 @@ class WatchedRun:
 
     @property
     def status(self) -> str:
-        """Damaged, complete, running or stopped."""
+        """Damaged, complete, running, pruned or stopped."""
         if self.problem:
             return "damaged"
         if self.summary.get("complete") is True:
             return "complete"
-        return "running" if self.running else "stopped"
+        if self.running:
+            return "running"
+        return "pruned" if self.config.get("pruned") is True else "stopped"
 
     def overview(self) -> dict[str, Any]:
         """The row of this run in a list of runs."""
