@@ -12,8 +12,9 @@ from flwr.common.constant import ErrorCode
 
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.deploy import messages, submit, transport
-from fedhelix.deploy.server import spent_before
+from fedhelix.deploy.server import remember_spent
 from fedhelix.deploy.site import Site
+from fedhelix.deploy.transport import Transport
 from fedhelix.engines.serial import Serial
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
@@ -156,9 +157,11 @@ def test_what_came_too_late_or_stayed_masked_counts_in_the_ledger(tmp_path):
     once, twice, thrice = (ledger["0"] for ledger in ledgers)
     assert once < twice < thrice
     assert [ledger["1"] for ledger in ledgers] == pytest.approx([once, once, twice])
-    known = spent_before(folder, federation.engine.registry)  # by a server that was restarted
-    assert known == {f"site-{client}": spent for client, spent in ledgers[-1].items()}
-    assert spent_before(RunFolder.create(tmp_path / "new", {}), federation.engine.registry) == {}
+    restarted = Transport(deployment.grid, deployment.policy)
+    remember_spent(restarted, folder, federation.engine.registry)
+    assert restarted.spent == {f"site-{client}": spent for client, spent in ledgers[-1].items()}
+    remember_spent(restarted, RunFolder.create(tmp_path / "new", {}), federation.engine.registry)
+    assert restarted.spent == {}
 
     deployment = InProcessDeployment(tmp_path / "masked", 3)
     for site in (1, 2):

@@ -51,6 +51,7 @@ class Transport:
     received: int = 0
     dropped: dict[str, str] = field(default_factory=dict)  # whose answer was dropped, and why
     spent: dict[str, float] = field(default_factory=dict)  # epsilon, as sites count their own
+    exhausted: set[str] = field(default_factory=set)  # sites that said their budget is spent
     # Nodes that are no sites of the run: who they are, and why.
     left_out: dict[int, tuple[str, str]] = field(default_factory=dict)
     # What is wrong with the description of a site that comes later, if anything.
@@ -309,6 +310,8 @@ class Transport:
                 messages.expect(answer.header, site=request.site)
                 if (spent := answer.header.get("epsilon")) is not None:
                     self.spent[request.site] = max(spent, self.spent.get(request.site, 0.0))
+                if answer.header.get("spent"):
+                    self.exhausted.add(request.site)
         except UserError as problem:
             return f"sent an answer that {problem}"
         except Exception as problem:
