@@ -42,7 +42,7 @@ def serve_run(grid: Grid, path: Path, quiet: bool | None = None) -> Run:
     """Run the rounds of the run in a folder, from its last finished round on."""
     folder = RunFolder.open(path)
     spec, deployment = read_spec(folder.config, path), dict(folder.config.get("deployment", {}))
-    experiment = deployment.pop("experiment")
+    experiment, _ = deployment.pop("experiment"), deployment.pop("where", "")
     transport = Transport(grid, build(RoundPolicy, deployment, "the table [deployment]"))
     transport.waiting = Waiting(path)
     registry = open_registry(path / SITES_FILE, spec.config, transport)

@@ -64,10 +64,8 @@ class RunFolder:
         self._tally: Tally | None = None  # of metrics.jsonl, once this process writes it
 
     @classmethod
-    def create(cls, path: Path | str, config: Mapping[str, Any], where: str = "") -> RunFolder:
-        """Start a new run in a folder that is missing or empty; `where`: options of `deploy resume`
-        that name the deployment, for the hint where a run is there already.
-        """
+    def create(cls, path: Path | str, config: Mapping[str, Any]) -> RunFolder:
+        """Start a new run in a folder that is missing or empty."""
         folder = cls(path)
         text = toml.dumps(
             {"format": FORMAT} | {key: value for key, value in config.items() if key != "format"}
@@ -85,7 +83,7 @@ class RunFolder:
         if folder._config_path.exists():
             how = f"fedhelix resume {shlex.quote(str(path))}"
             if "deployment" in folder.config:
-                how = f"fedhelix deploy resume {shlex.quote(str(path))}{where}"
+                how = f"fedhelix deploy resume {shlex.quote(str(path))}{folder.where}"
             if folder.config.get("library"):
                 how = f"fit(..., out='{path}', resume=True)"
             raise UserError(
@@ -106,6 +104,12 @@ class RunFolder:
         folder = cls(path)
         _ = folder.config  # refuses what is no run, or a run of a newer version
         return folder
+
+    @property
+    def where(self) -> str:
+        """The options of commands that name the run's deployment, as it was begun."""
+        deployment = self.config.get("deployment")
+        return str(deployment.get("where", "")) if isinstance(deployment, Mapping) else ""
 
     def __enter__(self) -> RunFolder:
         self._lock.acquire()
