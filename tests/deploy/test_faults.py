@@ -544,7 +544,7 @@ def test_an_answer_that_stays_incomplete_is_refused_the_second_time(tmp_path):
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_site_is_looked_at_again_whenever_it_was_started_again(tmp_path):
+def test_a_site_is_looked_at_again_whenever_it_was_started_again(tmp_path, capfd):
     """One with other data is left out with that reason, until it has the right ones."""
     sources = [str(tmp_path / f"{name}.npz") for name in ("a", "b", "c", "other")]
     for number, source in enumerate(sources):
@@ -561,8 +561,11 @@ def test_a_site_is_looked_at_again_whenever_it_was_started_again(tmp_path):
             deployment.grid.answers[node] = again.answer
             deployment.grid.activated[node] = str(record["round"] + 1)
             time.sleep(0.1)
-    why = "site-1 has samples with shape [4], but the run has [5]; check its --data"
+    what = "site-1 has samples with shape [4], but the run has [5]"
+    why = f"{what}; check its --data and start it again"
     assert [record["missing"] for record in records] == [{}, {"1": why}, {"1": why}, {}, {}]
+    told = f"the run goes on without this site, which {why.removeprefix('site-1 ')}"
+    assert capfd.readouterr().err.count(told) == 1
     assert records[2]["unevaluated"] == {"1": why} and "unevaluated" not in records[4]
 
 

@@ -144,8 +144,11 @@ class Site:
         }
 
     def describe(self, message: Message) -> Answer:
-        """Describe the site's data."""
-        say("a run asks which data this site has")
+        """Describe the site's data; the site's log says so where a run goes on without it."""
+        if why := message.header.get("left_out"):
+            say(f"the run goes on without this site, which {clipped(why)}", "warning")
+        else:
+            say("a run asks which data this site has")
         return describe_data(self.own_data) if self.own_data else {"data": self.source}, {}
 
     def client_init(self, message: Message) -> Answer:
