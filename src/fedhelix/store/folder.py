@@ -18,7 +18,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +29,7 @@ from fedhelix.core.files import remove_leftovers, write_atomically
 from fedhelix.store.checkpoint import Checkpoint, States
 from fedhelix.store.json import json_line, read_json, strict
 from fedhelix.store.lock import Lock
-from fedhelix.store.mistakes import not_a_run
+from fedhelix.store.mistakes import not_a_run, taken
 from fedhelix.store.records import current, read_record
 from fedhelix.store.seal import Tally, changed, digest, sealed_part
 
@@ -81,14 +80,7 @@ class RunFolder:
                 f"'{path}' cannot be written ({problem.strerror}); choose another folder."
             ) from None
         if folder._config_path.exists():
-            how = f"fedhelix resume {shlex.quote(str(path))}"
-            if "deployment" in folder.config:
-                how = f"fedhelix deploy resume {shlex.quote(str(path))}{folder.where}"
-            if folder.config.get("library"):
-                how = f"fit(..., out='{path}', resume=True)"
-            raise UserError(
-                f"'{path}' holds a run already; continue it with `{how}` or choose another folder."
-            )
+            raise taken(path, folder.config, folder.where)
         # Left behind by a `create` that was killed half way; they are not the user's.
         halves = (folder.path.glob(f".{name}.*") for name in ("config.toml", "lock"))
         ours = {folder._lock.path, *itertools.chain.from_iterable(halves)}
