@@ -70,6 +70,7 @@ def run(hook: str, answer, **more):
             lambda _: [1, 99],
             "mine.select_clients must return clients that are present, each once; client 99 is",
         ),
+        ("candidates", lambda _: [99], "mine.candidates must return clients that are present"),
         ("select_clients", lambda _: [1, 1], r"each once; \[1, 1\] are not"),
         (
             "select_clients",

@@ -99,7 +99,7 @@ def test_an_evil_site_that_is_left_out_does_not_keep_the_others_waiting(tmp_path
         (tmp_path / "sites.json").unlink()
 
 
-def test_a_site_with_an_odd_description_is_left_out_and_named(tmp_path):
+def test_a_site_with_an_odd_description_is_left_out_named_and_told(tmp_path, capfd):
     folders = [tmp_path / f"data-{n}" for n in range(SITES)]
     for n, folder in enumerate(folders):
         folder.mkdir()
@@ -110,6 +110,8 @@ def test_a_site_with_an_odd_description_is_left_out_and_named(tmp_path):
     settings = {**SMALL, "rounds": 2, "data": "own", "model": "mlp"}
     run = deployment.fit(make_spec("fedavg", settings))
     assert run.records[0]["troubles"]["site-2"].startswith("has samples with shape [7], but")
+    told = "the run goes on without this site, which has samples with shape [7], but"
+    assert capfd.readouterr().err.count(told) == 1
     free = "no site has taken this place yet; site-2 has samples with shape [7], but"
     assert all(record["missing"]["3"].startswith(free) for record in run.records)
 

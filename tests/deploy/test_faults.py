@@ -12,8 +12,9 @@ from flwr.common.constant import ErrorCode
 
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.deploy import messages, submit, transport
-from fedhelix.deploy.server import spent_before
+from fedhelix.deploy.server import remember_spent
 from fedhelix.deploy.site import Site
+from fedhelix.deploy.transport import Transport
 from fedhelix.engines.serial import Serial
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
@@ -156,9 +157,11 @@ def test_what_came_too_late_or_stayed_masked_counts_in_the_ledger(tmp_path):
     once, twice, thrice = (ledger["0"] for ledger in ledgers)
     assert once < twice < thrice
     assert [ledger["1"] for ledger in ledgers] == pytest.approx([once, once, twice])
-    known = spent_before(folder, federation.engine.registry)  # by a server that was restarted
-    assert known == {f"site-{client}": spent for client, spent in ledgers[-1].items()}
-    assert spent_before(RunFolder.create(tmp_path / "new", {}), federation.engine.registry) == {}
+    restarted = Transport(deployment.grid, deployment.policy)
+    remember_spent(restarted, folder, federation.engine.registry)
+    assert restarted.spent == {f"site-{client}": spent for client, spent in ledgers[-1].items()}
+    remember_spent(restarted, RunFolder.create(tmp_path / "new", {}), federation.engine.registry)
+    assert restarted.spent == {}
 
     deployment = InProcessDeployment(tmp_path / "masked", 3)
     for site in (1, 2):
@@ -541,7 +544,7 @@ def test_an_answer_that_stays_incomplete_is_refused_the_second_time(tmp_path):
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_site_is_looked_at_again_whenever_it_was_started_again(tmp_path):
+def test_a_site_is_looked_at_again_whenever_it_was_started_again(tmp_path, capfd):
     """One with other data is left out with that reason, until it has the right ones."""
     sources = [str(tmp_path / f"{name}.npz") for name in ("a", "b", "c", "other")]
     for number, source in enumerate(sources):
@@ -558,8 +561,11 @@ def test_a_site_is_looked_at_again_whenever_it_was_started_again(tmp_path):
             deployment.grid.answers[node] = again.answer
             deployment.grid.activated[node] = str(record["round"] + 1)
             time.sleep(0.1)
-    why = "site-1 has samples with shape [4], but the run has [5]; check its --data"
+    what = "site-1 has samples with shape [4], but the run has [5]"
+    why = f"{what}; check its --data and start it again"
     assert [record["missing"] for record in records] == [{}, {"1": why}, {"1": why}, {}, {}]
+    told = f"the run goes on without this site, which {why.removeprefix('site-1 ')}"
+    assert capfd.readouterr().err.count(told) == 1
     assert records[2]["unevaluated"] == {"1": why} and "unevaluated" not in records[4]
 
 

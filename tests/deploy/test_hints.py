@@ -1,6 +1,7 @@
 """What commands of a deployment say: how to go on, and that a file cannot be written."""
 
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from fedhelix.deploy.backup import back_up
 from fedhelix.deploy.keys import make_certificates
 from fedhelix.deploy.localhost import free_port
 from fedhelix.deploy.site_state import MODEL
+from fedhelix.report.locate import select
 from fedhelix.runs.spec import make_spec
 
 AT = ("--superlink", "127.0.0.1:8913")
@@ -53,6 +55,12 @@ def test_a_run_that_was_stopped_says_the_whole_command(options, stopped, cli):
     assert Link.closed == 3  # connections
     told = f"fedhelix deploy resume runs/r {said}".rstrip()
     assert done.code == 2 and f"holds a run already; continue it with `{told}` or" in done.err
+    done = cli("resume", "runs/r")
+    assert done.code == 2 and f"are sites; continue it with `{told}`." in done.err
+    done = cli("deploy", "resume", "runs/r", "--set", "lr=0.5", *options)
+    told = f"fedhelix deploy run fedavg --config runs/r/config.toml --set lr=0.5 {said}".rstrip()
+    assert done.code == 2 and f"start a new one with `{told}`." in done.err
+    assert any(f"{said}".rstrip() in command for command in select([Path("runs/r")]).commands)
 
 
 @pytest.mark.parametrize(

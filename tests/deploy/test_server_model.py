@@ -64,6 +64,28 @@ def test_it_is_the_model_that_all_sites_use(trained, data, cli, tmp_path):
     assert before == {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
 
 
+@pytest.mark.parametrize("data", ["own", "common"])
+def test_models_of_sites_and_server_are_written_as_onnx(trained, data, cli, tmp_path):
+    pytest.importorskip("onnxscript")
+    reference = pytest.importorskip("onnx.reference")
+    folder = trained("fedavg", **({"data": "own"} if data == "own" else {}))
+    site = ("site", "model", "--name", "site-1", "--folder", "kept", "--out")
+    done = cli(*site, "m.onnx")
+    assert done.code == 2 and "'m.onnx' also needs --data as the site was started with" in done.err
+    for command in ((*site, "m.bin"), ("deploy", "model", "run", "--out", "m.bin")):
+        done = cli(*command)
+        assert done.code == 2 and "FILE.safetensors, FILE.pt2, FILE.onnx, not 'm.bin'" in done.err
+    assert cli(*site, "site.onnx", "--data", "images.npz").code == 0
+    assert cli("deploy", "model", "run", "--out", "server.onnx").code == 0
+    x = torch.from_numpy(np.load(tmp_path / "images.npz")["x"][:5])
+    module = build("mlp", (1, 8, 8), 3)
+    module.load_state_dict(site_models(tmp_path, folder.config["deployment"]["experiment"])[1])
+    for name in ("site.onnx", "server.onnx"):  # which is the same model in FedAvg
+        session = reference.ReferenceEvaluator(str(tmp_path / name))
+        (found,) = session.run(None, {session.input_names[0]: x.numpy()})
+        assert np.allclose(found, module.eval()(x).detach().numpy(), atol=1e-4)
+
+
 def test_rounds_without_an_answer_do_not_count(trained, monkeypatch, cli):
     whole = RemoteEngine.results
 

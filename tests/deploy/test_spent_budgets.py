@@ -1,15 +1,16 @@
 """Privacy budgets that end at single sites: who is told, and whom the run waits for."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 
-from fedhelix.core.errors import EngineFailure
+from fedhelix.core.errors import EngineFailure, NoMoreRounds
 from fedhelix.deploy import messages, submit, transport
-from fedhelix.deploy.server import serve_run
+from fedhelix.deploy.server import remember_spent, serve_run
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
-from in_process import InProcessDeployment, Link, small_images
+from in_process import InProcessDeployment, Late, Link, small_images
 
 pytest.importorskip("dp_accounting")
 pytestmark = pytest.mark.filterwarnings(
@@ -98,3 +99,46 @@ def test_a_run_ends_when_fewer_sites_have_budget_left_than_a_round_needs(sites):
     with pytest.warns(UserWarning, match="after round 2 of 4: the privacy budget is spent"):
         submit.follow(Link(sites.grid), folder, quiet=True)
     assert folder.rounds_saved == 2
+
+
+@pytest.mark.parametrize("method", list(NOISE))
+def test_cohorts_are_drawn_from_the_sites_with_budget_left(sites, method):
+    """One site of three in a round, two rounds each: none is empty, as in the simulation."""
+    data = str(sites.folder / "images.npz")
+    settings = {**SMALL, **NOISE[method], "data": data, "partition": "iid", "cohort": 1}
+    spec = make_spec(method, {**settings, "rounds": 9})
+    deployed, simulated = (
+        [record["participants"] for record in run.records]
+        for run in (sites.fit(spec), spec.config.federation(spec.method).fit(9, quiet=True))
+    )
+    assert deployed == simulated and all(deployed)
+    assert sorted(client for (client,) in deployed) == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_site_that_spent_its_budget_on_what_came_too_late_is_not_drawn(sites, tmp_path):
+    """The server's ledger does not have it, but the site has said so."""
+    data, node = str(sites.folder / "images.npz"), list(sites.grid.answers)[1]
+    honest, sites.policy = sites.grid.answers[node], replace(sites.policy, deadline=0.5)
+    settings = {**SMALL, **NOISE["dp-sgd"], "data": data, "partition": "iid", "rounds": 9}
+
+    def late(content):
+        is_train = messages.read(content).header["kind"] == "train"
+        return Late(honest(content)) if is_train else honest(content)
+
+    sites.grid.answers[node] = late
+    fed, records = sites.federation(make_spec("dp-sgd", {**settings, "cohort": 1, "seed": 2})), []
+    folder = RunFolder.create(tmp_path / "late", {})
+    with pytest.raises(NoMoreRounds, match="0 of 3 sites have privacy budget left"):
+        for record, _ in fed.run_rounds(9):
+            records.append(record)
+            folder.append(record)
+            sites.grid.deliver()
+    drawn = [record["participants"] for record in records]
+    assert sorted(client for (client,) in drawn) == [0, 0, 1, 1, 2, 2]
+    assert [record["missing"].keys() for record in records if record["participants"] == [1]] == [
+        {"1"}
+    ] * 2
+    assert records[-1]["metadata"]["budget_spent"] == [0, 1, 2]
+    again = transport.Transport(sites.grid, sites.policy)
+    remember_spent(again, folder, fed.engine.registry)  # by a server that was started again
+    assert again.exhausted == {"site-0", "site-1", "site-2"}

@@ -13,8 +13,7 @@ from fedhelix.deploy import messages
 from fedhelix.deploy import site as site_module
 from fedhelix.deploy.packing import pack
 from fedhelix.deploy.remote_data import difference, odd_sites
-from fedhelix.deploy.requests import PendingRequest
-from fedhelix.deploy.transport import MESSAGE_TYPE
+from fedhelix.deploy.requests import MESSAGE_TYPE, PendingRequest
 from fedhelix.engines.local import ClientTask
 from fedhelix.federation import guard
 from fedhelix.federation.uploads import decode_uploads, validate_uploads

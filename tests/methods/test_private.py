@@ -203,8 +203,19 @@ def test_a_client_whose_budget_is_spent_takes_part_no_more():
     assert sorted(client for clients in worked for client in clients) == sorted([*range(6)] * 2)
     assert len(told) == 1  # when the first ones leave
     assert all(max(one["epsilon"].values()) <= 10.0 for one in books)
-    idle = [at for at, clients in enumerate(worked) if not clients]
-    assert idle and all(books[at] == books[at - 1] for at in idle)  # the ledger is in every record
+    assert list(map(len, worked)) == [3, 3, 3, 2, 1]  # whoever has some left is drawn
+
+
+@pytest.mark.filterwarnings("ignore:the budget epsilon")
+def test_secret_cohorts_are_drawn_from_all_also_when_budgets_are_spent():
+    """Drawing from fewer would raise the rates that the ledger counts with."""
+    method = Private(epsilon=10.0, noise=1.0, cohorts="secret")
+    fed, spent, empty = small(method, participation="bernoulli", seed=1), [], 0
+    for t, (record, _) in enumerate(fed.run_rounds(40)):
+        assert record["participants"] == [i for i in fed.cohort(t) if i not in spent]
+        spent = record["metadata"].get("budget_spent", [])
+        empty += not record["participants"]
+    assert empty
 
 
 def test_a_budget_that_lasts_for_all_rounds_needs_no_word():

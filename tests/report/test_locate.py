@@ -84,6 +84,13 @@ def test_a_deployed_run_is_made_again_by_a_deployment(make_run):
     assert command == f"{where} --term deadline=9.0 --term 'server_data=my data.npz'"
 
 
+def test_a_deployed_run_is_made_again_where_it_was_made(make_run):
+    named = " --superlink 127.0.0.1:8913 --folder 'my server'"
+    run = make_run("fedavg", rounds=1, config={"deployment": {"experiment": "a0", "where": named}})
+    (command,) = select([run.path]).commands
+    assert command == f"fedhelix deploy run fedavg --config {run.path}/config.toml{named}"
+
+
 def test_runs_and_folders_of_runs(make_run, tmp_path):
     run = make_run("fedavg", rounds=2)
     assert select([run.path, run.path]).folders[0].path == run.path

@@ -17,7 +17,7 @@ from fedhelix.cli.common import UNTOUCHED, Code, DataDir, Json, LogFormat, Out, 
 from fedhelix.cli.flags import settings
 from fedhelix.cli.pages import App
 from fedhelix.core.errors import UserError
-from fedhelix.core.files import writable_file, write_atomically
+from fedhelix.core.files import writable_file
 from fedhelix.deploy import need_flower, submit
 from fedhelix.deploy.hints import FOLDER, SERVER, where
 from fedhelix.deploy.policy import RoundPolicy
@@ -283,15 +283,15 @@ def deploy_model(
         "model.safetensors"
     ),
 ) -> None:
-    """Write the server's model after the last round of a run into one safetensors file.
+    """Write the server's model after the last round of a run into one file.
 
-    Its entries are those of the network's `state_dict`, for `load_state_dict`.
+    FILE.safetensors has the entries of the network's `state_dict`, for `load_state_dict`. FILE.onnx
+    and FILE.pt2 are programs.
     """
-    from safetensors.torch import save
-
     from fedhelix.deploy.finished import run_of_sites
-    from fedhelix.federation.export import weights
+    from fedhelix.federation.export import check_suffix, write_network
 
+    check_suffix(out)
     folder = RunFolder.open(run)
     if "deployment" not in folder.config:
         raise UserError(
@@ -301,7 +301,7 @@ def deploy_model(
     loaded = run_of_sites(folder)
     module, rounds = loaded.network(), loaded.state.round
     writable_file(out)
-    write_atomically(out, save(weights(module)))
+    write_network(module, loaded.federation.data, out)
     words = f"{rounds} round{'s' * (rounds != 1)} of {loaded.federation.method.label}"
     effective = sum(map(has_effect, loaded.records))
     words += f", {effective} of which changed it" if effective < rounds else ""

@@ -35,18 +35,34 @@ def site_model(
     name: SiteName,
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("model.safetensors"),
     folder: SiteFolder = Path("site"),
+    data: SiteData = "",
+    data_dir: DataDir = None,
+    code: Code = None,
 ) -> None:
-    """Copy the site's own model after its rounds of the latest run into one safetensors file.
+    """Write the site's own model after its rounds of the latest run into one file.
 
-    Its entries are those of the network's `state_dict`, for `load_state_dict`.
+    FILE.safetensors has the entries of the network's `state_dict`, for `load_state_dict`. FILE.onnx
+    and FILE.pt2 are programs; for these, give --data, --data-dir and --code as the site was started
+    with.
     """
     need_flower()
+    from fedhelix.deploy.code import SiteCode
+    from fedhelix.deploy.site_predictions import export_model, trained_site
     from fedhelix.deploy.site_state import latest_model
+    from fedhelix.federation.export import check_suffix
 
+    check_suffix(out)
     path = latest_model(folder, name)
-    content = path.read_bytes()
-    writable_file(out)
-    write_atomically(out, content)
+    if out.suffix == ".safetensors":
+        content = path.read_bytes()
+        writable_file(out)
+        write_atomically(out, content)
+    elif not data:
+        raise UserError(f"'{out}' also needs --data as the site was started with.")
+    else:
+        here = trained_site(name, data, folder, data_dir, code=SiteCode(code or []))
+        writable_file(out)
+        export_model(here, out)
     _say_which(path)
     print(out)
 

@@ -162,6 +162,11 @@ class Method(Checked):
     # Each round ---------------------------------------------------------------------------------
 
     @hook("server", returns.clients)
+    def candidates(self, server: Tree, ctx: Context) -> Sequence[int]:
+        """Who can be drawn for this round."""
+        return ctx.present
+
+    @hook("server", returns.clients)
     def select_clients(self, server: Tree, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
         """Who works in this round."""
         return cohort

@@ -158,7 +158,7 @@ def server_start(where: str, value: Any, args: tuple[Any, ...]) -> tuple[Tree, d
 
 def clients(where: str, value: Any, args: tuple[Any, ...]) -> list[int]:
     """Clients that are present, each once."""
-    present = set(args[2].present)
+    present = set(args[-1].present)
     if not isinstance(value, Iterable):
         raise wrong(where, "a list of clients", value)
     chosen = list(value)

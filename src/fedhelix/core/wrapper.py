@@ -13,6 +13,7 @@ from fedhelix.core.tree import State, Tree
 
 # Where a method may make something of a client's samples, besides their loss, that others see.
 CLIENT_HOOKS = ("client_init", "start", "loss_context", "phases", "upload", "onboard_client")
+CHOICES = ("candidates", "select_clients")  # where a server may choose who works
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def beyond_a_sum(method: Method, layers: Layers | None) -> str | None:
             needs.single_uploads or needs.compares_uploads or method.overrides("weights")
         ),
         "its server takes uploads as they arrive": needs.buffer is not None,
-        "its server chooses who works": method.overrides("select_clients"),
+        "its server chooses who works": any(map(method.overrides, CHOICES)),
     }
     return next((why for why, holds in reasons.items() if holds), None)
 

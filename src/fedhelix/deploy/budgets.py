@@ -1,21 +1,46 @@
-"""What all runs of a site may spend together: privacy budgets add up over the same samples."""
+"""What a site's runs spend, alone and together: privacy budgets add up over the same samples."""
 
 from __future__ import annotations
 
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.files import write_atomically
 from fedhelix.core.method import Method
+from fedhelix.core.tree import Tree
+from fedhelix.deploy.logs import say
 from fedhelix.deploy.site_policy import chain
+from fedhelix.engines.local import ClientTask, Setup
 from fedhelix.methods.budget import Budgeted
 
 
 def budget(method: Method) -> float:
     """The epsilon that a run may spend; methods without noise spend any."""
     return sum(part.epsilon for part in chain(method) if isinstance(part, Budgeted)) or math.inf
+
+
+def spent_by_round(setup: Setup, task: ClientTask, client_state: Tree) -> dict[str, Any]:
+    """What the answer of a round says of the site's privacy budget: epsilon and delta, and whether
+    it is spent. Then the site's log says so too.
+    """
+    fields: dict[str, Any] = {}
+    for part in chain(setup.method):
+        if not isinstance(part, Budgeted):
+            continue
+        epsilon = part.spent(task.payload, client_state)
+        fields |= {"epsilon": epsilon, "delta": part.delta}
+        if part.is_last(task.payload, client_state, setup.training.epochs):
+            fields["spent"] = True
+            say(
+                f"the privacy budget of this site is spent after round {task.round + 1} (epsilon "
+                f"{epsilon:.3g} of {part.epsilon:g} at delta {part.delta:g}), so it takes no part "
+                "in later rounds of the run",
+                "warning",
+            )
+    return fields
 
 
 class Budgets:

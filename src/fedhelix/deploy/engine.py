@@ -316,8 +316,15 @@ class RemoteEngine(Engine):
         transport.dropped.clear()
         return report
 
+    @property
+    def spent(self) -> list[int]:
+        """The clients whose sites count their own epsilon and have said that it is spent."""
+        if not self.setup.method.capabilities.sample_gradients:
+            return []
+        return sorted(map(self.registry.client_of, self.transport.exhausted))
+
     def _spent(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """The epsilon of every client, where sites count their own.
+        """The epsilon of every client and whose budget is spent, where sites count their own.
 
         Whatever the server has seen costs a site, also what came too late or stayed under masks;
         the method's ledger has the aggregated uploads only, so the larger number counts.
@@ -328,4 +335,8 @@ class RemoteEngine(Engine):
         for site, epsilon in self.transport.spent.items():
             client = str(self.registry.client_of(site))
             spent[client] = max(spent.get(client, 0.0), epsilon)
-        return {"epsilon": spent} if spent else {}
+        over = sorted({*metadata.get("budget_spent", ()), *self.spent})
+        return {
+            **({"epsilon": spent} if spent else {}),
+            **({"budget_spent": over} if over else {}),
+        }

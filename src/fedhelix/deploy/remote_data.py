@@ -146,13 +146,13 @@ def difference(
         if description[key] != other.get(key):
             return (
                 f"has samples with {key} {description[key]}, but {other_name} has "
-                f"{other.get(key)}; check its --data"
+                f"{other.get(key)}; check its --data and start it again"
             )
     if (description["classes"] is None) != (other["classes"] is None):
         kinds = "classification", "regression"
         return (
             f"has a {kinds[description['classes'] is None]}, but {other_name} has a "
-            f"{kinds[other['classes'] is None]}; check its --data"
+            f"{kinds[other['classes'] is None]}; check its --data and start it again"
         )
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -11,6 +12,10 @@ from flwr.common.constant import ErrorCode
 
 from fedhelix.deploy.audit_log import AuditLog, fingerprint, now
 from fedhelix.deploy.messages import Message
+from fedhelix.deploy.packing import pack
+
+MESSAGE_TYPE = "query"  # of every Flower message; the kind of request is in our own header
+EXPIRY_SECONDS = 60.0  # after its deadline Flower drops a message
 
 
 @dataclass
@@ -26,6 +31,12 @@ class PendingRequest:
     resent: bool = False  # because its answer was incomplete
     over: bool = False  # nobody waits for the answer any more
     received: dict[str, Any] = field(default_factory=dict)  # size and hash of the answer
+
+    def message(self) -> FlowerMessage:
+        """As Flower sends it; a site that comes back long after the deadline need not see it."""
+        ttl = max(self.due - time.monotonic(), 0.0) + EXPIRY_SECONDS
+        round = str(self.header.get("round", ""))
+        return FlowerMessage(pack(self.content), self.node, MESSAGE_TYPE, ttl=ttl, group_id=round)
 
     def is_lost(self, reply: FlowerMessage) -> bool:
         """Whether Flower replies that the node went away before it had answered.

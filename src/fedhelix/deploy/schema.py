@@ -148,7 +148,7 @@ ANSWERS: Mapping[str, Schema] = {
     "describe": ANSWER | {"data": ANY_TEXT},
     "train": ANSWER
     | {"samples": whole(1, COUNT), "loss": optional(REAL)}
-    | {"epsilon": optional(EPSILON), "delta": optional(REAL)},
+    | {"epsilon": optional(EPSILON), "delta": optional(REAL), "spent": optional(FLAG)},
     "evaluate": ANSWER | SCORES,
     "evaluate_received": ANSWER | SCORES,
     "client_init": ANSWER,

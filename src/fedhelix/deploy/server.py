@@ -42,13 +42,13 @@ def serve_run(grid: Grid, path: Path, quiet: bool | None = None) -> Run:
     """Run the rounds of the run in a folder, from its last finished round on."""
     folder = RunFolder.open(path)
     spec, deployment = read_spec(folder.config, path), dict(folder.config.get("deployment", {}))
-    experiment = deployment.pop("experiment")
+    experiment, _ = deployment.pop("experiment"), deployment.pop("where", "")
     transport = Transport(grid, build(RoundPolicy, deployment, "the table [deployment]"))
     transport.waiting = Waiting(path)
     registry = open_registry(path / SITES_FILE, spec.config, transport)
     transport.wait_for_return(registry.sites)
     federation = make_federation(spec, transport, registry, experiment)
-    transport.spent = spent_before(folder, registry)
+    remember_spent(transport, folder, registry)
     log = AuditLog(path / AUDIT_FILE, make_site_key(path, "audit"))
     try:
         # With a checkpoint after every round, since sites keep only one older state.
@@ -64,11 +64,12 @@ def serve_run(grid: Grid, path: Path, quiet: bool | None = None) -> Run:
         federation.close()
 
 
-def spent_before(folder: RunFolder, registry: SiteRegistry) -> dict[str, float]:
-    """The epsilon of every site by the last record of a run that goes on."""
-    last = (folder.records() or [{}])[-1]
-    spent = last.get("metadata", {}).get("epsilon", {})
-    return {registry.sites[int(client)]: epsilon for client, epsilon in spent.items()}
+def remember_spent(transport: Transport, folder: RunFolder, registry: SiteRegistry) -> None:
+    """In a run that goes on, the last record says what every site has spent."""
+    last = (folder.records() or [{}])[-1].get("metadata", {})
+    spent, over = last.get("epsilon", {}), last.get("budget_spent", [])
+    transport.spent = {registry.sites[int(client)]: epsilon for client, epsilon in spent.items()}
+    transport.exhausted = {registry.sites[client] for client in over if str(client) in spent}
 
 
 def keep_log(federation: Federation, log: AuditLog) -> Callable[[Record], None]:

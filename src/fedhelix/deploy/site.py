@@ -17,7 +17,7 @@ from fedhelix.core.shift import unshifted
 from fedhelix.core.tree import State, Tree, payload_bytes, to_device
 from fedhelix.deploy import messages
 from fedhelix.deploy.audit_log import AuditLog, fingerprint, shapes
-from fedhelix.deploy.budgets import Budgets
+from fedhelix.deploy.budgets import Budgets, spent_by_round
 from fedhelix.deploy.code import SiteCode
 from fedhelix.deploy.key_ring import KeyRing
 from fedhelix.deploy.logs import say, write_traceback
@@ -144,8 +144,11 @@ class Site:
         }
 
     def describe(self, message: Message) -> Answer:
-        """Describe the site's data."""
-        say("a run asks which data this site has")
+        """Describe the site's data; the site's log says so where a run goes on without it."""
+        if why := message.header.get("left_out"):
+            say(f"the run goes on without this site, which {clipped(why)}", "warning")
+        else:
+            say("a run asks which data this site has")
         return describe_data(self.own_data) if self.own_data else {"data": self.source}, {}
 
     def client_init(self, message: Message) -> Answer:
@@ -201,12 +204,7 @@ class Site:
         say(f"round {task.round + 1}: {said}")
         kept.write(task.round, keep_states([result], {task.client: task.client_state})[task.client])
         fields = {"samples": result.samples, "loss": result.loss, **kept.remark}
-        for part in chain(setup.method):
-            if isinstance(part, Budgeted):
-                fields["delta"] = part.delta
-                fields["epsilon"] = spent = part.spent(task.payload, result.client_state)
-                if part.is_last(task.payload, result.client_state, setup.training.epochs):
-                    say(_last_round(part, task.round, spent), "warning")
+        fields |= spent_by_round(setup, task, result.client_state)
         sent = {"round": task.round, "fields": fields, "upload": result.upload}
         sent["task"] = digest.hex()
         if drawn_once:
@@ -335,11 +333,3 @@ class Site:
             return spec.config.federation(spec.method).engine.setup
         data = dataclasses.replace(self.own_data, classes=header.get("classes"))
         return own_setup(spec, data, client, kept.supplement())
-
-
-def _last_round(part: Budgeted, round: int, spent: float) -> str:
-    """That a site has spent its budget, in one sentence."""
-    return (
-        f"the privacy budget of this site is spent after round {round + 1} (epsilon {spent:.3g} of "
-        f"{part.epsilon:g} at delta {part.delta:g}), so it takes no part in later rounds of the run"
-    )

@@ -1,4 +1,4 @@
-"""What a site's own model says about new samples, after a run is complete."""
+"""A site's own model after a run is complete: for others, and what it says about new samples."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fedhelix.deploy.remote_data import OWN
 from fedhelix.deploy.site import Site
 from fedhelix.deploy.site_state import SiteState, latest_model
 from fedhelix.engines.local import UsedModel
+from fedhelix.federation.export import network_of, write_network
 from fedhelix.federation.predictions import decided, outputs_for
 
 
@@ -32,6 +33,12 @@ def trained_site(
         )
     common = json.loads(header["spec"]).get("data") != OWN
     return Site(name, data, folder, data_dir, common, code=code)
+
+
+def export_model(site: Site, path: Path) -> None:
+    """Write the site's model in the format that the file's name ends in."""
+    setup, state = site.used_model()
+    write_network(network_of(setup, state), setup.data, path)
 
 
 def predictions(site: Site, inputs: Path, outputs: bool = False) -> np.ndarray:

@@ -51,7 +51,7 @@ COMMON_DATA_SETTINGS = (
 
 def create(spec: RunSpec, out: Path, policy: Sequence[str] = (), where: str = "") -> RunFolder:
     """Create the run folder for a deployment; `policy` holds KEY=VALUE for its [deployment] table,
-    and `where` the options that name it.
+    and `where` the options that name it, for commands that the user is told.
 
     The experiment gets a unique name, under which the sites keep its client states.
     """
@@ -80,9 +80,9 @@ def create(spec: RunSpec, out: Path, policy: Sequence[str] = (), where: str = ""
             f"{spec.method.label} scores models on samples of the server, which has none where "
             "sites have their own; add --term server_data=FILE.npz, or take another method."
         )
-    deployment = {"experiment": uuid.uuid4().hex, **vars(checked)}
+    deployment = {"experiment": uuid.uuid4().hex, "where": where, **vars(checked)}
     settled = {"clients": spec.config.client_count, "deployment": deployment}
-    return RunFolder.create(out, spec.as_dict() | settled, where)
+    return RunFolder.create(out, spec.as_dict() | settled)
 
 
 def _check_setup(spec: RunSpec, policy: RoundPolicy) -> None:
@@ -171,11 +171,11 @@ def change(control: Control, folder: RunFolder, changes: Sequence[str]) -> None:
     a run that goes on as it was.
     """
     begun, path = _begun(folder), folder.path
-    spec = changed_spec(begun, path, changes, command=("deploy", "run"))
+    spec = changed_spec(begun, path, changes, ("deploy", "run"), folder.where)
     _check_effects(spec.config)
     check_rounds(spec.config.rounds, folder.rounds_saved, path)
     if control.active_run_id(path) is not None:
-        how = shlex.join(["fedhelix", "deploy", "resume", str(path)])
+        how = shlex.join(["fedhelix", "deploy", "resume", str(path)]) + folder.where
         raise UserError(
             f"'{path}' is running, and keeps its settings meanwhile; follow it with `{how}`, and "
             "change them when it has ended or was stopped."
@@ -210,7 +210,7 @@ def follow(control: Control, folder: RunFolder, quiet: bool | None = None) -> di
             if watcher.seen > seen:
                 attempts = 0
             _explain(status, folder)
-    _check_any_work(folder.records(), folder.path)
+    _check_any_work(folder.records(), folder.path, folder.where)
     if (ended := folder.rounds_saved) < rounds:
         warnings.warn(
             f"the run ends after round {ended} of {rounds}: the privacy budget is spent, and too "
@@ -305,7 +305,7 @@ def _explain(status: RunStatus, folder: RunFolder) -> None:
         )
 
 
-def _check_any_work(records: Sequence[Mapping[str, Any]], path: Path) -> None:
+def _check_any_work(records: Sequence[Mapping[str, Any]], path: Path, where: str = "") -> None:
     """Refuse a run in which no site did any work in any round; say also who was left out, and how
     to go on.
     """
@@ -322,7 +322,7 @@ def _check_any_work(records: Sequence[Mapping[str, Any]], path: Path) -> None:
             who: why for record in records for who, why in record.get("troubles", {}).items()
         }
         rounds = f"rounds={2 * len(records)}"  # as many as were in vain
-        how = shlex.join(["fedhelix", "deploy", "resume", str(path), "--set", rounds])
+        how = shlex.join(["fedhelix", "deploy", "resume", str(path), "--set", rounds]) + where
         raise EngineFailure(
             f"no site did any work in this run: {first.rstrip('.')}{also(troubles.items())}; go on "
             f"with `{how}` when that is fixed."

@@ -19,17 +19,15 @@ from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.deploy import messages
 from fedhelix.deploy.audit_log import fingerprint
 from fedhelix.deploy.messages import Message
-from fedhelix.deploy.packing import pack, unpack
+from fedhelix.deploy.packing import unpack
 from fedhelix.deploy.policy import RoundPolicy, also
 from fedhelix.deploy.registry import SiteDescription
 from fedhelix.deploy.requests import Exchanges, PendingRequest, Replies, Request
 from fedhelix.deploy.schema import clipped
 from fedhelix.deploy.waiting import Waiting
 
-MESSAGE_TYPE = "query"  # of every Flower message; the kind of request is in our own header
 REFRESH_SECONDS = 1.0  # between updates of who is connected
 WORD_SECONDS = 5.0  # until the run says whom it waits for
-EXPIRY_SECONDS = 60.0  # after its deadline Flower drops a message
 PULL_RETRIES: dict[str, Any] = {"initial_backoff": 0.05, "backoff_cap": 1.0}  # seconds
 DESCRIBE = {"kind": "describe"}  # the request that identifies a new node
 
@@ -51,6 +49,7 @@ class Transport:
     received: int = 0
     dropped: dict[str, str] = field(default_factory=dict)  # whose answer was dropped, and why
     spent: dict[str, float] = field(default_factory=dict)  # epsilon, as sites count their own
+    exhausted: set[str] = field(default_factory=set)  # sites that said their budget is spent
     # Nodes that are no sites of the run: who they are, and why.
     left_out: dict[int, tuple[str, str]] = field(default_factory=dict)
     # What is wrong with the description of a site that comes later, if anything.
@@ -111,17 +110,10 @@ class Transport:
 
     def _send(self, requests: Sequence[PendingRequest]) -> None:
         """Send requests; those to nodes that Flower does not know any more are held."""
-        now, outgoing = time.monotonic(), []
         for request in requests:
             request.activated = self._activated.get(request.node, "")
-            # A site that comes back long after the deadline need not see the request.
-            ttl = max(request.due - now, 0.0) + EXPIRY_SECONDS
-            round = str(request.header.get("round", ""))
-            content = pack(request.content)
-            outgoing.append(
-                FlowerMessage(content, request.node, MESSAGE_TYPE, ttl=ttl, group_id=round)
-            )
             self.sent += len(request.content)
+        outgoing = [request.message() for request in requests]
         keys = list(self.grid.push_messages(outgoing)) if outgoing else []
         self._pending |= {key: request for key, request in zip(keys, requests, strict=True) if key}
         self.reached |= {request.site for key, request in zip(keys, requests, strict=True) if key}
@@ -269,12 +261,21 @@ class Transport:
         """Go on without a node; the next record says so."""
         self.left_out[node], self.dropped[who] = (who, why), why
 
+    def _tell(self, node: int, site: str, why: str) -> None:
+        """Tell a site why the run goes on without it; nobody waits for an answer."""
+        header = {**DESCRIBE, "left_out": why}
+        notice = PendingRequest(node, site, header, messages.write(header), time.monotonic())
+        self.grid.push_messages([notice.message()])
+        self.sent += len(notice.content)
+        self.exchanges.add({site: notice}, {}, {})
+
     def turn_away(self, site: str, why: str) -> None:
         """Leave out a site that is connected."""
         self._seen.pop(site, None)
         for node in [node for node, name in self._nodes.items() if name == site]:
             self._nodes[node] = ""
             self._leave_out(node, site, why)
+            self._tell(node, site, why)
 
     def _pull(self, max_bytes: int) -> Iterator[tuple[PendingRequest, Message | str | None]]:
         """The replies that have come in: answers, what is wrong with them, or None if lost."""
@@ -309,6 +310,8 @@ class Transport:
                 messages.expect(answer.header, site=request.site)
                 if (spent := answer.header.get("epsilon")) is not None:
                     self.spent[request.site] = max(spent, self.spent.get(request.site, 0.0))
+                if answer.header.get("spent"):
+                    self.exhausted.add(request.site)
         except UserError as problem:
             return f"sent an answer that {problem}"
         except Exception as problem:
@@ -333,6 +336,7 @@ class Transport:
         if why:
             self._nodes[request.node] = ""  # it is not identified again until it is started again
             self._leave_out(request.node, owner, why)
+            self._tell(request.node, owner, why)
             self._seen.pop(owner, None)
             return
         for node in [node for node, name in self._nodes.items() if name == site]:

@@ -71,6 +71,11 @@ class Engine(ABC):
             self.start_seconds += time.perf_counter() - began
 
     @property
+    def spent(self) -> Collection[int]:
+        """Clients that count their privacy budget themselves and have said that it is spent."""
+        return ()
+
+    @property
     def used(self) -> str:
         """The name of the engine that does the work, which may be another one's."""
         return self.name

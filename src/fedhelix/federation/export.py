@@ -20,7 +20,10 @@ from torch.export import Dim
 from fedhelix.core.errors import UserError
 from fedhelix.core.files import writable_file, write_atomically
 from fedhelix.core.parts import Inputs, arguments, output_of
+from fedhelix.core.shift import is_extended, load_shifted
+from fedhelix.core.tree import State, to_device
 from fedhelix.data import Dataset
+from fedhelix.engines.local import Setup, UsedModel
 from fedhelix.federation.setup import FederationSetup
 
 Format = Literal["safetensors", "torch", "onnx"]
@@ -38,24 +41,41 @@ def export(
     for name in formats:
         if name not in FILES:
             raise UserError(f"formats are {', '.join(FILES)}, not '{name}'.")
-    module, data = module.cpu(), fed.data
-    example = data.prepare(data.x[[0, 0]].cpu())  # a batch of one would be one for ever
     writable_file(*(folder / FILES[name] for name in formats), folder / CARD)
-    writers: dict[str, Callable[[Path], None]] = {
-        "safetensors": lambda path: write_atomically(path, save(weights(module))),
-        "torch": lambda path: _written(path, lambda file: _program(module, example, data, file)),
-        "onnx": lambda path: _written(path, lambda file: _onnx(module, example, data, file)),
-    }
+    for name in formats:
+        write_network(module, fed.data, folder / FILES[name])
+    write_atomically(folder / CARD, card.encode())
+    return folder
+
+
+def network_of(setup: Setup, state: State) -> nn.Module:
+    """A model as a network of its own, with what the method makes of its outputs."""
+    state = to_device(state, setup.device)
+    if setup.method.overrides("predict") and is_extended(state):
+        return UsedModel(setup, state).eval()
+    example = setup.data.prepare(setup.data.x[:8])
+    return load_shifted(setup.module, state, setup.layers, example)
+
+
+def check_suffix(path: Path) -> None:
+    """Refuse a file whose name ends in none of the formats."""
+    if path.suffix not in WRITERS:
+        kinds = ", ".join(f"FILE{suffix}" for suffix in WRITERS)
+        raise UserError(f"models are written as {kinds}, not '{path}'.")
+
+
+def write_network(module: nn.Module, data: Dataset, path: Path) -> None:
+    """Write a network in the format that the file's name ends in."""
+    check_suffix(path)
+    module = module.cpu()
+    example = data.prepare(data.x[[0, 0]].cpu())  # a batch of one would be one for ever
     # Programs return the outputs alone: only transformers itself knows the objects that its
     # networks return.
     outputs = module.register_forward_hook(lambda _, inputs, returned: output_of(returned))
     try:
-        for name in formats:
-            writers[name](folder / FILES[name])
+        _written(path, lambda file: WRITERS[path.suffix](module, example, data, file))
     finally:
         outputs.remove()
-    write_atomically(folder / CARD, card.encode())
-    return folder
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
@@ -63,6 +83,10 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
     return {
         name: value.detach().clone().contiguous() for name, value in module.state_dict().items()
     }
+
+
+def _weights(module: nn.Module, example: Inputs, data: Dataset, file: Path) -> None:
+    file.write_bytes(save(weights(module)))
 
 
 def _program(module: nn.Module, example: Inputs, data: Dataset, file: Path) -> None:
@@ -102,6 +126,9 @@ def _onnx(module: nn.Module, example: Inputs, data: Dataset, file: Path) -> None
         external_data=False,
         verbose=False,
     )
+
+
+WRITERS = {".safetensors": _weights, ".pt2": _program, ".onnx": _onnx}  # by a file's suffix
 
 
 def _written(path: Path, write: Callable[[Path], None]) -> None:

@@ -63,13 +63,14 @@ def run_round(
     if fed.settings.newcomers and t == fed.settings.newcomers_after:
         state, arrival = onboard_all(fed, state, ctx)
     pending = [work for work in state.pending if work.task.client in ctx.present]
-    cohort = fed.schedule.cohort(fed.sampler(t), t, state.clock, pending)
+    candidates = set(method.candidates(state.server, ctx)).difference(fed.engine.spent)
+    cohort = fed.schedule.cohort(fed.sampler(t), t, state.clock, pending, candidates)
     ctx = replace(ctx, cohort=partial(fed.cohort, drawn={t: cohort}))
     busy = {work.task.client for work in pending}
     clients = [i for i in method.select_clients(state.server, cohort, ctx) if i not in busy]
     payloads = {i: method.download(state.server, i, ctx) for i in clients}
     tasks = [ClientTask(i, t, payloads[i], state.client_states.get(i, {})) for i in clients]
-    spent = ctx.metadata.get("budget_spent")
+    spent = {*ctx.metadata.get("budget_spent", ()), *fed.engine.spent}
     fed.engine.able = set(ctx.present).difference(spent) if spent else None
     results = fed.engine.run_clients(tasks)
     missing = {str(client): why for client, why in fed.engine.missing.items()}

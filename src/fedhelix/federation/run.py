@@ -16,13 +16,13 @@ from fedhelix.core.hooks import checked
 from fedhelix.core.objective import Metric, check_metric
 from fedhelix.core.options import convert
 from fedhelix.core.parts import Inputs
-from fedhelix.core.shift import is_extended, load_shifted, shifted, unshifted
-from fedhelix.core.tree import State, to_device
+from fedhelix.core.shift import shifted, unshifted
+from fedhelix.core.tree import State
 from fedhelix.core.trial import measured
-from fedhelix.engines.local import UsedModel, samples_of
+from fedhelix.engines.local import samples_of
 from fedhelix.federation import description, newcomers
 from fedhelix.federation.devices import check_level
-from fedhelix.federation.export import Format, export, model_card
+from fedhelix.federation.export import Format, export, model_card, network_of
 from fedhelix.federation.predictions import number_of, outputs_for, predicted, prepared_inputs
 from fedhelix.federation.setup import FederationSetup
 from fedhelix.federation.state import FederationState
@@ -225,12 +225,7 @@ class Run:
         return export(self.network(client), fed, Path(folder), chosen, card)
 
     def _module(self, state: State) -> nn.Module:
-        fed = self.federation
-        example = fed.data.prepare(fed.data.x[:8])
-        module, state = fed.engine.setup.module, to_device(state, fed.device)
-        if fed.method.overrides("predict") and is_extended(state):
-            return UsedModel(fed.engine.setup, state).eval()
-        return load_shifted(module, state, fed.layers, example)
+        return network_of(self.federation.engine.setup, state)
 
 
 def _as_text(value: float, metric: str) -> str:

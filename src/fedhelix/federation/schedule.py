@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -69,9 +69,16 @@ class Turn:
 class Schedule:
     """Without a clock: all who start in a round end in it."""
 
-    def cohort(self, sampler: Sampler, t: int, clock: float, pending: Sequence[Work]) -> list[int]:
-        """Who can start in round t."""
-        return sampler.cohort(t)
+    def cohort(
+        self,
+        sampler: Sampler,
+        t: int,
+        clock: float,
+        pending: Sequence[Work],
+        candidates: Collection[int],
+    ) -> list[int]:
+        """Who of the candidates can start in round t."""
+        return sampler.cohort(t, [i for i in sampler.members if i in candidates])
 
     def turn(
         self,
@@ -102,13 +109,20 @@ class ClockedSchedule(Schedule):
     deadline: float
     keep: bool  # late work arrives in a later round
 
-    def cohort(self, sampler: Sampler, t: int, clock: float, pending: Sequence[Work]) -> list[int]:
-        """Who can start in round t: clients that are available and not at work.
+    def cohort(
+        self,
+        sampler: Sampler,
+        t: int,
+        clock: float,
+        pending: Sequence[Work],
+        candidates: Collection[int],
+    ) -> list[int]:
+        """Who can start in round t: candidates that are available and not at work.
 
         An asynchronous server replaces everyone whose upload arrives in the round but for the last.
         """
         busy = {work.task.client for work in pending}
-        idle = [client for client in sampler.members if client not in busy]
+        idle = [i for i in sampler.members if i in candidates and i not in busy]
         begin = self._begin(clock, pending, idle)
         ready = [i for i in idle if self.device(i).next_available(begin) <= begin]
         if self.buffer is None:

@@ -254,7 +254,7 @@ class FederationSetup:
 
     def cohort(self, t: int, drawn: Mapping[int, list[int]] = NOTHING) -> list[int]:
         """The clients sampled in round t, unless they are drawn already: the same for every method
-        with this seed, as long as no device is busy or unavailable.
+        with this seed, as long as no device is busy or unavailable and no privacy budget spent.
         """
         return drawn[t] if t in drawn else self.sampler(t).cohort(t)
 

@@ -41,8 +41,12 @@ class Budgeted(Wrapper):
         """The server counts what clients spend."""
         return replace(super().capabilities, server_extra=("dp_accounting", "privacy"))
 
-    def select_clients(self, server: Tree, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
+    def candidates(self, server: Tree, ctx: Context) -> Sequence[int]:
         """Server: whoever has enough left of its budget for one more round."""
+        return self._able(server, ctx)
+
+    def select_clients(self, server: Tree, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
+        """Server: of the cohort, whoever has enough left of its budget for one more round."""
         able = set(self._able(server, ctx))
         # Aggregation replaces the record, unless nobody uploads anything.
         self._record(server[self.books], able, ctx)
@@ -95,8 +99,8 @@ class Budgeted(Wrapper):
             named = f"client {left[0]}" if len(left) == 1 else f"{len(left)} clients"
             warnings.warn(
                 f"the budget epsilon = {self.epsilon:g} of {named} is spent after round "
-                f"{ctx.round + 1}: whoever has spent it takes no part any more, so that rounds get "
-                "smaller; raise noise or epsilon, run fewer rounds, or draw from more clients.",
+                f"{ctx.round + 1}: whoever has spent it takes no part any more; raise noise or "
+                "epsilon, run fewer rounds, or draw from more clients.",
                 stacklevel=2,
             )
         return books

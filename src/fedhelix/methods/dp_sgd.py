@@ -27,11 +27,11 @@ from fedhelix.core.options import option
 from fedhelix.core.parts import Inputs, each
 from fedhelix.core.registry import register
 from fedhelix.core.tree import Tree
-from fedhelix.core.wrapper import CLIENT_HOOKS
+from fedhelix.core.wrapper import CHOICES, CLIENT_HOOKS
 from fedhelix.methods.budget import NOISE_ADVICE, Budgeted
 from fedhelix.methods.fedavg import FedAvg
 
-UNPROTECTED = (*CLIENT_HOOKS, "select_clients")
+UNPROTECTED = (*CLIENT_HOOKS, *CHOICES)
 
 
 @register("dp-sgd", paper="Abadi et al., CCS 2016, arXiv:1607.00133")

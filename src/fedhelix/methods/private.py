@@ -81,6 +81,12 @@ class Private(Budgeted):
         clip = torch.tensor(self.clip, device=ctx.device)
         return {**server, "privacy": {**self._opened_books(ctx), "clip": clip}}, replies
 
+    def candidates(self, server: Tree, ctx: Context) -> Sequence[int]:
+        """Server: whoever has enough left of its budget; secret cohorts are drawn from all, since
+        fewer to draw from would raise the rates that are accounted for.
+        """
+        return ctx.present if self.cohorts == "secret" else super().candidates(server, ctx)
+
     def select_clients(self, server: Tree, cohort: Sequence[int], ctx: Context) -> Sequence[int]:
         """Server: whoever has enough left of its budget; the record has the clip."""
         ctx.metadata["clip"] = server["privacy"]["clip"]

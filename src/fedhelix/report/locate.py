@@ -166,13 +166,16 @@ def _lacking(path: Path, runs: Sequence[Path]) -> Iterator[str]:
 
 def _command(run: Path) -> str | None:
     """The command that would make a run again; None for a run that was made from Python."""
-    config = RunFolder.open(run).config
+    folder = RunFolder.open(run)
+    config = folder.config
     method, deployment = config.get("method"), config.get("deployment")
     name = str(method.get("name")) if isinstance(method, dict) else str(method)
     words = [name, "--config", str(run / "config.toml")]
     if isinstance(deployment, dict):
-        policy = [f"{key}={value}" for key, value in deployment.items() if key != "experiment"]
-        return shlex.join(["fedhelix", "deploy", "run", *words, *_each("--term", policy)])
+        own = ("experiment", "where")
+        policy = [f"{key}={value}" for key, value in deployment.items() if key not in own]
+        command = ["fedhelix", "deploy", "run", *words, *_each("--term", policy)]
+        return shlex.join(command) + folder.where
     return None if config.get("library") else shlex.join(["fedhelix", "run", *words])
 
 

@@ -120,6 +120,7 @@ class Session:
         if "deployment" in config:
             command = ["fedhelix", "deploy", "resume", str(path)]
             how = shlex.join([*command, *(word for text in changes for word in ("--set", text))])
+            how += folder.where
             raise UserError(f"the clients of '{path}' are sites; continue it with `{how}`.")
         begun = spec = read_spec(config, path)
         if changes:

@@ -229,10 +229,14 @@ def changed_settings(begun: RunSpec, spec: RunSpec) -> dict[str, Any]:
 
 
 def changed_spec(
-    spec: RunSpec, where: str | Path, changes: Sequence[str], command: Sequence[str] = ("run",)
+    spec: RunSpec,
+    where: str | Path,
+    changes: Sequence[str],
+    command: Sequence[str] = ("run",),
+    options: str = "",
 ) -> RunSpec:
-    """The plan of a run that goes on, with some KEY=VALUE of those that may change; `command`
-    begins a new one.
+    """The plan of a run that goes on, with some KEY=VALUE of those that may change; `command` with
+    `options` begins a new one.
     """
     assigned = layered(assignments=list(changes))
     known = {key: value for key, value in flat(spec.as_dict()).items() if key != "method.name"}
@@ -246,7 +250,7 @@ def changed_spec(
             old = "auto" if known[key] is None else known[key]
             raise UserError(
                 f"'{where}' was begun with {key} = {old}, and a run keeps its settings; "
-                f"start a new one with `{again}`."
+                f"start a new one with `{again}{options}`."
             )
     return new
 

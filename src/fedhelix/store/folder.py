@@ -18,7 +18,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +29,7 @@ from fedhelix.core.files import remove_leftovers, write_atomically
 from fedhelix.store.checkpoint import Checkpoint, States
 from fedhelix.store.json import json_line, read_json, strict
 from fedhelix.store.lock import Lock
-from fedhelix.store.mistakes import not_a_run
+from fedhelix.store.mistakes import not_a_run, taken
 from fedhelix.store.records import current, read_record
 from fedhelix.store.seal import Tally, changed, digest, sealed_part
 
@@ -64,10 +63,8 @@ class RunFolder:
         self._tally: Tally | None = None  # of metrics.jsonl, once this process writes it
 
     @classmethod
-    def create(cls, path: Path | str, config: Mapping[str, Any], where: str = "") -> RunFolder:
-        """Start a new run in a folder that is missing or empty; `where`: options of `deploy resume`
-        that name the deployment, for the hint where a run is there already.
-        """
+    def create(cls, path: Path | str, config: Mapping[str, Any]) -> RunFolder:
+        """Start a new run in a folder that is missing or empty."""
         folder = cls(path)
         text = toml.dumps(
             {"format": FORMAT} | {key: value for key, value in config.items() if key != "format"}
@@ -83,14 +80,7 @@ class RunFolder:
                 f"'{path}' cannot be written ({problem.strerror}); choose another folder."
             ) from None
         if folder._config_path.exists():
-            how = f"fedhelix resume {shlex.quote(str(path))}"
-            if "deployment" in folder.config:
-                how = f"fedhelix deploy resume {shlex.quote(str(path))}{where}"
-            if folder.config.get("library"):
-                how = f"fit(..., out='{path}', resume=True)"
-            raise UserError(
-                f"'{path}' holds a run already; continue it with `{how}` or choose another folder."
-            )
+            raise taken(path, folder.config, folder.where)
         # Left behind by a `create` that was killed half way; they are not the user's.
         halves = (folder.path.glob(f".{name}.*") for name in ("config.toml", "lock"))
         ours = {folder._lock.path, *itertools.chain.from_iterable(halves)}
@@ -106,6 +96,12 @@ class RunFolder:
         folder = cls(path)
         _ = folder.config  # refuses what is no run, or a run of a newer version
         return folder
+
+    @property
+    def where(self) -> str:
+        """The options of commands that name the run's deployment, as it was begun."""
+        deployment = self.config.get("deployment")
+        return str(deployment.get("where", "")) if isinstance(deployment, Mapping) else ""
 
     def __enter__(self) -> RunFolder:
         self._lock.acquire()

@@ -1,8 +1,11 @@
-"""What to say about a folder that is not a run."""
+"""What to say about a folder that is not a run, or that holds one already."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedhelix.core.errors import UserError
 
@@ -29,3 +32,17 @@ def runs_in(folder: Path) -> list[str]:
 def _some(names: list[str]) -> str:
     more = len(names) - MOST_NAMED
     return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def taken(path: Path | str, config: Mapping[str, Any], where: str) -> UserError:
+    """An error that says how to continue the run that is in a folder already; `where` are the
+    options that name its deployment, if it has one.
+    """
+    how = f"fedhelix resume {shlex.quote(str(path))}"
+    if "deployment" in config:
+        how = f"fedhelix deploy resume {shlex.quote(str(path))}{where}"
+    if config.get("library"):
+        how = f"fit(..., out='{path}', resume=True)"
+    return UserError(
+        f"'{path}' holds a run already; continue it with `{how}` or choose another folder."
+    )
