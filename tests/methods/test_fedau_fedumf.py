@@ -276,8 +276,22 @@ def test_bernoulli_participation_follows_its_rates():
         np.bincount(np.concatenate([fed.cohort(t) for t in range(rounds)]), minlength=20) / rounds
     )
     assert np.abs(seen - rates).max() < 0.05
-    assert all(fed.cohort(t) for t in range(50)) and fed.cohort(3) == fed.cohort(3)
+    assert fed.cohort(3) == fed.cohort(3)
     assert take(fed.initial, []) == {} and len(fed.fit(1, quiet=True).records) == 1
+
+
+def test_whoever_takes_part_by_rates_does_not_stand_in_for_nobody():
+    """An accountant of privacy builds on the rates: here a third of all rounds is empty."""
+    settings = {"participation": "bernoulli", "participation_alpha": 100.0}
+    fed = small(clients=5, cohort=1, seed=1, **settings)
+    rates, rounds = fed.samplers[0].rates, 4000
+    cohorts = [fed.cohort(t) for t in range(rounds)]
+    seen = np.bincount(np.concatenate(cohorts).astype(int), minlength=5) / rounds
+    assert np.abs(seen - rates).max() < 4 * np.sqrt(0.2 * 0.8 / rounds)
+    empty = np.mean([not cohort for cohort in cohorts])
+    assert abs(empty - np.prod(1 - rates)) < 4 * np.sqrt(0.33 * 0.67 / rounds)
+    t = next(t for t, cohort in enumerate(cohorts) if not cohort)
+    assert t < 20 and fed.fit(t + 1, quiet=True).records[t]["participants"] == []
 
 
 def test_nobody_trains_for_a_round_that_will_not_come():

@@ -130,16 +130,18 @@ class Sampler:
         return Sampling(cast(Any, scheme), float(sum(rates.values())), rates)
 
     def cohort(self, t: int, ready: Sequence[int] | None = None) -> list[int]:
-        """The clients of round t, of those who are ready if not all are: none if nobody is."""
+        """The clients of round t, of those who are ready if not all are: none if nobody is.
+
+        By rates of their own, it may happen that nobody takes part. A stand-in would take part more
+        often than its rate, which is what an accountant of privacy builds on.
+        """
         among = self.members if ready is None else ready
-        if self.participation.participation == "uniform" or not among:
+        if self.participation.participation == "uniform":
             return sorted(self.some(t, self.size, among))
         draw, there = numpy_draw(self.seed, "cohort", t), set(among)
         takes_part = draw.random(len(self.members)) < self.rates
         chosen = [self.members[place] for place in np.flatnonzero(takes_part)]
-        if present := [client for client in chosen if client in there]:
-            return present
-        return [among[place] for place in draw.choice(len(among), 1, p=self._chances(among))]
+        return [client for client in chosen if client in there]
 
     def some(self, t: int, count: int, among: Sequence[int], purpose: str = "cohort") -> list[int]:
         """So many of some clients, or all if there are fewer, in the order of the draw."""
