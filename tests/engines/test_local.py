@@ -21,7 +21,7 @@ from fedhelix import (
     partition,
 )
 from fedhelix.core.errors import UserError
-from fedhelix.core.tree import State, clone
+from fedhelix.core.tree import State, clone, take
 from fedhelix.engines.local import (
     PERSONALIZE,
     ClientTask,
@@ -294,6 +294,8 @@ def test_gradients_are_those_of_the_loss():
     model = copy.deepcopy(fed.engine.setup.module)
     F.cross_entropy(model(client.inputs()), client.targets()).backward()
     assert close(gradients, {name: value.grad for name, value in model.named_parameters()}, 1e-5)
+    (head,) = client.gradients(fed.initial, fed.layers.head)
+    assert head.keys() == set(fed.layers.head) and close(head, take(gradients, head), 1e-6)
 
 
 # Models in use

@@ -84,8 +84,9 @@ class Client(HasRenamed):
     valid: Callable[[State], float]
     # The loss of a model on each of its validation samples, of which there may be none.
     valid_losses: Callable[[State], Tensor]
-    # The gradient of the loss on each of its batches, at a model, which may change in between.
-    gradients: Callable[[State], Iterator[State]]
+    # The gradient of the loss on each of its batches, at a model, which may change in between; as a
+    # second argument the entries that it is for, or else all that can be trained.
+    gradients: Callable[..., Iterator[State]]
     # A model's outputs for its training samples, in evaluation mode.
     outputs: Callable[[State], Tensor]
     # What its training samples are below the head of a model, in evaluation mode.

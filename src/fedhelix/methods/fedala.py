@@ -51,7 +51,7 @@ class FedALA(FedAvg):
         shares |= client_state.get(LEARNT, {})
         model = {**received, **_mix(last, way, shares)}
         for _ in range(epochs):
-            for gradient in client.gradients(model):
+            for gradient in client.gradients(model, list(way)):
                 for name, value in way.items():
                     step = self.share_lr * gradient[name] * value
                     shares[name] = (shares[name] - step).clamp(0, 1)

@@ -53,13 +53,13 @@ def make_client(setup: Setup, task: ClientTask) -> Client:
     """The client as a method's hooks see it."""
     indices = torch.from_numpy(setup.splits[task.client].train)
 
-    def gradients(state: State) -> Iterator[State]:
+    def gradients(state: State, names: Sequence[str] = setup.layers.parameters) -> Iterator[State]:
         setup.module.train()
         schedule = batch_schedule(setup, task, Phase(epochs=1), "gradients")
         for row, step in enumerate(schedule.steps()):
             drawn = key(setup.seed, "noise-gradients", task.round, task.client, row)
             with seeded(drawn, setup.device), applied(setup.kernels, setup.module):
-                gradient = batch_gradient(setup, state, gather(setup, *step))
+                gradient = batch_gradient(setup, state, names, gather(setup, *step))
             yield gradient
 
     def sample_loss(state: State, x: Inputs, y: Tensor) -> Tensor:
@@ -116,9 +116,9 @@ def make_client(setup: Setup, task: ClientTask) -> Client:
     )
 
 
-def batch_gradient(setup: Setup, state: State, batch: Batch) -> State:
-    """The gradient of a model's loss on a batch; the model stays as it is."""
-    entries, names = tuple(state), tuple(setup.layers.parameters)
+def batch_gradient(setup: Setup, state: State, names: Sequence[str], batch: Batch) -> State:
+    """The gradient of a model's loss on a batch for some entries; the model stays as it is."""
+    entries = tuple(state)
 
     def program(x: Inputs, y: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
         copies = (value.detach().clone() for value in values)  # BatchNorm changes its buffers
@@ -129,7 +129,7 @@ def batch_gradient(setup: Setup, state: State, batch: Batch) -> State:
 
     compute: Callable[..., tuple[Tensor, ...]] = program
     if isinstance(batch.x, Tensor):
-        compute = setup.recorded(("gradient", entries), program)
+        compute = setup.recorded(("gradient", entries, tuple(names)), program)
     return dict(zip(names, compute(batch.x, batch.y, *state.values()), strict=True))
 
 
