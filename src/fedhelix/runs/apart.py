@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.process import BaseProcess
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from fedhelix.core.interrupts import noted_ctrl_c
 from fedhelix.runs.spec import RunSpec
 from fedhelix.store.records import Record
 
@@ -42,7 +43,8 @@ def run_apart(
     stop = context.Event()
     others = active_children()
     pool = ProcessPoolExecutor(jobs, context, _begin, (records, stop, _threads(jobs)))
-    with _noted_ctrl_c() as pressed:
+    # An exception at any moment could leave a lock of the pool taken.
+    with noted_ctrl_c() as pressed:
         try:
             waiting: set[Future[None]] = {
                 pool.submit(_run, work, spec, path) for path, spec in runs.items()
@@ -73,30 +75,6 @@ def _end(pool: ProcessPoolExecutor, others: Sequence[BaseProcess]) -> None:
             if process not in others:
                 process.kill()
         raise
-
-
-@contextmanager
-def _noted_ctrl_c() -> Iterator[threading.Event]:
-    """What Ctrl-C sets. An exception at any moment could leave a lock of the pool taken; pressed a
-    second time, it is one.
-    """
-    pressed, usual = threading.Event(), signal.default_int_handler
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGINT) is not usual
-    ):
-        yield pressed
-        return
-
-    def note(*_: object) -> None:
-        pressed.set()
-        signal.signal(signal.SIGINT, usual)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield pressed
-    finally:
-        signal.signal(signal.SIGINT, usual)
 
 
 def _threads(jobs: int) -> int:

@@ -17,7 +17,6 @@ from fedhelix import METHODS, FedAvg
 from fedhelix.core.errors import EngineFailure
 from fedhelix.core.means import means_by_group
 from fedhelix.core.options import option
-from fedhelix.engines.ray.connection import uninterrupted
 from helpers import NETWORKS, agree, cheap, small
 
 pytestmark = [
@@ -85,19 +84,6 @@ def test_ctrl_c_while_ray_begins_ends_as_usual(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 130, done.stderr
     assert done.stderr == "stopped; nothing was written yet.\n"
-
-
-def test_a_second_ctrl_c_does_not_wait():
-    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
-    try:
-        with pytest.raises(KeyboardInterrupt), uninterrupted():
-            signal.raise_signal(signal.SIGINT)
-            reached = True
-            signal.raise_signal(signal.SIGINT)
-            reached = False
-        assert reached and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, usual)
 
 
 def records(fed, rounds=2):

@@ -7,18 +7,16 @@ import os
 import re
 import signal
 import socket
-import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.imports import from_extra
+from fedhelix.core.interrupts import noted_ctrl_c
 from fedhelix.core.version import __version__
 from fedhelix.engines.parallel.pool import cores
 
@@ -60,38 +58,17 @@ def connect(address: str | None, workers: int | None) -> Any:
     if address is None:
         more = {"address": "local", "num_cpus": size, "include_dashboard": False}
     try:
-        with uninterrupted(), warnings.catch_warnings():
+        # A process that leaves `ray.init` half-way may end with a segmentation fault.
+        with noted_ctrl_c() as pressed, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ray.init(**more, logging_level=logging.ERROR, log_to_driver=False)
             _ours[:] = [(address, size)]
     except (ConnectionError, RuntimeError, ValueError, OSError) as problem:
         where = f"at '{address}'" if address else "on this machine"
         raise UserError(f"Ray {where} cannot be used: {first_line(problem)}") from None
-    return ray
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """The first Ctrl-C waits until the end: a process that leaves `ray.init` half-way may end with
-    a segmentation fault. A second one does not wait.
-    """
-    before, pressed = signal.getsignal(signal.SIGINT), threading.Event()
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield
-        return
-
-    def press(number: int, frame: FrameType | None) -> None:
-        if pressed.is_set():
-            before(number, frame)
-        pressed.set()
-
-    signal.signal(signal.SIGINT, press)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
     if pressed.is_set():
-        before(signal.SIGINT, None)
+        signal.raise_signal(signal.SIGINT)
+    return ray
 
 
 def wanted(address: str | None, workers: int | None) -> int:
