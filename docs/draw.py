@@ -163,6 +163,9 @@ SKETCHES = {
     "ancestors": Sketch(
         "ttttt", "last model to train,\nmean over rounds to use", "train one,\nuse the other"
     ),
+    "denoised-heads": Sketch(
+        "ttttt", "mean of the models; of\neach head what is no noise", "train with\nits own head"
+    ),
     "warm-start": Sketch("ttttt", "before round 1: train\non its own samples", "train from there"),
     "finish": Sketch(
         "ttttt",

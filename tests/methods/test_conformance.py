@@ -22,10 +22,11 @@ VARIANTS = {
     "ancestors": [{"inner": FedPer()}],
     "calibrated": [{"inner": FedPer()}, {"inner": METHODS["scaffold"]()}, {"trained": False}],
     "compact": [{"bits": 4}, {"bits": 8, "download_bits": 8}],
+    "denoised-heads": [{"inner": METHODS["fedavgm"]()}],
     "clustered": [{"clusters": 2, "vectors": 2, "inner": METHODS["fedper"]()}],
     "fedlps": [{"prune_ratio": 0.3}],
     "finish": [{"archive": 0.5}],
-    "helix": [{"bits": 32, "finish": False}],
+    "helix": [{"bits": 32, "finish": False}, {"heads": "denoised"}],
     "gene-fl": [
         {
             "clusters": 2,

@@ -62,6 +62,12 @@ def test_each_part_can_be_switched_off(options, missing):
     assert chain(Helix(**options)) == [name for name in WHOLE if name != missing]
 
 
+def test_heads_of_their_own_stand_around_the_cull():
+    """It sees updates as if all had begun at one head."""
+    parts = chain(Helix(heads="denoised"))
+    assert parts == [*WHOLE[:2], "denoised-heads", *WHOLE[2:]]
+
+
 def test_options_in_words_mean_the_same():
     """As they come from a command line."""
     off = {"tau": "0", "bits": "32", "cull": "false", "ancestors": "0", "finish": "false"}

@@ -6,6 +6,7 @@ from fedhelix.methods.calibrated import Calibrated
 from fedhelix.methods.clustered import Clustered
 from fedhelix.methods.compact import Compact
 from fedhelix.methods.cull import Cull
+from fedhelix.methods.denoised_heads import DenoisedHeads
 from fedhelix.methods.ditto import Ditto
 from fedhelix.methods.dp_sgd import DPSGD
 from fedhelix.methods.fedala import FedALA
@@ -69,6 +70,7 @@ __all__ = [
     "Clustered",
     "Compact",
     "Cull",
+    "DenoisedHeads",
     "Ditto",
     "FFALoRA",
     "FedALA",

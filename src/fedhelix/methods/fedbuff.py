@@ -78,12 +78,12 @@ class FedBuff(Asynchronous):
     def _current(self, server: Tree, uploads: Sequence[Upload], ctx: Context) -> list[Upload]:
         """Server: the uploads as if their updates had begun at its present model."""
         return [
-            self._moved(server["model"], upload, ctx) if upload.staleness else upload
-            for upload in uploads
+            self._moved(server, upload, ctx) if upload.staleness else upload for upload in uploads
         ]
 
-    def _moved(self, now: State, upload: Upload, ctx: Context) -> Upload:
-        """Server: its model plus the discounted update of one client."""
+    def _moved(self, server: Tree, upload: Upload, ctx: Context) -> Upload:
+        """Server: what the client would receive now plus its discounted update."""
+        now: State = self.inner.download(server, upload.client, ctx)["model"]
         model: State = upload.tree.get("model", {})
         begun: State = (upload.payload or {}).get("model", {})
         names = [name for name in ctx.layers.parameters if name in model and name in begun]

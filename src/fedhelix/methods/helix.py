@@ -13,6 +13,7 @@ from fedhelix.methods.ancestors import Ancestors
 from fedhelix.methods.calibrated import Calibrated, Prior
 from fedhelix.methods.compact import Compact
 from fedhelix.methods.cull import Cull
+from fedhelix.methods.denoised_heads import DenoisedHeads
 from fedhelix.methods.fedavg import FedAvg
 from fedhelix.methods.fedavgm import FedAvgM
 from fedhelix.methods.finish import Finish
@@ -58,6 +59,11 @@ class Helix(Wrapper):
         0.9, "how much of the mean of ancestors stays after a round; 0 switches it off",
         low=0, below=1,
     )  # fmt: skip
+    heads: Literal["common", "denoised"] = option(
+        "common",
+        "denoised: every client gets a head of its own, where groups of clients disagree about "
+        "labels",
+    )
     finish: bool = option(True, "fine-tune personal models in the end, where that helps")
     ft_rate: float = option(0.15, "finish: factor on the learning rate", above=0)
     warm_epochs: int = option(
@@ -85,6 +91,8 @@ class Helix(Wrapper):
             )
         if self.cull:
             method = Cull(method, self.margin, self.rho_min)
+        if self.heads == "denoised":
+            method = DenoisedHeads(method)
         if self.warm_epochs:
             method = WarmStart(method, self.warm_epochs, required=False)
         if self.bits != 32:
