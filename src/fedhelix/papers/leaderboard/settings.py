@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +24,7 @@ class Entrant:
     option: str = ""
     values: Sequence[Any] = ()
     quick: bool = True  # it takes part on a CPU
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # what all its trials have in common
 
     def trials(self, column: Column, count: int) -> list[Cell]:
         """So many settings: every value with as many learning rates as that leaves, from a third of
@@ -36,7 +37,7 @@ class Entrant:
                 self.row,
                 column.name,
                 self.method,
-                {**column.settings, **option, "lr": float(f"{rate:.3g}")},
+                {**column.settings, **self.fixed, **option, "lr": float(f"{rate:.3g}")},
             )
             for option in options
             for rate in rates
@@ -77,6 +78,13 @@ ENTRANTS = [
     Entrant("GPFL", "gpfl", "gpfl.magnitude", (0.01, 0.1)),
     Entrant("pFedHN", "pfedhn", "pfedhn.server_lr", (0.03, 0.01), quick=False),
     Entrant("Helix", "helix", "helix.ft_rate", (0.15, 0.5)),
+    Entrant(
+        "Helix, own heads",
+        "helix",
+        "helix.ft_rate",
+        (0.15, 0.5),
+        fixed={"helix.heads": "denoised"},
+    ),
 ]
 
 COMMON: dict[str, Any] = {"valid": 0.2, "epochs": 2, "lr": 0.1}
