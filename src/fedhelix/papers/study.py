@@ -39,7 +39,13 @@ ADDED = {
     "sampler": "shuffle",
 }
 # The same for options of methods.
-ADDED_OPTIONS = {"sharpen": 1.0, "prior": "uniform", "warm_epochs": 0, "required": True}
+ADDED_OPTIONS = {
+    "sharpen": 1.0,
+    "prior": "uniform",
+    "warm_epochs": 0,
+    "required": True,
+    "heads": "common",
+}
 
 CellRuns = list[tuple[Cell, dict[Path, RunSpec]]]  # the runs of every cell by folder
 
