@@ -180,6 +180,14 @@ def test_a_run_names_the_metric_that_fails(metric, words):
         run.evaluate({"all": lambda o, t: len(t), "mine": metric})
 
 
+def test_evaluate_refuses_a_metric_that_compares_all_with_all():
+    run = fit(NUMBERS)
+    flat = run.evaluate({"mine": lambda o, t: (o.squeeze(-1) - t).abs().mean()})
+    assert np.isfinite(flat["mine"]).all()
+    with pytest.raises(UserError, match=r"^metric 'mine' compares every .*o\.squeeze\(-1\)"):
+        run.evaluate({"mine": lambda o, t: (o - t).abs().mean()})
+
+
 def test_predict_does_not_guess_what_one_output_means():
     run = fit(
         model=lambda: nn.Linear(4, 1),

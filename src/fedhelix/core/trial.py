@@ -183,18 +183,21 @@ def _is_bounded(module: nn.Module, layers: Layers, example: Inputs, output: Tens
 
 
 def measured(name: str, objective: Objective, output: Tensor, target: Tensor) -> float:
-    """The metric of some samples; one that fails is named."""
+    """The metric of some samples; one that fails, or that compares all with all, is named."""
     try:
-        return float(objective.measure(output, target))
+        value = float(objective.measure(output, target))
     except UserError:
         raise
     except Exception as problem:  # a user's own metric may fail in any way
         raise _failure(name, _shapes(output, target), problem) from problem
+    _refuse_broadcast(name, objective.metric, output[:SEVERAL], target[:SEVERAL])
+    return value
 
 
 def check_optimizer(rule: OptimizerRule, momentum: float) -> None:
     """Refuse an optimiser that cannot be called as the engines do, or that changes nothing."""
     name = type(rule).__name__
+    check_frozen("optimizer", rule)
     params, grads = [torch.zeros(2, 3)], [torch.ones(2, 3)]
     try:
         count = rule.slots(momentum)
