@@ -152,5 +152,20 @@ def test_an_optimizer_that_cannot_be_called_is_refused(parts, said):
         small("fedavg", "linear", optimizer=made(**parts))
 
 
+class Signs(OptimizerRule):
+    """Keeps an option that no run could record."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def update(self, params, grads, slots, step):
+        step(self, params, grads, slots, step)
+
+
+def test_an_optimizer_that_is_no_frozen_dataclass_has_no_options():
+    with pytest.raises(UserError, match="optimizer has options of Signs, which is no frozen data"):
+        small("fedavg", "linear", optimizer=Signs(2.0))
+
+
 def test_an_optimizer_of_ones_own_is_accepted():
     small("fedavg", "linear", optimizer=made(update=step))

@@ -1,6 +1,7 @@
 """What a user of PyTorch, pandas or Flower brings along: it works, or a sentence says how."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -396,6 +397,31 @@ def test_an_augmentation_keeps_the_form_of_samples():
         federation([(X, Y)], augment=Forgetful(), cohort=1)
     with pytest.raises(UserError, match="Augmentation must define apply"):
         federation([(X, Y)], augment=Augmentation(), cohort=1)
+
+
+def test_options_of_an_augmentation_are_fields():
+    class Made(Augmentation):
+        def __init__(self, scale):
+            self.scale = scale
+
+        def apply(self, x, drawn):
+            return self.scale * x
+
+    class Undecorated(Augmentation):
+        scale: float = 1.0
+
+        def apply(self, x, drawn):
+            return x
+
+    class Plain(Noise):
+        """Inherits all of it."""
+
+        numbers: ClassVar[int] = 4
+
+    for wrong in (Made(2.0), Undecorated(), type("Heir", (Undecorated,), {})()):
+        with pytest.raises(UserError, match="augment has options of (Made|Undecorated), .* frozen"):
+            federation([(X, Y)], augment=wrong, cohort=1)
+    federation([(X, Y)], augment=Plain(2.0), cohort=1)
 
 
 def test_a_run_ends_when_validation_stalls_and_stays_there(tmp_path):

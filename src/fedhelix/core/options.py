@@ -247,6 +247,19 @@ def build(
     return kind(**known)
 
 
+def check_frozen(name: str, value: Any) -> None:
+    """Refuse a user's object with options that its text, which a run records, does not show."""
+    for kind in type(value).__mro__[:-1]:
+        notes = inspect.get_annotations(kind).values()
+        own = "__init__" in vars(kind) or any("ClassVar" not in str(note) for note in notes)
+        if own and "__dataclass_params__" not in vars(kind):
+            raise UserError(
+                f"{name} has options of {kind.__name__}, which is no frozen dataclass, so that a "
+                "run could not record them; write @dataclass(frozen=True) above the class, and its "
+                "options as fields (strength: float = 0.5) without __init__."
+            )
+
+
 def options_of(kind: type, value: Any) -> dict[str, Any]:
     """The fields that a value has from one of its base classes."""
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}

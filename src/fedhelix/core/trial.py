@@ -24,8 +24,10 @@ from fedhelix.core.objective import (
     token_cross_entropy,
 )
 from fedhelix.core.optimizers import OptimizerRule, StepSettings
+from fedhelix.core.options import check_frozen
 from fedhelix.core.parts import Inputs, output_of
 
+SEVERAL = 100  # samples that tell whether a metric compares all with all
 FAR = -1000.0  # times its weights, a network's last layer gives quite other outputs
 
 

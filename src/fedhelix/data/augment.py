@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedhelix.core.errors import UserError
+from fedhelix.core.options import check_frozen
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ def crop_and_flip(x: Tensor, crops: Tensor, pad: int = 4) -> Tensor:
 
 def check_augmentation(augmentation: Augmentation, x: Tensor) -> None:
     """Refuse an augmentation that fails, or that changes shape or type of samples."""
+    check_frozen("augment", augmentation)
     try:
         drawn = augmentation.draw(len(x), torch.Generator()).to(x.device)
         changed = augmentation.apply(x, drawn)
