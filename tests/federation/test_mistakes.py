@@ -55,6 +55,14 @@ def federation(data, **more):
             "unknown column of the test part of 'table' 'label'",
         ),
         (
+            lambda: from_arrays(FRAME[["a", "b"]], Y, FRAME[["b", "a"]], Y),
+            "the test part of 'data' has the columns b, a, but 'data' a, b; give all of them the",
+        ),
+        (
+            lambda: from_arrays(FRAME[["a", "b"]], Y, FRAME[["a", "c"]], Y),
+            "the test part of 'data' has the columns a, c, but 'data' a, b",
+        ),
+        (
             lambda: federation(pd.concat([FRAME, FRAME[["a"]]], axis=1)),
             "two columns are called 'a'; give every column a name of its own",
         ),

@@ -72,8 +72,9 @@ def from_arrays(
     """
     if (x_test is None) != (y_test is None):
         raise UserError(f"'{name}' has only one of x_test and y_test; give both or none.")
-    pairs = [(x, y), (x_test, y_test)]
-    (y, y_test), labels = coded(pairs, [f"'{name}'", f"the test part of '{name}'"])
+    pairs, called = [(x, y), (x_test, y_test)], [f"'{name}'", f"the test part of '{name}'"]
+    check_columns(dict(zip(called, (x, x_test), strict=True)))
+    (y, y_test), labels = coded(pairs, called)
     inputs, targets = read_pair(x, y, f"'{name}'")
     whose, whose_test = None, None
     if owners is not None:
