@@ -155,7 +155,7 @@ def test_texts_of_another_number_than_tokens_are_labels():
 
 @pytest.mark.parametrize("named", [False, True])
 def test_numbers_of_tokens_have_the_lengths_of_their_sequences(named):
-    numbers = [[ord(tag) for tag in row] for row in TAGS]
+    numbers = [["OBI".index(tag) for tag in row] for row in TAGS]
     x, shifted = {"x": TOKENS} if named else TOKENS, [*numbers[1:], numbers[0]]
     says = "sample 0 of {} has 3 tokens and 4 labels; give one for each token, -100 where"
     with pytest.raises(UserError, match=says.format("'data'")):
@@ -166,7 +166,7 @@ def test_numbers_of_tokens_have_the_lengths_of_their_sequences(named):
 
 
 def test_a_target_may_be_a_sequence_of_its_own():
-    numbers = [[ord(tag) for tag in row] for row in TAGS]
+    numbers = [["OBI".index(tag) for tag in row] for row in TAGS]
     sources = [row[:2] if place % 2 else row for place, row in enumerate(TOKENS)]
     assert from_arrays({"source": sources, "target": TOKENS}, numbers).y.shape == (32, 7)
     summed = [row[: 1 + place % 4] for place, row in enumerate(numbers)]  # by a loss of one's own

@@ -25,7 +25,7 @@ from fedhelix.data.columns import (
     train_and_test,
 )
 from fedhelix.data.datasets import Dataset, channel_values, with_class_names
-from fedhelix.data.fields import Fields, Parts, cat_padded, joined, width
+from fedhelix.data.fields import Fields, Parts, as_parts, cat_padded, joined, width
 from fedhelix.data.labels import coded
 from fedhelix.data.owners import read_owners
 from fedhelix.data.readers import NPZ_ERRORS
@@ -121,8 +121,8 @@ def assembled(
         y, y_test = pool_targets([train, test], called).split([len(y), len(y_test)])
     count = count_classes(classes, y, y_test)
     y, y_test = as_targets([y, y_test], classes, count, name)
-    if classes == "auto" and count is not None:
-        note_unused(torch.cat([y, y_test]).unique(), count, name)
+    if classes == "auto" and y.dtype == torch.int64 and not _are_tokens(y, x):
+        note_unused([y, y_test], name)
     fields = None
     if isinstance(x, Parts) or isinstance(x_test, Parts):
         both = joined([x, x_test], called)
@@ -131,6 +131,12 @@ def assembled(
     scale = channel_values("mean", mean), channel_values("std", std)
     more["token_classes"] = classes if isinstance(classes, int) and count is None else None
     return Dataset(name, x, y, x_test, y_test, count, *scale, fields=fields, **more)
+
+
+def _are_tokens(targets: Tensor, x: Samples) -> bool:
+    """Whether targets are tokens of a vocabulary, as those of a language model, and no tags."""
+    ids = [part for part in as_parts(x).tensors.values() if part.dtype == torch.int64]
+    return targets.dim() == 2 and any(bool(part.max() <= targets.max()) for part in ids)
 
 
 @checks_arguments

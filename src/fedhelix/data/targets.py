@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -12,6 +13,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.metrics import IGNORED
 
 Classes = int | Literal["auto"] | None
+VOID = 255  # what masks often call pixels without a class
 MOST_CLASSES = 50  # that whole numbers are taken for without a word, in few samples
 
 
@@ -47,16 +49,24 @@ def count_classes(classes: Classes, targets: Tensor, test_targets: Tensor) -> in
     return 1 + largest
 
 
-def note_unused(labels: Tensor, count: int, name: str) -> None:
-    """Say that these labels do not begin at 0, or are the fewest of so many classes; they are kept
-    as they are.
+def note_unused(parts: Sequence[Tensor], name: str) -> None:
+    """Say that labels of samples, tokens or pixels do not begin at 0, or are the fewest of so many
+    classes; they are kept as they are.
     """
-    first, unused = int(labels.min()), count - len(labels)
+    present = torch.cat([_different(part) for part in parts]).unique()
+    labels = present[present != IGNORED]
+    if not len(labels):
+        return
+    first, count = int(labels[0]), 1 + int(labels[-1])
+    unused = count - len(labels)
     if first <= 0 and unused <= len(labels):
         return
     what = f"begin at {first}" if first > 0 else f"go up to {count - 1}"
-    how = "number classes from 0" + (f" (y - {first})" if unused == first else " without gaps")
-    if unused != first:
+    shifted = f" (y - {first})" if len(labels) == len(present) else ""
+    how = "number classes from 0" + (shifted if unused == first else " without gaps")
+    if count == VOID + 1 and parts[0].dim() > 2:
+        how += f", mark pixels that do not count by {IGNORED} instead of {VOID}"
+    elif unused != first:
         how += ", or give them as text (y.astype(str))"
     warnings.warn(
         f"the labels of '{name}' {what}, so {unused} of the {count} classes "
@@ -64,6 +74,14 @@ def note_unused(labels: Tensor, count: int, name: str) -> None:
         "are right.",
         stacklevel=5,
     )
+
+
+def _different(labels: Tensor) -> Tensor:
+    """The labels that there are, sorted; those of many pixels take no sort."""
+    low, high = (int(end) for end in labels.aminmax()) if labels.numel() else (0, 0)
+    if labels.numel() < high - low:
+        return labels.unique()
+    return torch.bincount((labels - low).flatten()).nonzero().flatten() + low
 
 
 def as_targets(
