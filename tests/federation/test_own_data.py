@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
@@ -170,11 +171,17 @@ def test_one_row_of_a_frame_is_a_frame():
         nameless.predict(pd.DataFrame(X).iloc[0])
 
 
+def test_one_sample_of_a_list_is_a_list_of_one():
+    with pytest.raises(UserError, match=r"one sample, of shape .*; give a list .* for one: \[x\]"):
+        fit(from_arrays(X, Y), partition.iid(3)).predict(X[0].tolist())
+
+
 def test_one_sample_by_name_is_a_list_of_one():
     run = fit(frame(), partition.iid(3))
     row = {name: [float(value)] for name, value in zip("abcd", X[0], strict=True)}
     assert run.predict(row).tolist() == run.predict(X[:1]).tolist()
-    for value in (0.5, np.float32(0.5), np.array(0.5), torch.tensor(0.5), "half"):
+    picture = Image.new("L", (2, 2))
+    for value in (0.5, np.float32(0.5), np.array(0.5), torch.tensor(0.5), "half", picture):
         with pytest.raises(UserError, match=r"'b' is a single value; .*: \{\"b\": \[...\]\}"):
             run.predict({**row, "b": value})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -257,7 +256,8 @@ def column_of(table: Any, name: str) -> Any:
     column = table[name]
     if hasattr(column, "columns"):
         raise UserError(f"two columns are called '{name}'; give every column a name of its own.")
-    if isinstance(column, str | Number) or getattr(column, "ndim", 1) == 0:
+    is_one = isinstance(column, str) or not hasattr(column, "__len__")  # such as a picture
+    if is_one or getattr(column, "ndim", 1) == 0:
         raise UserError(
             f"column '{name}' is a single value; give a list of values, also for one sample: "
             f'{{"{name}": [...]}}.'
