@@ -196,12 +196,12 @@ def from_clients(
     holds out 20 % of every client's samples as its test part (a client with a single sample keeps
     it for training).
     A `DatasetDict` with train and test, as `train_test_split` makes it, is a client with its own
-    test part.
+    test part, and so is what `from_table` or `from_arrays` returns.
     """
     names = list(clients) if isinstance(clients, Mapping) else range(len(clients))
     called = [f"client {one} of '{name}'" for one in names]
     parts = list(clients.values() if isinstance(clients, Mapping) else clients)
-    if test is None and any(map(has_splits, parts)):
+    if test is None and any(has_splits(part) or isinstance(part, Dataset) for part in parts):
         parts, test = train_and_test(parts, called)
     raw = [pair_of(part, whose) for part, whose in zip(parts, called, strict=True)]
     if not raw:
