@@ -123,6 +123,8 @@ def test_what_needs_sgd_says_so():
 def test_an_unknown_optimizer_is_refused():
     with pytest.raises(UserError, match="optimizer must be"):
         small(optimizer="lion")
+    with pytest.raises(UserError, match=r"optimizer must be .*, not 'Adam'; did you mean 'adam'\?"):
+        small(optimizer="Adam")
 
 
 def made(**parts):

@@ -156,3 +156,9 @@ def test_a_client_that_is_a_data_set_has_no_clients():
     scaled = from_arrays(table[["age", "bmi"]], np.arange(ROWS) % 2, mean=1, std=2)
     with pytest.raises(UserError, match="a data set with mean and std, which one client cannot"):
         from_clients([scaled])
+
+
+@pytest.mark.parametrize("name", ["age", 0])
+def test_one_column_needs_no_list(name):
+    frame = patients(0).rename(columns={"age": name})
+    assert from_table(frame, target="diagnosis", inputs=name).columns == (str(name),)

@@ -1,5 +1,6 @@
 """Targets and inputs in forms that are easily mistaken: what is said about them."""
 
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -142,3 +143,14 @@ def test_used_classes_of_pixels_and_next_tokens_are_nothing_to_talk_about():
 @pytest.mark.filterwarnings("error")
 def test_a_gap_between_classes_is_nothing_to_talk_about():
     assert from_arrays(X, np.resize((0, 1, 3), 60)).classes == 4
+
+
+@pytest.mark.parametrize("kind", [float, int, bool])
+def test_classes_in_columns_of_zeros_and_ones_are_noted(kind):
+    rows = np.eye(3)[np.arange(60) % 3].astype(kind)
+    with pytest.warns(UserWarning, match=r"every row .* has a single 1, .* give y\.argmax\(1\)"):
+        assert from_arrays(X, rows).y.dtype == torch.bool
+    rows[0] = 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        from_arrays(X, rows)

@@ -110,6 +110,10 @@ def own_data(missing):
             r"metric compares every output with every target: .*o\.squeeze\(-1\)",
         ),
         (
+            lambda: federation(loss=nn.CrossEntropyLoss),
+            r"loss is the class CrossEntropyLoss; give CrossEntropyLoss\(\)\.",
+        ),
+        (
             lambda: federation(metric=lambda o: 1),
             "metric must take outputs and targets, in this order, and return one number: too many",
         ),
@@ -141,6 +145,7 @@ def own_data(missing):
         ),
     ],
 )
+@pytest.mark.filterwarnings("ignore:the labels of .* go up to 255")
 def test_mistakes_are_named_before_the_first_round(make, words):
     with pytest.raises(UserError, match=words):
         make()

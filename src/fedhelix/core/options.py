@@ -5,6 +5,7 @@ made of them.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import inspect
 import math
@@ -124,7 +125,16 @@ def convert(name: str, value: Any, kind: Any) -> Any:
     try:
         return read(value, kind)
     except (ValueError, OverflowError):
-        raise UserError(f"{name} must be {right}, not '{value}'.") from None
+        raise UserError(f"{name} must be {right}, not '{value}'{_meant(value, kind)}") from None
+
+
+def _meant(value: Any, kind: Any) -> str:
+    """The end of a sentence about a value, with the name that is nearest to it."""
+    parts = typing.get_args(kind) if typing.get_origin(kind) in UNIONS else (kind,)
+    choices = (typing.get_args(part) for part in parts if typing.get_origin(part) is Literal)
+    names = [name for several in choices for name in several if isinstance(name, str)]
+    close = difflib.get_close_matches(str(value).lower(), names, n=1, cutoff=0.7)
+    return f"; did you mean '{close[0]}'?" if close else "."
 
 
 def words(kind: Any) -> str | None:

@@ -157,7 +157,8 @@ def from_npz(path: str | Path) -> Dataset:
         if "Object arrays" in str(problem):
             raise UserError(
                 f"{key} of '{path}' is an array of Python objects; remove samples with missing "
-                "values, and save numbers as floats and text as np.array(list(values), dtype=str)."
+                "values, and save numbers as floats and text as np.array(list(values), dtype=str); "
+                "sequences of different lengths go through from_arrays in Python."
             ) from None
         if "pickled" in str(problem):  # NumPy's guess about any other file
             problem = UserError("it is none; np.savez('FILE.npz', x=x, y=y) writes one")

@@ -44,7 +44,8 @@ def count_classes(classes: Classes, targets: Tensor, test_targets: Tensor) -> in
         raise UserError(
             f"y has {different} different whole numbers in {samples} samples; in from_arrays, "
             f"from_clients or from_table, classes=None makes it a regression, "
-            f"classes={1 + largest} a classification."
+            f"classes={1 + largest} a classification; in an npz file, save y as floats for the "
+            f"one, or classes={1 + largest} for the other."
         )
     return 1 + largest
 
@@ -91,6 +92,7 @@ def as_targets(
     whole = not any(part.is_floating_point() for part in parts)
     several = all(has_several(part) for part in parts)
     if several and classes == "auto" and all(is_multi_label(part) for part in parts):
+        _note_one_hot(parts, name)
         return tuple(part.bool() for part in parts)
     if classes is None or (classes == "auto" and count is None and not whole):
         return tuple(part.float() for part in parts)
@@ -98,6 +100,16 @@ def as_targets(
     if several and isinstance(classes, int):
         _check_tokens(torch.cat(labels), classes, name)
     return labels
+
+
+def _note_one_hot(parts: Sequence[Tensor], name: str) -> None:
+    """Say that labels of which just one holds in every sample may be classes."""
+    if all(bool((part.sum(1) == 1).all()) for part in parts):
+        warnings.warn(
+            f"every row of y of '{name}' has a single 1, and is taken as labels of which several "
+            "may hold; if they are classes, one for each sample, give y.argmax(1).",
+            stacklevel=6,
+        )
 
 
 def has_several(targets: Tensor) -> bool:
