@@ -18,7 +18,8 @@ class Augmentation:
     """Subclass it for random changes of your own and pass it as `Federation(augment=Mine())`.
 
     It must be a frozen dataclass of numbers, and `apply` must not look at values (no `if` on
-    tensors) nor draw anything itself, since it may be recorded as a CUDA graph.
+    tensors) nor draw anything itself, since it may be recorded as a CUDA graph. It does not see
+    targets, so where these belong to pixels it must not move pixels.
     """
 
     numbers: ClassVar[int] = 1
