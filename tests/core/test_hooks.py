@@ -141,6 +141,11 @@ def run(hook: str, answer, **more):
         ("aggregate", lambda _: None, f"mine.aggregate must return {NONE}"),
         (
             "aggregate",
+            lambda found: found["model"],
+            r"mine.aggregate must return the next server state, such as .*, but it lacks 'model'",
+        ),
+        (
+            "aggregate",
             lambda found: {**found, "n": {1, 2}},
             "mine.aggregate has a set as 'n'; only tensors",
         ),

@@ -123,6 +123,8 @@ def test_what_needs_sgd_says_so():
 def test_an_unknown_optimizer_is_refused():
     with pytest.raises(UserError, match="optimizer must be"):
         small(optimizer="lion")
+    with pytest.raises(UserError, match=r"optimizer must be .*, not 'Adam'; did you mean 'adam'\?"):
+        small(optimizer="Adam")
 
 
 def made(**parts):
@@ -150,6 +152,21 @@ def step(self, params, grads, slots, step):
 def test_an_optimizer_that_cannot_be_called_is_refused(parts, said):
     with pytest.raises(UserError, match=said):
         small("fedavg", "linear", optimizer=made(**parts))
+
+
+class Signs(OptimizerRule):
+    """Keeps an option that no run could record."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def update(self, params, grads, slots, step):
+        step(self, params, grads, slots, step)
+
+
+def test_an_optimizer_that_is_no_frozen_dataclass_has_no_options():
+    with pytest.raises(UserError, match="optimizer has options of Signs, which is no frozen data"):
+        small("fedavg", "linear", optimizer=Signs(2.0))
 
 
 def test_an_optimizer_of_ones_own_is_accepted():

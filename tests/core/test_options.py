@@ -85,6 +85,7 @@ def test_values_are_read_as_their_types(key, given, kept):
         ("loud", "maybe", "loud must be true or false, not 'maybe'."),
         ("loud", 1, "loud must be true or false, not '1'."),
         ("kind", "green", "kind must be one of red, blue, not 'green'."),
+        ("kind", "Blue", r"kind must be one of red, blue, not 'Blue'; did you mean 'blue'\?"),
         ("bits", "2", "bits must be one of 1, 8, not '2'."),
         ("bits", True, "bits must be one of 1, 8, not 'True'."),
         ("kind", None, "kind must be one of red, blue, not 'None'."),

@@ -102,7 +102,7 @@ class TestFromArrays:
             ),
             ({"x": [[1.0], [2.0, 3.0]]}, "must have one entry per sample"),
             ({"x": [[1.0], [[2.0], [3.0]]]}, r"different shapes, \(1,\) and in sample 1 \(2, 1\)"),
-            ({"y": range(200), "x": [[1.0]] * 200}, "classes=None makes it a regression"),
+            ({"y": range(200), "x": [[1.0]] * 200}, "classes=None .*npz file, save y as floats"),
             ({"x": np.zeros((0, 1)), "y": []}, "'data' is empty"),
             ({"x": [[1.0]], "y": [0]}, "too few samples"),
             ({"x_test": [[1.0]]}, "only one of x_test and y_test"),

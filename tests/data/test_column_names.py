@@ -114,3 +114,51 @@ def test_one_whole_number_per_sample_is_a_part(engine):
             from_arrays({"category": category + 3, "numbers": numbers}, category % 2),
             "iid", clients=2, model=Mixed,
         )  # fmt: skip
+
+
+def patients(seed, kinds=("healthy", "ill")):
+    draw = np.random.default_rng(seed)
+    table = pd.DataFrame(draw.normal(size=(ROWS, 2)).astype("float32"), columns=["age", "bmi"])
+    return table.assign(diagnosis=draw.choice(kinds, ROWS))
+
+
+def test_a_client_may_be_what_from_table_returns():
+    ulm, bern = patients(0), patients(1, ("ill", "unknown"))
+    read = {
+        name: from_table(table, target="diagnosis") for name, table in (("u", ulm), ("b", bern))
+    }
+    data = from_clients(read)
+    assert data.labels == ("healthy", "ill", "unknown") and data.columns == ("age", "bmi")
+    assert torch.equal(data.x[data.owners == "b"], read["b"].x)
+    assert torch.equal(data.x_test[data.owners_test == "b"], read["b"].x_test)
+    assert torch.equal(data.y[data.owners == "b"], 1 + read["b"].y)  # ill is 0 there, and 1 here
+    assert len(from_clients(list(read.values()), test=read["b"]).x) == 2 * ROWS
+    with pytest.raises(UserError, match="client 1 of 'data' has the columns bmi, age, but client"):
+        from_clients([read["u"], from_table(bern, target="diagnosis", inputs=["bmi", "age"])])
+
+
+def test_a_newcomer_may_be_what_from_table_returns():
+    federation = Federation(from_table(patients(0), target="diagnosis"), "iid", clients=2)
+    run = federation.fit(1, quiet=True)
+    new = patients(1)
+    number = run.onboard(from_table(new, target="diagnosis", inputs=["bmi", "age"]))
+    split, pool = run.federation.splits[number], run.federation.engine.setup.data
+    mine = torch.cat([pool.x[split.train], pool.x_test[split.test]])
+    known = new[["age", "bmi"]].to_numpy()
+    assert np.array_equal(np.sort(mine.numpy(), 0), np.sort(known, 0))
+
+
+def test_a_client_that_is_a_data_set_has_no_clients():
+    table = patients(0)
+    owners = from_table(table.assign(who=np.arange(ROWS) % 2), target="diagnosis", owner="who")
+    with pytest.raises(UserError, match="client 0 of 'data' is a data set with owners, which one"):
+        from_clients([owners])
+    scaled = from_arrays(table[["age", "bmi"]], np.arange(ROWS) % 2, mean=1, std=2)
+    with pytest.raises(UserError, match="a data set with mean and std, which one client cannot"):
+        from_clients([scaled])
+
+
+@pytest.mark.parametrize("name", ["age", 0])
+def test_one_column_needs_no_list(name):
+    frame = patients(0).rename(columns={"age": name})
+    assert from_table(frame, target="diagnosis", inputs=name).columns == (str(name),)

@@ -82,7 +82,8 @@ def test_objects_in_a_file_are_refused_with_a_way_out(tmp_path):
     path = tmp_path / "mine.npz"
     np.savez(path, x=X, y=np.array([*TEXT[:5], None], dtype=object))
     with pytest.raises(
-        UserError, match=r"^y of .* Python objects; remove samples with missing val"
+        UserError,
+        match=r"^y of .* Python objects; remove samples with missing .* from_arrays in Python",
     ):
         from_npz(path)
     names = pd.Series(list("abcabc")).astype(str)

@@ -280,7 +280,7 @@ class Keys(TorchDataset):
         ),
         (
             lambda: from_clients([Keys("ab"), Keys("ac")]),
-            "client 1 of 'data' has the columns a, c, but the first client a, b; give everybody",
+            "client 1 of 'data' has the columns a, c, but client 0 of 'data' a, b; give all",
         ),
         (
             lambda: fit(from_arrays(np.ones((20, 3)), YES[:20]), Reader),
@@ -288,7 +288,7 @@ class Keys(TorchDataset):
         ),
         (
             lambda: from_clients([(frame()[["a", "b"]], YES), (frame()[["b", "a"]], YES)]),
-            "client 1 of 'data' has the columns b, a, but the first client a, b",
+            "client 1 of 'data' has the columns b, a, but client 0 of 'data' a, b; give",
         ),
     ],
 )

@@ -103,7 +103,7 @@ def test_the_summary_of_a_run_counts_its_own_clients(tmp_path):
         "README.md"
     ).read_text(encoding="utf-8")
     with pytest.raises(
-        UserError, match=r"^1 client joined this federation after the run .*; build"
+        UserError, match=r"^1 client joined this federation after .*; run_rounds\(rounds=.* folder"
     ):
         load_run(tmp_path / "run", run.federation)
     later = run.federation.fit(1, out=tmp_path / "later", quiet=True)

@@ -13,6 +13,8 @@ Y = (X[:, 0] > 0).astype(int)
 FRAME = pd.DataFrame(X, columns=list("abcd")).assign(label=Y)
 PARTS = {"a": X[:, :3], "b": X[:, 3:]}
 ROWS = X.tolist()
+IMAGES = X.reshape(40, 1, 2, 2)
+MASKS = np.where(IMAGES[:, 0] > 0, 1, 0)
 SHORT = [*ROWS[:5], ROWS[5][:3], *ROWS[6:]]
 
 
@@ -25,6 +27,16 @@ class Both(nn.Module):
 
     def forward(self, a, b):
         return self.head(torch.cat([a, b], 1))
+
+
+class Pixelwise(nn.Conv2d):
+    """A number for each pixel."""
+
+    def __init__(self):
+        super().__init__(1, 1, 1)
+
+    def forward(self, x):
+        return super().forward(x).flatten(1)
 
 
 def federation(data, **more):
@@ -41,6 +53,14 @@ def federation(data, **more):
         (
             lambda: from_table(FRAME, test=FRAME[list("abcd")]),
             "unknown column of the test part of 'table' 'label'",
+        ),
+        (
+            lambda: from_arrays(FRAME[["a", "b"]], Y, FRAME[["b", "a"]], Y),
+            "the test part of 'data' has the columns b, a, but 'data' a, b; give all of them the",
+        ),
+        (
+            lambda: from_arrays(FRAME[["a", "b"]], Y, FRAME[["a", "c"]], Y),
+            "the test part of 'data' has the columns a, c, but 'data' a, b",
         ),
         (
             lambda: federation(pd.concat([FRAME, FRAME[["a"]]], axis=1)),
@@ -65,6 +85,14 @@ def federation(data, **more):
         (
             lambda: from_clients({"ulm": (X, Y)}, test={"bern": (X, Y)}),
             "test of 'data' has parts for bern, but the clients are ulm; give one for each",
+        ),
+        (
+            lambda: federation(from_arrays(IMAGES, MASKS), model=nn.Conv2d(1, 2, 1), augment=True),
+            "crops and flips images, but not their targets, and 'data' has a target for every",
+        ),
+        (
+            lambda: federation(from_arrays(IMAGES, IMAGES), model=Pixelwise, augment=True),
+            "crops and flips images, but not their targets",
         ),
         (
             lambda: federation(from_arrays(X, Y), split=partition.natural(["a", "b"] * 20)),

@@ -1,11 +1,13 @@
 """What a user of PyTorch, pandas or Flower brings along: it works, or a sentence says how."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
@@ -169,11 +171,17 @@ def test_one_row_of_a_frame_is_a_frame():
         nameless.predict(pd.DataFrame(X).iloc[0])
 
 
+def test_one_sample_of_a_list_is_a_list_of_one():
+    with pytest.raises(UserError, match=r"one sample, of shape .*; give a list .* for one: \[x\]"):
+        fit(from_arrays(X, Y), partition.iid(3)).predict(X[0].tolist())
+
+
 def test_one_sample_by_name_is_a_list_of_one():
     run = fit(frame(), partition.iid(3))
     row = {name: [float(value)] for name, value in zip("abcd", X[0], strict=True)}
     assert run.predict(row).tolist() == run.predict(X[:1]).tolist()
-    for value in (0.5, np.float32(0.5), np.array(0.5), torch.tensor(0.5), "half"):
+    picture = Image.new("L", (2, 2))
+    for value in (0.5, np.float32(0.5), np.array(0.5), torch.tensor(0.5), "half", picture):
         with pytest.raises(UserError, match=r"'b' is a single value; .*: \{\"b\": \[...\]\}"):
             run.predict({**row, "b": value})
 
@@ -396,6 +404,31 @@ def test_an_augmentation_keeps_the_form_of_samples():
         federation([(X, Y)], augment=Forgetful(), cohort=1)
     with pytest.raises(UserError, match="Augmentation must define apply"):
         federation([(X, Y)], augment=Augmentation(), cohort=1)
+
+
+def test_options_of_an_augmentation_are_fields():
+    class Made(Augmentation):
+        def __init__(self, scale):
+            self.scale = scale
+
+        def apply(self, x, drawn):
+            return self.scale * x
+
+    class Undecorated(Augmentation):
+        scale: float = 1.0
+
+        def apply(self, x, drawn):
+            return x
+
+    class Plain(Noise):
+        """Inherits all of it."""
+
+        numbers: ClassVar[int] = 4
+
+    for wrong in (Made(2.0), Undecorated(), type("Heir", (Undecorated,), {})()):
+        with pytest.raises(UserError, match=r"augment has options of (Made|Undec).* frozen"):
+            federation([(X, Y)], augment=wrong, cohort=1)
+    federation([(X, Y)], augment=Plain(2.0), cohort=1)
 
 
 def test_a_run_ends_when_validation_stalls_and_stays_there(tmp_path):

@@ -1,5 +1,6 @@
 """Targets and inputs in forms that are easily mistaken: what is said about them."""
 
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -107,6 +108,49 @@ def test_unused_classes_are_counted(labels, said):
         from_arrays(X, np.resize(labels, 60))
 
 
+VOID = np.resize((0, 1, 1, 255), (60, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (1 + VOID % 2, r"begin at 1, so 1 of the 3 classes has no samples; .* \(y - 1\), or give"),
+        (
+            np.where(VOID > 1, -100, 1 + VOID),
+            "begin at 1, so 1 of the 3 .*; number classes from 0, or give classes=3 if",
+        ),
+        (VOID, "go up to 255, so 253 .* gaps, mark pixels .* by -100 instead of 255, or give"),
+        (np.where(VOID > 0, 255, 0).astype(np.uint8), "go up to 255, so 254 of .* by -100"),
+        (VOID[:, 0] * 2 + 1, r"begin at 1, .* as text"),
+        ([[3, 4], [5, 3, 4]] * 30, r"begin at 3, so 3 of the 6 classes have no samples"),
+    ],
+)
+def test_unused_classes_of_pixels_and_tokens_are_counted(labels, said):
+    x = np.zeros((60, 1, 2, 2), np.float32)
+    if isinstance(labels, list):
+        x = [[1, 2], [1, 2, 9]] * 30
+    with pytest.warns(UserWarning, match=said):
+        from_arrays(x, labels)
+
+
+@pytest.mark.filterwarnings("error")
+def test_used_classes_of_pixels_and_next_tokens_are_nothing_to_talk_about():
+    from_arrays(np.resize([1, 2, 9, 4], (60, 4)), np.resize([2, 9, 4, 1], (60, 4)))
+    from_arrays(np.zeros((60, 1, 2, 2), np.float32), np.where(VOID > 1, -100, VOID))
+    from_arrays(np.zeros((60, 1, 2, 2), np.float32), VOID, classes=256)
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_gap_between_classes_is_nothing_to_talk_about():
     assert from_arrays(X, np.resize((0, 1, 3), 60)).classes == 4
+
+
+@pytest.mark.parametrize("kind", [float, int, bool])
+def test_classes_in_columns_of_zeros_and_ones_are_noted(kind):
+    rows = np.eye(3)[np.arange(60) % 3].astype(kind)
+    with pytest.warns(UserWarning, match=r"every row .* has a single 1, .* give y\.argmax\(1\)"):
+        assert from_arrays(X, rows).y.dtype == torch.bool
+    rows[0] = 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        from_arrays(X, rows)

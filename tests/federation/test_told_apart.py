@@ -7,7 +7,17 @@ import pytest
 import torch.nn.functional as F
 from torch import nn
 
-from fedhelix import FedAvg, Federation, Helix, Phase, UserError, from_arrays, load_run, metrics
+from fedhelix import (
+    FedAvg,
+    Federation,
+    Helix,
+    Phase,
+    UserError,
+    from_arrays,
+    from_clients,
+    load_run,
+    metrics,
+)
 from fedhelix.core.tree import drop
 from fedhelix.federation import description
 from fedhelix.store import RunFolder
@@ -141,6 +151,28 @@ def test_texts_of_another_number_than_tokens_are_labels():
     tags = [["O", "", "B"], ["O"] * 4, ["B"] * 5]
     with pytest.raises(UserError, match="no label in sample 0"):
         from_arrays(TOKENS[:3], tags)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_numbers_of_tokens_have_the_lengths_of_their_sequences(named):
+    numbers = [["OBI".index(tag) for tag in row] for row in TAGS]
+    x, shifted = {"x": TOKENS} if named else TOKENS, [*numbers[1:], numbers[0]]
+    says = "sample 0 of {} has 3 tokens and 4 labels; give one for each token, -100 where"
+    with pytest.raises(UserError, match=says.format("'data'")):
+        from_arrays(x, shifted)
+    with pytest.raises(UserError, match=says.format("client 1 of 'data'")):
+        from_clients([(x, numbers), (x, shifted)])
+    assert from_arrays(x, numbers).y.shape == (32, 7)
+
+
+def test_a_target_may_be_a_sequence_of_its_own():
+    numbers = [["OBI".index(tag) for tag in row] for row in TAGS]
+    sources = [row[:2] if place % 2 else row for place, row in enumerate(TOKENS)]
+    assert from_arrays({"source": sources, "target": TOKENS}, numbers).y.shape == (32, 7)
+    summed = [row[: 1 + place % 4] for place, row in enumerate(numbers)]  # by a loss of one's own
+    assert from_arrays(TOKENS, summed).y.shape == (32, 4)
+    by_hand = np.array([[*row, *[0] * (7 - len(row))] for row in TOKENS])
+    assert from_arrays(by_hand, numbers).y.shape == (32, 7)
 
 
 def test_a_mask_that_comes_as_another_argument_is_explained():

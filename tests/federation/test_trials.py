@@ -110,6 +110,10 @@ def own_data(missing):
             r"metric compares every output with every target: .*o\.squeeze\(-1\)",
         ),
         (
+            lambda: federation(loss=nn.CrossEntropyLoss),
+            r"loss is the class CrossEntropyLoss; give CrossEntropyLoss\(\)\.",
+        ),
+        (
             lambda: federation(metric=lambda o: 1),
             "metric must take outputs and targets, in this order, and return one number: too many",
         ),
@@ -141,6 +145,7 @@ def own_data(missing):
         ),
     ],
 )
+@pytest.mark.filterwarnings("ignore:the labels of .* go up to 255")
 def test_mistakes_are_named_before_the_first_round(make, words):
     with pytest.raises(UserError, match=words):
         make()
@@ -178,6 +183,14 @@ def test_a_run_names_the_metric_that_fails(metric, words):
     run = fit()
     with pytest.raises(UserError, match=f"^metric 'mine' {words}"):
         run.evaluate({"all": lambda o, t: len(t), "mine": metric})
+
+
+def test_evaluate_refuses_a_metric_that_compares_all_with_all():
+    run = fit(NUMBERS)
+    flat = run.evaluate({"mine": lambda o, t: (o.squeeze(-1) - t).abs().mean()})
+    assert np.isfinite(flat["mine"]).all()
+    with pytest.raises(UserError, match=r"^metric 'mine' compares every .*o\.squeeze\(-1\)"):
+        run.evaluate({"mine": lambda o, t: (o - t).abs().mean()})
 
 
 def test_predict_does_not_guess_what_one_output_means():

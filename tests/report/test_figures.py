@@ -2,12 +2,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import matplotlib
 import method_metadata as metadata
+import numpy as np
 import pytest
 from matplotlib.collections import PathCollection
 
 from fedhelix.core.errors import UserError
 from fedhelix.report import diagnostics
 from fedhelix.report.figures import figures, write_all
+from fedhelix.report.labels import shortened
 from fedhelix.report.results import read
 from fedhelix.report.style import COLOURS, content, sheet
 from fedhelix.report.themed import inline
@@ -23,6 +25,32 @@ def test_the_partition_calls_classes_and_clients_by_their_names():
     assert labels(axes.yaxis) == ["cat", r"\$dog"] and labels(axes.xaxis) == ["0", "1", "2"]
     (axes,) = diagnostics.partition([[1, 2], [3, 4]], names=["ulm", "bern"]).axes
     assert labels(axes.xaxis) == ["ulm", "bern"] and labels(axes.yaxis) == ["0", "1"]
+
+
+LONG = ["University Hospital Bern", "University Hospital Basel", "Ulm"]
+
+
+def test_long_names_stay_distinct():
+    assert shortened(LONG, 16) == ["Universi…al Bern", "Universi…l Basel", "Ulm"]
+    assert shortened(["one way or another", "one day or another"], 7) == [
+        "one w…ther",
+        "one d…ther",
+    ]
+    assert shortened(["a" * 20] * 2, 16) == ["aaaaaaaa…aaaaaaa"] * 2 and shortened([], 16) == []
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (2, 2), (20, 10), (100, 2), (1, 1)])
+def test_bubbles_fit_their_cells(shape):
+    names = [f"University Hospital of {n} and more" for n in range(shape[0])]
+    figure = diagnostics.partition(np.full(shape, 7), names=names)
+    (axes,) = figure.axes
+    figure.draw_without_rendering()
+    (x, y), (right, above) = axes.transData.transform([(0, 0), (1, 1)])
+    radius = np.sqrt(axes.collections[0].get_sizes()[0]) / 2 * figure.dpi / 72
+    box = axes.get_window_extent()
+    assert 2 * radius <= min(right - x, above - y)
+    assert box.x0 <= x - radius and box.y0 <= y - radius
+    assert 2 * radius > 0.9 * min(right - x, above - y)
 
 
 def test_the_figure_of_a_run_has_the_names_of_its_classes(make_run):

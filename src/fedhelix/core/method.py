@@ -221,7 +221,7 @@ class Method(Checked):
         total = sum(upload.samples for upload in uploads)
         return [upload.samples / total for upload in uploads]
 
-    @hook("server", returns.tree)
+    @hook("server", returns.next_state)
     def aggregate(
         self, server: Tree, uploads: Sequence[Upload], weights: Sequence[float], ctx: Context
     ) -> Tree:

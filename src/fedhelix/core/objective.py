@@ -197,7 +197,9 @@ def _note_parameters(loss: Loss) -> None:
 
 
 def _check_takes_both(name: str, function: Callable[..., object], result: str) -> None:
-    """Refuse a function that cannot be called with outputs and targets."""
+    """Refuse a function that cannot be called with outputs and targets, and the class of one."""
+    if isinstance(function, type):
+        raise UserError(f"{name} is the class {function.__name__}; give {function.__name__}().")
     try:
         signature = inspect.signature(function)
     except ValueError:  # some functions written in C do not tell theirs

@@ -5,6 +5,7 @@ made of them.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import inspect
 import math
@@ -124,7 +125,16 @@ def convert(name: str, value: Any, kind: Any) -> Any:
     try:
         return read(value, kind)
     except (ValueError, OverflowError):
-        raise UserError(f"{name} must be {right}, not '{value}'.") from None
+        raise UserError(f"{name} must be {right}, not '{value}'{_meant(value, kind)}") from None
+
+
+def _meant(value: Any, kind: Any) -> str:
+    """The end of a sentence about a value, with the name that is nearest to it."""
+    parts = typing.get_args(kind) if typing.get_origin(kind) in UNIONS else (kind,)
+    choices = (typing.get_args(part) for part in parts if typing.get_origin(part) is Literal)
+    names = [name for several in choices for name in several if isinstance(name, str)]
+    close = difflib.get_close_matches(str(value).lower(), names, n=1, cutoff=0.7)
+    return f"; did you mean '{close[0]}'?" if close else "."
 
 
 def words(kind: Any) -> str | None:
@@ -245,6 +255,19 @@ def build(
     called = f"key of {what}"
     known = {find(key, names, called, grouped, beside): value for key, value in values.items()}
     return kind(**known)
+
+
+def check_frozen(name: str, value: Any) -> None:
+    """Refuse a user's object with options that its text, which a run records, does not show."""
+    for kind in type(value).__mro__[:-1]:
+        notes = inspect.get_annotations(kind).values()
+        own = "__init__" in vars(kind) or any("ClassVar" not in str(note) for note in notes)
+        if own and "__dataclass_params__" not in vars(kind):
+            raise UserError(
+                f"{name} has options of {kind.__name__}, which is no frozen dataclass, so that a "
+                "run could not record them; write @dataclass(frozen=True) above the class, and its "
+                "options as fields (strength: float = 0.5) without __init__."
+            )
 
 
 def options_of(kind: type, value: Any) -> dict[str, Any]:

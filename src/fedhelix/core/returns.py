@@ -66,6 +66,18 @@ def tree(where: str, value: Any, args: tuple[Any, ...] = (), what: str = "a dict
     return _level(where, value, "")
 
 
+def next_state(where: str, value: Any, args: tuple[Any, ...]) -> Tree:
+    """A tree with what the server's state has had before."""
+    checked = tree(where, value)
+    for name in args[0]:
+        if name not in checked:
+            raise UserError(
+                f"{where} must return the next server state, such as {{**server, 'model': ...}}, "
+                f"but it lacks '{name}'."
+            )
+    return checked
+
+
 def tensors(where: str, value: Any, args: tuple[Any, ...]) -> Tree:
     """A tree of tensors alone."""
     checked = tree(where, value)

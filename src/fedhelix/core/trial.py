@@ -24,8 +24,10 @@ from fedhelix.core.objective import (
     token_cross_entropy,
 )
 from fedhelix.core.optimizers import OptimizerRule, StepSettings
+from fedhelix.core.options import check_frozen
 from fedhelix.core.parts import Inputs, output_of
 
+SEVERAL = 100  # samples that tell whether a metric compares all with all
 FAR = -1000.0  # times its weights, a network's last layer gives quite other outputs
 
 
@@ -183,18 +185,21 @@ def _is_bounded(module: nn.Module, layers: Layers, example: Inputs, output: Tens
 
 
 def measured(name: str, objective: Objective, output: Tensor, target: Tensor) -> float:
-    """The metric of some samples; one that fails is named."""
+    """The metric of some samples; one that fails, or that compares all with all, is named."""
     try:
-        return float(objective.measure(output, target))
+        value = float(objective.measure(output, target))
     except UserError:
         raise
     except Exception as problem:  # a user's own metric may fail in any way
         raise _failure(name, _shapes(output, target), problem) from problem
+    _refuse_broadcast(name, objective.metric, output[:SEVERAL], target[:SEVERAL])
+    return value
 
 
 def check_optimizer(rule: OptimizerRule, momentum: float) -> None:
     """Refuse an optimiser that cannot be called as the engines do, or that changes nothing."""
     name = type(rule).__name__
+    check_frozen("optimizer", rule)
     params, grads = [torch.zeros(2, 3)], [torch.ones(2, 3)]
     try:
         count = rule.slots(momentum)

@@ -25,7 +25,7 @@ from fedhelix.data.columns import (
     train_and_test,
 )
 from fedhelix.data.datasets import Dataset, channel_values, with_class_names
-from fedhelix.data.fields import Fields, Parts, cat_padded, joined, width
+from fedhelix.data.fields import Fields, Parts, as_parts, cat_padded, joined, width
 from fedhelix.data.labels import coded
 from fedhelix.data.owners import read_owners
 from fedhelix.data.readers import NPZ_ERRORS
@@ -72,8 +72,9 @@ def from_arrays(
     """
     if (x_test is None) != (y_test is None):
         raise UserError(f"'{name}' has only one of x_test and y_test; give both or none.")
-    pairs = [(x, y), (x_test, y_test)]
-    (y, y_test), labels = coded(pairs, [f"'{name}'", f"the test part of '{name}'"])
+    pairs, called = [(x, y), (x_test, y_test)], [f"'{name}'", f"the test part of '{name}'"]
+    check_columns(dict(zip(called, (x, x_test), strict=True)))
+    (y, y_test), labels = coded(pairs, called)
     inputs, targets = read_pair(x, y, f"'{name}'")
     whose, whose_test = None, None
     if owners is not None:
@@ -120,8 +121,8 @@ def assembled(
         y, y_test = pool_targets([train, test], called).split([len(y), len(y_test)])
     count = count_classes(classes, y, y_test)
     y, y_test = as_targets([y, y_test], classes, count, name)
-    if classes == "auto" and count is not None:
-        note_unused(torch.cat([y, y_test]).unique(), count, name)
+    if classes == "auto" and y.dtype == torch.int64 and not _are_tokens(y, x):
+        note_unused([y, y_test], name)
     fields = None
     if isinstance(x, Parts) or isinstance(x_test, Parts):
         both = joined([x, x_test], called)
@@ -130,6 +131,12 @@ def assembled(
     scale = channel_values("mean", mean), channel_values("std", std)
     more["token_classes"] = classes if isinstance(classes, int) and count is None else None
     return Dataset(name, x, y, x_test, y_test, count, *scale, fields=fields, **more)
+
+
+def _are_tokens(targets: Tensor, x: Samples) -> bool:
+    """Whether targets are tokens of a vocabulary, as those of a language model, and no tags."""
+    ids = [part for part in as_parts(x).tensors.values() if part.dtype == torch.int64]
+    return targets.dim() == 2 and any(bool(part.max() <= targets.max()) for part in ids)
 
 
 @checks_arguments
@@ -150,7 +157,8 @@ def from_npz(path: str | Path) -> Dataset:
         if "Object arrays" in str(problem):
             raise UserError(
                 f"{key} of '{path}' is an array of Python objects; remove samples with missing "
-                "values, and save numbers as floats and text as np.array(list(values), dtype=str)."
+                "values, and save numbers as floats and text as np.array(list(values), dtype=str); "
+                "sequences of different lengths go through from_arrays in Python."
             ) from None
         if "pickled" in str(problem):  # NumPy's guess about any other file
             problem = UserError("it is none; np.savez('FILE.npz', x=x, y=y) writes one")
@@ -189,12 +197,12 @@ def from_clients(
     holds out 20 % of every client's samples as its test part (a client with a single sample keeps
     it for training).
     A `DatasetDict` with train and test, as `train_test_split` makes it, is a client with its own
-    test part.
+    test part, and so is what `from_table` or `from_arrays` returns.
     """
     names = list(clients) if isinstance(clients, Mapping) else range(len(clients))
     called = [f"client {one} of '{name}'" for one in names]
     parts = list(clients.values() if isinstance(clients, Mapping) else clients)
-    if test is None and any(map(has_splits, parts)):
+    if test is None and any(has_splits(part) or isinstance(part, Dataset) for part in parts):
         parts, test = train_and_test(parts, called)
     raw = [pair_of(part, whose) for part, whose in zip(parts, called, strict=True)]
     if not raw:

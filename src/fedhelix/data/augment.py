@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedhelix.core.errors import UserError
+from fedhelix.core.options import check_frozen
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,8 @@ class Augmentation:
     """Subclass it for random changes of your own and pass it as `Federation(augment=Mine())`.
 
     It must be a frozen dataclass of numbers, and `apply` must not look at values (no `if` on
-    tensors) nor draw anything itself, since it may be recorded as a CUDA graph.
+    tensors) nor draw anything itself, since it may be recorded as a CUDA graph. It does not see
+    targets, so where these belong to pixels it must not move pixels.
     """
 
     numbers: ClassVar[int] = 1
@@ -77,6 +79,7 @@ def crop_and_flip(x: Tensor, crops: Tensor, pad: int = 4) -> Tensor:
 
 def check_augmentation(augmentation: Augmentation, x: Tensor) -> None:
     """Refuse an augmentation that fails, or that changes shape or type of samples."""
+    check_frozen("augment", augmentation)
     try:
         drawn = augmentation.draw(len(x), torch.Generator()).to(x.device)
         changed = augmentation.apply(x, drawn)

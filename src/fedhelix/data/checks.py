@@ -33,14 +33,14 @@ def check_pool(pool: Pool, classes: int | None) -> None:
 
 
 def check_columns(frames: Mapping[str, Any]) -> None:
-    """Refuse data frames of one federation whose columns differ in name or order."""
+    """Refuse data frames of one data set whose columns differ in name or order."""
     named = {what: list(x.columns) for what, x in frames.items() if hasattr(x, "columns")}
-    first = next(iter(named.values()), [])
+    whose, first = next(iter(named.items()), ("", []))
     for what, columns in named.items():
         if columns != first:
             raise UserError(
-                f"{what} has the columns {', '.join(map(str, columns))}, but the first client "
-                f"{', '.join(map(str, first))}; give everybody the same ones in the same order."
+                f"{what} has the columns {', '.join(map(str, columns))}, but {whose} "
+                f"{', '.join(map(str, first))}; give all of them the same ones in the same order."
             )
 
 

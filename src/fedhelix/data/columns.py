@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Number
 from typing import Any
 
 import numpy as np
 from torch.utils.data import DataLoader
 
 from fedhelix.core.errors import UserError
+from fedhelix.data.datasets import Dataset
 from fedhelix.data.fields import is_ragged
 from fedhelix.data.reading import (
     all_samples,
@@ -28,8 +28,10 @@ TARGETS = ("label", "labels", "target", "y")  # columns that are the target unle
 
 
 def is_table(data: Any) -> bool:
-    """Whether data have named columns."""
-    return hasattr(data, "columns") or hasattr(data, "column_names")
+    """Whether data have named columns, of which one can be the target."""
+    return not isinstance(data, Dataset) and (
+        hasattr(data, "columns") or hasattr(data, "column_names")
+    )
 
 
 def pair_of(part: Any, where: str, columns: Sequence[str] | None = None) -> tuple[Any, Any]:
@@ -37,6 +39,10 @@ def pair_of(part: Any, where: str, columns: Sequence[str] | None = None) -> tupl
 
     Of a table that has them, only the given columns are inputs, in their order.
     """
+    if isinstance(part, Dataset):
+        (x, y), (x_test, y_test) = train_and_test_pairs(part, where)
+        both = np.concatenate([np.asarray(x), np.asarray(x_test)])
+        return _with_columns(both, part.columns), np.concatenate([y, y_test])
     if isinstance(part, DataLoader):
         raise UserError(
             f"{where} is a DataLoader; give its data set, loader.dataset: batch_size, sampler and "
@@ -59,11 +65,36 @@ def pair_of(part: Any, where: str, columns: Sequence[str] | None = None) -> tupl
     target = target_of(names_of(part), where)
     inputs = list(columns if columns is not None and set(columns) <= set(given) else given)
     x = read_inputs_of(part, inputs, where)
-    if isinstance(x, np.ndarray) and x.ndim == 2 and x.shape[1] == len(inputs):
-        from pandas import DataFrame  # slow to import, and workers need none of it
+    return _with_columns(x, inputs), column_of(part, target)
 
-        x = DataFrame(x, columns=inputs)  # keeps the names
-    return x, column_of(part, target)
+
+def _with_columns(x: Any, names: Sequence[str] | None) -> Any:
+    """A matrix with the names of its columns; anything else as it is."""
+    if not isinstance(x, np.ndarray) or x.ndim != 2 or x.shape[1] != len(names or ()):
+        return x
+    from pandas import DataFrame  # slow to import, and workers need none of it
+
+    return DataFrame(x, columns=list(names or ()))
+
+
+def train_and_test_pairs(data: Dataset, where: str) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """Inputs and targets of a data set that was read already, such as with from_table."""
+    for what, given in (
+        ("owners", data.owners is not None),
+        ("mean and std", data.mean is not None),
+        ("samples of several parts", data.fields is not None),
+        ("texts as classes of tokens or pixels", data.labels is not None and data.y.dim() > 1),
+    ):
+        if given:
+            raise UserError(
+                f"{where} is a data set with {what}, which one client cannot have; give it as a "
+                "pair (x, y), or as a table whose target is called label."
+            )
+    x, x_test = (_with_columns(part.numpy(), data.columns) for part in (data.x, data.x_test))
+    y, y_test = data.y.numpy(), data.y_test.numpy()
+    if data.labels is not None:
+        y, y_test = np.array(data.labels)[y], np.array(data.labels)[y_test]
+    return (x, y), (x_test, y_test)
 
 
 def input_names(part: Any, where: str) -> tuple[str, ...] | None:
@@ -147,15 +178,23 @@ def has_splits(part: Any) -> bool:
 
 
 def train_and_test(parts: Sequence[Any], called: Sequence[str]) -> tuple[list[Any], list[Any]]:
-    """The tables called train and test of every client."""
+    """The tables called train and test of every client, or those parts of its data set."""
+    train, test = [], []
     for part, whose in zip(parts, called, strict=True):
+        if isinstance(part, Dataset):
+            pairs = train_and_test_pairs(part, whose)
+            train.append(pairs[0])
+            test.append(pairs[1])
+            continue
         if not has_splits(part) or set(part) != {"train", "test"}:
             found = ", ".join(part) if has_splits(part) else "none"
             raise UserError(
                 f"the splits of {whose} are {found}, but some client has several; give all of them "
                 "train and test."
             )
-    return [part["train"] for part in parts], [part["test"] for part in parts]
+        train.append(part["train"])
+        test.append(part["test"])
+    return train, test
 
 
 def feature_names(x: Any) -> tuple[str, ...] | None:
@@ -257,7 +296,8 @@ def column_of(table: Any, name: str) -> Any:
     column = table[name]
     if hasattr(column, "columns"):
         raise UserError(f"two columns are called '{name}'; give every column a name of its own.")
-    if isinstance(column, str | Number) or getattr(column, "ndim", 1) == 0:
+    is_one = isinstance(column, str) or not hasattr(column, "__len__")  # such as a picture
+    if is_one or getattr(column, "ndim", 1) == 0:
         raise UserError(
             f"column '{name}' is a single value; give a list of values, also for one sample: "
             f'{{"{name}": [...]}}.'

@@ -75,9 +75,11 @@ def _labels(x: Any, y: Any, where: str) -> np.ndarray | None:
         missing = first_missing(array)
     else:
         rows = [label_array(row) for row in y]
+        lengths = [len(row) for row in rows]
         if not any(map(is_text, rows)):
+            _check_lengths(x, lengths, where)
             return None
-        if not _have_lengths(x, [len(row) for row in rows]):
+        if not _have_lengths(x, lengths):
             raise UserError(
                 f"y of {where} has several texts per sample; give as many as x has tokens, or, if "
                 "several labels may hold, a column of 0 and 1 for each, as scikit-learn's "
@@ -93,16 +95,34 @@ def _labels(x: Any, y: Any, where: str) -> np.ndarray | None:
     return array
 
 
-def _have_lengths(x: Any, lengths: Sequence[int]) -> bool:
+def _have_lengths(x: Any, lengths: list[int]) -> bool:
     """Whether the sequences of a sample's inputs are so long."""
     if isinstance(x, Parts):  # read already, and padded
         longest = max(lengths)
         return any(part.dim() > 1 and part.shape[1] == longest for part in x.tensors.values())
+    return lengths in _lengths(x)
+
+
+def _check_lengths(x: Any, lengths: list[int], where: str) -> None:
+    """Refuse numbers that would fit the tokens only once both are padded; where the longest differ,
+    they can be something else, which the loss has to know.
+    """
+    inputs = [] if isinstance(x, Parts) else _lengths(x)
+    for sizes in inputs if lengths not in inputs else ():
+        if len(sizes) == len(lengths) and max(sizes) == max(lengths):
+            pairs = enumerate(zip(sizes, lengths, strict=True))
+            sample, (tokens, labels) = next(one for one in pairs if one[1][0] != one[1][1])
+            raise UserError(
+                f"sample {sample} of {where} has {tokens} tokens and {labels} labels; give one "
+                "for each token, -100 where it does not count."
+            )
+
+
+def _lengths(x: Any) -> list[list[int]]:
+    """How long the sequences of a sample's inputs are, in each part with different lengths."""
     parts = list(x.values()) if isinstance(x, Mapping) else [x]
     parts += list(x) if isinstance(x, tuple) else []
-    return any(
-        is_ragged(part) and [len(sequence) for sequence in part] == list(lengths) for part in parts
-    )
+    return [[len(sequence) for sequence in part] for part in parts if is_ragged(part)]
 
 
 def _as_given(codes: np.ndarray, y: Any) -> Any:

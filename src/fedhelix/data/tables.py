@@ -29,7 +29,7 @@ def from_table(
     table: Any,
     target: str | int | Sequence[str | int] | None = None,
     owner: str | int | None = None,
-    inputs: Sequence[str | int] | None = None,
+    inputs: str | int | Sequence[str | int] | None = None,
     *,
     test: Any = None,
     classes: Classes = "auto",
@@ -59,6 +59,7 @@ def from_table(
     owner = None if owner is None else str(owner)
     targets = [str(name) for name in np.atleast_1d(np.asarray(target, dtype=object))]
     others = (column for column in columns if column not in (*targets, owner))
+    inputs = [inputs] if isinstance(inputs, str | int) else inputs
     chosen = list(map(str, inputs or others))
     for column in (*chosen, *targets, *([owner] if owner else [])):
         if column not in columns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -12,6 +13,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.metrics import IGNORED
 
 Classes = int | Literal["auto"] | None
+VOID = 255  # what masks often call pixels without a class
 MOST_CLASSES = 50  # that whole numbers are taken for without a word, in few samples
 
 
@@ -42,21 +44,30 @@ def count_classes(classes: Classes, targets: Tensor, test_targets: Tensor) -> in
         raise UserError(
             f"y has {different} different whole numbers in {samples} samples; in from_arrays, "
             f"from_clients or from_table, classes=None makes it a regression, "
-            f"classes={1 + largest} a classification."
+            f"classes={1 + largest} a classification; in an npz file, save y as floats for the "
+            f"one, or classes={1 + largest} for the other."
         )
     return 1 + largest
 
 
-def note_unused(labels: Tensor, count: int, name: str) -> None:
-    """Say that these labels do not begin at 0, or are the fewest of so many classes; they are kept
-    as they are.
+def note_unused(parts: Sequence[Tensor], name: str) -> None:
+    """Say that labels of samples, tokens or pixels do not begin at 0, or are the fewest of so many
+    classes; they are kept as they are.
     """
-    first, unused = int(labels.min()), count - len(labels)
+    present = torch.cat([_different(part) for part in parts]).unique()
+    labels = present[present != IGNORED]
+    if not len(labels):
+        return
+    first, count = int(labels[0]), 1 + int(labels[-1])
+    unused = count - len(labels)
     if first <= 0 and unused <= len(labels):
         return
     what = f"begin at {first}" if first > 0 else f"go up to {count - 1}"
-    how = "number classes from 0" + (f" (y - {first})" if unused == first else " without gaps")
-    if unused != first:
+    shifted = f" (y - {first})" if len(labels) == len(present) else ""
+    how = "number classes from 0" + (shifted if unused == first else " without gaps")
+    if count == VOID + 1 and parts[0].dim() > 2:
+        how += f", mark pixels that do not count by {IGNORED} instead of {VOID}"
+    elif unused != first:
         how += ", or give them as text (y.astype(str))"
     warnings.warn(
         f"the labels of '{name}' {what}, so {unused} of the {count} classes "
@@ -66,6 +77,14 @@ def note_unused(labels: Tensor, count: int, name: str) -> None:
     )
 
 
+def _different(labels: Tensor) -> Tensor:
+    """The labels that there are, sorted; those of many pixels take no sort."""
+    low, high = (int(end) for end in labels.aminmax()) if labels.numel() else (0, 0)
+    if labels.numel() < high - low:
+        return labels.unique()
+    return torch.bincount((labels - low).flatten()).nonzero().flatten() + low
+
+
 def as_targets(
     parts: list[Tensor], classes: Classes, count: int | None, name: str
 ) -> tuple[Tensor, ...]:
@@ -73,6 +92,7 @@ def as_targets(
     whole = not any(part.is_floating_point() for part in parts)
     several = all(has_several(part) for part in parts)
     if several and classes == "auto" and all(is_multi_label(part) for part in parts):
+        _note_one_hot(parts, name)
         return tuple(part.bool() for part in parts)
     if classes is None or (classes == "auto" and count is None and not whole):
         return tuple(part.float() for part in parts)
@@ -80,6 +100,16 @@ def as_targets(
     if several and isinstance(classes, int):
         _check_tokens(torch.cat(labels), classes, name)
     return labels
+
+
+def _note_one_hot(parts: Sequence[Tensor], name: str) -> None:
+    """Say that labels of which just one holds in every sample may be classes."""
+    if all(bool((part.sum(1) == 1).all()) for part in parts):
+        warnings.warn(
+            f"every row of y of '{name}' has a single 1, and is taken as labels of which several "
+            "may hold; if they are classes, one for each sample, give y.argmax(1).",
+            stacklevel=6,
+        )
 
 
 def has_several(targets: Tensor) -> bool:

@@ -194,7 +194,9 @@ def check_same(fed: FederationSetup, folder: RunFolder, goes_on: bool = False) -
     if fed.joined and its.get("clients") != fed.clients:
         raise UserError(
             f"{fed.joined} client{'s' * (fed.joined > 1)} joined this federation after the run "
-            f"'{folder.path}'; build the Federation again."
+            f"'{folder.path}'; run_rounds(rounds=..., state=run.state) goes on with all clients, a "
+            "Federation whose clients include the new ones begins a new folder, and one built "
+            "again without them goes on with this one."
         )
     for key in mine if its.get("library") else ():
         if key not in NOT_CHECKED and not _agree(key, mine[key], its.get(key)):

@@ -131,7 +131,8 @@ class Federation(FederationSetup):
         return evaluation.evaluate(self, state, ctx)
 
     def onboard(self, data: Any, state: FederationState) -> tuple[int, FederationState]:
-        """An unseen client with its own data, a pair (x, y) or a torch data set, joins.
+        """An unseen client with its own data joins: a pair (x, y), a table, a torch data set, or
+        what `from_table` returns.
 
         Returns its number and the next state. From the next round on it may be sampled and is
         evaluated; a fifth of its samples, at least one of two, become its test part.

@@ -264,6 +264,11 @@ def check_training(setup: Setup) -> None:
             f"augment = true crops and flips images, and a sample of '{data.name}' has the shape "
             f"{data.shape}; in Python it takes an Augmentation of your own."
         )
+    if training.augment is True and data.y.dim() > 2 and data.y.shape[-2:] == x.shape[-2:]:
+        raise UserError(
+            f"augment = true crops and flips images, but not their targets, and '{data.name}' has "
+            "a target for every pixel; leave it out."
+        )
     check_augmentation(training.augmentation, x)
 
 

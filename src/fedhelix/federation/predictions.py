@@ -131,6 +131,8 @@ def prepared_inputs(data: Dataset, x: Any) -> Inputs:
             how = "give it a batch axis, such as x[None], or x[:1] of several"
             if hasattr(x, "to_frame"):  # a pandas Series
                 how = "give a data frame, also for one row, such as df.iloc[[0]]"
+            if isinstance(x, list):
+                how = "give a list of them, also for one: [x]"
             raise UserError(
                 f"x is one sample, of shape {data.shape}, and predict takes N of them; {how}."
             )

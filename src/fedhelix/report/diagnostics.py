@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedhelix.core.errors import UserError
+from fedhelix.report.labels import PER_LETTER, cell_in_points, shortened
 from fedhelix.report.results import Result
 from fedhelix.report.style import (
     ALARM,
@@ -59,10 +60,7 @@ def partition(
     names: Sequence[str] = (),
     class_names: Sequence[str] = (),
 ) -> Figure:
-    """A bubble per client and class, its area the number of samples; attackers in orange.
-
-    Clients and classes with names are called by them, where there is room.
-    """
+    """A bubble per client and class, by name where there is room; attackers in orange."""
     counts = np.asarray(counts)
     if counts.ndim != 2 or not counts.size or not (counts >= 0).all():
         raise UserError(
@@ -71,25 +69,28 @@ def partition(
         )
     clients, classes = counts.shape
     width, height = float(np.clip(0.26 * clients, 3.5, 13)), float(np.clip(0.26 * classes, 1.5, 8))
-    figure = sheet(width + 0.9, height + 1.0)
-    axes = figure.subplots()
-    client, label = np.nonzero(counts)
-    # The largest bubble just fits its cell; `s` is an area in square points.
-    cell_in_points = 72 * min(width / clients, height / classes)
-    area = (0.95 * cell_in_points) ** 2 * counts[client, label] / max(counts.max(), 1)
-    colour = [ALARM if one in attackers else COLOURS[0] for one in client]
-    axes.scatter(client, label, s=area, color=colour, linewidths=0)
-    axes.set(
-        xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3), xlabel="client", ylabel="class"
+    below, beside = (
+        list(map(literal, shortened(called, LONGEST))) if len(called) == count <= MOST_TICKS else []
+        for called, count in ((names, clients), (class_names, classes))
     )
+    room = [PER_LETTER * max(map(len, called), default=0) for called in (beside, below)]
+    figure = sheet(width + 0.9 + room[0], height + 1.0 + room[1])
+    axes = figure.subplots()
+    axes.set(xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3))
+    axes.set(xlabel="client", ylabel="class")
     tidy(axes, "Samples by client and class")
     axes.set_title(f"largest bubble: {counts.max()} samples", loc="right", fontsize=8, color=GREY)
     axes.grid(True, color="#eeeeee")
-    for axis, count, called in ((axes.xaxis, clients, names), (axes.yaxis, classes, class_names)):
+    for axis, count, called in ((axes.xaxis, clients, below), (axes.yaxis, classes, beside)):
         axis.set_ticks(range(0, count, -(-count // MOST_TICKS)))
-        if len(called) == count <= MOST_TICKS:
-            axis.set_ticks(range(count), [literal(name[:LONGEST]) for name in called])
-            axis.set_tick_params(labelrotation=45 if axis is axes.xaxis else 0)
+        if called:
+            axis.set_ticks(range(count), called, rotation=45 if axis is axes.xaxis else 0)
+    client, label = np.nonzero(counts)
+    # The largest bubble just fits its cell; `s` is an area in square points.
+    cell = cell_in_points(axes, clients + 0.4, classes + 0.4)
+    area = (0.95 * cell) ** 2 * counts[client, label] / max(counts.max(), 1)
+    colour = [ALARM if one in attackers else COLOURS[0] for one in client]
+    axes.scatter(client, label, s=area, color=colour, linewidths=0)
     malicious = sorted(attackers & set(range(clients)))
     if malicious:
         axes.scatter(

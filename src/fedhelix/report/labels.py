@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 LABEL, HANDLE, PER_INCH = 36, 8, 11  # characters of a label, beside it, and of a legend per inch
 TICK, MANY = 22, 10  # characters of a label at an axis, unless there are so many rows
 WHOLE = 1.25  # times the width of a line: words up to this length are not broken
+PER_LETTER = 0.06  # inches of a name at an axis, also below it and turned by 45 degrees
 LINE = 1.2 / 72  # inches of a line, per point of its letters
 LEGEND, TICKS, SMALL_TICKS = 9.0, 8.5, 7.5  # points
 BETWEEN, MARGIN = 0.065, 0.1  # inches between two entries of a legend, and around it
@@ -25,6 +26,29 @@ def folded(text: str, width: int) -> str:
     if width < longest <= WHOLE * width:
         width = longest
     return textwrap.fill(text, width, break_on_hyphens=False)
+
+
+def shortened(names: Sequence[str], most: int) -> list[str]:
+    """Names of at most so many characters, with an ellipsis in the middle of longer ones; of more
+    where two would be the same.
+    """
+    for width in range(most, max(map(len, names), default=0)):
+        cut = [
+            name if len(name) <= width else f"{name[: width // 2]}…{name[-((width - 1) // 2) :]}"
+            for name in names
+        ]
+        if len(set(cut)) == len(set(names)):
+            return cut
+    return list(names)
+
+
+def cell_in_points(axes: Axes, columns: float, rows: float) -> float:
+    """The shorter side of a cell of a table in axes, once everything has its place."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()
+    box = axes.get_window_extent()
+    return 72 / figure.dpi * min(box.width / columns, box.height / rows)
 
 
 def label_rows(axes: Axes, labels: Sequence[str]) -> None:
