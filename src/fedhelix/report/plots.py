@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,7 @@ class Curve:
     malicious: np.ndarray
     is_share: bool
     seeds: int
+    arrival: float  # the first round of newcomers; infinite without them
 
     @property
     def style(self) -> dict[str, Any]:
@@ -150,6 +152,7 @@ def _curve(label: str, results: Sequence[Result], place: int) -> Curve:
         malicious=np.array([malicious for _, malicious in finals], dtype=bool),
         is_share=is_share,
         seeds=len(results),
+        arrival=min(result.arrival for result in results),
     )
 
 
@@ -158,8 +161,12 @@ def draw_rounds(axes: Axes, drawn: Sequence[Curve]) -> None:
     for curve in drawn:
         axes.plot(curve.mean.index, curve.mean, label=curve.label, **curve.style)
         _band(axes, curve.mean.index, curve)
-    words = explanation([curve.seeds for curve in drawn if curve.has_band])
-    _metric_axes(axes, "How fast?", f"round\n{words}" if words else "round", drawn)
+    arrivals = sorted({curve.arrival for curve in drawn if curve.arrival < math.inf})
+    for arrival in arrivals:
+        axes.axvline(arrival - 1, color=GREY, linewidth=0.9)
+    mark = "vertical line: newcomers take over after it" if arrivals else ""
+    bands = explanation([curve.seeds for curve in drawn if curve.has_band])
+    _metric_axes(axes, "How fast?", "\n".join(filter(None, ("round", bands, mark))), drawn)
     whole_rounds(axes)
 
 
@@ -173,11 +180,12 @@ def draw_uploads(axes: Axes, drawn: Sequence[Curve]) -> None:
     for curve in drawn:
         if curve not in senders:
             height = curve.mean.iloc[-1]
-            axes.axhline(height, color=curve.colour, linestyle="--", linewidth=1.2)
+            axes.axhline(height, color=curve.colour, linestyle=curve.dashes, linewidth=1.2)
             axes.annotate(
                 f"{curve.label}: no upload",
                 (0.02, height),
-                (0, 3),
+                (0, 2),
+                va="bottom",  # so that its ground leaves the line free
                 textcoords="offset points",
                 xycoords=("axes fraction", "data"),
                 fontsize=8,
