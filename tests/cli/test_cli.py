@@ -653,3 +653,12 @@ def test_a_budget_finds_the_noise(cli, tmp_path):
     spent = max(RunFolder.open(tmp_path / "r").records()[-1]["metadata"]["epsilon"].values())
     assert 10 < spent <= 20
     assert cli("run", "fedavg", *SMALL, "--epsilon", 20).code == 2
+
+
+def test_a_budget_beside_a_method_without_one_says_what_to_write(cli):
+    done = cli("compare", "private+fedper", "fedper", "dp-sgd+fedper", "--epsilon", 8)
+    both = "--set private.epsilon=8 --set dp-sgd.epsilon=8"
+    assert done.code == 2
+    assert done.err == f"fedhelix: fedper has no option epsilon; write {both}.\n"
+    done = cli("compare", "fedavg", "private", "--delta", "1e-4")
+    assert "fedavg has no option delta; write --set private.delta=1e-4." in done.err

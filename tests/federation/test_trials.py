@@ -151,6 +151,16 @@ def test_mistakes_are_named_before_the_first_round(make, words):
         make()
 
 
+def test_a_loss_that_returns_a_plain_number_is_refused_without_pytorchs_warning(recwarn):
+    torch.set_warn_always(True)  # otherwise once per process
+    try:
+        with pytest.raises(UserError, match=r"one value per sample or one number; .* a float"):
+            federation(loss=lambda o, t: float(nn.functional.cross_entropy(o, t)))
+    finally:
+        torch.set_warn_always(False)
+    assert not [one for one in recwarn if "requires_grad" in str(one.message)]
+
+
 @pytest.mark.parametrize(
     "more",
     [

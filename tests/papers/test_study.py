@@ -193,6 +193,24 @@ def test_titles_mention_the_paper_only_if_it_has_numbers(paper, title):
     assert printed(report, 80).splitlines()[0] == title
 
 
+def test_whole_numbers_have_the_decimals_of_the_others():
+    def shown(*numbers):
+        cells = [
+            {
+                "row": "a",
+                "column": f"{place}",
+                "runs": 1,
+                "best": {"by_seed": [mean], "mean": mean, "se": se, "paper": paper},
+            }
+            for place, (mean, se, paper) in enumerate(numbers)
+        ]
+        return grid({"cells": cells}, "best")[1][0][1:]
+
+    mixed = shown((98.8, 0.16, 70.0), (86.0, 1.92, None), (5.0, 0.0, 71.5))
+    assert mixed == ["98.8 ± 0.16 (70.0)", "86.0 ± 1.92", "5.00 ± 0 (71.5)"]
+    assert shown((12.0, 1.0, 9.5), (7.0, None, None)) == ["12 ± 1 (9.50)", "7"]
+
+
 def printed(report, width):
     """The table of a report as a terminal of this width shows it."""
     console = Console(width=width, file=io.StringIO())
@@ -271,7 +289,7 @@ def test_cells_are_compared_seed_by_seed():
     assert cells[2]["loss"]["mean"] == -1  # seed 3 has no baseline
     assert grid(report, "loss") == (
         ["", "c"],
-        [["a", "0 ± 0"], ["b", "-8.50 ± 3.50 (-3)"], ["c", "-1"]],
+        [["a", "0 ± 0"], ["b", "-8.50 ± 3.50 (-3)"], ["c", "-1.00"]],
     )
     assert markdown(report, "best").splitlines()[1] == "| --- | ---: |"
 

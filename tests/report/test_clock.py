@@ -1,5 +1,7 @@
 """Runs with a virtual clock in tables, figures and charts."""
 
+import itertools
+
 import pytest
 
 from fedhelix.report import plots
@@ -60,6 +62,34 @@ def test_figures_are_drawn_by_simulated_hours(runs):
     assert axes.get_xlabel().startswith("simulated hours")
     assert [line.get_xdata().tolist() for line in axes.lines] == [[3, 6, 9], [1, 2]]
     assert "accuracy-hours" in [figure.name for figure in figures(runs)]
+
+
+@pytest.mark.parametrize(
+    ("hour", "unit", "ends"),
+    [(1, "hours", [9, 1.2]), (0.01, "minutes", [5.4, 0.72]), (0.001, "seconds", [32.4, 4.32])],
+)
+def test_short_times_are_drawn_in_minutes_or_seconds(tmp_path, hour, unit, ends):
+    runs = [write(tmp_path / "a", "fedavg", 0, [3 * hour, 6 * hour, 9 * hour])]
+    runs += [write(tmp_path / "b", "fedbuff", 0, [1.1 * hour, 1.2 * hour])]
+    axes = plots.overview(grouped(runs)).axes[0]
+    assert axes.get_xlabel().startswith(f"simulated {unit}\n")
+    assert [line.get_xdata()[-1] for line in axes.lines] == pytest.approx(ends)
+
+
+@pytest.mark.parametrize("ratio", [1, 4, 8, 30, 100, 450, 10_000])
+@pytest.mark.parametrize("hour", [1e-6, 0.0004, 0.003, 0.9, 12_345])
+def test_labels_of_times_keep_apart(tmp_path, hour, ratio):
+    runs = [write(tmp_path / "a", "fedavg", 0, [hour / 3, hour * ratio])]
+    runs += [write(tmp_path / "b", "fedbuff", 0, [hour / 2, hour])]
+    figure = plots.overview(grouped(runs))
+    figure.draw_without_rendering()
+    for axes in figure.axes[:2]:
+        low, high = axes.get_xlim()
+        ticks = [tick for tick in axes.xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
+        boxes = [tick.label1.get_window_extent() for tick in ticks]
+        assert len(boxes) >= 2
+        for left, right in itertools.pairwise(boxes):
+            assert right.x0 - left.x1 > left.height / 3, "about a space between two labels"
 
 
 def test_runs_without_a_clock_are_drawn_by_rounds(runs, make_run):

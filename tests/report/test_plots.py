@@ -66,6 +66,36 @@ def test_odd_runs_are_drawn_too(make_run, tmp_path, odd):
     assert png_size(tmp_path / "plot.png") == (2000, 840)
 
 
+def test_words_on_a_method_without_uploads_do_not_cover_its_line(make_run):
+    runs = [make_run("local", mib=0, global_model=False), make_run("helix", global_model=False)]
+    figure = overview(grouped(runs))
+    figure.draw_without_rendering()
+    axes = figure.axes[1]
+    (words,) = axes.texts
+    line = axes.lines[-1]
+    assert words.get_text() == "local: no upload"
+    assert set(line.get_ydata()) == {words.xy[1]}, "it is the line of these words"
+    height = axes.transData.transform((0, words.xy[1]))[1]
+    ground = words.get_bbox_patch().get_window_extent()
+    assert ground.y0 >= height + line.get_linewidth() / 2 * figure.dpi / 72
+
+
+def test_lines_of_six_methods_differ_in_their_dashes(make_run):
+    drawn = curves(grouped([make_run(name) for name in "abcdef"]))
+    assert len({str(curve.dashes) for curve in drawn}) == 6
+
+
+def test_newcomers_are_marked_where_they_take_over(make_run):
+    old, new = make_run("old", rounds=4, every=1), make_run("new", rounds=2, every=1, summary=False)
+    with new:
+        for round in (3, 4):
+            new.append({"round": round, "accuracy": 0.5, "uplink_bytes": 9, "arrival_bytes": 5})
+    axes = single(draw_rounds, curves(grouped([new, old]))).axes[0]
+    assert axes.get_xlabel() == "round\nvertical line: newcomers take over after it"
+    assert list(axes.lines[-1].get_xdata()) == [2, 2]
+    assert single(draw_rounds, curves(grouped([old]))).axes[0].get_xlabel() == "round"
+
+
 def test_a_method_with_only_a_global_model(make_run, tmp_path):
     folder = make_run(rounds=0, summary=False)
     with folder:

@@ -1,4 +1,7 @@
-from fedhelix.report import plots
+from rich.console import Console
+
+from fedhelix.report import plots, terminal
+from fedhelix.report.tables import comparison, texts
 from fedhelix.report.terminal import show_comparison, show_run
 
 
@@ -26,6 +29,27 @@ def test_missing_answers_have_the_numbers_of_their_reasons(make_run, capsys):
         "fedhelix: 6 answers were missing (4 × ulm refuses; 2 × metz is not connected); "
         "metrics.jsonl says which and why.\n"
     )
+
+
+def test_the_privacy_that_was_spent_is_shown(make_run, monkeypatch, capsys):
+    options = {"delta": 1e-5}
+    level = {"privacy_level": "client"}
+    run = make_run("private", options=options, metadata=lambda n: {"epsilon": {"3": n / 8}} | level)
+    show_run(run.path, run.summary, as_json=False)
+    assert " epsilon=2.5 delta=1e-05 folder=" in capsys.readouterr().out
+    monkeypatch.setattr(terminal, "console", Console(force_terminal=True, width=100))
+    show_run(run.path, {**run.summary, "engine": "serial", "downlink_bytes": 0}, as_json=False)
+    assert "2.5 at δ = 1e-05, client-level" in capsys.readouterr().out
+
+
+def test_how_often_a_backdoor_succeeds_is_shown(make_run, capsys):
+    run = make_run(rounds=2, incidents={"attack_success": 0.75})
+    show_run(run.path, run.summary, as_json=False)
+    assert " attack_success=0.7500 folder=" in capsys.readouterr().out
+    table = comparison([run, make_run("median", rounds=2)])
+    headers, rows = texts(table)
+    place = headers.index("attack succeeds %")
+    assert [row[place] for row in rows] == ["75.0", "–"]
 
 
 def test_paths_stay_whole_and_as_they_are(make_run, monkeypatch, tmp_path, capsys):

@@ -23,7 +23,7 @@ from fedhelix.report.terminal import console, listing
 EXTRAS = {
     "flower": ("flwr", "deployments"),
     "ray": ("ray", "clusters"),
-    "report": ("starlette", "the dashboard"),
+    "report": ("starlette", "the dashboard, Parquet"),
     "track": ("tensorboard", "TensorBoard, MLflow, W&B"),
     "tune": ("optuna", "searches for settings"),
     "data": ("datasets", "downloads"),

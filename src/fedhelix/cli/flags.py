@@ -7,7 +7,7 @@ import functools
 import inspect
 import re
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +18,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.registry import is_known
 from fedhelix.runs.config import Config, layered
 from fedhelix.runs.presets import PRESETS
-from fedhelix.runs.spec import groups_of
+from fedhelix.runs.spec import groups_of, option_keys
 
 # The panels of a help page, with the flags that are used most first; all others are in the last.
 PANELS = {
@@ -111,8 +111,10 @@ def settings(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def wrapped(**given: Any) -> None:
         chosen = {name: given.pop(name) for name in names}
-        budget = {key: given.pop(name) for name, key in BUDGET.items()}
-        assigned = [f"{key}={value}" for key, value in budget.items() if value is not None]
+        budget = {name: given.pop(name) for name in BUDGET}
+        budget = {name: value for name, value in budget.items() if value is not None}
+        _check_budget(budget, given.get("methods") or [given["method"]])
+        assigned = [f"{BUDGET[name]}={value}" for name, value in budget.items()]
         assigned += given.pop("set") or []
         values = layered(given.pop("preset"), given.pop("config"), chosen, assigned)
         _check_groups(assigned, given.get("methods") or [given["method"]])
@@ -154,6 +156,16 @@ def _check_groups(assigned: Sequence[str], specs: Sequence[str]) -> None:
         group, dot, _ = text.partition("=")[0].strip().partition(".")
         if dot and is_known(group) and group not in groups:
             raise UserError(f"--set {text} is an option of {group}, which does not run here.")
+
+
+def _check_budget(budget: Mapping[str, str], specs: Sequence[str]) -> None:
+    """Refuse --epsilon or --delta where some of the methods alone have one, and say which."""
+    for name, value in budget.items():
+        homes = [key for key in option_keys(specs) if key.partition(".")[2] == name]
+        for spec in specs:
+            if homes and not set(homes) & set(option_keys([spec])):
+                how = " ".join(f"--set {key}={value}" for key in homes)
+                raise UserError(f"{spec} has no option {name}; write {how}.")
 
 
 def _parameter(name: str, kind: Any, note: Any) -> inspect.Parameter:

@@ -144,7 +144,7 @@ def compare(
       fedhelix compare fedavg fedavg@lr=0.01,epochs=5
     """
     folder = out or jobs.free_folder(
-        "compare-" + "-".join(spec.label for spec in make_specs(methods, values))[:60]
+        comparison.name_of([spec.label for spec in make_specs(methods, values)])
     )
     with resumable(folder, new=out is None, older=AGAIN):
         folders = comparison.compare(methods, values, seeds, folder, Session(quiet or None, track))

@@ -38,7 +38,8 @@ def check_loss(objective: Objective, output: Tensor, target: Tensor) -> None:
     shapes = _shapes(output, target)
     leaf = output.detach().requires_grad_()
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Converting a tensor with requires_grad")
             value = objective.loss(leaf, target)
     except UserError:
         raise

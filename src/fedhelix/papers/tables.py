@@ -17,7 +17,13 @@ def grid(report: Mapping[str, Any], measure: str) -> tuple[list[str], list[list[
     """Headers and rows for one measure; `ours ± standard error (paper)`."""
     columns = list(dict.fromkeys(cell["column"] for cell in report["cells"]))
     rows = list(dict.fromkeys(cell["row"] for cell in report["cells"]))
-    texts = {(cell["row"], cell["column"]): _text(cell, measure) for cell in report["cells"]}
+    run = [cell[measure] for cell in report["cells"] if cell["runs"]]
+    ours = _are_whole([values[key] for values in run for key in ("mean", "se")])
+    papers = _are_whole([cell[measure]["paper"] for cell in report["cells"]])
+    texts = {
+        (cell["row"], cell["column"]): _text(cell, measure, ours, papers)
+        for cell in report["cells"]
+    }
     body = [[row, *(texts.get((row, column), NONE) for column in columns)] for row in rows]
     return ["", *columns], body
 
@@ -29,15 +35,16 @@ def has_paper(report: Mapping[str, Any], measures: Sequence[str]) -> bool:
     )
 
 
-def _text(cell: Mapping[str, Any], measure: str) -> str:
+def _text(cell: Mapping[str, Any], measure: str, ours: bool, papers: bool) -> str:
+    """A cell; `ours` and `papers`: whether all numbers of the table are whole ones."""
     values = cell[measure]
-    paper = "" if values["paper"] is None else f" ({_number(values['paper'])})"
+    paper = "" if values["paper"] is None else f" ({_number(values['paper'], papers)})"
     if not cell["runs"]:
         return f"{NONE}{paper}"
     if values["mean"] is None:
         return f"{_incomplete(values['by_seed'], measure, cell['runs'])}{paper}"
-    error = "" if values["se"] is None else f" ± {_number(values['se'])}"
-    return f"{_number(values['mean'])}{error}{paper}"
+    error = "" if values["se"] is None else f" ± {_number(values['se'], ours)}"
+    return f"{_number(values['mean'], ours)}{error}{paper}"
 
 
 def _incomplete(by_seed: Sequence[float | None], measure: str, runs: int) -> str:
@@ -48,8 +55,13 @@ def _incomplete(by_seed: Sequence[float | None], measure: str, runs: int) -> str
     return "never" if by_seed and measure.startswith(("rounds", "hours")) else NONE
 
 
-def _number(value: float) -> str:
-    if float(value).is_integer():
+def _are_whole(values: Sequence[float | None]) -> bool:
+    return all(value is None or float(value).is_integer() for value in values)
+
+
+def _number(value: float, whole: bool) -> str:
+    """A number with decimals, unless all are whole; nothing at all is a plain 0."""
+    if whole or not value:
         return f"{value:.0f}"
     return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
 

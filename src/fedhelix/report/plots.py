@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
 from fedhelix.report.labels import add_legend, label_rows, rows_room
 from fedhelix.report.results import Groups, Result, grouped
+from fedhelix.report.scales import spread_out, unit_of
 from fedhelix.report.spread import band, explanation
 from fedhelix.report.style import (
     COLOURS,
@@ -34,7 +36,6 @@ from fedhelix.store.records import HOUR
 
 PANEL = 2.9  # inches of a panel with its captions
 BAR = 0.34  # inches of a bar with its margin
-FAR_APART = 5  # times: totals that differ by more are drawn on a logarithmic axis
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +55,7 @@ class Curve:
     malicious: np.ndarray
     is_share: bool
     seeds: int
+    arrival: float  # the first round of newcomers; infinite without them
 
     @property
     def style(self) -> dict[str, Any]:
@@ -150,6 +152,7 @@ def _curve(label: str, results: Sequence[Result], place: int) -> Curve:
         malicious=np.array([malicious for _, malicious in finals], dtype=bool),
         is_share=is_share,
         seeds=len(results),
+        arrival=min(result.arrival for result in results),
     )
 
 
@@ -158,8 +161,12 @@ def draw_rounds(axes: Axes, drawn: Sequence[Curve]) -> None:
     for curve in drawn:
         axes.plot(curve.mean.index, curve.mean, label=curve.label, **curve.style)
         _band(axes, curve.mean.index, curve)
-    words = explanation([curve.seeds for curve in drawn if curve.has_band])
-    _metric_axes(axes, "How fast?", f"round\n{words}" if words else "round", drawn)
+    arrivals = sorted({curve.arrival for curve in drawn if curve.arrival < math.inf})
+    for arrival in arrivals:
+        axes.axvline(arrival - 1, color=GREY, linewidth=0.9)
+    mark = "vertical line: newcomers take over after it" if arrivals else ""
+    bands = explanation([curve.seeds for curve in drawn if curve.has_band])
+    _metric_axes(axes, "How fast?", "\n".join(filter(None, ("round", bands, mark))), drawn)
     whole_rounds(axes)
 
 
@@ -173,18 +180,19 @@ def draw_uploads(axes: Axes, drawn: Sequence[Curve]) -> None:
     for curve in drawn:
         if curve not in senders:
             height = curve.mean.iloc[-1]
-            axes.axhline(height, color=curve.colour, linestyle="--", linewidth=1.2)
+            axes.axhline(height, color=curve.colour, linestyle=curve.dashes, linewidth=1.2)
             axes.annotate(
                 f"{curve.label}: no upload",
                 (0.02, height),
-                (0, 3),
+                (0, 2),
+                va="bottom",  # so that its ground leaves the line free
                 textcoords="offset points",
                 xycoords=("axes fraction", "data"),
                 fontsize=8,
                 zorder=5,  # above the curves, on a ground of its own
                 bbox={"boxstyle": "square,pad=0.1", "color": axes.get_facecolor(), "alpha": 0.8},
             )
-    _spread_out(axes, [curve.uploaded for curve in senders])
+    spread_out(axes, [curve.uploaded for curve in senders])
     _metric_axes(axes, "At which cost?", "uploaded MiB\n(all clients together)", drawn)
 
 
@@ -193,7 +201,7 @@ def draw_seconds(axes: Axes, drawn: Sequence[Curve]) -> None:
     for curve in drawn:
         axes.plot(curve.seconds, curve.mean, label=curve.label, **curve.style)
         _band(axes, curve.seconds, curve)
-    _spread_out(axes, [curve.seconds for curve in drawn])
+    spread_out(axes, [curve.seconds for curve in drawn])
     _metric_axes(
         axes,
         "How long?",
@@ -205,11 +213,13 @@ def draw_seconds(axes: Axes, drawn: Sequence[Curve]) -> None:
 def draw_hours(axes: Axes, drawn: Sequence[Curve]) -> None:
     """Metric against the time that the simulated devices took."""
     timed = [curve for curve in drawn if len(curve.hours)]
-    for curve in timed:
-        axes.plot(curve.hours, curve.mean, label=curve.label, **curve.style)
-        _band(axes, curve.hours, curve)
-    _spread_out(axes, [curve.hours for curve in timed])
-    _metric_axes(axes, "How soon?", "simulated hours\n(devices, not this machine)", timed)
+    unit, per_hour = unit_of([curve.hours for curve in timed])
+    times = [per_hour * curve.hours for curve in timed]
+    for curve, time in zip(timed, times, strict=True):
+        axes.plot(time, curve.mean, label=curve.label, **curve.style)
+        _band(axes, time, curve)
+    spread_out(axes, times)
+    _metric_axes(axes, "How soon?", f"simulated {unit}\n(devices, not this machine)", timed)
 
 
 def draw_clients(axes: Axes, drawn: Sequence[Curve]) -> None:
@@ -292,20 +302,6 @@ def bytes_plot(groups: Groups) -> Figure:
     axes.set(xlabel="MiB of a whole run, mean of seeds", xlim=(0, max(left.max(), 1e-9) * 1.14))
     add_legend(figure, axes, columns=3, room=rows_room(labels, BAR))
     return figure
-
-
-def _spread_out(axes: Axes, costs: Sequence[pd.Series]) -> None:
-    """A logarithmic axis where one method takes many times what another does."""
-    totals = [cost.iloc[-1] for cost in costs if len(cost)]
-    if totals and max(totals) > FAR_APART * min(totals) > 0:
-        axes.set_xscale("log")
-        low, high = axes.get_xlim()
-        # Where there are few powers of ten, their multiples are labelled too.
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 500 * low else (1,)))
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_formatter(NullFormatter())
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(6))
 
 
 def metric_name(drawn: Sequence[Curve]) -> str:

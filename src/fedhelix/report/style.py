@@ -18,10 +18,17 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.files import writable_file, write_atomically
 
 # The colour-blind safe palette of Okabe and Ito, without its yellow, which is hard to see on white.
-# Seven colours and four dashes repeat together only after 28 methods; neighbours differ in both.
+# Seven colours and six dashes repeat together only after 42 methods; neighbours differ in both.
 # The last one is not quite black: SVG files name no fill for black, so a page could not change it.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#111111")
-DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
+DASHES: tuple[Any, ...] = (
+    "-",
+    (0, (5, 1.5)),
+    (0, (1.2, 1.2)),
+    (0, (6, 1.5, 1.2, 1.5)),
+    (0, (2.5, 3)),
+    (0, (6, 1.5, 1.2, 1.5, 1.2, 1.5)),
+)
 GREY = "#666666"
 PALE = "#b8b8b8"
 ALARM = COLOURS[1]  # attackers, always with a shape of their own too

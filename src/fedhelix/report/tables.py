@@ -12,6 +12,7 @@ from rich.console import Group
 
 from fedhelix.report.columns import tabulate
 from fedhelix.report.results import Result, grouped
+from fedhelix.report.wording import budget
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import human_bytes, human_seconds
 from fedhelix.store.records import MAIN_METRICS
@@ -29,9 +30,9 @@ def comparison(folders: Sequence[RunFolder | Result]) -> pd.DataFrame:
     `known_accuracy` is that of the other clients before, and `arrival_accuracy` that of newcomers
     on their arrival. A mean over seeds is missing when one of them has diverged. `clock` is the
     simulated seconds of a run, and `time_to_target` those until it reached its target, missing when
-    a seed never did. `epsilon` is the largest that a client has spent, where the method counts it,
-    `delta` the probability with which it may not hold, and `privacy_level` whom it protects: a
-    `sample` or a `client`.
+    a seed never did. `attack_success` is how often a backdoor succeeds. `epsilon` is the largest
+    that a client has spent, where the method counts it, `delta` the probability with which it may
+    not hold, and `privacy_level` whom it protects: a `sample` or a `client`.
     `*_se` is the standard error over seeds, and missing for a single seed. `difference` is the mean
     difference to the first row over the seeds that both have, because paired differences vary
     less than differences of means.
@@ -57,6 +58,7 @@ def comparison(folders: Sequence[RunFolder | Result]) -> pd.DataFrame:
             _add(row, column, [result.chosen(column) for result in results if result.summary])
         for column in WITH_NEWCOMERS:
             _add(row, column, [result.summarized(column) for result in results if result.summary])
+        _add(row, "attack_success", [result.final("attack_success") for result in results])
         row["epsilon"] = float(np.max([result.epsilon() for result in results]))
         row["delta"] = float(np.max([result.delta() for result in results]))
         levels = [level for one in results for _, level in one.metadata("privacy_level")]
@@ -184,6 +186,7 @@ def _columns(table: pd.DataFrame) -> list[tuple[str, str, Callable[[float], str]
         ("arrival_accuracy", "newcomers on arrival %", _percent),
         ("arrival_score", "newcomers on arrival", _plain),
         ("difference", f"vs {table.index[0]}", metric),
+        ("attack_success", "attack succeeds %", _percent),
         ("epsilon", "epsilon", _plain),
         ("uplink_bytes", "uploaded", human_bytes),
         ("time_to_target", "time to target", human_seconds),
@@ -209,8 +212,6 @@ def _cell(row: Mapping[Hashable, Any], name: str, show: Callable[[float], str]) 
     if pd.isna(value):
         return "–"
     if name == "epsilon":
-        delta, level = row.get("delta"), row.get("privacy_level")
-        at = "" if pd.isna(delta) else f" at δ = {delta:g}"
-        return f"{show(value)}{at}" + ("" if pd.isna(level) else f", {level}-level")
+        return budget(value, row.get("delta", math.nan), row.get("privacy_level"))
     sign = "+" if name == "difference" and value > 0 else ""
     return f"{sign}{show(value)}" if pd.isna(error) else f"{sign}{show(value)} ± {show(error)}"

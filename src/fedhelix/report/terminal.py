@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +15,10 @@ from rich.table import Table
 
 from fedhelix.core.files import remove_leftovers
 from fedhelix.report.columns import screen, tabulate
-from fedhelix.report.wording import count, reasons
+from fedhelix.report.wording import budget, count, reasons
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import human_bytes, human_seconds
-from fedhelix.store.records import at_clients
+from fedhelix.store.records import Record, at_clients, is_number
 
 console = Console()
 
@@ -36,12 +37,11 @@ def listing(*headers: str) -> Table:
     return table
 
 
-def _show_losses(folder: Path, summary: dict[str, Any]) -> None:
+def _show_losses(records: Sequence[Record], summary: dict[str, Any]) -> None:
     """How many uploads and answers did not count, and the most frequent reasons."""
     for key, what in (("refused", "upload"), ("missing", "answer")):
         if not (lost := summary.get(key)):
             continue
-        records = RunFolder.open(folder).records()
         why = reasons(why for record in records for why in record.get(key, {}).values())
         more = f" ({why})" if why else ""
         print(
@@ -51,18 +51,34 @@ def _show_losses(folder: Path, summary: dict[str, Any]) -> None:
         )
 
 
+def _spent(folder: Path, records: Sequence[Record]) -> tuple[float, float, object] | None:
+    """The largest epsilon of a client, its delta and whom it protects, where a method says it."""
+    if not any("epsilon" in (record.get("metadata") or {}) for record in records):
+        return None
+    from fedhelix.report.results import read  # slow to import
+
+    result = read(RunFolder.open(folder))
+    levels = [level for _, level in result.metadata("privacy_level")]
+    spent = (result.epsilon(), result.delta(), levels[0] if levels else None)
+    return None if math.isnan(spent[0]) else spent
+
+
 def show_run(folder: Path, summary: dict[str, Any], as_json: bool, advised: bool = True) -> None:
     """The result of one run; `advised`: if it diverged, a warning has said what may help."""
     if as_json:
         stored = RunFolder.open(folder).summary or summary
         print(json.dumps({**stored, "folder": str(folder)}, indent=2))
         return
+    records = RunFolder.open(folder).records()
     metrics = {
-        key: f"{value:.4f}"
+        key: value
         for key, value in summary.items()
         if ("accuracy" in key or "score" in key) and value is not None
     }
-    _show_losses(folder, summary)
+    attacked = [record["attack_success"] for record in records if "attack_success" in record]
+    if attacked and is_number(attacked[-1]):
+        metrics["attack_success"] = attacked[-1]
+    _show_losses(records, summary)
     if why := summary.get("untrained"):
         print(f"fedhelix: nothing was learned: {why}.", file=sys.stderr)
     elif idle := summary.get("idle_since"):
@@ -72,11 +88,14 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool, advised: bool
         where = at_clients(summary.get("diverged_clients") or ())
         sentence = f"the run has diverged{where} since round {since}{advice}"
         print(f"fedhelix: {sentence}.", file=sys.stderr)
+    spent = _spent(folder, records)
     if not console.is_terminal:
+        privacy = {"epsilon": spent[0], "delta": spent[1]} if spent else {}
         words = {
             "method": summary["method"],
             "rounds": summary["rounds"],
-            **metrics,
+            **{key: f"{value:.4f}" for key, value in metrics.items()},
+            **{key: f"{value:.4g}" for key, value in privacy.items() if not math.isnan(value)},
             "folder": folder,
         }
         print(" ".join(f"{key}={value}" for key, value in words.items()))
@@ -85,8 +104,10 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool, advised: bool
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for key, value in metrics.items():
-        shown = f"{100 * summary[key]:.1f} %" if "accuracy" in key else value
+        shown = f"{value:.4f}" if "score" in key else f"{100 * value:.1f} %"
         table.add_row(key.replace("_at_best", " in the best round").replace("_", " "), shown)
+    if spent:
+        table.add_row("epsilon", budget(*spent))
     table.add_row("best round (on validation, else the last)", str(summary["best_round"]))
     table.add_row(
         "uploaded / downloaded",

@@ -51,3 +51,9 @@ def percent(value: float, error: float) -> str:
 def plain(value: float, error: float) -> str:
     """A number, with its error unless that is NaN."""
     return f"{value:.4g}" if np.isnan(error) else f"{value:.4g} ± {error:.2g}"
+
+
+def budget(epsilon: float, delta: float, level: object) -> str:
+    """The privacy that was spent, with what is known of its delta and of whom it protects."""
+    at = "" if np.isnan(delta) else f" at δ = {delta:g}"
+    return f"{epsilon:.4g}{at}{f', {level}-level' if isinstance(level, str) else ''}"

@@ -19,6 +19,17 @@ from fedhelix.store import COMPARISON, RunFolder
 from fedhelix.store.trackers import check_tracker
 
 MOST_SEEDS = 1000
+LONGEST = 60  # characters of the methods' names in that of a folder
+
+
+def name_of(labels: Sequence[str]) -> str:
+    """What the folder of a comparison is called: its methods, or the first and how many more."""
+    names = "-".join(labels)
+    for more in range(1, len(labels)):
+        if len(names) <= LONGEST:
+            break
+        names = f"{'-'.join(labels[:-more])}-and-{more}-more"
+    return f"compare-{names}"
 
 
 def check_seeds(count: int) -> None:

@@ -93,7 +93,7 @@ def make_spec(spec: str, values: Mapping[str, Any], rivals: Sequence[str] = ()) 
         else:
             if key not in Config.names:
                 _check_home(spec, key, key, rivals)
-            beside = _option_keys([spec, *rivals]) if rest else ()
+            beside = option_keys([spec, *rivals]) if rest else ()
             settings[find(key, Config.names, grouped=False, beside=beside)] = value
     method = make(spec, options, beside=Config.names if variant else ())
     return RunSpec(spec, method, Config(**settings), variant)
@@ -111,16 +111,16 @@ def _check_home(spec: str, key: str, option: str, rivals: Sequence[str]) -> None
     if any(option in option_names(kind) for kind in resolve(spec)):
         if key != option:
             return
-        homes = _option_keys(rivals) if len(rivals) > 1 else [f"method.{option}"]
+        homes = option_keys(rivals) if len(rivals) > 1 else [f"method.{option}"]
         problem = f"'{option}' is an option of {spec}"
     else:
-        homes, problem = _option_keys(rivals), f"{spec} has no option {option}"
+        homes, problem = option_keys(rivals), f"{spec} has no option {option}"
     homes = [home for home in homes if home.partition(".")[2] == option]
     if homes:
         raise UserError(f"{problem}; write {' or '.join(homes)}.")
 
 
-def _option_keys(specs: Sequence[str]) -> list[str]:
+def option_keys(specs: Sequence[str]) -> list[str]:
     """The options of methods, as keys."""
     kinds = [kind for spec in specs for kind in resolve(absolute(split_variant(spec)[0]))]
     keys = [f"{kind.name}.{option}" for kind in kinds for option in option_names(kind)]

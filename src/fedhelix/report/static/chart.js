@@ -19,7 +19,7 @@ function shape(name, attributes = {}, text = null) {
   return node;
 }
 
-const lookOf = (place) => `c${place % 7} d${place % 4}`;
+const lookOf = (place) => `c${place % 7} d${place % 6}`;
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
 function figure(value, percent) {
