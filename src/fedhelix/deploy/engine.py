@@ -139,7 +139,7 @@ class RemoteEngine(Engine):
         """The results of the sites with a valid answer; none if they are fewer than the minimum."""
         self._wait_for_sites()
         self._count(tasks)
-        self.reached = set()
+        self.reached, self.unused = set(), []
         self._refusing.clear()
         results = self.results(tasks)
         least = self.transport.policy.minimum
@@ -149,6 +149,7 @@ class RemoteEngine(Engine):
             for client in results:
                 site = self.registry.sites[client]
                 self.missing[client] = f"{site} answered, but {least} answers are needed"
+            self.unused += [result.upload for result in results.values()]
             return []
         self._counted, self._worked = tasks[0].round + 1, True
         return [results[task.client] for task in tasks if task.client in results]

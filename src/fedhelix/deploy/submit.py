@@ -323,7 +323,12 @@ def _check_any_work(records: Sequence[Mapping[str, Any]], path: Path, where: str
         }
         rounds = f"rounds={2 * len(records)}"  # as many as were in vain
         how = shlex.join(["fedhelix", "deploy", "resume", str(path), "--set", rounds]) + where
+        what = (
+            "no upload counted"
+            if any(one.get("uplink_bytes") for one in records)
+            else ("no site did any work")
+        )
         raise EngineFailure(
-            f"no site did any work in this run: {first.rstrip('.')}{also(troubles.items())}; go on "
+            f"{what} in this run: {first.rstrip('.')}{also(troubles.items())}; go on "
             f"with `{how}` when that is fixed."
         )
