@@ -31,6 +31,12 @@ OWN = {"data": "own", "clients": 3, "rounds": 1}
         ("median+fedamp", {}, "median sees no updates of a common model around fedamp"),
         ("compact+secure", {}, "must be the outermost method"),
         ("secure", {"attack": "ipm"}, "cannot change what secure uploads"),
+        ("fedavg", {"validation_size": 20}, "validation_size = 20 takes .* server_data=FILE.npz"),
+        ("fedavg", {"supplement_size": 5}, "validation_size = 0.1 takes .* server_data=FILE.npz"),
+        ("secure", {"clients": 1}, "cohorts need two clients at least"),
+        ("secure", {"cohort": 1}, "cohorts need two clients at least"),
+        ("secure@degree=4", {}, "degree = 4 needs more than 3 clients"),
+        ("secure", {"clients": 1, "data": "digits"}, "cohorts need two clients at least"),
     ],
 )
 def test_what_needs_no_samples_is_refused_before_there_is_a_folder(

@@ -29,6 +29,7 @@ from fedhelix.federation.devices import Devices
 from fedhelix.federation.inputs import check_apart, check_forging
 from fedhelix.federation.resuming import check_rounds
 from fedhelix.methods.budget import Budgeted
+from fedhelix.methods.secure import Secure, check_cohort
 from fedhelix.runs.config import Config
 from fedhelix.runs.spec import RunSpec, changed_settings, changed_spec, read_spec
 from fedhelix.store import RunFolder
@@ -74,12 +75,6 @@ def create(spec: RunSpec, out: Path, policy: Sequence[str] = (), where: str = ""
     values = dict(text.partition("=")[::2] for text in policy)
     checked = _checked(build(RoundPolicy, values, "the deployment's round policy"), spec.config)
     _check_setup(spec, checked)
-    scores = spec.method.capabilities.server_validation
-    if scores and spec.config.data == OWN and checked.server_data is None:
-        raise UserError(
-            f"{spec.method.label} scores models on samples of the server, which has none where "
-            "sites have their own; add --term server_data=FILE.npz, or take another method."
-        )
     deployment = {"experiment": uuid.uuid4().hex, "where": where, **vars(checked)}
     settled = {"clients": spec.config.client_count, "deployment": deployment}
     return RunFolder.create(out, spec.as_dict() | settled)
@@ -88,14 +83,33 @@ def create(spec: RunSpec, out: Path, policy: Sequence[str] = (), where: str = ""
 def _check_setup(spec: RunSpec, policy: RoundPolicy) -> None:
     """Refuse what the server would refuse once the sites are there, as far as it is known now."""
     config, method = spec.config, spec.method
+    cohort = sampled(config, policy.extra)
+    if isinstance(method, Secure):
+        check_cohort(method, cohort, config.client_count)
     if config.data == OWN:
         check_apart(config)
         check_forging(config, method)
+        if policy.server_data is None:
+            _check_without_samples(spec)
         return
-    cohort = sampled(config, policy.extra)
     dataclasses.replace(config, clients=config.client_count).federation(  # as the server has it
         method, engine="serial", cohort=cohort, device="cpu", workers=None, kernels="onednn"
     ).close()
+
+
+def _check_without_samples(spec: RunSpec) -> None:
+    """Refuse what needs samples of the server's, where it has none."""
+    why = "which has none where sites have their own; add --term server_data=FILE.npz, or"
+    if spec.method.capabilities.server_validation:
+        raise UserError(
+            f"{spec.method.label} scores models on samples of the server, {why} take another "
+            "method."
+        )
+    if size := spec.config.resolved(needed=False).validation_size:
+        raise UserError(
+            f"validation_size = {size:g} takes samples of the server, {why} leave it out (and "
+            "supplement_size)."
+        )
 
 
 def _check_effects(config: Config) -> None:
