@@ -21,7 +21,8 @@ from fedhelix.core.wrapper import check_wrappers
 from fedhelix.data import from_npz
 from fedhelix.deploy import waiting
 from fedhelix.deploy.code import code_files
-from fedhelix.deploy.policy import UNTAKEN, RoundPolicy, also, cohort_size, sampled
+from fedhelix.deploy.hints import resumption
+from fedhelix.deploy.policy import GO_ON, UNTAKEN, RoundPolicy, also, cohort_size, sampled
 from fedhelix.deploy.registry import SITES_FILE, read_sites
 from fedhelix.deploy.remote_data import OWN
 from fedhelix.deploy.site_policy import chain
@@ -189,10 +190,9 @@ def change(control: Control, folder: RunFolder, changes: Sequence[str]) -> None:
     _check_effects(spec.config)
     check_rounds(spec.config.rounds, folder.rounds_saved, path)
     if control.active_run_id(path) is not None:
-        how = shlex.join(["fedhelix", "deploy", "resume", str(path)]) + folder.where
         raise UserError(
-            f"'{path}' is running, and keeps its settings meanwhile; follow it with `{how}`, and "
-            "change them when it has ended or was stopped."
+            f"'{path}' is running, and keeps its settings meanwhile; follow it with "
+            f"{resumption(path, folder.where)}, and change them when it has ended or was stopped."
         )
     with folder:
         if spec.config.rounds > folder.rounds_saved:
@@ -214,7 +214,8 @@ def follow(control: Control, folder: RunFolder, quiet: bool | None = None) -> di
         while folder.summary is None:
             if (attempts := attempts + 1) > ATTEMPTS:
                 raise EngineFailure(
-                    "the run makes no progress; look into the logs, then continue the run."
+                    "the run makes no progress; look into the logs, then go on with "
+                    f"{resumption(folder.path, folder.where)}."
                 )
             seen = watcher.seen
             if (number := control.active_run_id(folder.path)) is None:
@@ -302,7 +303,8 @@ def _explain(status: RunStatus, folder: RunFolder) -> None:
     if status.result != COMPLETED and status.details.startswith(APP_FAILED):
         said = status.details.removeprefix(APP_FAILED)
         if not said.startswith(REFUSED):
-            raise EngineFailure(said)
+            how = resumption(folder.path, folder.where)
+            raise EngineFailure(said.replace(GO_ON, f"go on with {how}"))
         said = said.removeprefix(REFUSED)
         if not folder.rounds_saved:
             said = (
@@ -336,7 +338,7 @@ def _check_any_work(records: Sequence[Mapping[str, Any]], path: Path, where: str
             who: why for record in records for who, why in record.get("troubles", {}).items()
         }
         rounds = f"rounds={2 * len(records)}"  # as many as were in vain
-        how = shlex.join(["fedhelix", "deploy", "resume", str(path), "--set", rounds]) + where
+        how = resumption(path, where, "--set", rounds)
         what = (
             "no upload counted"
             if any(one.get("uplink_bytes") for one in records)
@@ -344,5 +346,5 @@ def _check_any_work(records: Sequence[Mapping[str, Any]], path: Path, where: str
         )
         raise EngineFailure(
             f"{what} in this run: {first.rstrip('.')}{also(troubles.items())}; go on "
-            f"with `{how}` when that is fixed."
+            f"with {how} when that is fixed."
         )

@@ -20,7 +20,7 @@ from fedhelix.deploy import messages
 from fedhelix.deploy.audit_log import fingerprint
 from fedhelix.deploy.messages import Message
 from fedhelix.deploy.packing import unpack
-from fedhelix.deploy.policy import RoundPolicy, also
+from fedhelix.deploy.policy import GO_ON, RoundPolicy, also
 from fedhelix.deploy.registry import SiteDescription
 from fedhelix.deploy.requests import Exchanges, PendingRequest, Replies, Request
 from fedhelix.deploy.schema import clipped
@@ -224,7 +224,7 @@ class Transport:
         if not self._wait(condition, self.policy.patience, lambda: who):
             raise EngineFailure(
                 f"waited {self.policy.patience:g} s for {who} ({self._here()}); start what is "
-                "missing and continue the run."
+                f"missing and {GO_ON}."
             )
 
     def _here(self) -> str:

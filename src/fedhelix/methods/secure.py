@@ -180,7 +180,7 @@ class Secure(Wrapper):
         return words
 
 
-def check_cohort(method: Secure, cohort: int, clients: int) -> None:
+def check_cohort(method: Secure, cohort: float, clients: int) -> None:
     """Refuse cohorts that hide nobody, or whose sums are too large."""
     if min(cohort, clients) < 2:
         raise UserError("secure hides a client among others; cohorts need two clients at least.")
