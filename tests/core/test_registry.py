@@ -8,6 +8,7 @@ import fedhelix
 from fedhelix import METHODS, FedProx
 from fedhelix.core.errors import UserError
 from fedhelix.core.registry import make, method_type, parts
+from fedhelix.core.wrapper import check_wrappers
 
 ISSUED = {
     "fedavg", "fedavg-ft", "local", "fedbn", "fedper", "fedrep", "lg-fedavg", "fedbabu",
@@ -73,6 +74,40 @@ def test_an_option_of_a_wrapper_says_where_it_belongs():
     said = r"fedper has no option epsilon; use dp-sgd\+fedper or private\+fedper\."
     with pytest.raises(UserError, match=said):
         make("fedper", {"epsilon": 8})
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "said"),
+    [
+        (
+            "helix",
+            {"epsilon": 4},
+            "; use finish+calibrated+ancestors+dp-sgd+fedavgm with trained = false.",
+        ),
+        (
+            "helix",
+            {"epsilon": 4, "bits": 32, "warm_epochs": 0, "cull": False},
+            "; use private+helix.",
+        ),
+        ("calibrated", {"epsilon": 4}, "; use private+calibrated."),
+        ("secure", {"epsilon": 4}, "; use secure+dp-sgd or secure+private."),
+        (
+            "scaffold",
+            {"epsilon": 4},
+            ", and dp-sgd+scaffold and private+scaffold are refused; choose another method.",
+        ),
+    ],
+)
+def test_only_what_suits_the_method_is_recommended(spec, options, said):
+    with pytest.raises(UserError) as refused:
+        make(spec, options)
+    assert str(refused.value) == f"{spec} has no option epsilon{said}"
+
+
+def test_what_a_method_names_instead_of_itself_suits():
+    for kind in METHODS.values():
+        for other, options in kind.instead:
+            check_wrappers(make(other, options))
 
 
 def test_a_method_from_a_file(write):

@@ -63,6 +63,18 @@ def test_a_run_that_was_stopped_says_the_whole_command(options, stopped, cli):
     assert any(f"{said}".rstrip() in command for command in select([Path("runs/r")]).commands)
 
 
+def test_a_run_goes_on_where_it_was_begun_unless_told_otherwise(stopped, cli, monkeypatch):
+    asked = []
+    monkeypatch.setattr(commands, "_control", lambda *at: asked.append(at) or Link())
+    given = (*AT, "--folder", "my server")
+    cli("deploy", "run", "fedavg", "--clients", 2, "--out", "runs/r", *given)
+    done = cli("deploy", "resume", "runs/r")
+    told = f"fedhelix deploy resume runs/r {' '.join(AT)} --folder 'my server'"
+    assert done.code == 130 and done.err == f"stopped; continue with: {told}\n"
+    cli("deploy", "resume", "runs/r", "--superlink", "localhost:1", "--folder", "other")
+    assert asked == [(AT[1], Path("my server"))] * 2 + [("localhost:1", Path("other"))]
+
+
 @pytest.mark.parametrize(
     ("folder", "named"), [("deployment", ""), ("my srv", " --folder 'my srv'")]
 )

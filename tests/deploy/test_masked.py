@@ -9,10 +9,13 @@ import torch
 
 from fedhelix.components.secure_sum import sum_words
 from fedhelix.core.errors import EngineFailure
-from fedhelix.deploy import messages
+from fedhelix.deploy import messages, submit
 from fedhelix.deploy.site import Site
 from fedhelix.deploy.site_state import SiteState
+from fedhelix.report.headline import warnings_of_page
+from fedhelix.report.results import read
 from fedhelix.runs.spec import make_spec
+from fedhelix.store import RunFolder
 from helpers import close, same
 from in_process import EXPERIMENT, InProcessDeployment
 
@@ -77,6 +80,47 @@ def test_below_the_threshold_a_round_changes_nothing_and_the_next_one_does(tmp_p
     states = [state for _, state in deployment.federation(spec).run_rounds(3)]
     assert same(states[0].server, states[1].server)
     assert not same(states[1].server, states[2].server)
+
+
+def test_masked_uploads_count_though_their_sum_cannot_be_unmasked(tmp_path):
+    """A site is killed after the uploads have come: 650 words of 4 bytes each, for nothing."""
+    deployment = InProcessDeployment(tmp_path, 2)
+    for round in (1, 2):
+        silenced(deployment, "masking_agree", {"site-1"}, round=round)
+    run = deployment.fit(spec_for(sites=2, rounds=3), out=tmp_path / "run")
+    assert [record["uplink_bytes"] for record in run.records] == [2 * 650 * 4] * 3
+    assert [record["uplink_values"] for record in run.records] == [2 * 650] * 3
+    assert run.summary["uplink_bytes"] == 3 * 2 * 650 * 4 and run.summary["idle_since"] == 2
+    assert run.records[1]["missing"] == {
+        "0": "site-0 answered: 2 clients must have been told the same about who has answered, and "
+        "1 were; so the sum could not be unmasked",
+        "1": "site-1 could not answer: killed; so the sum could not be unmasked",
+    }
+    said = list(warnings_of_page(read(RunFolder.open(tmp_path / "run"))))
+    assert len(said) == 1 and ": no upload that arrived counted in 2 rounds (2 × " in said[0]
+    assert "killed; so the sum could not be unmasked" in said[0]
+
+
+def test_a_run_of_which_no_sum_could_be_unmasked_has_uploads_and_no_result(tmp_path):
+    deployment = InProcessDeployment(tmp_path, 2, deadline=0.5)
+    spec, honest = spec_for(sites=2, rounds=1), deployment.sites[1].answer
+    deployment.grid.answers[102] = lambda content: (
+        None if messages.read(content).header["kind"] == "masking_reveal" else honest(content)
+    )
+    with pytest.warns(UserWarning, match="the sum could not be unmasked: 2 shares are"):
+        deployment.fit(spec, out=tmp_path / "run", config=spec.as_dict() | {"deployment": {}})
+    with pytest.raises(
+        EngineFailure, match=r"^no upload counted in this run: site-1 did not answer"
+    ):
+        submit.follow(None, RunFolder.open(tmp_path / "run"), quiet=True)
+
+
+def test_uploads_of_a_round_with_too_few_of_them_count_too(tmp_path):
+    deployment = InProcessDeployment(tmp_path, 3, minimum=3)
+    silenced(deployment, "train", {"site-1"}, round=1)
+    run = deployment.fit(spec_for("fedavg", sites=3))
+    assert [record["uplink_bytes"] for record in run.records] == [3 * 2600, 2 * 2600]
+    assert len(run.records[1]["missing"]) == 3
 
 
 @pytest.mark.parametrize(("sites", "who"), [(4, {0, 1, 2, 3}), (4, {1, 2}), (2, {1})])

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.deploy import app, messages, submit
 from fedhelix.deploy.control import RunStatus
+from fedhelix.deploy.policy import GO_ON
 from fedhelix.deploy.server import _public
 from fedhelix.deploy.site import Site
 from fedhelix.runs.spec import make_spec
@@ -31,6 +33,12 @@ OWN = {"data": "own", "clients": 3, "rounds": 1}
         ("median+fedamp", {}, "median sees no updates of a common model around fedamp"),
         ("compact+secure", {}, "must be the outermost method"),
         ("secure", {"attack": "ipm"}, "cannot change what secure uploads"),
+        ("fedavg", {"validation_size": 20}, "validation_size = 20 takes .* server_data=FILE.npz"),
+        ("fedavg", {"supplement_size": 5}, "validation_size = 0.1 takes .* server_data=FILE.npz"),
+        ("secure", {"clients": 1}, "cohorts need two clients at least"),
+        ("secure", {"cohort": 1}, "cohorts need two clients at least"),
+        ("secure@degree=4", {}, "degree = 4 needs more than 3 clients"),
+        ("secure", {"clients": 1, "data": "digits"}, "cohorts need two clients at least"),
     ],
 )
 def test_what_needs_no_samples_is_refused_before_there_is_a_folder(
@@ -76,7 +84,9 @@ def test_without_the_package_that_counts_epsilon_nothing_begins(method, tmp_path
 
 
 def test_a_mistake_that_only_the_server_finds_is_the_users_and_says_what_works(tmp_path):
-    folder = SimpleNamespace(rounds_saved=0, summary=None)
+    folder = SimpleNamespace(
+        rounds_saved=0, summary=None, path=Path("my run"), where=" --superlink 127.0.0.1:8000"
+    )
     words = f"{submit.APP_FAILED}{submit.REFUSED}fedbn needs a model with BatchNorm."
     with pytest.raises(UserError, match=r"^fedbn needs .* BatchNorm \(no round .* --out\)\.$"):
         submit._explain(RunStatus("finished", "failed", words), folder)
@@ -87,6 +97,13 @@ def test_a_mistake_that_only_the_server_finds_is_the_users_and_says_what_works(t
         submit._explain(
             RunStatus("finished", "failed", f"{submit.APP_FAILED}no site came."), folder
         )
+    words = f"{submit.APP_FAILED}a answered: no; {GO_ON} when that is fixed."
+    with pytest.raises(EngineFailure) as refused:
+        submit._explain(RunStatus("finished", "failed", words), folder)
+    assert str(refused.value) == (
+        "a answered: no; go on with `fedhelix deploy resume 'my run' --superlink 127.0.0.1:8000` "
+        "when that is fixed."
+    )
 
 
 def test_the_server_app_marks_a_users_mistake(monkeypatch):

@@ -1,6 +1,7 @@
 """A run that waits for a site says for whom, to whoever follows it."""
 
 from fedhelix.deploy import submit, transport, waiting
+from fedhelix.deploy.policy import RoundPolicy
 from fedhelix.runs.spec import make_spec
 from in_process import InProcessDeployment, Link, small_images
 
@@ -31,6 +32,16 @@ def test_a_run_says_for_which_newcomer_it_waits(tmp_path, monkeypatch, capsys):
         "fedhelix: the run waits at most 60 s for a new site, as client 2 (connected: site-0, "
         "site-1)."
     ]
+
+
+def test_a_run_that_goes_on_waits_for_the_sites_that_are_away_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(transport, "WORD_SECONDS", 0.0)
+    monkeypatch.setattr(transport, "REFRESH_SECONDS", 0.02)
+    deployment, said = InProcessDeployment(tmp_path, 2), []
+    server = transport.Transport(deployment.grid, RoundPolicy(grace=0.5))
+    monkeypatch.setattr(server.waiting, "say", said.append)
+    server.wait_for_return(["site-0", "site-1", "ulm"])
+    assert said[-1] == "waits at most 0.5 s for ulm (connected: site-0, site-1)"
 
 
 def test_a_new_run_says_who_is_there_whenever_that_changes(tmp_path, monkeypatch, capsys):

@@ -55,6 +55,30 @@ def test_a_report_names_the_runs_of_a_comparison_that_have_not_begun(make_run, t
     assert select([path]).lacking == select([path / "apfl-seed3"]).lacking == []
 
 
+def test_of_runs_alike_those_without_any_round_are_left_out(make_run, tmp_path):
+    path = tmp_path / "all"
+    for name in ("t1", "t2", "t3"):
+        make_run("fedavg-ft", rounds=0, summary=False, name=path / name)
+    with pytest.warns(
+        UserWarning, match=r"^left out: 2 runs without any round \(.*t1, .*t2\), since"
+    ):
+        chosen = select([path])
+    assert [folder.path.name for folder in chosen.folders] == ["t3"]
+    assert "t3 is unfinished: 0 of" in html(chosen)
+    make_run("fedavg-ft", rounds=2, summary=False, name=path / "t4")
+    make_run("fedavg-ft", rounds=0, seed=1, summary=False, name=path / "t5")
+    with pytest.warns(UserWarning, match="left out: 3 runs"):
+        chosen = select([path])
+    assert [folder.path.name for folder in chosen.folders] == ["t4", "t5"]
+    markdown_report(chosen, tmp_path / "r.md")
+    make_run("fedavg-ft", rounds=2, summary=False, name=path / "t6")
+    with (
+        pytest.warns(UserWarning, match="left out: 3 runs"),
+        pytest.raises(UserError, match="compare only one of them"),
+    ):
+        html(select([path]))
+
+
 def test_commands_leave_out_options_of_methods_that_did_not_run(make_run, tmp_path):
     kept = {
         "fedprox.mu": 1,

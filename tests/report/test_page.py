@@ -132,7 +132,7 @@ def test_incidents_beyond_the_most_frequent_reasons_are_counted(make_run):
 
 
 def test_rounds_without_an_upload_have_not_diverged(make_run):
-    away = {"participants": [0, 1], "missing": {"0": "is gone", "1": "is gone"}}
+    away = {"participants": [0, 1], "missing": {"0": "is gone", "1": "is gone"}, "uplink_bytes": 0}
     run = read(make_run(rounds=3, incidents={"participants": [0, 1], "train_loss": 0.5}))
     run.records[1] |= {**away, "train_loss": None}
     assert list(warnings_of_page(run)) == [f"{run.name}: no upload arrived in 1 round."]

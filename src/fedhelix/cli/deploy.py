@@ -19,7 +19,7 @@ from fedhelix.cli.pages import App
 from fedhelix.core.errors import UserError
 from fedhelix.core.files import writable_file
 from fedhelix.deploy import need_flower, submit
-from fedhelix.deploy.hints import FOLDER, SERVER, where
+from fedhelix.deploy.hints import FOLDER, SERVER, named, where
 from fedhelix.deploy.policy import RoundPolicy
 from fedhelix.report.terminal import show_run
 from fedhelix.report.wording import count
@@ -37,6 +37,10 @@ Folder = Annotated[
 Server = Annotated[str, typer.Option(help="The server's HOST:PORT, on its own machine.")]
 Superlink = Annotated[
     str | None, typer.Option(help="HOST:PORT on the server's machine (default: what is up here).")
+]
+BegunWith = Annotated[
+    str | None,
+    typer.Option(help="HOST:PORT on the server's machine (default: as the run was begun)."),
 ]
 
 
@@ -262,15 +266,18 @@ def deploy_resume(
             help="Change the number of rounds (rounds=100) or evaluation.",
         ),
     ] = None,
-    superlink: Superlink = None,
+    superlink: BegunWith = None,
     folder: Folder = FOLDER,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Continue a run across sites that was stopped, from its last finished round."""
+    begun = RunFolder.open(run)
+    known = named(begun.where)
+    superlink = superlink or known.get("--superlink")
+    folder = Path(known.get("--folder", FOLDER)) if folder == FOLDER else folder
     control, _ = deployment(superlink, folder)
     with control, resumable(run, "deploy resume", where(superlink, folder)):
-        begun = RunFolder.open(run)
         if changes:
             submit.change(control, begun, changes)
         done = submit.follow(control, begun, quiet or None)

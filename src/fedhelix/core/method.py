@@ -104,6 +104,8 @@ class Method(Checked):
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
+    # Methods like it and their options, for the options of wrappers that do not suit it.
+    instead: ClassVar[tuple[tuple[str, dict[str, str]], ...]] = ()
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)

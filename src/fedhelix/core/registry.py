@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from fedhelix.core.imports import import_file
 from fedhelix.core.method import Method
 from fedhelix.core.naming import check_names
 from fedhelix.core.options import build, checks_options, find
-from fedhelix.core.wrapper import Wrapper
+from fedhelix.core.wrapper import Wrapper, check_wrappers
 
 M = TypeVar("M", bound=type[Method])
 
@@ -137,8 +137,8 @@ def make(spec: str, options: dict[str, Any] | None = None, beside: Iterable[str]
     parts: list[dict[str, Any]] = [{} for _ in chain]
     for key, value in (options or {}).items():
         if key not in homes and (around := _wrappers_with(key)):
-            with_it = " or ".join(f"{name}+{spec}" for name in around)
-            raise UserError(f"{spec} has no option {key}; use {with_it}.")
+            mine = {name: given for name, given in (options or {}).items() if name in homes}
+            raise UserError(f"{spec} has no option {key}{_elsewhere(key, spec, mine, around)}")
         name = find(key, homes, f"key of the method {spec}", beside=beside)
         parts[homes[name]][name] = value
     method: Method | None = None
@@ -148,6 +148,37 @@ def make(spec: str, options: dict[str, Any] | None = None, beside: Iterable[str]
         )
     assert method is not None
     return method
+
+
+def _elsewhere(key: str, spec: str, options: dict[str, Any], around: Iterable[str]) -> str:
+    """What to take for an option that wrappers have, as the end of a sentence: those that suit the
+    method; otherwise what it names instead.
+    """
+    outside = [f"{name}+{spec}" for name in around]
+    inside = [f"{spec}+{name}" for name in around]
+    others = [other for kind in resolve(spec) for other in kind.instead]
+    suit = [one for one in outside if _suits(one, options)]
+    suit = suit or [one for one in inside if _suits(one, options)]
+    suit = suit or [_in_words(*other) for other in others if key in _all_options(other[0])]
+    if suit:
+        return f"; use {' or '.join(suit)}."
+    return f", and {' and '.join(outside)} are refused; choose another method."
+
+
+def _suits(spec: str, options: dict[str, Any]) -> bool:
+    try:
+        check_wrappers(make(spec, options))
+    except UserError:
+        return False
+    return True
+
+
+def _in_words(spec: str, options: Mapping[str, Any]) -> str:
+    return f"{spec} with {', '.join(f'{name} = {value}' for name, value in options.items())}"
+
+
+def _all_options(spec: str) -> list[str]:
+    return [name for kind in resolve(spec) for name in option_names(kind)]
 
 
 def _wrappers_with(key: str) -> list[str]:

@@ -12,7 +12,7 @@ from fedhelix.core.tree import State, Tree, drop, to_device
 from fedhelix.deploy import messages
 from fedhelix.deploy.consistency import inconsistent_trees
 from fedhelix.deploy.messages import Message
-from fedhelix.deploy.policy import UNTAKEN, also
+from fedhelix.deploy.policy import GO_ON, UNTAKEN, also
 from fedhelix.deploy.registry import SiteRegistry
 from fedhelix.deploy.requests import Request
 from fedhelix.deploy.transport import Transport
@@ -139,7 +139,7 @@ class RemoteEngine(Engine):
         """The results of the sites with a valid answer; none if they are fewer than the minimum."""
         self._wait_for_sites()
         self._count(tasks)
-        self.reached = set()
+        self.reached, self.unused = set(), []
         self._refusing.clear()
         results = self.results(tasks)
         least = self.transport.policy.minimum
@@ -149,6 +149,7 @@ class RemoteEngine(Engine):
             for client in results:
                 site = self.registry.sites[client]
                 self.missing[client] = f"{site} answered, but {least} answers are needed"
+            self.unused += [result.upload for result in results.values()]
             return []
         self._counted, self._worked = tasks[0].round + 1, True
         return [results[task.client] for task in tasks if task.client in results]
@@ -224,7 +225,7 @@ class RemoteEngine(Engine):
 
     def _stopped(self, why: str) -> EngineFailure:
         others = also(self.transport.left_out.values())
-        return EngineFailure(f"{why.rstrip('.')}{others}; continue the run when that is fixed.")
+        return EngineFailure(f"{why.rstrip('.')}{others}; {GO_ON} when that is fixed.")
 
     def client_init(self, tasks: Sequence[ClientTask]) -> dict[int, Tree]:
         """What the sites send before round 0; the record of that round says whose is missing."""

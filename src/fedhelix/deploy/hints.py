@@ -15,6 +15,17 @@ def where(superlink: str | None, folder: Path) -> str:
     return "".join(f" {flag} {shlex.quote(value)}" for flag, value in given.items() if value)
 
 
+def named(where: str) -> dict[str, str]:
+    """The values of such options."""
+    words = shlex.split(where)
+    return dict(zip(words[::2], words[1::2], strict=False))
+
+
+def resumption(run: Path, where: str, *more: str) -> str:
+    """The command that goes on with a run, as a sentence has it."""
+    return f"`{shlex.join(['fedhelix', 'deploy', 'resume', str(run), *more])}{where}`"
+
+
 def serve_command(address: str, folder: Path) -> str:
     """The command that starts a SuperLink at an address of this machine."""
     port = address.rpartition(":")[2]

@@ -100,7 +100,15 @@ class MaskingEngine(RemoteEngine):
             raise UserError("no client sent a masked upload.")
         plain = {i: text[: 2 * KEY] for i, text in keys.items()}
         whole = Unmasking(name, *masks, plain, list(shares), *digests)
-        return results, whole.total(words, revealed)
+        try:
+            return results, whole.total(words, revealed)
+        except UserError as problem:
+            self.unused += [result.upload for result in results.values()]
+            dropped |= {
+                i: f"{dropped[i].rstrip('.')}; so the sum could not be unmasked"
+                for i in results.keys() & dropped.keys()
+            }
+            raise UserError(f"the sum could not be unmasked: {problem}") from None
 
     def _bytes(
         self,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fedhelix.core.options import Checked, option
 from fedhelix.runs.config import Config
 
+GO_ON = "continue the run"  # where the command follows that goes on with it
 UNTAKEN = "no site has taken this place yet"  # why a client is missing
 
 

@@ -21,7 +21,8 @@ from fedhelix.core.wrapper import check_wrappers
 from fedhelix.data import from_npz
 from fedhelix.deploy import waiting
 from fedhelix.deploy.code import code_files
-from fedhelix.deploy.policy import UNTAKEN, RoundPolicy, also, cohort_size, sampled
+from fedhelix.deploy.hints import resumption
+from fedhelix.deploy.policy import GO_ON, UNTAKEN, RoundPolicy, also, cohort_size, sampled
 from fedhelix.deploy.registry import SITES_FILE, read_sites
 from fedhelix.deploy.remote_data import OWN
 from fedhelix.deploy.site_policy import chain
@@ -29,6 +30,7 @@ from fedhelix.federation.devices import Devices
 from fedhelix.federation.inputs import check_apart, check_forging
 from fedhelix.federation.resuming import check_rounds
 from fedhelix.methods.budget import Budgeted
+from fedhelix.methods.secure import Secure, check_cohort
 from fedhelix.runs.config import Config
 from fedhelix.runs.spec import RunSpec, changed_settings, changed_spec, read_spec
 from fedhelix.store import RunFolder
@@ -74,12 +76,6 @@ def create(spec: RunSpec, out: Path, policy: Sequence[str] = (), where: str = ""
     values = dict(text.partition("=")[::2] for text in policy)
     checked = _checked(build(RoundPolicy, values, "the deployment's round policy"), spec.config)
     _check_setup(spec, checked)
-    scores = spec.method.capabilities.server_validation
-    if scores and spec.config.data == OWN and checked.server_data is None:
-        raise UserError(
-            f"{spec.method.label} scores models on samples of the server, which has none where "
-            "sites have their own; add --term server_data=FILE.npz, or take another method."
-        )
     deployment = {"experiment": uuid.uuid4().hex, "where": where, **vars(checked)}
     settled = {"clients": spec.config.client_count, "deployment": deployment}
     return RunFolder.create(out, spec.as_dict() | settled)
@@ -88,14 +84,33 @@ def create(spec: RunSpec, out: Path, policy: Sequence[str] = (), where: str = ""
 def _check_setup(spec: RunSpec, policy: RoundPolicy) -> None:
     """Refuse what the server would refuse once the sites are there, as far as it is known now."""
     config, method = spec.config, spec.method
+    cohort = sampled(config, policy.extra)
+    if isinstance(method, Secure):
+        check_cohort(method, cohort, config.client_count)
     if config.data == OWN:
         check_apart(config)
         check_forging(config, method)
+        if policy.server_data is None:
+            _check_without_samples(spec)
         return
-    cohort = sampled(config, policy.extra)
     dataclasses.replace(config, clients=config.client_count).federation(  # as the server has it
         method, engine="serial", cohort=cohort, device="cpu", workers=None, kernels="onednn"
     ).close()
+
+
+def _check_without_samples(spec: RunSpec) -> None:
+    """Refuse what needs samples of the server's, where it has none."""
+    why = "which has none where sites have their own; add --term server_data=FILE.npz, or"
+    if spec.method.capabilities.server_validation:
+        raise UserError(
+            f"{spec.method.label} scores models on samples of the server, {why} take another "
+            "method."
+        )
+    if size := spec.config.resolved(needed=False).validation_size:
+        raise UserError(
+            f"validation_size = {size:g} takes samples of the server, {why} leave it out (and "
+            "supplement_size)."
+        )
 
 
 def _check_effects(config: Config) -> None:
@@ -175,10 +190,9 @@ def change(control: Control, folder: RunFolder, changes: Sequence[str]) -> None:
     _check_effects(spec.config)
     check_rounds(spec.config.rounds, folder.rounds_saved, path)
     if control.active_run_id(path) is not None:
-        how = shlex.join(["fedhelix", "deploy", "resume", str(path)]) + folder.where
         raise UserError(
-            f"'{path}' is running, and keeps its settings meanwhile; follow it with `{how}`, and "
-            "change them when it has ended or was stopped."
+            f"'{path}' is running, and keeps its settings meanwhile; follow it with "
+            f"{resumption(path, folder.where)}, and change them when it has ended or was stopped."
         )
     with folder:
         if spec.config.rounds > folder.rounds_saved:
@@ -200,7 +214,8 @@ def follow(control: Control, folder: RunFolder, quiet: bool | None = None) -> di
         while folder.summary is None:
             if (attempts := attempts + 1) > ATTEMPTS:
                 raise EngineFailure(
-                    "the run makes no progress; look into the logs, then continue the run."
+                    "the run makes no progress; look into the logs, then go on with "
+                    f"{resumption(folder.path, folder.where)}."
                 )
             seen = watcher.seen
             if (number := control.active_run_id(folder.path)) is None:
@@ -288,7 +303,8 @@ def _explain(status: RunStatus, folder: RunFolder) -> None:
     if status.result != COMPLETED and status.details.startswith(APP_FAILED):
         said = status.details.removeprefix(APP_FAILED)
         if not said.startswith(REFUSED):
-            raise EngineFailure(said)
+            how = resumption(folder.path, folder.where)
+            raise EngineFailure(said.replace(GO_ON, f"go on with {how}"))
         said = said.removeprefix(REFUSED)
         if not folder.rounds_saved:
             said = (
@@ -322,8 +338,13 @@ def _check_any_work(records: Sequence[Mapping[str, Any]], path: Path, where: str
             who: why for record in records for who, why in record.get("troubles", {}).items()
         }
         rounds = f"rounds={2 * len(records)}"  # as many as were in vain
-        how = shlex.join(["fedhelix", "deploy", "resume", str(path), "--set", rounds]) + where
+        how = resumption(path, where, "--set", rounds)
+        what = (
+            "no upload counted"
+            if any(one.get("uplink_bytes") for one in records)
+            else ("no site did any work")
+        )
         raise EngineFailure(
-            f"no site did any work in this run: {first.rstrip('.')}{also(troubles.items())}; go on "
-            f"with `{how}` when that is fixed."
+            f"{what} in this run: {first.rstrip('.')}{also(troubles.items())}; go on "
+            f"with {how} when that is fixed."
         )

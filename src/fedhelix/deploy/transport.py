@@ -20,7 +20,7 @@ from fedhelix.deploy import messages
 from fedhelix.deploy.audit_log import fingerprint
 from fedhelix.deploy.messages import Message
 from fedhelix.deploy.packing import unpack
-from fedhelix.deploy.policy import RoundPolicy, also
+from fedhelix.deploy.policy import GO_ON, RoundPolicy, also
 from fedhelix.deploy.registry import SiteDescription
 from fedhelix.deploy.requests import Exchanges, PendingRequest, Replies, Request
 from fedhelix.deploy.schema import clipped
@@ -213,15 +213,18 @@ class Transport:
     def wait_for_return(self, sites: Iterable[str]) -> None:
         """After a restart: wait for all these sites, but no longer than the grace period."""
         wanted = set(sites)
-        away = ", ".join(sorted(wanted - self.connected))
-        self._wait(lambda: wanted <= self.connected, self.policy.grace, away)
+        self._wait(
+            lambda: wanted <= self.connected,
+            self.policy.grace,
+            lambda: ", ".join(sorted(wanted - self.connected)),
+        )
 
     def require(self, condition: Callable[[], bool], who: str) -> None:
         """Wait for sites without which the run cannot go on."""
-        if not self._wait(condition, self.policy.patience, who):
+        if not self._wait(condition, self.policy.patience, lambda: who):
             raise EngineFailure(
                 f"waited {self.policy.patience:g} s for {who} ({self._here()}); start what is "
-                "missing and continue the run."
+                f"missing and {GO_ON}."
             )
 
     def _here(self) -> str:
@@ -229,14 +232,14 @@ class Transport:
         here = ", ".join(sorted(self.connected)) or "none"
         return f"connected: {here}{also(self.left_out.values())}"
 
-    def _wait(self, condition: Callable[[], bool], seconds: float, who: str) -> bool:
+    def _wait(self, condition: Callable[[], bool], seconds: float, who: Callable[[], str]) -> bool:
         begun = time.monotonic()
         try:
             while not condition():
                 if (waited := time.monotonic() - begun) > seconds:
                     return False
                 if waited > WORD_SECONDS:
-                    self.waiting.say(f"waits at most {seconds:g} s for {who} ({self._here()})")
+                    self.waiting.say(f"waits at most {seconds:g} s for {who()} ({self._here()})")
                 time.sleep(poll_interval(waited))
                 self.refresh()
                 list(self._pull(messages.HEADER_BYTES))

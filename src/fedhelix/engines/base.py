@@ -60,6 +60,8 @@ class Engine(ABC):
         self.able: Collection[int] | None = None
         # Clients that got their payload in the last round; None: all.
         self.reached: Collection[int] | None = None
+        # Uploads of the last round that arrived and are of no use; a simulation has none.
+        self.unused: list[Tree] = []
 
     @contextmanager
     def starting(self) -> Iterator[None]:

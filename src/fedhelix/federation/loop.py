@@ -101,10 +101,11 @@ def run_round(
     )
     reached = turn.sent if fed.engine.reached is None else fed.engine.reached
     sent = {client: payload for client, payload in turn.sent.items() if client in reached}
+    uploaded = [*(result.upload for result in turn.results), *fed.engine.unused]
     record: Record = {
         "round": t + 1,
         **_train_loss(turn.results),
-        **traffic(sent, results, turn.results, setup_bytes + other_bytes(fed.method, ctx)),
+        **traffic(sent, results, uploaded, setup_bytes + other_bytes(fed.method, ctx)),
         "participants": turn.participants,
         "refused": refused | invalid,
         "missing": missing,

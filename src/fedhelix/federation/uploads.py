@@ -165,7 +165,7 @@ def validate_uploads(
 def traffic(
     payloads: Mapping[int, Tree],
     results: Sequence[ClientResult],
-    arrived: Sequence[ClientResult],
+    arrived: Sequence[Tree],
     more: int,
 ) -> dict[str, int]:
     """What a round weighs: the payloads that were sent and the uploads that arrived; apart, what
@@ -175,8 +175,8 @@ def traffic(
     weights = {id(payload): payload_bytes(payload) for payload in payloads.values()}
     sent = {client: weights[id(payload)] for client, payload in payloads.items()}
     return {
-        "uplink_bytes": sum(payload_bytes(result.upload) for result in arrived),
-        "uplink_values": sum(paper_bytes(result.upload) for result in arrived) // 4,
+        "uplink_bytes": sum(map(payload_bytes, arrived)),
+        "uplink_values": sum(map(paper_bytes, arrived)) // 4,
         "downlink_bytes": sum(size for client, size in sent.items() if client not in silent),
         "other_bytes": more + sum(size for client, size in sent.items() if client in silent),
     }

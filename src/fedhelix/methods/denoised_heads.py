@@ -23,10 +23,11 @@ from fedhelix.methods.fedavg import FedAvg
 @register("denoised-heads", paper="fedhelix; with the shrinkage of Gavish and Donoho, 2017")
 @dataclass(frozen=True)
 class DenoisedHeads(Wrapper):
-    """Gives groups of clients that disagree about labels their own heads.
+    """Gives every client its own head, less its noise.
 
-    The server gives every client the mean head plus the client's own deviation from it, without
-    noise: what remains is what some clients have in common and others do not.
+    For groups of clients that disagree about labels: the server gives every client the mean head
+    plus the client's own deviation from it, without noise. What remains is what some clients have
+    in common and others do not.
     """
 
     inner: Method = option(FedAvg(), "the method that trains the body and the mean head")

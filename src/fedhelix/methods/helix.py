@@ -30,6 +30,9 @@ class Helix(Wrapper):
     It is made of parts, each of which can be switched off and used around other methods.
     """
 
+    # Its parts that noise can protect.
+    instead = (("finish+calibrated+ancestors+dp-sgd+fedavgm", {"trained": "false"}),)
+
     inner: Method = field(init=False)  # the parts, put together
     tau: float = option(
         1.0, "calibrated: how strongly class shares count; 0 switches it off", low=0

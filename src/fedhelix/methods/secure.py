@@ -96,14 +96,7 @@ class Secure(Wrapper):
         self, client_inits: Mapping[int, Tree], ctx: Context
     ) -> tuple[Tree, dict[int, Tree]]:
         """Server: as the inner method; cohorts must be large enough to hide a client."""
-        if ctx.sampling.size < 2 or (size := len(ctx.present)) < 2:
-            raise UserError(
-                "secure aggregation hides a client among others; cohorts need two clients at least."
-            )
-        if self.degree is not None and self.degree >= size:
-            raise UserError(f"degree = {self.degree} needs more than {size} clients; lower it.")
-        if ctx.sampling.size >= (most := units(self.word_bits)):
-            raise UserError(f"words of {self.word_bits} bits hold sums over {most - 1} clients.")
+        check_cohort(self, ctx.sampling.size, len(ctx.present))
         return self.inner.server_init(client_inits, ctx)
 
     def download(self, server: Tree, client: int, ctx: Context) -> Tree:
@@ -185,6 +178,16 @@ class Secure(Wrapper):
         if words.dtype != form or words.dim() != 1 or len(words) - size not in (0, 1):
             raise UserError(f"the upload of client {upload.client} is no row of {size} words.")
         return words
+
+
+def check_cohort(method: Secure, cohort: float, clients: int) -> None:
+    """Refuse cohorts that hide nobody, or whose sums are too large."""
+    if min(cohort, clients) < 2:
+        raise UserError("secure hides a client among others; cohorts need two clients at least.")
+    if method.degree is not None and method.degree >= clients:
+        raise UserError(f"degree = {method.degree} needs more than {clients} clients; lower it.")
+    if cohort >= (most := units(method.word_bits)):
+        raise UserError(f"words of {method.word_bits} bits hold sums over {most - 1} clients.")
 
 
 def _floats(state: State) -> State:

@@ -210,9 +210,14 @@ def _failures(result: Result) -> Iterator[str]:
     elif metric and "train_loss" in result.metrics and np.isnan(result.final(metric)):
         yield f"{result.name} has diverged: its {MEASURES[metric]} is not a number any more."
     worked = with_losses(result.records)
-    idle = sum("train_loss" in record for record in result.records) - len(worked)
-    if idle and not why:
-        yield f"{result.name}: no upload arrived in {count(idle, 'round')}."
+    idle = [one for one in result.records if "train_loss" in one and not with_losses([one])]
+    lost = [one for one in idle if one.get("uplink_bytes")]
+    if len(idle) > len(lost) and not why:
+        yield f"{result.name}: no upload arrived in {count(len(idle) - len(lost), 'round')}."
+    if lost and not why:
+        said = reasons(one for record in lost for one in (record.get("missing") or {}).values())
+        rounds = count(len(lost), "round")
+        yield f"{result.name}: no upload that arrived counted in {rounds} ({said})."
     if not all(is_number(record["train_loss"]) for record in worked):
         yield f"{result.name}: the training loss was not a number in some rounds."
 

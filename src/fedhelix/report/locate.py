@@ -7,12 +7,13 @@ import shlex
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedhelix.core import toml
 from fedhelix.core.errors import UserError
+from fedhelix.report.results import Result, grouped, read
 from fedhelix.report.wording import count
 from fedhelix.store import COMPARISON, RUNS, RunFolder
 
@@ -58,7 +59,40 @@ def select(paths: Sequence[Path]) -> Selection:
         selection.folders.extend(RunFolder.open(run) for run in runs if run not in known)
         selection.commands.extend(_commands(path, runs))
         selection.lacking.extend(_lacking(path, runs))
-    return selection
+    if twins := _idle_twins(selection.folders):
+        names = ", ".join(str(run.path) for run in twins[:MOST_NAMES])
+        more = f" and {len(twins) - MOST_NAMES} more" if len(twins) > MOST_NAMES else ""
+        warnings.warn(
+            f"left out: {count(len(twins), 'run')} without any round ({names}{more}), since "
+            "another run here has the same method, settings and seed.",
+            stacklevel=2,
+        )
+    chosen = [folder for folder in selection.folders if folder not in twins]
+    return replace(selection, folders=chosen)
+
+
+def _idle_twins(folders: Sequence[RunFolder]) -> list[RunFolder]:
+    """The runs without any round that cannot be told from another one; of several, all but one."""
+    idle = [folder for folder in folders if folder.summary is None and not folder.records()]
+    if not idle or len(folders) == 1:
+        return []
+    twins: list[RunFolder] = []
+    results = {folder.path: read(folder) for folder in folders}
+    for folder in idle:
+        mine = results.pop(folder.path)
+        if any(_are_twins(mine, other) for other in results.values()):
+            twins.append(folder)
+        else:
+            results[folder.path] = mine
+    return twins
+
+
+def _are_twins(one: Result, other: Result) -> bool:
+    try:
+        grouped([one, other])
+    except UserError:
+        return True
+    return False
 
 
 def inside(path: Path) -> list[Path]:

@@ -43,7 +43,7 @@ class Config(FederationSettings):
         "digits",
         "digits, wine, breast-cancer, synthetic-text, synthetic-series, mnist, "
         "fashion-mnist, emnist, cifar10, cifar100, svhn, femnist, shakespeare, har, ag-news, "
-        "or FILE.npz",
+        "or FILE.npz; across sites also own: every site's own samples",
     )
     data_dir: str | None = option(
         None, "folder with NAME.npz or the official files (auto: that of FEDHELIX_DATA, or a cache)"

@@ -229,13 +229,18 @@ def _is_accurate(records: Sequence[Mapping[str, Any]]) -> bool:
 def why_untrained(records: Sequence[Mapping[str, Any]]) -> str | None:
     """Why no round has changed a model: nobody trained, or no upload was usable; otherwise None."""
     refused: dict[str, Any] = {}
+    missing: dict[str, Any] = {}
     for record in records:
         if has_effect(record):
             return None
         refused |= record.get("refused") or {}
+        missing |= (record.get("missing") or {}) if record.get("uplink_bytes") else {}
     if refused:
         client, why = next(iter(refused.items()))
         return f"every upload was refused (that of client {client} {str(why).rstrip('.')})"
+    if missing:
+        last = str(list(missing.values())[-1]).rstrip(".")
+        return f"no upload that arrived counted ({last})"
     return "no client has trained" if records else None
 
 
