@@ -85,6 +85,11 @@ def run(hook: str, answer, **more):
             "unknown model in mine.phases 'model'; there are: net",
         ),
         ("loss_context", lambda _: None, f"mine.loss_context must return {NONE}"),
+        (
+            "loss_context",
+            lambda _: {"body": {}},
+            "mine.loss_context returns an empty part 'body', perhaps of a network without such",
+        ),
         ("phases", lambda _: Phase(), "mine.phases must return a tuple of phases, .*not a Phase"),
         (
             "phases",

@@ -11,6 +11,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.objective import (
     Objective,
     accuracy,
+    cross_entropy,
     evaluate_all,
     evaluate_outputs,
     objective_for,
@@ -114,3 +115,15 @@ def test_several_models_on_the_same_samples_are_evaluated_as_one_after_the_other
         assert found == pytest.approx(evaluate_outputs(plain, output, target))
     nothing = evaluate_all(plain, [torch.zeros(0, 4)] * 2, [target[:0]] * 2)
     assert all(math.isnan(value) for pair in nothing for value in pair)
+
+
+def test_a_metric_that_raises_value_error_is_named_with_the_shapes():
+    """As scikit-learn's do, given outputs where they want classes."""
+
+    def picky(outputs, targets):
+        raise ValueError("a mix of targets.\nmore")
+
+    objective = Objective(cross_entropy, picky)
+    said = r"^metric fails for outputs of shape \(4, 2\) and targets of shape \(4,\) with 'a mix of"
+    with pytest.raises(UserError, match=said):
+        objective.measure(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))

@@ -162,3 +162,9 @@ def test_a_client_that_is_a_data_set_has_no_clients():
 def test_one_column_needs_no_list(name):
     frame = patients(0).rename(columns={"age": name})
     assert from_table(frame, target="diagnosis", inputs=name).columns == (str(name),)
+
+
+def test_the_target_is_no_input():
+    table = pd.DataFrame({"temp": [1.0, 2.0, 3.0, 4.0], "life": [0.5, 1.5, 2.5, 3.5]})
+    with pytest.raises(UserError, match=r"^column 'life' of 'table' is the target, so that it"):
+        from_table(table, target="life", inputs=["temp", "life"])

@@ -109,3 +109,17 @@ def test_the_summary_of_a_run_counts_its_own_clients(tmp_path):
     later = run.federation.fit(1, out=tmp_path / "later", quiet=True)
     assert later.summary["clients"] == 3
     assert load_run(tmp_path / "later", run.federation).summary["clients"] == 3
+
+
+def test_a_usual_cohort_grows_with_the_clients():
+    """All of three clients take part, and all of four; two that were asked for stay two."""
+    thirds = [(X[:20], Y[:20]), (X[20:40], Y[20:40]), (X[40:], Y[40:])]
+
+    def participants(cohort):
+        run = fit(thirds, cohort=cohort)
+        run.onboard((X[:10], Y[:10]))
+        rounds = run.federation.run_rounds(rounds=3, state=run.state)
+        return [len(record["participants"]) for record, _ in rounds]
+
+    assert participants(None) == [4, 4]
+    assert participants(2) == [2, 2]

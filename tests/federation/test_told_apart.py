@@ -193,3 +193,17 @@ def test_a_model_card_says_whose_samples_it_counts(tmp_path):
     run.export(tmp_path / "model")
     card = (tmp_path / "model" / "README.md").read_text()
     assert "| Clients | 3 |" in card and "those of clients that joined after the training |" in card
+
+
+def test_a_run_that_goes_on_says_that_lambdas_cannot_be_compared(tmp_path):
+    x = np.linspace(0, 1, 40, dtype="float32").reshape(20, 2)
+    halves = [(x[:10], x[:10].sum(1)), (x[10:], x[10:].sum(1))]
+
+    def fit(rounds, resume=False):
+        more = {"loss": lambda o, t: (o.squeeze(-1) - t).abs(), "model": "linear"}
+        federation = Federation(halves, engine="serial", kernels="onednn", **more)
+        return federation.fit(rounds, out=tmp_path / "run", resume=resume, quiet=True)
+
+    fit(1)
+    with pytest.warns(UserWarning, match=r"^loss without a name \(lambda\) cannot be compared"):
+        fit(2, resume=True)

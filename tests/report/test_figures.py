@@ -4,6 +4,7 @@ import matplotlib
 import method_metadata as metadata
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PathCollection
 
 from fedhelix.core.errors import UserError
@@ -199,3 +200,15 @@ def test_several_threads_draw_what_one_does():
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(drawn, names)) == expected
     assert (matplotlib.rcParams["svg.hashsalt"], matplotlib.rcParams["svg.fonttype"]) == settings
+
+
+def test_the_name_of_a_number_stands_below_the_title(make_run):
+    run = make_run(rounds=3, metadata=lambda t: {"own_heads": 0.5 + 0.1 * t})
+    figure = diagnostics.numbers(read(run))
+    FigureCanvasAgg(figure).draw()
+    (axes,) = figure.axes
+    (words,) = axes.texts
+    title = axes._left_title.get_window_extent()
+    assert words.get_text() == "share of own heads that is kept"
+    assert words.get_window_extent().y1 <= title.y0
+    assert title.y1 <= figure.bbox.y1

@@ -123,7 +123,12 @@ class Objective:
 
     def measure(self, output: Tensor, target: Tensor) -> Tensor:
         """The metric of some samples, which is one number."""
-        returned = self.metric(output, target)
+        try:
+            returned = self.metric(output, target)
+        except UserError:
+            raise
+        except ValueError as problem:  # what metrics raise for values that they cannot judge
+            raise failure("metric", shapes(output, target), problem) from problem
         value = torch.as_tensor(returned) if isinstance(returned, SupportsFloat) else None
         if value is None or value.dim():
             shape = "" if value is None else f" of shape {tuple(value.shape)}"
@@ -132,6 +137,17 @@ class Objective:
                 f"{type(returned).__name__}{shape}."
             )
         return value
+
+
+def failure(name: str, inputs: str, problem: Exception, advice: str = "") -> UserError:
+    """What to say of a user's function that fails."""
+    reason = str(problem).strip().partition("\n")[0].rstrip(".") or type(problem).__name__
+    return UserError(f"{name} fails for {inputs} with '{reason}'{advice}.")
+
+
+def shapes(output: Tensor, target: Tensor) -> str:
+    """What a loss or a metric is given, in words."""
+    return f"outputs of shape {tuple(output.shape)} and targets of shape {tuple(target.shape)}"
 
 
 def objective_for(

@@ -82,6 +82,11 @@ def tensors(where: str, value: Any, args: tuple[Any, ...]) -> Tree:
     """A tree of tensors alone."""
     checked = tree(where, value)
     for name, item in flatten(checked).items():
+        if name.endswith(SEPARATOR):
+            raise UserError(
+                f"{where} returns an empty part '{name[: -len(SEPARATOR)]}', perhaps of a network "
+                "without such entries; leave it out there, and let the loss do without it."
+            )
         if not isinstance(item, Tensor):
             raise wrong(where, f"tensors alone; '{name}' is", item, "")
     return checked

@@ -19,7 +19,9 @@ from fedhelix.core.objective import (
     accuracy,
     binary_cross_entropy,
     cross_entropy,
+    failure,
     r2,
+    shapes,
     token_accuracy,
     token_cross_entropy,
 )
@@ -35,7 +37,7 @@ def check_loss(objective: Objective, output: Tensor, target: Tensor) -> None:
     """Refuse a loss that fails, has no gradient or the wrong shape, which broadcasting would
     hide.
     """
-    shapes = _shapes(output, target)
+    given = shapes(output, target)
     leaf = output.detach().requires_grad_()
     try:
         with torch.enable_grad(), warnings.catch_warnings():
@@ -44,12 +46,12 @@ def check_loss(objective: Objective, output: Tensor, target: Tensor) -> None:
     except UserError:
         raise
     except Exception as problem:  # a user's own loss may fail in any way
-        raise _failure("loss", shapes, problem, _advice(output, target, problem)) from problem
+        raise failure("loss", given, problem, _advice(output, target, problem)) from problem
     right = ((), (len(target),), tuple(target.shape))
     if not isinstance(value, Tensor) or tuple(value.shape) not in right:
         shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
         raise UserError(
-            f"loss must return one value per sample or one number; for {shapes} it returns "
+            f"loss must return one value per sample or one number; for {given} it returns "
             f"a {type(value).__name__}{shape}{_column_advice(output, target)}."
         )
     if not value.requires_grad:
@@ -96,12 +98,12 @@ def check_metric(objective: Objective, output: Tensor, target: Tensor) -> None:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             objective.measure(output, target)
-    except UserError:
+    except UserError as problem:
+        if isinstance(problem.__cause__, ValueError):  # of so few samples, which have few classes
+            return
         raise
-    except ValueError:
-        return
     except Exception as problem:  # a user's own metric may fail in any way
-        raise _failure(name, _shapes(output, target), problem, advice) from problem
+        raise failure(name, shapes(output, target), problem, advice) from problem
     _refuse_broadcast(name, objective.metric, output, target)
 
 
@@ -189,10 +191,12 @@ def measured(name: str, objective: Objective, output: Tensor, target: Tensor) ->
     """The metric of some samples; one that fails, or that compares all with all, is named."""
     try:
         value = float(objective.measure(output, target))
-    except UserError:
+    except UserError as problem:
+        if isinstance(problem.__cause__, ValueError):
+            raise failure(name, shapes(output, target), problem.__cause__) from problem
         raise
     except Exception as problem:  # a user's own metric may fail in any way
-        raise _failure(name, _shapes(output, target), problem) from problem
+        raise failure(name, shapes(output, target), problem) from problem
     _refuse_broadcast(name, objective.metric, output[:SEVERAL], target[:SEVERAL])
     return value
 
@@ -211,21 +215,12 @@ def check_optimizer(rule: OptimizerRule, momentum: float) -> None:
         raise
     except Exception as problem:  # a user's own optimiser may fail in any way
         advice = "; slots(momentum) returns a number, update(params, grads, slots, step) nothing"
-        raise _failure(f"optimizer {name}", "one parameter", problem, advice) from problem
+        raise failure(f"optimizer {name}", "one parameter", problem, advice) from problem
     if returned is not None:
         raise UserError(
             f"{name}.update returns a {type(returned).__name__}; it must change the parameters in "
             "place (param -= ...) and return nothing."
         )
-
-
-def _failure(name: str, shapes: str, problem: Exception, advice: str = "") -> UserError:
-    reason = str(problem).strip().partition("\n")[0].rstrip(".") or type(problem).__name__
-    return UserError(f"{name} fails for {shapes} with '{reason}'{advice}.")
-
-
-def _shapes(output: Tensor, target: Tensor) -> str:
-    return f"outputs of shape {tuple(output.shape)} and targets of shape {tuple(target.shape)}"
 
 
 def _advice(output: Tensor, target: Tensor, problem: Exception) -> str:
@@ -269,5 +264,5 @@ def _refuse_broadcast(
         if not same and torch.allclose(value, rolled, rtol=1e-3):
             raise UserError(
                 f"{name} compares every output with every target: it gets "
-                f"{_shapes(output, target)}{advice}."
+                f"{shapes(output, target)}{advice}."
             )

@@ -61,6 +61,11 @@ def from_table(
     others = (column for column in columns if column not in (*targets, owner))
     inputs = [inputs] if isinstance(inputs, str | int) else inputs
     chosen = list(map(str, inputs or others))
+    for column in set(chosen) & set(targets):
+        raise UserError(
+            f"column '{column}' of {where} is the target, so that it cannot be an input too; leave "
+            "it out of inputs."
+        )
     for column in (*chosen, *targets, *([owner] if owner else [])):
         if column not in columns:
             raise unknown(f"column of {where}", column, columns)

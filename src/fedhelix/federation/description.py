@@ -198,6 +198,8 @@ def check_same(fed: FederationSetup, folder: RunFolder, goes_on: bool = False) -
             "Federation whose clients include the new ones begins a new folder, and one built "
             "again without them goes on with this one."
         )
+    if goes_on:
+        _note_lambdas(mine[OBJECTIVE])
     for key in mine if its.get("library") else ():
         if key not in NOT_CHECKED and not _agree(key, mine[key], its.get(key)):
             raise UserError(f"'{folder.path}' was run with {_difference(key, mine[key], its)}.")
@@ -205,6 +207,17 @@ def check_same(fed: FederationSetup, folder: RunFolder, goes_on: bool = False) -
         _check_clients(fed, folder)
     _check_network(fed, folder)
     _check_source(fed, folder, goes_on)
+
+
+def _note_lambdas(objective: Mapping[str, str]) -> None:
+    """Say which of loss and metric cannot be told from another one."""
+    unnamed = " and ".join(what for what, name in objective.items() if name == "<lambda>")
+    if unnamed:
+        warnings.warn(
+            f"{unnamed} without a name (lambda) cannot be compared with that of the run so far; "
+            "make sure that it is the same, or write it as a function (def).",
+            stacklevel=3,
+        )
 
 
 def _check_clients(fed: FederationSetup, folder: RunFolder) -> None:

@@ -157,10 +157,13 @@ def onboard(fed: FederationSetup, data: Any, state: FederationState) -> tuple[in
     fed.shifts = [*fed.shifts, UNSHIFTED]
     fed.evaluated = [*fed.evaluated, number]
     members = [(*sampler.members, number) for sampler in fed.samplers]
+    if fed.cohort_is_auto:
+        fed.cohort_size = min(10, number + 1)
     fed.samplers = [
         replace(
             sampler,
             members=group,
+            size=min(fed.settings.places(fed.cohort_size), len(group)),
             class_shares=None
             if sampler.class_shares is None
             else class_shares(pool, splits, group),

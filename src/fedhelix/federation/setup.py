@@ -71,6 +71,7 @@ class FederationSetup:
     clients: int
     joined = 0  # of these, after a run
     cohort_size: int
+    cohort_is_auto: bool  # it grows with the clients
     made_from: dict[str, Any] | None = None  # its arguments, if they can be written down
     source: tuple[str, str] | None = None  # the file of its network and its hash, if there is one
 
@@ -196,6 +197,7 @@ class FederationSetup:
         """Who can be sampled, and whose personal models are evaluated."""
         cohort = convert("cohort", cohort, int | None)
         eval_clients = convert("eval_clients", eval_clients, int | None)
+        self.cohort_is_auto = cohort is None and not self.settings.server_only
         usual = 1 if self.settings.server_only else min(10, self.known)
         self.cohort_size = usual if cohort is None else cohort
         if not 1 <= self.cohort_size <= self.known:

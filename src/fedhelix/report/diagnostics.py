@@ -44,6 +44,7 @@ RECORDED = {
     "gamma": "units in a gene (γ)",
     "noise": "noise",
     "clip": "clipping bound",
+    "own_heads": "share of own heads that is kept",
 }
 IN_OTHER_FIGURES = ("rho", "other_bytes")
 MARKERS = "osD^vPXph*"
@@ -272,11 +273,11 @@ def numbers(result: Result) -> Figure | None:
     drawn = dict(list(drawn.items())[:MOST_NUMBERS])
     if not drawn:
         return None
-    figure = sheet(height=0.9 + 1.1 * len(drawn))
+    figure = sheet(height=1.1 + 1.1 * len(drawn))
     panels = figure.subplots(len(drawn), 1, sharex=True, squeeze=False)[:, 0]
     for place, (axes, (key, series)) in enumerate(zip(panels, drawn.items(), strict=True)):
         axes.plot(*zip(*series, strict=True), color=COLOURS[0], linewidth=1.7)
-        tidy(axes, "" if place else "What the method records")
+        tidy(axes, "" if place else "What the method records", above=16)
         words = literal(RECORDED.get(key, key.replace("_", " "))[:40])
         axes.annotate(
             words, (0, 1), (2, 3), xycoords="axes fraction", textcoords="offset points", fontsize=8

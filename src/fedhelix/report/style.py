@@ -52,9 +52,9 @@ def sheet(width: float = HALF_PAGE[0], height: float = HALF_PAGE[1]) -> Figure:
     return Sheet(figsize=(width, height), layout="constrained")
 
 
-def tidy(axes: Axes, title: str) -> None:
-    """The look that all panels have in common."""
-    axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
+def tidy(axes: Axes, title: str, above: float | None = None) -> None:
+    """The look that all panels have in common; so many points may be between panel and title."""
+    axes.set_title(title, loc="left", fontsize=10, fontweight="bold", pad=above)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8.5)
     axes.xaxis.label.set_fontsize(9)
