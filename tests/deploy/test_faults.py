@@ -421,6 +421,7 @@ def test_a_site_that_joins_later_takes_the_place_that_was_left_for_it(tmp_path):
     assert records[0]["missing"]["2"] == "no site has taken this place yet"
     assert list(json.loads((tmp_path / "sites.json").read_text())) == ["site-0", "site-1", "site-2"]
     assert fed.census()["names"] == ["site-0", "site-1", "site-2"]
+    assert 0 not in fed.census()["samples"]
     assert "unevaluated" in records[0] and "unevaluated" not in records[3]
 
 

@@ -142,6 +142,20 @@ def test_sites_with_data_of_their_own_train_together(tmp_path):
     )  # the server does not see labels
 
 
+def test_a_place_that_no_site_has_taken_has_no_samples(tmp_path):
+    folders = [blobs(tmp_path / f"data-{n}", n, count) for n, count in enumerate((60, 90, 30))]
+    deployment = InProcessDeployment(tmp_path, 3, folders, begin=2)
+    node, newcomer = deployment.grid.answers.popitem()
+    fed = deployment.federation(make_spec("fedavg", {**SMALL, "data": "own", "rounds": 2}))
+    assert fed.census()["samples"] == [43, 65, 0]
+    deployment.grid.answers[node] = newcomer
+    fed.engine.transport._refreshed = 0
+    fed.engine.transport.wait_for_count(3)
+    for _ in fed.run_rounds(1):
+        pass
+    assert fed.census()["samples"] == [43, 65, 22]
+
+
 def test_sites_take_their_parts_of_one_file(tmp_path):
     x, y = (np.load(f"{blobs(tmp_path / name, 0)}/{name}.npy") for name in "xy")
     np.savez(tmp_path / "all.npz", x=x, y=y)

@@ -165,7 +165,10 @@ def census(fed: FederationSetup) -> dict[str, Any]:
     shift, and how fast devices are.
     """
     table: dict[str, Any] = {
-        "samples": [len(split.train) for split in fed.splits],
+        "samples": [
+            0 if client in fed.untaken else len(split.train)
+            for client, split in enumerate(fed.splits)
+        ],
         "attackers": sorted(fed.attackers.ids),
         "evaluated": fed.evaluated,
     }
