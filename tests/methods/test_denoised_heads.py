@@ -59,6 +59,7 @@ def test_weights_count_in_the_mean_head(noiseless):
     server, step, sent = scene(DenoisedHeads())
     server = step(server, 4.0, 8.0, weights=(0.75, 0.25))
     # The mean is 5; the deviations -1 and 3 lie around 1, which is nobody's own.
+    assert server["heads"]["deviations"].flatten().tolist() == [-1, 3]
     assert [sent(server, client) for client in (0, 1, 2)] == [3, 7, 5]
 
 
