@@ -81,4 +81,4 @@ def test_the_study_compares_within_one_kind_of_client(scale, tmp_path):
         usual, oracle = by_name["FedAvg-FT", share], by_name["oracle groups", share]
         assert usual["shift"] == "concept:4" and oracle["shift"] == "none"
         assert usual["clients"] == 4 * oracle["clients"]
-    assert len(STUDIES["concept"].specs(scale, tmp_path, {})) == 22
+    assert len(STUDIES["concept"].specs(scale, tmp_path, {})) == 28
