@@ -59,7 +59,7 @@ def test_weights_count_in_the_mean_head(noiseless):
     server, step, sent = scene(DenoisedHeads())
     server = step(server, 4.0, 8.0, weights=(0.75, 0.25))
     # The mean is 5; the deviations -1 and 3 lie around 1, which is nobody's own.
-    assert server["heads"]["deviations"].flatten().tolist() == [-1, 3]
+    assert server["own_heads"]["deviations"].flatten().tolist() == [-1, 3]
     assert [sent(server, client) for client in (0, 1, 2)] == [3, 7, 5]
 
 
@@ -105,8 +105,8 @@ def test_groups_that_disagree_find_their_heads():
     own, metadata, state = groups_agree(DenoisedHeads())
     assert plain < 0.6 and own > 0.85
     assert 0.5 < metadata["own_heads"] <= 1
-    signals = state.server["heads"]["signals"]
-    clients = state.server["heads"]["clients"]
+    signals = state.server["own_heads"]["signals"]
+    clients = state.server["own_heads"]["clients"]
     assert sorted(clients.tolist()) == list(range(12))
     # Who is in which group: the sign of the first component of the heads.
     _, _, vectors = torch.linalg.svd(signals, full_matrices=False)
@@ -128,3 +128,10 @@ def test_who_uploads_no_head_is_refused(inner):
 def test_sums_of_uploads_do_not_do():
     with pytest.raises(UserError, match="its server looks at single uploads"):
         small(Secure(DenoisedHeads()))
+
+
+def test_the_heads_of_a_method_inside_stay_its_own():
+    """FedPAC keeps heads on the server, too."""
+    *_, (_, state) = small(DenoisedHeads(METHODS["fedpac"]()), "mlp", data="digits").run_rounds(2)
+    assert "clients" in state.server["own_heads"] and "clients" not in state.server["heads"]
+    assert all(client.isdigit() for client in state.server["heads"])

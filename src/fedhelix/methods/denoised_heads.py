@@ -54,7 +54,7 @@ class DenoisedHeads(Wrapper):
         server, replies = super().server_init(client_inits, ctx)
         none = torch.zeros(0, _layout(server, ctx).count, device=ctx.device)
         heads = {"clients": torch.zeros(0, dtype=torch.long), "deviations": none, "signals": none}
-        return {**server, "heads": heads}, replies
+        return {**server, "own_heads": heads}, replies
 
     def download(self, server: Tree, client: int, ctx: Context) -> Tree:
         """Server: as the inner method, with the client's head."""
@@ -89,10 +89,10 @@ class DenoisedHeads(Wrapper):
         rows = torch.stack([layout.flat(upload.tree["model"]) for upload, _ in counted])
         shares = rows.new_tensor([weight for _, weight in counted])
         moved = rows - (shares / shares.sum()) @ rows
-        heads = _updated(server["heads"], [upload.client for upload, _ in counted], moved)
+        heads = _updated(server["own_heads"], [upload.client for upload, _ in counted], moved)
         left = heads["signals"].norm() / heads["deviations"].norm().clamp(min=1e-30)
         ctx.metadata["own_heads"] = float(left)
-        return {**state, "heads": heads}
+        return {**state, "own_heads": heads}
 
 
 def _updated(heads: Tree, clients: Sequence[int], moved: Tensor) -> Tree:
@@ -124,8 +124,8 @@ def _moved(model: State, server: Tree, client: int, ctx: Context, sign: int) -> 
 
 def _own(server: Tree, client: int, ctx: Context) -> State:
     """How a client's head differs from the mean one; nothing if it is not known."""
-    at = (server["heads"]["clients"] == client).nonzero().flatten()
-    return _layout(server, ctx).state(server["heads"]["signals"][int(at)]) if len(at) else {}
+    at = (server["own_heads"]["clients"] == client).nonzero().flatten()
+    return _layout(server, ctx).state(server["own_heads"]["signals"][int(at)]) if len(at) else {}
 
 
 def _common(server: Tree, uploads: Sequence[Upload], ctx: Context) -> list[Upload]:
