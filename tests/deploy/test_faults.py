@@ -418,6 +418,8 @@ def test_a_site_that_joins_later_takes_the_place_that_was_left_for_it(tmp_path):
             fed.engine.transport._refreshed = 0
             fed.engine.transport.wait_for_count(3)
     assert [sorted(record["missing"]) for record in records] == [["2"], ["2"], [], []]
+    taken = [[0, 1], [0, 1], [0, 1, 2], [0, 1, 2]]
+    assert [record["participants"] for record in records] == taken
     assert records[0]["missing"]["2"] == "no site has taken this place yet"
     assert list(json.loads((tmp_path / "sites.json").read_text())) == ["site-0", "site-1", "site-2"]
     assert fed.census()["names"] == ["site-0", "site-1", "site-2"]

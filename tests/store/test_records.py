@@ -2,7 +2,14 @@ import math
 
 import pytest
 
-from fedhelix.store.records import best_record, is_stalled, newcomers, summarise
+from fedhelix.store.records import (
+    best_record,
+    diverged_clients,
+    has_effect,
+    is_stalled,
+    newcomers,
+    summarise,
+)
 
 
 def record(round: int, **more) -> dict:
@@ -121,3 +128,12 @@ def test_a_run_without_a_global_model_has_no_final_accuracy():
         1,
     )
     assert summarise([], {})["rounds"] == 0
+
+
+def test_places_that_no_site_has_taken_are_missing_and_lose_nothing():
+    free = {"missing": {"1": "free", "2": "free"}, "train_loss": math.nan, "nonfinite_losses": [0]}
+    assert has_effect(record(1, participants=[0], **free))
+    assert not has_effect(record(1, participants=[], **free))
+    assert not has_effect(record(1, participants=[0], **free, refused={"0": "NaN"}))
+    assert diverged_clients([record(1, participants=[0], **free)]) == []
+    assert diverged_clients([record(1, participants=[0, 3], **free)]) == [0]

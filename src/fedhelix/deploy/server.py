@@ -127,8 +127,7 @@ def make_federation(
 
     def name_clients() -> None:
         federation.names = site_names(registry.sites, federation.clients)
-        if config.data == OWN:
-            federation.untaken = range(len(registry.sites), federation.clients)
+        federation.untaken = range(len(registry.sites), federation.clients)
 
     def joined(client: int, site: SiteDescription) -> None:
         name_clients()

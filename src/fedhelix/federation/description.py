@@ -164,10 +164,10 @@ def census(fed: FederationSetup) -> dict[str, Any]:
     """Training samples per client (and class), who is malicious, who is evaluated, who has which
     shift, and how fast devices are.
     """
+    unknown = () if fed.data_is_here else fed.untaken  # what sites will have that come later
     table: dict[str, Any] = {
         "samples": [
-            0 if client in fed.untaken else len(split.train)
-            for client, split in enumerate(fed.splits)
+            0 if client in unknown else len(split.train) for client, split in enumerate(fed.splits)
         ],
         "attackers": sorted(fed.attackers.ids),
         "evaluated": fed.evaluated,

@@ -106,7 +106,7 @@ def run_round(
         "round": t + 1,
         **_train_loss(turn.results),
         **traffic(sent, results, uploaded, setup_bytes + other_bytes(fed.method, ctx)),
-        "participants": turn.participants,
+        "participants": [i for i in turn.participants if i not in fed.untaken],
         "refused": refused | invalid,
         "missing": missing,
         **turn.record(t),

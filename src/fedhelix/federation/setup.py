@@ -70,7 +70,7 @@ class FederationSetup:
     supplements: dict[int, int]  # how many samples the server gave to each small client
     clients: int
     joined = 0  # of these, after a run
-    untaken: Collection[int] = ()  # places for sites that are not there yet, with samples unknown
+    untaken: Collection[int] = ()  # places for sites that are not there yet
     cohort_size: int
     cohort_is_auto: bool  # it grows with the clients
     made_from: dict[str, Any] | None = None  # its arguments, if they can be written down

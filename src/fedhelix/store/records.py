@@ -158,10 +158,7 @@ def summarise(
 def with_losses(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The records of rounds in which a client finished its training."""
     return [
-        record
-        for record in records
-        if "train_loss" in record
-        and len(record.get("participants", "?")) > len(record.get("missing") or ())
+        record for record in records if "train_loss" in record and _remaining(record, "missing") > 0
     ]
 
 
@@ -186,8 +183,7 @@ def diverged_clients(records: Sequence[Mapping[str, Any]]) -> list[int]:
     """
     last = (with_losses(records) or [{}])[-1]
     bad = last.get("nonfinite_losses") or []
-    worked = len(last.get("participants") or ()) - len(last.get("missing") or ())
-    return list(bad) if len(bad) < worked else []
+    return list(bad) if len(bad) < _remaining(last, "missing") else []
 
 
 def at_clients(clients: Sequence[int]) -> str:
@@ -252,8 +248,15 @@ def idle_since(records: Sequence[Mapping[str, Any]]) -> int | None:
 
 def has_effect(record: Mapping[str, Any]) -> bool:
     """Whether an upload counted in a round, so that it may have changed models."""
-    lost = len(record.get("missing") or ()) + len(record.get("refused") or ())
-    return "participants" not in record or len(record["participants"]) > lost
+    return _remaining(record, "missing", "refused") > 0
+
+
+def _remaining(record: Mapping[str, Any], *tables: str) -> int:
+    """How many participants of a round are in none of these tables; where a record names none, one
+    is taken for granted.
+    """
+    lost = {str(client) for table in tables for client in record.get(table) or ()}
+    return sum(str(client) not in lost for client in record.get("participants", "?"))
 
 
 def _loss_of(record: Mapping[str, Any]) -> float:
