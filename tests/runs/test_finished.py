@@ -14,6 +14,7 @@ from fedhelix import (
     Federation,
     FedPer,
     Private,
+    Run,
     UserError,
     from_arrays,
     from_table,
@@ -195,6 +196,18 @@ def test_a_model_card_says_whom_privacy_protects_and_how_well(method, whom, tmp_
     most = max(run.records[-1]["metadata"]["epsilon"].values())
     card = (run.export(tmp_path / "model", "safetensors", client=0) / "README.md").read_text()
     assert f"| Privacy | differential privacy of {whom}, epsilon {most:.3g} at delta 0.0001" in card
+
+
+def test_a_model_card_says_how_many_rounds_changed_the_model(run, tmp_path):
+    def rounds(card):
+        (line,) = [line for line in card.splitlines() if line.startswith("| Rounds |")]
+        return line
+
+    card = run.export(tmp_path / "model") / "README.md"
+    assert rounds(card.read_text()) == "| Rounds | 1 |"
+    idle = {**run.records[0], "round": 2, "refused": dict.fromkeys("0123", "NaN")}
+    Run(run.federation, [*run.records, idle], run.state).export(tmp_path / "model")
+    assert rounds(card.read_text()) == "| Rounds | 2, 1 of which changed the model |"
 
 
 def test_onnx_gives_the_same_outputs(run, tmp_path):

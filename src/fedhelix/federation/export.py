@@ -25,6 +25,7 @@ from fedhelix.core.tree import State, to_device
 from fedhelix.data import Dataset
 from fedhelix.engines.local import Setup, UsedModel
 from fedhelix.federation.setup import FederationSetup
+from fedhelix.store.records import Record, has_effect
 
 Format = Literal["safetensors", "torch", "onnx"]
 FILES = {"safetensors": "model.safetensors", "torch": "model.pt2", "onnx": "model.onnx"}
@@ -168,14 +169,11 @@ def _hushed() -> Iterator[None]:
 def model_card(
     fed: FederationSetup,
     summary: Mapping[str, Any],
-    last: Mapping[str, Any],
+    records: Sequence[Record],
     formats: Sequence[Format],
     client: int | str | None,
 ) -> str:
-    """What is known of a network: data, training, results, and who could learn what from it.
-
-    `last` is the record of the last round.
-    """
+    """What is known of a network: data, training, results, and who could learn what from it."""
     data, name = fed.data, fed.objective.name
     whose = "the server's model" if client is None else f"the personal model of client {client}"
     later = ", with those of clients that joined after the training" if fed.joined else ""
@@ -188,16 +186,23 @@ def model_card(
         "Classes": ", ".join(data.labels) if data.labels else data.classes or "none",
         "Clients": summary["clients"],
         "Method": fed.method.label,
-        "Rounds": last.get("round", 0),
+        "Rounds": _rounds(records),
         "Seed": fed.seed,
         f"Personal {name} (mean of clients)": _figure(summary.get(f"personal_{name}")),
         f"Global {name}": _figure(summary.get(f"final_{name}", summary.get(name))),
         "Uploaded": f"{summary.get('uplink_bytes', 0):,} bytes",
-        "Privacy": _privacy(fed, last),
+        "Privacy": _privacy(fed, records[-1]),
         "Files": ", ".join(FILES.get(kind, kind) for kind in formats),
     }
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     return f"# {fed.method.label} on {data.name}\n\n| | |\n| --- | --- |\n{table}\n"
+
+
+def _rounds(records: Sequence[Record]) -> str:
+    """How many rounds there were, and in how many of them an upload counted."""
+    effective = sum(map(has_effect, records))
+    some = f", {effective} of which changed the model" if effective < len(records) else ""
+    return f"{len(records)}{some}"
 
 
 def _privacy(fed: FederationSetup, last: Mapping[str, Any]) -> str:

@@ -219,9 +219,9 @@ class Run:
         client: int | str | None = None,
     ) -> Path:
         """Write a model for others, with a card: safetensors, torch (`torch.export`) or onnx."""
-        fed, last = self.federation, self.records[-1]
+        fed = self.federation
         chosen = cast("list[Format]", [formats] if isinstance(formats, str) else list(formats))
-        card = model_card(fed, self.summary, last, chosen, client)
+        card = model_card(fed, self.summary, self.records, chosen, client)
         return export(self.network(client), fed, Path(folder), chosen, card)
 
     def _module(self, state: State) -> nn.Module:
