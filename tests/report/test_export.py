@@ -57,3 +57,9 @@ def test_clients_keep_their_names(make_run, tmp_path):
         2: "köln",
     }
     assert set(each[each["method"] == "local"]["name"]) == {""}
+
+
+def test_the_largest_epsilon_of_a_round_is_a_column(make_run, tmp_path):
+    private = make_run("private", rounds=2, metadata=lambda n: {"epsilon": {"0": n, "1": n / 2}})
+    table = export([private, make_run("fedavg", rounds=1)], tmp_path / "t.csv")
+    assert table["epsilon"].tolist()[:2] == [1, 2] and pd.isna(table["epsilon"][2])

@@ -36,7 +36,7 @@ def test_the_privacy_that_was_spent_is_shown(make_run, monkeypatch, capsys):
     level = {"privacy_level": "client"}
     run = make_run("private", options=options, metadata=lambda n: {"epsilon": {"3": n / 8}} | level)
     show_run(run.path, run.summary, as_json=False)
-    assert " epsilon=2.5 delta=1e-05 folder=" in capsys.readouterr().out
+    assert " epsilon=2.5 delta=1e-05 privacy_level=client folder=" in capsys.readouterr().out
     monkeypatch.setattr(terminal, "console", Console(force_terminal=True, width=100))
     show_run(run.path, {**run.summary, "engine": "serial", "downlink_bytes": 0}, as_json=False)
     assert "2.5 at δ = 1e-05, client-level" in capsys.readouterr().out

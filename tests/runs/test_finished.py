@@ -192,8 +192,13 @@ def test_exports_give_the_same_outputs(run, tmp_path):
 def test_a_model_card_says_whom_privacy_protects_and_how_well(method, whom, tmp_path):
     pytest.importorskip("dp_accounting")
     private = Federation("wine", clients=2, model="mlp", method=method)
-    run = private.fit(1, quiet=True)
+    private.fit(1, out=tmp_path / "run", quiet=True)
+    run = load_run(tmp_path / "run", private)
     most = max(run.records[-1]["metadata"]["epsilon"].values())
+    level = whom.split()[-1].removesuffix("s")
+    spent = {"epsilon": most, "delta": 1e-4, "privacy_level": level}
+    assert run.summary.items() >= spent.items() and run.folder.summary.items() >= spent.items()
+    assert f">{most:.4g} at δ = 0.0001, {level}-level<" in run._repr_html_()
     card = (run.export(tmp_path / "model", "safetensors", client=0) / "README.md").read_text()
     assert f"| Privacy | differential privacy of {whom}, epsilon {most:.3g} at delta 0.0001" in card
 

@@ -130,6 +130,15 @@ def test_a_run_without_a_global_model_has_no_final_accuracy():
     assert summarise([], {})["rounds"] == 0
 
 
+def test_the_largest_epsilon_that_a_client_has_spent():
+    tables = [{"0": 1.5}, {"0": 1.5, "1": 2.5, "2": "much"}]
+    spent = [{"epsilon": table, "privacy_level": "sample"} for table in tables]
+    records = [record(n, metadata=table) for n, table in enumerate([*spent, {}, None], 1)]
+    privacy = {"epsilon": 2.5, "delta": 0.1, "privacy_level": "sample"}
+    assert summarise(records, {"options": {"delta": 0.1}}).items() >= privacy.items()
+    assert "epsilon" not in summarise([record(1, metadata={"epsilon": [9]})], {})
+
+
 def test_places_that_no_site_has_taken_are_missing_and_lose_nothing():
     free = {"missing": {"1": "free", "2": "free"}, "train_loss": math.nan, "nonfinite_losses": [0]}
     assert has_effect(record(1, participants=[0], **free))

@@ -191,7 +191,7 @@ def model_card(
         f"Personal {name} (mean of clients)": _figure(summary.get(f"personal_{name}")),
         f"Global {name}": _figure(summary.get(f"final_{name}", summary.get(name))),
         "Uploaded": f"{summary.get('uplink_bytes', 0):,} bytes",
-        "Privacy": _privacy(fed, records[-1]),
+        "Privacy": _privacy(fed, summary),
         "Files": ", ".join(FILES.get(kind, kind) for kind in formats),
     }
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
@@ -205,14 +205,12 @@ def _rounds(records: Sequence[Record]) -> str:
     return f"{len(records)}{some}"
 
 
-def _privacy(fed: FederationSetup, last: Mapping[str, Any]) -> str:
+def _privacy(fed: FederationSetup, summary: Mapping[str, Any]) -> str:
     """Whom differential privacy protects, and how well."""
-    spent = last.get("metadata", {}).get("epsilon")
-    if not spent:
+    if "epsilon" not in summary:
         return "no formal guarantee"
     whom = "single samples" if fed.method.capabilities.sample_gradients else "clients"
-    delta = fed.method.options()["delta"]
-    most = f"epsilon {max(spent.values()):.3g} at delta {delta:g}"
+    most = f"epsilon {summary['epsilon']:.3g} at delta {summary['delta']:g}"
     return f"differential privacy of {whom}, {most} (what a client has spent at most)"
 
 

@@ -26,6 +26,7 @@ from fedhelix.federation.export import Format, export, model_card, network_of
 from fedhelix.federation.predictions import number_of, outputs_for, predicted, prepared_inputs
 from fedhelix.federation.setup import FederationSetup
 from fedhelix.federation.state import FederationState
+from fedhelix.report.wording import budget
 from fedhelix.store import RunFolder, notebook
 from fedhelix.store.progress import human_bytes, human_seconds
 from fedhelix.store.records import Record, summarise, time_to
@@ -86,6 +87,10 @@ class Run:
             "time": human_seconds(summary["seconds"]),
             "engine": summary["engine"].partition(" (")[0],
         }
+        if "epsilon" in summary:
+            shown["epsilon"] = budget(
+                summary["epsilon"], summary["delta"], summary["privacy_level"]
+            )
         if summary["diverged"]:
             shown["diverged"] = f"since round {summary['diverged']}"
         if summary["untrained"]:

@@ -15,16 +15,28 @@ from fedhelix.core.imports import from_extra
 from fedhelix.report.results import Result, read
 from fedhelix.report.style import write
 from fedhelix.store import RunFolder
+from fedhelix.store.records import spent
 
 
 def rounds(results: Sequence[Result]) -> pd.DataFrame:
     """One row per run and round: what is a single number or word."""
     tables = []
     for result in results:
-        flat = [column for column in result.metrics if not _nested(result.metrics[column])]
+        metrics = _with_epsilon(result)
+        flat = [column for column in metrics if not _nested(metrics[column])]
         named: dict[str, Any] = {"run": result.name, "method": result.method, "seed": result.seed}
-        tables.append(result.metrics[flat].assign(**named)[[*named, *flat]])
+        tables.append(metrics[flat].assign(**named)[[*named, *flat]])
     return pd.concat(tables, ignore_index=True)
+
+
+def _with_epsilon(result: Result) -> pd.DataFrame:
+    """The records of a run, with the largest epsilon that a client has spent by then where the
+    method counts it.
+    """
+    by_round = {one["round"]: spent([one], {}).get("epsilon") for one in result.records}
+    if not any(by_round.values()):
+        return result.metrics
+    return result.metrics.assign(epsilon=result.metrics["round"].map(by_round))
 
 
 def clients(results: Sequence[Result]) -> pd.DataFrame:

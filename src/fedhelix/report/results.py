@@ -13,7 +13,7 @@ import pandas as pd
 
 from fedhelix.core.errors import UserError
 from fedhelix.store import RunFolder
-from fedhelix.store.records import MAIN_METRICS, Record, is_number
+from fedhelix.store.records import MAIN_METRICS, Record, is_number, spent
 
 # Entries of a config that do not make runs different experiments.
 NOT_COMPARED = (
@@ -137,14 +137,12 @@ class Result:
 
     def epsilon(self) -> float:
         """The largest epsilon that a client has spent; NaN of a run that counts none."""
-        tables = [table for _, table in self.metadata("epsilon") if isinstance(table, Mapping)]
-        spent = filter(is_number, tables[-1].values() if tables else ())
-        return max(map(float, spent), default=math.nan)
+        return float(spent(self.records, self.options).get("epsilon", math.nan))
 
     def delta(self) -> float:
         """The probability with which `epsilon` may not hold; NaN where none is known."""
-        delta = self.options.get("delta")
-        return float(delta) if is_number(delta) and not math.isnan(self.epsilon()) else math.nan
+        delta = spent(self.records, self.options).get("delta")
+        return float(delta) if is_number(delta) else math.nan
 
     def metadata(self, key: str | None = None) -> Iterator[tuple[int, Any]]:
         """What the method recorded under a key, or all of it, with the round."""

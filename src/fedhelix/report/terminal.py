@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from fedhelix.report.columns import screen, tabulate
 from fedhelix.report.wording import budget, count, reasons
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import human_bytes, human_seconds
-from fedhelix.store.records import Record, at_clients, is_number
+from fedhelix.store.records import Record, at_clients, is_number, spent
 
 console = Console()
 
@@ -51,18 +50,6 @@ def _show_losses(records: Sequence[Record], summary: dict[str, Any]) -> None:
         )
 
 
-def _spent(folder: Path, records: Sequence[Record]) -> tuple[float, float, object] | None:
-    """The largest epsilon of a client, its delta and whom it protects, where a method says it."""
-    if not any("epsilon" in (record.get("metadata") or {}) for record in records):
-        return None
-    from fedhelix.report.results import read  # slow to import
-
-    result = read(RunFolder.open(folder))
-    levels = [level for _, level in result.metadata("privacy_level")]
-    spent = (result.epsilon(), result.delta(), levels[0] if levels else None)
-    return None if math.isnan(spent[0]) else spent
-
-
 def show_run(folder: Path, summary: dict[str, Any], as_json: bool, advised: bool = True) -> None:
     """The result of one run; `advised`: if it diverged, a warning has said what may help."""
     if as_json:
@@ -88,14 +75,17 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool, advised: bool
         where = at_clients(summary.get("diverged_clients") or ())
         sentence = f"the run has diverged{where} since round {since}{advice}"
         print(f"fedhelix: {sentence}.", file=sys.stderr)
-    spent = _spent(folder, records)
+    privacy = spent(records, RunFolder.open(folder).config.get("method", {}))
     if not console.is_terminal:
-        privacy = {"epsilon": spent[0], "delta": spent[1]} if spent else {}
         words = {
             "method": summary["method"],
             "rounds": summary["rounds"],
             **{key: f"{value:.4f}" for key, value in metrics.items()},
-            **{key: f"{value:.4g}" for key, value in privacy.items() if not math.isnan(value)},
+            **{
+                key: f"{value:.4g}" if is_number(value) else value
+                for key, value in privacy.items()
+                if value is not None
+            },
             "folder": folder,
         }
         print(" ".join(f"{key}={value}" for key, value in words.items()))
@@ -106,8 +96,8 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool, advised: bool
     for key, value in metrics.items():
         shown = f"{value:.4f}" if "score" in key else f"{100 * value:.1f} %"
         table.add_row(key.replace("_at_best", " in the best round").replace("_", " "), shown)
-    if spent:
-        table.add_row("epsilon", budget(*spent))
+    if privacy:
+        table.add_row("epsilon", budget(**privacy))
     table.add_row("best round (on validation, else the last)", str(summary["best_round"]))
     table.add_row(
         "uploaded / downloaded",

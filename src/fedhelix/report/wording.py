@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from fedhelix.store.records import is_number
+
 MIB = 2**20
 MOST_REASONS = 3
 MEASURES = {
@@ -53,7 +55,8 @@ def plain(value: float, error: float) -> str:
     return f"{value:.4g}" if np.isnan(error) else f"{value:.4g} ± {error:.2g}"
 
 
-def budget(epsilon: float, delta: float, level: object) -> str:
+def budget(epsilon: float, delta: object, privacy_level: object) -> str:
     """The privacy that was spent, with what is known of its delta and of whom it protects."""
-    at = "" if np.isnan(delta) else f" at δ = {delta:g}"
-    return f"{epsilon:.4g}{at}{f', {level}-level' if isinstance(level, str) else ''}"
+    at = f" at δ = {delta:g}" if is_number(delta) else ""
+    whom = f", {privacy_level}-level" if isinstance(privacy_level, str) else ""
+    return f"{epsilon:.4g}{at}{whom}"

@@ -149,6 +149,7 @@ def summarise(
         "diverged_clients": diverged_clients(records) if since else [],
         "untrained": why_untrained(records),
         "idle_since": idle_since(records),
+        **spent(records, facts.get("options", {})),
         **_timed(records, facts.get("target")),
         **(newcomers(records[:arrived], records[arrived:], metric) if arrived else {}),
         "complete": True,
@@ -263,6 +264,20 @@ def _loss_of(record: Mapping[str, Any]) -> float:
     """The clients' mean loss; infinite where it or the loss on test samples is no number."""
     losses = [record[key] for key in ("train_loss", "loss") if key in record]
     return float(losses[0]) if all(map(is_number, losses)) else float("inf")
+
+
+def spent(records: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The largest epsilon that a client has spent, its delta and whom it protects (a `sample` or a
+    `client`); nothing where the method counts none.
+    """
+    recorded = [record.get("metadata") for record in records]
+    tables = [table for table in recorded if isinstance(table, Mapping)]
+    last = next((table for table in reversed(tables) if table.get("epsilon")), {})
+    by_client, delta = last.get("epsilon"), options.get("delta")
+    values = filter(is_number, by_client.values() if isinstance(by_client, Mapping) else ())
+    most = max(map(float, values), default=None)
+    level = {"privacy_level": last.get("privacy_level")}
+    return {} if most is None else {"epsilon": most, "delta": delta, **level}
 
 
 def time_to(records: Sequence[Record], level: float) -> float | None:
