@@ -14,6 +14,7 @@ from fedhelix.core.errors import EngineFailure, UserError
 from fedhelix.deploy import messages, submit, transport
 from fedhelix.deploy.server import remember_spent
 from fedhelix.deploy.site import Site
+from fedhelix.deploy.site_policy import SitePolicy
 from fedhelix.deploy.transport import Transport
 from fedhelix.engines.serial import Serial
 from fedhelix.runs.spec import make_spec
@@ -256,6 +257,39 @@ def test_a_free_place_names_the_site_that_refuses_before_it_has_a_number(tmp_pat
     run = deployment.fit(spec_for(rounds=2))
     why = "no site has taken this place yet; ulm answered: the site's hours are 00:00-00:01"
     assert [record["missing"] for record in run.records] == [{"2": why}] * 2
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_site_outside_its_hours_is_asked_once_and_again_when_they_begin(tmp_path, monkeypatch):
+    monkeypatch.setattr(SitePolicy, "_open_at", lambda policy, now: policy.hours is None)
+    monkeypatch.setattr(SitePolicy, "opens_in", lambda policy, now: 2.0 if policy.hours else 0.0)
+    deployment, asked = InProcessDeployment(tmp_path, 3, begin=2), []
+    deployment.sites[2].policy = SitePolicy(hours="20:00-06:00")
+
+    def noted(content, honest):
+        asked.append(content)
+        return honest(content)
+
+    disturb(deployment, noted, 2, "describe", rounds=(None,))
+    server = deployment.federation(spec_for()).engine.transport
+    assert not server._wait(lambda: len(asked) > 1, 0.3, str)
+    deployment.sites[2].policy = SitePolicy()
+    assert server._wait(lambda: "site-2" in server.connected, 60.0, str) and len(asked) == 2
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_site_that_refuses_for_another_reason_is_asked_seldom(tmp_path):
+    deployment, asked = InProcessDeployment(tmp_path, 3, begin=2), []
+
+    def refused(content, honest):
+        asked.append(content)
+        return closed(content, honest)
+
+    disturb(deployment, refused, 2, "describe", rounds=(None,))
+    server = deployment.federation(spec_for()).engine.transport
+    assert not server._wait(lambda: len(asked) > 1, 0.5, str)
+    server._ask_again.clear()  # a minute later
+    assert server._wait(lambda: len(asked) > 1, 5.0, str)
 
 
 @pytest.mark.usefixtures("soon")

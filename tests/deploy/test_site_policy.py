@@ -158,6 +158,8 @@ def test_a_server_that_asks_for_more_than_the_policy_allows_is_refused(case, tmp
 )  # fmt: skip
 def test_hours(hours, now, is_open):
     policy, now = SitePolicy(hours=hours), datetime.time.fromisoformat(now)
+    opens_in = policy.opens_in(datetime.datetime.combine(datetime.date(2026, 7, 1), now))
+    assert opens_in == (0 if is_open else {"17:00": 16, "12:00": 8}[f"{now:%H:%M}"] * 3600)
     if is_open:
         policy.check_message({"kind": "train"}, {}, now)
     else:

@@ -16,6 +16,7 @@ from fedhelix.deploy.packing import pack
 
 MESSAGE_TYPE = "query"  # of every Flower message; the kind of request is in our own header
 EXPIRY_SECONDS = 60.0  # after its deadline Flower drops a message
+PAUSE_SECONDS = 60.0  # until a node is asked again that has not said which site it is
 
 
 @dataclass
@@ -31,6 +32,7 @@ class PendingRequest:
     resent: bool = False  # because its answer was incomplete
     over: bool = False  # nobody waits for the answer any more
     received: dict[str, Any] = field(default_factory=dict)  # size and hash of the answer
+    pause: float = PAUSE_SECONDS  # until a node that refuses is asked again; it may say another one
 
     def message(self) -> FlowerMessage:
         """As Flower sends it; a site that comes back long after the deadline need not see it."""

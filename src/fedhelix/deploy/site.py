@@ -104,6 +104,8 @@ class Site:
         except UserError as problem:
             say(f"refused: {str(problem).rstrip('.')}", "warning")
             fields, body = {"error": str(problem)}, {}
+            if wait := self.policy.opens_in(datetime.datetime.now()):
+                fields["opens_in"] = wait
         except OSError as problem:
             fields, body = disk_error(problem), {}
         except Exception as problem:

@@ -158,6 +158,14 @@ class SitePolicy(Checked):
         begin, end = map(datetime.time.fromisoformat, self.hours.split("-"))
         return begin <= now < end if begin <= end else now >= begin or now < end
 
+    def opens_in(self, now: datetime.datetime) -> float:
+        """Seconds until the site's hours begin; none where requests are answered."""
+        if self.hours is None or self._open_at(now.time()):
+            return 0.0
+        begin = datetime.datetime.combine(now, datetime.time.fromisoformat(self.hours[:5]))
+        begin += datetime.timedelta(days=begin < now)
+        return begin.timestamp() - now.timestamp()  # also on days when clocks are changed
+
     # When a run is set up -----------------------------------------------------------------------
 
     def check_run(self, spec: RunSpec, classes: Any) -> None:

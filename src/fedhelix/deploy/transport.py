@@ -24,17 +24,12 @@ from fedhelix.deploy.policy import GO_ON, RoundPolicy, also
 from fedhelix.deploy.registry import SiteDescription
 from fedhelix.deploy.requests import Exchanges, PendingRequest, Replies, Request
 from fedhelix.deploy.schema import clipped
-from fedhelix.deploy.waiting import Waiting
+from fedhelix.deploy.waiting import Waiting, poll_interval
 
 REFRESH_SECONDS = 1.0  # between updates of who is connected
 WORD_SECONDS = 5.0  # until the run says whom it waits for
 PULL_RETRIES: dict[str, Any] = {"initial_backoff": 0.05, "backoff_cap": 1.0}  # seconds
 DESCRIBE = {"kind": "describe"}  # the request that identifies a new node
-
-
-def poll_interval(waited: float) -> float:
-    """Seconds until the next look: short at first, then in proportion to the time waited."""
-    return min(max(0.2 * waited, 0.05), 1.0)
 
 
 @dataclass
@@ -58,6 +53,7 @@ class Transport:
     waiting: Waiting = field(default_factory=Waiting)
     _nodes: dict[int, str] = field(default_factory=dict)  # connected nodes and their sites
     _activated: dict[int, str] = field(default_factory=dict)
+    _ask_again: dict[int, float] = field(default_factory=dict)  # when to, by node
     _pending: dict[str, PendingRequest] = field(default_factory=dict)  # by Flower's message id
     _held: list[PendingRequest] = field(default_factory=list)  # until their sites are connected
     _seen: dict[str, float] = field(default_factory=dict)  # when a site was last connected
@@ -85,8 +81,9 @@ class Transport:
         self.left_out = {node: who for node, who in self.left_out.items() if node in same}
         self._held += self._take_lost()
         identifying = {request.node for request in self._pending.values() if not request.site}
+        resting = {node for node in same if self._ask_again.get(node, 0.0) > self._refreshed}
         due, content = self._refreshed + self.policy.deadline, messages.write(DESCRIBE)
-        new = sorted(set(self._activated) - set(self._nodes) - identifying)
+        new = sorted(set(self._activated) - set(self._nodes) - identifying - resting)
         requests = [PendingRequest(node, "", DESCRIBE, content, due) for node in new]
         self._send(requests + self._take_held())
 
@@ -306,6 +303,7 @@ class Transport:
             request.received = fingerprint(content)
             answer = messages.read_answer(content, request.header["kind"], max_bytes)
             if "error" in answer.header:
+                request.pause = answer.header.get("opens_in") or request.pause
                 return f"answered: {clipped(answer.header['error'])}"
             repeated = [key for key in messages.REPEATED if key in request.header]
             messages.expect(answer.header, **{key: request.header[key] for key in repeated})
@@ -327,7 +325,8 @@ class Transport:
         if isinstance(answer, str):
             who = admitted or f"node {request.node}"
             self.exchanges.add({who: request}, {who: request.received}, {who: answer})
-            self._leave_out(request.node, who, answer)  # and ask it again
+            self._leave_out(request.node, who, answer)
+            self._ask_again[request.node] = time.monotonic() + request.pause
             return
         site = answer.header["site"]
         owner = admitted or site

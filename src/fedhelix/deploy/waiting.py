@@ -30,6 +30,11 @@ class Waiting:
         self.words = ""
 
 
+def poll_interval(waited: float) -> float:
+    """Seconds until the next look: short at first, then in proportion to the time waited."""
+    return min(max(0.2 * waited, 0.05), 1.0)
+
+
 def read(folder: Path) -> str:
     """What a server says in the folder of its run; empty where it does not wait."""
     try:
