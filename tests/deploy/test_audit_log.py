@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fedhelix.cli.app import main
 from fedhelix.core.errors import UserError
 from fedhelix.deploy import keys
-from fedhelix.deploy.audit_log import AuditLog, head_path, read_log
+from fedhelix.deploy.audit_log import AuditLog, head_path, moved, read_log
 from fedhelix.deploy.server import keep_log
 from fedhelix.deploy.site_policy import SitePolicy
 from fedhelix.runs.spec import make_spec
@@ -328,6 +328,15 @@ def test_hashes_in_both_logs_are_those_of_whole_answers(tmp_path, capsys, monkey
     assert "describe  data: " in described
     assert "fedavg  loss, samples, 2 tensors: " in trained
     assert "fedavg  test, test_loss, used, valid: " in evaluated
+    monkeypatch.setattr(sys, "argv", ["fedhelix", "audit", "log", str(log.path)])
+    with pytest.raises(SystemExit):
+        main()
+    said = capsys.readouterr().out.splitlines()
+    assert " bytes left for site-0, " in said[1] and said[1].endswith(" came back from site-0")
+    assert " bytes left for site-0, site-1, " in said[3]
+    assert said[3].endswith(" came back from site-0, site-1")
+    refused = "; site-1 answered: the site's policy reports no scores (metrics = false)"
+    assert said[4].endswith(f" came back from site-0, site-1{refused}")
 
 
 def noted(site, hashes, request):
@@ -395,3 +404,15 @@ def test_a_new_beginning_of_a_log_that_was_cut_short_goes_on(tmp_path, monkeypat
         AuditLog(path, right)
     AuditLog(path, right)
     assert [entry["kind"] for entry in read_log(path, tmp_path / "right.pub")] == ["opened"]
+
+
+def test_a_line_of_the_server_names_eight_sites_and_why_three_did_not_answer():
+    sites = [f"s{n}" for n in range(10)]
+    refused = dict.fromkeys(sites[1:], "is not connected.")
+    line = {"bytes": 10, "asked": dict.fromkeys(sites, ""), "received": {"s0": {"bytes": 5}}}
+    assert moved({**line, "refused": refused}) == (
+        "10 bytes left for s0, s1, s2, s3, s4, s5, s6, s7 and 2 more, 5 bytes came back from s0; "
+        "s1 is not connected; s2 is not connected; s3 is not connected; and 6 more"
+    )
+    empty = {**line, "received": {}, "refused": {}}
+    assert moved({**empty, "asked": {"s0": ""}}) == "10 bytes left for s0, 0 bytes came back"

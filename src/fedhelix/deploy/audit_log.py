@@ -15,7 +15,7 @@ import datetime
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,11 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.files import remove_leftovers, write_atomically
 from fedhelix.core.tree import Tree, flatten
 from fedhelix.deploy.keys import public_bytes, read_either_key, read_private_key
+from fedhelix.deploy.policy import also
 
 GENESIS = "0" * 64
 ALGORITHM = ec.ECDSA(SHA256())
+MOST_NAMES = 8  # of sites in a sentence
 # What a site's line holds besides the values of its answer; every answer names site and seconds.
 NO_VALUES = (
     "line", "time", "previous", "hash", "kind", "experiment", "round", "client", "method", "asked",
@@ -61,17 +63,28 @@ def fingerprint(message: bytes) -> dict[str, Any]:
 
 
 def moved(entry: Mapping[str, Any]) -> str:
-    """What left, by a line of a log: kinds of values and bytes; at the server also what came."""
+    """What left, by a line of a log: kinds of values and bytes; at the server also what came, and
+    which sites refused or did not answer.
+    """
     size = f"{entry.get('bytes', 0):,} bytes left"
     if "received" in entry:
-        came = sum(answer["bytes"] for answer in entry["received"].values())
-        return f"{size}, {came:,} bytes came back"
+        asked, answers = entry.get("asked", {}), entry["received"]
+        came = sum(answer["bytes"] for answer in answers.values())
+        back = f"{came:,} bytes came back{_named(' from ', answers)}"
+        return f"{size}{_named(' for ', asked)}, {back}{also(entry.get('refused', {}).items())}"
     if "sent" not in entry:
         return ""
     names = [key for key in entry if key not in NO_VALUES and entry[key] is not None]
     if count := len(entry["sent"]):
         names.append(f"{count} tensor{'s' * (count > 1)}")
     return f"{', '.join(names) or 'no values'}: {size}"
+
+
+def _named(word: str, sites: Collection[str]) -> str:
+    """A word and some sites by name, if there are any."""
+    names = [*sites][:MOST_NAMES]
+    more = f" and {len(sites) - MOST_NAMES} more" if len(sites) > MOST_NAMES else ""
+    return f"{word}{', '.join(names)}{more}" if names else ""
 
 
 def now() -> str:
