@@ -142,3 +142,24 @@ def test_a_site_that_spent_its_budget_on_what_came_too_late_is_not_drawn(sites, 
     again = transport.Transport(sites.grid, sites.policy)
     remember_spent(again, folder, fed.engine.registry)  # by a server that was started again
     assert again.exhausted == {"site-0", "site-1", "site-2"}
+
+
+def test_a_site_whose_answers_were_lost_is_not_drawn_after_it_has_refused(sites):
+    """The server has never heard what this site has spent; its first refusal says so."""
+    data, node = str(sites.folder / "images.npz"), list(sites.grid.answers)[1]
+    honest = sites.grid.answers[node]
+
+    def lost(content):
+        header = messages.read(answer := honest(content)).header
+        is_lost = header["kind"] == "train" and "error" not in header
+        return RuntimeError("lost") if is_lost else answer
+
+    sites.grid.answers[node] = lost
+    settings = {**SMALL, **NOISE["dp-sgd"], "data": data, "partition": "iid", "cohort": 1}
+    fed, records = sites.federation(make_spec("dp-sgd", {**settings, "rounds": 12})), []
+    with pytest.raises(NoMoreRounds, match="0 of 3 sites have privacy budget left"):
+        for record, _ in fed.run_rounds(12):
+            records.append(record)
+    drawn = [record["participants"] for record in records]
+    assert sorted(client for (client,) in drawn) == [0, 0, 1, 1, 1, 2, 2]
+    assert records[-1]["metadata"]["budget_spent"] == [0, 1, 2]

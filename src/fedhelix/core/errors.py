@@ -18,6 +18,10 @@ class NoMoreRounds(UserError):
     """Nobody may take part in another round; a run that has had some ends with them."""
 
 
+class BudgetSpent(UserError):
+    """The privacy budget of one client does not last for another round."""
+
+
 BadInput = UserError  # its name until version 0.1
 
 

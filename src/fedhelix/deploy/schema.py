@@ -132,7 +132,7 @@ ANSWER: Schema = {
     "state_of": optional(whole(0, 10**9)),
     "anew": optional(FLAG),
 }
-ERROR: Schema = {"error": ANY_TEXT, "opens_in": optional(TIME)}
+ERROR: Schema = {"error": ANY_TEXT, "opens_in": optional(TIME), "spent": optional(FLAG)}
 SCORES: Schema = {"test": REAL, "test_loss": REAL, "valid": REAL, "used": SITE}
 OWN_DATA: Schema = {
     "train": whole(1, COUNT),

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedhelix.core.errors import UserError
+from fedhelix.core.errors import BudgetSpent, UserError
 from fedhelix.core.imports import from_extra
 from fedhelix.core.shift import unshifted
 from fedhelix.core.tree import State, Tree, payload_bytes, to_device
@@ -106,6 +106,8 @@ class Site:
             fields, body = {"error": str(problem)}, {}
             if wait := self.policy.opens_in(datetime.datetime.now()):
                 fields["opens_in"] = wait
+            if isinstance(problem, BudgetSpent):
+                fields["spent"] = True
         except OSError as problem:
             fields, body = disk_error(problem), {}
         except Exception as problem:

@@ -302,6 +302,8 @@ class Transport:
             self.received += len(content)
             request.received = fingerprint(content)
             answer = messages.read_answer(content, request.header["kind"], max_bytes)
+            if request.site and answer.header.get("spent"):
+                self.exhausted.add(request.site)  # it says so when it refuses, too
             if "error" in answer.header:
                 request.pause = answer.header.get("opens_in") or request.pause
                 return f"answered: {clipped(answer.header['error'])}"
@@ -311,8 +313,6 @@ class Transport:
                 messages.expect(answer.header, site=request.site)
                 if (spent := answer.header.get("epsilon")) is not None:
                     self.spent[request.site] = max(spent, self.spent.get(request.site, 0.0))
-                if answer.header.get("spent"):
-                    self.exhausted.add(request.site)
         except UserError as problem:
             return f"sent an answer that {problem}"
         except Exception as problem:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedhelix.components.accounting import Accounting
 from fedhelix.components.sample_gradients import clipped_mean, surrogate, with_noise
-from fedhelix.core.errors import UserError
+from fedhelix.core.errors import BudgetSpent, UserError
 from fedhelix.core.layers import Layers
 from fedhelix.core.method import (
     Batch,
@@ -113,7 +113,7 @@ class DPSGD(Budgeted):
         noise, steps = self._exposure(payload, client_state, client)
         spent = self._epsilon(noise, steps)
         if spent > self.epsilon:
-            raise UserError(
+            raise BudgetSpent(
                 f"the budget epsilon = {self.epsilon:g} is spent: with a noise of {noise:g} "
                 f"round {client.round + 1} would make it {spent:.3g}."
             )
