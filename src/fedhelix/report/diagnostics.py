@@ -23,6 +23,7 @@ from fedhelix.report.style import (
     PALE,
     Percent,
     literal,
+    percents,
     save,
     sheet,
     tidy,
@@ -166,7 +167,7 @@ def _draw_fitness(axes: Axes, result: Result, scored: list[tuple[int, int, float
     tidy(axes, "Fitness and selection")
     axes.set(ylabel="fitness: metric on the\nserver's validation set")
     if (result.main_metric() or "").endswith("accuracy"):
-        axes.yaxis.set_major_formatter(Percent())
+        percents(axes.yaxis)
 
 
 def units(result: Result) -> Figure | None:
@@ -288,7 +289,7 @@ def numbers(result: Result) -> Figure | None:
         if min(values) == max(values):
             axes.set_ylim(values[0] - 1, values[0] + 1)
         if key.endswith("density"):
-            axes.yaxis.set_major_formatter(Percent())
+            percents(axes.yaxis)
     panels[-1].set(xlabel="round")
     whole_rounds(panels[-1])
     return figure
