@@ -62,7 +62,7 @@ def partition(
     names: Sequence[str] = (),
     class_names: Sequence[str] = (),
 ) -> Figure:
-    """A bubble per client and class, by name where there is room; attackers in orange."""
+    """A bubble per client and class, by name where they have some; attackers in orange."""
     counts = np.asarray(counts)
     if counts.ndim != 2 or not counts.size or not (counts >= 0).all():
         raise UserError(
@@ -71,9 +71,10 @@ def partition(
         )
     clients, classes = counts.shape
     width, height = float(np.clip(0.26 * clients, 3.5, 13)), float(np.clip(0.26 * classes, 1.5, 8))
+    steps = [-(-count // MOST_TICKS) for count in (clients, classes)]
     below, beside = (
-        list(map(literal, shortened(called, LONGEST))) if len(called) == count <= MOST_TICKS else []
-        for called, count in ((names, clients), (class_names, classes))
+        list(map(literal, shortened(called, LONGEST)))[::step] if len(called) == count else []
+        for called, count, step in zip((names, class_names), counts.shape, steps, strict=True)
     )
     room = [PER_LETTER * max(map(len, called), default=0) for called in (beside, below)]
     figure = sheet(width + 0.9 + room[0], height + 1.0 + room[1])
@@ -83,10 +84,8 @@ def partition(
     tidy(axes, "Samples by client and class")
     axes.set_title(f"largest bubble: {counts.max()} samples", loc="right", fontsize=8, color=GREY)
     axes.grid(True, color="#eeeeee")
-    for axis, count, called in ((axes.xaxis, clients, below), (axes.yaxis, classes, beside)):
-        axis.set_ticks(range(0, count, -(-count // MOST_TICKS)))
-        if called:
-            axis.set_ticks(range(count), called, rotation=45 if axis is axes.xaxis else 0)
+    axes.set_xticks(range(0, clients, steps[0]), below or None, **{"rotation": 45} if below else {})
+    axes.set_yticks(range(0, classes, steps[1]), beside or None)
     client, label = np.nonzero(counts)
     # The largest bubble just fits its cell; `s` is an area in square points.
     cell = cell_in_points(axes, clients + 0.4, classes + 0.4)
