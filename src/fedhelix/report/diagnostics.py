@@ -71,29 +71,29 @@ def partition(
         )
     clients, classes = counts.shape
     width, height = float(np.clip(0.26 * clients, 3.5, 13)), float(np.clip(0.26 * classes, 1.5, 8))
-    steps = [-(-count // MOST_TICKS) for count in (clients, classes)]
+    steps = -(-clients // MOST_TICKS), -(-classes // MOST_TICKS)
     below, beside = (
         list(map(literal, shortened(called, LONGEST)))[::step] if len(called) == count else []
-        for called, count, step in zip((names, class_names), counts.shape, steps, strict=True)
+        for called, count, step in ((names, clients, steps[0]), (class_names, classes, steps[1]))
     )
     room = [PER_LETTER * max(map(len, called), default=0) for called in (beside, below)]
     figure = sheet(width + 0.9 + room[0], height + 1.0 + room[1])
     axes = figure.subplots()
-    axes.set(xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3))
-    axes.set(xlabel="client", ylabel="class")
+    axes.set(xlim=(-0.7, clients - 0.3), xlabel="client")
+    axes.set(ylim=(-0.7, classes - 0.3), ylabel="class")
     tidy(axes, "Samples by client and class")
     axes.set_title(f"largest bubble: {counts.max()} samples", loc="right", fontsize=8, color=GREY)
     axes.grid(True, color="#eeeeee")
-    axes.set_xticks(range(0, clients, steps[0]), below or None, **{"rotation": 45} if below else {})
+    axes.set_xticks(range(0, clients, steps[0]), below or None)
     axes.set_yticks(range(0, classes, steps[1]), beside or None)
+    axes.tick_params(axis="x", labelrotation=45 if below else 0)
     client, label = np.nonzero(counts)
     # The largest bubble just fits its cell; `s` is an area in square points.
     cell = cell_in_points(axes, clients + 0.4, classes + 0.4)
     area = (0.95 * cell) ** 2 * counts[client, label] / max(counts.max(), 1)
     colour = [ALARM if one in attackers else COLOURS[0] for one in client]
     axes.scatter(client, label, s=area, color=colour, linewidths=0)
-    malicious = sorted(attackers & set(range(clients)))
-    if malicious:
+    if malicious := sorted(attackers & set(range(clients))):
         axes.scatter(
             malicious, [1.0] * len(malicious), transform=axes.get_xaxis_transform(), marker="x",
             s=22, color=ALARM, clip_on=False,

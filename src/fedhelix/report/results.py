@@ -328,18 +328,17 @@ def _label(result: Result, others: Sequence[Result]) -> str:
     mine = _settings(result)
     kin = [_settings(other) for other in others if other.method == result.method]
     keys = dict.fromkeys(key for other in kin for key in other if key not in OF_EVERY_METHOD)
-    given = result.circumstances
-    different = {
-        key: None
-        for key, value in given.items()
+    different = [
+        key
+        for key, value in result.circumstances.items()
         if any(other.circumstances.get(key, value) != value for other in others)
-    }
+    ]
     details = [
         f"{key}={mine.get(key, 'auto')}"
         for key in keys
         if key in different or any(other.get(key) != mine.get(key) for other in kin)
     ]
-    details += [f"{key}={given[key]}" for key in different if key in OF_EVERY_METHOD]
+    details += [f"{key}={mine[key]}" for key in different if key in OF_EVERY_METHOD]
     if "deployment" in result.config and any("deployment" not in other.config for other in others):
         details.append("deployed")
     if not result.complete:
