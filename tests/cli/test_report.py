@@ -35,6 +35,7 @@ def test_from_a_comparison_to_its_report(cli, tmp_path):
     assert (
         re.search("fedhelix compare fedavg genfed --seeds 1 .*--set attack=noise", page)
         and "attacked in 2 of 2 runs" in page
+        and "personal metrics and the 10th percentile count them too." in page
     )
     assert cli("export", "runs/mine", "-o", "t.csv").out == "t.csv: 4 rows\n"
 

@@ -44,12 +44,13 @@ def test_a_missing_label_is_no_class(whole, missing):
     for make in (
         lambda: from_arrays(X, labels),
         lambda: from_arrays(X, column),
-        lambda: from_table(table),
         lambda: from_clients([(X, whole), (X, labels)]),
         lambda: from_clients([Pictures(labels)]),
     ):
         with pytest.raises(UserError, match=r"^y of .* has no label in sample 3; remove"):
             make()
+    with pytest.raises(UserError, match=r"^column 'label' of 'table' has a missing value in row 3"):
+        from_table(table)
 
 
 @pytest.mark.parametrize("kind", [str, bytes, object], ids=repr)
@@ -64,13 +65,40 @@ def test_a_text_array_has_no_class_of_missing_labels(kind, missing):
 
 def test_an_empty_cell_of_a_csv_file_is_no_class():
     table = pd.read_csv(io.StringIO("u,v,label\n1,2,sick\n1,3,\n2,2,well\n"))
-    with pytest.raises(UserError, match="y of 'table' has no label in sample 1"):
+    words = "column 'label' of 'table' has a missing value in row 1 "
+    with pytest.raises(UserError, match=words):
         from_table(table)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.nan, r"a missing value in row 2 \(counted from 0\); fill it in, or remove the row"),
+        (-np.inf, r"-inf in row 2 \(counted from 0\); every value must be finite"),
+        (1e300, r"1e\+300 in row 2 \(counted from 0\); every value must be .* fit into float32"),
+    ],
+)
+@pytest.mark.parametrize("column", ["v", "target"])
+def test_a_value_that_is_no_number_is_named_by_its_column_and_row(column, value, words):
+    cells = {"u": range(8), "v": np.arange(8.0), "target": np.arange(8.0), "owner": [1.0, 2] * 4}
+    whole = pd.DataFrame(cells, index=range(100, 108))
+    table = whole.copy()
+    table.iloc[2, table.columns.get_loc(column)] = value
+    with pytest.raises(UserError, match=f"^column '{column}' of 'table' has {words}"):
+        from_table(table, owner="owner")
+    with pytest.raises(UserError, match=f"^column '{column}' of the test part of 'table' has "):
+        from_table(whole, owner="owner", test=table)
+    with pytest.raises(UserError, match=f"^column '{column}' of client ulm of 'data' has {words}"):
+        from_clients({"bern": whole, "ulm": table})
+    frame = table.drop(columns="target")
+    if column != "target":
+        with pytest.raises(UserError, match=f"^column '{column}' of 'data' has {words}"):
+            from_arrays(frame, [0, 1] * 4)
 
 
 def test_a_missing_number_is_not_taken_for_another_type():
     table = pd.DataFrame({"u": pd.array([1, 2, pd.NA], dtype="Int64"), "label": ["a", "b", "a"]})
-    with pytest.raises(UserError, match="column 'u' of 'table' has a missing value in sample 2"):
+    with pytest.raises(UserError, match="column 'u' of 'table' has a missing value in row 2"):
         from_table(table)
     with pytest.raises(UserError, match="x of 'data' has a missing value in sample 2"):
         from_arrays([[1], [2], [None]], TEXT[:3])

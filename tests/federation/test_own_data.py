@@ -116,7 +116,7 @@ def test_a_report_calls_clients_by_their_names(tmp_path):
 def test_rows_without_an_owner_and_columns_of_dates_are_named():
     table = frame().assign(town=TOWNS)
     table.loc[3:4, "town"] = None
-    with pytest.raises(UserError, match=r"sample 3 of .* has no owner; remove samples without"):
+    with pytest.raises(UserError, match=r"column 'town' of .* has a missing value in row 3 "):
         federation(table, partition.natural("town"))
     with pytest.raises(UserError, match=r"column 'day' of .* holds values of type Timestamp"):
         federation(frame().assign(day=pd.Timestamp("2020-01-01")))

@@ -154,3 +154,11 @@ def test_classes_in_columns_of_zeros_and_ones_are_noted(kind):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         from_arrays(X, rows)
+
+
+def test_masks_of_floats_are_to_be_whole_numbers():
+    x, mask = torch.rand(60, 1, 4, 4), (torch.rand(60, 4, 4) > 0.5).float()
+    net = nn.Conv2d(1, 2, 3, padding=1)
+    with pytest.raises(UserError, match=r"give masks of pixels as integers, y\.long\(\)"):
+        fit(from_arrays(x, mask), model=net, partition="iid")
+    fit(from_arrays(x, mask.long()), model=net, partition="iid")

@@ -66,7 +66,7 @@ def test_ties_are_named_as_ties():
 def test_an_unfinished_run_may_be_all_that_tells_labels_apart():
     stopped = run("b", 0, 0.99, complete=False, lr=0.5)
     first, *_ = tiles(grouped([run("a", 0, 0.9, lr=0.1), run("b", 0, 0.8, lr=0.1), stopped]))
-    assert first["who"] == "a"
+    assert first["who"] == "a (lr=0.1)"
 
 
 def test_an_unfinished_run_is_the_best_of_nothing():

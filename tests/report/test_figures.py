@@ -26,6 +26,9 @@ def test_the_partition_calls_classes_and_clients_by_their_names():
     assert labels(axes.yaxis) == ["cat", r"\$dog"] and labels(axes.xaxis) == ["0", "1", "2"]
     (axes,) = diagnostics.partition([[1, 2], [3, 4]], names=["ulm", "bern"]).axes
     assert labels(axes.xaxis) == ["ulm", "bern"] and labels(axes.yaxis) == ["0", "1"]
+    many = [f"kind {n}" for n in range(60)]
+    (axes,) = diagnostics.partition(np.ones((2, 60)), class_names=many).axes
+    assert labels(axes.yaxis) == many[::3] and list(axes.get_yticks()) == list(range(0, 60, 3))
 
 
 LONG = ["University Hospital Bern", "University Hospital Basel", "Ulm"]

@@ -20,7 +20,7 @@ from fedhelix.report.plots import (
     single,
 )
 from fedhelix.report.results import grouped
-from fedhelix.report.style import Percent, sheet
+from fedhelix.report.style import Percent, percents, sheet
 from fedhelix.report.tables import comparison, markdown
 
 
@@ -64,6 +64,16 @@ def test_rounds_are_whole_numbers(make_run, rounds):
 def test_odd_runs_are_drawn_too(make_run, tmp_path, odd):
     comparison_plot([make_run(**odd)], tmp_path / "plot.png")
     assert png_size(tmp_path / "plot.png") == (2000, 840)
+
+
+def test_words_on_a_line_at_100_percent_do_not_cover_the_title(make_run):
+    runs = [make_run("local", mib=0, final=1.5, global_model=False), make_run("helix", final=1.5)]
+    figure = overview(grouped(runs))
+    figure.draw_without_rendering()
+    axes = figure.axes[1]
+    (words,) = axes.texts
+    height = axes.transData.transform((0, words.xy[1]))[1]
+    assert words.get_bbox_patch().get_window_extent().y1 < height < axes.get_window_extent().y1
 
 
 def test_words_on_a_method_without_uploads_do_not_cover_its_line(make_run):
@@ -194,3 +204,27 @@ def test_axes_of_shares_have_the_decimals_that_their_ticks_need(ends, labels):
     axes.xaxis.set_major_formatter(Percent())
     shown = axes.xaxis.get_major_formatter().format_ticks(axes.xaxis.get_major_locator()())
     assert [one for one in shown if one in labels] == labels and len(set(shown)) == len(shown)
+
+
+@pytest.mark.parametrize("values", [(0.0, 1.0), (0.3, 0.99), (1.0, 1.0), (0.4, 0.6), (0.996, 1.0)])
+@pytest.mark.parametrize("which", ["x", "y"])
+def test_axes_of_shares_end_at_0_and_100_percent(values, which):
+    figure = sheet()
+    axes = figure.subplots()
+    axes.plot(*((values, [5, 9]) if which == "x" else ([5, 9], values)))
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    before = axis.get_view_interval()
+    percents(axis)
+    low, high = axis.get_view_interval()
+    assert low < values[0] and values[1] < high
+    assert low > -0.03 and high < 1.03
+    if values == (0.4, 0.6):
+        assert (low, high) == tuple(before)
+    ticks = [tick for tick in axis.get_ticklocs() if low <= tick <= high]
+    assert all(0 <= tick <= 1 + 1e-9 for tick in ticks) and len(ticks) > 1
+
+
+def test_a_comparison_has_no_band_above_100_percent(make_run):
+    figure = overview(grouped([make_run(final=0.99), make_run("local", mib=0, final=0.95)]))
+    tops = [axes.get_ylim()[1] for axes in figure.axes[:2]] + [figure.axes[2].get_xlim()[1]]
+    assert max(tops) < 1.03

@@ -191,6 +191,16 @@ def test_labels_name_only_the_settings_that_differ(make_run):
     assert table.loc["genfed (rho_max=3, unfinished)", ["seeds", "rounds"]].tolist() == [2, 6]
 
 
+def test_settings_that_differ_between_methods_are_named(make_run):
+    """As those are that `fedhelix tune` found the best ones of each method."""
+    runs = [
+        make_run("fedavg", seed, config={"lr": 0.1, "epochs": 2}, options={"mine": 3})
+        for seed in (0, 1)
+    ]
+    runs += [make_run("fedprox", config={"lr": 0.03, "epochs": 2}), make_run("local")]
+    assert list(comparison(runs).index) == ["fedavg (lr=0.1)", "fedprox (lr=0.03)", "local"]
+
+
 def test_deployed_runs_belong_together_but_not_to_simulated_ones(make_run):
     def deployed(seed, **more):
         terms = {"experiment": f"drawn anew {seed}", "deadline": 600.0 + seed, **more}

@@ -131,8 +131,9 @@ def check_fits(module: nn.Module, example: Inputs, outputs: int | None = None) -
     _check_ignored(module, keywords, output)
     size = len(next(iter((*args, *keywords.values()))))
     if outputs is not None and tuple(output.shape) != (size, outputs):
+        of_pixels = "; give masks of pixels as integers, y.long()" if output.dim() > 2 else ""
         raise UserError(
             f"the model's output does not fit the targets: a batch of {size} gives shape "
-            f"{tuple(output.shape)}, and {(size, outputs)} is needed."
+            f"{tuple(output.shape)}, and {(size, outputs)} is needed{of_pixels}."
         )
     return output

@@ -14,7 +14,8 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.metrics import IGNORED
 from fedhelix.core.options import checks_arguments
 from fedhelix.core.seeds import numpy_draw
-from fedhelix.data.checks import check_columns, describe, describe_targets
+from fedhelix.data.cells import check_columns
+from fedhelix.data.checks import describe, describe_targets
 from fedhelix.data.columns import (
     common_class_names,
     feature_names,

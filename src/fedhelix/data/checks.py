@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,18 +29,6 @@ def check_pool(pool: Pool, classes: int | None) -> None:
         _check_regression(pool)
     else:
         _check_labels(pool, classes)
-
-
-def check_columns(frames: Mapping[str, Any]) -> None:
-    """Refuse data frames of one data set whose columns differ in name or order."""
-    named = {what: list(x.columns) for what, x in frames.items() if hasattr(x, "columns")}
-    whose, first = next(iter(named.items()), ("", []))
-    for what, columns in named.items():
-        if columns != first:
-            raise UserError(
-                f"{what} has the columns {', '.join(map(str, columns))}, but {whose} "
-                f"{', '.join(map(str, first))}; give all of them the same ones in the same order."
-            )
 
 
 def describe(x: Tensor) -> str:

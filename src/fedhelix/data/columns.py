@@ -9,12 +9,12 @@ import numpy as np
 from torch.utils.data import DataLoader
 
 from fedhelix.core.errors import UserError
+from fedhelix.data.cells import check_cells
 from fedhelix.data.datasets import Dataset
 from fedhelix.data.fields import is_ragged
 from fedhelix.data.reading import (
     all_samples,
     collated,
-    first_missing,
     is_missing,
     is_text,
     raw_pair,
@@ -65,7 +65,9 @@ def pair_of(part: Any, where: str, columns: Sequence[str] | None = None) -> tupl
     target = target_of(names_of(part), where)
     inputs = list(columns if columns is not None and set(columns) <= set(given) else given)
     x = read_inputs_of(part, inputs, where)
-    return _with_columns(x, inputs), column_of(part, target)
+    y = column_of(part, target)
+    check_cells(target, y, where)
+    return _with_columns(x, inputs), y
 
 
 def _with_columns(x: Any, names: Sequence[str] | None) -> Any:
@@ -330,12 +332,8 @@ def read_inputs_of(
                 f"column '{column}' of {where} holds text; turn it into numbers first (a "
                 f"tokenizer, pandas.get_dummies), {owner if may_have_owner else 'or remove it'}."
             )
+        check_cells(column, values, where)
         if isinstance(values, np.ndarray) and values.dtype.kind not in "biuf":
-            if (missing := first_missing(values)) is not None:
-                raise UserError(
-                    f"column '{column}' of {where} has a missing value in sample {missing}; fill "
-                    "missing values in, or remove their samples."
-                )
             kind = type(values.flat[0]).__name__ if values.size else values.dtype
             raise UserError(
                 f"column '{column}' of {where} holds values of type {kind}; turn them into numbers "

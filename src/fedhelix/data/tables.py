@@ -12,6 +12,7 @@ import numpy as np
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.options import checks_arguments
 from fedhelix.data.arrays import from_arrays
+from fedhelix.data.cells import check_cells
 from fedhelix.data.columns import (
     class_names,
     column_of,
@@ -73,13 +74,14 @@ def from_table(
         if column not in names_of(test):
             raise unknown(f"column of the test part of {where}", column, names_of(test))
     x = read_inputs_of(table, chosen, where, may_have_owner=owner is None)
-    y = _targets(table, targets)
-    owners = None if owner is None else column_of(table, owner)
-    x_test = None if test is None else read_inputs_of(test, chosen, where)
-    y_test = None if test is None else _targets(test, targets)
+    y = _targets(table, targets, where)
+    owners = None if owner is None else _whole(table, owner, where)
+    called = f"the test part of {where}"
+    x_test = None if test is None else read_inputs_of(test, chosen, called)
+    y_test = None if test is None else _targets(test, targets, called)
     owners_test = None
     if owner is not None and test is not None and owner in names_of(test):
-        owners_test = column_of(test, owner)
+        owners_test = _whole(test, owner, called)
     if len(targets) == 1:
         classes = named_classes(classes, table, targets[0])
     data = from_arrays(
@@ -90,10 +92,17 @@ def from_table(
     return dataclasses.replace(named, columns=tuple(chosen))
 
 
-def _targets(table: Any, names: Sequence[str]) -> Any:
+def _targets(table: Any, names: Sequence[str], where: str) -> Any:
     """One column, or several side by side."""
-    columns = [column_of(table, name) for name in names]
+    columns = [_whole(table, name, where) for name in names]
     return columns[0] if len(columns) == 1 else np.stack(columns, 1)
+
+
+def _whole(table: Any, name: str, where: str) -> Any:
+    """One column, of which no value may be missing."""
+    values = column_of(table, name)
+    check_cells(name, values, where)
+    return values
 
 
 def _splits(tables: Mapping[str, Any], test: Any, name: str) -> tuple[Any, Any]:

@@ -10,7 +10,16 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedhelix.report.style import COLOURS, DASHES, GREY, Percent, literal, sheet, tidy, whole_rounds
+from fedhelix.report.style import (
+    COLOURS,
+    DASHES,
+    GREY,
+    literal,
+    percents,
+    sheet,
+    tidy,
+    whole_rounds,
+)
 from fedhelix.store.records import is_number
 
 Cells = Sequence[Mapping[str, Any]]
@@ -188,7 +197,7 @@ def _lines(curve: str) -> Panel:
         if not by_time:
             whole_rounds(axes)
         if name.endswith("accuracy"):
-            axes.yaxis.set_major_formatter(Percent())
+            percents(axes.yaxis)
         else:
             axes.set_ylim(bottom=0)
 
@@ -219,6 +228,6 @@ def _dots(vectors: Sequence[str]) -> Panel:
         names = [textwrap.fill(literal(cell["row"]), 20) for cell in cells]
         axes.set_yticks(range(len(cells)), names)
         axes.set(xlabel="accuracy of each client")
-        axes.xaxis.set_major_formatter(Percent())
+        percents(axes.xaxis)
 
     return draw

@@ -23,6 +23,7 @@ from fedhelix.report.style import (
     PALE,
     Percent,
     literal,
+    percents,
     save,
     sheet,
     tidy,
@@ -61,7 +62,7 @@ def partition(
     names: Sequence[str] = (),
     class_names: Sequence[str] = (),
 ) -> Figure:
-    """A bubble per client and class, by name where there is room; attackers in orange."""
+    """A bubble per client and class, by name where they have some; attackers in orange."""
     counts = np.asarray(counts)
     if counts.ndim != 2 or not counts.size or not (counts >= 0).all():
         raise UserError(
@@ -70,30 +71,29 @@ def partition(
         )
     clients, classes = counts.shape
     width, height = float(np.clip(0.26 * clients, 3.5, 13)), float(np.clip(0.26 * classes, 1.5, 8))
+    steps = -(-clients // MOST_TICKS), -(-classes // MOST_TICKS)
     below, beside = (
-        list(map(literal, shortened(called, LONGEST))) if len(called) == count <= MOST_TICKS else []
-        for called, count in ((names, clients), (class_names, classes))
+        list(map(literal, shortened(called, LONGEST)))[::step] if len(called) == count else []
+        for called, count, step in ((names, clients, steps[0]), (class_names, classes, steps[1]))
     )
     room = [PER_LETTER * max(map(len, called), default=0) for called in (beside, below)]
     figure = sheet(width + 0.9 + room[0], height + 1.0 + room[1])
     axes = figure.subplots()
-    axes.set(xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3))
-    axes.set(xlabel="client", ylabel="class")
+    axes.set(xlim=(-0.7, clients - 0.3), xlabel="client")
+    axes.set(ylim=(-0.7, classes - 0.3), ylabel="class")
     tidy(axes, "Samples by client and class")
     axes.set_title(f"largest bubble: {counts.max()} samples", loc="right", fontsize=8, color=GREY)
     axes.grid(True, color="#eeeeee")
-    for axis, count, called in ((axes.xaxis, clients, below), (axes.yaxis, classes, beside)):
-        axis.set_ticks(range(0, count, -(-count // MOST_TICKS)))
-        if called:
-            axis.set_ticks(range(count), called, rotation=45 if axis is axes.xaxis else 0)
+    axes.set_xticks(range(0, clients, steps[0]), below or None)
+    axes.set_yticks(range(0, classes, steps[1]), beside or None)
+    axes.tick_params(axis="x", labelrotation=45 if below else 0)
     client, label = np.nonzero(counts)
     # The largest bubble just fits its cell; `s` is an area in square points.
     cell = cell_in_points(axes, clients + 0.4, classes + 0.4)
     area = (0.95 * cell) ** 2 * counts[client, label] / max(counts.max(), 1)
     colour = [ALARM if one in attackers else COLOURS[0] for one in client]
     axes.scatter(client, label, s=area, color=colour, linewidths=0)
-    malicious = sorted(attackers & set(range(clients)))
-    if malicious:
+    if malicious := sorted(attackers & set(range(clients))):
         axes.scatter(
             malicious, [1.0] * len(malicious), transform=axes.get_xaxis_transform(), marker="x",
             s=22, color=ALARM, clip_on=False,
@@ -166,7 +166,7 @@ def _draw_fitness(axes: Axes, result: Result, scored: list[tuple[int, int, float
     tidy(axes, "Fitness and selection")
     axes.set(ylabel="fitness: metric on the\nserver's validation set")
     if (result.main_metric() or "").endswith("accuracy"):
-        axes.yaxis.set_major_formatter(Percent())
+        percents(axes.yaxis)
 
 
 def units(result: Result) -> Figure | None:
@@ -288,7 +288,7 @@ def numbers(result: Result) -> Figure | None:
         if min(values) == max(values):
             axes.set_ylim(values[0] - 1, values[0] + 1)
         if key.endswith("density"):
-            axes.yaxis.set_major_formatter(Percent())
+            percents(axes.yaxis)
     panels[-1].set(xlabel="round")
     whole_rounds(panels[-1])
     return figure

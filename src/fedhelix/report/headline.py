@@ -138,7 +138,8 @@ def warnings(results: Sequence[Result]) -> list[str]:
         sentences.append(
             f"Up to {count(most, 'client')} attacked in {len(attacked)} of "
             f"{count(len(results), 'run')} ({', '.join(sorted(attacks))}); "
-            "the figures mark them with ×."
+            "the figures mark them with ×, and personal metrics and the 10th percentile count them "
+            "too."
         )
     return [*_unequal_warning(results), *_newcomers_warning(results), *sentences]
 

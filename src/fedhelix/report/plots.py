@@ -23,8 +23,8 @@ from fedhelix.report.style import (
     DASHES,
     GREY,
     HALF_PAGE,
-    Percent,
     literal,
+    percents,
     save,
     sheet,
     tidy,
@@ -34,6 +34,7 @@ from fedhelix.report.wording import MIB
 from fedhelix.store import RunFolder
 from fedhelix.store.records import HOUR
 
+NEAR_TOP = 0.9  # an accuracy above whose line there may be no room for words
 PANEL = 2.9  # inches of a panel with its captions
 BAR = 0.34  # inches of a bar with its margin
 
@@ -180,12 +181,13 @@ def draw_uploads(axes: Axes, drawn: Sequence[Curve]) -> None:
     for curve in drawn:
         if curve not in senders:
             height = curve.mean.iloc[-1]
+            below = curve.is_share and height > NEAR_TOP  # where the axis ends
             axes.axhline(height, color=curve.colour, linestyle=curve.dashes, linewidth=1.2)
             axes.annotate(
                 f"{curve.label}: no upload",
                 (0.02, height),
-                (0, 2),
-                va="bottom",  # so that its ground leaves the line free
+                (0, -4 if below else 2),
+                va="top" if below else "bottom",  # so that its ground leaves the line free
                 textcoords="offset points",
                 xycoords=("axes fraction", "data"),
                 fontsize=8,
@@ -237,7 +239,7 @@ def draw_clients(axes: Axes, drawn: Sequence[Curve]) -> None:
     axes.set(xlabel=f"final {metric_name(evaluated)} of each client\n{marks}")
     axes.xaxis.set_major_locator(MaxNLocator(5))
     if _are_shares(evaluated):
-        axes.xaxis.set_major_formatter(Percent())
+        percents(axes.xaxis)
 
 
 def _draw_row(axes: Axes, row: int, curve: Curve) -> None:
@@ -314,7 +316,7 @@ def _metric_axes(axes: Axes, title: str, below: str, drawn: Sequence[Curve]) -> 
     _say_if_empty(axes, drawn)
     axes.set(xlabel=below, ylabel=metric_name(drawn))
     if _are_shares(drawn):
-        axes.yaxis.set_major_formatter(Percent())
+        percents(axes.yaxis)
 
 
 def _band(axes: Axes, x: Any, curve: Curve) -> None:

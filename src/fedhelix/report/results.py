@@ -326,17 +326,17 @@ def _label(result: Result, others: Sequence[Result]) -> str:
     mine = _settings(result)
     kin = [_settings(other) for other in others if other.method == result.method]
     keys = dict.fromkeys(key for other in kin for key in other if key not in OF_EVERY_METHOD)
+    different = [
+        key
+        for key, value in result.circumstances.items()
+        if any(other.circumstances.get(key, value) != value for other in others)
+    ]
     details = [
         f"{key}={mine.get(key, 'auto')}"
         for key in keys
-        if any(other.get(key) != mine.get(key) for other in kin)
+        if key in different or any(other.get(key) != mine.get(key) for other in kin)
     ]
-    details += [
-        f"{key}={value}"
-        for key, value in mine.items()
-        if key in OF_EVERY_METHOD
-        and any(_settings(other).get(key, value) != value for other in others)
-    ]
+    details += [f"{key}={mine[key]}" for key in different if key in OF_EVERY_METHOD]
     if "deployment" in result.config and any("deployment" not in other.config for other in others):
         details.append("deployed")
     if not result.complete:

@@ -11,6 +11,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis, XAxis
 from matplotlib.figure import Figure
 from matplotlib.ticker import Formatter, MaxNLocator
 
@@ -35,6 +36,7 @@ ALARM = COLOURS[1]  # attackers, always with a shape of their own too
 HALF_PAGE = (4.8, 3.4)
 DOTS_PER_INCH = 200
 MOST_DECIMALS = 6
+ROOM = 0.02  # of an axis, beyond 0 and 100 %
 FORMATS = (".png", ".svg", ".pdf")
 # All threads of a process share the settings, fonts and caches of Matplotlib: one draws at a time.
 DRAWING = threading.RLock()
@@ -67,6 +69,17 @@ def whole_rounds(axes: Axes) -> None:
     """Whole numbers below the axis of the rounds, also of a short run."""
     steps = (1, 2, 2.5, 5, 10)
     axes.xaxis.set_major_locator(MaxNLocator("auto", steps=steps, integer=True, min_n_ticks=1))
+
+
+def percents(axis: Axis) -> None:
+    """Shares at an axis that ends at 0 and 100 %, with the room that a line or a dot needs; to call
+    once everything is drawn.
+    """
+    axis.set_major_formatter(Percent())
+    low, high = axis.get_view_interval()
+    room = ROOM * (high - low)
+    limits = max(low, -room), min(high, 1 + room)
+    (axis.axes.set_xlim if isinstance(axis, XAxis) else axis.axes.set_ylim)(limits)
 
 
 class Percent(Formatter):
