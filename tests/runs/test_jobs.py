@@ -297,7 +297,7 @@ def test_variants_of_one_method_are_told_apart(tmp_path):
         "fedavg (supplement_size=0.0, supplement_below=0.2, attack=none)",
         "fedavg (supplement_size=20.0, supplement_below=1.0, attack=none)",
         "fedavg (supplement_size=0.0, supplement_below=0.2, attack=ipm)",
-        "genfed",
+        "genfed (supplement_size=0.0, supplement_below=0.2, attack=none)",
     ]
     written = [path.stat().st_mtime_ns for path in sorted((tmp_path / "c").rglob("summary.json"))]
     comparison.resume_comparison(tmp_path / "c", session=QUIET)
