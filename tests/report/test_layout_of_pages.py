@@ -147,6 +147,8 @@ def test_the_dashboard_at_every_width_in_light_and_dark(runs, tmp_path, browser:
         for where in views(browser, home, "document.querySelectorAll('tbody tr').length === 13"):
             check(browser, f"list {where}")
             assert "1 min 18 s left" in browser.text(), "39 rounds of two seconds"
+            heads = "[...document.querySelectorAll('th:nth-child(3)')].map((h) => h.textContent)"
+            assert set(browser.evaluate(heads)) == {"personal accuracy"}
             assert browser.evaluate("document.querySelectorAll('.card').length") == 2, "settings"
             value = "document.querySelector('td.value').getBoundingClientRect()"
             assert browser.evaluate(f"{value}.right <= document.documentElement.clientWidth"), where
