@@ -33,6 +33,12 @@ def test_settings_are_grouped_with_the_most_used_first():
     assert text.index("--data ") < text.index("--rounds ") < text.index("--lr ")
 
 
+@pytest.mark.parametrize("command", ["sweep", "tune"])
+def test_the_default_folder_of_a_file_is_named(command):
+    words = " ".join(re.sub(r"[│─╭╮╰╯]", " ", page(command)).split())
+    assert f"(default: runs/{command}-FILE, where the same file goes on)" in words
+
+
 def test_settings_name_their_values_and_no_flag_is_cut():
     text = page("run")
     assert "…" not in text and "--no-SWITCH, such as --no-standardize" in text

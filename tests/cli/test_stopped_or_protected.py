@@ -37,7 +37,8 @@ def test_a_changed_sweep_that_is_stopped_names_no_older_one(cli, tmp_path, inter
     file.write_text(SWEEP.format(rounds=1))
     assert cli("sweep", file, "-q").code == 0
     file.write_text(SWEEP.format(rounds=2))
-    assert "holds another comparison" in cli("sweep", file, "-q").err
+    said = cli("sweep", file, "-q").err
+    assert "holds another comparison; choose another folder with --out." in said
     interrupted()
     done = cli("sweep", file, "-q")
     assert (done.code, done.err) == (130, "stopped; the same command goes on where it stopped.\n")

@@ -377,6 +377,9 @@ def test_a_dry_run_counts_a_run_once_that_the_site_has_begun(tmp_path):
     assert list(reveals(site, *asked))
     with pytest.raises(UserError, match=r"allows 10\.0 as epsilon of all runs together, not 16"):
         list(reveals(site, asked[0]))  # another run
+    begun_anew = asked_run(str(run.path / "config.toml"), SiteCode())  # with `deploy run --config`
+    with pytest.raises(UserError, match=r"allows 10\.0 as epsilon of all runs together, not 16"):
+        list(reveals(site, *begun_anew))
 
 
 def test_the_documentation_names_every_rule():

@@ -1,5 +1,6 @@
 """Privacy budgets that end at single sites: who is told, and whom the run waits for."""
 
+import shutil
 import threading
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from fedhelix.deploy import messages, submit, transport
 from fedhelix.deploy.server import remember_spent, serve_run
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
-from in_process import InProcessDeployment, Late, Link, small_images
+from in_process import EXPERIMENT, InProcessDeployment, Late, Link, small_images
 
 pytest.importorskip("dp_accounting")
 pytestmark = pytest.mark.filterwarnings(
@@ -163,3 +164,27 @@ def test_a_site_whose_answers_were_lost_is_not_drawn_after_it_has_refused(sites)
     drawn = [record["participants"] for record in records]
     assert sorted(client for (client,) in drawn) == [0, 0, 1, 1, 1, 2, 2]
     assert records[-1]["metadata"]["budget_spent"] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "secure+dp-sgd"])
+def test_a_server_that_has_gone_back_learns_from_refusals_what_was_spent(sites, method):
+    data, run = str(sites.folder / "images.npz"), sites.folder / "run"
+    settings = {**SMALL, "method.noise": 2.0, "data": data, "partition": "iid", "rounds": 4}
+    spec = make_spec(method, settings)
+
+    def fit(rounds, resume=True):
+        return sites.federation(spec).fit(rounds, out=run, resume=resume, quiet=True)
+
+    fit(1, resume=False)
+    shutil.copytree(run, sites.folder / "backup")
+    before = fit(4).records[-1]["metadata"]["epsilon"]
+    shutil.rmtree(run)
+    shutil.copytree(sites.folder / "backup", run)
+    restored = fit(4).records
+    assert "round 2 is over" in restored[1]["missing"]["0"]
+    assert restored[0]["metadata"]["epsilon"]["0"] < before["0"]
+    assert restored[1]["metadata"]["epsilon"] == restored[-1]["metadata"]["epsilon"] == before
+    (sites.folder / "kept" / EXPERIMENT / "site-0" / "sent.safetensors").write_bytes(b"broken")
+    request = {"kind": "train", "experiment": EXPERIMENT, "round": 0, "client": 0, "spec": "{}"}
+    said = messages.read(sites.sites[0].answer(messages.write(request))).header
+    assert said["error"] and "epsilon" not in said  # the site goes on all the same

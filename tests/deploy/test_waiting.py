@@ -1,6 +1,6 @@
 """A run that waits for a site says for whom, to whoever follows it."""
 
-from fedhelix.deploy import submit, transport, waiting
+from fedhelix.deploy import messages, submit, transport, waiting
 from fedhelix.deploy.policy import RoundPolicy
 from fedhelix.runs.spec import make_spec
 from in_process import InProcessDeployment, Link, small_images
@@ -42,6 +42,26 @@ def test_a_run_that_goes_on_waits_for_the_sites_that_are_away_alone(tmp_path, mo
     monkeypatch.setattr(server.waiting, "say", said.append)
     server.wait_for_return(["site-0", "site-1", "ulm"])
     assert said[-1] == "waits at most 0.5 s for ulm (connected: site-0, site-1)"
+
+
+def test_the_first_round_without_effect_is_explained_at_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(submit, "FOLDER_SECONDS", 0.02)
+    monkeypatch.setattr(submit, "STATUS_SECONDS", 0.02)
+    data = small_images(tmp_path)
+    deployment = InProcessDeployment(tmp_path, 2, data, common=True)
+    for node, honest in deployment.grid.answers.items():
+
+        def refusing(content, honest=honest):
+            header = messages.read(content).header
+            is_refused = header["kind"] == "train" and header["round"] in {1, 2}
+            return messages.write({"error": "no key of ulm."}) if is_refused else honest(content)
+
+        deployment.grid.answers[node] = refusing
+    asked = {"clients": 2, "rounds": 4, "epochs": 1, "data": data, "model": "linear"}
+    folder = submit.create(make_spec("fedavg", {**asked, "partition": "iid"}), tmp_path / "run")
+    submit.follow(Link(deployment.grid), folder, quiet=True)
+    said = [line for line in capsys.readouterr().err.splitlines() if "had no effect" in line]
+    assert said == ["fedhelix: round 2 had no effect: site-0 answered: no key of ulm."]
 
 
 def test_a_new_run_says_who_is_there_whenever_that_changes(tmp_path, monkeypatch, capsys):

@@ -113,6 +113,30 @@ def test_names_break_at_signs_and_rounds_are_whole_numbers(make_run, tmp_path, b
 
 
 @needs_chromium
+def test_the_result_of_private_runs_fits_a_desk(make_run, tmp_path, browser: Browser):
+    def spent(round):
+        return {"epsilon": {"0": 7.9991}, "privacy_level": "sample"}
+
+    runs = [
+        make_run("dp-sgd", seed, rounds=2, clients=3, metadata=spent, name=f"{epsilon}-{seed}",
+                 options={"epsilon": epsilon, "delta": 1e-5})
+        for epsilon in (8.0, 2.0)
+        for seed in range(2)
+    ]  # fmt: skip
+    (tmp_path / "report.html").write_text(html(Selection(runs, [])), encoding="utf-8")
+    for width in (390, 1280):
+        browser.open("about:blank")
+        address = f"file://{tmp_path}/report.html"
+        browser.open(address, width, wait_for="document.querySelector('.line')")
+        check(browser, str(width))
+        shown = browser.evaluate("document.querySelector('.results .lines').innerText")
+        assert shown == "7.999\nat δ = 1e-05,\nsample-level"
+        hidden = "(({scrollWidth, clientWidth}) => scrollWidth - clientWidth)"
+        hidden += "(document.querySelector('.results').parentElement)"
+        assert width == 390 or browser.evaluate(hidden) == 0
+
+
+@needs_chromium
 def test_the_dashboard_at_every_width_in_light_and_dark(runs, tmp_path, browser: Browser):
     names = "/".join(folder.path.name for folder in runs)
     config = {"rounds": 40, "seed": 0, "data": "digits", "method": {"name": "fedavg"}}
@@ -123,6 +147,8 @@ def test_the_dashboard_at_every_width_in_light_and_dark(runs, tmp_path, browser:
         for where in views(browser, home, "document.querySelectorAll('tbody tr').length === 13"):
             check(browser, f"list {where}")
             assert "1 min 18 s left" in browser.text(), "39 rounds of two seconds"
+            heads = "[...document.querySelectorAll('th:nth-child(3)')].map((h) => h.textContent)"
+            assert set(browser.evaluate(heads)) == {"personal accuracy"}
             assert browser.evaluate("document.querySelectorAll('.card').length") == 2, "settings"
             value = "document.querySelector('td.value').getBoundingClientRect()"
             assert browser.evaluate(f"{value}.right <= document.documentElement.clientWidth"), where

@@ -31,6 +31,16 @@ def test_missing_answers_have_the_numbers_of_their_reasons(make_run, capsys):
     )
 
 
+def test_sites_that_answered_the_same_stand_together(make_run, capsys):
+    lost = {str(n): f"site-{n} answered: no key of ulm." for n in range(7)}
+    run = make_run(rounds=2, incidents={"missing": lost | {"7": "metz is not connected."}})
+    show_run(run.path, {**(run.summary or {}), "missing": 16}, as_json=False)
+    assert capsys.readouterr().err == (
+        "fedhelix: 16 answers were missing (14 × site-0, site-1, site-2, site-3, site-4 and 2 more "
+        "answered: no key of ulm; 2 × metz is not connected); metrics.jsonl says which and why.\n"
+    )
+
+
 def test_the_privacy_that_was_spent_is_shown(make_run, monkeypatch, capsys):
     options = {"delta": 1e-5}
     level = {"privacy_level": "client"}

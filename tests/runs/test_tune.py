@@ -69,7 +69,7 @@ def test_a_search_that_was_stopped_ends_as_one_that_was_not(tmp_path):
     found = best(again)
     assert found["fedavg"].best == max(t.best for t in whole[:3])
     assert found["fedavg"].spec.startswith("fedavg@batch_size=")
-    with pytest.raises(UserError, match="holds another search"):
+    with pytest.raises(UserError, match="holds another search; choose another folder with --out"):
         tune_all(search(tmp_path, SEARCH.replace("0.001", "0.002")), tmp_path / "part", QUIET)
     (tmp_path / "part" / FILE).write_text("{")
     with pytest.raises(UserError, match="is damaged"):

@@ -6,7 +6,7 @@ import shlex
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -47,16 +47,14 @@ Address = Annotated[
 Workers = Annotated[
     str | None, typer.Option(metavar="N", help="Processes of the parallel or ray engine.")
 ]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        "-o",
-        help="The run folder itself (default: a new one in runs/).",
-        rich_help_panel=OUTPUT,
-    ),
-]
 
+
+def out_option(help: str) -> Any:
+    """The option that names the folder of the results."""
+    return typer.Option("--out", "-o", help=help, rich_help_panel=OUTPUT)
+
+
+Out = Annotated[Path | None, out_option("The run folder itself (default: a new one in runs/).")]
 DataDir = Annotated[
     str | None, typer.Option("--data-dir", metavar="PATH", help="Folder with the data set's files.")
 ]

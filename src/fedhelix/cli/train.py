@@ -24,6 +24,7 @@ from fedhelix.cli.common import (
     Quiet,
     Track,
     Workers,
+    out_option,
     places,
     resumable,
 )
@@ -160,7 +161,10 @@ def sweep(
     engine: EngineName = None,
     address: Address = None,
     workers: Workers = None,
-    out: Out = None,
+    out: Annotated[
+        Path | None,
+        out_option("The runs' folder (default: runs/sweep-FILE, where the same file goes on)."),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -196,7 +200,10 @@ def tune(
     ],
     minutes: Minutes = None,
     engine: EngineName = None,
-    out: Out = None,
+    out: Annotated[
+        Path | None,
+        out_option("The runs' folder (default: runs/tune-FILE, where the same file goes on)."),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

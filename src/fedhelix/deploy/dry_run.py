@@ -31,10 +31,12 @@ from fedhelix.runs.spec import RunSpec, make_spec, read_spec
 
 def asked_run(text: str, code: SiteCode) -> tuple[RunSpec, int, str]:
     """The run that a method's name, a config.toml or a run folder stands for, how many clients
-    are sampled in addition to a cohort, and the experiment whose budget a site may have noted.
+    are sampled in addition to a cohort, and the experiment whose budget a site may have noted: a
+    run folder is the run that goes on there, and a config.toml stands for a new one.
     """
     path = Path(text)
-    path = path / "config.toml" if path.is_dir() else path
+    goes_on = path.is_dir()
+    path = path / "config.toml" if goes_on else path
     if path.suffix != ".toml":
         return make_spec(text, {}), 0, ""
     settings = toml.read(path)
@@ -44,7 +46,7 @@ def asked_run(text: str, code: SiteCode) -> tuple[RunSpec, int, str]:
     extra = {"extra": terms["extra"]} if "extra" in terms else {}
     policy = build(RoundPolicy, extra, "the table [deployment]")
     spec = read_spec(code.localized(settings) if known else settings, path)
-    return spec, policy.extra, str(terms.get("experiment", ""))
+    return spec, policy.extra, str(terms.get("experiment", "")) if goes_on else ""
 
 
 def reveals(site: Site, spec: RunSpec, extra: int = 0, experiment: str = "") -> Iterator[str]:

@@ -132,7 +132,12 @@ ANSWER: Schema = {
     "state_of": optional(whole(0, 10**9)),
     "anew": optional(FLAG),
 }
-ERROR: Schema = {"error": ANY_TEXT, "opens_in": optional(TIME), "spent": optional(FLAG)}
+BUDGET: Schema = {"epsilon": optional(EPSILON), "delta": optional(REAL), "spent": optional(FLAG)}
+ERROR: Schema = {
+    "error": ANY_TEXT,
+    "opens_in": optional(TIME),
+    **BUDGET,
+}
 SCORES: Schema = {"test": REAL, "test_loss": REAL, "valid": REAL, "used": SITE}
 OWN_DATA: Schema = {
     "train": whole(1, COUNT),
@@ -146,9 +151,7 @@ OWN_DATA: Schema = {
 }
 ANSWERS: Mapping[str, Schema] = {
     "describe": ANSWER | {"data": ANY_TEXT},
-    "train": ANSWER
-    | {"samples": whole(1, COUNT), "loss": optional(REAL)}
-    | {"epsilon": optional(EPSILON), "delta": optional(REAL), "spent": optional(FLAG)},
+    "train": ANSWER | {"samples": whole(1, COUNT), "loss": optional(REAL)} | BUDGET,
     "evaluate": ANSWER | SCORES,
     "evaluate_received": ANSWER | SCORES,
     "client_init": ANSWER,

@@ -103,7 +103,7 @@ class Site:
             self.policy.check_bytes(payload_bytes(body))
         except UserError as problem:
             say(f"refused: {str(problem).rstrip('.')}", "warning")
-            fields, body = {"error": str(problem)}, {}
+            fields, body = {"error": str(problem), **self._spent(header)}, {}
             if wait := self.policy.opens_in(datetime.datetime.now()):
                 fields["opens_in"] = wait
             if isinstance(problem, BudgetSpent):
@@ -130,6 +130,13 @@ class Site:
             except OSError as problem:  # nothing else leaves without a line in the log
                 return messages.write({**repeated, **took, **disk_error(problem)})
         return answer
+
+    def _spent(self, header: Mapping[str, Any]) -> dict[str, float]:
+        """The epsilon of a run as the site's last answer had it, which the server may have lost."""
+        try:
+            return SiteState(self.folder / header["experiment"] / self.name).spent()
+        except (LookupError, UserError, OSError):  # no request of a run, or an unreadable file
+            return {}
 
     @property
     def _handlers(self) -> dict[str, Callable[[Message], Answer]]:

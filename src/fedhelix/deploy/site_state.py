@@ -152,6 +152,11 @@ class SiteState:
     def _last_sent(self) -> Tree:
         return load(self._sent_path) if self.has_sent else {"round": -1}
 
+    def spent(self) -> dict[str, float]:
+        """The epsilon and delta that the last answer to a round had, if any."""
+        fields = self._last_sent().get("fields", {})
+        return {name: fields[name] for name in ("epsilon", "delta") if name in fields}
+
     def write_sent(self, answer: Tree) -> None:
         """Store the answer of a round before it leaves."""
         save(answer, self._sent_path)

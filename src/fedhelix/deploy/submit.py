@@ -22,7 +22,8 @@ from fedhelix.data import from_npz
 from fedhelix.deploy import waiting
 from fedhelix.deploy.code import code_files
 from fedhelix.deploy.hints import resumption
-from fedhelix.deploy.policy import GO_ON, UNTAKEN, RoundPolicy, also, cohort_size, sampled
+from fedhelix.deploy.idle import check_any_work, why_idle
+from fedhelix.deploy.policy import GO_ON, RoundPolicy, cohort_size, sampled
 from fedhelix.deploy.registry import SITES_FILE, read_sites
 from fedhelix.deploy.remote_data import OWN
 from fedhelix.deploy.site_policy import chain
@@ -225,7 +226,7 @@ def follow(control: Control, folder: RunFolder, quiet: bool | None = None) -> di
             if watcher.seen > seen:
                 attempts = 0
             _explain(status, folder)
-    _check_any_work(folder.records(), folder.path, folder.where)
+    check_any_work(folder.records(), folder.path, folder.where)
     if (ended := folder.rounds_saved) < rounds:
         warnings.warn(
             f"the run ends after round {ended} of {rounds}: the privacy budget is spent, and too "
@@ -245,6 +246,7 @@ class _Watcher:
         self.begun = folder.rounds_saved
         self.spent: set[int] = set()  # clients whose privacy budget is spent, as was said
         self.waited = ""  # for whom, as was said last
+        self.idle = False  # whether it was said that a round had no effect
 
     def watch(self, run_id: int) -> RunStatus:
         """Wait until a submission ends; Ctrl-C stops it."""
@@ -270,6 +272,7 @@ class _Watcher:
             self.progress.update(record)
             if self.begun <= record["round"] < self.spec.config.rounds:
                 self._show_spent(record)
+            self._show_idle(record)
         self.seen = max(self.seen, len(records))
 
     def _show_spent(self, record: Mapping[str, Any]) -> None:
@@ -290,6 +293,12 @@ class _Watcher:
             "noise or a larger epsilon.",
             file=sys.stderr,
         )
+
+    def _show_idle(self, record: Mapping[str, Any]) -> None:
+        """Say why the first round without effect had none, since more of them may follow."""
+        if not self.idle and record["round"] > self.begun and (why := why_idle(record)):
+            self.idle = True
+            print(f"fedhelix: round {record['round']} had no effect: {why}.", file=sys.stderr)
 
     def _show_waiting(self) -> None:
         words = waiting.read(self.folder.path)
@@ -318,33 +327,4 @@ def _explain(status: RunStatus, folder: RunFolder) -> None:
             f"fedhelix: the run was cut short ({why}); it is submitted again and goes on after "
             f"round {folder.rounds_saved}.",
             file=sys.stderr,
-        )
-
-
-def _check_any_work(records: Sequence[Mapping[str, Any]], path: Path, where: str = "") -> None:
-    """Refuse a run in which no site did any work in any round; say also who was left out, and how
-    to go on.
-    """
-    reasons = [{**record["missing"], **record["refused"]} for record in records]
-    idle = [
-        set(map(str, record["participants"])) <= why.keys()
-        for record, why in zip(records, reasons, strict=True)
-    ]
-    if any(reasons) and all(idle):
-        all_reasons = [reason for why in reasons for reason in why.values()]
-        taken = (reason for reason in all_reasons if not reason.startswith(UNTAKEN))
-        first = next(taken, UNTAKEN)
-        troubles = {
-            who: why for record in records for who, why in record.get("troubles", {}).items()
-        }
-        rounds = f"rounds={2 * len(records)}"  # as many as were in vain
-        how = resumption(path, where, "--set", rounds)
-        what = (
-            "no upload counted"
-            if any(one.get("uplink_bytes") for one in records)
-            else ("no site did any work")
-        )
-        raise EngineFailure(
-            f"{what} in this run: {first.rstrip('.')}{also(troubles.items())}; go on "
-            f"with {how} when that is fixed."
         )

@@ -112,11 +112,10 @@ class Transport:
             self.sent += len(request.content)
         outgoing = [request.message() for request in requests]
         keys = list(self.grid.push_messages(outgoing)) if outgoing else []
-        self._pending |= {key: request for key, request in zip(keys, requests, strict=True) if key}
-        self.reached |= {request.site for key, request in zip(keys, requests, strict=True) if key}
-        self._held += [
-            request for key, request in zip(keys, requests, strict=True) if request.site and not key
-        ]
+        sent = list(zip(keys, requests, strict=True))
+        self._pending |= {key: request for key, request in sent if key}
+        self.reached |= {request.site for key, request in sent if key}
+        self._held += [request for key, request in sent if request.site and not key]
 
     def request(
         self, requests: Mapping[str, Request], max_bytes: int, enough: int | None = None
@@ -148,8 +147,7 @@ class Transport:
             elif waiting:
                 time.sleep(poll_interval(time.monotonic() - begun))
         self._end_round()
-        refused = {**replies.refusals, **replies.absences}
-        self.exchanges.add(requests, replies.received, refused)
+        self.exchanges.add(requests, replies.received, {**replies.refusals, **replies.absences})
         return replies
 
     def _end_round(self) -> None:
@@ -181,8 +179,7 @@ class Transport:
     def _give_up_held(self) -> dict[str, str]:
         """Drop the requests to sites that are away for longer than the grace period, and why."""
         since = time.monotonic() - self.policy.grace
-        held = [request.site for request in self._held]
-        gone = {site for site in held if self._seen.get(site, -math.inf) < since}
+        gone = {one.site for one in self._held if self._seen.get(one.site, -math.inf) < since}
         self._held = [request for request in self._held if request.site not in gone]
         reasons = dict(self.left_out.values())
         return {site: reasons.get(site, "is not connected") for site in gone}
@@ -302,22 +299,26 @@ class Transport:
             self.received += len(content)
             request.received = fingerprint(content)
             answer = messages.read_answer(content, request.header["kind"], max_bytes)
-            if request.site and answer.header.get("spent"):
-                self.exhausted.add(request.site)  # it says so when it refuses, too
+            if request.site:
+                self._count(request.site, answer.header)  # refusals say what is spent, too
             if "error" in answer.header:
                 request.pause = answer.header.get("opens_in") or request.pause
                 return f"answered: {clipped(answer.header['error'])}"
-            repeated = [key for key in messages.REPEATED if key in request.header]
-            messages.expect(answer.header, **{key: request.header[key] for key in repeated})
-            if request.site:
-                messages.expect(answer.header, site=request.site)
-                if (spent := answer.header.get("epsilon")) is not None:
-                    self.spent[request.site] = max(spent, self.spent.get(request.site, 0.0))
+            wanted = {key: request.header.get(key) for key in messages.REPEATED}
+            wanted |= {"site": request.site} if request.site else {}
+            messages.expect(answer.header, **wanted)
         except UserError as problem:
             return f"sent an answer that {problem}"
         except Exception as problem:
             return f"sent an answer that cannot be read: {clipped(repr(problem))}"
         return answer
+
+    def _count(self, site: str, header: Mapping[str, Any]) -> None:
+        """What a site says of its privacy budget."""
+        if (spent := header.get("epsilon")) is not None:
+            self.spent[site] = max(spent, self.spent.get(site, 0.0))
+        if header.get("spent"):
+            self.exhausted.add(site)
 
     def _identify(self, request: PendingRequest, answer: Message | str) -> None:
         """Store which site a node is; a name that belongs to another key is refused."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from fedhelix.store.records import is_number
+from fedhelix.store.records import MOST_NAMES, is_number
 
 MIB = 2**20
 MOST_REASONS = 3
+ANSWERED = " answered: "  # between a site's name and the reason that it gave
 MEASURES = {
     "personal_accuracy": "personal accuracy",
     "personal_score": "personal score",
@@ -35,14 +36,28 @@ def count(number: int, noun: str) -> str:
 
 
 def reasons(given: Iterable[object]) -> str:
-    """The most frequent reasons, each with its number unless it is the only one."""
-    numbers = Counter(str(reason).rstrip(".") for reason in given)
+    """The most frequent reasons, each with its number unless it is the only one; sites that have
+    answered the same stand together.
+    """
+    numbers, sites = Counter[str](), dict[str, list[str]]()
+    for reason in given:
+        who, answered, why = str(reason).rstrip(".").rpartition(ANSWERED)
+        numbers[answered + why] += 1
+        if who not in (names := sites.setdefault(answered + why, [])):
+            names.append(who)
+    words = {reason: _named(names) + reason for reason, names in sites.items()}
     if len(numbers) == 1:
-        return next(iter(numbers))
+        return next(iter(words.values()))
     shown = numbers.most_common(MOST_REASONS)
     more = numbers.total() - sum(number for _, number in shown)
-    said = "; ".join(f"{number} × {reason}" for reason, number in shown)
+    said = "; ".join(f"{number} × {words[reason]}" for reason, number in shown)
     return f"{said}; and {more} more" if more else said
+
+
+def _named(sites: Sequence[str]) -> str:
+    """The first of some sites by name, and how many more there are."""
+    more = f" and {len(sites) - MOST_NAMES} more" if len(sites) > MOST_NAMES else ""
+    return ", ".join(sites[:MOST_NAMES]) + more
 
 
 def percent(value: float, error: float) -> str:

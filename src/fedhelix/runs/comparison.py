@@ -147,7 +147,9 @@ def _write_note(out: Path, note: dict[str, Any]) -> None:
             if _compared(there) == _compared(note):
                 return
             if not _is_rest(note, there, out):
-                raise UserError(f"'{out}' holds another comparison; choose another folder.")
+                raise UserError(
+                    f"'{out}' holds another comparison; choose another folder with --out."
+                )
         elif any(not path.match(f".{COMPARISON}.*") for path in out.iterdir()):
             raise UserError(
                 f"'{out}' is not empty; choose an empty or a new folder for the comparison."

@@ -224,9 +224,9 @@ def _read(out: Path, search: Search) -> list[Trial]:
             for trial in trials
         ]
     except (ValueError, LookupError, TypeError, AttributeError):
-        raise UserError(f"'{path}' is damaged; choose another folder.") from None
+        raise UserError(f"'{path}' is damaged; choose another folder with --out.") from None
     if known != _described(search):
-        raise UserError(f"'{out}' holds another search; choose another folder.")
+        raise UserError(f"'{out}' holds another search; choose another folder with --out.")
     return done
 
 

@@ -59,6 +59,8 @@ function age(changed) {
 }
 
 const valueOf = (run) => figure(run.value, run.metric.endsWith("accuracy"));
+// What that is, as the head of a column.
+const metrics = (list) => [...new Set(list.map((run) => MEASURES.find(({ key }) => key === run.metric).label))].join(" or ");
 const badges = (run) => [element("span", { class: `badge ${run.status}` }, run.status),
   run.diverged ? element("span", { class: "badge diverged" }, `diverged since round ${run.diverged}`) : null];
 
@@ -114,10 +116,10 @@ function showList() {
   const count = element("p", { class: "soft" });
   const search = element("input", { type: "search", placeholder: "Filter runs", "aria-label": "Filter runs", value: wanted });
   const compare = element("button", { id: "compare", class: "primary", type: "button", onclick: () => { location.hash = address("compare", ...ticked); } });
-  const heads = [["", ""], ["run", "name"], ["metric", ""], ["status", ""], ["uploaded", "wide"], ["time", "wide"], ["changed", "wide"]];
+  const heads = (list) => [["", ""], ["run", "name"], [metrics(list), ""], ["status", ""], ["uploaded", "wide"], ["time", "wide"], ["changed", "wide"]];
   const groups = element("div");
-  const table = (rows) => element("table", { class: "runs" },
-    element("thead", {}, element("tr", {}, ...heads.map(([word, kind]) => element("th", { class: kind }, word)))), element("tbody", {}, ...rows));
+  const table = (list) => element("table", { class: "runs" },
+    element("thead", {}, element("tr", {}, ...heads(list).map(([word, kind]) => element("th", { class: kind }, word)))), element("tbody", {}, ...list.map(row)));
   view.replaceChildren(element("div", { class: "bar" }, element("h1", {}, "Runs"), search, compare), groups, count);
   const draw = () => {
     const words = wanted.toLowerCase().split(/\s+/).filter(Boolean);
@@ -125,7 +127,7 @@ function showList() {
       .filter((run) => words.every((word) => `${run.id} ${run.method} ${run.data} ${run.status} ${run.diverged ? "diverged" : ""}`.toLowerCase().includes(word)));
     groups.replaceChildren(...[...grouped(matching)].map(([setting, members]) => element("section", { class: "card" },
       element("h2", {}, setting || "unknown data", " ", element("small", { class: "soft" }, members.length === 1 ? "1 run" : `${members.length} runs`)),
-      table(members.slice(0, shown).map(row)),
+      table(members.slice(0, shown)),
       members.length > shown ? element("button", { class: "more", type: "button", onclick: () => { shown *= 4; draw(); } }, "Show more runs") : null)));
     count.textContent = runs.size ? `${matching.length} of ${runs.size} runs` : "There is no run here yet. Start one: fedhelix run fedavg";
     countTicked();
@@ -227,7 +229,7 @@ async function showCompare(names, mine) {
   const charts = new Map();
   let sections = [];
   view.replaceChildren(element("div", { class: "bar" }, element("h1", {}, `${names.length} runs side by side`), each, element("a", { href: "#/" }, "All runs")), parts);
-  const heads = [["run", "name"], ["metric", ""], ["status", ""], ["uploaded", "wide"], ["time", "wide"]];
+  const heads = (list) => [["run", "name"], [metrics(list), ""], ["status", ""], ["uploaded", "wide"], ["time", "wide"]];
   const draw = () => {
     const single = each.getAttribute("aria-pressed") === "true";
     parts.replaceChildren(...sections.map((section) => {
@@ -243,7 +245,7 @@ async function showCompare(names, mine) {
         element("td", { class: "wide" }, size(run.uploaded)), element("td", { class: "wide" }, duration(run.seconds))));
       const card = element("section", { class: "card" }, section.words ? element("h2", {}, section.words) : null, host,
         section.bands && !single ? element("p", { class: "soft" }, `${section.bands[0].toUpperCase()}${section.bands.slice(1)}.`) : null,
-        element("table", { class: "runs plain" }, element("thead", {}, element("tr", {}, ...heads.map(([word, kind]) => element("th", { class: kind }, word)))), element("tbody", {}, ...rows)));
+        element("table", { class: "runs plain" }, element("thead", {}, element("tr", {}, ...heads(section.rows).map(([word, kind]) => element("th", { class: kind }, word)))), element("tbody", {}, ...rows)));
       queueMicrotask(() => chart.show(lines));
       return card;
     }));
