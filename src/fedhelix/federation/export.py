@@ -24,6 +24,7 @@ from fedhelix.core.shift import is_extended, load_shifted
 from fedhelix.core.tree import State, to_device
 from fedhelix.data import Dataset
 from fedhelix.engines.local import Setup, UsedModel
+from fedhelix.federation.predictions import keeps_padding
 from fedhelix.federation.setup import FederationSetup
 from fedhelix.store.records import Record, has_effect
 
@@ -227,10 +228,10 @@ def _inputs(data: Dataset) -> str:
 
 def _parts(fed: FederationSetup) -> str:
     """The parts of a sample by the names that the network's `forward` gives them."""
-    fields = fed.data.fields
+    setup, fields = fed.engine.setup, fed.data.fields
     assert fields is not None
     if not fields.named:
-        taken = inspect.signature(fed.engine.setup.module.forward).parameters.values()
+        taken = inspect.signature(setup.module.forward).parameters.values()
         names = [one.name for one in taken if one.kind is not one.VAR_POSITIONAL]
         if len(names) >= len(fields.names):
             fields = replace(fields, names=tuple(names[: len(fields.names)]))
@@ -239,7 +240,10 @@ def _parts(fed: FederationSetup) -> str:
         words.append("the network does not scale samples, so give it the uint8 ones as x / 255")
     if fields.mask is not None:
         mask = fields.names[fields.mask]
-        words.append(f"sequences are padded at the end, and {mask} is 1 where they have values")
+        end = f" to length {fields.length}, as in training" if keeps_padding(setup) else ""
+        words.append(
+            f"sequences are padded at the end{end}, and {mask} is 1 where they have values"
+        )
     return "; ".join(words)
 
 
