@@ -140,9 +140,12 @@ class Run:
         state = checked(fed.method).model(self.state.server, ctx)
         return None if state is None else self._module(state)
 
-    def onboard(self, data: Any) -> int:
-        """An unseen client with its own data joins (see `Federation.onboard`); its number."""
-        number, self.state = newcomers.onboard(self.federation, data, self.state)
+    def onboard(self, data: Any, name: str | int | None = None) -> int:
+        """An unseen client with its own data joins (see `Federation.onboard`); its number.
+
+        The run folder does not keep it: for that, build a `Federation` with all clients.
+        """
+        number, self.state = newcomers.onboard(self.federation, data, self.state, name)
         return number
 
     def inherit(self, module: nn.Module, data: Any) -> nn.Module:
