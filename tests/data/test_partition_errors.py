@@ -32,6 +32,7 @@ class TestBadInput:
                 "unknown partition 'dirichlt'; did you mean 'dirichlet'",
             ),
             (lambda: parse("dirichlet", 10), "lacks its alpha"),
+            (lambda: parse("dirichlet=0.1", 10), "'dirichlet=0.1'; did you mean 'dirichlet:0.1'"),
             (lambda: parse("dirichlet:x", 10), "alpha must be a number, not 'x'"),
             (lambda: parse("shard:1.5", 10), "classes_per_client must be a whole number"),
             (lambda: parse("iid:3", 10), "iid takes no number"),

@@ -224,7 +224,7 @@ class TestRules:
         assert len(natural(ids=np.arange(80) % 5).split(data, 0)) == 5
         for partition in (dirichlet(4, 1), shard(4, 1), dominant(4)):
             with pytest.raises(
-                UserError, match="needs classes, but 'data' has none; use iid or natural"
+                UserError, match="needs classes, but 'data' has none; use iid, quantity or natural"
             ):
                 partition.split(data, 0)
 

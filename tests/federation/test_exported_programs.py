@@ -73,6 +73,18 @@ class Reader(nn.Module):
         return self.head((self.embedding(words) * seen[..., None]).sum(1))
 
 
+class Recurrent(Reader):
+    """The last state before the padding, of which PyTorch makes a program of so many steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = nn.GRU(4, 4, batch_first=True)
+
+    def forward(self, words, seen):
+        states, _ = self.steps(self.embedding(words))
+        return self.head((states * seen[..., None]).sum(1))
+
+
 class Choosy(Reader):
     """What it does depends on values, which no program can follow."""
 
@@ -97,6 +109,30 @@ def test_a_program_takes_sequences_of_any_length(tmp_path):
         assert np.allclose(found.detach(), run.predict(words, raw=True), atol=1e-5)
     card = (tmp_path / "README.md").read_text()
     assert "words 8 int64, seen 8 bool; sequences are padded at the end, and seen is 1" in card
+    assert "alone" not in card
+
+
+def test_a_recurrent_program_takes_one_length_and_the_card_says_so(tmp_path):
+    run = trained(Recurrent)
+    words = [[1, 2, 3], [4, 5]]
+    assert run.prepare(words)[0].shape == (2, 3), "the network itself masks the padding"
+    card = (run.export(tmp_path, "torch") / "README.md").read_text()
+    assert "\nmodel.pt2 takes sequences of length 8 alone; `run.prepare(x, padded=True)`" in card
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    found = program(*run.prepare(words, padded=True)).detach()
+    assert np.allclose(found, run.predict(words, raw=True), atol=1e-5)
+
+
+def test_a_recurrent_network_as_onnx_takes_what_its_card_says(tmp_path):
+    pytest.importorskip("onnxscript")
+    reference = pytest.importorskip("onnx.reference")
+    run = trained(Recurrent)
+    words = [[1, 2, 3], [4, 5]]
+    card = (run.export(tmp_path, "onnx") / "README.md").read_text()
+    session = reference.ReferenceEvaluator(str(tmp_path / "model.onnx"))
+    given = [part.numpy() for part in run.prepare(words, padded="of length 8 alone" in card)]
+    (found,) = session.run(None, dict(zip(session.input_names, given, strict=True)))
+    assert np.allclose(found, run.predict(words, raw=True), atol=1e-5)
 
 
 def test_what_cannot_be_exported_is_refused(tmp_path):

@@ -95,6 +95,28 @@ def test_newcomers_have_rows_and_numbers_beside_named_clients(tmp_path):
         assert np.isin(split.train, np.arange(48, 64)).all() and len(split.train) == 16
 
 
+def test_a_newcomer_has_the_name_that_is_given():
+    run = fit(from_arrays(X, Y, owners=np.array(["ulm", "bern"])[np.arange(60) % 2]))
+    assert run.onboard((X[:20], Y[:20]), name="basel") == 2
+    assert run.onboard((X[:20], Y[:20]), name=7) == 3
+    assert run.federation.names == ("bern", "ulm", "basel", "7")
+    assert run.predict(X[:3], client="basel").shape == (3,)
+    with pytest.raises(UserError, match="there is a client 'ulm' already; give the newcomer anot"):
+        run.onboard((X[:20], Y[:20]), name="ulm")
+    with pytest.raises(UserError, match=r"name is text or a whole number, not \['a'\]"):
+        run.onboard((X[:20], Y[:20]), name=["a"])
+    assert run.federation.clients == 4
+
+    numbers = fit(from_arrays(X, Y, owners=np.arange(60) % 2 + 5))
+    assert numbers.onboard((X[:20], Y[:20]), name=40) == 40
+    assert numbers.onboard((X[:20], Y[:20])) == 41
+    with pytest.raises(UserError, match="names of these clients are whole numbers, not 'basel'"):
+        numbers.onboard((X[:20], Y[:20]), name="basel")
+    nameless = Federation(from_arrays(X, Y), "iid", clients=2, model="linear").fit(1, quiet=True)
+    with pytest.raises(UserError, match="have no names, only numbers, and the newcomer is 2"):
+        nameless.onboard((X[:20], Y[:20]), name="basel")
+
+
 def test_the_summary_of_a_run_counts_its_own_clients(tmp_path):
     data = from_arrays(X, Y, owners=np.arange(60) % 2)
     run = fit(data, out=tmp_path / "run")

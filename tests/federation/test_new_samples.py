@@ -188,8 +188,64 @@ def test_prepared_samples_suit_the_networks(table):
 def test_a_network_that_fails_for_an_empty_sequence_says_so(sequences):
     class Strict(Words):
         def forward(self, x, mask=None):
-            return self.head(self.embedding(x).max(1).values)
+            return self.head(self.embedding(x).masked_fill(~mask[..., None], -9).max(1).values)
 
     strict = trained([[1, 2, 3], [4, 5]] * 20, Y, Strict)
     with pytest.raises(UserError, match="the network fails for samples of shape"):
         strict.predict([[]], client=0)
+
+
+class Mean(Words):
+    """It looks at the padding: the mean is over all places."""
+
+
+class Whole(Words):
+    """A network for sequences of one length."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(6 * 4, 2)
+
+    def forward(self, x, mask):
+        return self.head((self.embedding(x) * mask[..., None]).flatten(1))
+
+
+class Masked(Words):
+    def forward(self, x, mask):
+        return self.head((self.embedding(x) * mask[..., None]).sum(1))
+
+
+SEQUENCES = [DRAW.integers(1, 10, 2 + place % 5).tolist() for place in range(40)]
+
+
+@pytest.mark.parametrize("network", [Mean, Whole, Masked])
+def test_what_is_said_about_a_sequence_does_not_depend_on_the_others(network, tmp_path):
+    run = trained(SEQUENCES, Y, network)
+    together = run.predict(SEQUENCES[:10], raw=True)
+    alone = np.concatenate([run.predict([one], raw=True) for one in SEQUENCES[:10]])
+    np.testing.assert_allclose(alone, together, atol=1e-6)
+    words, mask = run.prepare([[5, 3]])
+    width = 2 if network is Masked else 6
+    assert words.tolist() == [[5, 3] + [0] * (width - 2)]
+    assert mask.tolist() == [[True, True] + [False] * (width - 2)]
+    given = run.model()(words, mask).detach().numpy()
+    np.testing.assert_allclose(given, run.predict([[5, 3]], raw=True), atol=1e-6)
+    card = (run.export(tmp_path) / "README.md").read_text()
+    assert ("padded at the end to length 6, as in training" in card) is (network is not Masked)
+
+
+def test_longer_sequences_than_in_training_are_padded_to_their_longest():
+    run = trained(SEQUENCES, Y, Mean)
+    assert run.prepare([[1] * 8, [2]])[0].shape == (2, 8)
+    assert run.prepare([[1, 2], [3]])[0].shape == (2, 6)
+
+
+def test_tags_are_as_many_as_the_places_of_the_call():
+    class Smoothed(Tags):
+        def forward(self, x, mask):
+            x = self.embedding(x)
+            return self.head(x + x.mean(1, keepdim=True))
+
+    run = trained(SEQUENCES, [[token % 3 for token in one] for one in SEQUENCES], Smoothed)
+    assert run.predict(np.ones((2, 4), int)).shape == (2, 4)
+    assert run.predict([[1, 2, 4], [5]]).tolist()[1][1:] == [-100, -100]

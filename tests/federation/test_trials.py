@@ -195,6 +195,12 @@ def test_a_run_names_the_metric_that_fails(metric, words):
         run.evaluate({"all": lambda o, t: len(t), "mine": metric})
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_loss_that_compares_all_with_all_is_refused_without_warnings():
+    with pytest.raises(UserError, match=r"^loss compares every output with every target"):
+        federation(NUMBERS, loss=nn.MSELoss())
+
+
 def test_evaluate_refuses_a_metric_that_compares_all_with_all():
     run = fit(NUMBERS)
     flat = run.evaluate({"mine": lambda o, t: (o.squeeze(-1) - t).abs().mean()})

@@ -248,7 +248,8 @@ def test_a_network_of_a_file_is_named_with_it(tmp_path, monkeypatch):
     assert Path(spec.config.model.partition(":")[0]).is_file()
     for text, sentence in (
         ("mynet.py", "name the network"),
-        ("mynet.py:Net", "has no network 'Net'"),
+        ("mynet.py:Net", "has no network 'Net'; did you mean 'net'?"),
+        ("mynet.py:Other", "has no network 'Other'; there are: net"),
         ("mynet.py:nn", "is no class or function"),
         ("absent.py:net", "there is no file"),
     ):

@@ -37,10 +37,14 @@ class UnusableMessage(EngineFailure):
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
     """An error for a name that does not exist, with the nearest one that does."""
+    return UserError(f"unknown {kind} '{name}'; {nearest(name, known)}")
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """The end of a sentence about a name that does not exist: the nearest one that does, or all."""
     names, given = {one.lower(): one for one in sorted(known)}, str(name).lower()
     similar = 0.62 if len(given) > 2 else 0.5  # of two letters one may be wrong
     close = difflib.get_close_matches(given, names, n=1, cutoff=similar)
     shown = (f"'{one}'" if "," in one else one for one in names.values())
     all_names = ", ".join(shown) or "none"
-    hint = f"did you mean '{names[close[0]]}'?" if close else f"there are: {all_names}."
-    return UserError(f"unknown {kind} '{name}'; {hint}")
+    return f"did you mean '{names[close[0]]}'?" if close else f"there are: {all_names}."

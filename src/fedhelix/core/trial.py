@@ -42,6 +42,7 @@ def check_loss(objective: Objective, output: Tensor, target: Tensor) -> None:
     try:
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Converting a tensor with requires_grad")
+            warnings.filterwarnings("ignore", "Using a target size")  # of what is refused below
             value = objective.loss(leaf, target)
     except UserError:
         raise
@@ -253,10 +254,12 @@ def _refuse_broadcast(
         return
     for tried in (output, target.to(output.dtype)[..., None]):
         try:
-            values = [
-                torch.as_tensor(rule(outputs, target)).double()
-                for outputs in (tried, tried.squeeze(-1), tried.roll(1, 0))
-            ]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                values = [
+                    torch.as_tensor(rule(outputs, target)).double()
+                    for outputs in (tried, tried.squeeze(-1), tried.roll(1, 0))
+                ]
         except Exception:  # it needs that axis, and so does not broadcast
             return
         value, flat, rolled = values

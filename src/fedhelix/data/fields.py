@@ -116,6 +116,22 @@ class Fields:
             ]
         )
 
+    def filled(self, x: Inputs) -> Inputs:
+        """The parts with shorter sequences filled up to the known length."""
+        if self.mask is None or self.length is None:
+            return x
+        parts = in_order(x)
+        width = parts[self.mask].shape[-1]
+        lacking = max(0, self.length - width)
+        return self._inputs(
+            [
+                F.pad(part, (0, 0) * (part.dim() - 2) + (0, lacking))
+                if (*shape[:1], *part.shape[1:2]) == (self.length, width)
+                else part
+                for part, shape in zip(parts, self.shapes, strict=True)
+            ]
+        )
+
     def pack(self, parts: Parts) -> Tensor:
         """The samples as rows of bytes."""
         columns = []

@@ -47,7 +47,7 @@ class SitesRun(Run):
             "the sites of a deployment keep their test samples; run.records has what they measured."
         )
 
-    def onboard(self, data: Any) -> NoReturn:
+    def onboard(self, data: Any, name: str | int | None = None) -> NoReturn:
         """Refused: newcomers of a deployment are sites."""
         raise UserError(
             "a newcomer to a deployment joins as a site; admit it with `fedhelix deploy admit`."

@@ -15,7 +15,7 @@ from fedhelix.deploy.site import Site
 from fedhelix.deploy.site_state import SiteState, latest_model
 from fedhelix.engines.local import UsedModel
 from fedhelix.federation.export import network_of, write_network
-from fedhelix.federation.predictions import decided, outputs_for
+from fedhelix.federation.predictions import outputs_for, predicted
 
 
 def trained_site(
@@ -58,5 +58,4 @@ def predictions(site: Site, inputs: Path, outputs: bool = False) -> np.ndarray:
         raise UserError(f"'{inputs}' holds several arrays; give one FILE.npy with the samples.")
     setup, state = site.used_model()
     model = UsedModel(setup, to_device(state, setup.device))
-    found = outputs_for(model, setup.data, x)
-    return found.numpy() if outputs else decided(model, setup.data, found)
+    return outputs_for(model, setup, x).numpy() if outputs else predicted(model, setup, x)

@@ -24,6 +24,7 @@ from fedhelix.core.shift import is_extended, load_shifted
 from fedhelix.core.tree import State, to_device
 from fedhelix.data import Dataset
 from fedhelix.engines.local import Setup, UsedModel
+from fedhelix.federation.predictions import keeps_padding
 from fedhelix.federation.setup import FederationSetup
 from fedhelix.store.records import Record, has_effect
 
@@ -43,8 +44,13 @@ def export(
         if name not in FILES:
             raise UserError(f"formats are {', '.join(FILES)}, not '{name}'.")
     writable_file(*(folder / FILES[name] for name in formats), folder / CARD)
-    for name in formats:
-        write_network(module, fed.data, folder / FILES[name])
+    fixed = [name for name in formats if write_network(module, fed.data, folder / FILES[name])]
+    if fixed and fed.data.fields is not None:
+        card += "".join(
+            f"\n{FILES[name]} takes sequences of length {fed.data.fields.length} alone; "
+            "`run.prepare(x, padded=True)` pads them to it.\n"
+            for name in fixed
+        )
     write_atomically(folder / CARD, card.encode())
     return folder
 
@@ -65,8 +71,10 @@ def check_suffix(path: Path) -> None:
         raise UserError(f"models are written as {kinds}, not '{path}'.")
 
 
-def write_network(module: nn.Module, data: Dataset, path: Path) -> None:
-    """Write a network in the format that the file's name ends in."""
+def write_network(module: nn.Module, data: Dataset, path: Path) -> bool:
+    """Write a network in the format that the file's name ends in; whether it is a program for
+    sequences of one length.
+    """
     check_suffix(path)
     module = module.cpu()
     example = data.prepare(data.x[[0, 0]].cpu())  # a batch of one would be one for ever
@@ -74,7 +82,7 @@ def write_network(module: nn.Module, data: Dataset, path: Path) -> None:
     # networks return.
     outputs = module.register_forward_hook(lambda _, inputs, returned: output_of(returned))
     try:
-        _written(path, lambda file: WRITERS[path.suffix](module, example, data, file))
+        return _written(path, lambda file: WRITERS[path.suffix](module, example, data, file))
     finally:
         outputs.remove()
 
@@ -86,14 +94,31 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _weights(module: nn.Module, example: Inputs, data: Dataset, file: Path) -> None:
+def _weights(module: nn.Module, example: Inputs, data: Dataset, file: Path) -> bool:
     file.write_bytes(save(weights(module)))
+    return False
 
 
-def _program(module: nn.Module, example: Inputs, data: Dataset, file: Path) -> None:
+def _program(module: nn.Module, example: Inputs, data: Dataset, file: Path) -> bool:
     args, keywords = arguments(example)
     dynamic = _dynamic(module, example, data)
-    torch.export.save(torch.export.export(module, args, keywords, dynamic_shapes=dynamic), file)
+    program = torch.export.export(module, args, keywords, dynamic_shapes=dynamic)
+    torch.export.save(program, file)
+    return _has_one_length(program, data)
+
+
+def _has_one_length(program: torch.export.ExportedProgram | None, data: Dataset) -> bool:
+    """Whether a program takes sequences of one length alone, as PyTorch makes it of a GRU, whose
+    steps it writes down one by one.
+    """
+    from torch.fx.experimental.symbolic_shapes import is_concrete_int  # slow to import
+
+    length = None if data.fields is None else data.fields.length
+    if program is None or length is None:
+        return False
+    names = program.graph_signature.user_inputs
+    shapes = [node.meta["val"].shape for node in program.graph.nodes if node.name in names]
+    return any(is_concrete_int(size) and size == length for shape in shapes for size in shape[1:2])
 
 
 def _dynamic(module: nn.Module, example: Inputs, data: Dataset) -> dict[str, Any]:
@@ -111,13 +136,13 @@ def _dynamic(module: nn.Module, example: Inputs, data: Dataset) -> dict[str, Any
     return inspect.signature(module.forward).bind(*map(sizes, args), **named).arguments
 
 
-def _onnx(module: nn.Module, example: Inputs, data: Dataset, file: Path) -> None:
+def _onnx(module: nn.Module, example: Inputs, data: Dataset, file: Path) -> bool:
     try:
         import onnxscript  # noqa: F401 - torch needs it
     except ImportError:
         raise UserError("ONNX needs a package: pip install 'fedhelix[export]'.") from None
     args, keywords = arguments(example)
-    torch.onnx.export(
+    program = torch.onnx.export(
         module,
         args,
         str(file),
@@ -127,18 +152,19 @@ def _onnx(module: nn.Module, example: Inputs, data: Dataset, file: Path) -> None
         external_data=False,
         verbose=False,
     )
+    return _has_one_length(None if program is None else program.exported_program, data)
 
 
 WRITERS = {".safetensors": _weights, ".pt2": _program, ".onnx": _onnx}  # by a file's suffix
 
 
-def _written(path: Path, write: Callable[[Path], None]) -> None:
+def _written(path: Path, write: Callable[[Path], bool]) -> bool:
     """A file that others write, in its place only once it is complete."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / path.name
         try:
             with _hushed():
-                write(file)
+                has_one_length = write(file)
         except UserError:
             raise
         except Exception as problem:  # a network may do anything
@@ -148,6 +174,7 @@ def _written(path: Path, write: Callable[[Path], None]) -> None:
                 "safetensors instead."
             ) from problem
         write_atomically(path, file.read_bytes())
+    return has_one_length
 
 
 @contextmanager
@@ -227,10 +254,10 @@ def _inputs(data: Dataset) -> str:
 
 def _parts(fed: FederationSetup) -> str:
     """The parts of a sample by the names that the network's `forward` gives them."""
-    fields = fed.data.fields
+    setup, fields = fed.engine.setup, fed.data.fields
     assert fields is not None
     if not fields.named:
-        taken = inspect.signature(fed.engine.setup.module.forward).parameters.values()
+        taken = inspect.signature(setup.module.forward).parameters.values()
         names = [one.name for one in taken if one.kind is not one.VAR_POSITIONAL]
         if len(names) >= len(fields.names):
             fields = replace(fields, names=tuple(names[: len(fields.names)]))
@@ -239,7 +266,10 @@ def _parts(fed: FederationSetup) -> str:
         words.append("the network does not scale samples, so give it the uint8 ones as x / 255")
     if fields.mask is not None:
         mask = fields.names[fields.mask]
-        words.append(f"sequences are padded at the end, and {mask} is 1 where they have values")
+        end = f" to length {fields.length}, as in training" if keeps_padding(setup) else ""
+        words.append(
+            f"sequences are padded at the end{end}, and {mask} is 1 where they have values"
+        )
     return "; ".join(words)
 
 

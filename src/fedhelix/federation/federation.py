@@ -130,14 +130,18 @@ class Federation(FederationSetup):
         """What a record says about the models in a state."""
         return evaluation.evaluate(self, state, ctx)
 
-    def onboard(self, data: Any, state: FederationState) -> tuple[int, FederationState]:
+    def onboard(
+        self, data: Any, state: FederationState, name: str | int | None = None
+    ) -> tuple[int, FederationState]:
         """An unseen client with its own data joins: a pair (x, y), a table, a torch data set, or
-        what `from_table` returns.
+        what `from_table` returns. Where clients have names, `name` is its own.
 
-        Returns its number and the next state. From the next round on it may be sampled and is
-        evaluated; a fifth of its samples, at least one of two, become its test part.
+        Returns its number (where names are whole numbers: its name) and the next state. From the
+        next round on it may be sampled and is evaluated; a fifth of its samples, at least one of
+        two, become its test part. It lives in this federation and state alone: a run folder keeps
+        the clients that it began with.
         """
-        return newcomers.onboard(self, data, state)
+        return newcomers.onboard(self, data, state, name)
 
     def census(self) -> dict[str, Any]:
         """Training samples per client (and class), who is malicious, and who is evaluated."""

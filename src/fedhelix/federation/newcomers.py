@@ -24,6 +24,7 @@ from fedhelix.data import UNSHIFTED, Dataset, Split, from_clients
 from fedhelix.data.columns import features_of, pair_of, with_names
 from fedhelix.data.fields import Fields, Parts, fitted, width
 from fedhelix.data.labels import numbered
+from fedhelix.data.owners import Names, read_owners
 from fedhelix.data.reading import read_inputs
 from fedhelix.engines.local import ClientTask, Setup
 from fedhelix.federation import guard
@@ -135,14 +136,17 @@ def inherit(
     return heir
 
 
-def onboard(fed: FederationSetup, data: Any, state: FederationState) -> tuple[int, FederationState]:
-    """An unseen client with its own data joins: its number (where owners are whole numbers: a free
-    one), and the next state.
+def onboard(
+    fed: FederationSetup, data: Any, state: FederationState, name: str | int | None = None
+) -> tuple[int, FederationState]:
+    """An unseen client with its own data joins: its number (where owners are whole numbers: its
+    name), and the next state.
 
     From the next round on it may be sampled and is evaluated; a fifth of its samples become its
     test part.
     """
     setup, number = fed.engine.setup, fed.clients
+    names = _names_with(fed.names, number, name)
     wider = with_client(fed, data)
     if fed.devices is not None:
         fed.devices.device(number)  # a trace may not know it
@@ -170,14 +174,32 @@ def onboard(fed: FederationSetup, data: Any, state: FederationState) -> tuple[in
         )
         for sampler, group in zip(fed.samplers, members, strict=True)
     ]
-    if fed.names is None:
-        return number, state
-    if isinstance(fed.names[0], int):
-        free = max(number, 1 + max(fed.names))
-        fed.names = (*fed.names, free)
-        return free, state
-    fed.names = (*fed.names, f"newcomer-{number}")
-    return number, state
+    fed.names = names
+    last = None if names is None else names[-1]
+    return last if isinstance(last, int) else number, state
+
+
+def _names_with(names: Names | None, number: int, name: str | int | None) -> Names | None:
+    """The clients' names with that of a newcomer; one that has none gets a free one."""
+    if names is None:
+        if name is not None:
+            raise UserError(
+                f"these clients have no names, only numbers, and the newcomer is {number}; leave "
+                "name out."
+            )
+        return None
+    numbered = isinstance(names[0], int)
+    if name is None:
+        name = max(number, 1 + max(map(int, names))) if numbered else f"newcomer-{number}"
+    if isinstance(name, bool) or not isinstance(name, int | np.integer | str):
+        raise UserError(f"name is text or a whole number, not {name!r}.")
+    (own,) = read_owners([name], "the newcomer").tolist()
+    if numbered and not isinstance(own, int):
+        raise UserError(f"the names of these clients are whole numbers, not '{own}'.")
+    own = own if numbered else str(own)
+    if own in names:
+        raise UserError(f"there is a client '{own}' already; give the newcomer another name.")
+    return (*names, own)
 
 
 def with_client(fed: FederationSetup, data: Any) -> Setup:

@@ -17,6 +17,7 @@ from fedhelix.data.columns import features_of
 from fedhelix.data.fields import Fields, Parts, aligned, as_parts, ends_padded, part_names
 from fedhelix.data.owners import Names
 from fedhelix.data.reading import Samples, read_inputs
+from fedhelix.engines.local import Setup
 
 AT_ONCE = 1000  # samples
 
@@ -43,22 +44,44 @@ def number_of(client: int | str, clients: int, names: Names | None) -> int:
     return int(client)
 
 
-def predicted(module: nn.Module, data: Dataset, x: Any) -> np.ndarray:
+def predicted(module: nn.Module, setup: Setup, x: Any) -> np.ndarray:
     """What a network says about samples such as it was trained on: classes, labels or values; where
     a sequence of tokens is padded, what marks that in targets (among names: none).
     """
-    prepared = prepared_inputs(data, x)
-    found = decided(module, data, _all_outputs(module, data, prepared))
+    data = setup.data
+    given = _prepared(data, x)
+    found = decided(module, data, _all_outputs(module, data, _as_trained(setup, given)))
     if data.has_token_targets and data.fields is not None and data.fields.mask is not None:
-        filled = in_order(prepared)[data.fields.mask] != 0
+        filled = in_order(given)[data.fields.mask] != 0
+        found = found[:, : filled.shape[1]]
         if tuple(filled.shape) == found.shape and ends_padded(filled):
             found[~filled.numpy()] = IGNORED if data.labels is None else ""
     return found
 
 
-def outputs_for(module: nn.Module, data: Dataset, x: Any) -> Tensor:
+def outputs_for(module: nn.Module, setup: Setup, x: Any) -> Tensor:
     """A network's outputs for samples such as it was trained on."""
-    return _all_outputs(module, data, prepared_inputs(data, x))
+    return _all_outputs(module, setup.data, prepared_inputs(setup, x))
+
+
+def prepared_inputs(setup: Setup, x: Any, padded: bool = False) -> Inputs:
+    """New samples as the network gets them, `padded` to the length of the training in any case;
+    refuses those of another form.
+    """
+    return _as_trained(setup, _prepared(setup.data, x), padded)
+
+
+def keeps_padding(setup: Setup) -> bool:
+    """Whether the network gets all the padding behind sequences, in training and after it: what it
+    says may depend on that.
+    """
+    return not setup.cuts and setup.data.lengths is not None
+
+
+def _as_trained(setup: Setup, x: Inputs, padded: bool = False) -> Inputs:
+    """Prepared samples with as much padding as in training, where the network may look at it."""
+    fields = setup.data.fields
+    return fields.filled(x) if fields and (padded or keeps_padding(setup)) else x
 
 
 @torch.no_grad()
@@ -112,8 +135,8 @@ def _unknown_token(data: Dataset, x: Inputs) -> str:
     return ""
 
 
-def prepared_inputs(data: Dataset, x: Any) -> Inputs:
-    """New samples as the network gets them; refuses those of another form."""
+def _prepared(data: Dataset, x: Any) -> Inputs:
+    """New samples, scaled as those of the training; refuses those of another form."""
     fields = data.fields
     features = features_of(x, data.columns, fields is not None and fields.named)
     samples = read_inputs(features, "x")

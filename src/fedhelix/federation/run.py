@@ -140,9 +140,12 @@ class Run:
         state = checked(fed.method).model(self.state.server, ctx)
         return None if state is None else self._module(state)
 
-    def onboard(self, data: Any) -> int:
-        """An unseen client with its own data joins (see `Federation.onboard`); its number."""
-        number, self.state = newcomers.onboard(self.federation, data, self.state)
+    def onboard(self, data: Any, name: str | int | None = None) -> int:
+        """An unseen client with its own data joins (see `Federation.onboard`); its number.
+
+        The run folder does not keep it: for that, build a `Federation` with all clients.
+        """
+        number, self.state = newcomers.onboard(self.federation, data, self.state, name)
         return number
 
     def inherit(self, module: nn.Module, data: Any) -> nn.Module:
@@ -180,14 +183,17 @@ class Run:
         The result are classes (by name, where the data have names), labels or values; with `raw`
         the network's outputs. The padding of shorter sequences has the class -100, or no name.
         """
-        module, data = self.network(client), self.federation.data
-        return outputs_for(module, data, x).numpy() if raw else predicted(module, data, x)
+        module, setup = self.network(client), self.federation.engine.setup
+        return outputs_for(module, setup, x).numpy() if raw else predicted(module, setup, x)
 
-    def prepare(self, x: Any) -> Inputs:
+    def prepare(self, x: Any, padded: bool = False) -> Inputs:
         """New samples as `model` and `personal` take them: scaled and normalised as in training,
         and a tuple or dictionary of tensors where samples have several parts.
+
+        Sequences are padded to the longest of them, or, where the network may look at the padding
+        (and with `padded` in any case), to the longest of the training.
         """
-        return prepared_inputs(self.federation.data, x)
+        return prepared_inputs(self.federation.engine.setup, x, padded)
 
     def evaluate(self, metrics: Mapping[str, Metric]) -> pd.DataFrame:
         """Several metrics at once: clients' personal models on their own test samples, one row

@@ -13,7 +13,7 @@ from torch import nn
 from fedhelix.core import seeds
 from fedhelix.core.copies import copied
 from fedhelix.core.docs import summary
-from fedhelix.core.errors import UserError, unknown
+from fedhelix.core.errors import UserError, nearest, unknown
 from fedhelix.core.fit import LENT, check_fits
 from fedhelix.core.imports import find_in_file
 from fedhelix.models import cnn, dense, lora, resnet, text
@@ -112,8 +112,14 @@ def from_file(spec: str) -> Callable[..., nn.Module]:
         raise UserError(f"name the network in '{path}' as {path}:NAME, its class or function.")
     try:
         found: Callable[..., nn.Module] = find_in_file(str(Path(path).resolve()), name)
-    except AttributeError:
-        raise UserError(f"'{path}' has no network '{name}'; name a class or function.") from None
+    except AttributeError as problem:
+        known = vars(problem.obj)
+        own = [
+            key
+            for key, value in known.items()
+            if callable(value) and getattr(value, "__module__", None) == known["__name__"]
+        ]
+        raise UserError(f"'{path}' has no network '{name}'; {nearest(name, own)}") from None
     if not callable(found):
         raise UserError(f"'{name}' in '{path}' is no class or function that makes a network.")
     return found

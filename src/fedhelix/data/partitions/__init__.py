@@ -143,6 +143,9 @@ def parse(text: str, clients: int, **common: Any) -> Partition:
     `natural` ignores `clients`.
     """
     name, colon, number = text.strip().partition(":")
+    before, equals, _ = name.partition("=")
+    if equals and before in KINDS:
+        raise UserError(f"unknown partition '{name}'; did you mean '{name.replace('=', ':')}'?")
     if name not in KINDS:
         raise unknown("partition", name, KINDS)
     kind, setting = KINDS[name]

@@ -72,7 +72,7 @@ class Partition(Checked):
         if self.by_class and data.classes is None:
             raise UserError(
                 f"a {self.name} partition needs classes, but '{data.name}' has none; "
-                "use iid or natural."
+                "use iid, quantity or natural."
             )
         usable = self.usable(data, data.y)
         if exclude is not None:
