@@ -65,8 +65,8 @@ def leaderboard(  # noqa: PLR0913 - one for every flag
 ) -> None:
     """Rank methods over data sets and kinds of heterogeneity.
 
-    Every method tries equally many settings, judged on validation samples; the best are run with
-    all seeds. Runs are kept, so the same command goes on where it stopped:
+    Every method tries equally many settings, which validation samples compare; the best are run
+    with all seeds. Runs are kept, so the same command goes on where it stopped:
 
       fedhelix leaderboard --scale quick --minutes 30
     """

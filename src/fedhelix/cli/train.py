@@ -244,10 +244,15 @@ def tune(
         print(json.dumps(rows, indent=2))
         return
     cells = [
-        [method, str(sum(t.method == method for t in trials)), f"{one.best:.4f}"]
+        [
+            method,
+            str(sum(t.method == method for t in trials)),
+            f"{one.best:.1%}" if one.metric == "accuracy" else f"{one.best:.4f}",
+            str(one.best_round),
+        ]
         for method, one in found.items()
     ]
-    show_table(["method", "trials", "validation"], cells)
+    show_table(["method", "trials", "validation", "in round"], cells)
     # Plain `print`, so that a setting stays whole and can be copied.
     if found:
         print("\nThe best setting of each, with all that was set for the search:")

@@ -1,4 +1,4 @@
-"""Searches for settings with Optuna: equally many trials for every method, judged on validation.
+"""Searches for settings with Optuna: equally many trials for every method, compared on validation.
 
 A trial is an ordinary run with seed `seed`. What is over stands in trials.json, from which the same
 command goes on. The settings of trial n depend on the seed, n and the trials before it, so a search
@@ -44,11 +44,17 @@ class Trial:
     chosen: dict[str, Any]
     pruned: bool
     values: dict[int, float] = field(default_factory=dict)
+    metric: str = ""  # of the values; empty in files of before
 
     @property
     def best(self) -> float:
         """The best value of all rounds."""
         return max(self.values.values(), default=-math.inf)
+
+    @property
+    def best_round(self) -> int:
+        """The first round with that value; 0 where none was evaluated."""
+        return max(self.values, key=lambda t: self.values[t], default=0)
 
     @property
     def spec(self) -> str:
@@ -175,12 +181,12 @@ def _run(
 
     def watch(record: Record) -> None:
         session.check_time()
-        for round, value in _values([record]):
+        for _, round, value in _values([record]):
             asked.report(value, round)
             if asked.should_prune():
                 raise Pruned
 
-    for round, value in _values(_records(folder)):  # of a trial that was stopped
+    for _, round, value in _values(_records(folder)):  # of a trial that was stopped
         asked.report(value, round)
     pruned = False
     try:
@@ -190,25 +196,27 @@ def _run(
         pruned = True
         with RunFolder.open(folder) as run:
             run.change(pruned=True)  # for reports, which would take it for a run that was stopped
-    values = dict(_values(_records(folder)))
+    found = list(_values(_records(folder)))
+    values = {round: value for _, round, value in found}
     if not values and not pruned:
         raise UserError(
             "a search needs validation data: keep validation samples at the clients (as every "
             "partition does by default) or at the server (validation_size)."
         )
-    return Trial(method, number, chosen, pruned, values)
+    metric = found[-1][0] if found else ""
+    return Trial(method, number, chosen, pruned, values, metric)
 
 
 def _records(folder: Path) -> list[Record]:
     return RunFolder.open(folder).records() if (folder / "config.toml").exists() else []
 
 
-def _values(records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, float]]:
-    """The validation metric of the rounds that were evaluated."""
+def _values(records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int, float]]:
+    """The name of the validation metric, and its value in each round that was evaluated."""
     for record in records:
         for key, value in record.items():
             if key.startswith("valid_") and not key.endswith("loss") and is_number(value):
-                yield int(record["round"]), float(value)
+                yield key.removeprefix("valid_"), int(record["round"]), float(value)
 
 
 def _read(out: Path, search: Search) -> list[Trial]:

@@ -39,15 +39,15 @@ def ranking(scores: Mapping[str, np.ndarray]) -> dict[str, Any]:
         means_drawn = chosen.reshape(table.shape).mean(2)
         drawn[turn] = _ranks(means_drawn).mean(1)
     low, high = np.quantile(drawn, (LEVEL / 2, 1 - LEVEL / 2), axis=0)
-    judged = methods > 2 and settings > 1
+    testable = methods > 2 and settings > 1
     return {
         "settings": settings,
         "rows": {
             row: {"rank": float(means[at]), "interval": [float(low[at]), float(high[at])]}
             for at, row in enumerate(scores)
         },
-        "friedman_p": float(friedmanchisquare(*table.mean(2)).pvalue) if judged else None,
-        "critical_difference": nemenyi(methods, settings) if judged else None,
+        "friedman_p": float(friedmanchisquare(*table.mean(2)).pvalue) if testable else None,
+        "critical_difference": nemenyi(methods, settings) if testable else None,
     }
 
 
