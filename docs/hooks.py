@@ -109,7 +109,7 @@ def _link(match: re.Match[str], here: str, source: str) -> str:
     elif target == "README.md":
         inside = "index.md"
     elif target.startswith("docs/"):
-        inside = target.removeprefix("docs/")
+        inside = target.removeprefix("docs/").replace(".ipynb", ".md")
     else:
         return match[1]
     path = posixpath.relpath(inside, posixpath.dirname(here) or ".")
