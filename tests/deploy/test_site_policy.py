@@ -357,6 +357,8 @@ def test_a_dry_run_compares_noise_and_clip_as_the_server_will_send_them(data, tm
     (tmp_path / "config.toml").write_text(toml.dumps(values))
     spec, extra, experiment = asked_run(str(tmp_path), SiteCode())
     assert (extra, experiment) == (1, "0" * 32)
+    with pytest.raises(UserError, match=r"there is no run folder '.*nothere'"):
+        asked_run(str(tmp_path / "nothere"), SiteCode())
 
     def said(**rules):
         return list(reveals(Site("n", source, tmp_path, policy=SitePolicy(**rules)), spec, extra))

@@ -7,6 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from fedhelix import (
@@ -21,6 +23,7 @@ from fedhelix import (
     load,
     load_run,
 )
+from fedhelix.federation.export import rounded_up
 from fedhelix.runs import jobs
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
@@ -200,7 +203,13 @@ def test_a_model_card_says_whom_privacy_protects_and_how_well(method, whom, tmp_
     assert run.summary.items() >= spent.items() and run.folder.summary.items() >= spent.items()
     assert f">{most:.4g} at δ = 0.0001, {level}-level<" in run._repr_html_()
     card = (run.export(tmp_path / "model", "safetensors", client=0) / "README.md").read_text()
-    assert f"| Privacy | differential privacy of {whom}, epsilon {most:.3g} at delta 0.0001" in card
+    assert f"differential privacy of {whom}, epsilon {rounded_up(most)} at delta 0.0001" in card
+
+
+@given(st.floats(1e-3, 1e6))
+def test_bounds_are_not_rounded_down(bound):
+    assert bound <= float(rounded_up(bound)) <= bound * 1.01
+    assert rounded_up(1.0948) == "1.1" and rounded_up(2.0) == "2" and rounded_up(8.001) == "8.01"
 
 
 def test_a_model_card_says_how_many_rounds_changed_the_model(run, tmp_path):

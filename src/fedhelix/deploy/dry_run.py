@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedhelix.core import toml
+from fedhelix.core.errors import UserError
 from fedhelix.core.options import build
 from fedhelix.core.tree import encode
 from fedhelix.data import Split
@@ -38,6 +39,8 @@ def asked_run(text: str, code: SiteCode) -> tuple[RunSpec, int, str]:
     goes_on = path.is_dir()
     path = path / "config.toml" if goes_on else path
     if path.suffix != ".toml":
+        if len(path.parts) > 1 and not path.exists():
+            raise UserError(f"there is no run folder '{path}', and no method has such a name.")
         return make_spec(text, {}), 0, ""
     settings = toml.read(path)
     known = isinstance(settings.get("method"), Mapping) and "name" in settings["method"]

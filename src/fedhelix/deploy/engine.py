@@ -22,6 +22,7 @@ from fedhelix.federation.uploads import finite
 
 NOTHING: Mapping[int, Tree] = MappingProxyType({})
 SCORED = ("test", "test_loss", "valid")  # the numbers in a site's scores
+ROUNDING = 1e-6  # of numbers that payloads carry in single precision
 
 
 class RemoteEngine(Engine):
@@ -325,17 +326,17 @@ class RemoteEngine(Engine):
         return sorted(map(self.registry.client_of, self.transport.exhausted))
 
     def _spent(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """The epsilon of every client and whose budget is spent, where sites count their own.
+        """The epsilon of every client and whose budget is spent, as sites know it too.
 
-        Whatever the server has seen costs a site, also what came too late or stayed under masks;
-        the method's ledger has the aggregated uploads only, so the larger number counts.
+        Whatever the server has seen costs a site, also what came too late, stayed under masks, or
+        was seen before a backup was restored; the method's ledger has the uploads that it
+        aggregated, so the larger number counts.
         """
-        if not self.setup.method.capabilities.sample_gradients:
-            return {}
         spent = dict(metadata.get("epsilon", {}))
         for site, epsilon in self.transport.spent.items():
             client = str(self.registry.client_of(site))
-            spent[client] = max(spent.get(client, 0.0), epsilon)
+            if epsilon > spent.get(client, 0.0) * (1 + ROUNDING):
+                spent[client] = epsilon
         over = sorted({*metadata.get("budget_spent", ()), *self.spent})
         return {
             **({"epsilon": spent} if spent else {}),

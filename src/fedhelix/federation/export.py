@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from decimal import ROUND_CEILING, Context
 from pathlib import Path
 from typing import Any, Literal
 
@@ -237,8 +238,13 @@ def _privacy(fed: FederationSetup, summary: Mapping[str, Any]) -> str:
     if "epsilon" not in summary:
         return "no formal guarantee"
     whom = "single samples" if fed.method.capabilities.sample_gradients else "clients"
-    most = f"epsilon {summary['epsilon']:.3g} at delta {summary['delta']:g}"
+    most = f"epsilon {rounded_up(summary['epsilon'])} at delta {summary['delta']:g}"
     return f"differential privacy of {whom}, {most} (what a client has spent at most)"
+
+
+def rounded_up(bound: float) -> str:
+    """Three digits of a bound, which must not be rounded down."""
+    return f"{float(Context(prec=3, rounding=ROUND_CEILING).create_decimal_from_float(bound)):g}"
 
 
 def _inputs(data: Dataset) -> str:
