@@ -16,8 +16,8 @@ from fedhelix.core.options import checks_arguments
 from fedhelix.core.seeds import numpy_draw
 from fedhelix.data.cells import check_columns
 from fedhelix.data.checks import describe, describe_targets
+from fedhelix.data.class_names import common_class_names
 from fedhelix.data.columns import (
-    common_class_names,
     feature_names,
     has_splits,
     in_order_of,

@@ -21,7 +21,8 @@ from fedhelix.core.metrics import IGNORED
 from fedhelix.core.parts import each
 from fedhelix.core.tree import Tree, payload_bytes, take, to_device
 from fedhelix.data import UNSHIFTED, Dataset, Split, from_clients
-from fedhelix.data.columns import features_of, pair_of, with_names
+from fedhelix.data.class_names import with_names
+from fedhelix.data.columns import features_of, pair_of
 from fedhelix.data.fields import Fields, Parts, fitted, width
 from fedhelix.data.labels import numbered
 from fedhelix.data.owners import Names, read_owners
