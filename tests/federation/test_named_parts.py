@@ -232,3 +232,61 @@ def test_advice_for_columns_of_text_works():
     with pytest.raises(UserError, match="every entry is a client already; leave the partition out"):
         Federation([frame[:20], frame[20:]], partition.natural("site"))
     assert Federation(frame, partition.natural("site")).names == ("metz", "ulm")
+
+
+class Aged(Reader):
+    def forward(self, ids, age, attention_mask):
+        return super().forward(ids, attention_mask) + age[:, None]
+
+
+def test_clients_and_newcomers_may_be_what_from_table_returns_of_sequences():
+    def read(longest, columns=("input_ids",)):
+        frame = table(longest=longest).rename(columns={"label": "outcome"})
+        frame = frame.assign(ids=frame.input_ids, age=np.linspace(0, 1, 40))
+        frame.outcome = np.where(frame.outcome, "hi", "lo")
+        return from_table(frame, target="outcome", inputs=list(columns))
+
+    for columns, model in ((["input_ids"], Reader), (["ids", "age"], Aged)):
+        one, other = read(8, columns), read(5, columns)
+        data = from_clients({"a": one, "b": other})
+        assert data.columns == tuple(columns) and data.labels == ("hi", "lo")
+        assert torch.equal(data.x[data.owners == "a"], one.x)
+        assert data.fields.lengths(data.x_test[data.owners_test == "b"]).max() == 5
+        assert len(from_clients([one, other], test=other).x) == 80
+        run = fit([one, other], model)
+        assert run.onboard(read(4, reversed(columns))) == 2
+        new = pd.DataFrame({"input_ids": [[1, 2]], "ids": [[1, 2]], "age": [0.5]})
+        assert run.predict(new[columns[::-1]], client=2)[0] in ("hi", "lo")
+        assert len(fit({"a": read(2, columns), "b": one}, model).federation.names) == 2
+
+
+def test_clients_may_be_what_from_arrays_returns_of_several_parts():
+    images = DRAW.integers(0, 256, (40, 6, 6), dtype="uint8")
+    one = from_arrays({"a": A, "b": images}, Y)
+    other = from_arrays({"b": images, "a": A}, Y)
+    data = from_clients([one, other])
+    assert torch.equal(data.x[data.owners == 0], one.x)
+    assert data.fields == one.fields and data.fields.dtypes == (torch.float32, torch.uint8)
+    parts = data.prepare(data.x[data.owners == 1])
+    assert torch.equal(parts["a"], other.prepare(other.x)["a"])
+    with pytest.raises(UserError, match="samples must all have"):
+        from_clients([one, from_arrays({"a": A, "c": B}, Y)])
+    run = several()
+    joined = samples_of(run, run.onboard(from_arrays({"b": B, "a": A}, Y)))
+    assert joined["b"].mean() > 2
+
+
+def test_sequences_of_two_lengths_are_filled_up_at_clients_that_were_read():
+    longer = [one + [1] for one in SEQUENCES]
+    read = [
+        from_arrays({"a": SEQUENCES, "b": longer}, Y),
+        from_arrays({"a": longer, "b": [one + [2] for one in longer]}, Y),
+    ]
+    assert from_clients(read).fields.shapes == ((9,), (10,), (10,))
+
+
+def test_tags_of_tokens_at_clients_that_were_read():
+    short = [one[:5] for one in SEQUENCES], [one[:5] for one in TARGETS]
+    data = from_clients([from_arrays(SEQUENCES, TARGETS), from_arrays(*short)])
+    assert data.y.shape[1] == 8
+    assert (data.y[data.owners == 1][:, 5:] == -100).all()

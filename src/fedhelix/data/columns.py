@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from fedhelix.core.errors import UserError
 from fedhelix.data.cells import check_cells
 from fedhelix.data.datasets import Dataset
-from fedhelix.data.fields import is_ragged
+from fedhelix.data.fields import Parts, is_ragged, joined
 from fedhelix.data.reading import (
     all_samples,
     collated,
@@ -40,8 +40,11 @@ def pair_of(part: Any, where: str, columns: Sequence[str] | None = None) -> tupl
     """
     if isinstance(part, Dataset):
         (x, y), (x_test, y_test) = train_and_test_pairs(part, where)
+        y = np.concatenate([y, y_test])
+        if isinstance(x, Parts):
+            return joined([x, x_test], [where, where]), y
         both = np.concatenate([np.asarray(x), np.asarray(x_test)])
-        return _with_columns(both, part.columns), np.concatenate([y, y_test])
+        return _with_columns(both, part.columns), y
     if isinstance(part, DataLoader):
         raise UserError(
             f"{where} is a DataLoader; give its data set, loader.dataset: batch_size, sampler and "
@@ -83,7 +86,6 @@ def train_and_test_pairs(data: Dataset, where: str) -> tuple[tuple[Any, Any], tu
     for what, given in (
         ("owners", data.owners is not None),
         ("mean and std", data.mean is not None),
-        ("samples of several parts", data.fields is not None),
         ("texts as classes of tokens or pixels", data.labels is not None and data.y.dim() > 1),
     ):
         if given:
@@ -91,7 +93,12 @@ def train_and_test_pairs(data: Dataset, where: str) -> tuple[tuple[Any, Any], tu
                 f"{where} is a data set with {what}, which one client cannot have; give it as a "
                 "pair (x, y), or as a table whose target is called label."
             )
-    x, x_test = (_with_columns(part.numpy(), data.columns) for part in (data.x, data.x_test))
+    x, x_test = (
+        _with_columns(part.numpy(), data.columns)
+        if data.fields is None
+        else data.fields.parts(part)
+        for part in (data.x, data.x_test)
+    )
     y, y_test = data.y.numpy(), data.y_test.numpy()
     if data.labels is not None:
         y, y_test = np.array(data.labels)[y], np.array(data.labels)[y_test]
@@ -100,6 +107,8 @@ def train_and_test_pairs(data: Dataset, where: str) -> tuple[tuple[Any, Any], tu
 
 def input_names(part: Any, where: str) -> tuple[str, ...] | None:
     """The columns of what one client has that the network gets; None where none have names."""
+    if isinstance(part, Dataset):
+        return part.columns
     if not is_table(part) and not _has_dictionaries(part, where):
         return None
     names = names_of(part if is_table(part) else sample_of(part, 0, where))

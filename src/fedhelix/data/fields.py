@@ -7,7 +7,7 @@ A pool of such samples is one tensor as any other: every sample is a row of byte
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -47,6 +47,8 @@ class Fields:
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
     named: bool
+    sequences: frozenset[str] = field(default=frozenset(), compare=False)
+    """As in `Parts`."""
 
     @classmethod
     def of(cls, parts: Parts) -> Fields:
@@ -57,6 +59,7 @@ class Fields:
             tuple(tuple(part.shape[1:]) for part in values),
             tuple(part.dtype for part in values),
             parts.named,
+            parts.sequences,
         )
 
     @property
@@ -142,12 +145,21 @@ class Fields:
 
     def part(self, rows: Tensor, place: int) -> Tensor:
         """One part of samples, with any axes in front; pixels become floats in [0, 1]."""
+        part = self._packed(rows, place)
+        return part.float() / 255 if part.dtype == torch.uint8 else part
+
+    def _packed(self, rows: Tensor, place: int) -> Tensor:
+        """One part as it was packed."""
         kinds = zip(self.shapes, self.dtypes, strict=True)
         sizes = [torch.Size(shape).numel() * dtype.itemsize for shape, dtype in kinds]
         start = sum(size + -size % ALIGNMENT for size in sizes[:place])
         values = rows[..., start : start + sizes[place]].contiguous().view(self.dtypes[place])
-        part = values.view(*rows.shape[:-1], *self.shapes[place])
-        return part.float() / 255 if part.dtype == torch.uint8 else part
+        return values.view(*rows.shape[:-1], *self.shapes[place])
+
+    def parts(self, rows: Tensor) -> Parts:
+        """The samples as they were before they were packed."""
+        tensors = {name: self._packed(rows, place) for place, name in enumerate(self.names)}
+        return Parts(tensors, self.named, self.sequences)
 
     def unpack(self, rows: Tensor) -> Inputs:
         """All parts of samples."""
