@@ -113,7 +113,7 @@ IMAGES = {size: np.ones((40, 1, size, size), "float32") for size in (8, 10)}
         ((A, B), (A, WIDE), "5 float32 in the part 1, .* of 4 float32; give all of them the same"),
         ({"a": A, "b": WORDS}, {"a": A, "b": WIDE}, "5 float32 in the part b, .* of 5 int64"),
         ({"a": A, "b": IMAGES[8]}, {"a": A, "b": IMAGES[10]}, "1×10×10 float32 in the part b"),
-        ({"a": A, "b": Y}, {"a": A, "b": WORDS}, "5 int64 in the part b, .* of 1 int64"),
+        ({"a": A, "b": Y}, {"a": A, "b": WORDS}, "5 int64 in the part b, .* of number int64"),
         ({"a": A, "b": B.astype("uint8")}, {"a": A, "b": B > 3}, "4 bool in the part b"),
         (SEQUENCES, [[float(token) for token in one] for one in SEQUENCES], "8 float32 in the "),
     ],
@@ -277,10 +277,10 @@ def test_clients_may_be_what_from_arrays_returns_of_several_parts():
 
 
 def test_sequences_of_two_lengths_are_filled_up_at_clients_that_were_read():
-    longer = [one + [1] for one in SEQUENCES]
+    longer = [[*one, 1] for one in SEQUENCES]
     read = [
         from_arrays({"a": SEQUENCES, "b": longer}, Y),
-        from_arrays({"a": longer, "b": [one + [2] for one in longer]}, Y),
+        from_arrays({"a": longer, "b": [[*one, 2] for one in longer]}, Y),
     ]
     assert from_clients(read).fields.shapes == ((9,), (10,), (10,))
 
@@ -290,3 +290,20 @@ def test_tags_of_tokens_at_clients_that_were_read():
     data = from_clients([from_arrays(SEQUENCES, TARGETS), from_arrays(*short)])
     assert data.y.shape[1] == 8
     assert (data.y[data.owners == 1][:, 5:] == -100).all()
+
+
+class Numbers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(2, 2)
+
+    def forward(self, a, b):
+        return self.head(torch.cat([a, b[:, None]], 1))
+
+
+def test_a_number_and_a_vector_of_one_have_different_words(tmp_path):
+    data = from_arrays({"a": A[:, :1], "b": A[:, 1]}, Y)
+    assert "a 1 float32, b number float32" in repr(data)
+    run = fit(data, Numbers, "iid", clients=2)
+    card = (run.export(tmp_path / "net", formats=["safetensors"]) / "README.md").read_text()
+    assert "a 1 float32, b number float32" in card

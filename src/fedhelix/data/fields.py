@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.parts import Inputs, in_order
-from fedhelix.data.checks import describe
+from fedhelix.data.checks import describe, describe_kind
 
 ALIGNMENT = 8  # bytes: the start of a part can be seen as any type
 WIDTHS = 8  # that a batch of sequences can have, so that few programs are needed
@@ -74,10 +74,7 @@ class Fields:
 
     def __str__(self) -> str:
         kinds = zip(self.names, self.shapes, self.dtypes, strict=True)
-        return ", ".join(
-            f"{name} {'×'.join(map(str, shape)) or 1} {str(dtype).removeprefix('torch.')}"
-            for name, shape, dtype in kinds
-        )
+        return ", ".join(f"{name} {describe_kind(shape, dtype)}" for name, shape, dtype in kinds)
 
     @property
     def masks(self) -> tuple[int, ...]:
