@@ -211,9 +211,7 @@ def test_tables_of_sequences_take_newcomers_and_new_samples(has_mask):
         number = run.onboard(masked(table(longest=6)))
         assert run.federation.data.fields.lengths(run.federation.data.x).max() == 8
         assert len(run.federation.splits[number].train) == 32
-        with pytest.raises(
-            UserError, match=r"x has the parts .*ids.*, but samples have .*; give them as"
-        ):
+        with pytest.raises(UserError, match=r"x has the part ids, but samples have .*; give"):
             run.predict({"ids": SEQUENCES})
 
 
@@ -307,3 +305,44 @@ def test_a_number_and_a_vector_of_one_have_different_words(tmp_path):
     run = fit(data, Numbers, "iid", clients=2)
     card = (run.export(tmp_path / "net", formats=["safetensors"]) / "README.md").read_text()
     assert "a 1 float32, b number float32" in card
+
+
+def words(name):
+    return pd.DataFrame({name: SEQUENCES})
+
+
+def test_parts_with_names_take_the_columns_of_a_table():
+    run = fit([({"input_ids": SEQUENCES}, Y)] * 2, Named)
+    expected = run.predict({"input_ids": SEQUENCES}, raw=True)
+    frame = words("input_ids").assign(name="somebody")
+    assert np.array_equal(run.predict(frame, raw=True), expected)
+    equal = frame[:1]  # whose sequences have one length
+    assert np.allclose(run.predict(equal, raw=True), expected[:1], atol=1e-6)
+    assert run.onboard(frame.assign(label=Y)) == 2
+    assert len(run.federation.splits[2].train) == 32
+
+
+@pytest.mark.parametrize(
+    ("x", "has"),
+    [
+        (SEQUENCES, "one part without a name"),
+        (WORDS, "one part without a name"),
+        (words("ids"), "the part ids"),
+        ({"ids": SEQUENCES}, "the part ids"),
+        ({"ids": SEQUENCES, "attention_mask": SEQUENCES}, "the parts ids, attention_mask"),
+    ],
+)
+def test_sentences_about_parts_leave_out_the_mask_that_was_made(x, has):
+    run = fit([({"input_ids": SEQUENCES}, Y)] * 2, Named)
+    right = "samples have the part input_ids; give {'input_ids': ...}."
+    with pytest.raises(UserError, match=f"^x has {has}, but {right}$"):
+        run.predict(x)
+    if not isinstance(x, pd.DataFrame):
+        with pytest.raises(UserError, match=f"newcomer has {has}, but .* have the part input_ids;"):
+            run.onboard((x, Y))
+
+
+def test_a_mask_that_was_made_is_named_where_it_is_the_difference():
+    run = fit([({"a": A, "b": B}, Y)] * 2, Both)
+    with pytest.raises(UserError, match="the parts a, b, attention_mask, but samples have the par"):
+        run.predict({"a": A, "b": SEQUENCES})

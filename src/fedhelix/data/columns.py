@@ -33,10 +33,13 @@ def is_table(data: Any) -> bool:
     )
 
 
-def pair_of(part: Any, where: str, columns: Sequence[str] | None = None) -> tuple[Any, Any]:
+def pair_of(
+    part: Any, where: str, columns: Sequence[str] | None = None, named: bool = False
+) -> tuple[Any, Any]:
     """Inputs and targets of what one client has: a pair, a table or a map-style data set.
 
-    Of a table that has them, only the given columns are inputs, in their order.
+    Of a table that has them, only the given columns are inputs, in their order; where samples have
+    `named` parts, each column is one.
     """
     if isinstance(part, Dataset):
         (x, y), (x_test, y_test) = train_and_test_pairs(part, where)
@@ -66,7 +69,7 @@ def pair_of(part: Any, where: str, columns: Sequence[str] | None = None) -> tupl
         part = collated(all_samples(part, where))
     target = target_of(names_of(part), where)
     inputs = list(columns if columns is not None and set(columns) <= set(given) else given)
-    x = read_inputs_of(part, inputs, where)
+    x = read_inputs_of(part, inputs, where, named=named)
     y = column_of(part, target)
     check_cells(target, y, where)
     return _with_columns(x, inputs), y
@@ -158,10 +161,11 @@ def feature_names(x: Any) -> tuple[str, ...] | None:
     return tuple(map(str, x.columns)) if hasattr(x, "columns") else None
 
 
-def features_of(x: Any, columns: Sequence[str] | None, named: bool) -> Any:
-    """The features of a table, or of a dictionary where samples have no `named` parts, in the order
-    in which a network was trained on them; what has none of these names is taken as it is.
+def features_of(x: Any, columns: Sequence[str] | None, parts: Sequence[str] | None) -> Any:
+    """The features of a table, or of a dictionary where samples have no parts with names, in the
+    order in which a network was trained on them; what has none of these names is taken as it is.
     """
+    named = parts is not None
     if len(columns or ()) > 1 and hasattr(x, "to_frame"):  # a pandas Series
         raise UserError(
             f"x is a Series and no data frame; {_wanted(columns or ())}, also for one row: "
@@ -172,6 +176,8 @@ def features_of(x: Any, columns: Sequence[str] | None, named: bool) -> Any:
     if not is_table(x) and (named or not isinstance(x, Mapping)):
         return x
     names = names_of(x)
+    if parts is not None and not set(columns or ()) & set(names):
+        columns = [name for name in parts if name in names] or names
     if columns is None or not set(columns) & set(names):
         return _all_columns(x)
     for column in columns:
@@ -180,7 +186,7 @@ def features_of(x: Any, columns: Sequence[str] | None, named: bool) -> Any:
                 f"x lacks the column '{column}', which the network was trained on; "
                 f"{_wanted(columns)}."
             )
-    return read_inputs_of(x, columns, "x")
+    return read_inputs_of(x, columns, "x", named=named)
 
 
 def _wanted(columns: Sequence[str]) -> str:
@@ -270,10 +276,10 @@ def present(values: np.ndarray) -> np.ndarray:
 
 
 def read_inputs_of(
-    table: Any, names: Sequence[str], where: str, may_have_owner: bool = False
+    table: Any, names: Sequence[str], where: str, may_have_owner: bool = False, named: bool = False
 ) -> Any:
-    """What the network gets: one matrix, one column, or several columns by name. A table of all
-    clients `may_have_owner`, a column that says whose a row is.
+    """What the network gets: one matrix, one column, or several columns by name, as `named` parts
+    always are. A table of all clients `may_have_owner`, a column that says whose a row is.
     """
     columns = {column: column_of(table, column) for column in names}
     for column, values in columns.items():
@@ -295,6 +301,8 @@ def read_inputs_of(
             )
     if not columns:
         raise UserError(f"{where} has no column besides target and owner for the network.")
+    if named:
+        return columns
     single = [isinstance(values, np.ndarray) and values.ndim == 1 for values in columns.values()]
     if all(single):
         matrix = np.stack(list(columns.values()), 1)

@@ -63,6 +63,23 @@ class Fields:
         )
 
     @property
+    def given(self) -> tuple[str, ...]:
+        """The parts but for a mask that was made because sequences differ in length."""
+        *others, last = self.names
+        made = (
+            len(self.sequences) > 0
+            and last not in self.sequences
+            and self.mask == len(others)
+            and self.dtypes[-1] == torch.bool
+        )
+        return tuple(others) if made else self.names
+
+    @property
+    def keywords(self) -> tuple[str, ...] | None:
+        """The names that a user gives; None where parts have no names."""
+        return self.given if self.named else None
+
+    @property
     def shape(self) -> Any:
         """The shapes of a sample's parts, by name or in order."""
         return dict(zip(self.names, self.shapes, strict=True)) if self.named else self.shapes
@@ -206,12 +223,12 @@ def joined(samples: Sequence[Tensor | Parts], called: Sequence[str]) -> Parts:
     parts = list(map(as_parts, samples))
     most = max(parts, key=lambda part: len(part.tensors))
     names, named = list(most.tensors), most.named
-    parts = [aligned(part, Fields.of(most)) for part in parts]
-    for other in parts:
+    given, parts = parts, [aligned(part, Fields.of(most)) for part in parts]
+    for other, own in zip(parts, given, strict=True):
         if list(other.tensors) != names or other.named != named:
+            right, wrong = part_names(most, own)
             raise UserError(
-                f"samples must all have {part_names(most)}, not {part_names(other)}; give every "
-                "client the same ones."
+                f"samples must all have {right}, not {wrong}; give every client the same ones."
             )
     for name in names:
         _check_alike(name, parts, called)
@@ -251,9 +268,9 @@ def fitted(samples: Tensor | Parts, fields: Fields, known: str) -> Parts:
         {name: torch.empty(0, *shape, dtype=dtype) for name, shape, dtype in kinds}, fields.named
     )
     if tuple(part.tensors) != fields.names or part.named != fields.named:
+        own, right = part_names(as_parts(samples), fields)
         raise UserError(
-            f"the newcomer has {part_names(part)}, but samples of {known} have "
-            f"{part_names(fields)}; give it the same ones."
+            f"the newcomer has {own}, but samples of {known} have {right}; give it the same ones."
         )
     tensors = joined([none, part], [known, "the newcomer"]).tensors
     for name, shape, dtype in kinds:
@@ -284,11 +301,18 @@ def width(samples: Tensor | Parts) -> int | None:
     return Fields.of(parts).length or next(iter(wide), None)
 
 
-def part_names(part: Parts | Fields) -> str:
-    """What the parts of a sample are called, for people."""
-    names = part.names if isinstance(part, Fields) else tuple(part.tensors)
-    if part.named:
-        return f"the parts {', '.join(names)}"
+def part_names(*samples: Parts | Fields) -> list[str]:
+    """What the parts of different samples are called, for people; a mask that was made is left out
+    where the others differ, too.
+    """
+    fields = [one if isinstance(one, Fields) else Fields.of(one) for one in samples]
+    differ = len({(one.named, one.given) for one in fields}) > 1
+    return [_listed(one.given if differ else one.names, one.named) for one in fields]
+
+
+def _listed(names: Sequence[str], named: bool) -> str:
+    if named:
+        return f"the part{'s' if len(names) > 1 else ''} {', '.join(names)}"
     return "one part without a name" if len(names) == 1 else f"{len(names)} parts without names"
 
 

@@ -216,11 +216,12 @@ def with_client(fed: FederationSetup, data: Any) -> Setup:
 
 def _read(data: Any, known: Dataset, seed: int) -> Dataset:
     """A newcomer's data, whose columns and labels mean what they mean in the known data."""
-    x, y = pair_of(data, "the newcomer", known.columns)
+    fields = known.fields
+    parts = None if fields is None else fields.keywords
+    x, y = pair_of(data, "the newcomer", known.columns or parts, named=parts is not None)
     if known.labels:
         y = with_names(y, data, "the newcomer")  # its numbers may mean other classes
-    fields = known.fields
-    x = features_of(x, known.columns, fields is not None and fields.named)
+    x = features_of(x, known.columns, parts)
     samples = read_inputs(x, "x of the newcomer")
     if fields is None and isinstance(samples, Parts):
         raise UserError(
