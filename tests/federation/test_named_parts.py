@@ -307,14 +307,10 @@ def test_a_number_and_a_vector_of_one_have_different_words(tmp_path):
     assert "a 1 float32, b number float32" in card
 
 
-def words(name):
-    return pd.DataFrame({name: SEQUENCES})
-
-
 def test_parts_with_names_take_the_columns_of_a_table():
     run = fit([({"input_ids": SEQUENCES}, Y)] * 2, Named)
     expected = run.predict({"input_ids": SEQUENCES}, raw=True)
-    frame = words("input_ids").assign(name="somebody")
+    frame = pd.DataFrame({"input_ids": SEQUENCES}).assign(name="somebody")
     assert np.array_equal(run.predict(frame, raw=True), expected)
     equal = frame[:1]  # whose sequences have one length
     assert np.allclose(run.predict(equal, raw=True), expected[:1], atol=1e-6)
@@ -327,7 +323,7 @@ def test_parts_with_names_take_the_columns_of_a_table():
     [
         (SEQUENCES, "one part without a name"),
         (WORDS, "one part without a name"),
-        (words("ids"), "the part ids"),
+        (pd.DataFrame({"ids": SEQUENCES}), "the part ids"),
         ({"ids": SEQUENCES}, "the part ids"),
         ({"ids": SEQUENCES, "attention_mask": SEQUENCES}, "the parts ids, attention_mask"),
     ],
@@ -342,7 +338,12 @@ def test_sentences_about_parts_leave_out_the_mask_that_was_made(x, has):
             run.onboard((x, Y))
 
 
-def test_a_mask_that_was_made_is_named_where_it_is_the_difference():
+def test_where_a_mask_alone_differs_shapes_are_said():
     run = fit([({"a": A, "b": B}, Y)] * 2, Both)
-    with pytest.raises(UserError, match="the parts a, b, attention_mask, but samples have the par"):
+    sentence = "the parts a 4 float32, b 8 int64, attention_mask 8 bool, but samples have the parts"
+    with pytest.raises(UserError, match=f"{sentence} a 4 float32, b 4 float32;"):
         run.predict({"a": A, "b": SEQUENCES})
+    run = fit([({"input_ids": SEQUENCES}, Y)] * 2, Named)
+    sentence = "x has the part input_ids number int64, but samples have the parts input_ids 8 int64"
+    with pytest.raises(UserError, match=sentence):
+        run.predict({"input_ids": [1, 2, 3]})

@@ -302,12 +302,13 @@ def width(samples: Tensor | Parts) -> int | None:
 
 
 def part_names(*samples: Parts | Fields) -> list[str]:
-    """What the parts of different samples are called, for people; a mask that was made is left out
-    where the others differ, too.
+    """What the parts of different samples are called, for people; where these differ in a mask that
+    was made alone, also what they are.
     """
     fields = [one if isinstance(one, Fields) else Fields.of(one) for one in samples]
-    differ = len({(one.named, one.given) for one in fields}) > 1
-    return [_listed(one.given if differ else one.names, one.named) for one in fields]
+    if len({(one.named, one.given) for one in fields}) == 1:
+        return [f"the part{'s' if len(one.names) > 1 else ''} {one}" for one in fields]
+    return [_listed(one.given, one.named) for one in fields]
 
 
 def _listed(names: Sequence[str], named: bool) -> str:
