@@ -113,7 +113,7 @@ IMAGES = {size: np.ones((40, 1, size, size), "float32") for size in (8, 10)}
         ((A, B), (A, WIDE), "5 float32 in the part 1, .* of 4 float32; give all of them the same"),
         ({"a": A, "b": WORDS}, {"a": A, "b": WIDE}, "5 float32 in the part b, .* of 5 int64"),
         ({"a": A, "b": IMAGES[8]}, {"a": A, "b": IMAGES[10]}, "1×10×10 float32 in the part b"),
-        ({"a": A, "b": Y}, {"a": A, "b": WORDS}, "5 int64 in the part b, .* of 1 int64"),
+        ({"a": A, "b": Y}, {"a": A, "b": WORDS}, "5 int64 in the part b, .* of number int64"),
         ({"a": A, "b": B.astype("uint8")}, {"a": A, "b": B > 3}, "4 bool in the part b"),
         (SEQUENCES, [[float(token) for token in one] for one in SEQUENCES], "8 float32 in the "),
     ],
@@ -211,9 +211,7 @@ def test_tables_of_sequences_take_newcomers_and_new_samples(has_mask):
         number = run.onboard(masked(table(longest=6)))
         assert run.federation.data.fields.lengths(run.federation.data.x).max() == 8
         assert len(run.federation.splits[number].train) == 32
-        with pytest.raises(
-            UserError, match=r"x has the parts .*ids.*, but samples have .*; give them as"
-        ):
+        with pytest.raises(UserError, match=r"x has the part ids, but samples have .*; give"):
             run.predict({"ids": SEQUENCES})
 
 
@@ -232,3 +230,120 @@ def test_advice_for_columns_of_text_works():
     with pytest.raises(UserError, match="every entry is a client already; leave the partition out"):
         Federation([frame[:20], frame[20:]], partition.natural("site"))
     assert Federation(frame, partition.natural("site")).names == ("metz", "ulm")
+
+
+class Aged(Reader):
+    def forward(self, ids, age, attention_mask):
+        return super().forward(ids, attention_mask) + age[:, None]
+
+
+def test_clients_and_newcomers_may_be_what_from_table_returns_of_sequences():
+    def read(longest, columns=("input_ids",)):
+        frame = table(longest=longest).rename(columns={"label": "outcome"})
+        frame = frame.assign(ids=frame.input_ids, age=np.linspace(0, 1, 40))
+        frame.outcome = np.where(frame.outcome, "hi", "lo")
+        return from_table(frame, target="outcome", inputs=list(columns))
+
+    for columns, model in ((["input_ids"], Reader), (["ids", "age"], Aged)):
+        one, other = read(8, columns), read(5, columns)
+        data = from_clients({"a": one, "b": other})
+        assert data.columns == tuple(columns) and data.labels == ("hi", "lo")
+        assert torch.equal(data.x[data.owners == "a"], one.x)
+        assert data.fields.lengths(data.x_test[data.owners_test == "b"]).max() == 5
+        assert len(from_clients([one, other], test=other).x) == 80
+        run = fit([one, other], model)
+        assert run.onboard(read(4, reversed(columns))) == 2
+        new = pd.DataFrame({"input_ids": [[1, 2]], "ids": [[1, 2]], "age": [0.5]})
+        assert run.predict(new[columns[::-1]], client=2)[0] in ("hi", "lo")
+        assert len(fit({"a": read(2, columns), "b": one}, model).federation.names) == 2
+
+
+def test_clients_may_be_what_from_arrays_returns_of_several_parts():
+    images = DRAW.integers(0, 256, (40, 6, 6), dtype="uint8")
+    one = from_arrays({"a": A, "b": images}, Y)
+    other = from_arrays({"b": images, "a": A}, Y)
+    data = from_clients([one, other])
+    assert torch.equal(data.x[data.owners == 0], one.x)
+    assert data.fields == one.fields and data.fields.dtypes == (torch.float32, torch.uint8)
+    parts = data.prepare(data.x[data.owners == 1])
+    assert torch.equal(parts["a"], other.prepare(other.x)["a"])
+    with pytest.raises(UserError, match="samples must all have"):
+        from_clients([one, from_arrays({"a": A, "c": B}, Y)])
+    run = several()
+    joined = samples_of(run, run.onboard(from_arrays({"b": B, "a": A}, Y)))
+    assert joined["b"].mean() > 2
+
+
+def test_sequences_of_two_lengths_are_filled_up_at_clients_that_were_read():
+    longer = [[*one, 1] for one in SEQUENCES]
+    read = [
+        from_arrays({"a": SEQUENCES, "b": longer}, Y),
+        from_arrays({"a": longer, "b": [[*one, 2] for one in longer]}, Y),
+    ]
+    assert from_clients(read).fields.shapes == ((9,), (10,), (10,))
+
+
+def test_tags_of_tokens_at_clients_that_were_read():
+    short = [one[:5] for one in SEQUENCES], [one[:5] for one in TARGETS]
+    data = from_clients([from_arrays(SEQUENCES, TARGETS), from_arrays(*short)])
+    assert data.y.shape[1] == 8
+    assert (data.y[data.owners == 1][:, 5:] == -100).all()
+
+
+class Numbers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(2, 2)
+
+    def forward(self, a, b):
+        return self.head(torch.cat([a, b[:, None]], 1))
+
+
+def test_a_number_and_a_vector_of_one_have_different_words(tmp_path):
+    data = from_arrays({"a": A[:, :1], "b": A[:, 1]}, Y)
+    assert "a 1 float32, b number float32" in repr(data)
+    run = fit(data, Numbers, "iid", clients=2)
+    card = (run.export(tmp_path / "net", formats=["safetensors"]) / "README.md").read_text()
+    assert "a 1 float32, b number float32" in card
+
+
+def test_parts_with_names_take_the_columns_of_a_table():
+    run = fit([({"input_ids": SEQUENCES}, Y)] * 2, Named)
+    expected = run.predict({"input_ids": SEQUENCES}, raw=True)
+    frame = pd.DataFrame({"input_ids": SEQUENCES}).assign(name="somebody")
+    assert np.array_equal(run.predict(frame, raw=True), expected)
+    equal = frame[:1]  # whose sequences have one length
+    assert np.allclose(run.predict(equal, raw=True), expected[:1], atol=1e-6)
+    assert run.onboard(frame.assign(label=Y)) == 2
+    assert len(run.federation.splits[2].train) == 32
+
+
+@pytest.mark.parametrize(
+    ("x", "has"),
+    [
+        (SEQUENCES, "one part without a name"),
+        (WORDS, "one part without a name"),
+        (pd.DataFrame({"ids": SEQUENCES}), "the part ids"),
+        ({"ids": SEQUENCES}, "the part ids"),
+        ({"ids": SEQUENCES, "attention_mask": SEQUENCES}, "the parts ids, attention_mask"),
+    ],
+)
+def test_sentences_about_parts_leave_out_the_mask_that_was_made(x, has):
+    run = fit([({"input_ids": SEQUENCES}, Y)] * 2, Named)
+    right = "samples have the part input_ids; give {'input_ids': ...}."
+    with pytest.raises(UserError, match=f"^x has {has}, but {right}$"):
+        run.predict(x)
+    if not isinstance(x, pd.DataFrame):
+        with pytest.raises(UserError, match=f"newcomer has {has}, but .* have the part input_ids;"):
+            run.onboard((x, Y))
+
+
+def test_where_a_mask_alone_differs_shapes_are_said():
+    run = fit([({"a": A, "b": B}, Y)] * 2, Both)
+    sentence = "the parts a 4 float32, b 8 int64, attention_mask 8 bool, but samples have the parts"
+    with pytest.raises(UserError, match=f"{sentence} a 4 float32, b 4 float32;"):
+        run.predict({"a": A, "b": SEQUENCES})
+    run = fit([({"input_ids": SEQUENCES}, Y)] * 2, Named)
+    sentence = "x has the part input_ids number int64, but samples have the parts input_ids 8 int64"
+    with pytest.raises(UserError, match=sentence):
+        run.predict({"input_ids": [1, 2, 3]})

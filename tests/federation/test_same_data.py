@@ -44,6 +44,19 @@ def test_another_partition_of_a_run_of_python_is_no_changed_file(tmp_path):
         load_run(tmp_path, federation(partition="shard:1", clients=2))
 
 
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        (3 * X + 1, ": its mean and standard deviation were .* and .*, and are .* and .*; give"),
+        (X[::-1], ": single values, or the order of its samples or columns, differ; give"),
+    ],
+)
+def test_what_differs_is_said(other, sentence, tmp_path):
+    federation().fit(1, out=tmp_path, quiet=True)
+    with pytest.raises(UserError, match=sentence):
+        load_run(tmp_path, federation(other))
+
+
 @pytest.mark.parametrize("change", ["columns", "value", "labels"])
 def test_data_that_differ_in_a_detail_are_refused(change, tmp_path):
     draw = np.random.default_rng(0)

@@ -16,8 +16,8 @@ from fedhelix.core.options import checks_arguments
 from fedhelix.core.seeds import numpy_draw
 from fedhelix.data.cells import check_columns
 from fedhelix.data.checks import describe, describe_targets
+from fedhelix.data.class_names import common_class_names
 from fedhelix.data.columns import (
-    common_class_names,
     feature_names,
     has_splits,
     in_order_of,
@@ -203,6 +203,7 @@ def from_clients(
     names = list(clients) if isinstance(clients, Mapping) else range(len(clients))
     called = [f"client {one} of '{name}'" for one in names]
     parts = list(clients.values() if isinstance(clients, Mapping) else clients)
+    first = next(iter(parts), None)
     if test is None and any(has_splits(part) or isinstance(part, Dataset) for part in parts):
         parts, test = train_and_test(parts, called)
     raw = [pair_of(part, whose) for part, whose in zip(parts, called, strict=True)]
@@ -235,7 +236,8 @@ def from_clients(
     data = assembled(
         name, (x, y), (x_test, y_test), classes, mean, std, owners=owners,
         owners_test=None if has_common_test else owners_test, labels=labels,
-        columns=input_names(parts[0], called[0]) or feature_names(raw[0][0]),
+        columns=input_names(first if isinstance(first, Dataset) else parts[0], called[0])
+        or feature_names(raw[0][0]),
     )  # fmt: skip
     return with_class_names(data, kinds)
 

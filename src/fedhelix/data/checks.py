@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +34,12 @@ def check_pool(pool: Pool, classes: int | None) -> None:
 
 def describe(x: Tensor) -> str:
     """Shape and type of one sample, for people."""
-    return f"{'×'.join(map(str, x.shape[1:])) or 1} {str(x.dtype).removeprefix('torch.')}"
+    return describe_kind(x.shape[1:], x.dtype)
+
+
+def describe_kind(shape: Sequence[int], dtype: torch.dtype) -> str:
+    """A shape and a type, for people; a plain number and a vector of one are not the same."""
+    return f"{'×'.join(map(str, shape)) or 'number'} {str(dtype).removeprefix('torch.')}"
 
 
 def describe_targets(y: Tensor) -> str:

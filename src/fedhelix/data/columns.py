@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from fedhelix.core.errors import UserError
 from fedhelix.data.cells import check_cells
 from fedhelix.data.datasets import Dataset
-from fedhelix.data.fields import is_ragged
+from fedhelix.data.fields import Parts, is_ragged, joined
 from fedhelix.data.reading import (
     all_samples,
     collated,
@@ -21,7 +21,6 @@ from fedhelix.data.reading import (
     sample_of,
     stacked,
 )
-from fedhelix.data.targets import Classes
 
 FEW = 8  # names in a sentence
 TARGETS = ("label", "labels", "target", "y")  # columns that are the target unless one is named
@@ -34,15 +33,21 @@ def is_table(data: Any) -> bool:
     )
 
 
-def pair_of(part: Any, where: str, columns: Sequence[str] | None = None) -> tuple[Any, Any]:
+def pair_of(
+    part: Any, where: str, columns: Sequence[str] | None = None, named: bool = False
+) -> tuple[Any, Any]:
     """Inputs and targets of what one client has: a pair, a table or a map-style data set.
 
-    Of a table that has them, only the given columns are inputs, in their order.
+    Of a table that has them, only the given columns are inputs, in their order; where samples have
+    `named` parts, each column is one.
     """
     if isinstance(part, Dataset):
         (x, y), (x_test, y_test) = train_and_test_pairs(part, where)
+        y = np.concatenate([y, y_test])
+        if isinstance(x, Parts):
+            return joined([x, x_test], [where, where]), y
         both = np.concatenate([np.asarray(x), np.asarray(x_test)])
-        return _with_columns(both, part.columns), np.concatenate([y, y_test])
+        return _with_columns(both, part.columns), y
     if isinstance(part, DataLoader):
         raise UserError(
             f"{where} is a DataLoader; give its data set, loader.dataset: batch_size, sampler and "
@@ -64,7 +69,7 @@ def pair_of(part: Any, where: str, columns: Sequence[str] | None = None) -> tupl
         part = collated(all_samples(part, where))
     target = target_of(names_of(part), where)
     inputs = list(columns if columns is not None and set(columns) <= set(given) else given)
-    x = read_inputs_of(part, inputs, where)
+    x = read_inputs_of(part, inputs, where, named=named)
     y = column_of(part, target)
     check_cells(target, y, where)
     return _with_columns(x, inputs), y
@@ -84,7 +89,6 @@ def train_and_test_pairs(data: Dataset, where: str) -> tuple[tuple[Any, Any], tu
     for what, given in (
         ("owners", data.owners is not None),
         ("mean and std", data.mean is not None),
-        ("samples of several parts", data.fields is not None),
         ("texts as classes of tokens or pixels", data.labels is not None and data.y.dim() > 1),
     ):
         if given:
@@ -92,7 +96,12 @@ def train_and_test_pairs(data: Dataset, where: str) -> tuple[tuple[Any, Any], tu
                 f"{where} is a data set with {what}, which one client cannot have; give it as a "
                 "pair (x, y), or as a table whose target is called label."
             )
-    x, x_test = (_with_columns(part.numpy(), data.columns) for part in (data.x, data.x_test))
+    x, x_test = (
+        _with_columns(part.numpy(), data.columns)
+        if data.fields is None
+        else data.fields.parts(part)
+        for part in (data.x, data.x_test)
+    )
     y, y_test = data.y.numpy(), data.y_test.numpy()
     if data.labels is not None:
         y, y_test = np.array(data.labels)[y], np.array(data.labels)[y_test]
@@ -101,64 +110,12 @@ def train_and_test_pairs(data: Dataset, where: str) -> tuple[tuple[Any, Any], tu
 
 def input_names(part: Any, where: str) -> tuple[str, ...] | None:
     """The columns of what one client has that the network gets; None where none have names."""
+    if isinstance(part, Dataset):
+        return part.columns
     if not is_table(part) and not _has_dictionaries(part, where):
         return None
     names = names_of(part if is_table(part) else sample_of(part, 0, where))
     return tuple(column for column in names if column != target_of(names, where))
-
-
-def class_names(table: Any, target: str) -> tuple[str, ...] | None:
-    """The names of the classes in a column that is a ClassLabel of Hugging Face, or a list of
-    them.
-    """
-    kind = _feature(table, target)
-    names = getattr(getattr(kind, "feature", kind), "names", None)
-    return tuple(names) if names else None
-
-
-def _feature(table: Any, column: str) -> Any:
-    """What Hugging Face says about a column."""
-    features = getattr(table, "features", None)
-    return features.get(column) if isinstance(features, Mapping) else None
-
-
-def single_names(table: Any, target: str) -> tuple[str, ...] | None:
-    """The same only where every sample has one class."""
-    return None if hasattr(_feature(table, target), "feature") else class_names(table, target)
-
-
-def named_classes(classes: Classes, table: Any, target: str) -> Classes:
-    """As many classes as have names, unless the user gives a number; some may have no samples."""
-    names = single_names(table, target)
-    return len(names) if names and classes == "auto" else classes
-
-
-def with_names(y: Any, part: Any, where: str) -> Any:
-    """The labels of what one client has as the names of their classes, where it has names."""
-    names = single_names(part, target_of(names_of(part), where)) if is_table(part) else None
-    return np.array(names)[y] if names and y.min() >= 0 else y
-
-
-def common_class_names(
-    parts: Iterable[Any], classes: Classes, data_name: str
-) -> tuple[tuple[str, ...] | None, Classes]:
-    """Those of all clients, and how many there are; refuses clients whose numbers mean different
-    classes.
-    """
-    tables = [
-        (part, target_of(names_of(part), f"'{data_name}'")) for part in parts if is_table(part)
-    ]
-    found = [class_names(*table) for table in tables]
-    different = list(dict.fromkeys(filter(None, found)))
-    if len(different) > 1:
-        one, other = (", ".join(names) for names in different[:2])
-        raise UserError(
-            f"clients of '{data_name}' name their classes differently ({one}; {other}), so that "
-            "one number means several; cast the columns to one ClassLabel."
-        )
-    for table in tables:
-        classes = named_classes(classes, *table)
-    return different[0] if different else None, classes
 
 
 def in_order_of(clients: Iterable[Any], test: Any, name: str) -> Any:
@@ -204,10 +161,11 @@ def feature_names(x: Any) -> tuple[str, ...] | None:
     return tuple(map(str, x.columns)) if hasattr(x, "columns") else None
 
 
-def features_of(x: Any, columns: Sequence[str] | None, named: bool) -> Any:
-    """The features of a table, or of a dictionary where samples have no `named` parts, in the order
-    in which a network was trained on them; what has none of these names is taken as it is.
+def features_of(x: Any, columns: Sequence[str] | None, parts: Sequence[str] | None) -> Any:
+    """The features of a table, or of a dictionary where samples have no parts with names, in the
+    order in which a network was trained on them; what has none of these names is taken as it is.
     """
+    named = parts is not None
     if len(columns or ()) > 1 and hasattr(x, "to_frame"):  # a pandas Series
         raise UserError(
             f"x is a Series and no data frame; {_wanted(columns or ())}, also for one row: "
@@ -218,6 +176,8 @@ def features_of(x: Any, columns: Sequence[str] | None, named: bool) -> Any:
     if not is_table(x) and (named or not isinstance(x, Mapping)):
         return x
     names = names_of(x)
+    if parts is not None and not set(columns or ()) & set(names):
+        columns = [name for name in parts if name in names] or names
     if columns is None or not set(columns) & set(names):
         return _all_columns(x)
     for column in columns:
@@ -226,7 +186,7 @@ def features_of(x: Any, columns: Sequence[str] | None, named: bool) -> Any:
                 f"x lacks the column '{column}', which the network was trained on; "
                 f"{_wanted(columns)}."
             )
-    return read_inputs_of(x, columns, "x")
+    return read_inputs_of(x, columns, "x", named=named)
 
 
 def _wanted(columns: Sequence[str]) -> str:
@@ -316,10 +276,10 @@ def present(values: np.ndarray) -> np.ndarray:
 
 
 def read_inputs_of(
-    table: Any, names: Sequence[str], where: str, may_have_owner: bool = False
+    table: Any, names: Sequence[str], where: str, may_have_owner: bool = False, named: bool = False
 ) -> Any:
-    """What the network gets: one matrix, one column, or several columns by name. A table of all
-    clients `may_have_owner`, a column that says whose a row is.
+    """What the network gets: one matrix, one column, or several columns by name, as `named` parts
+    always are. A table of all clients `may_have_owner`, a column that says whose a row is.
     """
     columns = {column: column_of(table, column) for column in names}
     for column, values in columns.items():
@@ -341,6 +301,8 @@ def read_inputs_of(
             )
     if not columns:
         raise UserError(f"{where} has no column besides target and owner for the network.")
+    if named:
+        return columns
     single = [isinstance(values, np.ndarray) and values.ndim == 1 for values in columns.values()]
     if all(single):
         matrix = np.stack(list(columns.values()), 1)

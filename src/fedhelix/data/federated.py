@@ -16,7 +16,8 @@ import numpy as np
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.options import checks_arguments
 from fedhelix.data.arrays import from_arrays, from_clients
-from fedhelix.data.columns import class_names, has_splits, named_classes
+from fedhelix.data.class_names import class_names, named_classes
+from fedhelix.data.columns import has_splits
 from fedhelix.data.datasets import Dataset, with_class_names
 from fedhelix.data.owners import read_owners
 from fedhelix.data.readers import absent, damaged

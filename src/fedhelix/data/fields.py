@@ -7,7 +7,7 @@ A pool of such samples is one tensor as any other: every sample is a row of byte
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.parts import Inputs, in_order
-from fedhelix.data.checks import describe
+from fedhelix.data.checks import describe, describe_kind
 
 ALIGNMENT = 8  # bytes: the start of a part can be seen as any type
 WIDTHS = 8  # that a batch of sequences can have, so that few programs are needed
@@ -47,6 +47,8 @@ class Fields:
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
     named: bool
+    sequences: frozenset[str] = field(default=frozenset(), compare=False)
+    """As in `Parts`."""
 
     @classmethod
     def of(cls, parts: Parts) -> Fields:
@@ -57,7 +59,25 @@ class Fields:
             tuple(tuple(part.shape[1:]) for part in values),
             tuple(part.dtype for part in values),
             parts.named,
+            parts.sequences,
         )
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The parts but for a mask that was made because sequences differ in length."""
+        *others, last = self.names
+        made = (
+            len(self.sequences) > 0
+            and last not in self.sequences
+            and self.mask == len(others)
+            and self.dtypes[-1] == torch.bool
+        )
+        return tuple(others) if made else self.names
+
+    @property
+    def keywords(self) -> tuple[str, ...] | None:
+        """The names that a user gives; None where parts have no names."""
+        return self.given if self.named else None
 
     @property
     def shape(self) -> Any:
@@ -71,10 +91,7 @@ class Fields:
 
     def __str__(self) -> str:
         kinds = zip(self.names, self.shapes, self.dtypes, strict=True)
-        return ", ".join(
-            f"{name} {'×'.join(map(str, shape)) or 1} {str(dtype).removeprefix('torch.')}"
-            for name, shape, dtype in kinds
-        )
+        return ", ".join(f"{name} {describe_kind(shape, dtype)}" for name, shape, dtype in kinds)
 
     @property
     def masks(self) -> tuple[int, ...]:
@@ -142,12 +159,21 @@ class Fields:
 
     def part(self, rows: Tensor, place: int) -> Tensor:
         """One part of samples, with any axes in front; pixels become floats in [0, 1]."""
+        part = self._packed(rows, place)
+        return part.float() / 255 if part.dtype == torch.uint8 else part
+
+    def _packed(self, rows: Tensor, place: int) -> Tensor:
+        """One part as it was packed."""
         kinds = zip(self.shapes, self.dtypes, strict=True)
         sizes = [torch.Size(shape).numel() * dtype.itemsize for shape, dtype in kinds]
         start = sum(size + -size % ALIGNMENT for size in sizes[:place])
         values = rows[..., start : start + sizes[place]].contiguous().view(self.dtypes[place])
-        part = values.view(*rows.shape[:-1], *self.shapes[place])
-        return part.float() / 255 if part.dtype == torch.uint8 else part
+        return values.view(*rows.shape[:-1], *self.shapes[place])
+
+    def parts(self, rows: Tensor) -> Parts:
+        """The samples as they were before they were packed."""
+        tensors = {name: self._packed(rows, place) for place, name in enumerate(self.names)}
+        return Parts(tensors, self.named, self.sequences)
 
     def unpack(self, rows: Tensor) -> Inputs:
         """All parts of samples."""
@@ -197,12 +223,12 @@ def joined(samples: Sequence[Tensor | Parts], called: Sequence[str]) -> Parts:
     parts = list(map(as_parts, samples))
     most = max(parts, key=lambda part: len(part.tensors))
     names, named = list(most.tensors), most.named
-    parts = [aligned(part, Fields.of(most)) for part in parts]
-    for other in parts:
+    given, parts = parts, [aligned(part, Fields.of(most)) for part in parts]
+    for other, own in zip(parts, given, strict=True):
         if list(other.tensors) != names or other.named != named:
+            right, wrong = part_names(most, own)
             raise UserError(
-                f"samples must all have {part_names(most)}, not {part_names(other)}; give every "
-                "client the same ones."
+                f"samples must all have {right}, not {wrong}; give every client the same ones."
             )
     for name in names:
         _check_alike(name, parts, called)
@@ -242,9 +268,9 @@ def fitted(samples: Tensor | Parts, fields: Fields, known: str) -> Parts:
         {name: torch.empty(0, *shape, dtype=dtype) for name, shape, dtype in kinds}, fields.named
     )
     if tuple(part.tensors) != fields.names or part.named != fields.named:
+        own, right = part_names(as_parts(samples), fields)
         raise UserError(
-            f"the newcomer has {part_names(part)}, but samples of {known} have "
-            f"{part_names(fields)}; give it the same ones."
+            f"the newcomer has {own}, but samples of {known} have {right}; give it the same ones."
         )
     tensors = joined([none, part], [known, "the newcomer"]).tensors
     for name, shape, dtype in kinds:
@@ -275,11 +301,19 @@ def width(samples: Tensor | Parts) -> int | None:
     return Fields.of(parts).length or next(iter(wide), None)
 
 
-def part_names(part: Parts | Fields) -> str:
-    """What the parts of a sample are called, for people."""
-    names = part.names if isinstance(part, Fields) else tuple(part.tensors)
-    if part.named:
-        return f"the parts {', '.join(names)}"
+def part_names(*samples: Parts | Fields) -> list[str]:
+    """What the parts of different samples are called, for people; where these differ in a mask that
+    was made alone, also what they are.
+    """
+    fields = [one if isinstance(one, Fields) else Fields.of(one) for one in samples]
+    if len({(one.named, one.given) for one in fields}) == 1:
+        return [f"the part{'s' if len(one.names) > 1 else ''} {one}" for one in fields]
+    return [_listed(one.given, one.named) for one in fields]
+
+
+def _listed(names: Sequence[str], named: bool) -> str:
+    if named:
+        return f"the part{'s' if len(names) > 1 else ''} {', '.join(names)}"
     return "one part without a name" if len(names) == 1 else f"{len(names)} parts without names"
 
 

@@ -13,10 +13,9 @@ from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.options import checks_arguments
 from fedhelix.data.arrays import from_arrays
 from fedhelix.data.cells import check_cells
+from fedhelix.data.class_names import class_names, named_classes
 from fedhelix.data.columns import (
-    class_names,
     column_of,
-    named_classes,
     names_of,
     read_inputs_of,
     target_of,

@@ -305,11 +305,11 @@ def _check_moments(data: Dataset, its: Mapping[str, Sequence[float]], path: Path
         known = its[name]  # of older runs, only the first three
         if not np.allclose(values[: len(known)], known, rtol=SAME, atol=SAME * values[1]):
             (mean, std, *_), (old_mean, old_std, *_) = values, known
-            raise UserError(
-                f"{name} is not that of '{path}': its mean and standard deviation were "
-                f"{old_mean:.4g} and {old_std:.4g}, and are {mean:.4g} and {std:.4g}, or its "
-                "samples or columns have another order; give the data of the run."
-            )
+            was, now = f"{old_mean:.4g} and {old_std:.4g}", f"{mean:.4g} and {std:.4g}"
+            what = f"its mean and standard deviation were {was}, and are {now}"
+            if was == now:
+                what = "single values, or the order of its samples or columns, differ"
+            raise UserError(f"{name} is not that of '{path}': {what}; give the data of the run.")
 
 
 def _difference(key: str, mine: Any, its: Mapping[str, Any]) -> str:

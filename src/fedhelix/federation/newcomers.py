@@ -21,7 +21,8 @@ from fedhelix.core.metrics import IGNORED
 from fedhelix.core.parts import each
 from fedhelix.core.tree import Tree, payload_bytes, take, to_device
 from fedhelix.data import UNSHIFTED, Dataset, Split, from_clients
-from fedhelix.data.columns import features_of, pair_of, with_names
+from fedhelix.data.class_names import with_names
+from fedhelix.data.columns import features_of, pair_of
 from fedhelix.data.fields import Fields, Parts, fitted, width
 from fedhelix.data.labels import numbered
 from fedhelix.data.owners import Names, read_owners
@@ -215,11 +216,12 @@ def with_client(fed: FederationSetup, data: Any) -> Setup:
 
 def _read(data: Any, known: Dataset, seed: int) -> Dataset:
     """A newcomer's data, whose columns and labels mean what they mean in the known data."""
-    x, y = pair_of(data, "the newcomer", known.columns)
+    fields = known.fields
+    parts = None if fields is None else fields.keywords
+    x, y = pair_of(data, "the newcomer", known.columns or parts, named=parts is not None)
     if known.labels:
         y = with_names(y, data, "the newcomer")  # its numbers may mean other classes
-    fields = known.fields
-    x = features_of(x, known.columns, fields is not None and fields.named)
+    x = features_of(x, known.columns, parts)
     samples = read_inputs(x, "x of the newcomer")
     if fields is None and isinstance(samples, Parts):
         raise UserError(

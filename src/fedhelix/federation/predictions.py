@@ -138,7 +138,7 @@ def _unknown_token(data: Dataset, x: Inputs) -> str:
 def _prepared(data: Dataset, x: Any) -> Inputs:
     """New samples, scaled as those of the training; refuses those of another form."""
     fields = data.fields
-    features = features_of(x, data.columns, fields is not None and fields.named)
+    features = features_of(x, data.columns, None if fields is None else fields.keywords)
     samples = read_inputs(features, "x")
     if isinstance(samples, Tensor):
         check_finite("the new samples", "x", samples)
@@ -174,12 +174,11 @@ def _prepared_parts(data: Dataset, fields: Fields, samples: Samples) -> Inputs:
             f"x has the shape {tuple(samples.shape)}, but samples have the parts {fields}; "
             f"give {'a list of sequences' if fields.mask is not None else 'N of each'}."
         )
-    samples = aligned(as_parts(samples), fields)
+    given = as_parts(samples)
+    samples = aligned(given, fields)
     if tuple(samples.tensors) != fields.names or samples.named != fields.named:
-        raise UserError(
-            f"x has {part_names(samples)}, but samples have {part_names(fields)}; give them as "
-            f"in the training, in a {'dictionary' if fields.named else 'tuple'}."
-        )
+        own, right = part_names(given, fields)
+        raise UserError(f"x has {own}, but samples have {right}; give {_form(fields)}.")
     trained = (fields.part(data.x, place) for place in range(len(fields.names)))
     typed = {
         name: unit_pixels(part) if dtype == torch.uint8 else scaled_as(known, part)
@@ -188,6 +187,14 @@ def _prepared_parts(data: Dataset, fields: Fields, samples: Samples) -> Inputs:
         )
     }
     return typed if fields.named else tuple(typed.values())
+
+
+def _form(fields: Fields) -> str:
+    """How a user gives samples of these parts."""
+    if fields.keywords is not None:
+        return f"{{{', '.join(f'{name!r}: ...' for name in fields.keywords)}}}"
+    single = len(fields.given) == 1
+    return "a list of sequences" if single else "them as in the training, in a tuple"
 
 
 def scaled_as(trained: Tensor, x: Tensor) -> Tensor:
