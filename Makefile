@@ -38,6 +38,7 @@ demo: $(VENV)/.runtime
 	@rm -rf $(DEMO)
 	$(BIN)/fedhelix compare helix fedavg fedavg-ft genfed gene-fl pfedgpa --rounds 20 --eval-every 4 --engine parallel --out $(DEMO)
 	@echo "The figure is $(DEMO)/comparison.png; each run's config, metrics and checkpoint lie beside it."
+	@echo "To go on, put the commands on your path: . $(BIN)/activate"
 
 demo-deploy: $(VENV)/.deployment
 	$(BIN)/python examples/deployment.py $(if $(PROTECTED),--protected,genfed 5)

@@ -628,6 +628,15 @@ def test_an_unknown_command_is_answered_once(cli):
         == "fedhelix: No such command 'rnu'. Did you mean 'run'? See `fedhelix --help`.\n"
     )
     assert cli("reprot").err.count("Did you mean") == 1
+    assert "Did you mean 'serve'?" in cli("dashboard").err
+
+
+def test_a_warning_is_printed_once_for_all_runs(cli):
+    shown = cli(
+        "compare", "local", "--attack", "sign-flip", "--rounds", "1", "--seeds", "2", "--model",
+        "linear", "--engine", "serial", "-q",
+    )  # fmt: skip
+    assert shown.err.count("has nothing to forge") == 1
 
 
 @pytest.mark.parametrize(

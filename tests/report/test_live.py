@@ -48,6 +48,11 @@ def test_a_run_made_in_python_is_listed_with_its_partition(make_run, watch):
     assert read(folder).circumstances["partition"] == "dirichlet:0.1", "reports tell it, too"
 
 
+def test_attacked_runs_and_those_with_devices_are_listed_apart(make_run, watch):
+    make_run(config={"attack": "sign-flip"})
+    assert only(watch)["setting"] == "digits · sign-flip"
+
+
 def test_a_partition_that_is_a_value_is_listed_as_on_the_command_line(watch, tmp_path):
     clients = partition.dirichlet(clients=3, alpha=0.5)
     fed = Federation("wine", clients, model="linear", engine="serial", kernels="onednn")

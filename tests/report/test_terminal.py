@@ -1,6 +1,6 @@
 from rich.console import Console
 
-from fedhelix.report import plots, terminal
+from fedhelix.report import columns, plots, terminal
 from fedhelix.report.tables import comparison, texts
 from fedhelix.report.terminal import show_comparison, show_run
 
@@ -50,6 +50,20 @@ def test_the_privacy_that_was_spent_is_shown(make_run, monkeypatch, capsys):
     monkeypatch.setattr(terminal, "console", Console(force_terminal=True, width=100))
     show_run(run.path, {**run.summary, "engine": "serial", "downlink_bytes": 0}, as_json=False)
     assert "2.5 at δ = 1e-05, client-level" in capsys.readouterr().out
+
+
+def test_the_folder_of_a_run_is_not_broken(make_run, monkeypatch, capsys):
+    run = make_run(rounds=1)
+    monkeypatch.setattr(terminal, "console", Console(force_terminal=True, width=40))
+    show_run(run.path, {**run.summary, "engine": "serial", "downlink_bytes": 0}, as_json=False)
+    assert capsys.readouterr().out.endswith(f"\nfolder: {run.path}\n")
+
+
+def test_tables_for_a_program_are_as_wide_as_columns_says(monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert columns.screen().width == columns.PAGE
+    monkeypatch.setenv("COLUMNS", "80")
+    assert columns.screen().width == 80
 
 
 def test_how_often_a_backdoor_succeeds_is_shown(make_run, capsys):

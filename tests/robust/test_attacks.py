@@ -8,6 +8,7 @@ from fedhelix import (
     METHODS,
     Compact,
     FedAvg,
+    Federation,
     FedLP,
     FedPer,
     FedUmf,
@@ -264,8 +265,9 @@ def test_samples_that_cannot_be_poisoned():
 def test_attacks_without_effect_give_a_warning():
     with pytest.warns(
         UserWarning, match="attack = ipm has nothing to forge: local uploads no model"
-    ):
-        small(METHODS["local"](), attack="ipm")
+    ) as said:
+        Federation("digits", clients=4, method="local", model="linear", attack="ipm")
+    assert said[0].filename == __file__, "it names the user's line"
 
 
 def test_a_forged_upload_travels_in_the_code_of_the_method(monkeypatch):

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Annotated
 
 import click
@@ -57,7 +58,7 @@ def about(
 
 def main() -> None:
     """Run the command line: mistakes of the user end with one sentence and exit code 2."""
-    warnings.showwarning = lambda words, *_, **__: print(f"fedhelix: {words}", file=sys.stderr)
+    warnings.showwarning = _said_once()
     try:
         code = app(prog_name="fedhelix", standalone_mode=False)
     except UserError as problem:
@@ -92,6 +93,18 @@ def main() -> None:
         if code == 130:  # typer returns it for Ctrl-C before a command has begun
             _stop("stopped.", 130)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _said_once() -> Callable[..., None]:
+    """Prints warnings, each sentence once, however many runs of a comparison it is true of."""
+    said: set[str] = set()
+
+    def show(words: object, *_: object, **__: object) -> None:
+        if str(words) not in said:
+            said.add(str(words))
+            print(f"fedhelix: {words}", file=sys.stderr)
+
+    return show
 
 
 def _no_option(problem: click.NoSuchOption) -> str:

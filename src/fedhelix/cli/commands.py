@@ -105,6 +105,8 @@ COMMANDS = {
     "deploy": Entry("deploy", "commands", "Train across real machines, on Flower."),
 }
 
+# What people try, and the command that does it.
+OTHER_NAMES = {"dashboard": "serve", "ui": "serve", "train": "run", "continue": "resume"}
 
 # Settings that are numbers: a word in their place is refused before PyTorch is imported.
 NUMBERS: dict[Any, str] = {
@@ -127,6 +129,8 @@ class LazyGroup(TyperGroup):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The loaded command that the arguments name."""
+        if (meant := OTHER_NAMES.get(args[0])) is not None:
+            raise click.UsageError(f"No such command '{args[0]}'. Did you mean '{meant}'?", ctx)
         name, named, rest = super().resolve_command(ctx, args)
         if any([name, *rest][: len(words)] == words for words in WITH_SETTINGS):
             check_numbers(rest)

@@ -247,7 +247,7 @@ def tune(
         [
             method,
             str(sum(t.method == method for t in trials)),
-            f"{one.best:.1%}" if one.metric == "accuracy" else f"{one.best:.4f}",
+            f"{100 * one.best:.1f} %" if one.metric == "accuracy" else f"{one.best:.4f}",
             str(one.best_round),
         ]
         for method, one in found.items()

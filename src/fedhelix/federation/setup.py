@@ -242,7 +242,7 @@ class FederationSetup:
             warnings.warn(
                 f"attack = {self.settings.attack} has nothing to forge: {self.method.label} "
                 "uploads no model.",
-                stacklevel=5,
+                stacklevel=4,
             )
 
     @property

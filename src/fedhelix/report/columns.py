@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -14,9 +15,12 @@ PAGE = 200  # characters of a line that no terminal shows
 
 
 def screen() -> Console:
-    """Where tables go: the terminal, or wide lines for a file or a program."""
+    """Where tables go: the terminal, or wide lines for a file or a program unless COLUMNS says
+    how wide.
+    """
     console = Console()
-    return console if console.is_terminal else Console(width=PAGE)
+    wide = console.is_terminal or "COLUMNS" in os.environ
+    return console if wide else Console(width=PAGE)
 
 
 def tabulate(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Group:

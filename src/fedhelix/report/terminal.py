@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from fedhelix.core.files import remove_leftovers
@@ -109,8 +108,8 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool, advised: bool
         table.add_row("time to target", human_seconds(summary["time_to_target"]))
     table.add_row("time", human_seconds(summary["seconds"]))
     table.add_row("engine", summary["engine"])
-    table.add_row("folder", escape(str(folder)))
     console.print(table)
+    print(f"folder: {folder}")  # plain, so that it is not wrapped
 
 
 def show_comparison(folder: Path, folders: list[RunFolder], as_json: bool) -> None:

@@ -215,8 +215,9 @@ class WatchedRun:
 
     def _setting(self) -> str:
         """On which data and in whose hands it runs: only runs with the same are compared."""
-        words = [self._name_of("data"), *(self._name_of(key) for key in ("partition", "shift"))]
-        return " · ".join(word for word in words if word not in ("", "none"))
+        words = [self._name_of(key) for key in ("data", "partition", "shift", "attack")]
+        named = [word for word in words if word not in ("", "none")]
+        return " · ".join([*named, "simulated devices"] if "clock" in self.summary else named)
 
     def line(self) -> dict[str, Any]:
         """Its curves, for the chart."""
