@@ -121,7 +121,7 @@ def assembled(
     if y.dim() == y_test.dim() and y.shape[1:] != y_test.shape[1:]:
         y, y_test = pool_targets([train, test], called).split([len(y), len(y_test)])
     count = count_classes(classes, y, y_test)
-    y, y_test = as_targets([y, y_test], classes, count, name)
+    y, y_test = as_targets([y, y_test], classes, count, name, more["labels"] is not None)
     if classes == "auto" and y.dtype == torch.int64 and not _are_tokens(y, x):
         note_unused([y, y_test], name)
     fields = None

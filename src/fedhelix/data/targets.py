@@ -86,12 +86,15 @@ def _different(labels: Tensor) -> Tensor:
 
 
 def as_targets(
-    parts: list[Tensor], classes: Classes, count: int | None, name: str
+    parts: list[Tensor], classes: Classes, count: int | None, name: str, named: bool
 ) -> tuple[Tensor, ...]:
-    """Targets in the type that says what they are; see `Dataset.y`."""
+    """Targets in the type that says what they are; see `Dataset.y`. Those that were `named` by
+    texts are classes, however many names there are.
+    """
     whole = not any(part.is_floating_point() for part in parts)
     several = all(has_several(part) for part in parts)
-    if several and classes == "auto" and all(is_multi_label(part) for part in parts):
+    labels_hold = not named and all(is_multi_label(part) for part in parts)
+    if several and classes == "auto" and labels_hold:
         _note_one_hot(parts, name)
         return tuple(part.bool() for part in parts)
     if classes is None or (classes == "auto" and count is None and not whole):

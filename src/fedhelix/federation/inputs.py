@@ -186,6 +186,12 @@ def _check_classes_of_tokens(pool: Dataset, outputs: torch.Tensor) -> None:
     """
     y = torch.cat([pool.y, pool.y_test])
     values = y[(y != 0) & (y != 1)]
+    if outputs.dim() == y.dim() == 2 and pool.labels is not None:
+        raise UserError(
+            f"y of '{pool.name}' has {y.shape[1]} texts per sample, which are classes of tokens, "
+            "but the model does not score tokens; for labels of which several may hold give a "
+            "column of 0 and 1 for each, as scikit-learn's MultiLabelBinarizer makes them."
+        )
     if outputs.dim() == y.dim() == 2 and pool.token_classes is not None:
         raise UserError(
             f"classes={pool.token_classes} makes the {y.shape[1]} numbers per sample in y of "
