@@ -302,3 +302,28 @@ def test_a_value_that_is_no_number_is_named_by_its_own_row(given):
     arrays[given][37] = np.nan
     with pytest.raises(UserError, match=f"{given} of 'table' has nan in sample 37;"):
         from_arrays(**arrays, name="table")
+
+
+class Learned(Squares):
+    """Inputs with a gradient, as a network makes them, and targets in bfloat16."""
+
+    def __getitem__(self, index: int):
+        x = torch.full((3,), float(index), requires_grad=True)
+        return x, torch.tensor(float(index % 3), dtype=torch.bfloat16, requires_grad=True)
+
+
+def test_tensors_with_gradients_and_in_bfloat16_are_read():
+    x, y = torch.rand(20, 3, requires_grad=True), torch.arange(20.0, requires_grad=True)
+    plain = from_arrays(x.detach().numpy(), y.detach().numpy())
+    for given in ((x, y), (list(x), list(y)), ([list(row) for row in x], y.bfloat16())):
+        data = from_arrays(*given)
+        assert torch.equal(data.x, plain.x) and torch.equal(data.y, plain.y)
+        assert not data.x.requires_grad and data.y.dtype == torch.float32
+    half = from_arrays(list(x.bfloat16()), [0, 1] * 10)
+    assert half.x.dtype == torch.float32 and half.classes == 2
+    ragged = from_arrays([row[: 1 + place % 3] for place, row in enumerate(x)], [0, 1] * 10)
+    assert ragged.fields.shapes == ((3,), (3,))
+    clients = from_clients([Learned(10), TensorDataset(x, y.bfloat16())])
+    assert clients.y.dtype == torch.float32 and len(clients.x) == 24
+    with pytest.raises(UserError, match="a sparse tensor is no array; its to_dense"):
+        from_arrays(x, y.to_sparse())
