@@ -48,7 +48,8 @@ class TestFromArrays:
 
     def test_given_test_pool(self):
         x = torch.rand(6, 4)
-        data = from_arrays(x, [0, 1, 2, 0, 1, 2], x[:2], [0, 4], name="mine")
+        with pytest.warns(UserWarning, match=r"1 of the classes of 'mine' \(4\) has test samples"):
+            data = from_arrays(x, [0, 1, 2, 0, 1, 2], x[:2], [0, 4], name="mine")
         assert data.name == "mine"
         assert data.classes == 5
         assert data.x is x or torch.equal(data.x, x)
@@ -81,7 +82,8 @@ class TestFromArrays:
         assert data.y.dtype == torch.int64
 
     def test_float_test_labels_do_not_make_a_regression(self):
-        assert from_arrays(np.zeros((3, 2)), [0, 1, 1], np.zeros((2, 2)), [0.0, 2.0]).classes == 3
+        x, x_test = np.zeros((4, 2)), np.zeros((2, 2))
+        assert from_arrays(x, [0, 1, 1, 2], x_test, [0.0, 2.0]).classes == 3
 
     def test_arrays_that_may_not_be_written_and_odd_byte_order(self):
         x = np.frombuffer(bytes(range(40)), dtype=np.uint8).reshape(10, 4)
