@@ -13,7 +13,7 @@ KNOWN = (torch.float16, torch.float32, torch.float64)  # types of numbers that N
 
 
 def without_tensors(values: Any) -> Any:
-    """Values whose tensors are arrays: NumPy reads none with a gradient, of a GPU or of bfloat16."""
+    """Values whose tensors are arrays; NumPy reads none with a gradient or of bfloat16."""
     if isinstance(values, Tensor):
         if values.layout is not torch.strided:
             raise UserError("a sparse tensor is no array; its to_dense() makes one.")
