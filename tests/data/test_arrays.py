@@ -48,7 +48,8 @@ class TestFromArrays:
 
     def test_given_test_pool(self):
         x = torch.rand(6, 4)
-        data = from_arrays(x, [0, 1, 2, 0, 1, 2], x[:2], [0, 4], name="mine")
+        with pytest.warns(UserWarning, match=r"1 of the classes of 'mine' \(4\) has test samples"):
+            data = from_arrays(x, [0, 1, 2, 0, 1, 2], x[:2], [0, 4], name="mine")
         assert data.name == "mine"
         assert data.classes == 5
         assert data.x is x or torch.equal(data.x, x)
@@ -81,7 +82,8 @@ class TestFromArrays:
         assert data.y.dtype == torch.int64
 
     def test_float_test_labels_do_not_make_a_regression(self):
-        assert from_arrays(np.zeros((3, 2)), [0, 1, 1], np.zeros((2, 2)), [0.0, 2.0]).classes == 3
+        x, x_test = np.zeros((4, 2)), np.zeros((2, 2))
+        assert from_arrays(x, [0, 1, 1, 2], x_test, [0.0, 2.0]).classes == 3
 
     def test_arrays_that_may_not_be_written_and_odd_byte_order(self):
         x = np.frombuffer(bytes(range(40)), dtype=np.uint8).reshape(10, 4)
@@ -302,3 +304,28 @@ def test_a_value_that_is_no_number_is_named_by_its_own_row(given):
     arrays[given][37] = np.nan
     with pytest.raises(UserError, match=f"{given} of 'table' has nan in sample 37;"):
         from_arrays(**arrays, name="table")
+
+
+class Learned(Squares):
+    """Inputs with a gradient, as a network makes them, and targets in bfloat16."""
+
+    def __getitem__(self, index: int):
+        x = torch.full((3,), float(index), requires_grad=True)
+        return x, torch.tensor(float(index % 3), dtype=torch.bfloat16, requires_grad=True)
+
+
+def test_tensors_with_gradients_and_in_bfloat16_are_read():
+    x, y = torch.rand(20, 3, requires_grad=True), torch.arange(20.0, requires_grad=True)
+    plain = from_arrays(x.detach().numpy(), y.detach().numpy())
+    for given in ((x, y), (list(x), list(y)), ([list(row) for row in x], y.bfloat16())):
+        data = from_arrays(*given)
+        assert torch.equal(data.x, plain.x) and torch.equal(data.y, plain.y)
+        assert not data.x.requires_grad and data.y.dtype == torch.float32
+    half = from_arrays(list(x.bfloat16()), [0, 1] * 10)
+    assert half.x.dtype == torch.float32 and half.classes == 2
+    ragged = from_arrays([row[: 1 + place % 3] for place, row in enumerate(x)], [0, 1] * 10)
+    assert ragged.fields.shapes == ((3,), (3,))
+    clients = from_clients([Learned(10), TensorDataset(x, y.bfloat16())])
+    assert clients.y.dtype == torch.float32 and len(clients.x) == 24
+    with pytest.raises(UserError, match="a sparse tensor is no array; its to_dense"):
+        from_arrays(x, y.to_sparse())

@@ -37,6 +37,9 @@ def test_data_sets_of_hugging_face_are_split_too():
 
 
 def test_other_splits_are_named():
+    three = {"train": TABLE, "validation": TABLE, "test": TABLE}
+    with pytest.raises(UserError, match="'data' are train, validation, test; give train and test "):
+        from_clients([three, three])
     lone = {"train": TABLE, "valid": TABLE}
     with pytest.raises(UserError, match="the splits of client 1 of 'data' are train, valid, but"):
         from_clients([client(0), lone])

@@ -142,6 +142,14 @@ def test_what_cannot_be_exported_is_refused(tmp_path):
     with pytest.raises(UserError, match="formats is empty; give some of safetensors, torch, onnx"):
         run.export(tmp_path, [])
     assert not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match="PyTorch cannot make a program of this network"):
+        run.export(tmp_path / "new" / "model", "torch")
+    with pytest.raises(UserError, match="formats are safetensors, torch, onnx, not 'pickle'"):
+        run.export(tmp_path / "other", ["safetensors", "pickle"], client="nobody")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match="PyTorch cannot make a program of this network"):
+        run.export(tmp_path / "both", ["safetensors", "torch"])
+    assert [file.name for file in (tmp_path / "both").iterdir()] == ["model.safetensors"]
 
 
 def test_the_card_of_a_table_lists_its_columns_and_one_sample_needs_an_axis(tmp_path):

@@ -449,6 +449,10 @@ def test_what_ends_a_run_between_checkpoints_loses_no_complete_round(
             {"partition": [[0, 1], [2, 3]]},
             r"partition is text or a value such as partition.iid\(10\), not \[\[0",
         ),
+        (
+            {"partition": [list(range(500)), list(range(500, 999))]},
+            r"16, \.\.\.; to assign samples yourself, .* from_arrays\(x, y, owners=ids\)",
+        ),
         ({"workers": "two"}, "workers must be a whole number, not 'two'"),
         (
             {"kernels": "fast"},

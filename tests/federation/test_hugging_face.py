@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedhelix import Federation, from_arrays, partition
+from fedhelix import Federation, UserError, from_arrays, partition
 from fedhelix.core.tree import flatten, payload_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -22,6 +22,14 @@ def hugging_face():
     """Imported here: collecting the fast tests should not take the seconds that this takes."""
     for name in ("datasets", "transformers", "peft"):
         setattr(face, name, pytest.importorskip(name))
+
+
+def test_a_stream_is_refused():
+    rows = {"x": [[1.0, 2.0], [2.0, 3.0]] * 9, "label": [0, 1] * 9}
+    stream = face.datasets.Dataset.from_dict(rows).to_iterable_dataset()
+    for data in (stream, [stream]):
+        with pytest.raises(UserError, match=r"a stream without a length \(IterableDataset\); load"):
+            Federation(data)
 
 
 def configuration() -> object:

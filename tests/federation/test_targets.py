@@ -54,3 +54,38 @@ def test_a_value_that_is_no_label_is_named(value):
     y[40, 1] = value
     with pytest.raises(UserError, match=f"y of 'data' has the value {value}, so its 3 whole num"):
         federation(from_arrays(X, y))
+
+
+def test_many_whole_numbers_below_zero_are_no_classes():
+    y = (300 * X[:, 0]).astype(int)
+    with pytest.raises(UserError, match=r"also such below 0; .* classes=None makes it a") as caught:
+        from_arrays(X, y)
+    assert "classification" not in str(caught.value)
+    assert from_arrays(X, y, classes=None).y.dtype == torch.float32
+
+
+def test_floats_that_are_zeros_and_ones_may_be_classes():
+    y = LABELS[:, 0].astype("float32")
+    for given in (y, y[:, None]):
+        with pytest.warns(UserWarning, match=r"only the numbers 0.0 and 1.0, .* or classes=2"):
+            assert from_arrays(X, given).classes is None
+    assert from_arrays(X, y, classes=2).classes == 2  # no warning
+    assert from_arrays(X, y, classes=None).classes is None
+
+
+def test_classes_that_are_only_tested_are_named():
+    y, tested = LABELS[:, 0], np.arange(20) % 4
+    said = r"2 of the classes of 'data' \({}\) have test samples, but none to train on"
+    with pytest.warns(UserWarning, match=said.format("2, 3")):
+        assert from_arrays(X, y, X[:20], tested).classes == 4
+    names = np.array(["a", "b", "c", "d"])
+    with pytest.warns(UserWarning, match=said.format("'c', 'd'")):
+        from_arrays(X, names[y], X[:20], names[tested])
+    assert from_arrays(X, y, X[:20], tested, classes=4).classes == 4  # no warning
+
+
+def test_a_dictionary_of_two_arrays_is_no_client():
+    with pytest.raises(UserError, match=r"dictionary of two arrays; give from_arrays\(x, y\)"):
+        Federation({"x": X, "y": LABELS[:, 0]})
+    with pytest.raises(UserError, match=r"of x, y; give .* in two arrays, give from_arrays\(x, y"):
+        Federation([{"x": X, "y": LABELS[:, 0]}])

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 import torch.nn.functional as F
 from torch import nn
 
@@ -15,6 +17,7 @@ from fedhelix import (
     UserError,
     from_arrays,
     from_clients,
+    from_table,
     load_run,
     metrics,
 )
@@ -142,6 +145,26 @@ def test_tokens_may_have_texts_as_tags(named):
     assert first.tolist() == [[*TAGS[0], ""], TAGS[1]]
     number = run.onboard((x if named else TOKENS, TAGS))
     assert run.predict(x, client=number).shape == (40, 7)
+
+
+def test_two_names_of_tokens_are_classes_too():
+    """Zeros and ones would be labels of which several may hold."""
+    x = DRAW.integers(1, 50, (40, 5))
+    tags = np.where(x > 20, "B", "A")
+    for y in (tags, tags.tolist(), [tuple(row) for row in tags.tolist()]):
+        data = from_arrays(x, y)
+        assert data.y.dtype == torch.int64 and data.labels == ("A", "B") and data.outputs == 2
+    even = from_clients([([row[:3] for row in x], [row[:3] for row in tags.tolist()])])
+    assert even.y.dtype == torch.int64 and even.labels == ("A", "B")
+    quick = QUICK | {"model": lambda: nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 2))}
+    run = Federation(data, "iid", **quick).fit(1, quiet=True)
+    number = run.onboard((x, tags))
+    assert set(run.predict(x, client=number).ravel()) <= {"A", "B"}
+    table = pd.DataFrame({"x": x[:, 0], "z": x[:, 1], "p": tags[:, 0], "q": tags[:, 1]})
+    two = from_table(table, target=["p", "q"])
+    assert two.y.dtype == torch.int64 and two.labels == ("A", "B")
+    with pytest.raises(UserError, match="2 texts per sample, which are classes of tokens"):
+        Federation(two, "iid", **(QUICK | {"model": "linear"}))
 
 
 def test_texts_of_another_number_than_tokens_are_labels():

@@ -115,6 +115,16 @@ def test_a_method_with_only_a_global_model(make_run, tmp_path):
     assert "global model" in (tmp_path / "plot.svg").read_text()
 
 
+def test_axes_say_whose_accuracy_it_is(make_run):
+    personal, shared = make_run(), make_run("local", rounds=0, summary=False)
+    with shared:
+        shared.append({"round": 1, "accuracy": 0.5, "uplink_bytes": 10})
+    for runs, said in [
+        ([personal], "personal accuracy"), ([shared], "accuracy"), ([personal, shared], "accuracy"),
+    ]:  # fmt: skip
+        assert overview(grouped(runs)).axes[0].get_ylabel() == said
+
+
 @pytest.mark.filterwarnings("error")  # of Matplotlib, where it finds no room
 @pytest.mark.parametrize("rows", [3, 9, 12, 24])
 def test_long_names_of_many_rows_cover_nothing(make_run, rows):

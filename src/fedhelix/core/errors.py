@@ -7,6 +7,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+SHOWN = 60  # characters of a value in a sentence
+
 
 class UserError(ValueError):
     """Something given by the user is wrong; the message says what, where, and what
@@ -48,3 +50,9 @@ def nearest(name: object, known: Iterable[str]) -> str:
     shown = (f"'{one}'" if "," in one else one for one in names.values())
     all_names = ", ".join(shown) or "none"
     return f"did you mean '{names[close[0]]}'?" if close else f"there are: {all_names}."
+
+
+def brief(value: object) -> str:
+    """A value for a sentence; the end of a long one is left out."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -32,7 +32,7 @@ from fedhelix.data.owners import read_owners
 from fedhelix.data.readers import NPZ_ERRORS
 from fedhelix.data.reading import Pair, Samples, read_pair
 from fedhelix.data.sampling import stratified
-from fedhelix.data.targets import Classes, as_targets, count_classes, note_unused
+from fedhelix.data.targets import Classes, as_targets, count_classes, note_only_tested, note_unused
 
 HELD_OUT = 0.2
 """The share of samples that becomes the test pool when the user gives none."""
@@ -67,7 +67,8 @@ def from_arrays(
       ones are classes of tokens, too) or None (regression) decides otherwise. Integer labels are
       kept as they are, so number them from 0.
     * `owners` says for each sample whose it is; a federation then takes its clients from there.
-      With `owners_test`, clients are tested on their own samples of the test pool.
+      With `owners_test`, clients are tested on their own samples of the test pool; else each is on
+      a part of it that has the class proportions of its training samples.
     * Without a test pool 20 % of the samples, class by class, are held out as one; with owners
       20 % of each owner's, who are tested on these. An owner with a single sample trains on it.
     """
@@ -121,9 +122,10 @@ def assembled(
     if y.dim() == y_test.dim() and y.shape[1:] != y_test.shape[1:]:
         y, y_test = pool_targets([train, test], called).split([len(y), len(y_test)])
     count = count_classes(classes, y, y_test)
-    y, y_test = as_targets([y, y_test], classes, count, name)
+    y, y_test = as_targets([y, y_test], classes, count, name, more["labels"] is not None)
     if classes == "auto" and y.dtype == torch.int64 and not _are_tokens(y, x):
         note_unused([y, y_test], name)
+        note_only_tested(y, y_test, more["labels"], name)
     fields = None
     if isinstance(x, Parts) or isinstance(x_test, Parts):
         both = joined([x, x_test], called)
@@ -196,7 +198,8 @@ def from_clients(
     (x, y); they are read as in `from_arrays`. A dictionary also gives the clients names. `test` is
     one such part for a common test pool, or a list or dictionary with one for each client; None
     holds out 20 % of every client's samples as its test part (a client with a single sample keeps
-    it for training).
+    it for training). The server's model is tested on a whole common pool, each client on a part of
+    it that has the class proportions of its training samples.
     A `DatasetDict` with train and test, as `train_test_split` makes it, is a client with its own
     test part, and so is what `from_table` or `from_arrays` returns.
     """

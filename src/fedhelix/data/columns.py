@@ -33,6 +33,20 @@ def is_table(data: Any) -> bool:
     )
 
 
+def is_pair(data: Any) -> bool:
+    """Whether this is a dictionary of samples and targets."""
+    return isinstance(data, Mapping) and set(data) == {"x", "y"}
+
+
+def check_rows(data: Any, where: str) -> None:
+    """Refuse a table that is read as a stream, without a number of rows."""
+    if is_table(data) and hasattr(data, "__iter__") and not hasattr(data, "__len__"):
+        raise UserError(
+            f"{where} is a stream without a length ({type(data).__name__}); load it without "
+            "streaming=True, or give Dataset.from_list(list(data)) of Hugging Face."
+        )
+
+
 def pair_of(
     part: Any, where: str, columns: Sequence[str] | None = None, named: bool = False
 ) -> tuple[Any, Any]:
@@ -54,14 +68,16 @@ def pair_of(
             "augment are settings of the federation."
         )
     if isinstance(part, Mapping) and part and not has_splits(part):
+        hint = "; for all samples in two arrays, give from_arrays(x, y)" if is_pair(part) else ""
         raise UserError(
             f"{where} is a dictionary of {', '.join(map(str, part))}; give what one client has: a "
-            "pair (x, y), a table or a torch Dataset."
+            f"pair (x, y), a table or a torch Dataset{hint}."
         )
     if has_splits(part):
         raise UserError(
             f"{where} has the splits {', '.join(part)}, each a table of its own; give one of them."
         )
+    check_rows(part, where)
     given = input_names(part, where)
     if given is None:
         return raw_pair(part, where)
@@ -145,6 +161,13 @@ def train_and_test(parts: Sequence[Any], called: Sequence[str]) -> tuple[list[An
             train.append(pairs[0])
             test.append(pairs[1])
             continue
+        if has_splits(part) and {"train", "test"} < set(part):
+            raise UserError(
+                f"the splits of {whose} are {', '.join(part)}; give train and test alone, and join "
+                "other samples to train (datasets.concatenate_datasets): a client's validation "
+                "samples are taken from train, a tenth of it or as partition.natural(valid=0.2) "
+                "says."
+            )
         if not has_splits(part) or set(part) != {"train", "test"}:
             found = ", ".join(part) if has_splits(part) else "none"
             raise UserError(

@@ -17,6 +17,7 @@ from fedhelix.core.metrics import IGNORED
 from fedhelix.core.parts import MASK
 from fedhelix.data.checks import check_finite
 from fedhelix.data.fields import Parts, is_ragged, padded
+from fedhelix.data.tensors import readable, without_tensors
 
 Samples = Tensor | Parts
 Pair = tuple[Samples, Tensor]
@@ -165,7 +166,7 @@ def _note_odd_length(rows: Sequence[Any], where: str) -> None:
     """Say which row of numbers is longer or shorter than most, as a mistake in a table would be."""
     lengths = [len(row) for row in rows]
     usual, count = Counter(lengths).most_common(1)[0]
-    floats = np.ndim(rows[0]) == 1 and np.asarray(rows[0]).dtype.kind == "f"
+    floats = np.ndim(rows[0]) == 1 and as_array(rows[0]).dtype.kind == "f"
     if floats and count > MOST * len(lengths):
         odd = next(number for number, length in enumerate(lengths) if length != usual)
         warnings.warn(
@@ -201,7 +202,10 @@ def label_array(y: Any) -> np.ndarray:
 
 
 def as_array(values: Any) -> np.ndarray:
-    """What NumPy makes of values; masked ones are missing."""
+    """What NumPy makes of values; masked ones are missing, and tensors, also in lists, lose their
+    gradients.
+    """
+    values = without_tensors(values)
     if isinstance(values, np.ma.MaskedArray):
         masked = np.ma.getmaskarray(values)
         if not masked.any():
@@ -316,5 +320,6 @@ def as_tensor(values: Any, where: str) -> Tensor:
             array = array.astype(np.float64)  # torch knows no longer ones
         values = torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
     if values.is_floating_point():
-        return as_float32(values.detach(), where)
+        return as_float32(readable(values), where)
+    values = values.cpu()
     return values if values.dtype in (torch.uint8, torch.bool) else values.long()

@@ -15,6 +15,7 @@ from fedhelix.data.arrays import from_arrays
 from fedhelix.data.cells import check_cells
 from fedhelix.data.class_names import class_names, named_classes
 from fedhelix.data.columns import (
+    check_rows,
     column_of,
     names_of,
     read_inputs_of,
@@ -53,6 +54,7 @@ def from_table(
     if isinstance(table, Mapping):
         table, test = _splits(table, test, name)
     where = f"'{name}'"
+    check_rows(table, where)
     columns = names_of(table)
     if target is None:
         target = target_of(columns, where)

@@ -14,6 +14,7 @@ from fedhelix.core.metrics import IGNORED
 
 Classes = int | Literal["auto"] | None
 VOID = 255  # what masks often call pixels without a class
+FEW = 5  # classes in a sentence
 MOST_CLASSES = 50  # that whole numbers are taken for without a word, in few samples
 
 
@@ -40,6 +41,12 @@ def count_classes(classes: Classes, targets: Tensor, test_targets: Tensor) -> in
             "0, or give classes=None if these are numbers to predict."
         )
     different = len(both.unique())
+    if different > max(MOST_CLASSES, samples // 4) and int(both.min()) < 0:
+        raise UserError(
+            f"y has {different} different whole numbers in {samples} samples, also such below 0; "
+            "in from_arrays, from_clients or from_table, classes=None makes it a regression; in an "
+            "npz file, save y as floats."
+        )
     if different > max(MOST_CLASSES, samples // 4):
         raise UserError(
             f"y has {different} different whole numbers in {samples} samples; in from_arrays, "
@@ -86,15 +93,21 @@ def _different(labels: Tensor) -> Tensor:
 
 
 def as_targets(
-    parts: list[Tensor], classes: Classes, count: int | None, name: str
+    parts: list[Tensor], classes: Classes, count: int | None, name: str, named: bool
 ) -> tuple[Tensor, ...]:
-    """Targets in the type that says what they are; see `Dataset.y`."""
+    """Targets in the type that says what they are; see `Dataset.y`. Those that were `named` by
+    texts are classes, however many names there are.
+    """
     whole = not any(part.is_floating_point() for part in parts)
     several = all(has_several(part) for part in parts)
-    if several and classes == "auto" and all(is_multi_label(part) for part in parts):
+    labels_hold = not named and all(is_multi_label(part) for part in parts)
+    if several and classes == "auto" and labels_hold:
         _note_one_hot(parts, name)
         return tuple(part.bool() for part in parts)
-    if classes is None or (classes == "auto" and count is None and not whole):
+    are_numbers = classes == "auto" and count is None and not whole
+    if are_numbers and not several:
+        _note_zeros_and_ones(parts, name)
+    if classes is None or are_numbers:
         return tuple(part.float() for part in parts)
     labels = tuple(as_labels(part, name) for part in parts)
     if several and isinstance(classes, int):
@@ -109,6 +122,33 @@ def _note_one_hot(parts: Sequence[Tensor], name: str) -> None:
             f"every row of y of '{name}' has a single 1, and is taken as labels of which several "
             "may hold; if they are classes, one for each sample, give y.argmax(1).",
             stacklevel=6,
+        )
+
+
+def _note_zeros_and_ones(parts: Sequence[Tensor], name: str) -> None:
+    """Say that numbers to predict that are zeros and ones may be classes."""
+    if set(torch.cat([part.unique() for part in parts]).unique().tolist()) == {0, 1}:
+        warnings.warn(
+            f"y of '{name}' has only the numbers 0.0 and 1.0, and floats are numbers to predict (a "
+            "regression); if they are classes, give integers (y.astype(int)) or classes=2, and if "
+            "not, classes=None.",
+            stacklevel=6,
+        )
+
+
+def note_only_tested(train: Tensor, test: Tensor, names: Sequence[str] | None, data: str) -> None:
+    """Say that samples of some classes are in the test data alone, where nothing can learn them."""
+    trained = set(_different(train).tolist()) | {IGNORED}
+    tested = [label for label in _different(test).tolist() if label not in trained]
+    if tested:
+        listed = [f"'{names[label]}'" if names else str(label) for label in tested]
+        more = ", ..." if len(listed) > FEW else ""
+        warnings.warn(
+            f"{len(tested)} of the classes of '{data}' ({', '.join(listed[:FEW])}{more}) "
+            f"{'has' if len(tested) == 1 else 'have'} test samples, but none to train on; the "
+            "network gets outputs for them that it cannot learn. Remove these test samples, or "
+            "give classes=, the number of classes, if they are right.",
+            stacklevel=5,
         )
 
 

@@ -7,7 +7,7 @@ import logging
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from decimal import ROUND_CEILING, Context
 from pathlib import Path
@@ -39,13 +39,9 @@ def export(
     module: nn.Module, fed: FederationSetup, folder: Path, formats: Sequence[Format], card: str
 ) -> Path:
     """Write a network in some formats, and its card."""
-    if not formats:
-        raise UserError(f"formats is empty; give some of {', '.join(FILES)}.")
-    for name in formats:
-        if name not in FILES:
-            raise UserError(f"formats are {', '.join(FILES)}, not '{name}'.")
-    writable_file(*(folder / FILES[name] for name in formats), folder / CARD)
-    fixed = [name for name in formats if write_network(module, fed.data, folder / FILES[name])]
+    with _removed_if_empty(folder):
+        writable_file(*(folder / FILES[name] for name in formats), folder / CARD)
+        fixed = [name for name in formats if write_network(module, fed.data, folder / FILES[name])]
     if fixed and fed.data.fields is not None:
         card += "".join(
             f"\n{FILES[name]} takes sequences of length {fed.data.fields.length} alone; "
@@ -54,6 +50,28 @@ def export(
         )
     write_atomically(folder / CARD, card.encode())
     return folder
+
+
+def check_formats(formats: Sequence[str]) -> None:
+    """Refuse formats that do not exist."""
+    if not formats:
+        raise UserError(f"formats is empty; give some of {', '.join(FILES)}.")
+    for name in formats:
+        if name not in FILES:
+            raise UserError(f"formats are {', '.join(FILES)}, not '{name}'.")
+
+
+@contextmanager
+def _removed_if_empty(folder: Path) -> Iterator[None]:
+    """Leave no folder that was made for files that could not be written."""
+    new = [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        yield
+    except BaseException:
+        for one in new:
+            with suppress(OSError):  # one with files stays
+                one.rmdir()
+        raise
 
 
 def network_of(setup: Setup, state: State) -> nn.Module:

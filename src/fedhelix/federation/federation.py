@@ -168,10 +168,11 @@ class Federation(FederationSetup):
 
         `config` is what config.toml says instead; for a resumed run, what it says from now on.
         `watch` sees every new record once it is kept; it may raise KeyboardInterrupt to stop after
-        that round. With `track` ("tensorboard", "mlflow" or "wandb") every record goes there too.
-        With `client_state="disk"` what clients keep lies in the run folder and is read when they
-        are sampled, however many there are. With `patience` it ends early, once so many evaluated
-        rounds in a row were not better on validation samples than the best one before.
+        that round, which leaves `fit`: with `out` the run can be resumed. With `track`
+        ("tensorboard", "mlflow" or "wandb") every record goes there too. With `client_state="disk"`
+        what clients keep lies in the run folder and is read when they are sampled, however many
+        there are. With `patience` it ends early, once so many evaluated rounds in a row were not
+        better on validation samples than the best one before.
         """
         self._check_arguments(
             rounds, eval_every, checkpoint_every, out, track, client_state, resume

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from fedhelix import models
-from fedhelix.core.errors import UserError
+from fedhelix.core.errors import UserError, brief
 from fedhelix.core.fit import check_fits, probe
 from fedhelix.core.hooks import checked
 from fedhelix.core.layers import Layers
@@ -45,7 +46,7 @@ from fedhelix.data import (
     partitions,
 )
 from fedhelix.data.augment import check_augmentation
-from fedhelix.data.columns import pair_of
+from fedhelix.data.columns import is_pair, pair_of
 from fedhelix.engines.kernels import Kernels
 from fedhelix.engines.kernels.choice import choose
 from fedhelix.engines.local import Setup, can_cut
@@ -87,6 +88,8 @@ def read_data(data: Any, partition: str | Partition | None) -> Dataset:
             "data is a tuple; give from_arrays(x, y) for two arrays, from_clients([train], "
             "test=test) for two data sets, or a list with an entry for each client."
         )
+    if is_pair(data) and all(isinstance(part, np.ndarray | torch.Tensor) for part in data.values()):
+        raise UserError("data is a dictionary of two arrays; give from_arrays(x, y) for them.")
     if not hasattr(data, "__len__"):
         raise UserError(
             f"data is a {type(data).__name__}; give the name of a data set, from_arrays(x, y), a "
@@ -118,7 +121,10 @@ def read_partition(
         partition = partitions.parse(partition, USUAL_CLIENTS if clients is None else clients)
     if not isinstance(partition, Partition):
         raise UserError(
-            f"partition is text or a value such as partition.iid(10), not {partition!r}."
+            "partition is text or a value such as partition.iid(10), not "
+            f"{brief(partition)}; to assign samples "
+            "yourself, name the owner of each one: from_arrays(x, y, owners=ids), without a "
+            "partition."
         )
     return partition
 
@@ -186,6 +192,12 @@ def _check_classes_of_tokens(pool: Dataset, outputs: torch.Tensor) -> None:
     """
     y = torch.cat([pool.y, pool.y_test])
     values = y[(y != 0) & (y != 1)]
+    if outputs.dim() == y.dim() == 2 and pool.labels is not None:
+        raise UserError(
+            f"y of '{pool.name}' has {y.shape[1]} texts per sample, which are classes of tokens, "
+            "but the model does not score tokens; for labels of which several may hold give a "
+            "column of 0 and 1 for each, as scikit-learn's MultiLabelBinarizer makes them."
+        )
     if outputs.dim() == y.dim() == 2 and pool.token_classes is not None:
         raise UserError(
             f"classes={pool.token_classes} makes the {y.shape[1]} numbers per sample in y of "

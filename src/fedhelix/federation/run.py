@@ -22,7 +22,13 @@ from fedhelix.core.trial import measured
 from fedhelix.engines.local import samples_of
 from fedhelix.federation import description, newcomers
 from fedhelix.federation.devices import check_level
-from fedhelix.federation.export import Format, export, model_card, network_of
+from fedhelix.federation.export import (
+    Format,
+    check_formats,
+    export,
+    model_card,
+    network_of,
+)
 from fedhelix.federation.predictions import number_of, outputs_for, predicted, prepared_inputs
 from fedhelix.federation.setup import FederationSetup
 from fedhelix.federation.state import FederationState
@@ -232,6 +238,7 @@ class Run:
         """Write a model for others, with a card: safetensors, torch (`torch.export`) or onnx."""
         fed = self.federation
         chosen = cast("list[Format]", [formats] if isinstance(formats, str) else list(formats))
+        check_formats(chosen)
         card = model_card(fed, self.summary, self.records, chosen, client)
         return export(self.network(client), fed, Path(folder), chosen, card)
 

@@ -55,6 +55,7 @@ class Curve:
     clients: np.ndarray
     malicious: np.ndarray
     is_share: bool
+    is_personal: bool
     seeds: int
     arrival: float  # the first round of newcomers; infinite without them
 
@@ -133,6 +134,7 @@ def _curve(label: str, results: Sequence[Result], place: int) -> Curve:
     clocks = pd.DataFrame({result.seed: result.series("clock") for result in results})
     hours = clocks.mean(axis="columns").reindex(values.index) / HOUR
     is_share = column.endswith("accuracy")
+    is_personal = column.startswith("personal")
     mean, low, high = band(values, is_share)
     finals = sorted(
         (value, client in result.attackers)
@@ -140,7 +142,7 @@ def _curve(label: str, results: Sequence[Result], place: int) -> Curve:
         for client, value in result.client_finals().items()
     )
     return Curve(
-        label=literal(label if column.startswith("personal") else f"{label}, global model"),
+        label=literal(label if is_personal else f"{label}, global model"),
         colour=COLOURS[place % len(COLOURS)],
         dashes=DASHES[place % len(DASHES)],
         mean=mean,
@@ -152,6 +154,7 @@ def _curve(label: str, results: Sequence[Result], place: int) -> Curve:
         clients=np.array([value for value, _ in finals]),
         malicious=np.array([malicious for _, malicious in finals], dtype=bool),
         is_share=is_share,
+        is_personal=is_personal,
         seeds=len(results),
         arrival=min(result.arrival for result in results),
     )
@@ -314,7 +317,8 @@ def metric_name(drawn: Sequence[Curve]) -> str:
 def _metric_axes(axes: Axes, title: str, below: str, drawn: Sequence[Curve]) -> None:
     tidy(axes, title)
     _say_if_empty(axes, drawn)
-    axes.set(xlabel=below, ylabel=metric_name(drawn))
+    personal = "personal " if drawn and all(curve.is_personal for curve in drawn) else ""
+    axes.set(xlabel=below, ylabel=f"{personal}{metric_name(drawn)}")
     if _are_shares(drawn):
         percents(axes.yaxis)
 

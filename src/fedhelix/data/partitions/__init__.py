@@ -123,7 +123,8 @@ def fedpac(clients: int, share: float = 0.2, samples: int = 1000, **common: Any)
 def natural(ids: Any = None, **common: Any) -> Partition:
     """Every owner is a client; `ids` says who owns each training sample where the data do not.
 
-    Of a table, `ids` may be the name of the column with the owners.
+    Of a table, `ids` may be the name of the column with the owners. Where nobody owns the test
+    samples, each client is tested on some with the class proportions of its training samples.
     """
     if ids is not None:
         ids = np.asarray(ids) if np.ndim(ids) == 0 else read_owners(ids, "ids")
