@@ -50,18 +50,35 @@ def predicted(module: nn.Module, setup: Setup, x: Any) -> np.ndarray:
     """
     data = setup.data
     given = _prepared(data, x)
-    found = decided(module, data, _all_outputs(module, data, _as_trained(setup, given)))
-    if data.has_token_targets and data.fields is not None and data.fields.mask is not None:
-        filled = in_order(given)[data.fields.mask] != 0
-        found = found[:, : filled.shape[1]]
-        if tuple(filled.shape) == found.shape and ends_padded(filled):
-            found[~filled.numpy()] = IGNORED if data.labels is None else ""
+    found = decided(module, data, _outputs_of_given(module, setup, given))
+    filled = _filled(data, given)
+    if filled is not None and tuple(filled.shape) == found.shape and ends_padded(filled):
+        found[~filled.numpy()] = IGNORED if data.labels is None else ""
     return found
 
 
 def outputs_for(module: nn.Module, setup: Setup, x: Any) -> Tensor:
     """A network's outputs for samples such as it was trained on."""
-    return _all_outputs(module, setup.data, prepared_inputs(setup, x))
+    return _outputs_of_given(module, setup, _prepared(setup.data, x))
+
+
+def _outputs_of_given(module: nn.Module, setup: Setup, given: Inputs) -> Tensor:
+    """A network's outputs for prepared samples; for tokens, without those of padding that only the
+    network needs.
+    """
+    data, outputs = setup.data, _all_outputs(module, setup.data, _as_trained(setup, given))
+    filled = _filled(data, given)
+    if filled is None:
+        return outputs
+    tokens = 2 if class_axis(_trained_outputs(module, data), data.y[:1]) == 1 else 1
+    return outputs.narrow(tokens, 0, min(filled.shape[1], outputs.shape[tokens]))
+
+
+def _filled(data: Dataset, given: Inputs) -> Tensor | None:
+    """Which places of sequences are tokens, where every token has a target."""
+    if not data.has_token_targets or data.fields is None or data.fields.mask is None:
+        return None
+    return in_order(given)[data.fields.mask] != 0
 
 
 def prepared_inputs(setup: Setup, x: Any, padded: bool = False) -> Inputs:
