@@ -291,6 +291,8 @@ def test_server_and_sites_log_epsilon_and_what_was_exchanged(tmp_path, monkeypat
         assert at_site[-1]["epsilon"] == pytest.approx(spent, rel=1e-6)
         assert at_site[-1]["delta"] == delta
         entries = read_log(log.path, tmp_path / "audit.pub")
+        times = [entry["time"] for entry in entries]
+        assert times == sorted(times)  # though sites described themselves before the log was there
         trained = next(entry for entry in entries if entry["kind"] == "train")
         assert trained["received"]["site-0"]["sha256"] == at_site[-1]["sha256"]
         assert trained["asked"]["site-0"] == at_site[-1]["asked"]
