@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from fedhelix.core.bounds import rounded_up
 from fedhelix.store.progress import human_bytes
 from parts.files import RESULTS, ROOT, exists, fashion, percent, result, table
 
@@ -398,7 +399,7 @@ def inversion(name: str) -> str:
             row["attacker"],
             f"{row['seen']:.0%}",
             "not seen" if row["labels"] is None else f"{row['labels']:.0%}",
-            "none" if row["epsilon"] is None else f"{row['epsilon']:.3g}",
+            "none" if row["epsilon"] is None else rounded_up(row["epsilon"]),
             f"{row['psnr']:.1f}",
             f"{row['ssim']:.2f}",
         ]
@@ -418,7 +419,7 @@ def membership(name: str) -> str:
         [
             row["method"],
             f"{row['advantage']:.2f}",
-            *("none" if value is None else f"{value:.3g}" for value in _guarantee(row)),
+            *_guarantee(row),
             f"{100 * row['accuracy']:.1f}",
         ]
         for row in measured["rows"]
@@ -427,10 +428,10 @@ def membership(name: str) -> str:
     return f"`{measured['command']}`\n\n{table(['method', *heads], rows)}"
 
 
-def _guarantee(row: Mapping[str, Any]) -> list[float | None]:
+def _guarantee(row: Mapping[str, Any]) -> list[str]:
     """Epsilon, delta and the bound of the advantage; older files give delta only through it."""
     epsilon, bound = row["epsilon"], row["bound"]
     if epsilon is None:
-        return [None] * 3
+        return ["none"] * 3
     implied = (bound * (math.exp(epsilon) + 1) - math.expm1(epsilon)) / 2
-    return [epsilon, row.get("delta", implied), bound]
+    return [rounded_up(epsilon), f"{row.get('delta', implied):.3g}", rounded_up(bound)]

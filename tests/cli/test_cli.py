@@ -184,6 +184,10 @@ def test_version_and_help(cli):
     for word in ("--out", "--config", "--preset", "--set", "--json"):
         assert word in shown
     assert "--seeds" in cli("compare", "--help").out
+    for command, has in ((("run",), True), (("deploy", "run"), False)):
+        shown = cli(*command, "--help").out
+        for flag in ("--engine", "--workers", "--client-state", "--devices"):
+            assert (f"{flag} " in shown) == has, flag
     bare = cli()
     assert "Commands" in bare.out and bare.err == ""
 

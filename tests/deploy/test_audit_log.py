@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedhelix.cli.app import main
+from fedhelix.core.bounds import rounded_up
 from fedhelix.core.errors import UserError
 from fedhelix.deploy import keys
 from fedhelix.deploy.audit_log import AuditLog, head_path, moved, read_log
@@ -290,13 +291,15 @@ def test_server_and_sites_log_epsilon_and_what_was_exchanged(tmp_path, monkeypat
         assert at_site[-1]["epsilon"] == pytest.approx(spent, rel=1e-6)
         assert at_site[-1]["delta"] == delta
         entries = read_log(log.path, tmp_path / "audit.pub")
+        times = [entry["time"] for entry in entries]
+        assert times == sorted(times)  # though sites described themselves before the log was there
         trained = next(entry for entry in entries if entry["kind"] == "train")
         assert trained["received"]["site-0"]["sha256"] == at_site[-1]["sha256"]
         assert trained["asked"]["site-0"] == at_site[-1]["asked"]
         monkeypatch.setattr(sys, "argv", ["fedhelix", "audit", "log", str(log.path)])
         with pytest.raises(SystemExit):
             main()
-        said = f"aggregate after round 1  epsilon {spent:.3g} at delta {delta:.3g}\n"
+        said = f"aggregate after round 1  epsilon {rounded_up(spent)} at delta {delta:.3g}\n"
         assert said in capsys.readouterr().out
         done = next(entry for entry in entries if entry["kind"] == "aggregate")
         assert done["epsilon"]["0"] == spent

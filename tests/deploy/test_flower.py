@@ -4,10 +4,12 @@ A failure here means: look at deploy/superlink.py before another version of Flow
 """
 
 import asyncio
+import logging
 import sys
 import time
 import tomllib
 from importlib.metadata import version
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +18,7 @@ from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.logger import ConsoleHandler
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink import main as flowers
 from starlette.middleware.base import BaseHTTPMiddleware
@@ -23,6 +26,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fedhelix.deploy import control, replies, superlink
+from fedhelix.deploy.logs import format_all
 from fedhelix.deploy.packing import pack, unpack
 
 SUPPORTED = "1.41"  # minor version; any patch release of it
@@ -191,3 +195,16 @@ def test_an_answer_whose_rest_never_comes_is_an_error(announced):
     (message,) = whole.pull_messages(["request"])
     assert message.error.code == ErrorCode.MESSAGE_UNAVAILABLE and link.confirmed == []
     assert "the answer did not arrive as a whole" in message.error.reason
+
+
+def test_a_log_that_is_no_terminal_has_no_colours(monkeypatch):
+    stream = StringIO()
+    handler = ConsoleHandler(stream=stream)
+    monkeypatch.setattr(logging.getLogger("flwr"), "handlers", [handler])
+    format_all()
+    handler.emit(logging.makeLogRecord({"levelname": "INFO", "msg": "here"}))
+    assert stream.getvalue().split() == ["INFO", ":", "here"]
+    handler.colored = True
+    stream.isatty = lambda: True
+    format_all()
+    assert handler.colored

@@ -15,7 +15,7 @@ from flwr.proto.node_pb2 import NodeInfo
 
 from fedhelix.cli import deploy as commands
 from fedhelix.core.errors import UserError
-from fedhelix.deploy import control, keys, localhost, submit
+from fedhelix.deploy import control, keys, localhost, node, submit
 from fedhelix.runs.spec import make_spec
 from fedhelix.store.lock import Lock
 
@@ -104,6 +104,35 @@ def test_a_file_that_is_no_certificate_is_named(cli, tmp_path):
         assert ended.code == 2 and "ca.pem' is no certificate in PEM format; make" in ended.err
     ended = cli(*site, "--cert=nowhere.pem")
     assert ended.code == 2 and "'nowhere.pem' cannot be read (No such file" in ended.err
+
+
+def test_a_certificate_in_the_place_of_a_key_is_named(cli, tmp_path):
+    keys.make_certificates(tmp_path, [])
+    ended = cli("audit", "log", "x.jsonl", "--key", "ca.pem")
+    said = "fedhelix: 'ca.pem' is a certificate and no key; give SITE.pub or SITE.key.\n"
+    assert (ended.code, ended.err) == (2, said)
+    site = ("site", "--name=north", "--data=digits", "--superlink=127.0.0.1:1", "--cert=ca.pem")
+    ended = cli(*site, "--key=ca.pem")
+    said = "fedhelix: 'ca.pem' is a certificate and no private key; give SITE.key.\n"
+    assert (ended.code, ended.err) == (2, said)
+    with pytest.raises(UserError, match=r"is a certificate and no public key; give SITE\.pub"):
+        keys.read_public_key(tmp_path / "ca.pem")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("unable to get local issuer certificate", "; give --cert the ca.pem in the keys folder"),
+        ("certificate has expired", "; on the server, make a new one with `fedhelix deploy keys"),
+        ("certificate is not yet valid", "; set the clocks of both machines."),
+        ("Hostname mismatch, not valid for 'a'", "; give --superlink a name that the certificate"),
+    ],
+)
+def test_a_site_says_what_helps_against_a_refused_certificate(words, said, tmp_path):
+    problem = httpx.ConnectError(f"[SSL] certificate verify failed: {words} (_ssl.c:1006)")
+    assert f"(_ssl.c:1006){said}" in str(node.refused(problem, "a:1", tmp_path))
+    plain = node.refused(httpx.ConnectError("EOF"), "a:1", tmp_path)
+    assert str(plain) == "there is no connection to a:1: EOF."
 
 
 def test_keys_are_made_once_and_kept_private(tmp_path):

@@ -197,7 +197,7 @@ def test_runs_share_what_a_site_gives_in_all(tmp_path):
     shutil.rmtree(tmp_path / ("a" * 32), ignore_errors=True)
     said = asked("b", "secure+dp-sgd", "masking_keys", **six)
     assert "allows 10.0 as epsilon of all runs together, not 12.0" in said
-    assert "of all runs together, not inf" in asked("b", "secure")
+    assert "this one adds no noise (total_epsilon)" in asked("b", "secure")
     assert "of all runs" not in asked("b", "secure+dp-sgd", **four)
     said = asked("b", "secure+private", **four)
     assert "began as secure+dp-sgd, and does not go on as secure+private" in said

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -362,6 +363,17 @@ def test_mistakes_show_at_the_start(name, data, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=said):
         Site(name, data, tmp_path / "kept")
+
+
+def test_a_site_says_at_its_start_that_its_columns_are_not_scaled(tmp_path, cli):
+    place = Path(blobs(tmp_path / "own", 0))
+    command = ("site", "--name=a", f"--data={place}", "--dry-run=fedavg")
+    assert cli(*command).err == ""
+    np.save(place / "x.npy", 500 * np.load(place / "x.npy"))
+    ended = cli(*command)
+    assert ended.code == 0 and "fedavg may run at a" in ended.out
+    assert ended.err.startswith(f"fedhelix: the inputs of '{place}' are not scaled (column ")
+    assert ended.err.endswith("at all sites; scale the columns as the other sites do.\n")
 
 
 def test_a_site_may_lack_the_first_classes(tmp_path):

@@ -379,6 +379,8 @@ def test_a_dry_run_counts_a_run_once_that_the_site_has_begun(tmp_path):
     assert list(reveals(site, *asked))
     with pytest.raises(UserError, match=r"allows 10\.0 as epsilon of all runs together, not 16"):
         list(reveals(site, asked[0]))  # another run
+    with pytest.raises(UserError, match="and this one adds no noise"):
+        list(reveals(site, make_spec("fedavg", SMALL)))
     begun_anew = asked_run(str(run.path / "config.toml"), SiteCode())  # with `deploy run --config`
     with pytest.raises(UserError, match=r"allows 10\.0 as epsilon of all runs together, not 16"):
         list(reveals(site, *begun_anew))

@@ -1,5 +1,7 @@
 """A run that waits for a site says for whom, to whoever follows it."""
 
+import numpy as np
+
 from fedhelix.deploy import messages, submit, transport, waiting
 from fedhelix.deploy.policy import RoundPolicy
 from fedhelix.runs.spec import make_spec
@@ -90,3 +92,23 @@ def test_a_new_run_says_who_is_there_whenever_that_changes(tmp_path, monkeypatch
         "2 sites (connected: none).",
         "2 sites (connected: site-0).",
     ]
+
+
+def test_sites_with_other_data_or_a_loss_out_of_place_are_named_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(submit, "FOLDER_SECONDS", 0.02)
+    monkeypatch.setattr(submit, "STATUS_SECONDS", 0.02)
+    data = []
+    for name, columns, scale in (("a", 4, 1), ("b", 4, 1), ("c", 4, 1e6), ("d", 3, 1)):
+        x = np.random.default_rng(0).normal(size=(40, columns)).astype(np.float32)
+        data.append(str(tmp_path / f"{name}.npz"))
+        np.savez(data[-1], x=scale * x, y=(x[:, 0] > 0).astype(int))
+    deployment = InProcessDeployment(tmp_path, 4, data)
+    asked = {"clients": 4, "rounds": 2, "epochs": 1, "data": "own", "model": "linear"}
+    folder = submit.create(make_spec("fedavg", asked), tmp_path / "run")
+    submit.follow(Link(deployment.grid), folder, quiet=True)
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fedhelix: ")]
+    left_out = [line for line in said if "goes on without site-3, which has samples with" in line]
+    outlying = [line for line in said if "the loss of site-2 in round 1 is far beyond" in line]
+    assert len(left_out) == len(outlying) == 1
+    assert not any("the loss of site-0" in line or "the loss of site-1" in line for line in said)
+    assert folder.records()[0]["outlying_losses"] == [2]

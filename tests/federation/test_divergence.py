@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from rich.console import Console
 
 from fedhelix import FedAvg, Federation, Scaffold
+from fedhelix.federation.loop import _outlying
 from fedhelix.report.headline import warnings as report_warnings
 from fedhelix.report.results import Result
 from fedhelix.report.terminal import show_run
@@ -232,3 +234,18 @@ def test_one_round_with_an_upload_is_enough():
     assert why_untrained([*records(1.0, refused=refused), *records(1.0)]) is None
     assert why_untrained([{**records(1.0)[0], "missing": lost}]) == "no client has trained"
     assert why_untrained([]) is None
+
+
+@pytest.mark.parametrize(
+    ("losses", "odd"),
+    [
+        ({0: 0.3, 1: 0.4, 2: 2e20}, [2]),
+        ({0: 0.3, 1: math.nan}, [1]),
+        ({0: math.inf, 1: math.nan, 2: math.nan}, []),
+        ({0: 1e-6, 1: 2e-6, 2: 5.0}, []),  # hard samples, where the others' are learnt by heart
+        ({0: 4e8, 1: 6e8, 2: 1e10}, []),  # targets of a regression
+        ({0: 1e20}, []),
+    ],
+)
+def test_losses_far_beyond_those_of_the_others_are_out_of_place(losses, odd):
+    assert _outlying(losses) == odd

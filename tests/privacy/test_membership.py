@@ -43,7 +43,7 @@ def test_the_threshold_is_measured_where_it_was_not_chosen():
 
 
 def test_members_of_an_overtrained_model_are_told_and_not_those_of_a_noisy_one(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, capsys
 ):
     pytest.importorskip("dp_accounting")
     few = {"rounds": 6, "references": 2, "trials": 1, "samples": 200, "model": "linear"}
@@ -56,6 +56,8 @@ def test_members_of_an_overtrained_model_are_told_and_not_those_of_a_noisy_one(
     assert end.value.code == 0 and out.exists()
     plain, private = json.loads(out.with_suffix(".json").read_text())["rows"]
     assert plain["advantage"] > 0.1 and plain["bound"] is None
+    shown = capsys.readouterr().out
+    assert f" {plain['accuracy']:.1%}" in shown and shown.split().count("none") == 3
     assert private["delta"] == 1e-5 and plain["delta"] is None
     assert private["epsilon"] == pytest.approx(1.0, rel=0.01)
     assert private["advantage"] < private["bound"] == pytest.approx(bound(1.0, 1e-5), rel=0.01)

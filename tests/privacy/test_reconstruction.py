@@ -9,6 +9,7 @@ import torch
 
 from fedhelix import FedAvg, FedPer, Secure, UserError, load
 from fedhelix.cli.app import main
+from fedhelix.core.bounds import rounded_up
 from fedhelix.privacy.reconstruction import (
     InversionAudit,
     _federation,
@@ -85,6 +86,9 @@ def test_images_leak_from_an_upload_and_not_through_noise(tmp_path, monkeypatch,
     assert plain["psnr"] > 18 and noisy["psnr"] < 12
     assert plain["labels"] == 1 and plain["epsilon"] is None
     assert noisy["epsilon"] == pytest.approx(8, rel=0.01)
+    shown = capsys.readouterr().out.splitlines()
+    assert "epsilon" in shown[0] and "none" in shown[2]
+    assert rounded_up(noisy["epsilon"]) in shown[3].split()
 
 
 @pytest.mark.parametrize(

@@ -44,12 +44,14 @@ def test_sites_that_answered_the_same_stand_together(make_run, capsys):
 def test_the_privacy_that_was_spent_is_shown(make_run, monkeypatch, capsys):
     options = {"delta": 1e-5}
     level = {"privacy_level": "client"}
-    run = make_run("private", options=options, metadata=lambda n: {"epsilon": {"3": n / 8}} | level)
+    run = make_run(
+        "private", options=options, metadata=lambda n: {"epsilon": {"3": n * 0.65671}} | level
+    )
     show_run(run.path, run.summary, as_json=False)
-    assert " epsilon=2.5 delta=1e-05 privacy_level=client folder=" in capsys.readouterr().out
+    assert " epsilon=13.14 delta=1e-05 privacy_level=client folder=" in capsys.readouterr().out
     monkeypatch.setattr(terminal, "console", Console(force_terminal=True, width=100))
     show_run(run.path, {**run.summary, "engine": "serial", "downlink_bytes": 0}, as_json=False)
-    assert "2.5 at δ = 1e-05, client-level" in capsys.readouterr().out
+    assert "13.14 at δ = 1e-05, client-level" in capsys.readouterr().out
 
 
 def test_the_folder_of_a_run_is_not_broken(make_run, monkeypatch, capsys):

@@ -7,8 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from fedhelix import (
@@ -23,7 +21,7 @@ from fedhelix import (
     load,
     load_run,
 )
-from fedhelix.federation.export import rounded_up
+from fedhelix.core.bounds import rounded_up
 from fedhelix.runs import jobs
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
@@ -201,15 +199,37 @@ def test_a_model_card_says_whom_privacy_protects_and_how_well(method, whom, tmp_
     level = whom.split()[-1].removesuffix("s")
     spent = {"epsilon": most, "delta": 1e-4, "privacy_level": level}
     assert run.summary.items() >= spent.items() and run.folder.summary.items() >= spent.items()
-    assert f">{most:.4g} at δ = 0.0001, {level}-level<" in run._repr_html_()
+    assert f">{rounded_up(most)} at δ = 0.0001, {level}-level<" in run._repr_html_()
     card = (run.export(tmp_path / "model", "safetensors", client=0) / "README.md").read_text()
     assert f"differential privacy of {whom}, epsilon {rounded_up(most)} at delta 0.0001" in card
 
 
-@given(st.floats(1e-3, 1e6))
-def test_bounds_are_not_rounded_down(bound):
-    assert bound <= float(rounded_up(bound)) <= bound * 1.01
-    assert rounded_up(1.0948) == "1.1" and rounded_up(2.0) == "2" and rounded_up(8.001) == "8.01"
+PLAIN = "(what a client has spent at most) |"
+OWN = "(what a client has spent at most), for what clients have sent and for the server's model; "
+
+
+@pytest.mark.parametrize(
+    ("method", "client", "says"),
+    [
+        ("private", 0, PLAIN),
+        ("private+fedavg-ft", None, PLAIN),
+        ("private+fedavg-ft", 0, OWN),
+        ("private+fedper", 0, OWN),
+        ("private+fedprox", 0, PLAIN),
+        ("finish+dp-sgd", 0, OWN),
+        ("dp-sgd+fedavg-ft", 0, OWN),
+        ("dp-sgd+fedavg-ft", None, PLAIN),
+    ],
+)
+def test_the_card_of_a_personal_model_claims_no_epsilon_for_what_a_client_trains_for_itself(
+    method, client, says, tmp_path
+):
+    pytest.importorskip("dp_accounting")
+    made = make_spec(method, {}).method
+    run = Federation("wine", clients=2, model="mlp", method=made).fit(1, quiet=True)
+    card = (run.export(tmp_path, client=client) / "README.md").read_text()
+    assert says in card
+    assert ("no epsilon holds for them |" in card) == (says == OWN)
 
 
 def test_a_model_card_says_how_many_rounds_changed_the_model(run, tmp_path):

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fedhelix.cli.common import Json
+from fedhelix.core.bounds import rounded_up
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.files import writable_file, write_atomically
 from fedhelix.core.options import build
@@ -140,10 +141,9 @@ def _membership(specs: Sequence[str], values: Mapping[str, str], out: Path, as_j
     columns = ("method", "advantage", "epsilon", "delta", "bound of the advantage", "accuracy")
     cells = []
     for row in rows:
-        limits = [
-            "" if row[key] is None else f"{row[key]:.3g}" for key in ("epsilon", "delta", "bound")
-        ]
-        accuracy = f"{row['accuracy']:.3f}"
+        delta = "none" if row["delta"] is None else f"{row['delta']:.3g}"
+        limits = (_bound(row["epsilon"]), delta, _bound(row["bound"]))
+        accuracy = f"{row['accuracy']:.1%}"
         cells.append([row["method"], f"{row['advantage']:.3f}", *limits, accuracy])
     show_table(columns, cells)
     print(f"figure: {out}")
@@ -160,15 +160,22 @@ def _assigned(assignments: Sequence[str]) -> dict[str, str]:
 
 
 def _print(rows: Sequence[Mapping[str, Any]]) -> None:
-    columns = ("method, attacker", "sees", "labels found", "PSNR, median", "best", "SSIM")
+    counted = ("epsilon",) if any("epsilon" in row for row in rows) else ()
+    columns = "method, attacker", "sees", "labels found", *counted, "PSNR, median", "best", "SSIM"
     cells = []
     for row in rows:
-        labels = "" if row["labels"] is None else f"{row['labels']:.0%}"
+        labels = "not seen" if row["labels"] is None else f"{row['labels']:.0%}"
+        bounds = [_bound(row[key]) for key in counted]
         psnr = (f"{row['psnr']:.1f} dB", f"{row['best psnr']:.1f} dB")
         seen = f"{row['seen']:.1%}"
         ssim = f"{row['ssim']:.2f}"
-        cells.append([f"{row['method']}, {row['attacker']}", seen, labels, *psnr, ssim])
+        name = f"{row['method']}, {row['attacker']}"
+        cells.append([name, seen, labels, *bounds, *psnr, ssim])
     show_table(columns, cells)
+
+
+def _bound(value: float | None) -> str:
+    return "none" if value is None else rounded_up(value)
 
 
 def _show_logs(paths: Sequence[str], key: Path | None, as_json: bool) -> None:
@@ -186,7 +193,7 @@ def _show_logs(paths: Sequence[str], key: Path | None, as_json: bool) -> None:
             if spent := entry.get("epsilon"):
                 most = max(spent.values()) if isinstance(spent, dict) else spent
                 at = f" at delta {entry['delta']:.3g}" if entry.get("delta") else ""
-                what = ", ".join(filter(None, (what, f"epsilon {most:.3g}{at}")))
+                what = ", ".join(filter(None, (what, f"epsilon {rounded_up(most)}{at}")))
             words = (entry["time"], _asked(entry), entry.get("method"), what)
             print("  ".join(filter(None, words)))
         said = "signed with the given key" if key else "signed throughout with the key in it"

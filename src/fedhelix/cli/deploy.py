@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -221,7 +222,7 @@ def _control(superlink: str, folder: Path) -> Control:
     return Control(superlink, folder)
 
 
-@settings
+@partial(settings, hidden=submit.SIMULATION_SETTINGS)
 def deploy_run(
     *,
     method: Annotated[

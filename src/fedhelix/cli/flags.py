@@ -7,7 +7,7 @@ import functools
 import inspect
 import re
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,9 +53,9 @@ BUDGET = {"epsilon": "method.epsilon", "delta": "method.delta"}
 BUDGET_HELP = "Privacy budget of private and dp-sgd: the same as --set {}=X."
 
 
-def settings(command: Callable[..., None]) -> Callable[..., None]:
+def settings(command: Callable[..., None], hidden: Collection[str] = ()) -> Callable[..., None]:
     """Give a command a flag for every field of `Config`, and --config, --preset and --set; it gets
-    them as `values`.
+    them as `values`. Those that it refuses can be hidden from its help.
     """
     notes = typing.get_type_hints(command, include_extras=True)
     given = [p for p in inspect.signature(command).parameters.values() if p.name != "values"]
@@ -82,6 +82,7 @@ def settings(command: Callable[..., None]) -> Callable[..., None]:
             help=words,
             metavar=metavar,
             show_default=False,
+            hidden=field.name in hidden,
             rich_help_panel=_panel(field.name),
         )
         flags.append(_parameter(field.name, kind | None, note))

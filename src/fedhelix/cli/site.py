@@ -167,6 +167,7 @@ def site(  # noqa: PLR0913, PLR0917 - the options of a command
     site_code = SiteCode(code or [])  # first: the policy may name its methods
     rules = SitePolicy.read(policy)
     here = Site(name, data, folder, data_dir, common, rules, code=site_code)
+    here.check_data()
     if dry_run is not None:
         from fedhelix.deploy.dry_run import asked_run, reveals
 
@@ -174,7 +175,6 @@ def site(  # noqa: PLR0913, PLR0917 - the options of a command
         print("\n".join([f"{dry_run} may run at {name}, and would send", *lines]))
         return
     assert cert is not None and key is not None
-    here.check_data()
     options = {
         "--name": name, "--data": data, "--folder": str(folder), "--data-dir": data_dir,
         "--policy": policy and str(policy), "--key": str(key),

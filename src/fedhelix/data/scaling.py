@@ -32,7 +32,9 @@ def scaled(data: Dataset, standardize: bool) -> Dataset:
     columns of a table are large.
     """
     if not standardize:
-        _warn_if_large(data)
+        if large := large_inputs(data, data.name):
+            how = "standardize=True, or --standardize, scales them"
+            warnings.warn(f"{large}; {how}.", stacklevel=2)
         return data
     if data.fields is not None:
         raise UserError(
@@ -67,15 +69,16 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.std_mean(values, dim=axes, correction=0)
 
 
-def _warn_if_large(data: Dataset) -> None:
+def large_inputs(data: Dataset, name: str) -> str:
+    """What is said of a table whose columns are large; nothing of other data."""
     if data.x.dim() != 2 or not data.x.is_floating_point() or data.mean is not None:
-        return
+        return ""
     std, mean = _moments(data.x)
     largest = int(torch.maximum(std, mean.abs()).argmax())
-    if max(float(std[largest]), abs(float(mean[largest]))) > LARGE:
-        warnings.warn(
-            f"the inputs of '{data.name}' are not scaled (column {largest} has mean "
-            f"{float(mean[largest]):.3g} and standard deviation {float(std[largest]):.3g}), so "
-            "training may diverge; standardize=True, or --standardize, scales them.",
-            stacklevel=2,
-        )
+    if max(float(std[largest]), abs(float(mean[largest]))) <= LARGE:
+        return ""
+    return (
+        f"the inputs of '{name}' are not scaled (column {largest} has mean "
+        f"{float(mean[largest]):.3g} and standard deviation {float(std[largest]):.3g}), so "
+        "training may diverge"
+    )

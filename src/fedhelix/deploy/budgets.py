@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from fedhelix.core.bounds import rounded_up
 from fedhelix.core.errors import UserError
 from fedhelix.core.files import write_atomically
 from fedhelix.core.method import Method
@@ -36,8 +37,8 @@ def spent_by_round(setup: Setup, task: ClientTask, client_state: Tree) -> dict[s
             fields["spent"] = True
             say(
                 f"the privacy budget of this site is spent after round {task.round + 1} (epsilon "
-                f"{epsilon:.3g} of {part.epsilon:g} at delta {part.delta:g}), so it takes no part "
-                "in later rounds of the run",
+                f"{rounded_up(epsilon)} of {part.epsilon:g} at delta {part.delta:g}), so it takes "
+                "no part in later rounds of the run",
                 "warning",
             )
     return fields

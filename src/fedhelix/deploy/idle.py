@@ -1,14 +1,17 @@
-"""Rounds that had no effect: what is said of them while a run goes on, and at its end."""
+"""What is said of rounds while a run goes on: that they had no effect, which is also said at its
+end, and whose data or losses are out of place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedhelix.core.errors import EngineFailure
 from fedhelix.deploy.hints import resumption
 from fedhelix.deploy.policy import UNTAKEN, also
+from fedhelix.deploy.remote_data import CHECK_DATA
 from fedhelix.store.records import has_effect
 
 
@@ -17,6 +20,23 @@ def why_idle(record: Mapping[str, Any]) -> str:
     if has_effect(record):
         return ""
     return _first([*record["missing"].values(), *record["refused"].values()])
+
+
+def odd_sites(
+    record: Mapping[str, Any], names: Callable[[Iterable[int]], list[str]]
+) -> Iterator[tuple[str, str]]:
+    """The sites that are left out for their data, and those whose losses are out of place; with
+    what is said of them.
+    """
+    for site, why in record.get("troubles", {}).items():
+        if CHECK_DATA in why:
+            yield site, f"the run goes on without {site}, which {why.rstrip('.')}"
+    for site in names(record.get("outlying_losses", ())):
+        yield (
+            site,
+            f"the loss of {site} in round {record['round']} is far beyond those of the others, "
+            "which may spoil the model for all; its samples may not be scaled as theirs are",
+        )
 
 
 def check_any_work(records: Sequence[Mapping[str, Any]], path: Path, where: str = "") -> None:

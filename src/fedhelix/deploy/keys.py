@@ -188,7 +188,10 @@ def read_certificate(path: Path, missing: str) -> bytes:
 def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Read a site's private key."""
     try:
-        key = serialization.load_ssh_private_key(path.read_bytes(), None)
+        content = _key_file(path, "private key; give SITE.key")
+        key = serialization.load_ssh_private_key(content, None)
+    except UserError:
+        raise
     except FileNotFoundError:
         raise _missing(path) from None
     except (OSError, ValueError, UnsupportedAlgorithm) as problem:
@@ -201,7 +204,9 @@ def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
 def read_public_key(path: Path) -> bytes:
     """Read a public key into the form that Flower registers."""
     try:
-        key = serialization.load_ssh_public_key(path.read_bytes())
+        key = serialization.load_ssh_public_key(_key_file(path, "public key; give SITE.pub"))
+    except UserError:
+        raise
     except FileNotFoundError:
         raise _missing(path) from None
     except (OSError, ValueError, UnsupportedAlgorithm) as problem:
@@ -212,7 +217,8 @@ def read_public_key(path: Path) -> bytes:
 def read_either_key(path: Path) -> bytes:
     """The public key of a pair, by either file of it, in the form of `read_public_key`."""
     try:
-        is_private = path.read_bytes().startswith(b"-----BEGIN")
+        content = _key_file(path, "key; give SITE.pub or SITE.key")
+        is_private = content.startswith(b"-----BEGIN")
     except OSError:  # which `read_public_key` puts into words
         is_private = False
     if is_private:
@@ -225,6 +231,14 @@ def public_bytes(key: PublicKeyTypes) -> bytes:
     return key.public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
+
+
+def _key_file(path: Path, wanted: str) -> bytes:
+    """The content of a file that should hold a key; a certificate is refused."""
+    content = path.read_bytes()
+    if b"-----BEGIN CERTIFICATE-----" in content:
+        raise UserError(f"'{path}' is a certificate and no {wanted}.")
+    return content
 
 
 def _missing(path: Path) -> UserError:

@@ -72,7 +72,12 @@ class JsonFormatter(logging.Formatter):
 
 
 def format_all() -> None:
-    """Have all loggers log in that format, where it is chosen, and Python itself."""
+    """Have all loggers log in that format, where it is chosen, and Python itself; Flower's logger
+    without colours where nobody sees them.
+    """
+    for handler in logging.getLogger("flwr").handlers:
+        if isinstance(handler, logging.StreamHandler) and not handler.stream.isatty():
+            handler.colored = False  # type: ignore[attr-defined]
     if not in_json():
         return
     known = [logging.getLogger(name) for name in logging.root.manager.loggerDict]

@@ -108,7 +108,8 @@ class Refusal(UserError):
 def refused(problem: httpx.HTTPError, superlink: str, key: Path) -> Refusal:
     """Why the server did not let a site in, and what to do."""
     if not isinstance(problem, httpx.HTTPStatusError):  # in the middle of a handshake, for instance
-        return Refusal(f"there is no connection to {superlink}: {problem}.", may_pass=True)
+        why = f"{problem}{_remedy(str(problem))}"
+        return Refusal(f"there is no connection to {superlink}: {why}.", may_pass=True)
     said = FlowerError.from_json(problem.response.text)
     details = None if said is None else said.public_details
     wrong_clock = problem.response.status_code == httpx.codes.UNAUTHORIZED
@@ -124,3 +125,21 @@ def refused(problem: httpx.HTTPError, superlink: str, key: Path) -> Refusal:
         why = said.message if said else problem.response.text or str(problem)
     may_pass = wrong_clock or details == KEY_IN_USE
     return Refusal(f"the server at {superlink} refuses the key '{key}': {why}.", may_pass)
+
+
+def _remedy(problem: str) -> str:
+    """What to do about a certificate that is not accepted, as the last part of a sentence."""
+    if "certificate verify failed" not in problem:
+        return ""
+    renewed = "`fedhelix deploy keys --host NAME --folder renewed`"
+    page = ", and replace it as docs/deployment.md says"
+    if "expired" in problem:
+        return f"; on the server, make a new one with {renewed}{page}"
+    if "not yet valid" in problem:
+        return "; set the clocks of both machines"
+    if "mismatch" in problem:
+        return (
+            "; give --superlink a name that the certificate is for, or make one for this name with "
+            f"{renewed}{page}"
+        )
+    return "; give --cert the ca.pem in the keys folder of this server"

@@ -25,6 +25,7 @@ OWN = "own"  # in place of a data set's name: every site has its own samples
 # Training and test samples assumed for a client whose site has not joined yet: at most 0.9 of
 # them are for validation, and BatchNorm needs two.
 UNKNOWN_COUNTS = (20, 0)
+CHECK_DATA = "check its --data and start it again"  # of a site whose data differ
 
 
 class RemotePartition(Partition):
@@ -139,20 +140,20 @@ def difference(
     """Why a site's data cannot be trained on together with another's, or None."""
     if "shape" not in description:
         return (
-            f"has no samples of its own, but a part of '{description.get('data')}'; the run must "
-            f"be about these data, and not about '{OWN}'"
+            f"has no samples of its own, but a part of '{description.get('data')}', and the run "
+            f"is about '{OWN}' ones; {CHECK_DATA}, or begin a run about these data"
         )
     for key in ("shape", "target", "dtype"):
         if description[key] != other.get(key):
             return (
                 f"has samples with {key} {description[key]}, but {other_name} has "
-                f"{other.get(key)}; check its --data and start it again"
+                f"{other.get(key)}; {CHECK_DATA}"
             )
     if (description["classes"] is None) != (other["classes"] is None):
         kinds = "classification", "regression"
         return (
             f"has a {kinds[description['classes'] is None]}, but {other_name} has a "
-            f"{kinds[other['classes'] is None]}; check its --data and start it again"
+            f"{kinds[other['classes'] is None]}; {CHECK_DATA}"
         )
     return None
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from flwr.app import Message as FlowerMessage
 from flwr.common.constant import ErrorCode
 
-from fedhelix.deploy.audit_log import AuditLog, fingerprint, now
+from fedhelix.deploy.audit_log import AuditLog, fingerprint
 from fedhelix.deploy.messages import Message
 from fedhelix.deploy.packing import pack
 
@@ -93,7 +93,6 @@ class Exchanges:
             header = next(iter(requests.values())).header
             asked = {site: fingerprint(request.content) for site, request in requests.items()}
             line = {
-                "time": now(),
                 "kind": header["kind"],
                 "round": header.get("round"),
                 "asked": {site: what["sha256"] for site, what in asked.items()},

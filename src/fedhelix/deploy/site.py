@@ -15,6 +15,7 @@ from fedhelix.core.errors import BudgetSpent, UserError
 from fedhelix.core.imports import from_extra
 from fedhelix.core.shift import unshifted
 from fedhelix.core.tree import State, Tree, payload_bytes, to_device
+from fedhelix.data.scaling import large_inputs
 from fedhelix.deploy import messages
 from fedhelix.deploy.audit_log import AuditLog, fingerprint, shapes
 from fedhelix.deploy.budgets import Budgets, spent_by_round
@@ -80,16 +81,18 @@ class Site:
         self.name, self.data_dir, self.folder = name, data_dir, Path(folder)
         has_own = not common and (Path(data).exists() or data.endswith(".npz"))
         self.own_data = read_site_data(data) if has_own else None
-        self.source = OWN if has_own else common_source(data)
+        self.source, self.place = OWN if has_own else common_source(data), data
         self._setup: tuple[str, Setup] | None = None
         self.policy, self.log, self.code = policy or SitePolicy(), log, code or SiteCode()
         self._masker = Masker(KeyRing(key, self.policy.peers))
         self.budgets = Budgets(self.folder / f"{name}.budgets.json")
 
     def check_data(self) -> None:
-        """Load the data once, so that mistakes show at the start and not in the first round."""
+        """Load the data once, so that mistakes, and columns of large numbers, show at the start."""
         if self.own_data is None:
             Config(data=self.source, data_dir=self.data_dir).load()
+        elif large := large_inputs(self.own_data, self.place):
+            say(f"{large}, at all sites; scale the columns as the other sites do", "warning")
 
     def answer(self, content: bytes) -> bytes:
         """Answer a request; errors become answers too."""

@@ -232,6 +232,10 @@ class SitePolicy(Checked):
 
     def check_total(self, epsilon: float) -> None:
         """Refuse a run that would spend more than is left by the runs before it."""
+        if self.total_epsilon is not None and epsilon == math.inf:
+            raise refusal(
+                "needs runs with a privacy budget, and this one adds no noise (total_epsilon)"
+            )
         self._at_most("total_epsilon", epsilon, "as epsilon of all runs together")
 
     def check_work(self, spec: RunSpec, samples: int, parameters: int) -> None:

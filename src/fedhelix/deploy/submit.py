@@ -8,7 +8,7 @@ import sys
 import time
 import uuid
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from fedhelix.data import from_npz
 from fedhelix.deploy import waiting
 from fedhelix.deploy.code import code_files
 from fedhelix.deploy.hints import resumption
-from fedhelix.deploy.idle import check_any_work, why_idle
+from fedhelix.deploy.idle import check_any_work, odd_sites, why_idle
 from fedhelix.deploy.policy import GO_ON, RoundPolicy, cohort_size, sampled
 from fedhelix.deploy.registry import SITES_FILE, read_sites
 from fedhelix.deploy.remote_data import OWN
@@ -46,7 +46,10 @@ COMPLETED = "completed"
 APP_FAILED = "ServerApp failed with exception: "
 REFUSED = "refused: "  # what the server app puts before a sentence about the user's mistake
 ATTEMPTS = 5  # submissions without a single new round
-SIMULATION_SETTINGS = ("engine", "workers", "address", "checkpoint_every", "client_state")
+SIMULATION_SETTINGS = (
+    "engine", "workers", "address", "checkpoint_every", "client_state",
+    *(field.name for field in dataclasses.fields(Devices)),
+)  # fmt: skip
 COMMON_DATA_SETTINGS = (
     "data_dir", "train_samples", "test_samples", "shift", "newcomers_classes", "newcomers_samples",
 )  # fmt: skip
@@ -116,8 +119,7 @@ def _check_without_samples(spec: RunSpec) -> None:
 
 def _check_effects(config: Config) -> None:
     """Refuse settings that would have no effect."""
-    clock = (field.name for field in dataclasses.fields(Devices))
-    where = dict.fromkeys((*SIMULATION_SETTINGS, *clock), "across sites")
+    where = dict.fromkeys(SIMULATION_SETTINGS, "across sites")
     if config.data == OWN:
         apart = "where sites have their own samples"
         where |= dict.fromkeys(COMMON_DATA_SETTINGS, apart)
@@ -247,6 +249,7 @@ class _Watcher:
         self.spent: set[int] = set()  # clients whose privacy budget is spent, as was said
         self.waited = ""  # for whom, as was said last
         self.idle = False  # whether it was said that a round had no effect
+        self.odd: set[str] = set()  # sites of whose data or loss something was said
 
     def watch(self, run_id: int) -> RunStatus:
         """Wait until a submission ends; Ctrl-C stops it."""
@@ -273,6 +276,7 @@ class _Watcher:
             if self.begun <= record["round"] < self.spec.config.rounds:
                 self._show_spent(record)
             self._show_idle(record)
+            self._show_odd(record)
         self.seen = max(self.seen, len(records))
 
     def _show_spent(self, record: Mapping[str, Any]) -> None:
@@ -283,8 +287,7 @@ class _Watcher:
         if not new or not parts or len(spent) == self.spec.config.client_count:
             return
         self.spent.update(new)
-        sites = dict(enumerate(read_sites(self.folder.path / SITES_FILE)))
-        named = ", ".join(sites.get(client, f"client {client}") for client in new[:MOST_NAMES])
+        named = ", ".join(self._names(new[:MOST_NAMES]))
         more = f" and {len(new) - MOST_NAMES} more" if len(new) > MOST_NAMES else ""
         print(
             f"fedhelix: the privacy budget (epsilon {parts[0].epsilon:g} at delta "
@@ -299,6 +302,17 @@ class _Watcher:
         if not self.idle and record["round"] > self.begun and (why := why_idle(record)):
             self.idle = True
             print(f"fedhelix: round {record['round']} had no effect: {why}.", file=sys.stderr)
+
+    def _show_odd(self, record: Mapping[str, Any]) -> None:
+        """Say once of a site why it is left out, or that its loss is out of place."""
+        for site, said in odd_sites(record, self._names):
+            if record["round"] > self.begun and site not in self.odd:
+                self.odd.add(site)
+                print(f"fedhelix: {said}.", file=sys.stderr)
+
+    def _names(self, clients: Iterable[int]) -> list[str]:
+        sites = dict(enumerate(read_sites(self.folder.path / SITES_FILE)))
+        return [sites.get(client, f"client {client}") for client in clients]
 
     def _show_waiting(self) -> None:
         words = waiting.read(self.folder.path)

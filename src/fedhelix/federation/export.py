@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from decimal import ROUND_CEILING, Context
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.export import Dim
 
+from fedhelix.core.bounds import rounded_up
 from fedhelix.core.errors import UserError
 from fedhelix.core.files import writable_file, write_atomically
 from fedhelix.core.parts import Inputs, arguments, output_of
@@ -32,6 +32,8 @@ from fedhelix.store.records import Record, has_effect
 Format = Literal["safetensors", "torch", "onnx"]
 FILES = {"safetensors": "model.safetensors", "torch": "model.pt2", "onnx": "model.onnx"}
 CARD = "README.md"
+# Where a client may make a model of its own, which does not leave it.
+OWN_WORK = ("start", "personal", "predict", "personalize", "choose")
 EXPORTERS = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")  # loggers
 
 
@@ -237,7 +239,7 @@ def model_card(
         f"Personal {name} (mean of clients)": _figure(summary.get(f"personal_{name}")),
         f"Global {name}": _figure(summary.get(f"final_{name}", summary.get(name))),
         "Uploaded": f"{summary.get('uplink_bytes', 0):,} bytes",
-        "Privacy": _privacy(fed, summary),
+        "Privacy": _privacy(fed, summary, client is not None),
         "Files": ", ".join(FILES.get(kind, kind) for kind in formats),
     }
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
@@ -251,18 +253,27 @@ def _rounds(records: Sequence[Record]) -> str:
     return f"{len(records)}{some}"
 
 
-def _privacy(fed: FederationSetup, summary: Mapping[str, Any]) -> str:
-    """Whom differential privacy protects, and how well."""
+def _privacy(fed: FederationSetup, summary: Mapping[str, Any], is_personal: bool) -> str:
+    """Whom differential privacy protects, and how well; a client may train for itself without."""
     if "epsilon" not in summary:
         return "no formal guarantee"
     whom = "single samples" if fed.method.capabilities.sample_gradients else "clients"
     most = f"epsilon {rounded_up(summary['epsilon'])} at delta {summary['delta']:g}"
-    return f"differential privacy of {whom}, {most} (what a client has spent at most)"
+    said = f"differential privacy of {whom}, {most} (what a client has spent at most)"
+    if not (is_personal and _has_own_parts(fed)):
+        return said
+    return (
+        f"{said}, for what clients have sent and for the server's model; this personal model has "
+        "parts of its client's own, which its samples may have trained without noise, and no "
+        "epsilon holds for them"
+    )
 
 
-def rounded_up(bound: float) -> str:
-    """Three digits of a bound, which must not be rounded down."""
-    return f"{float(Context(prec=3, rounding=ROUND_CEILING).create_decimal_from_float(bound)):g}"
+def _has_own_parts(fed: FederationSetup) -> bool:
+    """Whether a client may use anything else than what the server delivers to it."""
+    method, layers = fed.method, fed.engine.setup.layers
+    kept = set(layers.names) - set(method.shared_params(layers))
+    return bool(kept) or any(map(method.overrides, OWN_WORK))
 
 
 def _inputs(data: Dataset) -> str:

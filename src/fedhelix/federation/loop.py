@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -28,6 +28,10 @@ from fedhelix.federation.uploads import (
     validate_uploads,
 )
 from fedhelix.store.records import Record
+
+# A loss so many times the median of the others, and of the least that is taken for one, is out of
+# place: as with inputs on another scale.
+OUTLYING, LEAST_LOSS = 1000, 0.1
 
 
 @one_thread()
@@ -138,4 +142,22 @@ def _train_loss(results: Sequence[ClientResult]) -> Record:
         return {}
     mean = float(np.mean(list(losses.values()))) if losses else math.nan
     bad = sorted(client for client, loss in losses.items() if not math.isfinite(loss))
-    return {"train_loss": mean, **({"nonfinite_losses": bad} if bad else {})}
+    odd = _outlying(losses)
+    return {
+        "train_loss": mean,
+        **({"nonfinite_losses": bad} if bad else {}),
+        **({"outlying_losses": odd} if odd else {}),
+    }
+
+
+def _outlying(losses: Mapping[int, float]) -> list[int]:
+    """Whose losses are far beyond those of the others, or no numbers where these are some."""
+    found = []
+    for client, loss in losses.items():
+        if loss <= OUTLYING * LEAST_LOSS:
+            continue
+        others = [other for one, other in losses.items() if one != client]
+        usual = float(np.median(others)) if others else math.nan
+        if math.isfinite(usual) and not loss <= OUTLYING * max(usual, LEAST_LOSS):
+            found.append(client)
+    return sorted(found)

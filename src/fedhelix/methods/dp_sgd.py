@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedhelix.components.accounting import Accounting
 from fedhelix.components.sample_gradients import clipped_mean, surrogate, with_noise
+from fedhelix.core.bounds import rounded_up
 from fedhelix.core.errors import BudgetSpent, UserError
 from fedhelix.core.layers import Layers
 from fedhelix.core.method import (
@@ -115,7 +116,7 @@ class DPSGD(Budgeted):
         if spent > self.epsilon:
             raise BudgetSpent(
                 f"the budget epsilon = {self.epsilon:g} is spent: with a noise of {noise:g} "
-                f"round {client.round + 1} would make it {spent:.3g}."
+                f"round {client.round + 1} would make it {rounded_up(spent)}."
             )
         # In a deployment noise comes from the operating system; the name alone says so.
         return {"secret_noise" if client.deployed else "noise": payload["samples"]["noise"]}

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fedhelix.core.bounds import rounded_up
 from fedhelix.core.files import remove_leftovers
 from fedhelix.report.columns import screen, tabulate
 from fedhelix.report.wording import budget, count, reasons
@@ -81,7 +82,9 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool, advised: bool
             "rounds": summary["rounds"],
             **{key: f"{value:.4f}" for key, value in metrics.items()},
             **{
-                key: f"{value:.4g}" if is_number(value) else value
+                key: (rounded_up if key == "epsilon" else "{:.4g}".format)(value)
+                if is_number(value)
+                else value
                 for key, value in privacy.items()
                 if value is not None
             },

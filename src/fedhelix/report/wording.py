@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from fedhelix.core.bounds import rounded_up
 from fedhelix.store.records import MOST_NAMES, is_number
 
 MIB = 2**20
@@ -74,4 +75,4 @@ def budget(epsilon: float, delta: object, privacy_level: object) -> str:
     """The privacy that was spent, with what is known of its delta and of whom it protects."""
     at = f" at δ = {delta:g}" if is_number(delta) else ""
     whom = f", {privacy_level}-level" if isinstance(privacy_level, str) else ""
-    return f"{epsilon:.4g}{at}{whom}"
+    return f"{rounded_up(epsilon)}{at}{whom}"
