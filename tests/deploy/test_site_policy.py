@@ -45,6 +45,8 @@ CASES = {
         "needs mu = 0.1 or 1.0, not 5.0",
     ),
     "privacy": ({"require_privacy": True}, "fedavg", {}, {}, {}, "needs differential privacy"),
+    "bounded": ({"max_epsilon": 8.0}, "fedavg", {}, {}, {}, "fedavg has not (max_epsilon)"),
+    "clipped": ({"max_clip": 1.0}, "fedavg", {}, {}, {}, "fedavg has not (max_clip)"),
     "epsilon": (
         {"max_epsilon": 4}, "private", {"method.epsilon": 8}, {}, {}, "4.0 as epsilon, not 8",
     ),

@@ -26,6 +26,8 @@ from fedhelix.methods.budget import Budgeted
 from fedhelix.methods.private import Private
 from fedhelix.runs.spec import RunSpec
 
+# Keys that bound what differential privacy adds: without it nothing would keep to them.
+PRIVATE_ONLY = ("max_epsilon", "max_delta", "min_noise", "max_clip")
 HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 EVALUATIONS = ("evaluate", "evaluate_received")
 ARRIVALS = ("onboard_client", "onboard_state")
@@ -40,20 +42,33 @@ class SitePolicy(Checked):
     )
     options: tuple[str, ...] = option((), "KEY=VALUE: values that options of methods must have")
     require_privacy: bool = option(False, "only methods with differential privacy may run")
-    max_epsilon: float | None = option(None, "largest privacy budget (default: any)", above=0)
+    max_epsilon: float | None = option(
+        None, "largest privacy budget; runs without one are refused (default: any)", above=0
+    )
     total_epsilon: float | None = option(
         None,
         "sum of the privacy budgets of all runs at the site; those without noise are refused "
         "(default: any)",
         above=0,
     )
-    max_delta: float | None = option(None, "largest delta (default: any)", above=0, below=1)
+    max_delta: float | None = option(
+        None,
+        "largest delta; runs without differential privacy are refused (default: any)",
+        above=0,
+        below=1,
+    )
     server_noise: bool = option(True, "the server may add the noise of `private`, not the site")
     min_noise: float | None = option(
-        None, "noise that the site itself adds in `private`, in clips (default: any)", above=0
+        None,
+        "noise that the site itself adds in `private`, in clips; runs without differential privacy "
+        "are refused (default: any)",
+        above=0,
     )
     max_clip: float | None = option(
-        None, "longest update that leaves the site in `private` (default: any)", above=0
+        None,
+        "longest update that leaves the site in `private`; runs without differential privacy are "
+        "refused (default: any)",
+        above=0,
     )
     require_secure: bool = option(False, "only methods with secure aggregation may run")
     peers: str | None = option(
@@ -192,8 +207,10 @@ class SitePolicy(Checked):
         if not self.single_uploads and (compares or method.overrides("weights")) and not secure:
             raise refusal(f"gives {spec.spec} no single uploads to look at")
         private = [part for part in chain(method) if isinstance(part, Budgeted)]
-        if self.require_privacy and not private:
-            raise refusal(f"needs differential privacy, which {spec.spec} has not")
+        bound = next((name for name in PRIVATE_ONLY if getattr(self, name) is not None), None)
+        if (self.require_privacy or bound) and not private:
+            why = "require_privacy" if self.require_privacy else bound
+            raise refusal(f"needs differential privacy, which {spec.spec} has not ({why})")
         for part in private:
             self._at_most("max_epsilon", part.epsilon, "as epsilon")
             self._at_most("max_delta", part.delta, "as delta")
