@@ -137,7 +137,7 @@ def test_a_recurrent_network_as_onnx_takes_what_its_card_says(tmp_path):
 
 def test_what_cannot_be_exported_is_refused(tmp_path):
     run = trained(Choosy)
-    with pytest.raises(UserError, match="PyTorch cannot make a program of this network"):
+    with pytest.raises(UserError, match=r"a program of this network \(.*\); onnx may succeed"):
         run.export(tmp_path, "torch")
     with pytest.raises(UserError, match="formats is empty; give some of safetensors, torch, onnx"):
         run.export(tmp_path, [])

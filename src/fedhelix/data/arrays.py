@@ -55,7 +55,7 @@ def from_arrays(
 ) -> Dataset:
     """A data set from tensors, NumPy arrays or anything that NumPy can read.
 
-    * uint8 means pixels: N×H×W becomes N×1×H×W, and N×H×W×C (C is 1 or 3) becomes N×C×H×W. Floats
+    * uint8 means pixels: N×H×W becomes N×1×H×W, and N×H×W×C (C up to 4) becomes N×C×H×W. Floats
       become float32 and keep their shape, so give float images as N×C×H×W. Other integers become
       int64 and reach the network as they are (tokens); give a table of whole numbers as floats.
     * A dict or tuple of arrays is several parts of each sample: the network's keyword or positional

@@ -22,6 +22,7 @@ from fedhelix.data.tensors import readable, without_tensors
 Samples = Tensor | Parts
 Pair = tuple[Samples, Tensor]
 NO_TEXT = ("", "nan", "NaN")  # what empty cells and NaN among texts become in a text array
+MOST_COLOURS = 4  # channels of an image whose last axis may have them
 MOST = 0.9  # of all rows: those of another length are likely mistakes
 
 
@@ -187,13 +188,14 @@ def read_targets(y: Any, where: str) -> Tensor:
 
 
 def as_inputs(inputs: Tensor) -> Tensor:
-    """Pixels with their channels first."""
+    """Pixels with their channels first; up to four last ones are those of colours."""
     if inputs.dtype == torch.uint8 and inputs.dim() == 3:
         return inputs[:, None]
-    coloured = inputs.dtype == torch.uint8 and inputs.dim() == 4
-    if coloured and inputs.shape[3] in (1, 3) and inputs.shape[1] > 3:
-        return inputs.permute(0, 3, 1, 2).contiguous()
-    return inputs
+    if inputs.dtype != torch.uint8 or inputs.dim() != 4:
+        return inputs
+    _, first, _, last = inputs.shape
+    are_last = 1 <= last <= MOST_COLOURS and first > max(3, last)
+    return inputs.permute(0, 3, 1, 2).contiguous() if are_last else inputs
 
 
 def label_array(y: Any) -> np.ndarray:

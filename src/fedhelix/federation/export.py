@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,8 @@ from fedhelix.store.records import Record, has_effect
 
 Format = Literal["safetensors", "torch", "onnx"]
 FILES = {"safetensors": "model.safetensors", "torch": "model.pt2", "onnx": "model.onnx"}
+OTHER = {".pt2": "onnx", ".onnx": "torch"}  # the other format of programs, by a file's suffix
+ANSI = re.compile(r"\x1b\[[0-9;]*m")  # colours of a terminal
 CARD = "README.md"
 # Where a client may make a model of its own, which does not leave it.
 OWN_WORK = ("start", "personal", "predict", "personalize", "choose")
@@ -189,10 +192,10 @@ def _written(path: Path, write: Callable[[Path], bool]) -> bool:
         except UserError:
             raise
         except Exception as problem:  # a network may do anything
-            reason = str(problem).strip().partition("\n")[0].rstrip(".")
+            reason = ANSI.sub("", str(problem)).strip().partition("\n")[0].rstrip(".:; ")
             raise UserError(
-                f"PyTorch cannot make a program of this network ({reason}); export its weights as "
-                "safetensors instead."
+                f"PyTorch cannot make a program of this network ({reason}); {OTHER[path.suffix]} "
+                "may succeed, and safetensors has its weights in any case."
             ) from problem
         write_atomically(path, file.read_bytes())
     return has_one_length
