@@ -12,7 +12,7 @@ from fedhelix.report.headline import warnings
 from fedhelix.report.locate import Selection
 from fedhelix.report.page import html
 from fedhelix.report.results import Result, by_setting, read, unequal
-from fedhelix.report.tables import comparison, latex, markdown, render, texts
+from fedhelix.report.tables import _for_latex, comparison, latex, markdown, render, texts
 from fedhelix.store import RunFolder
 
 
@@ -164,6 +164,11 @@ def test_reports_name_the_options_of_methods(make_run, tmp_path):
     assert "<dt>options of mine</dt><dd>strength = auto</dd>" in html(Selection(runs, []))
 
 
+def test_negative_numbers_have_a_minus_in_latex():
+    assert _for_latex("-30.6 ± 11.2") == r"$-$30.6 $\pm$ 11.2"
+    assert _for_latex("delta 1e-05, fedavg-ft") == "delta 1e-05, fedavg-ft"
+
+
 def test_the_terminal_table_shows_labels_as_they_are(make_run):
     runs = [make_run("genfed", options={"keep": keep}) for keep in ("[bold]", "all")]
     console = Console(file=io.StringIO(), width=200)
@@ -189,6 +194,16 @@ def test_labels_name_only_the_settings_that_differ(make_run):
         "genfed (rho_max=3, unfinished)",
     ]
     assert table.loc["genfed (rho_max=3, unfinished)", ["seeds", "rounds"]].tolist() == [2, 6]
+
+
+def test_of_many_settings_labels_name_those_that_are_not_as_in_most_runs(make_run):
+    usual = {"lr": 0.1, "epochs": 2, "momentum": 0.9, "valid": 0.2, "cohort": 5}
+    others = [{key: 7} for key in usual]
+    runs = [make_run(seed=seed, config=usual) for seed in range(4)]
+    runs += [make_run(config={**usual, **other}, name=f"{other}") for other in others]
+    assert list(comparison(runs).index) == [
+        "fedavg", *(f"fedavg ({key}=7)" for key in usual)
+    ]  # fmt: skip
 
 
 def test_settings_that_differ_between_methods_are_named(make_run):

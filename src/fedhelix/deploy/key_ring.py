@@ -86,6 +86,8 @@ class KeyRing:
 def read_peers(folder: Path) -> dict[str, ec.EllipticCurvePublicKey]:
     """The public keys SITE.pub in a folder, by site."""
     found = {}
+    if not folder.is_dir():
+        raise UserError(f"there is no folder '{folder}' (peers).")
     for path in sorted(folder.glob("*.pub")):
         key = load_pem_public_key(read_public_key(path))
         if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.key_size != 8 * HALF:

@@ -31,7 +31,7 @@ class FlexLoRA(FedIT):
     """
 
     ranks: str | None = option(
-        None, "ranks of the clients in turn, such as 2/4/8; auto: the network's"
+        None, "ranks of the clients in turn, such as 1/2/4; auto: the network's"
     )
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,8 @@ NOT_COMPARED = (
 
 # Settings under which methods are compared: runs that differ in one of them are told apart first.
 SETTING = ("data", "partition", "shift")
+
+MOST_TOLD = 4  # settings in a label, whatever their values
 
 # Settings that a reader expects to be the same for all methods of a comparison.
 OF_EVERY_METHOD = ("data", "clients")
@@ -322,7 +325,9 @@ def _circumstances(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _label(result: Result, others: Sequence[Result]) -> str:
-    """The method's name, and in brackets what tells the run from others of its method or data."""
+    """The method's name, and in brackets what tells the run from others of its method or data:
+    where that is much, only what is not as in most runs.
+    """
     mine = _settings(result)
     kin = [_settings(other) for other in others if other.method == result.method]
     keys = dict.fromkeys(key for other in kin for key in other if key not in OF_EVERY_METHOD)
@@ -331,12 +336,17 @@ def _label(result: Result, others: Sequence[Result]) -> str:
         for key, value in result.circumstances.items()
         if any(other.circumstances.get(key, value) != value for other in others)
     ]
-    details = [
-        f"{key}={mine.get(key, 'auto')}"
+    told = [
+        key
         for key in keys
         if key in different or any(other.get(key) != mine.get(key) for other in kin)
     ]
-    details += [f"{key}={mine[key]}" for key in different if key in OF_EVERY_METHOD]
+    told += [key for key in different if key in OF_EVERY_METHOD]
+    if len(told) > MOST_TOLD:
+        settings = [_settings(other) for other in others]
+        usual = {key: Counter(str(one.get(key)) for one in settings).most_common(1) for key in told}
+        told = [key for key in told if str(mine.get(key)) != usual[key][0][0]]
+    details = [f"{key}={mine.get(key, 'auto')}" for key in told]
     if "deployment" in result.config and any("deployment" not in other.config for other in others):
         details.append("deployed")
     if not result.complete:

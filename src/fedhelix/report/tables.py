@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -131,7 +132,8 @@ def _for_latex(text: str) -> str:
         "δ": r"$\delta$",
         "–": "--",
     }
-    return "".join(meant.get(char, f"\\{char}" if char in "&%$#_{}" else char) for char in text)
+    escaped = (meant.get(char, f"\\{char}" if char in "&%$#_{}" else char) for char in text)
+    return re.sub(r"(?<![\w.])-(?=\d)", "$-$", "".join(escaped))
 
 
 def _has(results: Sequence[Result], column: str) -> bool:
