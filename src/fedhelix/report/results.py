@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +12,7 @@ from typing import Any, TypeGuard
 import pandas as pd
 
 from fedhelix.core.errors import UserError
+from fedhelix.report.naming import label_of
 from fedhelix.store import RunFolder
 from fedhelix.store.records import MAIN_METRICS, Record, is_number, spent
 
@@ -25,11 +25,6 @@ NOT_COMPARED = (
 
 # Settings under which methods are compared: runs that differ in one of them are told apart first.
 SETTING = ("data", "partition", "shift")
-
-MOST_TOLD = 4  # settings in a label, whatever their values
-
-# Settings that a reader expects to be the same for all methods of a comparison.
-OF_EVERY_METHOD = ("data", "clients")
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,7 +282,7 @@ def grouped(runs: Sequence[RunFolder | Result]) -> Groups:
     results = [run if isinstance(run, Result) else read(run) for run in runs]
     groups: dict[str, list[Result]] = {}
     for result in results:
-        members = groups.setdefault(_label(result, results), [])
+        members = groups.setdefault(label_of(result, results), [])
         for twin in members:
             if twin.seed == result.seed:
                 raise UserError(
@@ -322,37 +317,3 @@ def _circumstances(config: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(deployment, Mapping) and "server_data" in deployment:
         settings["server_data"] = deployment["server_data"]
     return settings
-
-
-def _label(result: Result, others: Sequence[Result]) -> str:
-    """The method's name, and in brackets what tells the run from others of its method or data:
-    where that is much, only what is not as in most runs.
-    """
-    mine = _settings(result)
-    kin = [_settings(other) for other in others if other.method == result.method]
-    keys = dict.fromkeys(key for other in kin for key in other if key not in OF_EVERY_METHOD)
-    different = [
-        key
-        for key, value in result.circumstances.items()
-        if any(other.circumstances.get(key, value) != value for other in others)
-    ]
-    told = [
-        key
-        for key in keys
-        if key in different or any(other.get(key) != mine.get(key) for other in kin)
-    ]
-    told += [key for key in different if key in OF_EVERY_METHOD]
-    if len(told) > MOST_TOLD:
-        settings = [_settings(other) for other in others]
-        usual = {key: Counter(str(one.get(key)) for one in settings).most_common(1) for key in told}
-        told = [key for key in told if str(mine.get(key)) != usual[key][0][0]]
-    details = [f"{key}={mine.get(key, 'auto')}" for key in told]
-    if "deployment" in result.config and any("deployment" not in other.config for other in others):
-        details.append("deployed")
-    if not result.complete:
-        details.append("pruned" if result.config.get("pruned") else "unfinished")
-    return f"{result.method} ({', '.join(details)})" if details else result.method
-
-
-def _settings(result: Result) -> dict[str, Any]:
-    return result.circumstances | result.options
