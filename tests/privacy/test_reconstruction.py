@@ -79,6 +79,7 @@ def test_images_leak_from_an_upload_and_not_through_noise(tmp_path, monkeypatch,
     few = {"clients": 2, "images": 1, "steps": 120, "restarts": 1}
     words += [word for key, value in few.items() for word in ("--set", f"{key}={value}")]
     monkeypatch.setattr(sys, "argv", ["fedhelix", *words])
+    monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 0 and (tmp_path / "a.png").exists()

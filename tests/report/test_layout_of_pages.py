@@ -115,7 +115,7 @@ def test_names_break_at_signs_and_rounds_are_whole_numbers(make_run, tmp_path, b
 @needs_chromium
 def test_the_result_of_private_runs_fits_a_desk(make_run, tmp_path, browser: Browser):
     def spent(round):
-        return {"epsilon": {"0": 7.9991}, "privacy_level": "sample"}
+        return {"epsilon": {"0": 7.9985}, "privacy_level": "sample"}
 
     runs = [
         make_run("dp-sgd", seed, rounds=2, clients=3, metadata=spent, name=f"{epsilon}-{seed}",

@@ -170,7 +170,7 @@ def test_the_best_settings_are_a_command_that_can_be_copied(cli, tmp_path):
         found = {one["round"]: one["valid_accuracy"] for one in trial.records()}
         best = max(found, key=found.__getitem__)
         shown = next(line for line in done.out.splitlines() if line.split()[:1] == [name])
-        assert shown.split()[-2:] == [f"{found[best]:.1%}", str(best)]
+        assert shown.split()[-3:] == [f"{100 * found[best]:.1f}", "%", str(best)]
 
 
 def test_ranges_are_not_for_sweeps_and_a_search_needs_a_space(tmp_path):

@@ -32,6 +32,7 @@ from fedhelix.deploy.control import Control
 from fedhelix.deploy.hints import where
 from fedhelix.deploy.keys import last_day, make_certificates, make_site_key, validity
 from fedhelix.deploy.logs import say
+from fedhelix.deploy.node import only_process
 from fedhelix.deploy.remote_data import common_source
 from fedhelix.store.lock import Lock
 
@@ -107,7 +108,12 @@ def become_superlink(folder: Path, host: str, port: int) -> None:
         say(f"the server's certificate {words}", "warning")
     check_port(host, port)
     command = superlink_command(folder, host, port)
-    os.execve(command[0], command, environment(folder))
+    with only_process(folder, "superlink", "the server's") as lock:
+        of_local = Lock(folder / "lock")
+        of_local.acquire()  # or say that `fedhelix up` runs here
+        of_local.release()
+        os.set_inheritable(lock.fileno(), True)  # the SuperLink holds it as long as it runs
+        os.execve(command[0], command, environment(folder))
 
 
 class Process:
@@ -249,7 +255,8 @@ class LocalDeployment:
     def __enter__(self) -> LocalDeployment:
         with suppress(OSError):  # acquiring the lock reports it better
             self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock.acquire()
+        with only_process(self.folder, "superlink", "the server's"):
+            self._lock.acquire()
         remove_leftovers(self.folder, STATE_FILE)
         remove_leftovers(self.folder / "keys", "*")
         remove_leftovers(self.folder / "sites", "*")

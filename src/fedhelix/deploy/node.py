@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import httpx
 from flwr.supercore.error import ApiErrorCode, FlowerError
@@ -31,9 +31,9 @@ RECONNECT_SECONDS = 3.0  # before a broken connection is made anew
 
 
 @contextmanager
-def only_process(folder: Path, name: str) -> Iterator[None]:
+def only_process(folder: Path, name: str, what: str = "the site") -> Iterator[BinaryIO]:
     """Refuse a second process of a site in the same folder: it would end the connection of the
-    first. The system ends the lock with its process, however that dies.
+    first; and a second server. The system ends the lock with its process, however that dies.
     """
     writable(folder)
     with (folder / f"{name}.lock").open("ab") as file:
@@ -42,9 +42,9 @@ def only_process(folder: Path, name: str) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
-                f"another process runs the site {name} in '{folder}' already; stop that one first."
+                f"another process runs {what} {name} in '{folder}' already; stop that one first."
             ) from None
-        yield
+        yield file
 
 
 class RequestHandler(Protocol):

@@ -161,9 +161,10 @@ class Partition(Checked):
             )
         if table.min() < 0 or (table > supply).any():
             client, place = np.argwhere((table < 0) | (table > supply))[0]
+            fewer = "; give fewer samples" if hasattr(self, "samples") else ""
             raise UserError(
                 f"the partition {self.name} gives client {client} {table[client, place]} samples "
-                f"of a class that has {supply[place]}."
+                f"of a class that has {supply[place]}{fewer}."
             )
         if not table.sum(1).all():
             raise UserError(

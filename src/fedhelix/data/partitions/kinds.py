@@ -206,6 +206,11 @@ class FedPACDominant(Dominant):
 
     samples: int = option(1000, "samples of each client", low=1)
 
+    @property
+    def name(self) -> str:
+        """The name that `parse` knows."""
+        return "fedpac"
+
     def counts(
         self, present: np.ndarray, supply: np.ndarray, draw: np.random.Generator
     ) -> np.ndarray:
