@@ -55,6 +55,18 @@ def run(hook: str, answer, **more):
             lambda found: ({"past": [torch.ones(1)]}, {}),
             "mine.server_init has a list as 'past'; only tensors",
         ),
+        *(
+            (
+                hook,
+                answer,
+                f"mine.{hook} must return as 'model' a dict of tensors, not",
+            )
+            for hook, answer in (
+                ("server_init", lambda found: ({"model": 3}, {})),
+                ("download", lambda found: {"model": 3}),
+                ("aggregate", lambda found: {**found, "model": None}),
+            )
+        ),
         (
             "upload",
             lambda found: (found[0], {"past": [1, 2]}),

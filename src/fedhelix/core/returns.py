@@ -63,6 +63,8 @@ def tree(where: str, value: Any, args: tuple[Any, ...] = (), what: str = "a dict
     """A tree that can be kept, sent and written to disk."""
     if not isinstance(value, Mapping):
         raise wrong(where, f"{what} of named tensors and numbers", value)
+    if not isinstance(model := value.get("model", {}), Mapping):
+        raise wrong(where, "as 'model' a dict of tensors", model)
     return _level(where, value, "")
 
 
