@@ -26,6 +26,14 @@ MOST_COLOURS = 4  # channels of an image whose last axis may have them
 MOST = 0.9  # of all rows: those of another length are likely mistakes
 
 
+def _is_pair(half: Any) -> bool:
+    """Whether this is a tuple of samples and as many targets, more than two of them."""
+    if not isinstance(half, tuple) or len(half) != 2:
+        return False
+    x, y = half
+    return bool(getattr(x, "ndim", 0) and getattr(y, "ndim", 0)) and len(x) == len(y) > 2
+
+
 def raw_pair(part: Any, where: str) -> tuple[Any, Any]:
     """Inputs and targets of a pair, or of all samples of a map-style data set."""
     if isinstance(part, TensorDataset) and len(part.tensors) == 2:
@@ -35,7 +43,7 @@ def raw_pair(part: Any, where: str) -> tuple[Any, Any]:
             raise UserError(
                 f"{where} has {len(part)} entries; a pair (x, y) or a torch Dataset is right."
             )
-        if all(isinstance(half, Dataset | DataLoader) for half in part):
+        if all(isinstance(half, Dataset | DataLoader) or _is_pair(half) for half in part):
             raise UserError(
                 f"{where} is a pair of data sets; give the first ones of all clients as clients, "
                 "and the second ones as test: from_clients(clients, test)."

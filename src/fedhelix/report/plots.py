@@ -301,6 +301,7 @@ def bytes_plot(groups: Groups) -> Figure:
             color=GREY,
         )
     tidy(axes, "What travels?")
+    axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.grid(False, axis="y")
     label_rows(axes, labels)
     axes.set_ylim(len(groups) - 0.5, -0.5)

@@ -25,6 +25,17 @@ class Centred(nn.Module):
         return self.head(x - x.mean(0))
 
 
+class Clipped(nn.Module):
+    """Looks at the norm of a batch, but only of a large one."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(x * torch.clamp(14 / x.norm(), max=1))
+
+
 class Means(nn.Module):
     """A running mean of its own, changed in place."""
 
@@ -142,6 +153,7 @@ def trained(engine, **options):
         {"model": "linear", "loss": shared},
         {"model": Centred},
         {"model": Centred, "method": "ditto"},
+        {"model": Clipped, "batch_size": 40},
         {"model": unaffine},
         {"model": Means},
         {"model": Assigned},

@@ -16,7 +16,7 @@ from fedhelix.core.copies import copied
 from fedhelix.core.seeds import seeded
 from fedhelix.engines.local import Setup, call, features, gather, noisy
 
-COUNTED = 4  # samples
+COUNTED, MANY = 4, 64  # samples; a network may look at others only once there are enough of them
 CLOSE = 1e-5  # relative: batches of one size are computed alike
 SIMILAR = 1e-2  # relative: those of another size may be computed in another precision
 
@@ -38,32 +38,42 @@ def allows_padding(setup: Setup) -> bool:
     """
     if setup.layers.norm:
         return False
-    setup, (usual, other) = _trial(setup), _paddings(setup)
     try:
-        padded, changed = _results(setup, usual), _results(setup, other)
-        if not _are_close([*padded.samples, *padded.buffers], [*changed.samples, *changed.buffers]):
-            return False
-        alone = _results(setup)
-        if not _are_close(padded.buffers, alone.buffers, SIMILAR):
-            return False
-        if _are_close(padded.samples, alone.samples, SIMILAR):
-            return True
-        setup.module.eval()
-        return _are_close(_results(setup, usual).samples, _results(setup).samples, SIMILAR)
+        return all(_same_when_padded(_trial(setup), count) for count in _sizes(setup))
     except Exception:  # a user's own network or loss may refuse such batches in any way
         return False
+
+
+def _same_when_padded(setup: Setup, count: int) -> bool:
+    """Whether so many samples have the same results with padding and without."""
+    usual, other = _paddings(setup, count)
+    padded, changed = _results(setup, count, usual), _results(setup, count, other)
+    if not _are_close([*padded.samples, *padded.buffers], [*changed.samples, *changed.buffers]):
+        return False
+    alone = _results(setup, count)
+    if not _are_close(padded.buffers, alone.buffers, SIMILAR):
+        return False
+    if _are_close(padded.samples, alone.samples, SIMILAR):
+        return True
+    setup.module.eval()
+    usual_alone = _results(setup, count, usual).samples, _results(setup, count).samples
+    return _are_close(*usual_alone, SIMILAR)
 
 
 @torch.no_grad()
 def mixes_samples(setup: Setup) -> bool:
     """Whether in evaluation mode the outputs for a sample depend on the others of its batch."""
-    setup, (usual, other) = _trial(setup), _paddings(setup)
-    setup.module.eval()
+    trial = _trial(setup)
+    trial.module.eval()
     try:
-        one, two = (_results(setup, padding).samples[0] for padding in (usual, other))
-        return not _are_close([one], [two])
+        for count in _sizes(setup):
+            paddings = _paddings(setup, count)
+            one, two = (_results(trial, count, padding).samples[0] for padding in paddings)
+            if not _are_close([one], [two]):
+                return True
     except Exception:
         return True
+    return False
 
 
 def _trial(setup: Setup) -> Setup:
@@ -73,28 +83,35 @@ def _trial(setup: Setup) -> Setup:
     return replace(setup, module=copied(setup.module).train(), initial=noisy(setup))
 
 
-def _paddings(setup: Setup) -> tuple[list[int], list[int]]:
+def _sizes(setup: Setup) -> list[int]:
+    """A few samples, and as many as in a batch of the training unless these are more than many."""
+    return sorted({COUNTED, max(COUNTED, min(MANY, setup.training.batch_size))})
+
+
+def _paddings(setup: Setup, count: int) -> tuple[Tensor, Tensor]:
     """The samples that pad a batch in the training, and some others."""
     last = len(setup.data.y) - 1
-    return [0, 0, 0], [last, last // 2, min(1, last)]
+    others = torch.linspace(last, min(1, last), count - 1).long()
+    return torch.zeros_like(others), others
 
 
-def _results(setup: Setup, padding: list[int] | None = None) -> Results:
-    """The results of the initial model for a few samples."""
+def _results(setup: Setup, count: int, padding: Tensor | None = None) -> Results:
+    """The results of the initial model for so many samples."""
     buffers = {name: setup.initial[name].clone() for name in setup.layers.buffers}
     state = setup.initial | buffers
-    counted = torch.linspace(0, len(setup.data.y) - 1, COUNTED).long()
-    samples = torch.cat([counted, torch.tensor(padding or [], dtype=torch.int64)])
+    samples = torch.linspace(0, len(setup.data.y) - 1, count).long()
+    if padding is not None:
+        samples = torch.cat([samples, padding])
     with seeded(0, setup.device):
         x, y, _ = gather(setup, samples, None)
         outputs = call(setup, state, x).float()
         losses = setup.objective.losses(outputs, y)
         if losses.dim() == 0:  # the loss of a whole batch, which no mask can divide
-            losses = losses.new_full((COUNTED,), torch.nan)
+            losses = losses.new_full((count,), torch.nan)
         found = [outputs, losses]
         if setup.method.overrides("loss") and setup.layers.weighted:
             found.append(features(setup, state, x))
-    return Results([value[:COUNTED] for value in found], list(buffers.values()))
+    return Results([value[:count] for value in found], list(buffers.values()))
 
 
 def _are_close(some: list[Tensor], others: list[Tensor], tolerance: float = CLOSE) -> bool:
