@@ -296,6 +296,7 @@ def test_one_deployment_in_a_folder(cli, tmp_path):
     assert sorted(path.name for path in (tmp_path / "deployment").iterdir()) == [
         localhost.STATE_FILE,
         "lock",
+        "superlink.lock",
     ]
 
 
