@@ -245,7 +245,10 @@ def test_another_file_is_no_data_set(tmp_path):
         load(str(tmp_path / "text.npz"))
 
 
-@pytest.mark.parametrize("wrapped", [lambda part: part, lambda part: DataLoader(part, 4)])
+@pytest.mark.parametrize(
+    "wrapped",
+    [lambda part: part, lambda part: DataLoader(part, 4), lambda part: part.tensors],
+)
 def test_a_client_with_a_training_and_a_test_set_is_told_how_to_give_them(wrapped):
     part = wrapped(TensorDataset(torch.randn(8, 3), torch.arange(8) % 2))
     with pytest.raises(

@@ -97,16 +97,26 @@ TORN = """[...document.querySelectorAll("h1, .tile span, td:first-child")].flatM
 })"""
 
 
-@needs_chromium
-def test_names_break_at_signs_and_rounds_are_whole_numbers(make_run, tmp_path, browser: Browser):
-    names = ("fedavg", "genfed+ditto", "compact+genfed+scaffold")
-    runs = [make_run(name, 0, rounds=2, clients=3, every=1, name=name) for name in names]
+def at_widths(runs, tmp_path, browser, widths):
+    """The report on some runs at each width, once it is drawn and keeps to the layout's rules."""
     (tmp_path / "report.html").write_text(html(Selection(runs, [])), encoding="utf-8")
-    for width in (390, 1280):
+    for width in widths:
         browser.open("about:blank")
         address = f"file://{tmp_path}/report.html"
         browser.open(address, width, wait_for="document.querySelector('.line')")
         check(browser, str(width))
+        yield width
+
+
+HIDDEN = """(({scrollWidth, clientWidth}) => scrollWidth - clientWidth)(
+  document.querySelector('.results').parentElement)"""
+
+
+@needs_chromium
+def test_names_break_at_signs_and_rounds_are_whole_numbers(make_run, tmp_path, browser: Browser):
+    names = ("fedavg", "genfed+ditto", "compact+genfed+scaffold")
+    runs = [make_run(name, 0, rounds=2, clients=3, every=1, name=name) for name in names]
+    for width in at_widths(runs, tmp_path, browser, (390, 1280)):
         assert browser.evaluate(TORN) == [], width
         marks = "[...document.querySelectorAll('.canvas .tick.middle')].map((m) => m.textContent)"
         assert browser.evaluate(marks) == ["1", "2", "round"]
@@ -123,17 +133,10 @@ def test_the_result_of_private_runs_fits_a_desk(make_run, tmp_path, browser: Bro
         for epsilon in (8.0, 2.0)
         for seed in range(2)
     ]  # fmt: skip
-    (tmp_path / "report.html").write_text(html(Selection(runs, [])), encoding="utf-8")
-    for width in (390, 1280):
-        browser.open("about:blank")
-        address = f"file://{tmp_path}/report.html"
-        browser.open(address, width, wait_for="document.querySelector('.line')")
-        check(browser, str(width))
+    for width in at_widths(runs, tmp_path, browser, (390, 1280)):
         shown = browser.evaluate("document.querySelector('.results .lines').innerText")
         assert shown == "7.999\nat δ = 1e-05,\nsample-level"
-        hidden = "(({scrollWidth, clientWidth}) => scrollWidth - clientWidth)"
-        hidden += "(document.querySelector('.results').parentElement)"
-        assert width == 390 or browser.evaluate(hidden) == 0
+        assert width == 390 or browser.evaluate(HIDDEN) == 0
 
 
 @needs_chromium

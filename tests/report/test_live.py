@@ -51,6 +51,12 @@ def test_a_run_made_in_python_is_listed_with_its_partition(make_run, watch):
 def test_attacked_runs_and_those_with_devices_are_listed_apart(make_run, watch):
     make_run(config={"attack": "sign-flip"})
     assert only(watch)["setting"] == "digits · sign-flip"
+    make_run(name="slow", summary=False, incidents={"clock": 9.0}, config={"data": "digits"})
+    done = make_run(name="done").path / "summary.json"
+    done.write_text(json.dumps({**json.loads(done.read_text()), "clock": 9.0}))
+    watch.refresh()
+    for name in ("slow", "done"):
+        assert watch.runs[name].overview()["setting"] == "digits · simulated devices"
 
 
 def test_a_partition_that_is_a_value_is_listed_as_on_the_command_line(watch, tmp_path):

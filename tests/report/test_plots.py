@@ -238,3 +238,8 @@ def test_a_comparison_has_no_band_above_100_percent(make_run):
     figure = overview(grouped([make_run(final=0.99), make_run("local", mib=0, final=0.95)]))
     tops = [axes.get_ylim()[1] for axes in figure.axes[:2]] + [figure.axes[2].get_xlim()[1]]
     assert max(tops) < 1.03
+
+
+def test_ticks_of_little_traffic_keep_apart(make_run):
+    figure = bytes_plot(grouped([make_run(rounds=4, mib=0.0004)]))
+    assert 2 < len(figure.axes[0].get_xticks()) < 8

@@ -217,7 +217,9 @@ class WatchedRun:
         """On which data and in whose hands it runs: only runs with the same are compared."""
         words = [self._name_of(key) for key in ("data", "partition", "shift", "attack")]
         named = [word for word in words if word not in ("", "none")]
-        return " · ".join([*named, "simulated devices"] if "clock" in self.summary else named)
+        newest = self.columns["clock"][-1:]
+        is_timed = "clock" in self.summary or any(map(math.isfinite, newest))
+        return " · ".join([*named, "simulated devices"] if is_timed else named)
 
     def line(self) -> dict[str, Any]:
         """Its curves, for the chart."""
