@@ -173,6 +173,15 @@ class TestRules:
         lower = [1] * 36 + [19] * 25 + [89]
         assert in_tests(EMNIST_LIKE, splits).tolist() == [digits, upper, lower]
 
+    def test_fedpac_tests_on_fewer_where_a_class_is_small(self):
+        """40 = 4 x 2 over all classes, 32 over the dominant two; 41 would ask for 16 + 1 + 2 of one
+        that has 18.
+        """
+        data = labelled([400] * 4, [18] * 4)
+        groups = [[0, 1], [2, 3]]
+        parts = in_tests(data, fedpac(2, groups=groups, samples=40).split(data, 0))
+        assert parts.tolist() == [[18, 18, 2, 2], [2, 2, 18, 18]]
+
     def test_fedpac_is_dominant_where_nothing_is_left_over(self):
         ten = labelled([800] * 10)
         exact = fedpac(5, samples=600).split(ten, 0)

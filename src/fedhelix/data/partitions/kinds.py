@@ -201,7 +201,8 @@ class FedPACDominant(Dominant):
     """The dominant partition as FedPAC's code has it.
 
     What an even share leaves over goes to the last class of a part. Test parts follow the same rule
-    with their own remainder, so their last class weighs more than in training.
+    with their own remainder, so their last class weighs more than in training. Where a class has
+    too few test samples, they are smaller.
     """
 
     samples: int = option(1000, "samples of each client", low=1)
@@ -219,11 +220,10 @@ class FedPACDominant(Dominant):
 
     def rule(self, samples: int, present: np.ndarray) -> np.ndarray:
         """So many samples for each client, of the present classes."""
-        common, everywhere = int(samples * self.share), np.ones(len(present), dtype=bool)
-        rows = [
-            remainder_last(common, everywhere) + remainder_last(samples - common, dominant)
-            for dominant in self.dominant_classes(present)
-        ]
+        common = int(samples * self.share)
+        even_part = remainder_last(common, np.ones(len(present), dtype=bool))
+        masks = self.dominant_classes(present)
+        rows = [even_part + remainder_last(samples - common, dominant) for dominant in masks]
         return np.array(rows)[np.arange(self.clients) % len(rows)]
 
     def tests(
@@ -231,11 +231,17 @@ class FedPACDominant(Dominant):
     ) -> list[np.ndarray]:
         """Test samples by the rule, whatever the supply of training samples."""
         usable = self.usable(data, data.y_test)
-        present, compact = np.unique(data.codes(data.y_test)[usable], return_inverse=True)
-        pool = ClassPool.of(usable, compact, len(present), draw)
-        total = self.test_samples or self.usual_test(data, self.clients, len(usable))
+        present, of_class = np.unique(data.codes(data.y_test)[usable], return_inverse=True)
+        pool = ClassPool.of(usable, of_class, len(present), draw)
+        total = self.test_samples or self.possible_test(data, present, pool.sizes)
         counts = self.checked(self.rule(total, present), pool.sizes)
         return segments(pool.take(counts, np.cumsum(counts, axis=0) - counts), counts.sum(1))
+
+    def possible_test(self, data: Dataset, present: np.ndarray, supply: np.ndarray) -> int:
+        """The usual number of test samples, or the next smaller one that all classes can give."""
+        usual = self.usual_test(data, self.clients, int(supply.sum()))
+        fits = (n for n in range(usual, 0, -1) if (self.rule(n, present) <= supply).all())
+        return next(fits, usual)
 
 
 @dataclass(frozen=True)
