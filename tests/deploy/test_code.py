@@ -110,6 +110,19 @@ def test_sites_train_and_predict_with_files_that_they_have_too(tmp_path, file, f
             predictions(site, tmp_path / "new.csv")
 
 
+def test_entries_that_the_network_lacks_are_refused_before_sites_train(tmp_path, file, folders):
+    more = """
+    def download(self, server, client, ctx):
+        return {"model": {**server["model"], "nix": server["model"]["1.bias"]}}
+"""
+    file.write_text(CODE.replace("halved-at", "nix-at") + more)
+    said = (
+        r"nix-at-sites\.download has the entry 'nix', which the network lacks; there are: 1\.weig"
+    )
+    with pytest.raises(UserError, match=said):
+        InProcessDeployment(tmp_path, 2, folders, code=(file,)).fit(spec_of(file))
+
+
 def test_predictions_are_the_methods_own(tmp_path, folders):
     """kNN-Per's model is the network and the client's samples, not the network alone."""
     deployment = InProcessDeployment(tmp_path, 2, folders)
