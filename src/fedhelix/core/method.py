@@ -106,6 +106,8 @@ class Method(Checked):
     paper: ClassVar[str] = ""
     # Methods like it and their options, for the options of wrappers that do not suit it.
     instead: ClassVar[tuple[tuple[str, dict[str, str]], ...]] = ()
+    # Options with which a sum of its uploads is enough for its server.
+    if_summed: ClassVar[tuple[tuple[str, bool | str], ...]] = ()
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
