@@ -29,6 +29,9 @@ LOW = 0.3  # a loss below this may rise as it likes: after a warm start it begin
 ACCURACIES, GOOD, NEAR = ("accuracy", "personal_accuracy"), 0.6, 0.9
 SCORES = (*ACCURACIES, "score", "personal_score")  # the server's model tells most about training
 GENTLER = "lower lr, or take less momentum or fewer epochs"
+WEIGHTLESS = (
+    "all uploads had weight zero; check what the method's `weights` returns, and its options"
+)
 ADVICE = f"scale the inputs (standardize) and a regression's targets, {GENTLER}"
 
 # Keys of version 0.1, and what they are called now.
@@ -232,6 +235,8 @@ def why_untrained(records: Sequence[Mapping[str, Any]]) -> str | None:
             return None
         refused |= record.get("refused") or {}
         missing |= (record.get("missing") or {}) if record.get("uplink_bytes") else {}
+    if any(record.get("weightless") for record in records):
+        return WEIGHTLESS
     if refused:
         client, why = next(iter(refused.items()))
         return f"every upload was refused (that of client {client} {str(why).rstrip('.')})"
@@ -249,7 +254,7 @@ def idle_since(records: Sequence[Mapping[str, Any]]) -> int | None:
 
 def has_effect(record: Mapping[str, Any]) -> bool:
     """Whether an upload counted in a round, so that it may have changed models."""
-    return _remaining(record, "missing", "refused") > 0
+    return not record.get("weightless") and _remaining(record, "missing", "refused") > 0
 
 
 def _remaining(record: Mapping[str, Any], *tables: str) -> int:
