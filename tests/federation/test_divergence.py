@@ -262,6 +262,30 @@ def test_weights_of_zero_in_some_rounds_are_no_reason_to_warn():
     assert not any("weightless" in one for one in run.records)
 
 
+@pytest.mark.parametrize("rounds", [1, 5])
+@pytest.mark.parametrize("clients", [None, 0])
+def test_a_metric_that_is_a_number_for_nobody_is_named_once(rounds, clients):
+    def recall(output, target):
+        return math.nan
+
+    common = {"model": "linear", "standardize": True, "eval_clients": clients}
+    fed = Federation(plants(), metric=recall, **common)
+    with pytest.warns(UserWarning, match=r"^the metric recall is not a number \(NaN\)") as warned:
+        fed.fit(rounds, quiet=True)
+    assert len(warned) == 1 and warned[0].filename == __file__
+
+
+def test_a_metric_that_is_a_number_sometimes_is_not():
+    calls = []
+
+    def recall(output, target):
+        calls.append(1)
+        return math.nan if len(calls) < 8 else 0.5
+
+    Federation(plants(), metric=recall, model="linear", standardize=True).fit(5, quiet=True)
+    assert len(calls) > 8
+
+
 @pytest.mark.parametrize(
     ("losses", "odd"),
     [

@@ -146,7 +146,7 @@ class ProgressSink(Sink):
         self.progress.update(record)
 
 
-FEW = 3  # rounds that tell whether clients train at all
+FEW = 3  # rounds, or evaluations, that tell whether something is wrong with all
 
 
 class DivergenceSink(Sink):
@@ -189,17 +189,26 @@ class DivergenceSink(Sink):
         return f": the clients' mean loss was {first:.3g} in the first round and is {last:.3g}"
 
 
-class UntrainedSink(Sink):
-    """Warns once when the first rounds, or all of a short run, have changed no model."""
+class FirstRoundsSink(Sink):
+    """Warns once of what is wrong with the first rounds, or with all of a short run."""
 
     def __init__(self, earlier: list[Record]):
-        self.records = earlier
+        self.records = [record for record in earlier if self.counts(record)]
+
+    def counts(self, record: Record) -> bool:
+        """Whether a round tells anything."""
+        return True
+
+    def problem(self) -> str:
+        """What is wrong with these rounds, if anything."""
+        return ""
 
     def update(self, record: Record, state: FederationState) -> None:
         """Look at the first rounds."""
-        self.records.append(record)
-        if len(self.records) == FEW:
-            self._warn(stacklevel=5)
+        if self.counts(record):
+            self.records.append(record)
+            if len(self.records) == FEW:
+                self._warn(stacklevel=5)
 
     def __exit__(
         self,
@@ -207,14 +216,46 @@ class UntrainedSink(Sink):
         problem: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if problem is None and len(self.records) < FEW:
+        if problem is None and 0 < len(self.records) < FEW:
             self._warn(stacklevel=6)
 
     def _warn(self, stacklevel: int) -> None:
+        if words := self.problem():
+            warnings.warn(f"{words}.", stacklevel=stacklevel)
+
+
+class UntrainedSink(FirstRoundsSink):
+    """Warns once when the first rounds have changed no model."""
+
+    def problem(self) -> str:
+        """That nothing was learned, and why."""
         why = why_untrained(self.records)
-        if why and not diverged_since(self.records):
-            rounds = f"{len(self.records)} round{'s' * (len(self.records) > 1)}"
-            warnings.warn(f"nothing was learned in {rounds}: {why}.", stacklevel=stacklevel)
+        if not why or diverged_since(self.records):
+            return ""
+        rounds = f"{len(self.records)} round{'s' * (len(self.records) > 1)}"
+        return f"nothing was learned in {rounds}: {why}"
+
+
+class UnmeasuredSink(FirstRoundsSink):
+    """Warns once when the metric was no number for anybody in the first evaluations."""
+
+    def __init__(self, earlier: list[Record], metric: str):
+        super().__init__(earlier)
+        self.metric = metric
+
+    def counts(self, record: Record) -> bool:
+        """Whether models were evaluated."""
+        return "unmeasured" in record or "loss" in record
+
+    def problem(self) -> str:
+        """That there is no score, and what to check."""
+        if not all(record.get("unmeasured") for record in self.records):
+            return ""
+        return (
+            f"the metric {self.metric} is not a number (NaN) for the test samples of all clients, "
+            "so that runs cannot be ranked; check what it returns, such as for few samples or for "
+            "those of one class"
+        )
 
 
 class WatchSink(Sink):
