@@ -7,10 +7,11 @@ from collections import ChainMap
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
-from fedhelix.core.errors import UserError
+from fedhelix.core.errors import Damaged
 from fedhelix.core.tree import Tree
 from fedhelix.federation.state import FederationState
 from fedhelix.store import RunFolder
+from fedhelix.store.mistakes import remedied
 from fedhelix.store.progress import Progress
 from fedhelix.store.records import (
     RISING,
@@ -281,9 +282,10 @@ def saved_run(
     round, server, states = saved
     records = [record for record in folder.records() if record["round"] <= round]
     if [record["round"] for record in records] != list(range(1, round + 1)):
-        raise UserError(
-            f"the metrics.jsonl of '{folder.path}' lacks rounds that its checkpoint has."
-        )
+        with remedied(folder):
+            raise Damaged(
+                f"'{folder.path / 'metrics.jsonl'}' lacks rounds that its checkpoint has."
+            )
     state = FederationState(round, server, _with_changes(states) if on_disk else dict(states))
     state.set_timing(folder.timing(device))
     return records, state

@@ -8,7 +8,7 @@ from itertools import takewhile
 from statistics import fmean
 from typing import Any, TypeGuard
 
-from fedhelix.core.errors import UserError
+from fedhelix.core.errors import Damaged
 from fedhelix.store.json import loads
 
 Record = dict[str, Any]
@@ -59,14 +59,14 @@ def read_record(line: bytes, number: int, path: object) -> Record:
     try:
         record = loads(line)
     except ValueError as problem:
-        raise UserError(f"{damaged}: {problem}.") from None
+        raise Damaged(f"{damaged}: {problem}.", number) from None
     if not isinstance(record, dict) or type(record.get("round")) is not int:
-        raise UserError(f"{damaged}: it is not the record of a round.")
+        raise Damaged(f"{damaged}: it is not the record of a round.", number)
     if record["round"] != number:
-        raise UserError(f"{damaged}: it is the record of round {record['round']}.")
+        raise Damaged(f"{damaged}: it is the record of round {record['round']}.", number)
     for key, value in record.items():
         if not is_valid(key, value):
-            raise UserError(f"{damaged}: its {key} cannot be {value}.")
+            raise Damaged(f"{damaged}: its {key} cannot be {value}.", number)
     return current(record)
 
 
