@@ -486,6 +486,20 @@ def test_a_deployment_is_not_told_to_run_its_rounds_again(tmp_path):
             folder.records()
 
 
+def test_resuming_a_finished_run_says_so_and_how_to_train_on(cli):
+    cli("run", "fedavg", *SMALL, "--out", "mine")
+    done = cli("resume", "mine")
+    said = "fedhelix: 'mine' was finished already, so nothing was trained; for more rounds: "
+    assert done.code == 0 and "rounds=2 " in done.out
+    assert done.err == f"{said}fedhelix resume mine --set rounds=4\n"
+    command = done.err.split("more rounds: fedhelix ")[1].split()
+    done = cli(*command)
+    assert (done.code, done.err) == (0, "") and "rounds=4 " in done.out
+    cli("compare", "fedavg", "local", *SMALL, "--out", "both")
+    done = cli("resume", "both")
+    assert done.code == 0 and "'both' was finished already, so nothing was trained" in done.err
+
+
 # Stopped runs
 
 LONG = (*SMALL, "--rounds", 20, "--partition", "iid")
