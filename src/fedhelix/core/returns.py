@@ -97,8 +97,8 @@ def tensors(where: str, value: Any, args: tuple[Any, ...]) -> Tree:
 
 
 def payload(where: str, value: Any, args: tuple[Any, ...]) -> Tree:
-    """A tree whose `model` has entries of the network; their shapes are looked at in `start`, since
-    methods may send parts of tensors.
+    """A tree whose `model` has entries of the network; their shapes are looked at once clients have
+    made models of it, since methods may send parts of tensors.
     """
     checked = tree(where, value)
     for name in checked.get("model", {}):
@@ -117,13 +117,21 @@ def models(where: str, value: Any, args: tuple[Any, ...]) -> dict[str, State]:
         # What came as it is from the server is a mistake of the hook that sent it.
         came = name in received and received[name] is item
         source = f"{where.removesuffix('start')}download" if came else where
-        _check_known(source, name, initial)
-        if name in initial:
+        check_fit(source, {name: item}, initial)
+    return dict(value)
+
+
+def check_fit(where: str, model: Mapping[str, Tensor], initial: State) -> None:
+    """Refuse entries that the network does not have, or has in another shape; names in parentheses
+    are a method's own.
+    """
+    for name, item in model.items():
+        _check_known(where, name, initial)
+        if name in initial and item.shape != initial[name].shape:
             raise UserError(
-                f"{source} has shape {tuple(item.shape)} for '{name}' instead of "
+                f"{where} has shape {tuple(item.shape)} for '{name}' instead of "
                 f"{tuple(initial[name].shape)}."
             )
-    return dict(value)
 
 
 def model_or_none(where: str, value: Any, args: tuple[Any, ...]) -> State | None:
