@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import fedhelix_command
 from fedhelix import METHODS, __version__
 from fedhelix.cli import app as command_line
 from fedhelix.core.docs import summary
+from fedhelix.core.errors import UserError
 from fedhelix.runs import jobs
 from fedhelix.runs.config import Config
 from fedhelix.store import RunFolder
@@ -440,6 +442,62 @@ def test_a_damaged_metrics_file_is_named(cli, tmp_path):
     metrics.write_text("nonsense\n" + metrics.read_text())
     done = cli("resume", "mine")
     assert done.code == 2 and "'mine/metrics.jsonl' was changed" in done.err
+
+
+def test_what_is_said_of_a_damaged_metrics_file_helps(cli, tmp_path):
+    cli("run", "fedavg", *SMALL, "--out", "mine")
+    metrics = tmp_path / "mine" / "metrics.jsonl"
+    whole, records = metrics.read_bytes(), on_disk(tmp_path / "mine")
+    # A line that the checkpoint knows.
+    metrics.write_bytes(whole.replace(b"round", b"ruond", 1))
+    for command in (("resume", "mine"), ("report", "mine")):
+        done = cli(*command)
+        assert done.code == 2 and done.err.count("\n") == 1
+        assert "restore it from a backup; without one its records are lost: delete" in done.err
+        assert done.err.endswith("and `fedhelix resume mine` runs all rounds again.\n")
+    shutil.rmtree(tmp_path / "mine" / "checkpoint")
+    # Without a checkpoint none is kept.
+    done = cli("resume", "mine")
+    assert done.code == 2 and "line 1 of 'mine/metrics.jsonl' is damaged" in done.err
+    assert "delete this line and those below it, and `fedhelix resume mine` runs the" in done.err
+    metrics.unlink()
+    done = cli("resume", "mine")
+    assert done.code == 0 and on_disk(tmp_path / "mine") == records
+    # A line after the checkpoint.
+    metrics.write_bytes(metrics.read_bytes() + b"nonsense\n")
+    done = cli("resume", "mine")
+    lines = len(records)
+    assert done.code == 2 and f"line {lines + 1} of 'mine/metrics.jsonl' is damaged" in done.err
+    assert f"`fedhelix resume mine` runs the rounds from {lines + 1} on again" in done.err
+    metrics.write_bytes(b"".join(metrics.read_bytes().splitlines(keepends=True)[:lines]))
+    assert cli("resume", "mine").code == 0
+
+
+def test_a_deployment_is_not_told_to_run_its_rounds_again(tmp_path):
+    config = {"deployment": {"where": " --folder there"}}
+    with RunFolder.create(tmp_path / "run", config) as folder:
+        folder.append({"round": 1})
+        folder.checkpoint(1, {}, {})
+        folder._metrics_path.write_text("nonsense\n")
+        with pytest.raises(UserError, match=r"from a backup; nothing else can replace its recor"):
+            folder.records()
+        folder._metrics_path.write_text('{"round": 1}\nnonsense\n')
+        with pytest.raises(UserError, match=r"`fedhelix deploy resume .* --folder there` runs the"):
+            folder.records()
+
+
+def test_resuming_a_finished_run_says_so_and_how_to_train_on(cli):
+    cli("run", "fedavg", *SMALL, "--out", "mine")
+    done = cli("resume", "mine")
+    said = "fedhelix: 'mine' was finished already, so nothing was trained; for more rounds: "
+    assert done.code == 0 and "rounds=2 " in done.out
+    assert done.err == f"{said}fedhelix resume mine --set rounds=4\n"
+    command = done.err.split("more rounds: fedhelix ")[1].split()
+    done = cli(*command)
+    assert (done.code, done.err) == (0, "") and "rounds=4 " in done.out
+    cli("compare", "fedavg", "local", *SMALL, "--out", "both")
+    done = cli("resume", "both")
+    assert done.code == 0 and "'both' was finished already, so nothing was trained" in done.err
 
 
 # Stopped runs

@@ -201,6 +201,34 @@ def test_the_stacked_engine_looks_at_answers_too():
             run(hook, answer, engine="batched")
 
 
+@pytest.mark.parametrize("hook", ["download", "deliver"])
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_entries_that_the_network_lacks_are_refused_where_they_are_sent(hook, engine):
+    few = "which the network lacks; there are: fc.weight, fc.bias"
+    with pytest.raises(UserError, match=rf"^mine\.{hook} has the entry 'nix', {few}\.$"):
+        run(hook, lambda _: {"model": {"nix": torch.ones(3)}}, engine=engine)
+    with pytest.raises(UserError, match=r"entry 'fc\.wieght', .*did you mean 'fc\.weight'\?$"):
+        run(hook, lambda found: {"model": {"fc.wieght": found["model"]["fc.weight"]}})
+    sent = run(hook, lambda found: {"model": {"fc.bias": found["model"]["fc.bias"]}}, engine=engine)
+    assert sent.records  # a part of the network, as methods with own heads send it
+
+
+def test_of_many_entries_a_few_are_named():
+    with pytest.raises(
+        UserError, match=r"which the network lacks; there are: conv1\.weight, .* and 4 more"
+    ):
+        run("download", lambda _: {"model": {"nix": torch.ones(3)}}, model="digits-cnn")
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_so_are_entries_of_another_shape_and_what_start_adds(engine):
+    with pytest.raises(UserError, match=r"^mine\.download has shape \(3,\) for 'fc\.bias' instead"):
+        run("download", lambda _: {"model": {"fc.bias": torch.ones(3)}}, engine=engine)
+    with pytest.raises(UserError, match=r"^mine\.start has the entry 'nix', which the network lac"):
+        run("start", lambda found: {"model": found["model"] | {"nix": torch.ones(3)}})
+    run("start", lambda found: {"model": found["model"] | {"(own)": torch.ones(3)}}, engine=engine)
+
+
 def test_weights_may_be_a_tensor():
     listed, tensor = (
         run("weights", kind).state.server["model"]["fc.weight"] for kind in (list, torch.tensor)

@@ -110,6 +110,26 @@ def test_sites_train_and_predict_with_files_that_they_have_too(tmp_path, file, f
             predictions(site, tmp_path / "new.csv")
 
 
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("nix", r"has the entry 'nix', which the network lacks; there are: 1\.weight, 1\.bias, "),
+        ("3.bias", r"has shape \(7,\) for '3\.bias' instead of \(3,\)\.$"),
+    ],
+)
+def test_payloads_that_do_not_fit_are_refused_before_sites_train(
+    tmp_path, file, folders, entry, said
+):
+    name = f"sends-{entry[0]}"
+    more = f"""
+    def download(self, server, client, ctx):
+        return {{"model": {{**server["model"], "{entry}": server["model"]["1.bias"]}}}}
+"""
+    file.write_text(CODE.replace("halved-at-sites", name) + more)
+    with pytest.raises(UserError, match=rf"^{name}\.download {said}"):
+        InProcessDeployment(tmp_path, 2, folders, code=(file,)).fit(spec_of(file))
+
+
 def test_predictions_are_the_methods_own(tmp_path, folders):
     """kNN-Per's model is the network and the client's samples, not the network alone."""
     deployment = InProcessDeployment(tmp_path, 2, folders)

@@ -202,9 +202,19 @@ class Nobody(FedAvg):
         return []
 
 
+class Weightless(FedAvg):
+    """Nobody's upload counts, except in some rounds."""
+
+    rounds = ()
+
+    def weights(self, server, uploads, ctx):
+        return [float(ctx.round in self.rounds)] * len(uploads)
+
+
 @pytest.mark.parametrize(
     ("method", "why"),
     [
+        (Weightless(), "all uploads had weight zero; check what the method's `weights` returns"),
         (Spoiled(), "every upload was refused (that of client 0 "),
         (Nobody(), "no client has trained"),
     ],
@@ -234,6 +244,46 @@ def test_one_round_with_an_upload_is_enough():
     assert why_untrained([*records(1.0, refused=refused), *records(1.0)]) is None
     assert why_untrained([{**records(1.0)[0], "missing": lost}]) == "no client has trained"
     assert why_untrained([]) is None
+
+
+def test_weights_of_zero_in_some_rounds_are_no_reason_to_warn():
+    class Sometimes(Weightless):
+        rounds = (1,)
+
+    run = Federation(plants(), method=Sometimes(), model="linear", standardize=True).fit(3)
+    assert [one.get("weightless", False) for one in run.records] == [True, False, True]
+    assert run.summary["untrained"] is None and run.summary["idle_since"] == 3
+
+    class Otherwise(Weightless):  # which needs no weights
+        def aggregate(self, server, uploads, weights, ctx):
+            return super().aggregate(server, uploads, [1.0] * len(uploads), ctx)
+
+    run = Federation(plants(), method=Otherwise(), model="linear", standardize=True).fit(3)
+    assert not any("weightless" in one for one in run.records)
+
+
+@pytest.mark.parametrize("rounds", [1, 5])
+@pytest.mark.parametrize("clients", [None, 0])
+def test_a_metric_that_is_a_number_for_nobody_is_named_once(rounds, clients):
+    def recall(output, target):
+        return math.nan
+
+    common = {"model": "linear", "standardize": True, "eval_clients": clients}
+    fed = Federation(plants(), metric=recall, **common)
+    with pytest.warns(UserWarning, match=r"^the metric recall is not a number \(NaN\)") as warned:
+        fed.fit(rounds, quiet=True)
+    assert len(warned) == 1 and warned[0].filename == __file__
+
+
+def test_a_metric_that_is_a_number_sometimes_is_not():
+    calls = []
+
+    def recall(output, target):
+        calls.append(1)
+        return math.nan if len(calls) < 8 else 0.5
+
+    Federation(plants(), metric=recall, model="linear", standardize=True).fit(5, quiet=True)
+    assert len(calls) > 8
 
 
 @pytest.mark.parametrize(

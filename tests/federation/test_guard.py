@@ -83,11 +83,11 @@ def test_the_old_state_stays_and_what_failed_is_not_recorded():
         Upload(i, 1, {"model": {"w": torch.full((1,), v)}}) for i, v in ((0, 1.0), (3, 1e38))
     ]
     method = Growing()
-    server, named = guard.aggregate(method, before, uploads, ctx, False)
+    server, named, _ = guard.aggregate(method, before, uploads, ctx, False)
     assert server["model"]["w"].tolist() == [10.0]
     assert named == {"3": "makes the server's state not finite"}
     assert ctx.metadata == {"before": 1, "uploads": 1}
-    server, named = guard.aggregate(method, before, uploads[1:], ctx, False)
+    server, named, _ = guard.aggregate(method, before, uploads[1:], ctx, False)
     assert server is before and list(named) == ["3"]
 
 

@@ -106,7 +106,7 @@ class ServerTarget:
         results = list(self.engine.accept(self._with("train", answer)).values())
         plain, refused = decode_uploads(method, results, self.payloads, ctx, True)
         uploads, invalid = validate_uploads(plain, self.fed.initial, self.fed.needed)
-        _, harmful = guard.aggregate(method, self.state.server, uploads, ctx, True)
+        _, harmful, _ = guard.aggregate(method, self.state.server, uploads, ctx, True)
         return self._is_fine(refused | invalid | harmful)
 
     def _client_init(self, answer: messages.Message) -> bool:

@@ -128,6 +128,18 @@ def test_methods_that_need_single_uploads_are_refused(name):
         small(Secure(METHODS[name]()), validation_size=50)
 
 
+@pytest.mark.parametrize("options", [(), ("--set", "helix.heads=denoised")])
+def test_the_refusal_of_helix_says_what_to_set_and_that_works(options, cli):
+    command = ("run", "secure+helix", "--rounds=1", "--clients=6", "--epochs=1", *options)
+    refused = cli(*command)
+    assert refused.code == 2 and "of helix: its server looks at single uploads (it w" in refused.err
+    told = refused.err.split("`")[1].split()
+    assert cli(*command, *told, "--quiet").code == 0
+    assert (told[-1] == "helix.heads=common") == bool(options)
+    with pytest.raises(UserError, match=r"genfed: its server looks at single uploads\.$"):
+        small(Secure(METHODS["genfed"]()), validation_size=50)
+
+
 def test_nothing_stands_around_it_and_bad_options_are_refused():
     with pytest.raises(UserError, match="must be the outermost"):
         small(METHODS["genfed"](Secure()), validation_size=50)

@@ -123,3 +123,35 @@ def test_a_run_can_be_audited(cli):
 def test_mistakes_get_one_sentence(cli, words, sentence):
     result = cli("audit", *words, "--set", "data=digits")
     assert result.code == 2 and sentence in result.err and len(result.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("x", "unknown attack 'x'; there are: idlg, inversion, log, membership."),
+        ("idgl", "unknown attack 'idgl'; did you mean 'idlg'?"),
+        ("idgl fedavg", "unknown attack 'idgl'; did you mean 'idlg'?"),
+        ("run", "'run' is a run; first comes one of idlg, .* `fedhelix audit idlg run`."),
+        ("run idlg", "'run' is a run; first comes one of idlg, .* `fedhelix audit idlg run`."),
+        ("empty", "'empty' is a folder, and no run; first comes one of idlg, "),
+        ("a.jsonl", "'a.jsonl' is a file; first comes one of .* `fedhelix audit log a.jsonl`."),
+        ("no/where", "there is no file or folder 'no/where'; first comes one of idlg, "),
+        ("fedavg", "'fedavg' is a method; first .*, as in `fedhelix audit idlg fedavg`."),
+        ("log", "audit log takes audit logs such as site/clinic-a.jsonl, and none is given."),
+        ("idlg", "audit idlg takes methods such as fedavg, or run folders, and none is given."),
+        ("idlg a.jsonl", "'a.jsonl' is a file, .* checked with `fedhelix audit log a.jsonl`."),
+        ("idlg no/where", "there is no folder 'no/where'; audit idlg takes methods such as "),
+        ("idlg fedagv", "unknown method 'fedagv'; did you mean 'fedavg'?"),
+        ("log empty", "'empty' is a folder; audit log takes audit logs such as "),
+        ("log absent.jsonl", "there is no log 'absent.jsonl'."),
+    ],
+)
+def test_what_is_wrong_with_the_words_of_an_audit_is_told(cli, tmp_path, words, says):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text("format = 1\n")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.jsonl").write_text("hello\n")
+    done = cli("audit", *words.split())
+    assert done.code == 2 and done.err.count("\n") == 1
+    first, _, last = says.partition(" .*")
+    assert done.err.startswith(f"fedhelix: {first}") and last.strip() in done.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,12 @@ from fedhelix.deploy import need_flower
 from fedhelix.report.terminal import show_table
 from fedhelix.report.wording import count
 
-ATTACKS = ("idlg", "inversion", "membership")
+TAKES = {
+    "idlg": "methods such as fedavg, or run folders",
+    "inversion": "methods such as fedavg",
+    "membership": "methods such as fedavg",
+    "log": "audit logs such as site/clinic-a.jsonl",
+}
 
 
 def audit(
@@ -32,11 +38,11 @@ def audit(
         ),
     ],
     specs: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="METHOD|RUN|FILE...", help="Methods; with idlg also run folders; or logs."
         ),
-    ],
+    ] = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="data, model, images, restarts, steps..."),
@@ -57,17 +63,19 @@ def audit(
 
       fedhelix audit log site/clinic-a.jsonl --key clinic-a.pub
     """
+    if attack not in TAKES:
+        raise _no_attack(attack)
+    if not specs:
+        raise UserError(f"audit {attack} takes {TAKES[attack]}, and none is given.")
     if attack == "log":
         _show_logs(specs, key, as_json)
         return
-    if attack not in ATTACKS:
-        raise unknown("attack", attack, [*ATTACKS, "log"])
     if out.suffix != ".png":
         raise UserError(f"the figure must be a .png, not '{out}'.")
     values = _assigned(assignments or [])
     runs = [spec for spec in specs if (Path(spec) / "config.toml").exists()]
-    for spec in (spec for spec in specs if Path(spec).is_dir() and spec not in runs):
-        raise UserError(f"'{spec}' is no run folder; give one such as runs/NAME, or a method.")
+    for spec in (spec for spec in specs if spec not in runs):
+        _check_place(attack, spec)
     if runs and attack != "idlg":
         raise UserError(
             f"audit {attack} trains methods itself and takes no run such as '{runs[0]}'; give the "
@@ -77,6 +85,40 @@ def audit(
         _membership(specs, values, out, as_json)
         return
     _rebuild(attack, specs, values, out, as_json)
+
+
+def _no_attack(word: str) -> UserError:
+    """An error for what stands in the place of the attack."""
+    import fedhelix.methods  # noqa: F401 - it registers them
+    from fedhelix.core.registry import METHODS
+
+    path, then = Path(word), f"first comes one of {', '.join(TAKES)}"
+    named = shlex.quote(word)
+    if (path / "config.toml").exists():
+        return UserError(f"'{word}' is a run; {then}, as in `fedhelix audit idlg {named}`.")
+    if path.is_dir():
+        return UserError(f"'{word}' is a folder, and no run; {then}, and then what to audit.")
+    if word.partition("@")[0] in METHODS or (path.is_file() and path.suffix == ".py"):
+        return UserError(f"'{word}' is a method; {then}, as in `fedhelix audit idlg {named}`.")
+    if path.is_file():
+        return UserError(f"'{word}' is a file; {then}, as in `fedhelix audit log {named}`.")
+    if "/" in word or path.suffix:
+        return UserError(f"there is no file or folder '{word}'; {then}, and then what to audit.")
+    return unknown("attack", word, TAKES)
+
+
+def _check_place(attack: str, spec: str) -> None:
+    """Refuse files and folders in the place of a method or a run."""
+    path = Path(spec)
+    if path.is_dir():
+        raise UserError(f"'{spec}' is no run folder; give one such as runs/NAME, or a method.")
+    if path.is_file() and path.suffix != ".py":
+        raise UserError(
+            f"'{spec}' is a file, but audit {attack} takes {TAKES[attack]}; an audit log is "
+            f"checked with `fedhelix audit log {shlex.quote(spec)}`."
+        )
+    if "/" in spec and ".py" not in spec and "@" not in spec:
+        raise UserError(f"there is no folder '{spec}'; audit {attack} takes {TAKES[attack]}.")
 
 
 def _rebuild(
@@ -183,6 +225,9 @@ def _show_logs(paths: Sequence[str], key: Path | None, as_json: bool) -> None:
     need_flower()
     from fedhelix.deploy.audit_log import moved, read_log
 
+    for path in paths:
+        if Path(path).is_dir():
+            raise UserError(f"'{path}' is a folder; audit log takes {TAKES['log']}.")
     logs = {path: read_log(Path(path), key) for path in paths}
     if as_json:
         print(json.dumps(logs, indent=2))

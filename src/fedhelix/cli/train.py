@@ -95,13 +95,32 @@ def resume(
         _check_one_piece(folder)
         if changes and comparison.is_comparison(folder):
             raise UserError("--set changes a single run; start a comparison with other settings.")
+        before = _rounds(folder)
         if comparison.is_comparison(folder):
             session = Session(quiet or None, track)
             folders = comparison.resume_comparison(folder, session, places(address=address))
+            _note_finished(folder, before, "a longer comparison needs a folder of its own")
             show_comparison(folder, folders, as_json)
             return
         done = jobs.resume(folder, quiet or None, track, address, changes or ())
+    more = f"--set rounds={2 * done.state.round}"
+    _note_finished(
+        folder, before, f"for more rounds: fedhelix resume {shlex.quote(str(folder))} {more}"
+    )
     show_run(folder, done.summary, as_json)
+
+
+def _rounds(folder: Path) -> int:
+    """How many rounds of a run, or of all runs of a comparison, are there."""
+    names = runs_in(folder) if comparison.is_comparison(folder) else ["."]
+    return sum(jobs.rounds_of(folder / name) for name in names)
+
+
+def _note_finished(folder: Path, before: int, more: str) -> None:
+    """Say so where all rounds were there before."""
+    if before and _rounds(folder) == before:
+        words = f"'{folder}' was finished already, so nothing was trained; {more}"
+        print(f"fedhelix: {words}", file=sys.stderr)
 
 
 def _check_one_piece(folder: Path) -> None:

@@ -24,6 +24,14 @@ class BudgetSpent(UserError):
     """The privacy budget of one client does not last for another round."""
 
 
+class Damaged(UserError):
+    """A file is not as it was written: as a whole, or in one line."""
+
+    def __init__(self, sentence: str, line: int = 0):
+        super().__init__(sentence)
+        self.line = line
+
+
 BadInput = UserError  # its name until version 0.1
 
 

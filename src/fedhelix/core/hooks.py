@@ -27,7 +27,11 @@ class CheckedHooks:
 
     def _call(self, name: str, *args: Any) -> Any:
         value = getattr(self.method, name)(*args)
-        return HOOKS[name].check(f"{self.method.label}.{name}", value, args)
+        where = f"{self.method.label}.{name}"
+        value = HOOKS[name].check(where, value, args)
+        if name in ("download", "deliver") and not self.method.overrides("start"):
+            returns.check_fit(where, value.get("model", {}), args[2].initial)
+        return value
 
 
 def checked(method: Method) -> Method:

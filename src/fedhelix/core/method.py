@@ -106,6 +106,8 @@ class Method(Checked):
     paper: ClassVar[str] = ""
     # Methods like it and their options, for the options of wrappers that do not suit it.
     instead: ClassVar[tuple[tuple[str, dict[str, str]], ...]] = ()
+    # Options with which a sum of its uploads is enough for its server.
+    if_summed: ClassVar[tuple[tuple[str, bool | str], ...]] = ()
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -173,7 +175,7 @@ class Method(Checked):
         """Who works in this round."""
         return cohort
 
-    @hook("server", returns.tree)
+    @hook("server", returns.payload)
     def download(self, server: Tree, client: int, ctx: Context) -> Tree:
         """What one client receives."""
         return {"model": server["model"]}
@@ -238,7 +240,7 @@ class Method(Checked):
         """The one global model, if there is one."""
         return server["model"] if len(server["model"]) == len(ctx.layers.names) else None
 
-    @hook("server", returns.tree)
+    @hook("server", returns.payload)
     def deliver(self, server: Tree, client: int, ctx: Context) -> Tree:
         """What one client receives to use, not to train; a newcomer starts from it, too."""
         return self.download(server, client, ctx)

@@ -6,6 +6,7 @@ arguments. It returns the value, perhaps in a plainer form, or raises UserError 
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -21,6 +22,7 @@ from fedhelix.core.parts import in_order
 from fedhelix.core.tree import SEPARATOR, State, Tree, flatten
 
 PARTS = ("all", "head", "body")
+FEW = 4  # entries of a network that a sentence names
 
 Check = Callable[[str, Any, tuple[Any, ...]], Any]
 
@@ -94,11 +96,42 @@ def tensors(where: str, value: Any, args: tuple[Any, ...]) -> Tree:
     return checked
 
 
+def payload(where: str, value: Any, args: tuple[Any, ...]) -> Tree:
+    """A tree whose `model` has entries of the network; their shapes are looked at once clients have
+    made models of it, since methods may send parts of tensors.
+    """
+    checked = tree(where, value)
+    for name in checked.get("model", {}):
+        _check_known(where, name, args[2].initial)
+    return checked
+
+
 def models(where: str, value: Any, args: tuple[Any, ...]) -> dict[str, State]:
-    """Models by their names."""
+    """Models by their names; the one that is called so has entries of the network."""
     if not isinstance(value, Mapping) or not value or not all(map(_is_state, value.values())):
         raise wrong(where, "models by their names, such as {'model': {...}}", value)
+    received, initial = args[0].get("model", {}), args[2].initial
+    for name, item in value.get("model", {}).items():
+        if name in initial and item.shape == initial[name].shape:
+            continue
+        # What came as it is from the server is a mistake of the hook that sent it.
+        came = name in received and received[name] is item
+        source = f"{where.removesuffix('start')}download" if came else where
+        check_fit(source, {name: item}, initial)
     return dict(value)
+
+
+def check_fit(where: str, model: Mapping[str, Tensor], initial: State) -> None:
+    """Refuse entries that the network does not have, or has in another shape; names in parentheses
+    are a method's own.
+    """
+    for name, item in model.items():
+        _check_known(where, name, initial)
+        if name in initial and item.shape != initial[name].shape:
+            raise UserError(
+                f"{where} has shape {tuple(item.shape)} for '{name}' instead of "
+                f"{tuple(initial[name].shape)}."
+            )
 
 
 def model_or_none(where: str, value: Any, args: tuple[Any, ...]) -> State | None:
@@ -276,6 +309,17 @@ def _pair(where: str, value: Any, *parts: str) -> tuple[Tree, Tree]:
 def _is_state(value: Any) -> bool:
     """Whether it maps names to tensors."""
     return isinstance(value, Mapping) and all(isinstance(item, Tensor) for item in value.values())
+
+
+def _check_known(where: str, name: str, initial: State) -> None:
+    """Refuse an entry that the network does not have; names in parentheses are a method's own."""
+    if name in initial or name.startswith("("):
+        return
+    names = list(initial)
+    few = ", ".join(names[:FEW]) + f" and {len(names) - FEW} more" * (len(names) > FEW)
+    close = difflib.get_close_matches(name, names, n=1)
+    meant = f"did you mean '{close[0]}'?" if close else f"there are: {few}."
+    raise UserError(f"{where} has the entry '{name}', which the network lacks; {meant}")
 
 
 def _is_plain(value: Any) -> bool:

@@ -155,6 +155,16 @@ def beyond_a_sum(method: Method, layers: Layers | None) -> str | None:
     return next((why for why, holds in reasons.items() if holds), None)
 
 
+def how_to_sum(method: Method) -> str:
+    """The end of a sentence that refuses a method beyond a sum: what to set, if that helps."""
+    others = [
+        f"--set {method.name}.{key}={str(value).lower()}"
+        for key, value in method.if_summed
+        if getattr(method, key) != value
+    ]
+    return f" (it works with `{' '.join(others)}`)" if others else ""
+
+
 def refuse_more(wrapper: Wrapper, tree: Tree, known: Set[str], verb: str) -> None:
     """Refuse an upload with other entries than those that a wrapper can deal with."""
     if extra := ", ".join(sorted(tree.keys() - known)):

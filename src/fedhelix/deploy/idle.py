@@ -12,13 +12,15 @@ from fedhelix.core.errors import EngineFailure
 from fedhelix.deploy.hints import resumption
 from fedhelix.deploy.policy import UNTAKEN, also
 from fedhelix.deploy.remote_data import CHECK_DATA
-from fedhelix.store.records import has_effect
+from fedhelix.store.records import WEIGHTLESS, has_effect
 
 
 def why_idle(record: Mapping[str, Any]) -> str:
     """Why a round had no effect, by the first of its sites; empty where it had one."""
     if has_effect(record):
         return ""
+    if record.get("weightless"):
+        return WEIGHTLESS
     return _first([*record["missing"].values(), *record["refused"].values()])
 
 

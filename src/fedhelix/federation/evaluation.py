@@ -36,6 +36,8 @@ def evaluate(fed: FederationSetup, state: FederationState, ctx: Context) -> Reco
         record[f"valid_{name}"] = on_server
     if scores:
         record = {**_personal(fed, tasks, scores, ctx), **record}
+    elif evaluation is not None and np.isnan(evaluation[0]) and np.isfinite(evaluation[1]):
+        record["unmeasured"] = True
     if fed.eval_trained and (trained := after_training(fed, tasks)):
         record[f"trained_{name}"] = float(np.mean(list(trained.values())))
     return record
@@ -58,7 +60,7 @@ def without_evaluation(record: Record, name: str) -> Record:
     """A record without what `evaluate` says."""
     metrics = {f"{kind}{name}" for kind in ("", "personal_", "valid_", "trained_", "untuned_")}
     more = {"loss", "attack_success", "personal", "personal_p10", "valid"}
-    more |= {"unevaluated", "untuned", "used"}
+    more |= {"unevaluated", "unmeasured", "untuned", "used"}
     return {key: value for key, value in record.items() if key not in metrics | more}
 
 
@@ -113,6 +115,8 @@ def _personal(
     validated = present & has_valid & ~(np.isnan(valids) & finite)
     if not present.all():
         record["unevaluated"] = {str(i): why for i, why in fed.engine.missing.items()}
+    if (present & has_test).any() and not tested.any():
+        record["unmeasured"] = True
     record["personal"] = [float(test) for test in tests]
     if tested.any():
         record["loss"] = float(losses[tested].mean())

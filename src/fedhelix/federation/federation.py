@@ -29,6 +29,7 @@ from fedhelix.federation.sinks import (
     ProgressSink,
     Sink,
     TrackerSink,
+    UnmeasuredSink,
     UntrainedSink,
     WatchSink,
 )
@@ -214,6 +215,8 @@ class Federation(FederationSetup):
             told = list(run.records), description.advice(self), soon, title or ""
             sinks.append(DivergenceSink(*told))
             sinks.append(UntrainedSink(list(run.records)))
+            metric = description.named(self.objective.metric)
+            sinks.append(UnmeasuredSink(list(run.records), metric))
             if watch is not None:
                 sinks.append(WatchSink(watch))
             # The folder is entered last, so that after a failure it is the first to be closed.

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
+import torch
+
 from fedhelix.core.errors import UnusableMessage
 from fedhelix.core.hooks import checked
 from fedhelix.core.method import Context, Method, Upload
-from fedhelix.core.tree import Tree, flatten
+from fedhelix.core.tree import Tree, flatten, tensors
 from fedhelix.federation.uploads import finite
 
 Part = TypeVar("Part")
@@ -76,20 +78,32 @@ def _sound_entries(tree: Tree) -> set[str]:
 
 def aggregate(
     method: Method, server: Tree, uploads: list[Upload], ctx: Context, strangers: bool
-) -> tuple[Tree, dict[str, str]]:
-    """The next server state, and whose upload had to be left out; the old state may stay."""
-    hooks, before = checked(method), dict(ctx.metadata)
+) -> tuple[Tree, dict[str, str], bool]:
+    """The next server state, whose upload had to be left out, and whether all others had weight
+    zero and changed nothing; the old state may stay.
+    """
+    hooks, before, weights = checked(method), dict(ctx.metadata), [1.0]
 
     def compute(chosen: dict[int, Upload]) -> Tree:
+        nonlocal weights
         ctx.metadata.clear()
         ctx.metadata.update(before)
         sent = list(chosen.values())
-        return hooks.aggregate(server, sent, hooks.weights(server, sent, ctx), ctx)
+        weights = hooks.weights(server, sent, ctx)
+        return hooks.aggregate(server, sent, weights, ctx)
 
     parts = {upload.client: upload for upload in uploads}
     after, refused = without_culprit(compute, parts, strangers, server)
     named = {str(client): why for client, why in refused.items()}
-    return (server if after is None else after), named
+    if after is None:
+        return server, named, False
+    return after, named, not any(weights) and _are_equal(after, server)
+
+
+def _are_equal(one: Tree, other: Tree) -> bool:
+    """Whether two states hold the same tensors."""
+    left, right = tensors(one), tensors(other)
+    return len(left) == len(right) and all(map(torch.equal, left, right))
 
 
 def onboard(

@@ -90,10 +90,10 @@ def run_round(
     uploads, invalid = validate_uploads(plain, fed.initial, fed.needed)
     if fed.settings.client_weights == "equal":
         uploads = [upload._replace(samples=1) for upload in uploads]
-    server, setup_bytes = state.server, state.setup_bytes
+    server, setup_bytes, weightless = state.server, state.setup_bytes, False
     if uploads:
         uploads = turn.dated(uploads, t)
-        server, harmful = guard.aggregate(fed.method, server, uploads, ctx, strangers)
+        server, harmful, weightless = guard.aggregate(fed.method, server, uploads, ctx, strangers)
         invalid |= harmful
     state = FederationState(
         t + 1,
@@ -113,6 +113,7 @@ def run_round(
         "participants": [i for i in turn.participants if i not in fed.untaken],
         "refused": refused | invalid,
         "missing": missing,
+        **({"weightless": True} if weightless else {}),
         **turn.record(t),
         **arrival,
     }

@@ -7,10 +7,11 @@ from collections import ChainMap
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
-from fedhelix.core.errors import UserError
+from fedhelix.core.errors import Damaged
 from fedhelix.core.tree import Tree
 from fedhelix.federation.state import FederationState
 from fedhelix.store import RunFolder
+from fedhelix.store.mistakes import remedied
 from fedhelix.store.progress import Progress
 from fedhelix.store.records import (
     RISING,
@@ -146,7 +147,7 @@ class ProgressSink(Sink):
         self.progress.update(record)
 
 
-FEW = 3  # rounds that tell whether clients train at all
+FEW = 3  # rounds, or evaluations, that tell whether something is wrong with all
 
 
 class DivergenceSink(Sink):
@@ -189,17 +190,26 @@ class DivergenceSink(Sink):
         return f": the clients' mean loss was {first:.3g} in the first round and is {last:.3g}"
 
 
-class UntrainedSink(Sink):
-    """Warns once when the first rounds, or all of a short run, have changed no model."""
+class FirstRoundsSink(Sink):
+    """Warns once of what is wrong with the first rounds, or with all of a short run."""
 
     def __init__(self, earlier: list[Record]):
-        self.records = earlier
+        self.records = [record for record in earlier if self.counts(record)]
+
+    def counts(self, record: Record) -> bool:
+        """Whether a round tells anything."""
+        return True
+
+    def problem(self) -> str:
+        """What is wrong with these rounds, if anything."""
+        return ""
 
     def update(self, record: Record, state: FederationState) -> None:
         """Look at the first rounds."""
-        self.records.append(record)
-        if len(self.records) == FEW:
-            self._warn(stacklevel=5)
+        if self.counts(record):
+            self.records.append(record)
+            if len(self.records) == FEW:
+                self._warn(stacklevel=5)
 
     def __exit__(
         self,
@@ -207,14 +217,46 @@ class UntrainedSink(Sink):
         problem: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if problem is None and len(self.records) < FEW:
+        if problem is None and 0 < len(self.records) < FEW:
             self._warn(stacklevel=6)
 
     def _warn(self, stacklevel: int) -> None:
+        if words := self.problem():
+            warnings.warn(f"{words}.", stacklevel=stacklevel)
+
+
+class UntrainedSink(FirstRoundsSink):
+    """Warns once when the first rounds have changed no model."""
+
+    def problem(self) -> str:
+        """That nothing was learned, and why."""
         why = why_untrained(self.records)
-        if why and not diverged_since(self.records):
-            rounds = f"{len(self.records)} round{'s' * (len(self.records) > 1)}"
-            warnings.warn(f"nothing was learned in {rounds}: {why}.", stacklevel=stacklevel)
+        if not why or diverged_since(self.records):
+            return ""
+        rounds = f"{len(self.records)} round{'s' * (len(self.records) > 1)}"
+        return f"nothing was learned in {rounds}: {why}"
+
+
+class UnmeasuredSink(FirstRoundsSink):
+    """Warns once when the metric was no number for anybody in the first evaluations."""
+
+    def __init__(self, earlier: list[Record], metric: str):
+        super().__init__(earlier)
+        self.metric = metric
+
+    def counts(self, record: Record) -> bool:
+        """Whether models were evaluated."""
+        return "unmeasured" in record or "loss" in record
+
+    def problem(self) -> str:
+        """That there is no score, and what to check."""
+        if not all(record.get("unmeasured") for record in self.records):
+            return ""
+        return (
+            f"the metric {self.metric} is not a number (NaN) for the test samples of all clients, "
+            "so that runs cannot be ranked; check what it returns, such as for few samples or for "
+            "those of one class"
+        )
 
 
 class WatchSink(Sink):
@@ -240,9 +282,10 @@ def saved_run(
     round, server, states = saved
     records = [record for record in folder.records() if record["round"] <= round]
     if [record["round"] for record in records] != list(range(1, round + 1)):
-        raise UserError(
-            f"the metrics.jsonl of '{folder.path}' lacks rounds that its checkpoint has."
-        )
+        with remedied(folder):
+            raise Damaged(
+                f"'{folder.path / 'metrics.jsonl'}' lacks rounds that its checkpoint has."
+            )
     state = FederationState(round, server, _with_changes(states) if on_disk else dict(states))
     state.set_timing(folder.timing(device))
     return records, state

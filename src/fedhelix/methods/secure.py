@@ -26,7 +26,7 @@ from fedhelix.core.method import Capabilities, Context, LocalRound, Method, Uplo
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
 from fedhelix.core.tree import State, Tree, take
-from fedhelix.core.wrapper import Wrapper, beyond_a_sum, refuse_more
+from fedhelix.core.wrapper import Wrapper, beyond_a_sum, how_to_sum, refuse_more
 from fedhelix.methods.compact import Compact
 from fedhelix.methods.dp_sgd import DPSGD
 from fedhelix.methods.fedavg import FedAvg
@@ -90,7 +90,8 @@ class Secure(Wrapper):
         if private and self.word_bits < 32:
             why = f"words of {self.word_bits} bits would make its clipped updates longer"
         if why is not None:
-            raise UserError(f"secure cannot aggregate the uploads of {self.inner.label}: {why}.")
+            whose, how = self.inner.label, how_to_sum(self.inner)
+            raise UserError(f"secure cannot aggregate the uploads of {whose}: {why}{how}.")
 
     def server_init(
         self, client_inits: Mapping[int, Tree], ctx: Context

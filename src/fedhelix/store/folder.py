@@ -29,7 +29,7 @@ from fedhelix.core.files import remove_leftovers, write_atomically
 from fedhelix.store.checkpoint import Checkpoint, States
 from fedhelix.store.json import json_line, read_json, strict
 from fedhelix.store.lock import Lock
-from fedhelix.store.mistakes import not_a_run, taken
+from fedhelix.store.mistakes import not_a_run, remedied, taken
 from fedhelix.store.records import current, read_record
 from fedhelix.store.seal import Tally, changed, digest, sealed_part
 
@@ -187,9 +187,10 @@ class RunFolder:
 
     def records(self) -> list[dict[str, Any]]:
         """The records of all rounds; a last line that is only half written is left out."""
-        complete_lines = self._metrics().split(b"\n")[:-1]
         path = self._metrics_path
-        return [read_record(line, number, path) for number, line in enumerate(complete_lines, 1)]
+        with remedied(self):
+            lines = enumerate(self._metrics().split(b"\n")[:-1], 1)
+            return [read_record(line, number, path) for number, line in lines]
 
     @property
     def metrics(self) -> pd.DataFrame:

@@ -8,7 +8,7 @@ from itertools import takewhile
 from statistics import fmean
 from typing import Any, TypeGuard
 
-from fedhelix.core.errors import UserError
+from fedhelix.core.errors import Damaged
 from fedhelix.store.json import loads
 
 Record = dict[str, Any]
@@ -29,6 +29,9 @@ LOW = 0.3  # a loss below this may rise as it likes: after a warm start it begin
 ACCURACIES, GOOD, NEAR = ("accuracy", "personal_accuracy"), 0.6, 0.9
 SCORES = (*ACCURACIES, "score", "personal_score")  # the server's model tells most about training
 GENTLER = "lower lr, or take less momentum or fewer epochs"
+WEIGHTLESS = (
+    "all uploads had weight zero; check what the method's `weights` returns, and its options"
+)
 ADVICE = f"scale the inputs (standardize) and a regression's targets, {GENTLER}"
 
 # Keys of version 0.1, and what they are called now.
@@ -56,14 +59,14 @@ def read_record(line: bytes, number: int, path: object) -> Record:
     try:
         record = loads(line)
     except ValueError as problem:
-        raise UserError(f"{damaged}: {problem}.") from None
+        raise Damaged(f"{damaged}: {problem}.", number) from None
     if not isinstance(record, dict) or type(record.get("round")) is not int:
-        raise UserError(f"{damaged}: it is not the record of a round.")
+        raise Damaged(f"{damaged}: it is not the record of a round.", number)
     if record["round"] != number:
-        raise UserError(f"{damaged}: it is the record of round {record['round']}.")
+        raise Damaged(f"{damaged}: it is the record of round {record['round']}.", number)
     for key, value in record.items():
         if not is_valid(key, value):
-            raise UserError(f"{damaged}: its {key} cannot be {value}.")
+            raise Damaged(f"{damaged}: its {key} cannot be {value}.", number)
     return current(record)
 
 
@@ -232,6 +235,8 @@ def why_untrained(records: Sequence[Mapping[str, Any]]) -> str | None:
             return None
         refused |= record.get("refused") or {}
         missing |= (record.get("missing") or {}) if record.get("uplink_bytes") else {}
+    if any(record.get("weightless") for record in records):
+        return WEIGHTLESS
     if refused:
         client, why = next(iter(refused.items()))
         return f"every upload was refused (that of client {client} {str(why).rstrip('.')})"
@@ -249,7 +254,7 @@ def idle_since(records: Sequence[Mapping[str, Any]]) -> int | None:
 
 def has_effect(record: Mapping[str, Any]) -> bool:
     """Whether an upload counted in a round, so that it may have changed models."""
-    return _remaining(record, "missing", "refused") > 0
+    return not record.get("weightless") and _remaining(record, "missing", "refused") > 0
 
 
 def _remaining(record: Mapping[str, Any], *tables: str) -> int:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fedhelix.core.errors import UserError
+from fedhelix.core.errors import Damaged
 
 DIGEST = "digest"  # of all the rest of a manifest
 SEALED = ("files", "metrics")  # what a manifest says of files outside of the checkpoint
@@ -43,9 +43,9 @@ class Tally:
         return {"bytes": self.bytes, "sha256": self._hash.hexdigest()}
 
 
-def changed(path: object, more: str = "") -> UserError:
+def changed(path: object, more: str = "") -> Damaged:
     """An error that names a file which is not as the checkpoint knows it."""
-    return UserError(
+    return Damaged(
         f"'{path}' was changed after the run had written it; restore it from a backup{more}."
     )
 

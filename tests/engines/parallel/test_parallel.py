@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from trouble import Deadly, happy, refuse, stumble
+from trouble import Deadly, Misfit, happy, refuse, stumble
 
 from fedhelix import METHODS, FedAvg, FedAvgFT, FedBN, FedPer
 from fedhelix.core.errors import EngineFailure, UserError
@@ -322,3 +322,10 @@ def test_every_item_is_in_one_message_and_long_ones_are_alone(sizes, workers, mo
 def test_many_short_clients_share_few_messages():
     assert len(in_chunks([8] * 1000, 2, 500)) <= 2 * MESSAGES_EACH + 2
     assert [len(chunk) for chunk in in_chunks([9, 8, 7], 2, 500)] == [1, 1, 1]
+
+
+def test_a_payload_that_does_not_fit_the_network_is_a_mistake_of_its_hook():
+    with pytest.raises(
+        UserError, match=r"^misfit\.download has shape \(3,\) for 'fc\.bias' instead"
+    ):
+        small(Misfit(), engine="parallel", workers=2).fit(1, quiet=True)

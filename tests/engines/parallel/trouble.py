@@ -24,6 +24,15 @@ class Deadly(FedAvg):
         return super().upload(local)
 
 
+class Misfit(FedAvg):
+    """FedAvg that sends a tensor of another shape than the network's."""
+
+    name = "misfit"
+
+    def download(self, server, client, ctx):
+        return {"model": {"fc.bias": server["model"]["fc.bias"][:3]}}
+
+
 def refuse(setup):
     raise UserError("a sentence.")
 
