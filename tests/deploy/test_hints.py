@@ -4,10 +4,12 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from flwr.proto.node_pb2 import NodeInfo
 
 from fedhelix.cli import deploy as commands
 from fedhelix.deploy import submit
 from fedhelix.deploy.backup import back_up
+from fedhelix.deploy.control import Control
 from fedhelix.deploy.keys import make_certificates
 from fedhelix.deploy.localhost import free_port
 from fedhelix.deploy.site_state import MODEL
@@ -124,9 +126,24 @@ def test_a_restored_server_is_reached_by_its_address(folder, cli, tmp_path):
     keys = "" if folder == "deployment" else " --folder new"
     assert done.code == 0 and done.out.splitlines() == [
         f"{folder} is as it was; start it with: fedhelix deploy serve{keys}",
+        "keys that were withdrawn after the backup was made are admitted again: `fedhelix deploy "
+        f"sites{keys}` lists the sites that are admitted, and `fedhelix deploy expel SITE{keys}` "
+        "withdraws a key.",
         f"go on with: fedhelix deploy resume {folder}/runs/r --superlink 127.0.0.1:8000{keys}",
         "(instead of 127.0.0.1:8000, give the address that the server listens on)",
     ]
+
+
+def test_admitted_sites_are_listed_and_withdrawn_ones_are_not(cli, tmp_path, monkeypatch):
+    make_certificates(tmp_path / "deployment" / "keys", [])
+    done = cli("deploy", "sites", "--superlink", f"127.0.0.1:{free_port()}")
+    assert done.code == 2 and "there is no SuperLink at 127.0.0.1" in done.err
+    states = [("south", "offline"), ("east", "unregistered"), ("north", "online")]
+    nodes = [NodeInfo(name=name, status=status) for name, status in states]
+    monkeypatch.setattr(Control, "_nodes", lambda _: nodes)
+    assert cli("deploy", "sites").out == "north: connected\nsouth: not connected\n"
+    nodes.clear()
+    assert cli("deploy", "sites").out == "no site is admitted.\n"
 
 
 def test_files_that_cannot_be_written_are_one_sentence(cli, tmp_path, monkeypatch):

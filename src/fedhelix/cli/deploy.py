@@ -171,6 +171,16 @@ def expel(
             print(f"{name} is expelled; its key is revoked.")
 
 
+def sites(superlink: Server = SERVER, folder: Folder = FOLDER) -> None:
+    """List the sites whose keys are admitted, and say which of them are connected."""
+    with _control(superlink, folder) as control:
+        admitted, connected = control.admitted(), control.connected()
+    for name in admitted:
+        print(f"{name}: {'connected' if name in connected else 'not connected'}")
+    if not admitted:
+        print("no site is admitted.")
+
+
 def backup(
     archive: Annotated[Path, typer.Argument(metavar="FILE.tar.gz", help="The file to write.")],
     runs: Annotated[
@@ -196,6 +206,11 @@ def restore(
 
     runs = backup.restore(archive, folder)
     print(f"{folder} is as it was; start it with: fedhelix deploy serve{where(None, folder)}")
+    print(
+        "keys that were withdrawn after the backup was made are admitted again: `fedhelix deploy "
+        f"sites{where(None, folder)}` lists the sites that are admitted, and `fedhelix deploy "
+        f"expel SITE{where(None, folder)}` withdraws a key."
+    )
     for run in runs:
         options = where(SERVER, folder)
         print(f"go on with: fedhelix deploy resume {shlex.quote(str(run))}{options}")
@@ -320,7 +335,7 @@ def deploy_model(
 commands = App(
     help="Train across real machines, on Flower.", no_args_is_help=True, add_completion=False
 )
-for command in (keys, admit, expel, serve, backup, restore):
+for command in (keys, admit, expel, sites, serve, backup, restore):
     commands.command()(command)
 commands.command("run")(deploy_run)
 commands.command("resume")(deploy_resume)
