@@ -98,6 +98,27 @@ def test_what_is_missing_is_made_by_the_command_that_is_told(folder, named, cli)
     assert done.code == 2 and f"; start one with `fedhelix up{named}`, or give" in done.err
 
 
+def test_a_site_keeps_the_certificate_of_its_server(cli, tmp_path):
+    make_certificates(tmp_path / "server", [])
+    here = tmp_path / "deployment" / "keys"
+    here.mkdir(parents=True)
+    (here / "ca.pem").write_bytes((tmp_path / "server" / "ca.pem").read_bytes())
+    done = cli("deploy", "keys", "a")
+    assert done.code == 0 and done.out.splitlines() == [
+        "deployment/keys/a.key",
+        "SITE.pub goes to the server, whose deployment/keys/ca.pem is kept; SITE.key stays here.",
+    ]
+    assert sorted(path.name for path in here.iterdir()) == ["a.key", "a.pub", "ca.pem"]
+    for words in ((), ("a", "--host", "fl.example.org")):
+        done = cli("deploy", "keys", *words)
+        assert done.code == 2 and done.err.startswith(
+            "fedhelix: 'deployment/keys/ca.pem' is there without server.key, as at a site: "
+        )
+    assert (here / "ca.pem").read_bytes() == (tmp_path / "server" / "ca.pem").read_bytes()
+    done = cli("deploy", "keys", "a", "--folder", "renewed")
+    assert "the ca.pem that counts is the server's, not this one." in done.out
+
+
 @pytest.mark.parametrize("name", ["a.key", "a.pub", "ca.pem", "server.key", "server.pem"])
 def test_a_folder_in_the_place_of_a_key_is_one_sentence(name, cli, tmp_path):
     (tmp_path / "deployment" / "keys" / name).mkdir(parents=True)

@@ -112,18 +112,19 @@ def keys(
     ] = None,
     folder: Folder = FOLDER,
 ) -> None:
-    """Make certificates for the server and a key pair for each site; existing files are kept."""
-    need_flower()
-    from fedhelix.deploy.keys import make_certificates, make_site_key, validity
+    """Make certificates for the server and a key pair for each site; existing files are kept.
 
-    make_certificates(folder / "keys", host or [])
-    for name in sites or []:
-        print(make_site_key(folder / "keys", name))
-    print(
-        f"A new site gets its own SITE.key and {folder / 'keys' / 'ca.pem'}; one whose key is "
-        "replaced keeps the ca.pem that it has. server.key stays here. "
-        f"The certificates {validity(folder / 'keys')}."
-    )
+    In a site's folder, which has the server's ca.pem, only key pairs are made.
+    """
+    need_flower()
+    from fedhelix.deploy.keys import is_of_a_site, make_certificates, make_site_key, who_gets_what
+
+    place, names = folder / "keys", sites or []
+    if host or not names or not is_of_a_site(place):
+        make_certificates(place, host or [])
+    for name in names:
+        print(make_site_key(place, name))
+    print(who_gets_what(place))
 
 
 def serve(
