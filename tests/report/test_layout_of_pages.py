@@ -123,7 +123,9 @@ def test_names_break_at_signs_and_rounds_are_whole_numbers(make_run, tmp_path, b
 
 
 @needs_chromium
-def test_the_result_of_private_runs_fits_a_desk_and_a_small_window(make_run, tmp_path, browser: Browser):
+def test_the_result_of_private_runs_fits_a_desk_and_a_small_window(
+    make_run, tmp_path, browser: Browser
+):
     def spent(round):
         return {"epsilon": {"0": 7.9985}, "privacy_level": "sample"}
 
