@@ -378,7 +378,7 @@ def audit(name: str) -> str:
         [
             row["method"],
             row["attacker"],
-            f"{row['seen']:.1%}",
+            f"{100 * row['seen']:.1f} %",
             f"{row['psnr']:.1f}",
             f"{row['ssim']:.2f}",
         ]
@@ -397,8 +397,8 @@ def inversion(name: str) -> str:
         [
             row["method"],
             row["attacker"],
-            f"{row['seen']:.0%}",
-            "not seen" if row["labels"] is None else f"{row['labels']:.0%}",
+            f"{100 * row['seen']:.0f} %",
+            "not seen" if row["labels"] is None else f"{100 * row['labels']:.0f} %",
             "none" if row["epsilon"] is None else rounded_up(row["epsilon"]),
             f"{row['psnr']:.1f}",
             f"{row['ssim']:.2f}",

@@ -148,6 +148,22 @@ class TestRules:
         assert len(many) == 60_000
         assert np.bincount(many).max() == 2
 
+    def test_shared_samples_are_told_with_how_many_would_be_apart(self, recwarn):
+        said = (
+            "clients share samples of 5 of 10 classes, which have too few for all (validation "
+            "samples, too); take fewer clients or give partition.dominant(samples=394) or less."
+        )
+        dominant(100).split(CIFAR_LIKE, 0)
+        assert [str(one.message) for one in recwarn] == [said]
+        recwarn.clear()
+        apart = dominant(100, samples=394).split(CIFAR_LIKE, 0)
+        held_once = np.concatenate([held(split) for split in apart])
+        assert len(np.unique(held_once)) == len(held_once) and not recwarn.list
+        dominant(100, samples=400).split(CIFAR_LIKE, 0)
+        assert len(recwarn.list) == 1
+        dominant(10).split(CIFAR_LIKE, 0)
+        assert len(recwarn.list) == 1
+
     def test_dominant_emnist_groups_and_own_groups(self):
         data = labelled([100] * 62)
         counts = table(data, dominant(4, samples=310).split(data, 0))

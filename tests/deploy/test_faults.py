@@ -11,7 +11,7 @@ from flwr.app import Error
 from flwr.common.constant import ErrorCode
 
 from fedhelix.core.errors import EngineFailure, UserError
-from fedhelix.deploy import idle, messages, submit, transport
+from fedhelix.deploy import messages, notices, submit, transport
 from fedhelix.deploy.server import remember_spent
 from fedhelix.deploy.site import Site
 from fedhelix.deploy.site_policy import SitePolicy
@@ -307,20 +307,20 @@ def test_a_run_without_any_work_names_a_sites_reason_before_a_free_place():
     free, real = "no site has taken this place yet", "site-0 did not answer within 1 s"
     records = [{**record, "missing": {"1": free, "0": free}}]
     with pytest.raises(EngineFailure, match=f"in this run: {free}"):
-        idle.check_any_work(records, Path("run"))
+        notices.check_any_work(records, Path("run"))
     records.append({**record, "missing": {"1": free, "0": real}})
     with pytest.raises(EngineFailure, match=f"in this run: {real}"):
-        idle.check_any_work(records, Path("run"))
+        notices.check_any_work(records, Path("run"))
     records[0]["missing"]["1"] = f"{free}; c has samples"  # which `troubles` says, too
     records[0]["troubles"] = {"c": "has samples with shape [20], but 'a' has [30]; check its data."}
     with pytest.raises(EngineFailure) as said:
-        idle.check_any_work(records, Path("run"))
+        notices.check_any_work(records, Path("run"))
     shape = "c has samples with shape [20], but 'a' has [30]; check its data"
     how = "go on with `fedhelix deploy resume run --set rounds=4` when that is fixed."
     assert str(said.value) == f"no site did any work in this run: {real}; {shape}; {how}"
     records[1]["troubles"] = {f"d{n}": "answered twice" for n in range(4)}
     with pytest.raises(EngineFailure, match=r"d1 answered twice; and 2 more; go on"):
-        idle.check_any_work(records, Path("run"))
+        notices.check_any_work(records, Path("run"))
 
 
 def test_a_run_stops_when_too_few_sites_are_willing(tmp_path):

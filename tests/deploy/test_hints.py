@@ -4,10 +4,12 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from flwr.proto.node_pb2 import NodeInfo
 
 from fedhelix.cli import deploy as commands
 from fedhelix.deploy import submit
 from fedhelix.deploy.backup import back_up
+from fedhelix.deploy.control import Control
 from fedhelix.deploy.keys import make_certificates
 from fedhelix.deploy.localhost import free_port
 from fedhelix.deploy.site_state import MODEL
@@ -96,6 +98,27 @@ def test_what_is_missing_is_made_by_the_command_that_is_told(folder, named, cli)
     assert done.code == 2 and f"; start one with `fedhelix up{named}`, or give" in done.err
 
 
+def test_a_site_keeps_the_certificate_of_its_server(cli, tmp_path):
+    make_certificates(tmp_path / "server", [])
+    here = tmp_path / "deployment" / "keys"
+    here.mkdir(parents=True)
+    (here / "ca.pem").write_bytes((tmp_path / "server" / "ca.pem").read_bytes())
+    done = cli("deploy", "keys", "a")
+    assert done.code == 0 and done.out.splitlines() == [
+        "deployment/keys/a.key",
+        "SITE.pub goes to the server, whose deployment/keys/ca.pem is kept; SITE.key stays here.",
+    ]
+    assert sorted(path.name for path in here.iterdir()) == ["a.key", "a.pub", "ca.pem"]
+    for words in ((), ("a", "--host", "fl.example.org")):
+        done = cli("deploy", "keys", *words)
+        assert done.code == 2 and done.err.startswith(
+            "fedhelix: 'deployment/keys/ca.pem' is there without server.key, as at a site: "
+        )
+    assert (here / "ca.pem").read_bytes() == (tmp_path / "server" / "ca.pem").read_bytes()
+    done = cli("deploy", "keys", "a", "--folder", "renewed")
+    assert "the ca.pem that counts is the server's, not this one." in done.out
+
+
 @pytest.mark.parametrize("name", ["a.key", "a.pub", "ca.pem", "server.key", "server.pem"])
 def test_a_folder_in_the_place_of_a_key_is_one_sentence(name, cli, tmp_path):
     (tmp_path / "deployment" / "keys" / name).mkdir(parents=True)
@@ -124,9 +147,24 @@ def test_a_restored_server_is_reached_by_its_address(folder, cli, tmp_path):
     keys = "" if folder == "deployment" else " --folder new"
     assert done.code == 0 and done.out.splitlines() == [
         f"{folder} is as it was; start it with: fedhelix deploy serve{keys}",
+        "keys that were withdrawn after the backup was made are admitted again: `fedhelix deploy "
+        f"sites{keys}` lists the sites that are admitted, and `fedhelix deploy expel SITE{keys}` "
+        "withdraws a key.",
         f"go on with: fedhelix deploy resume {folder}/runs/r --superlink 127.0.0.1:8000{keys}",
         "(instead of 127.0.0.1:8000, give the address that the server listens on)",
     ]
+
+
+def test_admitted_sites_are_listed_and_withdrawn_ones_are_not(cli, tmp_path, monkeypatch):
+    make_certificates(tmp_path / "deployment" / "keys", [])
+    done = cli("deploy", "sites", "--superlink", f"127.0.0.1:{free_port()}")
+    assert done.code == 2 and "there is no SuperLink at 127.0.0.1" in done.err
+    states = [("south", "offline"), ("east", "unregistered"), ("north", "online")]
+    nodes = [NodeInfo(name=name, status=status) for name, status in states]
+    monkeypatch.setattr(Control, "_nodes", lambda _: nodes)
+    assert cli("deploy", "sites").out == "north: connected\nsouth: not connected\n"
+    nodes.clear()
+    assert cli("deploy", "sites").out == "no site is admitted.\n"
 
 
 def test_files_that_cannot_be_written_are_one_sentence(cli, tmp_path, monkeypatch):

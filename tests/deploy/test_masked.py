@@ -7,8 +7,9 @@ import os
 import pytest
 import torch
 
-from fedhelix.components.secure_sum import sum_words
+from fedhelix.components.secure_sum import KEY, SIGNATURE, sum_words
 from fedhelix.core.errors import EngineFailure
+from fedhelix.core.tree import payload_bytes
 from fedhelix.deploy import messages, submit
 from fedhelix.deploy.site import Site
 from fedhelix.deploy.site_state import SiteState
@@ -52,7 +53,9 @@ def silenced(deployment, kind, who, round=0):
 @pytest.mark.parametrize(("method", "rounds"), [("secure", 2), ("secure@word_bits=8", 1)])
 def test_sites_and_simulation_agree_to_the_bit(tmp_path, method, rounds):
     spec = spec_for(method, rounds=rounds)
-    run = InProcessDeployment(tmp_path, 4).fit(spec)
+    federation = InProcessDeployment(tmp_path, 4).federation(spec)
+    run = federation.fit(rounds, quiet=True)
+    assert federation.engine.exchanged == run.records[-1]["other_bytes"] > 0
     simulated = spec.config.federation(spec.method).fit(rounds, quiet=True)
     assert same(run.state.server, simulated.state.server)
     assert run.records[-1]["other_bytes"] == simulated.records[-1]["other_bytes"]
@@ -73,13 +76,33 @@ def test_a_site_that_dies_at_any_stage_leaves_the_sum_of_the_others(tmp_path, ki
     assert close(run.state.server["model"], expected.state.server["model"], 1e-5)
 
 
+def weighed(deployment, round):
+    """Bytes of keys and shares that pass in a round, one number per message."""
+    sizes = []
+    for node, before in list(deployment.grid.answers.items()):
+
+        def spy(content, honest=before):
+            answer, (header, body) = honest(content), messages.read(content)
+            if header["kind"] in STAGES and header["round"] == round:
+                trees = [body.get(part, {}) for part in ("keys", "shares", "agreed")]
+                if header["kind"] != "train" and isinstance(answer, bytes):
+                    trees.append(messages.read(answer).body)
+                sizes.append(sum(map(payload_bytes, trees)))
+            return answer
+
+        deployment.grid.answers[node] = spy
+    return sizes
+
+
 @pytest.mark.parametrize("kind", STAGES)
 def test_below_the_threshold_a_round_changes_nothing_and_the_next_one_does(tmp_path, kind):
     spec = spec_for(rounds=2)
     deployment = silenced(InProcessDeployment(tmp_path, 4), kind, {"site-1", "site-2"}, round=1)
-    states = [state for _, state in deployment.federation(spec).run_rounds(3)]
+    passed = weighed(deployment, round=1)
+    records, states = zip(*deployment.federation(spec).run_rounds(3), strict=True)
     assert same(states[0].server, states[1].server)
     assert not same(states[1].server, states[2].server)
+    assert records[1]["other_bytes"] == sum(passed) >= 2 * (2 * KEY + SIGNATURE)
 
 
 def test_masked_uploads_count_though_their_sum_cannot_be_unmasked(tmp_path):

@@ -89,6 +89,16 @@ def test_code_runs(page, tmp_path, monkeypatch, capsys):
             test(**({"tmp_path": tmp_path / name} if takes_folder else {}))
 
 
+def test_the_private_tutorial_prints_accuracy_and_budget(capsys):
+    pytest.importorskip("dp_accounting")
+    *_, block = blocks("docs/tutorials.md", "python")
+    exec(compile(block, "tutorials", "exec", dont_inherit=True), {"__name__": "private"})
+    lines = capsys.readouterr().out.splitlines()[-2:]
+    (accuracy,) = re.fullmatch(r"accuracy (0\.\d+)", lines[0]).groups()
+    (epsilon,) = re.fullmatch(r"epsilon (\d+\.\d+) at delta 1e-05", lines[1]).groups()
+    assert float(accuracy) > 0.85 and 0 < float(epsilon) < 8
+
+
 def test_the_tutorials_promise_that_blocks_run_alone_and_nobody_counts_networks_by_hand():
     assert "Every block runs alone" in (ROOT / "docs/tutorials.md").read_text(encoding="utf-8")
     assert not re.search(r"\w+ networks by name", (ROOT / "README.md").read_text(encoding="utf-8"))

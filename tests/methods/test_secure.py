@@ -103,6 +103,7 @@ def test_a_client_that_diverges_is_left_out_and_named(engine):
     (record, state), *_ = fed.run_rounds(1)
     reasons = {str(client): "holds values that are not finite" for client in fed.cohort(0)}
     assert record["refused"] == reasons
+    assert record["other_bytes"] == protocol_bytes(3, None, 0) > 0
     assert all(bool(value.isfinite().all()) for value in state.server["model"].values())
 
 

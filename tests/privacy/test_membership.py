@@ -10,6 +10,7 @@ import pytest
 from fedhelix.cli.app import main
 from fedhelix.core.errors import UserError
 from fedhelix.privacy.membership import MembershipAudit, advantage, bound, drawn, membership
+from fedhelix.report.wording import percent
 
 
 def test_the_bound_by_hand():
@@ -57,7 +58,7 @@ def test_members_of_an_overtrained_model_are_told_and_not_those_of_a_noisy_one(
     plain, private = json.loads(out.with_suffix(".json").read_text())["rows"]
     assert plain["advantage"] > 0.1 and plain["bound"] is None
     shown = capsys.readouterr().out
-    assert f" {plain['accuracy']:.1%}" in shown and shown.split().count("none") == 3
+    assert f" {percent(plain['accuracy'])}" in shown and shown.split().count("none") == 3
     assert private["delta"] == 1e-5 and plain["delta"] is None
     assert private["epsilon"] == pytest.approx(1.0, rel=0.01)
     assert private["advantage"] < private["bound"] == pytest.approx(bound(1.0, 1e-5), rel=0.01)

@@ -88,7 +88,7 @@ def test_images_leak_from_an_upload_and_not_through_noise(tmp_path, monkeypatch,
     assert plain["labels"] == 1 and plain["epsilon"] is None
     assert noisy["epsilon"] == pytest.approx(8, rel=0.01)
     shown = capsys.readouterr().out.splitlines()
-    assert "epsilon" in shown[0] and "none" in shown[2]
+    assert "epsilon" in shown[0] and "none" in shown[2] and shown[2].count(" 100.0 %") == 2
     assert rounded_up(noisy["epsilon"]) in shown[3].split()
 
 

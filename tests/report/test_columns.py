@@ -1,12 +1,16 @@
 """Tables at the width of a narrow terminal."""
 
 import io
+import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+import fedhelix
 from fedhelix.report.columns import tabulate
 from fedhelix.report.terminal import show_table
+from fedhelix.report.wording import percent
 
 
 def printed(headers, rows, width):
@@ -17,8 +21,8 @@ def printed(headers, rows, width):
 
 AUDIT = ("method, attacker", "sees", "labels found", "PSNR, median", "best", "SSIM")
 ATTACKED = [
-    ["fedavg + noise, insider", "100.0%", "100%", "11.5 dB", "10.7 dB", "0.80"],
-    ["fedlg, outsider", "93.9%", "", "3.1 dB", "7.6 dB", "-0.15"],
+    ["fedavg + noise, insider", "100.0 %", "100.0 %", "11.5 dB", "10.7 dB", "0.80"],
+    ["fedlg, outsider", "93.9 %", "", "3.1 dB", "7.6 dB", "-0.15"],
 ]
 
 
@@ -28,6 +32,14 @@ def test_no_number_of_an_audit_is_cut(width):
     assert max(map(len, text.splitlines())) <= width
     assert all(cell in text for row in ATTACKED for cell in row[1:])
     assert all(word in text for header in AUDIT for word in header.split())
+
+
+def test_percentages_have_a_space_everywhere():
+    """Columns of studies apart, whose names are in result files."""
+    package = Path(fedhelix.__file__).parent
+    files = [path for path in package.rglob("*.py") if "papers" not in path.parts]
+    assert [str(path) for path in files if re.search(r"[.:]\d*%\}", path.read_text("utf-8"))] == []
+    assert percent(0.625) == "62.5 %" and percent(0.625, 0.01) == "62.5 ± 1.0 %"
 
 
 def test_names_take_the_room_that_is_left():

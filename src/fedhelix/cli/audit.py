@@ -18,7 +18,7 @@ from fedhelix.core.files import writable_file, write_atomically
 from fedhelix.core.options import build
 from fedhelix.deploy import need_flower
 from fedhelix.report.terminal import show_table
-from fedhelix.report.wording import count
+from fedhelix.report.wording import count, percent
 
 TAKES = {
     "idlg": "methods such as fedavg, or run folders",
@@ -185,8 +185,7 @@ def _membership(specs: Sequence[str], values: Mapping[str, str], out: Path, as_j
     for row in rows:
         delta = "none" if row["delta"] is None else f"{row['delta']:.3g}"
         limits = (_bound(row["epsilon"]), delta, _bound(row["bound"]))
-        accuracy = f"{row['accuracy']:.1%}"
-        cells.append([row["method"], f"{row['advantage']:.3f}", *limits, accuracy])
+        cells.append([row["method"], f"{row['advantage']:.3f}", *limits, percent(row["accuracy"])])
     show_table(columns, cells)
     print(f"figure: {out}")
 
@@ -206,13 +205,12 @@ def _print(rows: Sequence[Mapping[str, Any]]) -> None:
     columns = "method, attacker", "sees", "labels found", *counted, "PSNR, median", "best", "SSIM"
     cells = []
     for row in rows:
-        labels = "not seen" if row["labels"] is None else f"{row['labels']:.0%}"
+        labels = "not seen" if row["labels"] is None else percent(row["labels"])
         bounds = [_bound(row[key]) for key in counted]
         psnr = (f"{row['psnr']:.1f} dB", f"{row['best psnr']:.1f} dB")
-        seen = f"{row['seen']:.1%}"
         ssim = f"{row['ssim']:.2f}"
         name = f"{row['method']}, {row['attacker']}"
-        cells.append([name, seen, labels, *bounds, *psnr, ssim])
+        cells.append([name, percent(row["seen"]), labels, *bounds, *psnr, ssim])
     show_table(columns, cells)
 
 

@@ -112,18 +112,19 @@ def keys(
     ] = None,
     folder: Folder = FOLDER,
 ) -> None:
-    """Make certificates for the server and a key pair for each site; existing files are kept."""
-    need_flower()
-    from fedhelix.deploy.keys import make_certificates, make_site_key, validity
+    """Make certificates for the server and a key pair for each site; existing files are kept.
 
-    make_certificates(folder / "keys", host or [])
-    for name in sites or []:
-        print(make_site_key(folder / "keys", name))
-    print(
-        f"A new site gets its own SITE.key and {folder / 'keys' / 'ca.pem'}; one whose key is "
-        "replaced keeps the ca.pem that it has. server.key stays here. "
-        f"The certificates {validity(folder / 'keys')}."
-    )
+    In a site's folder, which has the server's ca.pem, only key pairs are made.
+    """
+    need_flower()
+    from fedhelix.deploy.keys import is_of_a_site, make_certificates, make_site_key, who_gets_what
+
+    place, names = folder / "keys", sites or []
+    if host or not names or not is_of_a_site(place):
+        make_certificates(place, host or [])
+    for name in names:
+        print(make_site_key(place, name))
+    print(who_gets_what(place))
 
 
 def serve(
@@ -171,6 +172,16 @@ def expel(
             print(f"{name} is expelled; its key is revoked.")
 
 
+def sites(superlink: Server = SERVER, folder: Folder = FOLDER) -> None:
+    """List the sites whose keys are admitted, and say which of them are connected."""
+    with _control(superlink, folder) as control:
+        admitted, connected = control.admitted(), control.connected()
+    for name in admitted:
+        print(f"{name}: {'connected' if name in connected else 'not connected'}")
+    if not admitted:
+        print("no site is admitted.")
+
+
 def backup(
     archive: Annotated[Path, typer.Argument(metavar="FILE.tar.gz", help="The file to write.")],
     runs: Annotated[
@@ -196,6 +207,11 @@ def restore(
 
     runs = backup.restore(archive, folder)
     print(f"{folder} is as it was; start it with: fedhelix deploy serve{where(None, folder)}")
+    print(
+        "keys that were withdrawn after the backup was made are admitted again: `fedhelix deploy "
+        f"sites{where(None, folder)}` lists the sites that are admitted, and `fedhelix deploy "
+        f"expel SITE{where(None, folder)}` withdraws a key."
+    )
     for run in runs:
         options = where(SERVER, folder)
         print(f"go on with: fedhelix deploy resume {shlex.quote(str(run))}{options}")
@@ -320,7 +336,7 @@ def deploy_model(
 commands = App(
     help="Train across real machines, on Flower.", no_args_is_help=True, add_completion=False
 )
-for command in (keys, admit, expel, serve, backup, restore):
+for command in (keys, admit, expel, sites, serve, backup, restore):
     commands.command()(command)
 commands.command("run")(deploy_run)
 commands.command("resume")(deploy_resume)

@@ -31,6 +31,7 @@ from fedhelix.cli.common import (
 from fedhelix.cli.flags import settings
 from fedhelix.core.errors import UserError
 from fedhelix.report.terminal import show_comparison, show_run, show_table
+from fedhelix.report.wording import percent
 from fedhelix.runs import comparison, jobs
 from fedhelix.runs.jobs import Session
 from fedhelix.runs.spec import make_spec, make_specs
@@ -266,7 +267,7 @@ def tune(
         [
             method,
             str(sum(t.method == method for t in trials)),
-            f"{100 * one.best:.1f} %" if one.metric == "accuracy" else f"{one.best:.4f}",
+            percent(one.best) if one.metric == "accuracy" else f"{one.best:.4f}",
             str(one.best_round),
         ]
         for method, one in found.items()

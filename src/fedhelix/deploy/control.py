@@ -143,6 +143,10 @@ class Control:
         with self._user_errors():
             return list(self._client.ListNodes(ListNodesRequest()).nodes_info)
 
+    def admitted(self) -> list[str]:
+        """The names of the sites whose keys are admitted."""
+        return sorted(node.name for node in self._nodes() if node.status != WITHDRAWN)
+
     def connected(self) -> list[str]:
         """The names of the registered sites that are online."""
         return sorted(node.name for node in self._nodes() if node.status == "online")

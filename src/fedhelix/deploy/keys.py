@@ -29,9 +29,15 @@ SUBJECT = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedhelix server")]
 def make_certificates(folder: Path, hosts: Iterable[str]) -> None:
     """Make an authority (ca.pem) and the server's certificate (server.pem, server.key).
 
-    Existing files are kept; a certificate that is not for all `hosts` is refused.
+    Existing files are kept; a certificate that is not for all `hosts` is refused, and so is a
+    site's folder.
     """
     names = [_subject_name(host) for host in hosts]
+    if is_of_a_site(folder):
+        raise UserError(
+            f"'{folder / 'ca.pem'}' is there without server.key, as at a site: name a site to make "
+            "its key pair, or another --folder for a server's certificate."
+        )
     if (folder / "server.pem").exists():  # the file that is written last
         _check_certificate(folder, names)
         return
@@ -45,12 +51,19 @@ def make_certificates(folder: Path, hosts: Iterable[str]) -> None:
     )
     # The authority's own key is thrown away: nobody can make further certificates with it.
     pem = serialization.Encoding.PEM
-    write_atomically(folder / "ca.pem", root.sign(authority, hashes.SHA384()).public_bytes(pem))
     secret = server.private_bytes(
         pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     write_atomically(folder / "server.key", secret, private=True)
+    # From here on it is a server's folder, not a site's with the ca.pem of its server.
+    write_atomically(folder / "ca.pem", root.sign(authority, hashes.SHA384()).public_bytes(pem))
     write_atomically(folder / "server.pem", leaf.sign(authority, hashes.SHA384()).public_bytes(pem))
+
+
+def is_of_a_site(folder: Path) -> bool:
+    """Whether a folder of keys is a site's: it has the ca.pem of a server, and no server's key."""
+    server = folder / "server.key", folder / "server.pem"
+    return (folder / "ca.pem").is_file() and not any(path.exists() for path in server)
 
 
 def last_day(folder: Path) -> datetime.date:
@@ -66,6 +79,20 @@ def validity(folder: Path) -> str:
     return (
         f"expired on {end}, so that no site connects: make new ones with `fedhelix deploy keys "
         "--host NAME --folder renewed`, and replace them as docs/deployment.md says"
+    )
+
+
+def who_gets_what(folder: Path) -> str:
+    """Which of the files in a folder of keys go where, and until when certificates are valid."""
+    if is_of_a_site(folder):
+        return (
+            f"SITE.pub goes to the server, whose {folder / 'ca.pem'} is kept; SITE.key stays here."
+        )
+    return (
+        f"On the server: a new site gets its own SITE.key and {folder / 'ca.pem'}, and one whose "
+        "key is replaced keeps the ca.pem that it has; server.key stays here. At a site: only "
+        "SITE.pub goes to the server, and the ca.pem that counts is the server's, not this one. "
+        f"The certificates {validity(folder)}."
     )
 
 

@@ -16,7 +16,7 @@ import torch
 from fedhelix.components.masking import Shares, Unmasking, Words
 from fedhelix.components.secure_sum import DIGEST, KEY, SHARE, SIGNATURE, TAG, shares_needed
 from fedhelix.core.errors import UserError
-from fedhelix.core.tree import Tree
+from fedhelix.core.tree import Tree, drop, payload_bytes
 from fedhelix.deploy.engine import RemoteEngine
 from fedhelix.deploy.key_ring import SIGNED
 from fedhelix.deploy.masked import (
@@ -45,6 +45,7 @@ class MaskingEngine(RemoteEngine):
     def results(self, tasks: Sequence[ClientTask]) -> dict[int, ClientResult]:
         """The clients whose uploads are in the sum; none if the masks cannot be removed."""
         dropped: dict[int, str] = {}
+        self.exchanged = 0
         try:
             results, total = self._masked(tasks, dropped)
         except UserError as problem:
@@ -120,13 +121,21 @@ class MaskingEngine(RemoteEngine):
     ) -> dict[int, Shares]:
         """What clients answer in one exchange: keys or shares, by client."""
         found = {}
-        for i, answer in self.request(kind, tasks, bodies=bodies).items():
+        answers = self.request(kind, tasks, bodies=bodies)
+        self._add_exchanged(bodies, [answer.body for answer in answers.values()])
+        for i, answer in answers.items():
             try:
                 found[i] = to_bytes(answer.body, size)
             except UserError as problem:
                 self.refuse(i, problem)
         dropped |= self.missing
         return found
+
+    def _add_exchanged(self, bodies: Mapping[int, Tree], answers: Sequence[Tree] = ()) -> None:
+        """Count keys and shares of one exchange: those that went to sites, and their answers."""
+        reached = map(self.registry.client_of, self.transport.reached)
+        sent = [drop(bodies.get(client, {}), ["survivors"]) for client in reached]
+        self.exchanged = (self.exchanged or 0) + sum(map(payload_bytes, [*sent, *answers]))
 
     def _uploads(
         self,
@@ -139,7 +148,9 @@ class MaskingEngine(RemoteEngine):
             i: {"shares": to_tensors({j: sent[i] for j, sent in shares.items() if i in sent})}
             for i in shares
         }
-        results = self.accept(self.request("train", tasks, self.enough, bodies))
+        answers = self.request("train", tasks, self.enough, bodies)
+        self._add_exchanged(bodies)
+        results = self.accept(answers)
         first = None
         for i, result in list(results.items()):
             try:

@@ -22,7 +22,7 @@ from fedhelix.data import from_npz
 from fedhelix.deploy import waiting
 from fedhelix.deploy.code import code_files
 from fedhelix.deploy.hints import resumption
-from fedhelix.deploy.idle import check_any_work, odd_sites, why_idle
+from fedhelix.deploy.notices import check_any_work, odd_sites, why_idle
 from fedhelix.deploy.policy import GO_ON, RoundPolicy, cohort_size, sampled
 from fedhelix.deploy.registry import SITES_FILE, read_sites
 from fedhelix.deploy.remote_data import OWN

@@ -62,6 +62,8 @@ class Engine(ABC):
         self.reached: Collection[int] | None = None
         # Uploads of the last round that arrived and are of no use; a simulation has none.
         self.unused: list[Tree] = []
+        # Of a round, what went both ways besides these; None: as the method says.
+        self.exchanged: int | None = None
 
     @contextmanager
     def starting(self) -> Iterator[None]:

@@ -95,6 +95,8 @@ def run_round(
         uploads = turn.dated(uploads, t)
         server, harmful, weightless = guard.aggregate(fed.method, server, uploads, ctx, strangers)
         invalid |= harmful
+    elif fed.engine.exchanged is not None:
+        ctx.metadata["other_bytes"] = fed.engine.exchanged
     state = FederationState(
         t + 1,
         server,

@@ -105,6 +105,7 @@ class Secure(Wrapper):
         clients who took their shares from the server could not tell a sum from a single upload.
         """
         counts = [self._count(i, ctx) for i in ctx.cohort(ctx.round)]
+        ctx.metadata["other_bytes"] = protocol_bytes(len(counts), self.degree, 0)
         total = torch.tensor(max(sum(counts), 1), dtype=torch.float64)
         rule = {"total": total, "alike": torch.tensor(set(counts) <= {1})}
         return {**self.inner.download(server, client, ctx), "secure": rule}

@@ -14,7 +14,7 @@ from rich.table import Table
 from fedhelix.core.bounds import rounded_up
 from fedhelix.core.files import remove_leftovers
 from fedhelix.report.columns import screen, tabulate
-from fedhelix.report.wording import budget, count, reasons
+from fedhelix.report.wording import budget, count, percent, reasons
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import human_bytes, human_seconds
 from fedhelix.store.records import Record, at_clients, is_number, spent
@@ -96,7 +96,7 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool, advised: bool
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for key, value in metrics.items():
-        shown = f"{value:.4f}" if "score" in key else f"{100 * value:.1f} %"
+        shown = f"{value:.4f}" if "score" in key else percent(value)
         table.add_row(key.replace("_at_best", " in the best round").replace("_", " "), shown)
     if privacy:
         table.add_row("epsilon", budget(**privacy))

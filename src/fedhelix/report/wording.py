@@ -61,7 +61,7 @@ def _named(sites: Sequence[str]) -> str:
     return ", ".join(sites[:MOST_NAMES]) + more
 
 
-def percent(value: float, error: float) -> str:
+def percent(value: float, error: float = np.nan) -> str:
     """A share in per cent, with its error unless that is NaN."""
     return f"{100 * value:.1f} %" if np.isnan(error) else f"{100 * value:.1f} ± {100 * error:.1f} %"
 

@@ -21,6 +21,7 @@ from fedhelix.data.sampling import (
     enough_for,
     even,
     segments,
+    told_where_shared,
     top_up,
 )
 
@@ -165,7 +166,12 @@ class Dominant(Partition):
     def counts(
         self, present: np.ndarray, supply: np.ndarray, draw: np.random.Generator
     ) -> np.ndarray:
-        """The groups' proportions, in whole numbers."""
+        """The groups' proportions, in whole numbers; a warning says where clients share samples."""
+        return told_where_shared(
+            self.samples, supply, lambda most: self._counts(most, supply, present)
+        )
+
+    def _counts(self, samples: int, supply: np.ndarray, present: np.ndarray) -> np.ndarray:
         parts = 1_000_000  # whole-number weights keep the apportionment exact
         even_parts = round(self.share * parts)
         masks = self.dominant_classes(present)
@@ -175,7 +181,7 @@ class Dominant(Partition):
                 for dominant in masks
             ]
         )
-        counts = apportion(affordable(self.samples, weights, supply), weights)
+        counts = apportion(affordable(samples, weights, supply), weights)
         return counts[np.arange(self.clients) % len(masks)]
 
     def dominant_classes(self, present: np.ndarray) -> list[np.ndarray]:

@@ -1,5 +1,5 @@
-"""What is said of rounds while a run goes on: that they had no effect, which is also said at its
-end, and whose data or losses are out of place.
+"""What is said of rounds while a run goes on: that one had no effect and why, whose data are left
+out, whose loss is far off; and at its end, that none had an effect.
 """
 
 from __future__ import annotations
