@@ -18,15 +18,8 @@ from fedhelix.core.options import F, build, checks_arguments
 from fedhelix.data.datasets import Dataset
 from fedhelix.data.owners import read_owners
 from fedhelix.data.partitions.base import Partition, Split, class_split
-from fedhelix.data.partitions.kinds import (
-    Dirichlet,
-    Dominant,
-    FedPACDominant,
-    Iid,
-    Natural,
-    Quantity,
-    Shard,
-)
+from fedhelix.data.partitions.dominant import Dominant, FedPACDominant
+from fedhelix.data.partitions.kinds import Dirichlet, Iid, Natural, Quantity, Shard
 
 __all__ = [
     "Partition",

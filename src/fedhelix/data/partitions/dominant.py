@@ -1,0 +1,154 @@
+"""Clients of equal size with dominant classes: the partitions of pFedGPA's and FedPAC's papers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedhelix.core.errors import UserError
+from fedhelix.core.options import option
+from fedhelix.data.datasets import Dataset
+from fedhelix.data.partitions.base import Partition, class_list
+from fedhelix.data.sampling import (
+    ClassPool,
+    affordable,
+    apportion,
+    segments,
+    told_where_shared,
+)
+
+
+@dataclass(frozen=True)
+class Dominant(Partition):
+    """Clients of equal size: a share spread evenly over all classes, the rest over dominant ones.
+
+    Client i belongs to group i modulo the number of groups. Clients get different samples while the
+    supply lasts and share them afterwards; where a class has not enough samples for one client, all
+    clients of its group get fewer.
+    """
+
+    share: float = option(
+        0.2,
+        "share that is spread over all classes; above 1 it is read as per cent",
+        low=0,
+        high=100,
+    )
+    samples: int = option(600, "samples of each client", low=1)
+    groups: tuple[tuple[int, ...], ...] | None = option(None, "the dominant classes of each group")
+
+    def __post_init__(self) -> None:
+        if self.groups is not None:
+            groups = tuple(class_list("each of groups", group) for group in self.groups)
+            object.__setattr__(self, "groups", groups or None)
+        super().__post_init__()
+        if self.share > 1:
+            object.__setattr__(self, "share", self.share / 100)
+
+    def counts(
+        self, present: np.ndarray, supply: np.ndarray, draw: np.random.Generator
+    ) -> np.ndarray:
+        """The groups' proportions, in whole numbers; a warning says where clients share samples."""
+        return told_where_shared(
+            self.samples, supply, lambda most: self._counts(most, supply, present)
+        )
+
+    def _counts(self, samples: int, supply: np.ndarray, present: np.ndarray) -> np.ndarray:
+        parts = 1_000_000  # whole-number weights keep the apportionment exact
+        even_parts = round(self.share * parts)
+        masks = self.dominant_classes(present)
+        weights = np.array(
+            [
+                even_parts * dominant.sum() + (parts - even_parts) * len(present) * dominant
+                for dominant in masks
+            ]
+        )
+        counts = apportion(affordable(samples, weights, supply), weights)
+        return counts[np.arange(self.clients) % len(masks)]
+
+    def dominant_classes(self, present: np.ndarray) -> list[np.ndarray]:
+        """For each group which of the present classes dominate."""
+        masks = []
+        for row, group in enumerate(self.groups or usual_groups(present)):
+            dominant = np.isin(present, group)
+            if dominant.sum() != len(set(group)):
+                raise UserError(
+                    f"group {row} is {list(group)}, "
+                    f"but the data have samples of {present.tolist()} only."
+                )
+            masks.append(dominant)
+        return masks
+
+    def usual_test(self, data: Dataset, clients: int, available: int) -> int:
+        """As in the experiments that this partition comes from."""
+        return 300 if data.shape == (3, 32, 32) else 600
+
+
+@dataclass(frozen=True)
+class FedPACDominant(Dominant):
+    """The dominant partition as FedPAC's code has it.
+
+    What an even share leaves over goes to the last class of a part. Test parts follow the same rule
+    with their own remainder, so their last class weighs more than in training. Where a class has
+    too few test samples, they are smaller.
+    """
+
+    samples: int = option(1000, "samples of each client", low=1)
+
+    @property
+    def name(self) -> str:
+        """The name that `parse` knows."""
+        return "fedpac"
+
+    def counts(
+        self, present: np.ndarray, supply: np.ndarray, draw: np.random.Generator
+    ) -> np.ndarray:
+        """Every client's counts by the rule."""
+        return self.rule(self.samples, present)
+
+    def rule(self, samples: int, present: np.ndarray) -> np.ndarray:
+        """So many samples for each client, of the present classes."""
+        common = int(samples * self.share)
+        even_part = remainder_last(common, np.ones(len(present), dtype=bool))
+        masks = self.dominant_classes(present)
+        rows = [even_part + remainder_last(samples - common, dominant) for dominant in masks]
+        return np.array(rows)[np.arange(self.clients) % len(rows)]
+
+    def tests(
+        self, data: Dataset, members: np.ndarray, sizes: np.ndarray, draw: np.random.Generator
+    ) -> list[np.ndarray]:
+        """Test samples by the rule, whatever the supply of training samples."""
+        usable = self.usable(data, data.y_test)
+        present, of_class = np.unique(data.codes(data.y_test)[usable], return_inverse=True)
+        pool = ClassPool.of(usable, of_class, len(present), draw)
+        total = self.test_samples or self.possible_test(data, present, pool.sizes)
+        counts = self.checked(self.rule(total, present), pool.sizes)
+        return segments(pool.take(counts, np.cumsum(counts, axis=0) - counts), counts.sum(1))
+
+    def possible_test(self, data: Dataset, present: np.ndarray, supply: np.ndarray) -> int:
+        """The usual number of test samples, or the next smaller one that all classes can give."""
+        usual = self.usual_test(data, self.clients, int(supply.sum()))
+        fits = (n for n in range(usual, 0, -1) if (self.rule(n, present) <= supply).all())
+        return next(fits, usual)
+
+
+def remainder_last(total: int, among: np.ndarray) -> np.ndarray:
+    """`total` samples spread evenly over some classes; the last of them gets the remainder."""
+    each = np.where(among, total // among.sum(), 0)
+    each[np.flatnonzero(among)[-1]] += total - each.sum()
+    return each
+
+
+def usual_groups(present: np.ndarray) -> tuple[tuple[int, ...], ...]:
+    """Five groups that overlap in a ring: {0,1,2}, {2,3,4} .. {8,9,0} for ten classes.
+
+    The 62 classes of EMNIST are grouped into digits, upper case and lower case.
+    """
+    classes = len(present)
+    if classes == 62:
+        spans = [(0, 10), (10, 26), (36, 26)]
+    else:
+        spans = [(group * classes // 5, max(1, round(0.3 * classes))) for group in range(5)]
+    return tuple(
+        tuple(present[(start + np.arange(width)) % classes].tolist()) for start, width in spans
+    )
