@@ -122,7 +122,7 @@ def test_a_run_that_says_nothing_of_its_network_gives_no_model_of_another(tmp_pa
     unseal(run)
     (tmp_path / "mynet.py").write_text(OTHERS[change][0])
     forget()
-    with pytest.raises(UserError, match="the network is not that of the run: "):
+    with pytest.raises(UserError, match="the network is not that of '"):
         load_run(run).predict(np.zeros((1, 6)), client=0)
 
 

@@ -244,6 +244,10 @@ def _check_network(fed: FederationSetup, folder: RunFolder) -> None:
     known = folder.clients.get(NETWORK)
     if known is None and "parameters" in its:  # older runs of Python had them there
         known, shapes = its["parameters"], {name: shapes[name] for name in fed.layers.parameters}
+    if known is None and (saved := folder.state()):  # still older ones have their models alone
+        model = saved[1].get("model", {})
+        known = {name: value.shape for name, value in model.items() if not name.startswith("(")}
+        shapes = {name: shape for name, shape in shapes.items() if name in known}
     if known is None or not (other := difference(shapes, known)):
         return
     model = its.get("model") or its.get("made_from", {}).get("model")

@@ -166,8 +166,7 @@ class Secure(Wrapper):
         mean = from_words(total, share, self._bound).to(ctx.device)
         size = sum(value.numel() for value in origin.values())
         tree: Tree = {"model": moved(origin, mean[:size])}
-        if len(mean) > size:
-            tree["privacy"] = {"short": mean[size]}
+        tree |= {"privacy": {"short": mean[size]}} if len(mean) > size else {}
         alike = [upload._replace(tree=tree) for upload in uploads]
         return self.inner.aggregate(server, alike, weights, ctx)
 
