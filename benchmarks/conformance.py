@@ -30,6 +30,7 @@ OWN = {"pfedgpa": {"generate": "own_mean"}}
 # A code of few bits magnifies rounding, and noise is drawn on the device, too. The tests compare
 # engines with both on the CPU.
 LEFT_OUT = {"compact", "dp-sgd"}
+EXTRA = "pip install 'fedhelix["  # what a method lacks on this machine is no difference
 ONLY_WITH_NORM, ONLY_WITHOUT = {"fedbn"}, {"private"}
 ADAPTED = {"fedit", "fedsa-lora", "ffa-lora", "flexlora"}  # they train LoRA adapters
 
@@ -123,7 +124,8 @@ def main() -> None:
             except UserError as refusal:
                 results[label] = {"refused": str(refusal), "holds": False}
             print(label, results[label], flush=True)
-    holds = all(result["holds"] for result in results.values())
+    ran = [result for result in results.values() if EXTRA not in result.get("refused", "")]
+    holds = all(result["holds"] for result in ran)
     device = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
     options = f"--engine {args.engine} --device {args.device}"
     report = {
