@@ -229,6 +229,31 @@ def test_so_are_entries_of_another_shape_and_what_start_adds(engine):
     run("start", lambda found: {"model": found["model"] | {"(own)": torch.ones(3)}}, engine=engine)
 
 
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_start_returns_whole_models(engine):
+    with pytest.raises(
+        UserError, match=r"^mine\.start lacks the entry 'fc\.weight' in 'model'; ret"
+    ):
+        run("start", lambda _: {"model": {}}, engine=engine)
+    part = {"fc.weight": torch.zeros(10, 64)}
+    with pytest.raises(
+        UserError, match=r"^mine\.start lacks the entry 'fc\.bias' in 'model'; retur"
+    ):
+        run("start", lambda _: {"model": part}, engine=engine)
+
+    class Mine(FedAvg):
+        name = "mine"
+
+        def start(self, payload, client_state, client):
+            return {**super().start(payload, client_state, client), "own": part}
+
+    run("start", lambda found: {**found, "own": part}, engine=engine)  # which nobody trains or uses
+    for hook, answer in (("personal", "own"), ("phases", (Phase(model="own"),))):
+        method = type("Mine", (Mine,), {hook: lambda *_, answer=answer: answer, "name": "mine"})()
+        with pytest.raises(UserError, match=r"^mine\.start lacks the entry 'fc\.bias' in 'own'"):
+            small(method, data=DIGITS, engine=engine).fit(1, quiet=True)
+
+
 def test_weights_may_be_a_tensor():
     listed, tensor = (
         run("weights", kind).state.server["model"]["fc.weight"] for kind in (list, torch.tensor)
