@@ -254,6 +254,38 @@ def test_start_returns_whole_models(engine):
             small(method, data=DIGITS, engine=engine).fit(1, quiet=True)
 
 
+def cast(tree, kind):
+    return {**tree, "model": {name: value.to(kind) for name, value in tree["model"].items()}}
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+@pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.int64])
+def test_models_of_another_type_are_told_by_the_hook_that_made_them(kind, engine):
+    sentence = rf"has {str(kind)[6:]} for 'fc\.weight' instead of float32\.$"
+    for hook in ("download", "deliver", "start"):
+        with pytest.raises(UserError, match=rf"^mine\.{hook} {sentence}"):
+            run(hook, lambda found: cast(found, kind), engine=engine)
+    with pytest.raises(UserError, match=rf"^mine\.upload {sentence}"):
+        run("upload", lambda found: (cast(found[0], kind), found[1]), engine=engine)
+
+
+def test_counters_may_be_of_any_type_and_methods_may_unpack_what_they_pack():
+    def floats(tree):
+        return {**tree, "model": {name: value.float() for name, value in tree["model"].items()}}
+
+    assert run("aggregate", floats, model="digits-bn-cnn").records
+
+    class Halves(FedAvg):
+        def upload(self, local):
+            sent, kept = super().upload(local)
+            return cast(sent, torch.float16), kept
+
+        def decode(self, upload, payload, ctx):
+            return cast(upload, torch.float32)
+
+    assert small(Halves(), data=DIGITS).fit(1, quiet=True).records
+
+
 def test_weights_may_be_a_tensor():
     listed, tensor = (
         run("weights", kind).state.server["model"]["fc.weight"] for kind in (list, torch.tensor)

@@ -16,8 +16,8 @@ FEW = 4  # entries of a network that a sentence names
 
 
 def check_fit(where: str, model: Mapping[str, Tensor], initial: State) -> None:
-    """Refuse entries that the network does not have, or has in another shape; names in parentheses
-    are a method's own.
+    """Refuse entries that the network does not have, or has in another shape or type; names in
+    parentheses are a method's own.
     """
     for name, item in model.items():
         check_known(where, name, initial)
@@ -26,6 +26,18 @@ def check_fit(where: str, model: Mapping[str, Tensor], initial: State) -> None:
                 f"{where} has shape {tuple(item.shape)} for '{name}' instead of "
                 f"{tuple(initial[name].shape)}."
             )
+    check_types(where, model, initial)
+
+
+def check_types(where: str, model: Mapping[str, Tensor], initial: State) -> None:
+    """Refuse another type than the network's where that is a floating-point one; counters may have
+    any.
+    """
+    for name, item in model.items():
+        right = initial[name].dtype if name in initial else item.dtype
+        if item.dtype != right and right.is_floating_point:
+            given, wanted = (str(kind).removeprefix("torch.") for kind in (item.dtype, right))
+            raise UserError(f"{where} has {given} for '{name}' instead of {wanted}.")
 
 
 def check_known(where: str, name: str, initial: State) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, cast
 
 from fedhelix.core import returns
+from fedhelix.core.entries import check_fit, check_types
 from fedhelix.core.errors import UserError
 from fedhelix.core.method import HOOKS, Context, Method
 
@@ -30,8 +31,15 @@ class CheckedHooks:
         where = f"{self.method.label}.{name}"
         value = HOOKS[name].check(where, value, args)
         if name in ("download", "deliver") and not self.method.overrides("start"):
-            returns.check_fit(where, value.get("model", {}), args[2].initial)
+            check_fit(where, value.get("model", {}), args[2].initial)
+        if name == "upload" and self._sends_plain:
+            check_types(where, value[0].get("model", {}), args[0].client.initial)
         return value
+
+    @property
+    def _sends_plain(self) -> bool:
+        """Whether uploads are models that FedAvg averages."""
+        return not self.method.overrides("decode") and not self.method.overrides("aggregate")
 
 
 def checked(method: Method) -> Method:
