@@ -269,6 +269,25 @@ def test_models_of_another_type_are_told_by_the_hook_that_made_them(kind, engine
         run("upload", lambda found: (cast(found[0], kind), found[1]), engine=engine)
 
 
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_what_the_server_keeps_is_told_by_the_hook_that_made_it(engine):
+    def with_model(found, change):
+        model = change(found["model"] if isinstance(found, dict) else found[0]["model"])
+        return {"model": model} if isinstance(found, dict) else ({"model": model}, {})
+
+    for change, sentence in (
+        (lambda model: {**model, "zz": torch.ones(2)}, "has the entry 'zz', which the network la"),
+        (
+            lambda model: {**model, "fc.bias": torch.ones(2)},
+            r"has shape \(2,\) for 'fc\.bias' inst",
+        ),
+        (lambda model: cast({"model": model}, torch.half)["model"], "has float16 for 'fc.weight'"),
+    ):
+        for hook in ("server_init", "aggregate"):
+            with pytest.raises(UserError, match=rf"^mine\.{hook} {sentence}"):
+                run(hook, lambda found, change=change: with_model(found, change), engine=engine)
+
+
 def test_counters_may_be_of_any_type_and_methods_may_unpack_what_they_pack():
     def floats(tree):
         return {**tree, "model": {name: value.float() for name, value in tree["model"].items()}}
