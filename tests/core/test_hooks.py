@@ -139,6 +139,15 @@ def run(hook: str, answer, **more):
             "has a ndarray as 'model/fc.bias'; only tensors",
         ),
         ("weights", lambda _: 1.0, "mine.weights must return a list of numbers, not a float"),
+        *(
+            ("weights", answer, f"mine.weights must return a list of numbers, not a {kind}")
+            for answer, kind in (
+                (lambda found: dict(enumerate(found)), "dict"),
+                (lambda found: set(range(len(found))), "set"),
+                (lambda found: dict.fromkeys(range(len(found))).keys(), "dict_keys"),
+                (lambda found: bytes(len(found)), "bytes"),
+            )
+        ),
         (
             "weights",
             lambda _: ["much"] * 3,

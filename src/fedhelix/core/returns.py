@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -207,6 +207,8 @@ def clients(where: str, value: Any, args: tuple[Any, ...]) -> list[int]:
 def weights(where: str, value: Any, args: tuple[Any, ...]) -> list[float]:
     """A weight for every upload."""
     uploads = args[1]
+    if isinstance(value, Mapping | Set | bytes):  # whose order, or whose numbers, mean others
+        raise wrong(where, "a list of numbers", value)
     try:
         value = value if isinstance(value, Tensor) else list(value)
         vector = torch.as_tensor(value, dtype=torch.float64)
