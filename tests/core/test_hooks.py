@@ -204,6 +204,12 @@ def test_so_is_one_to_a_newcomer(hook, answer, sentence):
         run(hook, answer).onboard((DIGITS.x[:20], DIGITS.y[:20]))
 
 
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_a_loss_without_a_gradient_is_told(engine):
+    with pytest.raises(UserError, match=r"^mine\.loss has no gradient with respect to the model;"):
+        run("loss", lambda found: found.detach(), engine=engine)
+
+
 def test_the_stacked_engine_looks_at_answers_too():
     for hook, answer in (("loss", lambda found: found.expand(3)), ("phases", lambda _: Phase())):
         with pytest.raises(UserError, match=f"mine.{hook} must return"):

@@ -36,6 +36,7 @@ from fedhelix.engines.local.batches import (
 from fedhelix.engines.local.network import (
     base_loss,
     call,
+    check_gradient,
     features,
     forward,
     part_of,
@@ -165,6 +166,7 @@ def train(
     ):
         for count, drawn in enumerate(steps.steps(), start=1):
             loss = setup.hooks.loss(model, gather(setup, *drawn), view)
+            check_gradient(setup, loss)
             grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
             with torch.no_grad():
                 step = StepSettings(lr, training.momentum, training.weight_decay, count)
