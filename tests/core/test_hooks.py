@@ -139,6 +139,15 @@ def run(hook: str, answer, **more):
             "has a ndarray as 'model/fc.bias'; only tensors",
         ),
         ("weights", lambda _: 1.0, "mine.weights must return a list of numbers, not a float"),
+        *(
+            ("weights", answer, f"mine.weights must return a list of numbers, not a {kind}")
+            for answer, kind in (
+                (lambda found: dict(enumerate(found)), "dict"),
+                (lambda found: set(range(len(found))), "set"),
+                (lambda found: dict.fromkeys(range(len(found))).keys(), "dict_keys"),
+                (lambda found: bytes(len(found)), "bytes"),
+            )
+        ),
         (
             "weights",
             lambda _: ["much"] * 3,
@@ -195,6 +204,12 @@ def test_so_is_one_to_a_newcomer(hook, answer, sentence):
         run(hook, answer).onboard((DIGITS.x[:20], DIGITS.y[:20]))
 
 
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_a_loss_without_a_gradient_is_told(engine):
+    with pytest.raises(UserError, match=r"^mine\.loss has no gradient with respect to the model;"):
+        run("loss", lambda found: found.detach(), engine=engine)
+
+
 def test_the_stacked_engine_looks_at_answers_too():
     for hook, answer in (("loss", lambda found: found.expand(3)), ("phases", lambda _: Phase())):
         with pytest.raises(UserError, match=f"mine.{hook} must return"):
@@ -227,6 +242,82 @@ def test_so_are_entries_of_another_shape_and_what_start_adds(engine):
     with pytest.raises(UserError, match=r"^mine\.start has the entry 'nix', which the network lac"):
         run("start", lambda found: {"model": found["model"] | {"nix": torch.ones(3)}})
     run("start", lambda found: {"model": found["model"] | {"(own)": torch.ones(3)}}, engine=engine)
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_start_returns_whole_models(engine):
+    with pytest.raises(
+        UserError, match=r"^mine\.start lacks the entry 'fc\.weight' in 'model'; ret"
+    ):
+        run("start", lambda _: {"model": {}}, engine=engine)
+    part = {"fc.weight": torch.zeros(10, 64)}
+    with pytest.raises(
+        UserError, match=r"^mine\.start lacks the entry 'fc\.bias' in 'model'; retur"
+    ):
+        run("start", lambda _: {"model": part}, engine=engine)
+
+    class Mine(FedAvg):
+        name = "mine"
+
+        def start(self, payload, client_state, client):
+            return {**super().start(payload, client_state, client), "own": part}
+
+    run("start", lambda found: {**found, "own": part}, engine=engine)  # which nobody trains or uses
+    for hook, answer in (("personal", "own"), ("phases", (Phase(model="own"),))):
+        method = type("Mine", (Mine,), {hook: lambda *_, answer=answer: answer, "name": "mine"})()
+        with pytest.raises(UserError, match=r"^mine\.start lacks the entry 'fc\.bias' in 'own'"):
+            small(method, data=DIGITS, engine=engine).fit(1, quiet=True)
+
+
+def cast(tree, kind):
+    return {**tree, "model": {name: value.to(kind) for name, value in tree["model"].items()}}
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+@pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.int64])
+def test_models_of_another_type_are_told_by_the_hook_that_made_them(kind, engine):
+    sentence = rf"has {str(kind)[6:]} for 'fc\.weight' instead of float32\.$"
+    for hook in ("download", "deliver", "start"):
+        with pytest.raises(UserError, match=rf"^mine\.{hook} {sentence}"):
+            run(hook, lambda found: cast(found, kind), engine=engine)
+    with pytest.raises(UserError, match=rf"^mine\.upload {sentence}"):
+        run("upload", lambda found: (cast(found[0], kind), found[1]), engine=engine)
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_what_the_server_keeps_is_told_by_the_hook_that_made_it(engine):
+    def with_model(found, change):
+        model = change(found["model"] if isinstance(found, dict) else found[0]["model"])
+        return {"model": model} if isinstance(found, dict) else ({"model": model}, {})
+
+    for change, sentence in (
+        (lambda model: {**model, "zz": torch.ones(2)}, "has the entry 'zz', which the network la"),
+        (
+            lambda model: {**model, "fc.bias": torch.ones(2)},
+            r"has shape \(2,\) for 'fc\.bias' inst",
+        ),
+        (lambda model: cast({"model": model}, torch.half)["model"], "has float16 for 'fc.weight'"),
+    ):
+        for hook in ("server_init", "aggregate"):
+            with pytest.raises(UserError, match=rf"^mine\.{hook} {sentence}"):
+                run(hook, lambda found, change=change: with_model(found, change), engine=engine)
+
+
+def test_counters_may_be_of_any_type_and_methods_may_unpack_what_they_pack():
+    def floats(tree):
+        return {**tree, "model": {name: value.float() for name, value in tree["model"].items()}}
+
+    assert run("aggregate", floats, model="digits-bn-cnn").records
+
+    class Halves(FedAvg):
+        def upload(self, local):
+            sent, kept = super().upload(local)
+            return cast(sent, torch.float16), kept
+
+        def decode(self, upload, payload, ctx):
+            return cast(upload, torch.float32)
+
+    assert small(Halves(), data=DIGITS).fit(1, quiet=True).records
 
 
 def test_weights_may_be_a_tensor():

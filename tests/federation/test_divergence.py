@@ -119,6 +119,27 @@ def test_clients_that_diverge_alone_are_named(tmp_path, capsys):
     assert "fedhelix: the run has diverged at client 1 since round 1." in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+@pytest.mark.parametrize("ill", [[2], [0, 1, 2]])
+def test_personal_models_that_are_no_numbers_have_diverged(ill, engine):
+    """The server's model is sound, and so is training."""
+
+    class Mine(FedAvg):
+        def deliver(self, server, client, ctx):
+            factor = math.nan if client in ill else 1.0
+            return {"model": {name: factor * value for name, value in server["model"].items()}}
+
+    draw = torch.Generator().manual_seed(0)
+    xs = [torch.randn(40, 3, generator=draw) for _ in range(3)]
+    data = [(x, (x.sum(1) > 0).long()) for x in xs]
+    fed = Federation(data, method=Mine(), model="linear", engine=engine)
+    named = " at client 2" if ill == [2] else ""
+    with pytest.warns(UserWarning, match=rf"diverged{named} since round 1: the losses of the mode"):
+        run = fed.fit(2, quiet=True)
+    assert [record["nonfinite_personal"] for record in run.records] == [ill, ill]
+    assert (run.summary["diverged"], run.summary["diverged_clients"]) == (1, ill * bool(named))
+
+
 def test_where_all_clients_diverge_none_is_named_and_of_many_some_are():
     (record,) = records(float("nan"), nonfinite_losses=[0])
     assert diverged_clients([record]) == []

@@ -72,7 +72,7 @@ def federation(data, **more):
         ),
         (
             lambda: federation(from_arrays(X, (X > 0).astype(int)), method="fedproto"),
-            "fedproto needs classes, and 'data' is no classification",
+            "fedproto needs classes, and 'data' is no classification; use another method.",
         ),
         (
             lambda: federation(from_arrays(X, X[:, 0]), method="fedproto"),

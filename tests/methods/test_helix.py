@@ -210,8 +210,11 @@ def test_with_and_without_data_on_the_server(size):
 
 
 def test_its_parts_need_classes():
+    from fedhelix import GenFed
     from helpers import two_quadratics
 
-    with pytest.raises(UserError, match=r"^helix needs classes, .* use tau = 0"):
+    with pytest.raises(UserError, match=r"^helix needs classes, .* use tau = 0 or another"):
         two_quadratics(Helix())
+    with pytest.raises(UserError, match=r"^genfed\+helix needs classes, .* use tau = 0 or another"):
+        two_quadratics(GenFed(Helix()), validation_size=1)
     assert two_quadratics(Helix(tau=0)).fit(2, quiet=True).summary["complete"]

@@ -8,8 +8,18 @@ from functools import partial
 from typing import Any, cast
 
 from fedhelix.core import returns
+from fedhelix.core.entries import check_fit, check_types
 from fedhelix.core.errors import UserError
 from fedhelix.core.method import HOOKS, Context, Method
+
+# Hooks that make models, and those that may change them before the network has them.
+TAKERS = {
+    "server_init": ("download", "start"),
+    "aggregate": ("download", "start"),
+    "download": ("start",),
+    "deliver": ("start",),
+    "upload": ("decode", "aggregate"),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,9 +39,18 @@ class CheckedHooks:
         value = getattr(self.method, name)(*args)
         where = f"{self.method.label}.{name}"
         value = HOOKS[name].check(where, value, args)
-        if name in ("download", "deliver") and not self.method.overrides("start"):
-            returns.check_fit(where, value.get("model", {}), args[2].initial)
+        self._check_models(name, where, value, args)
         return value
+
+    def _check_models(self, name: str, where: str, value: Any, args: tuple[Any, ...]) -> None:
+        """Refuse models that do not fit the network, where FedAvg's hooks take them as they are."""
+        if name not in TAKERS or any(map(self.method.overrides, TAKERS[name])):
+            return
+        model = (value[0] if isinstance(value, tuple) else value).get("model", {})
+        if name == "upload":  # whose names and shapes the server looks at
+            check_types(where, model, args[0].client.initial)
+        else:
+            check_fit(where, model, args[-1].initial)
 
 
 def checked(method: Method) -> Method:

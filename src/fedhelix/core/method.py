@@ -108,6 +108,8 @@ class Method(Checked):
     instead: ClassVar[tuple[tuple[str, dict[str, str]], ...]] = ()
     # Options with which a sum of its uploads is enough for its server.
     if_summed: ClassVar[tuple[tuple[str, bool | str], ...]] = ()
+    # The option with which it needs no classes, if one makes it need them.
+    without_classes: ClassVar[str] = ""
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)

@@ -6,10 +6,9 @@ arguments. It returns the value, perhaps in a plainer form, or raises UserError 
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedhelix.core.entries import check_fit, check_known, check_whole
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.parts import in_order
 from fedhelix.core.tree import SEPARATOR, State, Tree, flatten
 
 PARTS = ("all", "head", "body")
-FEW = 4  # entries of a network that a sentence names
 
 Check = Callable[[str, Any, tuple[Any, ...]], Any]
 
@@ -102,36 +101,24 @@ def payload(where: str, value: Any, args: tuple[Any, ...]) -> Tree:
     """
     checked = tree(where, value)
     for name in checked.get("model", {}):
-        _check_known(where, name, args[2].initial)
+        check_known(where, name, args[2].initial)
     return checked
 
 
 def models(where: str, value: Any, args: tuple[Any, ...]) -> dict[str, State]:
-    """Models by their names; the one that is called so has entries of the network."""
+    """Models by their names; the one that is called so has the entries of the network."""
     if not isinstance(value, Mapping) or not value or not all(map(_is_state, value.values())):
         raise wrong(where, "models by their names, such as {'model': {...}}", value)
     received, initial = args[0].get("model", {}), args[2].initial
     for name, item in value.get("model", {}).items():
-        if name in initial and item.shape == initial[name].shape:
-            continue
         # What came as it is from the server is a mistake of the hook that sent it.
         came = name in received and received[name] is item
-        source = f"{where.removesuffix('start')}download" if came else where
-        check_fit(source, {name: item}, initial)
+        check_fit(
+            f"{where.removesuffix('start')}download" if came else where, {name: item}, initial
+        )
+    if "model" in value:
+        check_whole(where, "model", value["model"], initial)
     return dict(value)
-
-
-def check_fit(where: str, model: Mapping[str, Tensor], initial: State) -> None:
-    """Refuse entries that the network does not have, or has in another shape; names in parentheses
-    are a method's own.
-    """
-    for name, item in model.items():
-        _check_known(where, name, initial)
-        if name in initial and item.shape != initial[name].shape:
-            raise UserError(
-                f"{where} has shape {tuple(item.shape)} for '{name}' instead of "
-                f"{tuple(initial[name].shape)}."
-            )
 
 
 def model_or_none(where: str, value: Any, args: tuple[Any, ...]) -> State | None:
@@ -144,14 +131,10 @@ def model_or_none(where: str, value: Any, args: tuple[Any, ...]) -> State | None
     for name in value:
         if name not in ctx.initial:
             raise unknown(f"entry in {where}", name, ctx.initial)
-    for name, initial in ctx.initial.items():
+    for name in ctx.initial:
         if name not in value:
             raise UserError(f"{where} must return a whole model; it lacks '{name}'.")
-        if value[name].shape != initial.shape:
-            raise UserError(
-                f"{where} has shape {tuple(value[name].shape)} for '{name}' instead of "
-                f"{tuple(initial.shape)}."
-            )
+    check_fit(where, value, ctx.initial)
     return dict(value)
 
 
@@ -224,6 +207,8 @@ def clients(where: str, value: Any, args: tuple[Any, ...]) -> list[int]:
 def weights(where: str, value: Any, args: tuple[Any, ...]) -> list[float]:
     """A weight for every upload."""
     uploads = args[1]
+    if isinstance(value, Mapping | Set | bytes):  # whose order, or whose numbers, mean others
+        raise wrong(where, "a list of numbers", value)
     try:
         value = value if isinstance(value, Tensor) else list(value)
         vector = torch.as_tensor(value, dtype=torch.float64)
@@ -309,17 +294,6 @@ def _pair(where: str, value: Any, *parts: str) -> tuple[Tree, Tree]:
 def _is_state(value: Any) -> bool:
     """Whether it maps names to tensors."""
     return isinstance(value, Mapping) and all(isinstance(item, Tensor) for item in value.values())
-
-
-def _check_known(where: str, name: str, initial: State) -> None:
-    """Refuse an entry that the network does not have; names in parentheses are a method's own."""
-    if name in initial or name.startswith("("):
-        return
-    names = list(initial)
-    few = ", ".join(names[:FEW]) + f" and {len(names) - FEW} more" * (len(names) > FEW)
-    close = difflib.get_close_matches(name, names, n=1)
-    meant = f"did you mean '{close[0]}'?" if close else f"there are: {few}."
-    raise UserError(f"{where} has the entry '{name}', which the network lacks; {meant}")
 
 
 def _is_plain(value: Any) -> bool:

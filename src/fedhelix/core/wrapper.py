@@ -165,6 +165,14 @@ def how_to_sum(method: Method) -> str:
     return f" (it works with `{' '.join(others)}`)" if others else ""
 
 
+def without_classes(method: Method) -> str:
+    """The option with which a method that needs classes does without; empty if there is none."""
+    if not method.capabilities.classification:
+        return ""
+    inner = without_classes(method.inner) if isinstance(method, Wrapper) else ""
+    return method.without_classes or inner
+
+
 def refuse_more(wrapper: Wrapper, tree: Tree, known: Set[str], verb: str) -> None:
     """Refuse an upload with other entries than those that a wrapper can deal with."""
     if extra := ", ".join(sorted(tree.keys() - known)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import compress
 
 import numpy as np
 
@@ -60,7 +61,7 @@ def without_evaluation(record: Record, name: str) -> Record:
     """A record without what `evaluate` says."""
     metrics = {f"{kind}{name}" for kind in ("", "personal_", "valid_", "trained_", "untuned_")}
     more = {"loss", "attack_success", "personal", "personal_p10", "valid"}
-    more |= {"unevaluated", "unmeasured", "untuned", "used"}
+    more |= {"nonfinite_personal", "unevaluated", "unmeasured", "untuned", "used"}
     return {key: value for key, value in record.items() if key not in metrics | more}
 
 
@@ -118,6 +119,9 @@ def _personal(
     if (present & has_test).any() and not tested.any():
         record["unmeasured"] = True
     record["personal"] = [float(test) for test in tests]
+    spoilt = present & has_test & np.isnan(losses)
+    if spoilt.any():
+        record["nonfinite_personal"] = [task.client for task in compress(tasks, spoilt)]
     if tested.any():
         record["loss"] = float(losses[tested].mean())
         record[f"personal_{name}"] = float(tests[tested].mean())

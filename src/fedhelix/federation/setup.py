@@ -19,6 +19,7 @@ from fedhelix.core.method import Context, Method, Scorer
 from fedhelix.core.objective import Loss, Metric, objective_for
 from fedhelix.core.options import build, checks_options, convert
 from fedhelix.core.tree import State
+from fedhelix.core.wrapper import without_classes
 from fedhelix.data import (
     Dataset,
     Partition,
@@ -119,9 +120,10 @@ class FederationSetup:
             )
         self._choose_clients(pool, cohort, eval_clients)
         if self.method.capabilities.classification and pool.classes is None:
+            setting = without_classes(self.method)
             raise UserError(
                 f"{self.method.label} needs classes, and '{pool.name}' is no classification; "
-                "use another method (with helix use tau = 0, with heterofl masked_loss = false)."
+                f"use {f'{setting} or ' if setting else ''}another method."
             )
         self.devices = devices_for(self.settings, self.method, self.clients, self.seed)
         self.schedule = schedule_for(

@@ -187,6 +187,8 @@ class DivergenceSink(Sink):
         first, last = (rounds[at]["train_loss"] if rounds else None for at in (0, -1))
         if not is_number(first) or not is_number(last):
             return ": losses are no numbers any more"
+        if rounds[-1].get("nonfinite_personal"):
+            return ": the losses of the models that clients use are no numbers any more"
         return f": the clients' mean loss was {first:.3g} in the first round and is {last:.3g}"
 
 

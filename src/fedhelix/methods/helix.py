@@ -33,6 +33,7 @@ class Helix(Wrapper):
     # Its parts that noise can protect.
     instead = (("finish+calibrated+ancestors+dp-sgd+fedavgm", {"trained": "false"}),)
     if_summed = (("cull", False), ("heads", "common"))
+    without_classes = "tau = 0"
 
     inner: Method = field(init=False)  # the parts, put together
     tau: float = option(

@@ -35,6 +35,8 @@ class HeteroFL(FedAvg):
     value is averaged over those who have it.
     """
 
+    without_classes = "masked_loss = false"
+
     widths: str = option("1/0.5/0.25", "shares of the channels that the clients have, in turn")
     depths: str = option(
         "1", "shares of the residual blocks of every stage that the clients have, in turn"

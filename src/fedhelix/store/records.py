@@ -187,6 +187,8 @@ def diverged_clients(records: Sequence[Mapping[str, Any]]) -> list[int]:
     """
     last = (with_losses(records) or [{}])[-1]
     bad = last.get("nonfinite_losses") or []
+    if not bad and (own := last.get("nonfinite_personal")):
+        return list(own) if len(own) < len(last.get("personal", own)) else []
     return list(bad) if len(bad) < _remaining(last, "missing") else []
 
 
@@ -266,9 +268,10 @@ def _remaining(record: Mapping[str, Any], *tables: str) -> int:
 
 
 def _loss_of(record: Mapping[str, Any]) -> float:
-    """The clients' mean loss; infinite where it or the loss on test samples is no number."""
+    """The clients' mean loss; infinite where it or a loss on test samples is no number."""
     losses = [record[key] for key in ("train_loss", "loss") if key in record]
-    return float(losses[0]) if all(map(is_number, losses)) else float("inf")
+    sound = all(map(is_number, losses)) and not record.get("nonfinite_personal")
+    return float(losses[0]) if sound else float("inf")
 
 
 def spent(records: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> dict[str, Any]:

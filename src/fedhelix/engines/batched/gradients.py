@@ -24,7 +24,7 @@ from fedhelix.engines.batched.convolution import StackedConvolutions
 from fedhelix.engines.batched.streams import STREAMS, fork_streams, join_streams, on_stream
 from fedhelix.engines.batched.table import PhaseTask
 from fedhelix.engines.blame import culprit
-from fedhelix.engines.local import Setup, base_loss, call, features, forward, gather
+from fedhelix.engines.local import Setup, base_loss, call, check_gradient, features, forward, gather
 
 # For small networks all slots are one program, with convolutions as matrix products or as grouped
 # convolutions. For large networks each slot is computed apart, on parallel streams.
@@ -75,6 +75,7 @@ class Gradients:
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
         with StackedConvolutions() if self.mode == "products" else nullcontext():
             losses = vmap(self._loss, axes, randomness="different")(leaves, fixed, context, *batch)
+        check_gradient(self.example.setup, losses)
         grads = torch.autograd.grad(
             losses.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True
         )
@@ -97,6 +98,7 @@ class Gradients:
                 loss = self._loss(
                     leaves, _select(fixed, slot), _select(context, slot), x, batch.y[slot], mask
                 )
+                check_gradient(self.example.setup, loss)
                 grads = torch.autograd.grad(
                     loss, list(leaves.values()), allow_unused=True, materialize_grads=True
                 )

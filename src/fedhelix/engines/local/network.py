@@ -34,6 +34,16 @@ def base_loss(setup: Setup, params: Mapping[str, Tensor], batch: Batch) -> Tenso
     return setup.objective.mean_loss(forward(setup, params, batch.x), batch.y, batch.mask)
 
 
+def check_gradient(setup: Setup, loss: Tensor) -> None:
+    """Refuse a loss from which no gradient can be computed."""
+    if not loss.requires_grad:
+        where = f"{setup.method.label}.loss" if setup.method.overrides("loss") else "the loss"
+        raise UserError(
+            f"{where} has no gradient with respect to the model; compute it without argmax, "
+            ".item(), .detach() and torch.no_grad()."
+        )
+
+
 def forward(setup: Setup, params: Mapping[str, Tensor], x: Inputs) -> Tensor:
     """A model's outputs for prepared samples, in training precision."""
     device, half = setup.device.type, setup.training.precision == "bfloat16"

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedhelix.core.cpu import one_thread
+from fedhelix.core.entries import check_whole
 from fedhelix.core.errors import unknown
 from fedhelix.core.method import Batch, Client, Local, LocalRound, Method, Phase
 from fedhelix.core.objective import evaluate_outputs
@@ -35,6 +36,7 @@ from fedhelix.engines.local.batches import (
 from fedhelix.engines.local.network import (
     base_loss,
     call,
+    check_gradient,
     features,
     forward,
     part_of,
@@ -164,6 +166,7 @@ def train(
     ):
         for count, drawn in enumerate(steps.steps(), start=1):
             loss = setup.hooks.loss(model, gather(setup, *drawn), view)
+            check_gradient(setup, loss)
             grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
             with torch.no_grad():
                 step = StepSettings(lr, training.momentum, training.weight_decay, count)
@@ -242,6 +245,7 @@ def chosen_model(setup: Setup, task: ClientTask, local: LocalRound) -> PersonalM
         name = setup.hooks.choose(local.models, local.client)
     else:
         name = setup.hooks.personal(local.models)
+    check_whole(f"{setup.method.label}.start", name, local.models[name], setup.initial)
     return PersonalModel(local.models[name], name)
 
 
@@ -297,6 +301,7 @@ def phases_of(setup: Setup, local: LocalRound) -> Sequence[Phase]:
     phases = setup.hooks.phases(local.client)
     for phase in phases:
         name = known_model(f"{setup.method.label}.phases", phase.model, local.models)
+        check_whole(f"{setup.method.label}.start", name, local.models[name], setup.initial)
         for entry in phase.extra:
             if entry not in local.models[name]:
                 raise unknown(f"entry in {setup.method.label}.phases", entry, local.models[name])

@@ -1,0 +1,61 @@
+"""Whether models have the entries of their network; what they have otherwise is told with the name
+of the hook that made them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from fedhelix.core.errors import UserError
+from fedhelix.core.tree import State
+
+FEW = 4  # entries of a network that a sentence names
+
+
+def check_fit(where: str, model: Mapping[str, Tensor], initial: State) -> None:
+    """Refuse entries that the network does not have, or has in another shape or type; names in
+    parentheses are a method's own.
+    """
+    for name, item in model.items():
+        check_known(where, name, initial)
+        if name in initial and item.shape != initial[name].shape:
+            raise UserError(
+                f"{where} has shape {tuple(item.shape)} for '{name}' instead of "
+                f"{tuple(initial[name].shape)}."
+            )
+    check_types(where, model, initial)
+
+
+def check_types(where: str, model: Mapping[str, Tensor], initial: State) -> None:
+    """Refuse another type than the network's where that is a floating-point one; counters may have
+    any.
+    """
+    for name, item in model.items():
+        right = initial[name].dtype if name in initial else item.dtype
+        if item.dtype != right and right.is_floating_point:
+            given, wanted = (str(kind).removeprefix("torch.") for kind in (item.dtype, right))
+            raise UserError(f"{where} has {given} for '{name}' instead of {wanted}.")
+
+
+def check_known(where: str, name: str, initial: State) -> None:
+    """Refuse an entry that the network does not have; names in parentheses are a method's own."""
+    if name in initial or name.startswith("("):
+        return
+    names = list(initial)
+    few = ", ".join(names[:FEW]) + f" and {len(names) - FEW} more" * (len(names) > FEW)
+    close = difflib.get_close_matches(name, names, n=1)
+    meant = f"did you mean '{close[0]}'?" if close else f"there are: {few}."
+    raise UserError(f"{where} has the entry '{name}', which the network lacks; {meant}")
+
+
+def check_whole(where: str, which: str, model: Mapping[str, Tensor], initial: State) -> None:
+    """Refuse a model that lacks an entry of the network."""
+    for name in initial:
+        if name not in model:
+            raise UserError(
+                f"{where} lacks the entry '{name}' in '{which}'; return whole models, such as "
+                "{**client.initial, ...}."
+            )
