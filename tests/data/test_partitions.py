@@ -326,6 +326,7 @@ def test_parse():
     assert parse("fedpac:20", 8) == fedpac(8, 0.2)
     assert parse(" iid ", 8) == iid(8)
     assert parse("natural", 8) == natural()
+    assert parse("natural:5", 8) == natural(min_samples=5)
     assert parse("natural", 8).name == "natural"
 
 
@@ -347,6 +348,7 @@ class Halves(Partition):
         (fedpac(8, 0.3), "fedpac:0.3"),
         (iid(8), "iid"),
         (natural(["a", "b"]), "natural"),
+        (natural(["a", "b"], min_samples=5), "natural:5"),
         (dirichlet(8, 0.1, min_samples=3), "Dirichlet(min_samples=3)"),
         (dirichlet(8, 0.2, min_samples=3), "Dirichlet(min_samples=3, alpha=0.2)"),
         (iid(8, classes=[0, 1]), "Iid(classes=(0, 1))"),
