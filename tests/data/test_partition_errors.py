@@ -39,6 +39,9 @@ class TestBadInput:
             (lambda: parse("shard:1.5", 10), "classes_per_client must be a whole number"),
             (lambda: parse("iid:3", 10), "iid takes no number"),
             (lambda: parse("natural:", 10), "lacks its min_samples; 'natural:' and a number"),
+            (lambda: parse("dominant:20:", 10), "lacks its samples; 'dominant:20:' and a number"),
+            (lambda: parse("dominant:20:0", 10), "samples must be at least 1"),
+            (lambda: parse("dominant:20:3:4", 10), "too many .*; 'dominant:SHARE:SAMPLES' is"),
             (lambda: parse("shard:2:3", 10), "too many .*; 'shard:CLASSES_PER_CLIENT' is right"),
         ],
     )

@@ -42,8 +42,8 @@ KINDS: dict[str, tuple[type[Partition], tuple[str, ...], int]] = {
     "shard": (Shard, ("classes_per_client",), 1),
     "dirichlet": (Dirichlet, ("alpha",), 1),
     "quantity": (Quantity, ("alpha",), 1),
-    "dominant": (Dominant, ("share",), 1),
-    "fedpac": (FedPACDominant, ("share",), 1),
+    "dominant": (Dominant, ("share", "samples"), 1),
+    "fedpac": (FedPACDominant, ("share", "samples"), 1),
     "natural": (Natural, ("min_samples",), 0),
 }
 """Each partition with the fields that the numbers in its text mean, and how many it needs."""
@@ -99,6 +99,7 @@ def dominant(
 ) -> Partition:
     """Every client gets `samples` samples, most of them of its group's dominant classes.
 
+    Where a class has too few samples for one client, all clients of its group get fewer.
     `share` of them (0.2, or 20 for per cent) is spread evenly over all classes.
     """
     values = {"clients": clients, "share": share, "samples": samples, "groups": groups, **common}
@@ -132,8 +133,9 @@ def usual(data: Dataset) -> str:
 
 
 def parse(text: str, clients: int, **common: Any) -> Partition:
-    """A partition from text: iid, shard:4, dirichlet:0.1, quantity:0.5, dominant:20,
-    fedpac:20, natural, or natural:5 without owners of fewer than 5 samples.
+    """A partition from text: iid, shard:4, dirichlet:0.1, quantity:0.5, dominant:20 or, with
+    300 samples for each client, dominant:20:300, fedpac likewise, natural, or natural:5 without
+    owners of fewer than 5 samples.
 
     `natural` ignores `clients`.
     """
