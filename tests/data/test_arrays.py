@@ -335,3 +335,21 @@ def test_tensors_with_gradients_and_in_bfloat16_are_read():
     assert clients.y.dtype == torch.float32 and len(clients.x) == 24
     with pytest.raises(UserError, match="a sparse tensor is no array; its to_dense"):
         from_arrays(x, y.to_sparse())
+
+
+@pytest.mark.parametrize(("row", "wrong", "classes"), [(70, -1, "auto"), (10, 9, 2), (99, -3, 2)])
+def test_a_wrong_label_has_the_users_row(row, wrong, classes):
+    x, y = np.random.default_rng(0).normal(size=(100, 4)), np.arange(100) % 2
+    y[row] = wrong
+    named = f"y of 'data' has labels outside the classes: {wrong} at index {row},"
+    with pytest.raises(UserError, match=named):
+        from_arrays(x, y, classes=classes)
+    with pytest.raises(UserError, match=named):
+        from_arrays(x, y, classes=classes, owners=np.arange(100) % 5)
+    right = (x, np.arange(100) % 2)
+    for clients, whose in (([right, (x, y)], "1"), ({"ulm": right, "bern": (x, y)}, "bern")):
+        named = f"y of client {whose} of 'data' has labels outside .*: {wrong} at index {row},"
+        with pytest.raises(UserError, match=named):
+            from_clients(clients, classes=classes)
+    with pytest.raises(UserError, match=f"y of test part 1 of 'data' has .* at index {row},"):
+        from_clients([right, right], [right, (x, y)], classes=classes)

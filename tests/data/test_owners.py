@@ -76,6 +76,23 @@ def test_two_clients_cannot_have_one_name():
         from_clients({1: (X, Y), "1": (X, Y)})
 
 
+@pytest.mark.parametrize("least", [5, "natural:5"])
+def test_small_owners_can_be_left_out(least):
+    owners = np.repeat(["a", "b", "c", "d", "e"], [40, 4, 36, 1, 39])
+    split = least if isinstance(least, str) else partition.natural(min_samples=least)
+    said = "2 of the 5 owners of 'data' have fewer than 5 training samples and are left out."
+    tested = from_arrays(X, Y, X, Y, owners=owners, owners_test=owners)
+    for data in (tested, from_arrays(X, Y, X, Y, owners=owners)):
+        with pytest.warns(UserWarning, match=said):
+            fed = federation(data, split, newcomers=1, newcomers_after=1, newcomers_classes=0)
+        assert fed.names == ("a", "c", "e") and fed.known == 2
+        for name, one in zip(fed.names, fed.splits, strict=True):
+            assert set(owners[[*one.train, *one.valid]]) == {name}
+            assert data is not tested or set(owners[one.test]) == {name}
+    with pytest.raises(UserError, match=r"no owner of 'data' has 50 .* the most are 40, so lower"):
+        federation(tested, partition.natural(min_samples=50))
+
+
 def test_owners_of_the_hub_have_names():
     class Hub(dict):
         column_names = ("image", "label", "writer")

@@ -1,5 +1,7 @@
 """Partitions that cannot be made or carried out say so in one sentence."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -36,6 +38,11 @@ class TestBadInput:
             (lambda: parse("dirichlet:x", 10), "alpha must be a number, not 'x'"),
             (lambda: parse("shard:1.5", 10), "classes_per_client must be a whole number"),
             (lambda: parse("iid:3", 10), "iid takes no number"),
+            (lambda: parse("natural:", 10), "lacks its min_samples; 'natural:' and a number"),
+            (lambda: parse("dominant:20:", 10), "lacks its samples; 'dominant:20:' and a number"),
+            (lambda: parse("dominant:20:0", 10), "samples must be at least 1"),
+            (lambda: parse("dominant:20:3:4", 10), "too many .*; 'dominant:SHARE:SAMPLES' is"),
+            (lambda: parse("shard:2:3", 10), "too many .*; 'shard:CLASSES_PER_CLIENT' is right"),
         ],
     )
     def test_when_made(self, make, message):
@@ -66,6 +73,21 @@ class TestBadInput:
     def test_when_impossible(self, partition, message):
         with pytest.raises(UserError, match=message):
             partition.split(labelled([10, 10, 10]), 0)
+
+    @pytest.mark.parametrize(
+        "text", ["iid", "shard:2", "dirichlet:1", "quantity:1", "dominant:20", "fedpac:20"]
+    )
+    def test_too_few_samples_for_every_client(self, text):
+        size = {"samples": 24} if text in ("dominant:20", "fedpac:20") else {}
+        usual, data = parse(text, 4, **size), labelled([32] * 3)
+        with pytest.raises(
+            UserError,
+            match=f"the partition {usual.name} gives client . .* samples, fewer than min_samples = "
+            "25; lower min_samples" + (r"\." if size else " or clients"),
+        ):
+            replace(usual, min_samples=25).split(data, 0)
+        for least in (None, 20):
+            assert len(replace(usual, min_samples=least).split(data, 0)) == 4
 
     def test_exclude(self):
         data = labelled([10])

@@ -151,7 +151,8 @@ class TestRules:
     def test_shared_samples_are_told_with_how_many_would_be_apart(self, recwarn):
         said = (
             "clients share samples of 5 of 10 classes, which have too few for all (validation "
-            "samples, too); take fewer clients or give partition.dominant(samples=394) or less."
+            "samples, too); take fewer clients, or give at most 394 samples: "
+            "partition.dominant(samples=394), on the command line dominant:0.2:394."
         )
         dominant(100).split(CIFAR_LIKE, 0)
         assert [str(one.message) for one in recwarn] == [said]
@@ -163,6 +164,25 @@ class TestRules:
         assert len(recwarn.list) == 1
         dominant(10).split(CIFAR_LIKE, 0)
         assert len(recwarn.list) == 1
+
+    def test_where_sizes_differ_is_told_with_samples_that_make_them_equal(self, recwarn):
+        data, size = labelled([70, 20, 10]), lambda split: len(held(split))
+        assert [*map(size, dominant(3).split(data, 0))] == [80, 80, 23]
+        assert [str(one.message) for one in recwarn] == [
+            "clients share samples of 3 of 3 classes, which have too few for all (validation "
+            "samples, too), and have 23 to 80 samples instead of 600 each, since groups have too "
+            "few of their classes; give at most 19 samples: partition.dominant(samples=19), on the "
+            "command line dominant:0.2:19."
+        ]
+        recwarn.clear()
+        assert [*map(size, parse("dominant:0.2:19", 3).split(data, 0))] == [19] * 3
+        assert not recwarn.list
+        apart = dominant(2, share=0, samples=30, groups=[[0], [2]])
+        assert [*map(size, apart.split(data, 0))] == [30, 10]
+        assert [str(one.message) for one in recwarn] == [
+            "clients have 10 to 30 samples instead of 30 each, since groups have too few of their "
+            "classes; give at most 10 samples: partition.dominant(samples=10)."
+        ]
 
     def test_dominant_emnist_groups_and_own_groups(self):
         data = labelled([100] * 62)
@@ -324,8 +344,11 @@ def test_parse():
     assert parse("dirichlet:0.1", 8, valid=0.2) == dirichlet(8, 0.1, valid=0.2)
     assert parse("dominant:20", 8) == dominant(8, 0.2)
     assert parse("fedpac:20", 8) == fedpac(8, 0.2)
+    assert parse("dominant:20:35", 8) == dominant(8, 0.2, samples=35)
+    assert parse("fedpac:20:35", 8) == fedpac(8, 0.2, samples=35)
     assert parse(" iid ", 8) == iid(8)
     assert parse("natural", 8) == natural()
+    assert parse("natural:5", 8) == natural(min_samples=5)
     assert parse("natural", 8).name == "natural"
 
 
@@ -345,8 +368,12 @@ class Halves(Partition):
         (quantity(8, 0.123456), "quantity:0.123456"),
         (dominant(8, 20), "dominant:0.2"),
         (fedpac(8, 0.3), "fedpac:0.3"),
+        (fedpac(8, 0.3, samples=300), "fedpac:0.3:300"),
+        (dominant(8, samples=35, valid=0.2), "dominant:0.2:35"),
+        (dominant(8, 20, groups=[[0], [1]]), "Dominant(groups=((0,), (1,)))"),
         (iid(8), "iid"),
         (natural(["a", "b"]), "natural"),
+        (natural(["a", "b"], min_samples=5), "natural:5"),
         (dirichlet(8, 0.1, min_samples=3), "Dirichlet(min_samples=3)"),
         (dirichlet(8, 0.2, min_samples=3), "Dirichlet(min_samples=3, alpha=0.2)"),
         (iid(8, classes=[0, 1]), "Iid(classes=(0, 1))"),

@@ -180,8 +180,40 @@ def test_a_client_with_one_sample_cannot_have_batchnorm():
     images = torch.randn(6, 1, 8, 8)
     parts = [(images[:1], torch.zeros(1, dtype=torch.long)), (images[1:], torch.arange(5) % 2)]
     data = from_clients(parts, test=(torch.randn(4, 1, 8, 8), torch.arange(4) % 2))
-    with pytest.raises(UserError, match="only one training sample, but BatchNorm needs two"):
+    with pytest.raises(
+        UserError,
+        match=r"1 client has only one training sample, but BatchNorm needs two \(0 has 1 for "
+        r"training and 0 for validation\); leave such owners out: min_samples=2 of "
+        r"partition.natural, on the command line natural:2, or use a network",
+    ):
         small(model="digits-bn-cnn", data=data, partition=partition.natural(valid=0), cohort=2)
+
+
+@pytest.mark.parametrize(
+    ("split", "said", "ways"),
+    [
+        (
+            "natural",
+            r"2 clients have .* \('b' has 1 for training and 1 for validation; 'd' has 1 for",
+            [partition.natural(min_samples=3), "natural:3", partition.natural(valid=0)],
+        ),
+        ("iid", "12 clients have .* validation, ...\\); take fewer clients,", [partition.iid(4)]),
+    ],
+)
+def test_ways_out_for_clients_too_small_for_batchnorm_work(split, said, ways):
+    x, y = torch.randn(24, 1, 8, 8), torch.arange(24) % 2
+    owners = np.repeat([*"abcd"], [12, 2, 8, 2]) if split == "natural" else None
+    data = from_arrays(x, y, x, y, owners=owners)
+    same = {"data": data, "model": "digits-bn-cnn", "cohort": 2}
+    with pytest.raises(UserError, match=said) as problem:
+        small(partition=split, **same, **({} if owners is not None else {"clients": 12}))
+    sentence = str(problem.value)
+    assert "valid=0 of the partition" in sentence and "use a network without" in sentence
+    assert ("min_samples=3 of" in sentence) == (owners is not None)
+    for way in ways:
+        small(
+            partition=way, **same, **({"clients": None} if owners is not None else {"clients": 4})
+        )
 
 
 def test_augmentation_moves_the_images_and_nothing_else():

@@ -272,6 +272,8 @@ def test_bad_newcomers_are_refused():
         run.onboard((torch.zeros(9, 1, 8, 8, dtype=torch.int32), labels))
     with pytest.raises(UserError, match="10"):
         run.onboard((DIGITS.x[:9], torch.full((9,), 10)))
+    with pytest.raises(UserError, match=r"has a single sample, and one is held out .* a second"):
+        run.onboard((DIGITS.x[:1], DIGITS.y[:1]))
     assert run.federation.clients == 6
     for settings, words in [
         ({"newcomers": 3, "newcomers_after": None}, "needs newcomers_after"),
@@ -311,3 +313,10 @@ def test_figures_of_the_two_phases():
         found["newcomer_accuracy"] == pytest.approx(0.75) and found["newcomer_peak_accuracy"] == 1.0
     )
     assert found["newcomer_rounds_to_peak"] == 3 and found["arrival_accuracy"] == 0.05
+
+
+def test_a_newcomer_for_batchnorm_has_three_samples():
+    run = small(model="digits-bn-cnn", data=DIGITS).fit(1, quiet=True)
+    with pytest.raises(UserError, match="needs two; give at least three samples"):
+        run.onboard((DIGITS.x[:2], DIGITS.y[:2]))
+    assert run.onboard((DIGITS.x[:3], DIGITS.y[:3])) == 6

@@ -32,7 +32,14 @@ from fedhelix.data.owners import read_owners
 from fedhelix.data.readers import NPZ_ERRORS
 from fedhelix.data.reading import Pair, Samples, read_pair
 from fedhelix.data.sampling import stratified
-from fedhelix.data.targets import Classes, as_targets, count_classes, note_only_tested, note_unused
+from fedhelix.data.targets import (
+    Classes,
+    as_targets,
+    check_classes,
+    count_classes,
+    note_only_tested,
+    note_unused,
+)
 
 HELD_OUT = 0.2
 """The share of samples that becomes the test pool when the user gives none."""
@@ -90,7 +97,7 @@ def from_arrays(
             if whose is not None and whose.dtype.kind != whose_test.dtype.kind:
                 whose, whose_test = whose.astype(str), whose_test.astype(str)
     else:
-        count_classes(classes, targets, targets[:0])  # says what whole numbers are
+        check_classes([targets], classes, [f"y of '{name}'"], name)
         held = _held_out_pool(targets, classes, whose, seed)
         if not held.any():
             few = "of each class" if whose is None else "of each owner"
@@ -220,6 +227,7 @@ def from_clients(
     kinds, classes = common_class_names(parts, classes, name)
     targets, labels = coded([pair for _, pair in everybody], [whose for whose, _ in everybody])
     read = [read_pair(x, y, whose) for (whose, (x, _)), y in zip(everybody, targets, strict=True)]
+    check_classes([y for _, y in read], classes, [f"y of {whose}" for whose, _ in everybody], name)
     train, tests = read[: len(raw)], read[len(raw) :]
     if test is None:
         train, tests = hold_out_each(train, classes, seed)

@@ -93,11 +93,16 @@ def _check_labels(pool: Pool, classes: int) -> None:
             f"{pool.y_name} of '{pool.data_name}' must be one int64 label per sample, "
             f"not {y.dtype} of {tuple(y.shape)}."
         )
+    check_labels(y, classes, f"{pool.y_name} of '{pool.data_name}'")
+
+
+def check_labels(y: Tensor, classes: int, where: str) -> None:
+    """Refuse labels that are none of so many classes, and name the first sample with one."""
     outside = ((y < 0) | (y >= classes)).nonzero()
     if len(outside):
         first = int(outside[0])
         raise UserError(
-            f"{pool.y_name} of '{pool.data_name}' has labels outside the classes: "
+            f"{where} has labels outside the classes: "
             f"{int(y[first])} at index {first}, where 0 to {classes - 1} would be right."
             + (
                 " Number classes from 0, give their names as text, or give classes=None if these "

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,27 +87,6 @@ def enough_for(clients: int, supply: np.ndarray) -> None:
         raise UserError(
             f"{clients} clients cannot share {samples} samples; lower clients to at most {samples}."
         )
-
-
-def told_where_shared(
-    samples: int, supply: np.ndarray, counts_of: Callable[[int], np.ndarray]
-) -> np.ndarray:
-    """The counts of every client and class with so many samples for each client; a warning says
-    where a class has too few for all, and how many samples would be few enough.
-    """
-    counts = counts_of(samples)
-    wanted = counts.sum(0)
-    if few := int((wanted > supply).sum()):
-        most = int(counts.sum(1).max() * (supply / np.maximum(wanted, 1)).min())
-        while most and (counts_of(most).sum(0) > supply).any():  # rounding
-            most -= 1
-        smaller = f" or give partition.dominant(samples={most}) or less" if most else ""
-        warnings.warn(
-            f"clients share samples of {few} of {len(supply)} classes, which have too few for all "
-            f"(validation samples, too); take fewer clients{smaller}.",
-            stacklevel=2,
-        )
-    return counts
 
 
 def even(total: int, parts: int) -> np.ndarray:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.metrics import IGNORED
+from fedhelix.data.checks import check_labels
 
 Classes = int | Literal["auto"] | None
 VOID = 255  # what masks often call pixels without a class
@@ -55,6 +56,21 @@ def count_classes(classes: Classes, targets: Tensor, test_targets: Tensor) -> in
             f"one, or classes={1 + largest} for the other."
         )
     return 1 + largest
+
+
+def check_classes(
+    parts: Sequence[Tensor], classes: Classes, where: Sequence[str], name: str
+) -> None:
+    """Refuse labels that are no classes while samples have the user's numbers, which they lose when
+    some are held out or clients are joined; `where` says whose the labels of each part are.
+    """
+    are_numbers = classes == "auto" and any(part.is_floating_point() for part in parts)
+    if are_numbers or any(has_several(part) for part in parts):
+        return
+    labels = torch.cat([part.flatten() for part in parts])
+    count = count_classes(classes, labels, labels[:0])
+    for part, whose in zip(parts, where, strict=True) if count is not None else ():
+        check_labels(as_labels(part, name).flatten(), count or 0, whose)
 
 
 def note_unused(parts: Sequence[Tensor], name: str) -> None:

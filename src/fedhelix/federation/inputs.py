@@ -242,7 +242,8 @@ def client_setup(setup: Setup, kernels: Kernels | Literal["auto"]) -> Setup:
         raise UserError("BatchNorm needs two samples in a minibatch; set batch_size to 2 or more.")
     if setup.layers.norm and any(len(split.train) == 1 for split in setup.splits):
         raise UserError(
-            "a client has only one training sample, but BatchNorm needs two; use larger clients."
+            "a client has only one training sample, but BatchNorm needs two; give it more samples, "
+            "or use a network without BatchNorm."
         )
     state = setup.module.to(setup.device).state_dict()
     initial = {name: state[name].detach().clone() for name in setup.layers.names}

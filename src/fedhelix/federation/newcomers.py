@@ -210,7 +210,10 @@ def with_client(fed: FederationSetup, data: Any) -> Setup:
     train = np.arange(len(setup.data.y), len(pool.y))
     test = np.arange(len(setup.data.y_test), len(pool.y_test))
     if fed.layers.norm and len(train) < 2:
-        raise UserError("the newcomer has only one training sample, but BatchNorm needs two.")
+        raise UserError(
+            "the newcomer has only one training sample, but BatchNorm needs two; give at least "
+            "three samples, of which one is held out to test with."
+        )
     return replace(setup, data=pool, splits=[*fed.splits, Split(train, train[:0], test)])
 
 
@@ -229,6 +232,11 @@ def _read(data: Any, known: Dataset, seed: int) -> Dataset:
             f"'{known.name}' has the shape {known.shape}; give N of them."
         )
     same = samples if fields is None else fitted(samples, fields, f"'{known.name}'")
+    if len(samples) == 1:
+        raise UserError(
+            "the newcomer has a single sample, and one is held out to test with; give a second "
+            "one, or make a federation with this client among the others, where it trains untested."
+        )
     y = numbered((x, y), known.labels, "the newcomer")
     mine = from_clients([(same, y)], classes=known.classes, name="newcomer", seed=seed)
     if fields is not None and known.y.dim() == mine.y.dim() == 2 and known.y.dtype == torch.int64:

@@ -50,6 +50,7 @@ from fedhelix.federation.inputs import (
 from fedhelix.federation.keywords import check_keys
 from fedhelix.federation.sampling import Newcomers, Participation, Sampler, class_shares
 from fedhelix.federation.schedule import schedule_for
+from fedhelix.federation.small_clients import check_for_batchnorm
 from fedhelix.federation.state import FederationState
 from fedhelix.robust.attacks import Attack, Attackers
 
@@ -112,7 +113,8 @@ class FederationSetup:
         scores = self.method.capabilities.server_validation
         self.settings: FederationSettings = settings.resolved(scores)
         clients = convert("clients", clients, int | None)
-        pool = self._own_samples(pool, read_partition(partition, pool, clients))
+        given = pool
+        pool = self._own_samples(given, read_partition(partition, pool, clients))
         if clients is not None and clients not in (self.known, self.clients):
             raise UserError(
                 f"clients = {clients}, but the partition or the owners of the data make "
@@ -131,6 +133,8 @@ class FederationSetup:
         )
         self.objective = objective_for(pool.classes, loss, metric, pool.y)
         module, self.layers = network(model, pool, self.method, self.seed, self.objective)
+        if self.layers.norm:
+            check_for_batchnorm(self.splits, self.names, self.partition, given, self.settings)
         self._check_attack()
         self.attackers = Attackers(self.settings, self.clients, self.layers.parameters, self.seed)
         self.studied = self.attackers.studied(pool, self.splits, len(self.reserve.scoring))

@@ -69,7 +69,9 @@ class Config(FederationSettings):
     )
     partition: str | None = option(
         None,
-        "who owns what: iid, shard:S, dirichlet:A, quantity:A, dominant:S, fedpac:S or natural "
+        "who owns what: iid, shard:S, dirichlet:A, quantity:A, dominant:S or dominant:S:N with N "
+        "samples for each client, fedpac likewise, natural, or natural:N without owners of fewer "
+        "than N samples "
         "(auto: natural where the data name owners, else dirichlet:0.3)",
     )
     valid: float = option(

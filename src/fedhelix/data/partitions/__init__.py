@@ -37,16 +37,16 @@ __all__ = [
     "usual",
 ]
 
-KINDS: dict[str, tuple[type[Partition], str | None]] = {
-    "iid": (Iid, None),
-    "shard": (Shard, "classes_per_client"),
-    "dirichlet": (Dirichlet, "alpha"),
-    "quantity": (Quantity, "alpha"),
-    "dominant": (Dominant, "share"),
-    "fedpac": (FedPACDominant, "share"),
-    "natural": (Natural, None),
+KINDS: dict[str, tuple[type[Partition], tuple[str, ...], int]] = {
+    "iid": (Iid, (), 0),
+    "shard": (Shard, ("classes_per_client",), 1),
+    "dirichlet": (Dirichlet, ("alpha",), 1),
+    "quantity": (Quantity, ("alpha",), 1),
+    "dominant": (Dominant, ("share", "samples"), 1),
+    "fedpac": (FedPACDominant, ("share", "samples"), 1),
+    "natural": (Natural, ("min_samples",), 0),
 }
-"""Each partition with the field that the number in its text means."""
+"""Each partition with the fields that the numbers in its text mean, and how many it needs."""
 
 
 def _checks_arguments(function: F) -> F:
@@ -73,7 +73,7 @@ def shard(clients: int, classes_per_client: int, **common: Any) -> Partition:
 def dirichlet(clients: int, alpha: float, **common: Any) -> Partition:
     """Each class is spread over the clients by proportions ~ Dir(alpha).
 
-    Every client gets at least `min_samples` samples, where there are enough.
+    Every client gets at least `min_samples` samples (by default 10, where there are enough).
     """
     values = {"clients": clients, "alpha": alpha, **common}
     return build(Dirichlet, values, "the dirichlet partition")
@@ -83,7 +83,7 @@ def dirichlet(clients: int, alpha: float, **common: Any) -> Partition:
 def quantity(clients: int, alpha: float, **common: Any) -> Partition:
     """The sizes of the clients are proportions ~ Dir(alpha) of all samples, whatever their classes.
 
-    Every client gets at least `min_samples` samples, where there are enough.
+    Every client gets at least `min_samples` samples (by default 10, where there are enough).
     """
     values = {"clients": clients, "alpha": alpha, **common}
     return build(Quantity, values, "the quantity partition")
@@ -99,6 +99,7 @@ def dominant(
 ) -> Partition:
     """Every client gets `samples` samples, most of them of its group's dominant classes.
 
+    Where a class has too few samples for one client, all clients of its group get fewer.
     `share` of them (0.2, or 20 for per cent) is spread evenly over all classes.
     """
     values = {"clients": clients, "share": share, "samples": samples, "groups": groups, **common}
@@ -118,6 +119,7 @@ def natural(ids: Any = None, **common: Any) -> Partition:
 
     Of a table, `ids` may be the name of the column with the owners. Where nobody owns the test
     samples, each client is tested on some with the class proportions of its training samples.
+    `min_samples` leaves out owners with fewer training samples; a warning says how many.
     """
     if ids is not None:
         ids = np.asarray(ids) if np.ndim(ids) == 0 else read_owners(ids, "ids")
@@ -131,27 +133,33 @@ def usual(data: Dataset) -> str:
 
 
 def parse(text: str, clients: int, **common: Any) -> Partition:
-    """A partition from text: iid, shard:4, dirichlet:0.1, quantity:0.5, dominant:20,
-    fedpac:20 or natural.
+    """A partition from text: iid, shard:4, dirichlet:0.1, quantity:0.5, dominant:20 or, with
+    300 samples for each client, dominant:20:300, fedpac likewise, natural, or natural:5 without
+    owners of fewer than 5 samples.
 
     `natural` ignores `clients`.
     """
-    name, colon, number = text.strip().partition(":")
+    name, *numbers = text.strip().split(":")
     before, equals, _ = name.partition("=")
     if equals and before in KINDS:
         raise UserError(f"unknown partition '{name}'; did you mean '{name.replace('=', ':')}'?")
     if name not in KINDS:
         raise unknown("partition", name, KINDS)
-    kind, setting = KINDS[name]
+    kind, settings, needed = KINDS[name]
     values = dict(common) if kind is Natural else {"clients": clients, **common}
-    if setting is None and colon:
+    if numbers and not settings:
         raise UserError(
             f"the partition {name} takes no number; '{name}' alone is right, not '{text}'."
         )
-    if setting is not None:
+    if len(numbers) > len(settings):
+        right = ":".join([name, *map(str.upper, settings)])
+        raise UserError(f"the partition '{text}' has too many numbers; '{right}' is right.")
+    numbers += [""] * (needed - len(numbers))
+    for place, (setting, number) in enumerate(zip(settings, numbers, strict=False)):
         if not number:
+            before = ":".join([name, *numbers[:place]])
             raise UserError(
-                f"the partition '{text}' lacks its {setting}; '{name}:' and a number is right."
+                f"the partition '{text}' lacks its {setting}; '{before}:' and a number is right."
             )
         values[setting] = number
     return build(kind, values, f"the {name} partition")
@@ -167,8 +175,11 @@ def as_text(partition: Partition) -> str:
     ]
     given = {one.name: repr(getattr(partition, one.name)) for one in kept}
     changed = [one.name for one in kept if given[one.name] != repr(one.default)]
-    for name, (kind, setting) in KINDS.items():
-        if type(partition) is kind and set(changed) <= {setting}:
-            return name if setting is None else f"{name}:{getattr(partition, setting):.12g}"
+    for name, (kind, settings, needed) in KINDS.items():
+        if type(partition) is kind and set(changed) <= set(settings):
+            written = [
+                one for place, one in enumerate(settings) if place < needed or one in changed
+            ]
+            return ":".join([name, *(f"{getattr(partition, one):.12g}" for one in written)])
     words = " ".join(", ".join(f"{one}={given[one]}" for one in changed).split())
     return f"{type(partition).__name__}({words})"

@@ -39,7 +39,9 @@ class Partition(Checked):
     test_samples: int | None = option(
         None, "test samples of a client (auto: 100, or its share of all)", low=1
     )
-    min_samples: int = option(10, "samples that every client gets, where there are enough", low=1)
+    min_samples: int | None = option(
+        None, "samples that every client gets at least (auto: 10, where there are enough)", low=1
+    )
     classes: tuple[int, ...] | None = option(None, "use only samples of these classes")
 
     by_class: ClassVar[bool] = True
@@ -141,6 +143,7 @@ class Partition(Checked):
         present, compact = np.unique(labels, return_inverse=True)
         pool = ClassPool.of(usable, compact, len(present), draw)
         counts = self.checked(self.counts(present, pool.sizes, draw), pool.sizes)
+        self.check_sizes(counts.sum(1))
         return pool.take(counts, np.cumsum(counts, axis=0) - counts), counts.sum(1)
 
     def counts(
@@ -171,6 +174,15 @@ class Partition(Checked):
                 f"the partition {self.name} gives client {int(np.argmin(table.sum(1)))} no samples."
             )
         return table
+
+    def check_sizes(self, sizes: np.ndarray) -> None:
+        """Refuse clients with fewer samples than the user asked for."""
+        if self.min_samples is not None and sizes.min() < self.min_samples:
+            raise UserError(
+                f"the partition {self.name} gives client {int(np.argmin(sizes))} {sizes.min()} "
+                f"training samples, fewer than min_samples = {self.min_samples}; lower min_samples"
+                + ("." if hasattr(self, "samples") else " or clients.")
+            )
 
     def tests(
         self, data: Dataset, members: np.ndarray, sizes: np.ndarray, draw: np.random.Generator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,13 +11,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.options import option
 from fedhelix.data.datasets import Dataset
 from fedhelix.data.partitions.base import Partition, class_list
-from fedhelix.data.sampling import (
-    ClassPool,
-    affordable,
-    apportion,
-    segments,
-    told_where_shared,
-)
+from fedhelix.data.sampling import ClassPool, affordable, apportion, segments
 
 
 @dataclass(frozen=True)
@@ -48,10 +43,40 @@ class Dominant(Partition):
     def counts(
         self, present: np.ndarray, supply: np.ndarray, draw: np.random.Generator
     ) -> np.ndarray:
-        """The groups' proportions, in whole numbers; a warning says where clients share samples."""
-        return told_where_shared(
-            self.samples, supply, lambda most: self._counts(most, supply, present)
-        )
+        """The groups' proportions, in whole numbers; a warning says where clients share samples or
+        differ in size.
+        """
+        counts = self._counts(self.samples, supply, present)
+        wanted, sizes = counts.sum(0), counts.sum(1)
+        few, differ = int((wanted > supply).sum()), len(set(sizes.tolist())) > 1
+        if not few and not differ:
+            return counts
+        said = []
+        if few:
+            said.append(
+                f"share samples of {few} of {len(supply)} classes, which have too few for all "
+                "(validation samples, too)"
+            )
+        if differ:
+            said.append(
+                f"have {sizes.min()} to {sizes.max()} samples instead of {self.samples} each, "
+                "since groups have too few of their classes"
+            )
+        most = int(sizes.min())  # gives all clients one size
+        wanted = self._counts(most, supply, present).sum(0)
+        most = int(most * min(1, (supply / np.maximum(wanted, 1)).min()))
+        while most and (self._counts(most, supply, present).sum(0) > supply).any():  # rounding
+            most -= 1
+        ways = ["take fewer clients"] if few and (not differ or not most) else []
+        if most:
+            line = f", on the command line {self.name}:{self.share:.12g}:{most}"
+            ways.append(
+                f"give at most {most} samples: partition.{self.name}(samples={most})"
+                + ("" if self.groups else line)
+            )
+        advice = f"; {', or '.join(ways)}" if ways else ""
+        warnings.warn(f"clients {', and '.join(said)}{advice}.", stacklevel=2)
+        return counts
 
     def _counts(self, samples: int, supply: np.ndarray, present: np.ndarray) -> np.ndarray:
         parts = 1_000_000  # whole-number weights keep the apportionment exact

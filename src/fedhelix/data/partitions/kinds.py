@@ -21,6 +21,8 @@ from fedhelix.data.sampling import (
     top_up,
 )
 
+USUAL_LEAST = 10  # samples of a client, where there are enough
+
 
 @dataclass(frozen=True)
 class Iid(Partition):
@@ -119,7 +121,8 @@ class Dirichlet(Partition):
         cuts[:, -1] = supply
         counts = np.diff(cuts, axis=1, prepend=0).T.copy()
         # Topping up, because redrawing until every client has enough would hardly ever end.
-        top_up(counts, min(self.min_samples, int(supply.sum()) // self.clients), draw)
+        least = USUAL_LEAST if self.min_samples is None else self.min_samples
+        top_up(counts, min(least, int(supply.sum()) // self.clients), draw)
         return counts
 
 
@@ -138,7 +141,8 @@ class Natural(Partition):
     """Every owner of samples is a client.
 
     Owners come with the data or as `ids`, one for each training sample. Where the data say who owns
-    the test samples too, clients are tested on their own.
+    the test samples too, clients are tested on their own. Owners with fewer than `min_samples`
+    training samples are left out, with their test samples; those that the server keeps count.
     """
 
     clients: int = option(0, "always as many as there are owners", low=0, high=0)
@@ -161,7 +165,14 @@ class Natural(Partition):
         self, data: Dataset, usable: np.ndarray, draw: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
         """The owners' samples, in the order of the owners' names."""
-        names, owner = self.owners(data)
+        names, owner, left_out = self.kept(data)
+        if len(left_out):
+            warnings.warn(
+                f"{len(left_out)} of the {len(left_out) + len(names)} owners of '{data.name}' have "
+                f"fewer than {self.min_samples} training samples and are left out.",
+                stacklevel=2,
+            )
+        usable = usable[owner[usable] >= 0]
         sizes = np.bincount(owner[usable], minlength=len(names))
         if not sizes.all():
             raise UserError(
@@ -175,15 +186,16 @@ class Natural(Partition):
         """Each owner's test samples; owners without any are not evaluated."""
         if self.ids is not None or data.owners_test is None:
             return super().tests(data, members, sizes, draw)
-        names, _ = self.owners(data)
-        strangers = ~np.isin(data.owners_test, names)
+        strangers = ~np.isin(data.owners_test, self.owners(data)[0])
         if strangers.any():
             raise UserError(
                 f"owner '{data.owners_test[strangers][0]}' of '{data.name}' "
                 "has test samples but no training samples; remove them, or leave out who owns the "
                 "test samples, and all clients share them."
             )
+        names = self.kept(data)[0]
         usable = draw.permutation(self.usable(data, data.y_test))
+        usable = usable[np.isin(data.owners_test[usable], names)]
         owner = np.searchsorted(names, data.owners_test[usable])
         usable = usable[np.argsort(owner, kind="stable")]
         parts = segments(usable, np.bincount(owner, minlength=len(names)))
@@ -197,8 +209,24 @@ class Natural(Partition):
 
     def names(self, data: Dataset) -> Names | None:
         """The owners' names, unless they are the clients' numbers."""
-        names = self.owners(data)[0].tolist()
+        names = self.kept(data)[0].tolist()
         return None if names == list(range(len(names))) else tuple(names)
+
+    def kept(self, data: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The names of the owners with enough samples; for each training sample its owner's index
+        among them, or -1; and the names of the others.
+        """
+        names, owner = self.owners(data)
+        if self.min_samples is None:
+            return names, owner, names[:0]
+        sizes = np.bincount(owner[self.usable(data, data.y)], minlength=len(names))
+        enough = sizes >= self.min_samples
+        if not enough.any():
+            raise UserError(
+                f"no owner of '{data.name}' has {self.min_samples} training samples; the most are "
+                f"{sizes.max()}, so lower min_samples."
+            )
+        return names[enough], np.where(enough, np.cumsum(enough) - 1, -1)[owner], names[~enough]
 
     def owners(self, data: Dataset) -> tuple[np.ndarray, np.ndarray]:
         """The owners' sorted names, and for each training sample its owner's index among them."""
