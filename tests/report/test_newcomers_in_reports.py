@@ -7,7 +7,9 @@ import pytest
 
 from fedhelix.report.headline import warnings
 from fedhelix.report.live import Watch, client_history, files, run_details
-from fedhelix.report.results import read
+from fedhelix.report.plots import overview
+from fedhelix.report.results import grouped, read
+from fedhelix.report.sections import clients
 from fedhelix.report.tables import comparison
 from fedhelix.runs.jobs import Session
 from fedhelix.runs.spec import make_spec
@@ -76,7 +78,21 @@ def test_reports_say_whose_accuracy_it_is(mixed, tmp_path, cli):
         assert ("is their mean over the last ten evaluated rounds" in text) == (name[-4:] == "html")
 
 
+def test_the_figure_of_clients_shows_the_last_evaluation_alone(tmp_path):
+    Session(quiet=True).start(make_spec("fedavg", SETTINGS), tmp_path / "run")
+    folder = RunFolder.open(tmp_path / "run")
+    result, (*_, last) = read(folder), folder.records()
+    figure = overview(grouped([result]))
+    dots = [place[0] for part in figure.axes[-1].collections for place in part.get_offsets()]
+    assert sorted(dots) == sorted(last["personal"]) and len(dots) == 2
+    table = clients(grouped([result]))
+    said = {row[0]["value"]: row[3]["text"] for row in table["rows"]}
+    assert {who for who, text in said.items() if text.endswith(" (round 2)")} == set(range(6))
+    assert "(round" not in said[6] + said[7] and "not in the last evaluation" in table["note"]
+
+
 def test_reports_without_newcomers_have_no_word_on_them(make_run):
     results = [read(make_run())]
     assert "known_accuracy" not in comparison(results)
     assert not [one for one in warnings(results) if "ewcomers" in one]
+    assert "last evaluation" not in clients(grouped(results))["note"]

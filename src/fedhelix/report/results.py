@@ -108,8 +108,23 @@ class Result:
 
     def client_finals(self) -> dict[int, float]:
         """The metric of every client in the last round that evaluated it, where it is a number."""
-        last = {client: value for _, client, value in self._by_client()}
-        return {client: float(value) for client, value in last.items() if is_number(value)}
+        return {client: value for client, (_, value) in self.last_values().items()}
+
+    def last_values(self) -> dict[int, tuple[int, float]]:
+        """Round and metric of every client's last evaluation, where the metric is a number."""
+        last = {client: (round, value) for round, client, value in self._by_client()}
+        return {
+            client: (round, float(value))
+            for client, (round, value) in last.items()
+            if is_number(value)
+        }
+
+    @cached_property
+    def last_evaluation(self) -> int:
+        """The last round that evaluated clients: not those that were away or, once newcomers are
+        there, the others; 0 where none did.
+        """
+        return max((round for round, *_ in self._by_client()), default=0)
 
     def _by_client(self) -> Iterator[tuple[int, int, Any]]:
         """Round, client and metric of every evaluation."""
