@@ -20,7 +20,7 @@ from fedhelix.engines.local import Setup
 from fedhelix.federation import description, evaluation, loop, newcomers
 from fedhelix.federation.inputs import Model
 from fedhelix.federation.provenance import device_name, versions
-from fedhelix.federation.resuming import check_rounds, end_here, settle
+from fedhelix.federation.resuming import check_rounds, end_here, note_finished, settle
 from fedhelix.federation.run import Run
 from fedhelix.federation.setup import FederationSettings, FederationSetup
 from fedhelix.federation.sinks import (
@@ -200,7 +200,8 @@ class Federation(FederationSetup):
                     check_rounds(rounds, run.state.round, out)
                     settle(run, rounds, eval_every, config or {})
                 sinks.append(folder_sink)
-            if not run.state.round:
+            begun = run.state.round
+            if not begun:
                 run.state = self.initialize(rounds)
             if track is not None and run.folder is not None:
                 done = run.state.round
@@ -231,6 +232,7 @@ class Federation(FederationSetup):
                     sink.update(record, state)
             if run.folder is not None:
                 run.folder.write_summary(run.summary)
+        note_finished(run, begun, silent=bool(quiet) or config is not None)
         return run
 
     def _rounds(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,19 @@ def settle(run: Run, rounds: int, eval_every: int, settings: Mapping[str, Any]) 
         run.records[-1] = record
         if not ends:
             folder.remove_summary()
+
+
+def note_finished(run: Run, begun: int, silent: bool) -> None:
+    """Say so where no round was left; commands say it themselves."""
+    done = run.state.round
+    if silent or run.folder is None or done > begun:
+        return
+    where = run.folder.path
+    print(
+        f"fedhelix: '{where}' was finished already, so nothing was trained; for more rounds: "
+        f"fed.fit(rounds={2 * done}, out={str(where)!r}, resume=True)",
+        file=sys.stderr,
+    )
 
 
 def end_here(run: Run) -> None:
