@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +23,8 @@ NOT_COMPARED = (
     "workers", "address", "kernels", "eval_every", "checkpoint_every", "client_state", "deployment",
     "pruned",
 )  # fmt: skip
+
+MOST_NAMED = 20  # runs that a sentence lists, for a command
 
 # Settings under which methods are compared: runs that differ in one of them are told apart first.
 SETTING = ("data", "partition", "shift")
@@ -300,9 +303,12 @@ def grouped(runs: Sequence[RunFolder | Result]) -> Groups:
         members = groups.setdefault(label_of(result, results), [])
         for twin in members:
             if twin.seed == result.seed:
+                others = [one.name for one in results if one is not result]
+                some = shlex.join(others[:MOST_NAMED]) + " ..." * (len(others) > MOST_NAMED)
                 raise UserError(
                     f"'{twin.name}' and '{result.name}' are both {result.method} "
-                    f"with seed {result.seed}; compare only one of them."
+                    f"with seed {result.seed}; compare only one of them, by naming runs instead "
+                    f"of the folder around them: `{some}`."
                 )
         members.append(result)
     return groups
