@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -169,9 +169,10 @@ def _line(label: str, results: Sequence[Result], place: int) -> dict[str, Any]:
         if values.notna().any(axis=None):
             parts = zip(("mid", "low", "high"), band(values, key.endswith("accuracy")), strict=True)
             y[key] = {part: _numbers(numbers) for part, numbers in parts}
-    return {"label": label, "place": place, "x": x, "y": y}
+    first = min(result.arrival for result in results)
+    return {"label": label, "place": place, "x": x, "y": y, "arrival": _numbers([first])[0]}
 
 
-def _numbers(values: pd.Series) -> list[float | None]:
+def _numbers(values: Iterable[float]) -> list[float | None]:
     """Numbers for JSON: six digits, and None for what is not finite."""
     return [float(f"{value:.6g}") if np.isfinite(value) else None for value in values]
