@@ -49,6 +49,12 @@ def site_models(folder, experiment):
     return [load_file(folder / "kept" / experiment / f"site-{n}" / MODEL) for n in range(3)]
 
 
+def test_the_method_has_the_name_that_sites_know(trained, cli):
+    trained("median+fedavg")
+    done = cli("deploy", "model", "run")
+    assert done.err == "fedhelix: the server's model after 2 rounds of median+fedavg\n"
+
+
 @pytest.mark.parametrize("data", ["own", "common"])
 def test_it_is_the_model_that_all_sites_use(trained, data, cli, tmp_path):
     folder = trained("secure", **({"data": "own"} if data == "own" else {}))

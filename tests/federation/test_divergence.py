@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -294,6 +295,27 @@ def test_a_metric_that_is_a_number_for_nobody_is_named_once(rounds, clients):
     with pytest.warns(UserWarning, match=r"^the metric recall is not a number \(NaN\)") as warned:
         fed.fit(rounds, quiet=True)
     assert len(warned) == 1 and warned[0].filename == __file__
+
+
+@pytest.mark.parametrize("without", [1, 2, 3])
+def test_a_metric_that_is_a_number_for_few_says_for_how_many_it_is_none(without):
+    xs = [torch.randn(20, 3, generator=torch.Generator().manual_seed(n)) for n in range(4)]
+
+    def recall(output, target):
+        return math.nan if target.mean() < without else 0.5
+
+    clients = [(x, torch.full((20,), 0.5 + n)) for n, x in enumerate(xs)]
+    fed = Federation(clients, metric=recall, model="linear", engine="serial", standardize=True)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        run = fed.fit(4, quiet=True)
+    assert run.records[0]["unmeasured_clients"] == list(range(without))
+    said = [str(one.message) for one in warned if "recall is not a number" in str(one.message)]
+    if without < 3:  # the mean is that of most
+        assert not said
+        return
+    (sentence,) = said
+    assert "for the test samples of 3 of 4 clients, who do not count in its mean" in sentence
 
 
 def test_a_metric_that_is_a_number_sometimes_is_not():

@@ -369,7 +369,7 @@ def test_when_all_uploads_are_refused_the_server_stays_as_it_was():
 # Run folders from Python
 
 
-def test_a_run_from_python_can_be_resumed_from_python(tmp_path):
+def test_a_run_from_python_can_be_resumed_from_python(tmp_path, capsys):
     straight = small(Scaffold()).fit(3, out=tmp_path / "straight", quiet=True)
     small(Scaffold()).fit(2, out=tmp_path / "stopped", quiet=True)
     resumed = small(Scaffold()).fit(3, out=tmp_path / "stopped", resume=True, quiet=True)
@@ -381,6 +381,10 @@ def test_a_run_from_python_can_be_resumed_from_python(tmp_path):
     assert written["rounds"] == 3 and written["versions"]["torch"] == torch.__version__
     assert same(resumed.state.server, straight.state.server)
     assert resumed.folder.summary["rounds"] == 3
+    assert not capsys.readouterr().err
+    again = small(Scaffold()).fit(3, out=tmp_path / "stopped", resume=True)
+    assert "was finished already, so nothing was trained" in capsys.readouterr().err
+    assert same(again.state.server, straight.state.server)
     with pytest.raises(UserError, match=r"holds a run already; .*resume=True"):
         small().fit(1, out=tmp_path / "straight", quiet=True)
     with pytest.raises(UserError, match=r"holds a run already; .*resume=True"):

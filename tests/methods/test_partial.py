@@ -20,6 +20,7 @@ from fedhelix import (
 )
 from fedhelix.core.errors import UserError
 from fedhelix.core.layers import Layers
+from fedhelix.core.registry import make
 from fedhelix.engines.local import ClientTask, make_client, run_client
 from helpers import close, same, small
 
@@ -98,6 +99,12 @@ def test_a_network_of_one_layer_has_nothing_to_share_in_part(kind):
         UserError, match="would share no layer of this model; choose a model with more layers"
     ):
         small(kind(), "linear")
+
+
+@pytest.mark.parametrize("wrapper", ["secure", "private", "median", "compact", "fedbuff"])
+def test_wrappers_refuse_a_network_of_one_layer_in_the_words_of_the_method(wrapper):
+    with pytest.raises(UserError, match=r"^fedper would share no layer of this model; choose"):
+        small(make(f"{wrapper}+fedper"), "linear")
 
 
 def test_fedbn_by_name_needs_such_names():

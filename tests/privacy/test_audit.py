@@ -155,3 +155,9 @@ def test_what_is_wrong_with_the_words_of_an_audit_is_told(cli, tmp_path, words, 
     assert done.code == 2 and done.err.count("\n") == 1
     first, _, last = says.partition(" .*")
     assert done.err.startswith(f"fedhelix: {first}") and last.strip() in done.err
+
+
+@pytest.mark.parametrize("attack", ["idlg", "inversion", "membership"])
+def test_a_key_is_for_logs_alone(attack, cli):
+    done = cli("audit", attack, "fedavg", "--key", "nope.pub")
+    assert done.code == 2 and f"--key is for audit log; audit {attack} reads no key" in done.err

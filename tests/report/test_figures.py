@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PathCollection
+from matplotlib.transforms import Bbox
 
 from fedhelix.core.errors import UserError
 from fedhelix.report import diagnostics
@@ -126,6 +127,28 @@ def test_clusters_and_distances_show_their_points(make_run):
     assert offsets(axes, "cluster none") == [[1.1, 0.1]] == offsets(axes, "attacker")
     axes = diagnostics.distances(read(make_run(metadata=metadata.pfedgpa))).axes[0]
     assert [line.get_xdata()[0] for line in axes.lines] == [5.0, 5.0, 1.5]
+
+
+PLACES = {
+    "2": [0.91, -0.31], "4": [0.82, 0.19], "6": [1.0, 0.21], "17": [0.72, 0.43],
+    "19": [0.7, 0.07], "16": [0.49, -0.27], "14": [-1.38, -0.4], "9": [-0.65, 1.22],
+}  # fmt: skip
+
+
+def test_the_name_of_a_client_covers_no_other_client(make_run):
+    table = {"positions": PLACES, "clusters": dict.fromkeys(PLACES, 0)}
+    figure = diagnostics.clusters(read(make_run(metadata=lambda _: table)))
+    FigureCanvasAgg(figure).draw()
+    (axes,) = figure.axes
+    names = {text.get_text(): text.get_window_extent() for text in axes.texts}
+    assert names.keys() == PLACES.keys()
+    half = 42**0.5 / 2 * figure.dpi / 72
+    for name, box in names.items():
+        for other in PLACES.keys() - {name}:
+            x, y = axes.transData.transform(PLACES[other])
+            mark = Bbox.from_extents(x - half, y - half, x + half, y + half)
+            assert not box.overlaps(mark), f"{name} covers client {other}"
+            assert not box.overlaps(names[other])
 
 
 def test_a_page_can_change_every_colour_of_a_figure():

@@ -4,10 +4,15 @@ import csv
 import math
 
 import pytest
+from browser import needs_chromium
 
 from fedhelix.report.headline import warnings
 from fedhelix.report.live import Watch, client_history, files, run_details
-from fedhelix.report.results import read
+from fedhelix.report.locate import Selection
+from fedhelix.report.page import html
+from fedhelix.report.plots import overview
+from fedhelix.report.results import grouped, read
+from fedhelix.report.sections import clients, series
 from fedhelix.report.tables import comparison
 from fedhelix.runs.jobs import Session
 from fedhelix.runs.spec import make_spec
@@ -34,6 +39,7 @@ def test_newcomers_keep_their_numbers_and_marks(tmp_path, cli):
     watch = Watch(tmp_path)
     watch.refresh()
     details = run_details(watch.runs["run"])
+    assert details["line"]["arrival"] == 3
     shown = {one["client"]: one["value"] for one in details["clients"]}
     assert shown == result.client_finals(), "the dashboard has the same numbers"
     for client, history in result.clients().items():
@@ -76,7 +82,42 @@ def test_reports_say_whose_accuracy_it_is(mixed, tmp_path, cli):
         assert ("is their mean over the last ten evaluated rounds" in text) == (name[-4:] == "html")
 
 
+def test_the_figure_of_clients_shows_the_last_evaluation_alone(tmp_path):
+    Session(quiet=True).start(make_spec("fedavg", SETTINGS), tmp_path / "run")
+    folder = RunFolder.open(tmp_path / "run")
+    result, (*_, last) = read(folder), folder.records()
+    assert series(grouped([result]))[0]["arrival"] == 3
+    figure = overview(grouped([result]))
+    dots = [place[0] for part in figure.axes[-1].collections for place in part.get_offsets()]
+    assert sorted(dots) == sorted(last["personal"]) and len(dots) == 2
+    table = clients(grouped([result]))
+    said = {row[0]["value"]: row[3]["text"] for row in table["rows"]}
+    assert {who for who, text in said.items() if text.endswith(" (round 2)")} == set(range(6))
+    assert "(round" not in said[6] + said[7] and "not in the last evaluation" in table["note"]
+
+
+@needs_chromium
+def test_the_curve_of_a_report_marks_where_newcomers_take_over(tmp_path, browser):
+    Session(quiet=True).start(make_spec("fedavg", SETTINGS), tmp_path / "run")
+    folder = RunFolder.open(tmp_path / "run")
+    (tmp_path / "report.html").write_text(html(Selection([folder], [])), encoding="utf-8")
+    browser.open(f"file://{tmp_path}/report.html", 360, wait_for="document.querySelector('.line')")
+    ticks = "[...document.querySelectorAll('.canvas .tick')]"
+    two = f"{ticks}.find((one) => one.textContent === '2').getAttribute('x')"
+    mark = "document.querySelector('.canvas .arrival')"
+    assert browser.evaluate(f"{mark}.getAttribute('x1') === {two}")
+    words = "round (line: newcomers take over)"
+    assert browser.evaluate(f"{ticks}.some((one) => one.textContent === '{words}')")
+    browser.evaluate(
+        "document.querySelectorAll('.picker')[1].querySelectorAll('button')[1].click()"
+    )
+    assert browser.evaluate(f"{mark} === null")
+    assert browser.complaints == []
+
+
 def test_reports_without_newcomers_have_no_word_on_them(make_run):
     results = [read(make_run())]
     assert "known_accuracy" not in comparison(results)
     assert not [one for one in warnings(results) if "ewcomers" in one]
+    assert series(grouped(results))[0]["arrival"] is None
+    assert "last evaluation" not in clients(grouped(results))["note"]

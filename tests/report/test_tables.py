@@ -238,6 +238,11 @@ def test_different_data_are_named(make_run):
 def test_the_same_run_twice_is_refused(make_run):
     with pytest.raises(UserError, match="are both fedavg with seed 0; compare only one"):
         comparison([make_run("fedavg"), make_run("fedavg")])
+    runs = [make_run(name=name) for name in ("stop", "my stop")]
+    runs.insert(0, make_run("genfed", name="other"))
+    names = f"`{runs[0].path} {runs[1].path}`"
+    with pytest.raises(UserError, match=rf"naming runs instead of the folder .*: {names}\."):
+        comparison(runs)
     with pytest.raises(UserError, match="no run to compare"):
         comparison([])
 

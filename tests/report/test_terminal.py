@@ -1,3 +1,5 @@
+import json
+
 from rich.console import Console
 
 from fedhelix.report import columns, plots, terminal
@@ -39,6 +41,26 @@ def test_sites_that_answered_the_same_stand_together(make_run, capsys):
         "fedhelix: 16 answers were missing (14 × site-0, site-1, site-2, site-3, site-4 and 2 more "
         "answered: no key of ulm; 2 × metz is not connected); metrics.jsonl says which and why.\n"
     )
+
+
+def test_the_number_of_rounds_without_effect_is_told(make_run, capsys):
+    def said(lost, since):
+        run = make_run(rounds=5, every=1, name=f"run-{lost}")
+        path = run.path / "metrics.jsonl"
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        records = [
+            {**one, "participants": [0], "missing": {"0": "away"}} if one["round"] in lost else one
+            for one in records
+        ]
+        path.write_text("".join(json.dumps(one) + "\n" for one in records))
+        show_run(run.path, {**run.summary, "idle_since": since}, as_json=False)
+        return capsys.readouterr().err
+
+    assert said((), None) == ""
+    assert said((2, 3), None) == "fedhelix: 2 of 5 rounds had no effect.\n"
+    assert said((4, 5), 4) == "fedhelix: no round after round 3 had an effect.\n"
+    mixed = "fedhelix: 2 of 5 rounds had no effect; no round after round 4 had an effect.\n"
+    assert said((2, 5), 5) == mixed
 
 
 def test_the_privacy_that_was_spent_is_shown(make_run, monkeypatch, capsys):

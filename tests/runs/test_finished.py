@@ -25,7 +25,7 @@ from fedhelix.core.bounds import rounded_up
 from fedhelix.runs import jobs
 from fedhelix.runs.spec import make_spec
 from fedhelix.store import RunFolder
-from helpers import same, small
+from helpers import fit_and_stop, same, small, timeless
 
 DRAW = np.random.default_rng(0)
 QUICK = {"rounds": 1, "clients": 4, "epochs": 1, "kernels": "onednn", "engine": "serial"}
@@ -104,6 +104,31 @@ def test_a_run_of_the_library_with_names_alone_is_loaded_without_its_federation(
     assert np.array_equal(again.predict(x, client=1, raw=True), run.predict(x, client=1, raw=True))
     resumed = fed.fit(2, out=tmp_path / "mine", resume=True, quiet=True)
     assert resumed.summary["rounds"] == 2, "what was loaded is not locked"
+
+
+def test_a_run_of_the_library_with_names_alone_is_resumed_by_the_command(tmp_path, cli):
+    def build():
+        return Federation(
+            "wine", "dirichlet:0.5", method="helix", model="mlp", clients=4, engine="serial",
+            epochs=1, eval_clients=3,
+        )  # fmt: skip
+
+    straight = build().fit(6, out=tmp_path / "straight", eval_every=2, quiet=True)
+    fit_and_stop(build(), 4, 1, tmp_path / "mine", eval_every=2)
+    done = cli("resume", "mine", "-q")
+    assert done.code == 0 and "rounds=4" in done.out
+    folder = RunFolder.open(tmp_path / "mine")
+    begun = folder.config
+    assert begun["library"] and begun["made_from"].items() >= {"engine": "serial"}.items()
+    assert cli("resume", "mine", "--set", "rounds=6", "-q").code == 0
+    assert timeless(folder.records()) == timeless(straight.records)
+    assert same(load_run(tmp_path / "mine").state.server, straight.state.server)
+    assert RunFolder.open(tmp_path / "mine").config == {**begun, "rounds": 6}
+    assert cli("resume", "mine", "--set", "rounds=7", "--set", "eval_every=1", "-q").code == 0
+    made_from = RunFolder.open(tmp_path / "mine").config["made_from"]
+    assert made_from == {**begun["made_from"], "eval_every": 1}
+    longer = build().fit(8, out=tmp_path / "mine", resume=True, quiet=True)
+    assert longer.summary["rounds"] == 8, "Python goes on with it too"
 
 
 def test_predictions_of_arrays_frames_and_tensors_are_equal(run):

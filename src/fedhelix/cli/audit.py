@@ -70,6 +70,8 @@ def audit(
     if attack == "log":
         _show_logs(specs, key, as_json)
         return
+    if key is not None:
+        raise UserError(f"--key is for audit log; audit {attack} reads no key, so leave it out.")
     if out.suffix != ".png":
         raise UserError(f"the figure must be a .png, not '{out}'.")
     values = _assigned(assignments or [])

@@ -19,6 +19,7 @@ from fedhelix.cli.flags import settings
 from fedhelix.cli.pages import App
 from fedhelix.core.errors import UserError
 from fedhelix.core.files import writable_file
+from fedhelix.core.registry import is_known
 from fedhelix.deploy import need_flower, submit
 from fedhelix.deploy.hints import FOLDER, SERVER, named, where
 from fedhelix.deploy.policy import RoundPolicy
@@ -326,7 +327,9 @@ def deploy_model(
     module, rounds = loaded.network(), loaded.state.round
     writable_file(out)
     write_network(module, loaded.federation.data, out)
-    words = f"{rounds} round{'s' * (rounds != 1)} of {loaded.federation.method.label}"
+    named = str(folder.config["method"]["name"])  # as the sites and their logs call it
+    method = named if is_known(named) else loaded.federation.method.label
+    words = f"{rounds} round{'s' * (rounds != 1)} of {method}"
     effective = sum(map(has_effect, loaded.records))
     words += f", {effective} of which changed it" if effective < rounds else ""
     print(f"fedhelix: the server's model after {words}", file=sys.stderr)

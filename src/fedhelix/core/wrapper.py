@@ -133,8 +133,14 @@ def check_wrappers(method: Method) -> None:
 
 
 def shares(method: Method, layers: Layers | None) -> bool:
-    """Whether anything of a network travels; of one that is not known yet, something may."""
-    return layers is None or bool(method.shared_params(layers))
+    """Whether anything of a network travels; of one that is not known yet, something may.
+
+    A network that is too small for the method is refused in the method's own words.
+    """
+    if layers is None or method.shared_params(layers):
+        return True
+    method.check(layers)
+    return False
 
 
 def beyond_a_sum(method: Method, layers: Layers | None) -> str | None:

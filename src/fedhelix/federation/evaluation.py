@@ -61,7 +61,11 @@ def without_evaluation(record: Record, name: str) -> Record:
     """A record without what `evaluate` says."""
     metrics = {f"{kind}{name}" for kind in ("", "personal_", "valid_", "trained_", "untuned_")}
     more = {"loss", "attack_success", "personal", "personal_p10", "valid"}
+<<<<<<< HEAD
     more |= {"nonfinite_personal", "unevaluated", "unmeasured", "untuned", "used"}
+=======
+    more |= {"unevaluated", "unmeasured", "unmeasured_clients", "untuned", "used"}
+>>>>>>> 9898180d33e12c329398b547188a8a6a55a7d95b
     return {key: value for key, value in record.items() if key not in metrics | more}
 
 
@@ -112,12 +116,15 @@ def _personal(
     finite = np.isfinite(losses)
     has_test = np.array([len(split.test) > 0 for split in splits])
     has_valid = np.array([len(split.valid) > 0 for split in splits])
-    tested = present & has_test & ~(np.isnan(tests) & finite)
+    unscored = present & has_test & np.isnan(tests) & finite
+    tested = present & has_test & ~unscored
     validated = present & has_valid & ~(np.isnan(valids) & finite)
     if not present.all():
         record["unevaluated"] = {str(i): why for i, why in fed.engine.missing.items()}
     if (present & has_test).any() and not tested.any():
         record["unmeasured"] = True
+    elif scoreless := [task.client for task, lacks in zip(tasks, unscored, strict=True) if lacks]:
+        record["unmeasured_clients"] = scoreless
     record["personal"] = [float(test) for test in tests]
     spoilt = present & has_test & np.isnan(losses)
     if spoilt.any():

@@ -20,7 +20,7 @@ from fedhelix.engines.local import Setup
 from fedhelix.federation import description, evaluation, loop, newcomers
 from fedhelix.federation.inputs import Model
 from fedhelix.federation.provenance import device_name, versions
-from fedhelix.federation.resuming import check_rounds, end_here, settle
+from fedhelix.federation.resuming import check_rounds, end_here, note_finished, settle
 from fedhelix.federation.run import Run
 from fedhelix.federation.setup import FederationSettings, FederationSetup
 from fedhelix.federation.sinks import (
@@ -112,6 +112,8 @@ class Federation(FederationSetup):
             self.made_from = description.made_from(
                 self.settings, data=data, partition=partition, model=model, clients=clients,
                 eval_clients=eval_clients, eval_trained=eval_trained,
+                engine=engine if isinstance(engine, str) else None, workers=workers,
+                address=address, kernels=self.engine.setup.kernels,
             )  # fmt: skip
 
     def run_rounds(
@@ -188,7 +190,11 @@ class Federation(FederationSetup):
         with ExitStack() as stack:
             stack.enter_context(self._withdrawn_if_refused(run, resume))
             if out is not None:
-                described = self._described(rounds) if config is None else config
+                given = {
+                    "eval_every": eval_every, "checkpoint_every": checkpoint_every,
+                    "client_state": client_state,
+                }  # fmt: skip
+                described = self._described(rounds, given) if config is None else config
                 run.folder = RunFolder.open(out) if resume else RunFolder.create(out, described)
                 stack.enter_context(run.folder)
                 folder_sink = FolderSink(
@@ -200,7 +206,8 @@ class Federation(FederationSetup):
                     check_rounds(rounds, run.state.round, out)
                     settle(run, rounds, eval_every, config or {})
                 sinks.append(folder_sink)
-            if not run.state.round:
+            begun = run.state.round
+            if not begun:
                 run.state = self.initialize(rounds)
             if track is not None and run.folder is not None:
                 done = run.state.round
@@ -231,6 +238,7 @@ class Federation(FederationSetup):
                     sink.update(record, state)
             if run.folder is not None:
                 run.folder.write_summary(run.summary)
+        note_finished(run, begun, silent=bool(quiet) or config is not None)
         return run
 
     def _rounds(
@@ -300,10 +308,11 @@ class Federation(FederationSetup):
         if self.settings.newcomers and rounds <= after:
             raise UserError(f"newcomers arrive after {after} rounds; rounds must be more.")
 
-    def _described(self, rounds: int) -> dict[str, Any]:
+    def _described(self, rounds: int, given: Mapping[str, Any]) -> dict[str, Any]:
         """What config.toml says of a run from Python: the federation, and what computes it."""
         used = {**versions(), "device": device_name(str(self.device))}
-        return {**description.config(self, rounds), "versions": used}
+        made_from = {"made_from": {**self.made_from, **given}} if self.made_from else {}
+        return {**description.config(self, rounds), **made_from, "versions": used}
 
     def _prepare(self, run: Run, sink: FolderSink, resume: bool) -> None:
         """Go back to the last checkpoint of a run folder, and write down who has what."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,33 @@ def settle(run: Run, rounds: int, eval_every: int, settings: Mapping[str, Any]) 
         if (folder.summary is None) == ends:
             every = folder.config.get("eval_every", eval_every)
             record = _evaluated_again(run, rounds, ends or done % every == 0)
-    folder.change(**{**settings, "rounds": rounds})
+    folder.change(**{**_within(folder.config, settings), "rounds": rounds})
     if record is not None:
         folder.replace_last(record)
         run.records[-1] = record
         if not ends:
             folder.remove_summary()
+
+
+def _within(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """New settings in their place; those of a run from Python are its `made_from`."""
+    if "made_from" not in config:
+        return settings
+    made_from = {**config["made_from"], **settings, "rounds": None}
+    return {"made_from": {key: value for key, value in made_from.items() if value is not None}}
+
+
+def note_finished(run: Run, begun: int, silent: bool) -> None:
+    """Say so where no round was left; commands say it themselves."""
+    done = run.state.round
+    if silent or run.folder is None or done > begun:
+        return
+    where = run.folder.path
+    print(
+        f"fedhelix: '{where}' was finished already, so nothing was trained; for more rounds: "
+        f"fed.fit(rounds={2 * done}, out={str(where)!r}, resume=True)",
+        file=sys.stderr,
+    )
 
 
 def end_here(run: Run) -> None:

@@ -240,7 +240,7 @@ class UntrainedSink(FirstRoundsSink):
 
 
 class UnmeasuredSink(FirstRoundsSink):
-    """Warns once when the metric was no number for anybody in the first evaluations."""
+    """Warns once when the metric was no number for most clients in the first evaluations."""
 
     def __init__(self, earlier: list[Record], metric: str):
         super().__init__(earlier)
@@ -251,14 +251,16 @@ class UnmeasuredSink(FirstRoundsSink):
         return "unmeasured" in record or "loss" in record
 
     def problem(self) -> str:
-        """That there is no score, and what to check."""
-        if not all(record.get("unmeasured") for record in self.records):
+        """That there is no score, or whose are missing, and what to check."""
+        check = "check what it returns, such as for few samples or for those of one class"
+        words = f"the metric {self.metric} is not a number (NaN) for the test samples of"
+        if all(record.get("unmeasured") for record in self.records):
+            return f"{words} all clients, so that runs cannot be ranked; {check}"
+        lacking = [len(record.get("unmeasured_clients") or ()) for record in self.records]
+        number, of = min(lacking), len(self.records[-1].get("personal") or ())
+        if 2 * number <= of:
             return ""
-        return (
-            f"the metric {self.metric} is not a number (NaN) for the test samples of all clients, "
-            "so that runs cannot be ranked; check what it returns, such as for few samples or for "
-            "those of one class"
-        )
+        return f"{words} {number} of {of} clients, who do not count in its mean; {check}"
 
 
 class WatchSink(Sink):

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedhelix.core.errors import UserError
-from fedhelix.report.labels import PER_LETTER, cell_in_points, shortened
+from fedhelix.report.labels import PER_LETTER, cell_in_points, label_points, shortened
 from fedhelix.report.results import Result
 from fedhelix.report.style import (
     ALARM,
@@ -243,15 +243,6 @@ def clusters(result: Result) -> Figure | None:
             label=f"cluster {literal(group)}",
             linewidths=0,
         )
-        for client in members if len(known) <= MOST_NAMES else ():
-            axes.annotate(
-                literal(client),
-                known[client],
-                (4, 3),
-                textcoords="offset points",
-                fontsize=7,
-                color=GREY,
-            )
     bad = [known[str(client)] for client in sorted(result.attackers) if str(client) in known]
     if bad:
         x, y = zip(*bad, strict=True)
@@ -262,6 +253,8 @@ def clusters(result: Result) -> Figure | None:
         loc="outside upper center", ncols=3, fontsize=8.5, frameon=False, handletextpad=0.1
     )
     axes.margins(0.12)
+    if len(known) <= MOST_NAMES:
+        label_points(axes, {literal(client): place for client, place in known.items()}, GREY)
     return figure
 
 

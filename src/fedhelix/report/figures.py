@@ -134,7 +134,8 @@ def _side_by_side(groups: Groups) -> Iterator[ReportFigure]:
             yield ReportFigure(
                 "clients",
                 "Client by client",
-                "Each dot is a client with its own model on its own test data; "
+                "Each dot is a client of the last evaluation with its own model on its own test "
+                "data; "
                 "dots in full colour lie at or below the 10th percentile of a method's clients.",
                 plots.single(plots.draw_clients, drawn),
             )

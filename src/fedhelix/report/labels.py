@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
+from matplotlib.transforms import Bbox
 
 LABEL, HANDLE, PER_INCH = 36, 8, 11  # characters of a label, beside it, and of a legend per inch
 TICK, MANY = 22, 10  # characters of a label at an axis, unless there are so many rows
@@ -17,6 +19,9 @@ LINE = 1.2 / 72  # inches of a line, per point of its letters
 LEGEND, TICKS, SMALL_TICKS = 9.0, 8.5, 7.5  # points
 BETWEEN, MARGIN = 0.065, 0.1  # inches between two entries of a legend, and around it
 ROW, ABOVE_AND_BELOW = 0.3, 1.1  # inches of a row, and of title and captions
+POINT = 4.8  # points from the middle of a mark to its edge
+# Where the name of a point may stand, in points from its middle, best first.
+SIDES = ((4, 3), (-4, 3), (4, -3), (-4, -3), (0, 6), (0, -6), (6, 0), (-6, 0))
 TALL = 1.5  # inches: a longer legend stands below the panels
 
 
@@ -49,6 +54,47 @@ def cell_in_points(axes: Axes, columns: float, rows: float) -> float:
     figure.draw_without_rendering()
     box = axes.get_window_extent()
     return 72 / figure.dpi * min(box.width / columns, box.height / rows)
+
+
+def label_points(axes: Axes, places: Mapping[str, tuple[float, float]], colour: str) -> None:
+    """Write its name beside each point, on the side where it covers least of other points and
+    names. It comes last: what changes the axes afterwards would move points and names apart.
+    """
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()
+    half = POINT * figure.dpi / 72
+    written: list[Bbox] = []
+    marks = {
+        name: Bbox.from_extents(*(centre - half), *(centre + half))
+        for name, centre in zip(
+            places, axes.transData.transform(list(places.values())), strict=True
+        )
+    }
+    for name, place in places.items():
+        text = axes.annotate(
+            name, place, (0, 0), textcoords="offset points", fontsize=7, color=colour
+        )
+        others = [*written, *(box for other, box in marks.items() if other != name)]
+
+        def beside(side: tuple[float, float], text: Annotation = text) -> Bbox:
+            x, y = side
+            text.set(
+                position=side,
+                ha="left" if x > 0 else "right" if x < 0 else "center",
+                va="bottom" if y > 0 else "top" if y < 0 else "center",
+            )
+            return text.get_window_extent()
+
+        boxes = {side: beside(side) for side in SIDES}
+        best = min(SIDES, key=lambda side: sum(_shared(boxes[side], box) for box in others))
+        written.append(beside(best))
+
+
+def _shared(one: Bbox, other: Bbox) -> float:
+    """The area that two boxes share."""
+    both = Bbox.intersection(one, other)
+    return float(both.width * both.height) if both is not None else 0.0
 
 
 def label_rows(axes: Axes, labels: Sequence[str]) -> None:

@@ -139,7 +139,8 @@ def _curve(label: str, results: Sequence[Result], place: int) -> Curve:
     finals = sorted(
         (value, client in result.attackers)
         for result in results
-        for client, value in result.client_finals().items()
+        for client, (round, value) in result.last_values().items()
+        if round == result.last_evaluation
     )
     return Curve(
         label=literal(label if is_personal else f"{label}, global model"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +23,8 @@ NOT_COMPARED = (
     "workers", "address", "kernels", "eval_every", "checkpoint_every", "client_state", "deployment",
     "pruned",
 )  # fmt: skip
+
+MOST_NAMED = 20  # runs that a sentence lists, for a command
 
 # Settings under which methods are compared: runs that differ in one of them are told apart first.
 SETTING = ("data", "partition", "shift")
@@ -108,8 +111,23 @@ class Result:
 
     def client_finals(self) -> dict[int, float]:
         """The metric of every client in the last round that evaluated it, where it is a number."""
-        last = {client: value for _, client, value in self._by_client()}
-        return {client: float(value) for client, value in last.items() if is_number(value)}
+        return {client: value for client, (_, value) in self.last_values().items()}
+
+    def last_values(self) -> dict[int, tuple[int, float]]:
+        """Round and metric of every client's last evaluation, where the metric is a number."""
+        last = {client: (round, value) for round, client, value in self._by_client()}
+        return {
+            client: (round, float(value))
+            for client, (round, value) in last.items()
+            if is_number(value)
+        }
+
+    @cached_property
+    def last_evaluation(self) -> int:
+        """The last round that evaluated clients: not those that were away or, once newcomers are
+        there, the others; 0 where none did.
+        """
+        return max((round for round, *_ in self._by_client()), default=0)
 
     def _by_client(self) -> Iterator[tuple[int, int, Any]]:
         """Round, client and metric of every evaluation."""
@@ -285,9 +303,12 @@ def grouped(runs: Sequence[RunFolder | Result]) -> Groups:
         members = groups.setdefault(label_of(result, results), [])
         for twin in members:
             if twin.seed == result.seed:
+                others = [one.name for one in results if one is not result]
+                some = shlex.join(others[:MOST_NAMED]) + " ..." * (len(others) > MOST_NAMED)
                 raise UserError(
                     f"'{twin.name}' and '{result.name}' are both {result.method} "
-                    f"with seed {result.seed}; compare only one of them."
+                    f"with seed {result.seed}; compare only one of them, by naming runs instead "
+                    f"of the folder around them: `{some}`."
                 )
         members.append(result)
     return groups

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ AXES = [
 def clients(groups: Groups) -> dict[str, Any]:
     """A row per client of every seed, worst first: its samples and its final metric by method."""
     finals = {label: _finals_by_seed(results) for label, results in groups.items()}
+    earlier = {label: _earlier_by_seed(results) for label, results in groups.items()}
     labels = [label for label, values in finals.items() if values]
     runs = [result for results in groups.values() for result in results]
     everybody = {  # those of one name are one client, whatever its number is in other runs
@@ -48,13 +49,20 @@ def clients(groups: Groups) -> dict[str, Any]:
     rows = []
     for who in worst_first[:MOST_CLIENTS]:
         values = [finals[label].get(who) for label in labels]
-        cells = [_cell("–" if value is None else show(value, np.nan), value) for value in values]
+        cells = [
+            _cell(
+                "–" if value is None else show(value, np.nan) + earlier[label].get(who, ""), value
+            )
+            for label, value in zip(labels, values, strict=True)
+        ]
         rows.append([*_client_cells(*everybody[who]), *cells])
     note = " Each seed deals the data anew." if len(of_seed) > 1 else ""
     if len(everybody) > MOST_CLIENTS:
         note += f" The worst {MOST_CLIENTS} of {len(everybody)} are listed."
     if any(result.attackers for result in of_seed.values()):
         note += " × marks attackers."
+    if any(earlier.values()):
+        note += " (round N): not in the last evaluation, but in that of round N."
     return {"headers": ["client", "seed", "samples", *labels], "rows": rows, "note": note}
 
 
@@ -64,6 +72,16 @@ def _finals_by_seed(results: Sequence[Result]) -> dict[tuple[int, str], float]:
         (result.seed, _name(result, client)): value
         for result in results
         for client, value in result.client_finals().items()
+    }
+
+
+def _earlier_by_seed(results: Sequence[Result]) -> dict[tuple[int, str], str]:
+    """The round of the final metric, in words, of clients whom the last evaluation left out."""
+    return {
+        (result.seed, _name(result, client)): f" (round {round})"
+        for result in results
+        for client, (round, _) in result.last_values().items()
+        if round < result.last_evaluation
     }
 
 
@@ -151,9 +169,10 @@ def _line(label: str, results: Sequence[Result], place: int) -> dict[str, Any]:
         if values.notna().any(axis=None):
             parts = zip(("mid", "low", "high"), band(values, key.endswith("accuracy")), strict=True)
             y[key] = {part: _numbers(numbers) for part, numbers in parts}
-    return {"label": label, "place": place, "x": x, "y": y}
+    first = min(result.arrival for result in results)
+    return {"label": label, "place": place, "x": x, "y": y, "arrival": _numbers([first])[0]}
 
 
-def _numbers(values: pd.Series) -> list[float | None]:
+def _numbers(values: Iterable[float]) -> list[float | None]:
     """Numbers for JSON: six digits, and None for what is not finite."""
     return [float(f"{value:.6g}") if np.isfinite(value) else None for value in values]

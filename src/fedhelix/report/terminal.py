@@ -17,7 +17,7 @@ from fedhelix.report.columns import screen, tabulate
 from fedhelix.report.wording import budget, count, percent, reasons
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import human_bytes, human_seconds
-from fedhelix.store.records import Record, at_clients, is_number, spent
+from fedhelix.store.records import Record, at_clients, has_effect, is_number, spent
 
 console = Console()
 
@@ -50,6 +50,16 @@ def _show_losses(records: Sequence[Record], summary: dict[str, Any]) -> None:
         )
 
 
+def _without_effect(records: Sequence[Record], since: int | None) -> str:
+    """How many rounds had no effect; nothing where all had one."""
+    idle = sum(not has_effect(record) for record in records)
+    last = f"no round after round {since - 1} had an effect" if since else ""
+    if since and idle == len(records) - since + 1:
+        return last
+    number = f"{idle} of {count(len(records), 'round')} had no effect" if idle else ""
+    return "; ".join(filter(None, (number, last)))
+
+
 def show_run(folder: Path, summary: dict[str, Any], as_json: bool, advised: bool = True) -> None:
     """The result of one run; `advised`: if it diverged, a warning has said what may help."""
     if as_json:
@@ -68,8 +78,8 @@ def show_run(folder: Path, summary: dict[str, Any], as_json: bool, advised: bool
     _show_losses(records, summary)
     if why := summary.get("untrained"):
         print(f"fedhelix: nothing was learned: {why}.", file=sys.stderr)
-    elif idle := summary.get("idle_since"):
-        print(f"fedhelix: no round after round {idle - 1} had an effect.", file=sys.stderr)
+    elif idle := _without_effect(records, summary.get("idle_since")):
+        print(f"fedhelix: {idle}.", file=sys.stderr)
     if since := summary.get("diverged"):
         advice = "" if advised or not summary.get("advice") else f"; {summary['advice']}"
         where = at_clients(summary.get("diverged_clients") or ())

@@ -6,20 +6,17 @@ from pathlib import Path
 
 from fedhelix.core.errors import UserError
 from fedhelix.core.options import options_of
-from fedhelix.core.registry import is_known
 from fedhelix.federation import Federation, FederationSettings, FederationState, Run
-from fedhelix.federation.description import as_command, check_same
+from fedhelix.federation.description import check_same
 from fedhelix.federation.sinks import saved_run
-from fedhelix.runs.spec import RunSpec, check_files, read_spec
+from fedhelix.runs.spec import RunSpec, check_files, in_names, read_spec
 from fedhelix.store import RunFolder
 from fedhelix.store.records import Record
 
 
 def run_here(folder: RunFolder, path: str | Path, federation: Federation | None) -> Run:
     """A run of one machine from its folder, which was named by a path; see `load_run`."""
-    config = folder.config
-    if "made_from" in config and is_known(str(config["method"]["name"])):
-        config = as_command(config)
+    config = in_names(folder.config)
     if federation is None and config.get("library"):
         raise UserError(
             f"'{path}' was made in Python with data, a network or a method of your own, which its "

@@ -15,7 +15,7 @@ from fedhelix.core.method import Method
 from fedhelix.core.options import find
 from fedhelix.core.registry import is_known, make, option_names, parts, resolve
 from fedhelix.core.renamed import OPTIONS
-from fedhelix.federation.description import located, resolved
+from fedhelix.federation.description import as_command, located, resolved
 from fedhelix.federation.devices import FILES
 from fedhelix.federation.keywords import elsewhere
 from fedhelix.federation.provenance import device_name, versions
@@ -183,6 +183,7 @@ def read_spec(config: Mapping[str, Any], where: str | Path) -> RunSpec:
     method = config.get("method")
     if not isinstance(method, Mapping) or "name" not in method:
         raise UserError(f"'{where}' does not say which method it ran.")
+    config = in_names(config)
     if config.get("library"):
         raise UserError(
             f"'{where}' was made from Python objects, so that no command can set it up again; in "
@@ -202,6 +203,12 @@ def read_spec(config: Mapping[str, Any], where: str | Path) -> RunSpec:
         for key, value in values.items()
     }
     return make_spec(name, values)
+
+
+def in_names(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A run's config; that of a run from Python as a command has it, where all of it is names."""
+    named = "made_from" in config and is_known(str(config["method"]["name"]))
+    return as_command(config) if named else config
 
 
 def check_files(config: Mapping[str, Any], where: str | Path, otherwise: str) -> None:

@@ -235,7 +235,9 @@ class WatchedRun:
             for key in MEASURES
             if any(map(math.isfinite, self.columns[key]))
         }
-        return {"label": self.name, "x": x, "y": y}
+        sent = zip(self.rounds, self.columns["arrival_bytes"], strict=True)
+        arrival = next((round for round, size in sent if math.isfinite(size)), None)
+        return {"label": self.name, "x": x, "y": y, "arrival": arrival}
 
 
 def _kept(record: Mapping[str, Any], key: str) -> float:

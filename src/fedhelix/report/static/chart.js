@@ -54,7 +54,7 @@ const FAR_APART = 5; // times: totals that differ by more are drawn on a logarit
 
 class LineChart {
   // axes: [{key, label}]; measures: [{key, label, percent}];
-  // series: [{label, place, x: {axis: [...]}, y: {measure: {mid, low, high}}}]
+  // series: [{label, place, x: {axis: [...]}, y: {measure: {mid, low, high}}, arrival}], the last one the first round of newcomers
   constructor(host, { axes, measures, height = 340 }) {
     Object.assign(this, { host, axes, measures, height, series: null, hidden: new Set() }); // no series: they are still to come
     this.axis = axes[0];
@@ -146,7 +146,11 @@ class LineChart {
       svg.append(shape("line", { x1: across(x), x2: across(x), y1: frame.top, y2: frame.bottom, class: "grid" }));
       svg.append(shape("text", { x: across(x), y: frame.bottom + 17, class: "tick middle" }, mark(x)));
     }
-    svg.append(shape("text", { x: (frame.left + frame.right) / 2, y: height - 6, class: "tick middle" }, log ? `${this.axis.label} (logarithmic)` : this.axis.label));
+    const before = this.axis.key === "round" ? drawn.map(({ one }) => one.arrival - 1) : [];
+    const arrivals = [...new Set(before)].filter((x) => x >= x0 && x <= x1);
+    for (const x of arrivals) svg.append(shape("line", { x1: across(x), x2: across(x), y1: frame.top, y2: frame.bottom, class: "arrival" }));
+    const meaning = arrivals.length ? " (line: newcomers take over)" : log ? " (logarithmic)" : "";
+    svg.append(shape("text", { x: (frame.left + frame.right) / 2, y: height - 6, class: "tick middle" }, this.axis.label + meaning));
     for (const { one, points } of shown) {
       const group = shape("g", { class: lookOf(one.place) });
       if (points.some((point) => point[3] > point[2])) {
