@@ -61,11 +61,8 @@ def without_evaluation(record: Record, name: str) -> Record:
     """A record without what `evaluate` says."""
     metrics = {f"{kind}{name}" for kind in ("", "personal_", "valid_", "trained_", "untuned_")}
     more = {"loss", "attack_success", "personal", "personal_p10", "valid"}
-<<<<<<< HEAD
-    more |= {"nonfinite_personal", "unevaluated", "unmeasured", "untuned", "used"}
-=======
-    more |= {"unevaluated", "unmeasured", "unmeasured_clients", "untuned", "used"}
->>>>>>> 9898180d33e12c329398b547188a8a6a55a7d95b
+    more |= {"nonfinite_personal", "unevaluated", "unmeasured", "unmeasured_clients"}
+    more |= {"untuned", "used"}
     return {key: value for key, value in record.items() if key not in metrics | more}
 
 
