@@ -77,7 +77,7 @@ class Growing(FedAvg):
 
 
 def test_the_old_state_stays_and_what_failed_is_not_recorded():
-    ctx = SimpleNamespace(metadata={"before": 1}, layers=None)
+    ctx = SimpleNamespace(metadata={"before": 1}, layers=None, initial={"w": torch.ones(1)})
     before = {"model": {"w": torch.ones(1)}}
     uploads = [
         Upload(i, 1, {"model": {"w": torch.full((1,), v)}}) for i, v in ((0, 1.0), (3, 1e38))
@@ -95,7 +95,7 @@ def test_a_client_without_a_first_message_is_like_another():
     def server_init(inits, ctx):
         return {"sum": torch.stack([init["x"] for init in inits.values()]).sum(0)}, {}
 
-    method = SimpleNamespace(server_init=server_init, label="one")
+    method = SimpleNamespace(server_init=server_init, label="one", overrides=lambda hook: True)
     ctx = SimpleNamespace(clients=3)
     inits = {0: {"x": torch.ones(1)}, 2: {"x": torch.ones(2)}}
     server, replies, blamed = guard.server_init(
