@@ -8,6 +8,7 @@ from fedhelix import (
     CentredClipping,
     FedAU,
     FedAvg,
+    Federation,
     FedLP,
     GenFed,
     Krum,
@@ -37,6 +38,25 @@ DEFENCES = [
     "bucketing+median",
 ]
 ROWS = torch.tensor([[1.0, 0.0], [2.0, 1.0], [3.0, 1.0], [100.0, -50.0]])
+
+
+class WithBuffer(torch.nn.Sequential):
+    """A network with a buffer of another type than its weights."""
+
+    def __init__(self, dtype):
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        self.register_buffer("b", torch.zeros(3, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+@pytest.mark.parametrize("defence", ["median", "krum", "centred-clipping", "secure"])
+def test_entries_keep_their_types(defence, dtype):
+    fed = Federation(
+        "digits", "iid", clients=5, model=WithBuffer(dtype), method=f"{defence}+fedavg"
+    )
+    run = fed.fit(1, quiet=True)
+    assert run.state.server["model"]["b"].dtype == dtype
+    assert run.state.server["model"]["1.weight"].dtype == torch.float32
 
 
 def test_medians_and_trimmed_means():

@@ -24,10 +24,10 @@ def clipped(updates: Tensor, clip: Tensor) -> Tensor:
 
 
 def moved(origin: State, update: Tensor) -> State:
-    """A state plus an update in one row."""
+    """A state plus an update in one row; every entry keeps its type."""
     parts = update.split([value.numel() for value in origin.values()])
     return {
-        name: value + part.view_as(value)
+        name: (value + part.view_as(value)).to(value.dtype)
         for (name, value), part in zip(origin.items(), parts, strict=True)
     }
 

@@ -81,7 +81,8 @@ class Defence(Wrapper):
         for i, row, share in zip(kept, rows.expand_as(updates), shares, strict=True):
             parts = (start + row).split([value.numel() for value in origin.values()])
             model = {
-                n: part.view_as(old) for (n, old), part in zip(origin.items(), parts, strict=True)
+                name: part.view_as(old).to(old.dtype)
+                for (name, old), part in zip(origin.items(), parts, strict=True)
             }
             sent_model = uploads[i].tree["model"]  # entries that were not sent stay out
             changed[i] = uploads[i]._replace(
