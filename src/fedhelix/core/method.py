@@ -177,7 +177,7 @@ class Method(Checked):
         """Who works in this round."""
         return cohort
 
-    @hook("server", returns.payload)
+    @hook("server", returns.tree)
     def download(self, server: Tree, client: int, ctx: Context) -> Tree:
         """What one client receives."""
         return {"model": server["model"]}
@@ -242,7 +242,7 @@ class Method(Checked):
         """The one global model, if there is one."""
         return server["model"] if len(server["model"]) == len(ctx.layers.names) else None
 
-    @hook("server", returns.payload)
+    @hook("server", returns.tree)
     def deliver(self, server: Tree, client: int, ctx: Context) -> Tree:
         """What one client receives to use, not to train; a newcomer starts from it, too."""
         return self.download(server, client, ctx)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhelix.core.entries import check_fit, check_known, check_whole
+from fedhelix.core.entries import check_fit, check_whole
 from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.parts import in_order
 from fedhelix.core.tree import SEPARATOR, State, Tree, flatten
@@ -92,16 +92,6 @@ def tensors(where: str, value: Any, args: tuple[Any, ...]) -> Tree:
             )
         if not isinstance(item, Tensor):
             raise wrong(where, f"tensors alone; '{name}' is", item, "")
-    return checked
-
-
-def payload(where: str, value: Any, args: tuple[Any, ...]) -> Tree:
-    """A tree whose `model` has entries of the network; their shapes are looked at once clients have
-    made models of it, since methods may send parts of tensors.
-    """
-    checked = tree(where, value)
-    for name in checked.get("model", {}):
-        check_known(where, name, args[2].initial)
     return checked
 
 
