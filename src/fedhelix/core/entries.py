@@ -20,7 +20,7 @@ def check_fit(where: str, model: Mapping[str, Tensor], initial: State) -> None:
     parentheses are a method's own.
     """
     for name, item in model.items():
-        check_known(where, name, initial)
+        _check_known(where, name, initial)
         if name in initial and item.shape != initial[name].shape:
             raise UserError(
                 f"{where} has shape {tuple(item.shape)} for '{name}' instead of "
@@ -40,7 +40,7 @@ def check_types(where: str, model: Mapping[str, Tensor], initial: State) -> None
             raise UserError(f"{where} has {given} for '{name}' instead of {wanted}.")
 
 
-def check_known(where: str, name: str, initial: State) -> None:
+def _check_known(where: str, name: str, initial: State) -> None:
     """Refuse an entry that the network does not have; names in parentheses are a method's own."""
     if name in initial or name.startswith("("):
         return

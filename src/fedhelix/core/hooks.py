@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, cast
 
 from fedhelix.core import returns
-from fedhelix.core.entries import check_fit, check_known, check_types
+from fedhelix.core.entries import check_fit, check_types
 from fedhelix.core.errors import UserError
 from fedhelix.core.method import HOOKS, Context, Method
 
@@ -43,16 +43,11 @@ class CheckedHooks:
         return value
 
     def _check_models(self, name: str, where: str, value: Any, args: tuple[Any, ...]) -> None:
-        """Refuse models that do not fit the network, where FedAvg's hooks take them as they are;
-        where other hooks do, a payload may have parts of tensors, but no unknown ones.
-        """
-        if name not in TAKERS:
+        """Refuse models that do not fit the network, where FedAvg's hooks take them as they are."""
+        if name not in TAKERS or any(map(self.method.overrides, TAKERS[name])):
             return
         model = (value[0] if isinstance(value, tuple) else value).get("model", {})
-        if any(map(self.method.overrides, TAKERS[name])):
-            for entry in model if name in ("download", "deliver") else ():
-                check_known(where, entry, args[-1].initial)
-        elif name == "upload":  # whose names and shapes the server looks at
+        if name == "upload":  # whose names and shapes the server looks at
             check_types(where, model, args[0].client.initial)
         else:
             check_fit(where, model, args[-1].initial)
