@@ -82,6 +82,19 @@ def test_a_kill_between_both_writes_leaves_a_run_that_ends_as_before(begun, monk
     assert submit.follow(link, folder, quiet=True)["rounds"] == whole["rounds"] == 2
 
 
+def test_a_run_that_ends_just_before_it_is_followed_is_not_submitted_again(begun, monkeypatch):
+    _, link, folder = begun
+    whole = folder.summary
+    folder.remove_summary()
+
+    def ends(path):
+        folder.write_summary(whole)
+
+    monkeypatch.setattr(link, "active_run_id", ends)
+    monkeypatch.setattr(link, "submit", None)
+    assert submit.follow(link, folder, quiet=True) == whole
+
+
 @pytest.mark.filterwarnings("ignore:nothing was learned")
 def test_a_run_without_any_work_goes_on_by_the_command_that_it_names(
     tmp_path, cli, monkeypatch, soon

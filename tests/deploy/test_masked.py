@@ -10,7 +10,7 @@ import torch
 from fedhelix.components.secure_sum import KEY, SIGNATURE, sum_words
 from fedhelix.core.errors import EngineFailure
 from fedhelix.core.tree import payload_bytes
-from fedhelix.deploy import messages, submit
+from fedhelix.deploy import messages, submit, transport
 from fedhelix.deploy.site import Site
 from fedhelix.deploy.site_state import SiteState
 from fedhelix.report.headline import warnings_of_page
@@ -321,3 +321,20 @@ def test_a_process_that_is_killed_at_any_stage_drops_out_of_its_round_only(tmp_p
     assert [set(one) for one in lost] == [{"4", "7", "9"}, {"4", "7"}, set(), set(), set()]
     assert all("it was started again since" in one[i] for one in lost[:2] for i in ("4", "7"))
     assert not any(same(one, two) for one, two in itertools.pairwise(servers))
+
+
+def test_a_site_that_comes_in_the_middle_of_a_round_does_not_stop_it(tmp_path, monkeypatch):
+    """It is asked who it is, which is no request of the round."""
+    monkeypatch.setattr(transport, "REFRESH_SECONDS", 0.0)
+    deployment = InProcessDeployment(tmp_path, 4)
+    (first, honest), *_, (node, late) = deployment.grid.answers.items()
+    del deployment.grid.answers[node]
+
+    def calls_the_late_one(content):
+        if messages.read(content).header["kind"] == "masking_keys":
+            deployment.grid.answers.setdefault(node, late)
+        return honest(content)
+
+    deployment.grid.answers[first] = calls_the_late_one
+    run = deployment.fit(spec_for(sites=3, rounds=1))
+    assert node in deployment.grid.answers and run.records[0]["missing"] == {}

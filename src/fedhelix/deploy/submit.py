@@ -222,6 +222,8 @@ def follow(control: Control, folder: RunFolder, quiet: bool | None = None) -> di
                 )
             seen = watcher.seen
             if (number := control.active_run_id(folder.path)) is None:
+                if folder.summary is not None:  # it ended between both looks
+                    break
                 waiting.forget(folder.path)
                 number = control.submit(folder.path)
             status = watcher.watch(number)

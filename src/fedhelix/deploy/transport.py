@@ -114,7 +114,7 @@ class Transport:
         keys = list(self.grid.push_messages(outgoing)) if outgoing else []
         sent = list(zip(keys, requests, strict=True))
         self._pending |= {key: request for key, request in sent if key}
-        self.reached |= {request.site for key, request in sent if key}
+        self.reached |= {request.site for key, request in sent if key and request.site}
         self._held += [request for key, request in sent if request.site and not key]
 
     def request(
