@@ -41,6 +41,7 @@ SLOW = {
     "test_a_script_without_a_main_guard_works_and_its_violent_end_leaves_nothing",
     "test_a_search_that_was_stopped_ends_as_one_that_was_not",
     "test_a_server_stops_although_others_are_just_connecting",
+    "test_a_server_that_was_started_again_calls_no_site_connected_that_is_not_back",
     "test_a_site_outlives_a_server_that_is_away_for_long",
     "test_a_site_that_dies_while_it_sends_its_answer_gets_the_request_again",
     "test_a_site_that_restarts_while_it_works_gets_its_request_again",

@@ -39,6 +39,19 @@ def test_a_site_outlives_a_server_that_is_away_for_long(tmp_path):
         renew_key(local, control, site)
 
 
+def test_a_server_that_was_started_again_calls_no_site_connected_that_is_not_back(tmp_path):
+    """Flower does so for a minute."""
+    with LocalDeployment(tmp_path, sites=2) as local, local.control() as control:
+        until(lambda: control.connected() == ["site-0", "site-1"])
+        for process in (local.sites["site-1"], local.superlink):
+            process.running.kill()
+            process.running.wait()
+        local.superlink.start()
+        local.wait_for_superlink()
+        assert "site-1" not in control.connected() and "site-1" in control.admitted()
+        until(lambda: control.connected() == ["site-0"])
+
+
 def renew_key(local, control, site):
     """As the docs say it."""
     folder, old = local.folder / "sites", local.folder / "keys"

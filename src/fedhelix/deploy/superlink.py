@@ -4,9 +4,9 @@ Sites, commands and server apps share one port, and whoever reaches the Control 
 code. `LoopbackOnly` therefore limits other machines to `/v1/fleet/`, where Flower checks keys.
 `LongPoll` spares sites from polling. `Scoped` skips Flower's middlewares for requests they would
 only pass on. `Probes` tells container runtimes whether it is up. `activate_node` says why a site is
-turned away, and to `deactivate_node` it is no error that a site is away already. The SuperExec is
-started from `superexec.py`. All of them rely on details of Flower 1.41; tests/deploy/test_flower.py
-checks them.
+turned away, to `deactivate_node` it is no error that a site is away already, and `list_nodes` calls
+no site connected that has not come back since the server was started. The SuperExec is started from
+`superexec.py`. All of them rely on details of Flower 1.41; tests/deploy/test_flower.py checks them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ import asyncio
 import ipaddress
 import logging.config
 import sys
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import uvicorn
+from flwr.common.constant import HEARTBEAT_PATIENCE
 from flwr.proto.fleet_pb2 import DeactivateNodeResponse
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.constant import NodeStatus
 from flwr.supercore.error import FlowerError
 from flwr.supercore.routers.runtime.tracing import RuntimeTracingMiddleware
@@ -30,6 +33,7 @@ from flwr.superlink.cli import flower_superlink
 from flwr.superlink.routers.control import middlewares as control
 from flwr.superlink.routers.fleet.middlewares import FleetEventLogMiddleware
 from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
+from flwr.superlink.servicer.control import control_handlers
 from flwr.superlink.servicer.fleet import fleet_handlers
 from starlette.middleware import Middleware
 
@@ -56,6 +60,7 @@ SCOPES: dict[Any, str] = {
 }
 
 _activate_node, _deactivate_node = fleet_handlers.activate_node, fleet_handlers.deactivate_node
+_list_nodes = control_handlers.list_nodes
 command_line: Any = sys.modules["flwr.superlink.cli.flower_superlink"]
 _superexec_command = command_line._get_superexec_command
 
@@ -209,6 +214,23 @@ def deactivate_node(request: Any, state: Any) -> Any:
     return DeactivateNodeResponse()
 
 
+def list_nodes(request: Any, account: Any, state: Any, since: float) -> Any:
+    """List sites as Flower does; those that were not heard of `since` then are not connected.
+
+    For a minute Flower takes a site for connected that was so when the server ended.
+    """
+    answer = _list_nodes(request, account, state)
+    for node in answer.nodes_info:
+        if node.status == NodeStatus.ONLINE and last_heard(node) < since:
+            node.status = NodeStatus.OFFLINE
+    return answer
+
+
+def last_heard(node: NodeInfo) -> float:
+    """When a connected site was last heard of, in seconds since the epoch."""
+    return float(node.online_until - HEARTBEAT_PATIENCE * node.heartbeat_interval)
+
+
 def superexec_command(*args: Any, **more: Any) -> list[str]:
     """As Flower starts its SuperExec, with our log lines."""
     _, *arguments = _superexec_command(*args, **more)
@@ -231,6 +253,7 @@ def main() -> None:
     superlink.create_app, logging.config.dictConfig = create, configured
     fleet_handlers.activate_node = activate_node
     fleet_handlers.deactivate_node = deactivate_node
+    control_handlers.list_nodes = partial(list_nodes, since=time.time())
     command_line._get_superexec_command = superexec_command
     # A connection that was just being made would keep a stopped server waiting for ever.
     uvicorn.run = partial(uvicorn.run, timeout_graceful_shutdown=STOP_SECONDS)
