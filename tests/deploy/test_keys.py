@@ -101,7 +101,7 @@ def test_a_file_that_is_no_certificate_is_named(cli, tmp_path):
         said = f"'{here}' is no certificate in PEM format; give the server's ca.pem as --cert."
         assert (ended.code, ended.err) == (2, f"fedhelix: {said}\n")
         ended = cli("deploy", "admit", "north")
-        assert ended.code == 2 and "ca.pem' is no certificate in PEM format; make" in ended.err
+        assert ended.code == 2 and "no certificate in PEM format; this is a" in ended.err
     ended = cli(*site, "--cert=nowhere.pem")
     assert ended.code == 2 and "'nowhere.pem' cannot be read (No such file" in ended.err
 
@@ -241,6 +241,20 @@ def test_a_site_has_one_key_until_it_is_expelled(tmp_path):
     assert link.connected() == ["south"]
     with pytest.raises(UserError, match="unknown site 'north'"):
         link.expel("north")
+
+
+@pytest.mark.parametrize("words", [["sites"], ["admit", "a"], ["run", "fedavg"]])
+def test_a_command_for_the_server_says_so_in_the_folder_of_a_site(words, cli, tmp_path):
+    command = ("deploy", *words, "--superlink", "127.0.0.1:1")
+    said = cli(*command).err
+    assert "this is a command for the server's folder: name that with --folder, or make" in said
+    keys.make_certificates(tmp_path / "server", [])
+    place = tmp_path / "deployment" / "keys"
+    place.mkdir(parents=True)
+    (place / "ca.pem").write_bytes((tmp_path / "server" / "ca.pem").read_bytes())
+    keys.make_site_key(place, "a")
+    done = cli(*command)
+    assert done.code == 2 and "'deployment/keys' holds the keys of a site, and this is" in done.err
 
 
 def test_commands_say_what_is_missing(cli, tmp_path):

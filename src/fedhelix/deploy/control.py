@@ -29,7 +29,7 @@ from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.version import __version__
 from fedhelix.deploy.connection import is_away
 from fedhelix.deploy.hints import serve_command, where
-from fedhelix.deploy.keys import read_certificate, read_public_key
+from fedhelix.deploy.keys import is_of_a_site, read_certificate, read_public_key
 
 FINISHED, WITHDRAWN = "finished", "unregistered"
 
@@ -77,10 +77,17 @@ class Control:
 
     def __init__(self, address: str, folder: Path):
         self.address, self.folder = address, folder
+        keys = folder / "keys"
         missing = (
-            f"make keys with `fedhelix deploy keys{where(None, folder)}`, or name another --folder"
+            "this is a command for the server's folder: name that with --folder, or make keys for "
+            f"a new server with `fedhelix deploy keys{where(None, folder)}`"
         )
-        root = read_certificate(folder / "keys" / "ca.pem", missing)
+        root = read_certificate(keys / "ca.pem", missing)
+        if is_of_a_site(keys):
+            raise UserError(
+                f"'{keys}' holds the keys of a site, and this is a command for the server's folder;"
+                " type it on the server's machine, or name another --folder."
+            )
         interceptors = [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
         self._client = ControlHttpClient.from_server_address(address, False, root, interceptors)
 
