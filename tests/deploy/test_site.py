@@ -79,7 +79,7 @@ def test_a_site_says_what_it_cannot_work_on_and_goes_on(tmp_path, capsys):
     model = body["payload"]["model"]
     bad = {
         "the site cannot work on what the server sent (KeyError: 'control')": {"model": model},
-        "what the server sent has an entry 'extra' that the network has not": {
+        "has an entry 'extra' that the site's network has not; check that the samples in --data": {
             "model": {**model, "extra": torch.ones(1)}
         },
         "than the site's network; check that the samples in --data have the shape": {

@@ -112,3 +112,30 @@ def test_sites_with_other_data_or_a_loss_out_of_place_are_named_once(tmp_path, m
     assert len(left_out) == len(outlying) == 1
     assert not any("the loss of site-0" in line or "the loss of site-1" in line for line in said)
     assert folder.records()[0]["outlying_losses"] == [2]
+
+
+def table(path, columns):
+    """The samples of a site, in two classes."""
+    x = np.random.default_rng(0).normal(size=(40, columns)).astype(np.float32)
+    np.savez(path, x=x, y=(x[:, 0] > 0).astype(int))
+    return str(path)
+
+
+def test_a_run_that_goes_on_leaves_out_a_site_that_came_back_with_other_columns(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(submit, "FOLDER_SECONDS", 0.02)
+    monkeypatch.setattr(submit, "STATUS_SECONDS", 0.02)
+    data = [table(tmp_path / f"{name}.npz", 4) for name in "ab"]
+    asked = {"clients": 2, "rounds": 1, "epochs": 1, "data": "own", "model": "linear"}
+    folder = submit.create(make_spec("fedavg", asked), tmp_path / "run")
+    submit.follow(Link(InProcessDeployment(tmp_path, 2, data).grid), folder, quiet=True)
+    data[1] = table(tmp_path / "other.npz", 5)
+    link = Link(InProcessDeployment(tmp_path, 2, data).grid)
+    submit.change(link, folder, ["rounds=2"])
+    assert submit.follow(link, folder, quiet=True)["rounds"] == 2
+    assert (
+        "fedhelix: the run goes on without site-1, which has samples with shape [5], but the run "
+        "has [4]; check its --data and start it again.\n" in capsys.readouterr().err
+    )
+    assert list(folder.records()[1]["missing"]) == ["1"]

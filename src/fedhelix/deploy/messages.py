@@ -23,6 +23,7 @@ from fedhelix.federation.uploads import LARGEST
 REPEATED = ("kind", "experiment", "round", "client")
 HEADER_BYTES = 1 << 20  # allowed for names and header
 MAX_DEPTH = 8  # levels of a tree
+CHECK_SAMPLES = "check that the samples in --data have the shape and the classes of the run's"
 
 
 class Message(NamedTuple):
@@ -111,11 +112,13 @@ def check_payload(payload: Tree, initial: State, plain: bool) -> None:
         check_tree(payload, initial)
         for name, value in payload.get("model", {}).items() if plain else ():
             if name not in initial:
-                raise UserError(f"has an entry '{schema.clipped(name)}' that the network has not.")
+                raise UserError(
+                    f"has an entry '{schema.clipped(name)}' that the site's network has not; "
+                    f"{CHECK_SAMPLES}."
+                )
             if value.shape != initial[name].shape:
                 raise UserError(
-                    f"has another shape for '{name}' than the site's network; check that the "
-                    "samples in --data have the shape and the classes of the run's."
+                    f"has another shape for '{name}' than the site's network; {CHECK_SAMPLES}."
                 )
     except UserError as problem:
         raise UserError(f"what the server sent {problem}") from None

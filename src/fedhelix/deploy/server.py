@@ -113,6 +113,9 @@ def make_federation(
         overrides = data_of_sites(spec, policy.server_data, registry, description)
         header["classes"] = description["classes"]
         transport.unfit = partial(difference, other=description, other_name="the run")
+        for site in sorted(transport.connected):  # in a run that goes on its data may be others
+            if why := transport.unfit(transport.descriptions[site]):
+                transport.turn_away(site, why)
     enough = cohort_size(config) if policy.extra else None
     evaluates = config.data != OWN or policy.server_data is not None
     kind = RemoteEngine if spec.method.capabilities.masks is None else MaskingEngine
