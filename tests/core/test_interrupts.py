@@ -1,11 +1,11 @@
-"""The first Ctrl-C is noted, the second acts as usual."""
+"""The first Ctrl-C is noted, the second acts as usual; where SIGTERM is the same."""
 
 import signal
 import threading
 
 import pytest
 
-from fedhelix.core.interrupts import noted_ctrl_c
+from fedhelix.core.interrupts import noted_ctrl_c, sigterm_as_ctrl_c
 
 
 @pytest.fixture(autouse=True)
@@ -40,3 +40,20 @@ def test_who_ignores_it_still_does_and_threads_leave_it_alone():
     thread.start()
     thread.join()
     assert seen == [signal.SIG_IGN]
+
+
+def test_sigterm_is_ctrl_c_for_a_while():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), sigterm_as_ctrl_c():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+    seen = []
+
+    def work():
+        with sigterm_as_ctrl_c():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [before]

@@ -19,6 +19,7 @@ from fedhelix.cli.flags import settings
 from fedhelix.cli.pages import App
 from fedhelix.core.errors import UserError
 from fedhelix.core.files import writable_file
+from fedhelix.core.interrupts import sigterm_as_ctrl_c
 from fedhelix.core.registry import is_known
 from fedhelix.deploy import need_flower, submit
 from fedhelix.deploy.hints import FOLDER, SERVER, named, where
@@ -261,7 +262,7 @@ def deploy_run(
     The number of clients is the number of sites that `fedhelix up` started, or --clients.
     """
     control, derived = deployment(superlink, folder)
-    with control:
+    with control, sigterm_as_ctrl_c():
         spec = make_spec(method, {**derived, **values})
         here = control.connected()  # without a SuperLink this fails, before a folder is made
         name = f"{spec.method.label}-{Path(spec.config.data).stem}-deployed"
@@ -295,7 +296,8 @@ def deploy_resume(
     superlink = superlink or known.get("--superlink")
     folder = Path(known.get("--folder", FOLDER)) if folder == FOLDER else folder
     control, _ = deployment(superlink, folder)
-    with control, resumable(run, "deploy resume", where(superlink, folder)):
+    going_on = resumable(run, "deploy resume", where(superlink, folder))
+    with control, sigterm_as_ctrl_c(), going_on:
         if changes:
             submit.change(control, begun, changes)
         done = submit.follow(control, begun, quiet or None)

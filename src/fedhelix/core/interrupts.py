@@ -1,4 +1,6 @@
-"""Ctrl-C where an exception at any moment would leave something half done."""
+"""Ctrl-C where an exception at any moment would leave something half done, and SIGTERM where it is
+the same as Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -27,3 +29,16 @@ def noted_ctrl_c() -> Iterator[threading.Event]:
         yield pressed
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def sigterm_as_ctrl_c() -> Iterator[None]:
+    """SIGTERM, as `kill` and service managers send it, raises KeyboardInterrupt, too."""
+    if threading.current_thread() is not threading.main_thread():  # only it receives signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
