@@ -1,5 +1,7 @@
 """A run across sites gets more rounds, and keeps all other settings."""
 
+import signal
+
 import pytest
 
 from fedhelix import UserError
@@ -47,6 +49,26 @@ def test_more_rounds_are_those_of_a_run_that_was_as_long_from_the_start(begun, c
     assert same(checkpoint(folder.path)["server"], checkpoint(tmp_path / "here")["server"])
     done = cli("deploy", "resume", "run", "--set", "rounds=4", *AT)  # there is nothing left to do
     assert done.code == 0 and len(folder.records()) == 4
+    said = "'run' was finished already, with 4 rounds, so nothing was trained; for more rounds: "
+    assert done.err == f"fedhelix: {said}`fedhelix deploy resume run --set rounds=8`.\n"
+
+
+@pytest.mark.parametrize("words", [["run", "fedper", "--clients", "2"], ["resume", "run"]])
+def test_sigterm_stops_a_run_as_ctrl_c_does(words, begun, cli, monkeypatch):
+    _, link, folder = begun
+    folder.remove_summary()
+    stopped = []
+    monkeypatch.setattr(link, "connected", lambda: ["site-0", "site-1"], raising=False)
+    monkeypatch.setattr(link, "submit", lambda _: 7)
+    monkeypatch.setattr(link, "stop", stopped.append, raising=False)
+    monkeypatch.setattr(
+        submit._Watcher, "_show_records", lambda _: signal.raise_signal(signal.SIGTERM)
+    )
+    done = cli("deploy", *words, *AT, *(("--out", "new") if words[0] == "run" else ()))
+    assert (done.code, stopped) == (130, [7])
+    name = "new" if words[0] == "run" else "run"
+    said = f"stopped; continue with: fedhelix deploy resume {name} --superlink 127.0.0.1:8913\n"
+    assert done.err.endswith(said)
 
 
 def test_what_cannot_change_is_refused_before_anything_is_written(begun, cli):

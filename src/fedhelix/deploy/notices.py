@@ -1,5 +1,5 @@
 """What is said of rounds while a run goes on: that one had no effect and why, whose data are left
-out, whose loss is far off; and at its end, that none had an effect.
+out, whose loss is far off; at its end, that none had an effect; and later, that it has ended.
 """
 
 from __future__ import annotations
@@ -66,6 +66,15 @@ def check_any_work(records: Sequence[Mapping[str, Any]], path: Path, where: str 
             f"{what} in this run: {first}{also(troubles.items())}; go on "
             f"with {how} when that is fixed."
         )
+
+
+def finished_already(path: Path, rounds: int, where: str) -> str:
+    """What is said of a run that is to go on and has all its rounds."""
+    how = resumption(path, where, "--set", f"rounds={2 * rounds}")
+    return (
+        f"'{path}' was finished already, with {rounds} round{'s' * (rounds != 1)}, so nothing was "
+        f"trained; for more rounds: {how}."
+    )
 
 
 def _first(reasons: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ from fedhelix.data import from_npz
 from fedhelix.deploy import waiting
 from fedhelix.deploy.code import code_files
 from fedhelix.deploy.hints import resumption
-from fedhelix.deploy.notices import check_any_work, odd_sites, why_idle
+from fedhelix.deploy.notices import check_any_work, finished_already, odd_sites, why_idle
 from fedhelix.deploy.policy import GO_ON, RoundPolicy, cohort_size, sampled
 from fedhelix.deploy.registry import SITES_FILE, read_sites
 from fedhelix.deploy.remote_data import OWN
@@ -211,7 +211,7 @@ def follow(control: Control, folder: RunFolder, quiet: bool | None = None) -> di
     spec = _begun(folder)
     folder.verify()  # also where the run is over, and nobody reads its checkpoint
     rounds, label, done = spec.config.rounds, spec.method.label, folder.rounds_saved
-    attempts = 0  # since the last new round
+    is_over, attempts = folder.summary is not None, 0  # submissions since the last new round
     with Progress(rounds, label, done, quiet, lines=True) as progress:
         watcher = _Watcher(control, folder, progress, spec)
         while folder.summary is None:
@@ -238,6 +238,8 @@ def follow(control: Control, folder: RunFolder, quiet: bool | None = None) -> di
             "or a larger epsilon.",
             stacklevel=2,
         )
+    elif is_over:
+        print(f"fedhelix: {finished_already(folder.path, rounds, folder.where)}", file=sys.stderr)
     return dict(folder.summary)
 
 
