@@ -151,16 +151,16 @@ class TestRules:
     def test_shared_samples_are_told_with_how_many_would_be_apart(self, recwarn):
         said = (
             "clients share samples of 5 of 10 classes, which have too few for all (validation "
-            "samples, too); take fewer clients, or give at most 394 samples: "
-            "partition.dominant(samples=394), on the command line dominant:0.2:394."
+            "samples, too); take fewer clients, or give each 395 samples, the most that fit: "
+            "partition.dominant(samples=395), on the command line dominant:0.2:395."
         )
         dominant(100).split(CIFAR_LIKE, 0)
         assert [str(one.message) for one in recwarn] == [said]
         recwarn.clear()
-        apart = dominant(100, samples=394).split(CIFAR_LIKE, 0)
+        apart = dominant(100, samples=395).split(CIFAR_LIKE, 0)
         held_once = np.concatenate([held(split) for split in apart])
         assert len(np.unique(held_once)) == len(held_once) and not recwarn.list
-        dominant(100, samples=400).split(CIFAR_LIKE, 0)
+        dominant(100, samples=396).split(CIFAR_LIKE, 0)
         assert len(recwarn.list) == 1
         dominant(10).split(CIFAR_LIKE, 0)
         assert len(recwarn.list) == 1
@@ -171,17 +171,20 @@ class TestRules:
         assert [str(one.message) for one in recwarn] == [
             "clients share samples of 3 of 3 classes, which have too few for all (validation "
             "samples, too), and have 23 to 80 samples instead of 600 each, since groups have too "
-            "few of their classes; give at most 19 samples: partition.dominant(samples=19), on the "
-            "command line dominant:0.2:19."
+            "few of their classes; give each 20 samples, the most that fit: "
+            "partition.dominant(samples=20), on the command line dominant:0.2:20."
         ]
         recwarn.clear()
-        assert [*map(size, parse("dominant:0.2:19", 3).split(data, 0))] == [19] * 3
+        assert [*map(size, parse("dominant:0.2:20", 3).split(data, 0))] == [20] * 3
         assert not recwarn.list
+        dominant(3, samples=21).split(data, 0)
+        assert len(recwarn.list) == 1
+        recwarn.clear()
         apart = dominant(2, share=0, samples=30, groups=[[0], [2]])
         assert [*map(size, apart.split(data, 0))] == [30, 10]
         assert [str(one.message) for one in recwarn] == [
             "clients have 10 to 30 samples instead of 30 each, since groups have too few of their "
-            "classes; give at most 10 samples: partition.dominant(samples=10)."
+            "classes; give each 10 samples, the most that fit: partition.dominant(samples=10)."
         ]
 
     def test_dominant_emnist_groups_and_own_groups(self):

@@ -62,34 +62,48 @@ class Dominant(Partition):
                 f"have {sizes.min()} to {sizes.max()} samples instead of {self.samples} each, "
                 "since groups have too few of their classes"
             )
-        most = int(sizes.min())  # gives all clients one size
-        wanted = self._counts(most, supply, present).sum(0)
-        most = int(most * min(1, (supply / np.maximum(wanted, 1)).min()))
-        while most and (self._counts(most, supply, present).sum(0) > supply).any():  # rounding
-            most -= 1
-        ways = ["take fewer clients"] if few and (not differ or not most) else []
-        if most:
+        ways = ["take fewer clients"] if few and not differ else []
+        if most := self._most(supply, present):
             line = f", on the command line {self.name}:{self.share:.12g}:{most}"
-            ways.append(
-                f"give at most {most} samples: partition.{self.name}(samples={most})"
-                + ("" if self.groups else line)
-            )
+            how = f"partition.{self.name}(samples={most}){'' if self.groups else line}"
+            ways.append(f"give each {most} samples, the most that fit: {how}")
+        elif few:
+            ways = ["take fewer clients"]
         advice = f"; {', or '.join(ways)}" if ways else ""
         warnings.warn(f"clients {', and '.join(said)}{advice}.", stacklevel=2)
         return counts
 
+    def _most(self, supply: np.ndarray, present: np.ndarray) -> int:
+        """The most samples of each client of which none is shared and that all can have."""
+        weights = self._weights(present)
+        shares = (weights / weights.sum(1, keepdims=True))[self._groups_of_clients(weights)].sum(0)
+        held = shares > 0
+        # Rounding gives each client less than one sample of a class more or fewer than its share.
+        highest = ((supply[held] + self.clients) / shares[held]).min()
+        for most in range(min(self.samples, int(highest)), 0, -1):
+            counts = self._counts(most, supply, present)
+            if (counts.sum(0) <= supply).all() and (counts.sum(1) == most).all():
+                return most
+        return 0
+
     def _counts(self, samples: int, supply: np.ndarray, present: np.ndarray) -> np.ndarray:
+        weights = self._weights(present)
+        counts = apportion(affordable(samples, weights, supply), weights)
+        return counts[self._groups_of_clients(weights)]
+
+    def _groups_of_clients(self, weights: np.ndarray) -> np.ndarray:
+        return np.arange(self.clients) % len(weights)
+
+    def _weights(self, present: np.ndarray) -> np.ndarray:
+        """The classes' weights, a row for each group."""
         parts = 1_000_000  # whole-number weights keep the apportionment exact
         even_parts = round(self.share * parts)
-        masks = self.dominant_classes(present)
-        weights = np.array(
+        return np.array(
             [
                 even_parts * dominant.sum() + (parts - even_parts) * len(present) * dominant
-                for dominant in masks
+                for dominant in self.dominant_classes(present)
             ]
         )
-        counts = apportion(affordable(samples, weights, supply), weights)
-        return counts[np.arange(self.clients) % len(masks)]
 
     def dominant_classes(self, present: np.ndarray) -> list[np.ndarray]:
         """For each group which of the present classes dominate."""
