@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import struct
 import threading
@@ -16,6 +17,7 @@ from fedhelix.report.plots import (
     curves,
     draw_clients,
     draw_rounds,
+    draw_uploads,
     overview,
     single,
 )
@@ -87,7 +89,27 @@ def test_words_on_a_method_without_uploads_do_not_cover_its_line(make_run):
     assert set(line.get_ydata()) == {words.xy[1]}, "it is the line of these words"
     height = axes.transData.transform((0, words.xy[1]))[1]
     ground = words.get_bbox_patch().get_window_extent()
-    assert ground.y0 >= height + line.get_linewidth() / 2 * figure.dpi / 72
+    half = line.get_linewidth() / 2 * figure.dpi / 72
+    assert ground.y0 >= height + half or ground.y1 <= height - half
+
+
+def test_words_on_a_method_without_uploads_cover_no_curve(make_run):
+    """On the left, curves run close above and below its line."""
+    runs = [make_run(name, mib=0 if name == "local" else 1) for name in ("local", "above", "below")]
+    drawn = [
+        dataclasses.replace(curve, mean=0 * curve.mean + level)
+        for curve, level in zip(curves(grouped(runs)), (0.5, 0.52, 0.48), strict=True)
+    ]
+    drawn[1].mean.iloc[len(drawn[1].mean) // 2 :] = 0.9
+    figure = single(draw_uploads, drawn)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    (words,) = axes.texts
+    ground = words.get_bbox_patch().get_window_extent()
+    for line in axes.lines:
+        path = line.get_transform().transform_path(line.get_path())
+        assert not path.intersects_bbox(ground, filled=False)
+    assert axes.get_window_extent().contains(ground.x1, ground.y1)
 
 
 def test_lines_of_six_methods_differ_in_their_dashes(make_run):

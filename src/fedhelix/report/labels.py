@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Mapping, Sequence
 
@@ -22,6 +23,10 @@ ROW, ABOVE_AND_BELOW = 0.3, 1.1  # inches of a row, and of title and captions
 POINT = 4.8  # points from the middle of a mark to its edge
 # Where the name of a point may stand, in points from its middle, best first.
 SIDES = ((4, 3), (-4, 3), (4, -3), (-4, -3), (0, 6), (0, -6), (6, 0), (-6, 0))
+# Where the words on a level line may stand: how far along it, and in points from it, best first.
+Place = tuple[float, tuple[float, str]]
+ALONG, ABOVE, BELOW = np.linspace(0.02, 0.98, 25), (2, "bottom"), (-4, "top")
+LEVEL = "level"  # marks such words
 TALL = 1.5  # inches: a longer legend stands below the panels
 
 
@@ -89,6 +94,61 @@ def label_points(axes: Axes, places: Mapping[str, tuple[float, float]], colour: 
         boxes = {side: beside(side) for side in SIDES}
         best = min(SIDES, key=lambda side: sum(_shared(boxes[side], box) for box in others))
         written.append(beside(best))
+
+
+def name_level(axes: Axes, words: str, height: float) -> None:
+    """Name the level line at a height; `place_levels` finds where there is room."""
+    axes.annotate(
+        words,
+        (ALONG[0], height),
+        (0, ABOVE[0]),
+        va="bottom",
+        gid=LEVEL,
+        textcoords="offset points",
+        xycoords=("axes fraction", "data"),
+        fontsize=8,
+        zorder=5,  # above the curves, on a ground of its own
+        bbox={"boxstyle": "square,pad=0.1", "color": axes.get_facecolor(), "alpha": 0.8},
+    )
+
+
+def place_levels(axes: Axes) -> None:
+    """Move the names of level lines to where they cover least of curves and of each other. It comes
+    last, as `label_points`.
+    """
+    named = [text for text in axes.texts if text.get_gid() == LEVEL]
+    figure = axes.get_figure(root=True)
+    if not named or figure is None:
+        return
+    figure.draw_without_rendering()
+    panel, points = axes.get_window_extent(), _points_of_lines(axes)
+    written: list[Bbox] = []
+    for text in named:
+        assert isinstance(text, Annotation)
+
+        def at(place: Place, text: Annotation = text) -> Bbox:
+            along, (offset, side) = place
+            text.xy = (along, text.xy[1])
+            text.set(position=(0, offset), va=side)
+            return text.get_window_extent().padded(figure.dpi / 72)
+
+        def covered(place: Place) -> float:
+            box = at(place)
+            outside = box.width * box.height - _shared(box, panel)
+            return outside + box.count_contains(points) + sum(_shared(box, one) for one in written)
+
+        best = min(itertools.product(ALONG, (ABOVE, BELOW)), key=covered)
+        written.append(at(best))
+
+
+def _points_of_lines(axes: Axes) -> np.ndarray:
+    """The pixels that lines go through."""
+    found = [np.empty((0, 2))]
+    for line in axes.lines:
+        corners = line.get_transform().transform(line.get_xydata())
+        for one, other in itertools.pairwise(corners[np.isfinite(corners).all(1)]):
+            found.append(np.linspace(one, other, 2 + int(np.abs(other - one).max())))
+    return np.concatenate(found)
 
 
 def _shared(one: Bbox, other: Bbox) -> float:

@@ -14,7 +14,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedhelix.report.labels import add_legend, label_rows, rows_room
+from fedhelix.report.labels import (
+    add_legend,
+    label_rows,
+    name_level,
+    place_levels,
+    rows_room,
+)
 from fedhelix.report.results import Groups, Result, grouped
 from fedhelix.report.scales import spread_out, unit_of
 from fedhelix.report.spread import band, explanation
@@ -34,7 +40,6 @@ from fedhelix.report.wording import MIB
 from fedhelix.store import RunFolder
 from fedhelix.store.records import HOUR
 
-NEAR_TOP = 0.9  # an accuracy above whose line there may be no room for words
 PANEL = 2.9  # inches of a panel with its captions
 BAR = 0.34  # inches of a bar with its margin
 
@@ -101,6 +106,7 @@ def overview(groups: Groups) -> Figure:
     by_upload.tick_params(labelleft=False)
     draw_clients(by_client, drawn)
     add_legend(figure, by_round, columns=6, room=room)
+    place_levels(by_upload)
     return figure
 
 
@@ -114,6 +120,7 @@ def single(draw: Draw, drawn: Sequence[Curve]) -> Figure:
     axes = figure.subplots()
     draw(axes, drawn)
     add_legend(figure, axes, columns=3, room=PANEL)
+    place_levels(axes)
     return figure
 
 
@@ -185,19 +192,8 @@ def draw_uploads(axes: Axes, drawn: Sequence[Curve]) -> None:
     for curve in drawn:
         if curve not in senders:
             height = curve.mean.iloc[-1]
-            below = curve.is_share and height > NEAR_TOP  # where the axis ends
             axes.axhline(height, color=curve.colour, linestyle=curve.dashes, linewidth=1.2)
-            axes.annotate(
-                f"{curve.label}: no upload",
-                (0.02, height),
-                (0, -4 if below else 2),
-                va="top" if below else "bottom",  # so that its ground leaves the line free
-                textcoords="offset points",
-                xycoords=("axes fraction", "data"),
-                fontsize=8,
-                zorder=5,  # above the curves, on a ground of its own
-                bbox={"boxstyle": "square,pad=0.1", "color": axes.get_facecolor(), "alpha": 0.8},
-            )
+            name_level(axes, f"{curve.label}: no upload", height)
     spread_out(axes, [curve.uploaded for curve in senders])
     _metric_axes(axes, "At which cost?", "uploaded MiB\n(all clients together)", drawn)
 
