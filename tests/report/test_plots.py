@@ -112,6 +112,20 @@ def test_words_on_a_method_without_uploads_cover_no_curve(make_run):
     assert axes.get_window_extent().contains(ground.x1, ground.y1)
 
 
+@pytest.mark.parametrize(("value", "label"), [(1.0, "100 %"), (0.0, "0 %"), (1 / 3, "33.33 %")])
+def test_the_only_value_of_all_clients_has_a_tick(make_run, value, label):
+    drawn = [
+        dataclasses.replace(curve, clients=np.full(5, value), malicious=np.zeros(5, dtype=bool))
+        for curve in curves(grouped([make_run("a"), make_run("b")]))
+    ]
+    figure = single(draw_clients, drawn)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    low, high = axes.get_xlim()
+    ticks = zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
+    assert [text.get_text() for place, text in ticks if low <= place <= high] == [label]
+
+
 def test_lines_of_six_methods_differ_in_their_dashes(make_run):
     drawn = curves(grouped([make_run(name) for name in "abcdef"]))
     assert len({str(curve.dashes) for curve in drawn}) == 6

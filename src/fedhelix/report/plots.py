@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from fedhelix.report.labels import (
     add_legend,
@@ -237,7 +237,9 @@ def draw_clients(axes: Axes, drawn: Sequence[Curve]) -> None:
     crosses = "\n×: attacker" if any(curve.malicious.any() for curve in evaluated) else ""
     marks = f"bar: median; full colour: bottom 10 %{crosses}"
     axes.set(xlabel=f"final {metric_name(evaluated)} of each client\n{marks}")
-    axes.xaxis.set_major_locator(MaxNLocator(5))
+    values = {float(f"{value:.4g}") for curve in evaluated for value in curve.clients}
+    only = len(values) == 1  # round numbers might all lie elsewhere
+    axes.xaxis.set_major_locator(FixedLocator(list(values)) if only else MaxNLocator(5))
     if _are_shares(evaluated):
         percents(axes.xaxis)
 
