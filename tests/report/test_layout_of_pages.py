@@ -1,11 +1,14 @@
 """Pages in a real browser: what their layout is on a phone, a tablet and a desk, light and dark."""
 
+import base64
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
 import method_metadata as metadata
 import pytest
 from browser import Browser, needs_chromium
+from matplotlib.image import imread
 from test_server import serving
 
 from fedhelix.report.locate import Selection
@@ -139,6 +142,32 @@ def test_the_result_of_private_runs_fits_a_desk_and_a_small_window(
         shown = browser.evaluate("document.querySelector('.results .lines').innerText")
         assert shown == "7.999\nat δ = 1e-05,\nsample-level"
         assert width == 390 or browser.evaluate(HIDDEN) == 0, width
+
+
+EDGE = """((table) => {
+  const box = table.parentElement.getBoundingClientRect();
+  const row = table.querySelector("tbody tr").getBoundingClientRect();
+  return {x: box.right - 4 + scrollX, y: row.top + 2 + scrollY, width: 3, height: 1, scale: 1};
+})(document.querySelector(".results"))"""
+
+
+def edge_of_the_table(browser) -> float:
+    """The brightness of its right edge, between two lines of text."""
+    taken = browser.call(
+        "Page.captureScreenshot", clip=browser.evaluate(EDGE), captureBeyondViewport=True
+    )
+    return float(imread(io.BytesIO(base64.b64decode(taken["data"])))[..., :3].mean())
+
+
+@needs_chromium
+def test_a_table_that_is_too_wide_has_a_shadow_where_it_goes_on(runs, tmp_path, browser: Browser):
+    browser.prefer("light")
+    for width in at_widths(runs[:9], tmp_path, browser, (390, 1000, 1280)):
+        is_cut = browser.evaluate(HIDDEN) > 0
+        assert is_cut == (width == 390), width
+        assert (edge_of_the_table(browser) < 0.9) == is_cut, width
+        browser.evaluate("document.querySelector('.results').parentElement.scrollLeft = 9999")
+        assert edge_of_the_table(browser) > 0.95, width
 
 
 @needs_chromium
