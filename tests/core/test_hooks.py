@@ -191,6 +191,53 @@ def test_a_wrong_answer_is_told_by_its_hook(hook, answer, sentence):
         run(hook, answer)
 
 
+@pytest.mark.parametrize("hook", ["phases", "personalize"])
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (
+            {"epochs": -1},
+            r"epochs of a phase is a whole number of at least 0, or None .*, not -1\.",
+        ),
+        ({"epochs": 1.5}, r"epochs of a phase is a whole number of at least 0, .*, not 1\.5\."),
+        ({"epochs": "2"}, "epochs of a phase is a whole number of at least 0, .*, not '2'"),
+        ({"rate": math.nan}, r"rate of a phase is a number, a factor .*, not nan\."),
+        (
+            {"extra": "fc.bias"},
+            "extra of a phase is a tuple of names of entries, .*, not 'fc.bias'",
+        ),
+        ({"frozen": (1,)}, r"frozen of a phase is a tuple of names of entries, .*, not \(1,\)"),
+    ],
+)
+def test_a_wrong_phase_is_told_before_the_first_round(hook, wrong, sentence):
+    method = type("Mine", (FedAvg,), {hook: lambda *_: (Phase(**wrong),), "name": "mine"})()
+    with pytest.raises(UserError, match=f"^{sentence}"):
+        small(method, data=DIGITS)
+
+
+@pytest.mark.parametrize("hook", ["phases", "personalize"])
+def test_phases_of_what_is_not_there_are_told_by_their_hook(hook):
+    for wrong, sentence in (
+        ({"model": "teacher"}, f"unknown model in mine.{hook} 'teacher'; there are: model"),
+        ({"extra": ("nix",)}, f"unknown entry in mine.{hook} 'nix'; there are: fc.bias, fc.weight"),
+        ({"frozen": ("fc.bais",)}, f"unknown entry in mine.{hook} 'fc.bais'; did you mean 'fc.bia"),
+    ):
+        with pytest.raises(UserError, match=f"^{sentence}"):
+            run(hook, lambda _, wrong=wrong: (Phase(**wrong),))
+
+
+def test_a_phase_takes_numbers_of_numpy_and_trains_no_entry_twice():
+    for engine in ("serial", "batched"):
+        run("phases", lambda _: (Phase(epochs=np.int64(1), extra=("fc.bias",)),), engine=engine)
+
+
+def test_a_hook_of_phases_that_fails_is_named_when_it_is_due():
+    method = type("Mine", (FedAvg,), {"phases": lambda *_: 1 / 0, "name": "mine"})()
+    fed = small(method, data=DIGITS)
+    with pytest.raises(ZeroDivisionError):
+        fed.fit(1, quiet=True)
+
+
 @pytest.mark.parametrize(
     ("hook", "answer", "sentence"),
     [

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedhelix.core.entries import check_fit, check_whole
-from fedhelix.core.errors import UserError, unknown
+from fedhelix.core.errors import UserError, brief, unknown
 from fedhelix.core.parts import in_order
 from fedhelix.core.tree import SEPARATOR, State, Tree, flatten
 
@@ -42,6 +43,24 @@ class Phase:
             raise UserError(
                 f"a phase trains one of the parts {', '.join(PARTS)}, not '{self.part}'."
             )
+        whole = isinstance(self.epochs, int | np.integer) and not isinstance(self.epochs, bool)
+        if self.epochs is not None and not (whole and self.epochs >= 0):
+            raise UserError(
+                "epochs of a phase is a whole number of at least 0, or None for as many as the "
+                f"federation says, not {brief(self.epochs)}."
+            )
+        if not isinstance(self.rate, Real) or not math.isfinite(self.rate):
+            raise UserError(
+                f"rate of a phase is a number, a factor on the learning rate, not "
+                f"{brief(self.rate)}."
+            )
+        for what in ("extra", "frozen"):
+            names = getattr(self, what)
+            if not isinstance(names, tuple | list) or not all(isinstance(n, str) for n in names):
+                raise UserError(
+                    f"{what} of a phase is a tuple of names of entries, such as ('fc.bias',), not "
+                    f"{brief(names)}."
+                )
 
 
 def nothing(where: str, value: Any, args: tuple[Any, ...]) -> None:

@@ -33,7 +33,7 @@ from fedhelix.data import (
 )
 from fedhelix.engines import Engine, engine_for
 from fedhelix.engines.kernels import Kernels
-from fedhelix.engines.local import ClientTask, Setup, Training, samples_trained
+from fedhelix.engines.local import ClientTask, Setup, Training, samples_trained, try_phases
 from fedhelix.federation.devices import Devices, devices_for
 from fedhelix.federation.inputs import (
     OWN,
@@ -148,6 +148,8 @@ class FederationSetup:
             ),
             kernels,
         )  # fmt: skip
+        if self.data_is_here:
+            try_phases(setup)
         self.initial: State = setup.initial
         self.engine: Engine = (
             engine_for(engine, setup, workers, self.cohort_size, address, gpus=device != "cpu")
