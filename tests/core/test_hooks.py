@@ -4,6 +4,7 @@ returned.
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -84,17 +85,28 @@ def run(hook: str, answer, **more):
         ),
         ("candidates", lambda _: [99], "mine.candidates must return clients that are present"),
         ("select_clients", lambda _: [1, 1], r"each once; \[1, 1\] are not"),
-        (
-            "select_clients",
-            lambda _: None,
-            "mine.select_clients must return a list of clients, not None",
+        *(
+            (
+                "select_clients",
+                lambda _, answer=answer: answer,
+                rf"mine.select_clients must return a list of clients, {sentence}",
+            )
+            for answer, sentence in (
+                (None, "not None"),
+                (torch.tensor(1), r"not a Tensor of shape \(\)"),
+                (torch.tensor([[1, 0]]), r"not a Tensor of shape \(1, 2\)"),
+                ("012", "not a str"),
+                (torch.tensor([True, False]), "which are whole numbers, but has True in it"),
+                ([0, 1.5], r"which are whole numbers, but has 1\.5 in it"),
+                ([[0], [1]], r"which are whole numbers, but has \[0\] in it"),
+            )
         ),
         ("download", lambda _: None, f"mine.download must return {NONE}"),
         ("start", lambda found: found["model"], "mine.start must return models by their names"),
         (
             "start",
             lambda found: {"net": found["model"]},
-            "unknown model in mine.phases 'model'; there are: net",
+            "mine.start must return models by their names, one of which is 'model'; .* 'net'",
         ),
         ("loss_context", lambda _: None, f"mine.loss_context must return {NONE}"),
         (
@@ -189,6 +201,135 @@ def run(hook: str, answer, **more):
 def test_a_wrong_answer_is_told_by_its_hook(hook, answer, sentence):
     with pytest.raises(UserError, match=sentence):
         run(hook, answer)
+
+
+@pytest.mark.parametrize("hook", ["phases", "personalize"])
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (
+            {"epochs": -1},
+            r"epochs of a phase is a whole number of at least 0, or None .*, not -1\.",
+        ),
+        ({"epochs": 1.5}, r"epochs of a phase is a whole number of at least 0, .*, not 1\.5\."),
+        ({"epochs": "2"}, "epochs of a phase is a whole number of at least 0, .*, not '2'"),
+        ({"rate": math.nan}, r"rate of a phase is a number, a factor .*, not nan\."),
+        (
+            {"extra": "fc.bias"},
+            "extra of a phase is a tuple of names of entries, .*, not 'fc.bias'",
+        ),
+        ({"frozen": (1,)}, r"frozen of a phase is a tuple of names of entries, .*, not \(1,\)"),
+    ],
+)
+def test_a_wrong_phase_is_told_before_the_first_round(hook, wrong, sentence):
+    method = type("Mine", (FedAvg,), {hook: lambda *_: (Phase(**wrong),), "name": "mine"})()
+    with pytest.raises(UserError, match=f"^{sentence}"):
+        small(method, data=DIGITS)
+
+
+@pytest.mark.parametrize("hook", ["phases", "personalize"])
+def test_phases_of_what_is_not_there_are_told_by_their_hook(hook):
+    for wrong, sentence in (
+        ({"model": "teacher"}, f"unknown model in mine.{hook} 'teacher'; there are: model"),
+        ({"extra": ("nix",)}, f"unknown entry in mine.{hook} 'nix'; there are: fc.bias, fc.weight"),
+        ({"frozen": ("fc.bais",)}, f"unknown entry in mine.{hook} 'fc.bais'; did you mean 'fc.bia"),
+    ):
+        with pytest.raises(UserError, match=f"^{sentence}"):
+            run(hook, lambda _, wrong=wrong: (Phase(**wrong),))
+
+
+def test_a_phase_takes_numbers_of_numpy_and_trains_no_entry_twice():
+    for engine in ("serial", "batched"):
+        run("phases", lambda _: (Phase(epochs=np.int64(1), extra=("fc.bias",)),), engine=engine)
+
+
+def test_a_hook_of_phases_that_fails_is_named_when_it_is_due():
+    method = type("Mine", (FedAvg,), {"phases": lambda *_: 1 / 0, "name": "mine"})()
+    fed = small(method, data=DIGITS)
+    with pytest.raises(ZeroDivisionError):
+        fed.fit(1, quiet=True)
+
+
+BARE = "it has the entry 'fc.weight' of the network outside of 'model', from where nothing takes"
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+@pytest.mark.parametrize(
+    ("hook", "answer", "right"),
+    [
+        ("upload", lambda found: (found[0]["model"], found[1]), "({'model': {...}}, client_state)"),
+        ("server_init", lambda found: (found[0]["model"], {}), "({'model': {...}}, replies)"),
+        ("download", lambda found: found["model"], "{'model': {...}}"),
+        ("deliver", lambda found: found["model"], "{'model': {...}}"),
+        ("decode", lambda found: found["model"], "{'model': {...}}"),
+    ],
+)
+def test_entries_of_the_network_belong_into_model(hook, answer, right, engine):
+    with pytest.raises(UserError, match=re.escape(f"mine.{hook} must return {right}: {BARE}")):
+        run(hook, answer, engine=engine)
+
+
+def test_what_other_hooks_take_may_have_any_name():
+    class Bare(FedAvg):
+        def upload(self, local):
+            return super().upload(local)[0]["model"], local.client_state
+
+        def aggregate(self, server, uploads, weights, ctx):
+            sent = [upload._replace(tree={"model": upload.tree}) for upload in uploads]
+            return super().aggregate(server, sent, weights, ctx)
+
+        def download(self, server, client, ctx):
+            return server["model"]
+
+        def start(self, payload, client_state, client):
+            return {"model": dict(payload)}
+
+    plain, bare = (
+        small(method, data=DIGITS).fit(2, quiet=True).state.server["model"]["fc.weight"]
+        for method in (FedAvg(), Bare())
+    )
+    assert torch.equal(plain, bare)
+
+
+@pytest.mark.parametrize("sent", [{}, {"weights": {"fc.weight": torch.ones(1)}}])
+def test_uploads_without_a_model_are_told_in_the_first_round(sent):
+    right = re.escape("must return ({'model': {...}}, client_state), but no client sends a 'model'")
+    with pytest.raises(UserError, match=f"^mine.upload {right} in the first round"):
+        run("upload", lambda found: (sent, found[1]), cohort=6)
+
+
+def test_clients_may_be_silent_where_others_are_not_or_own_hooks_read_what_is_sent():
+    class Silent(FedAvg):
+        def upload(self, local):
+            return ({}, {}) if local.client.id else super().upload(local)
+
+    class Counted(FedAvg):
+        def upload(self, local):
+            return {"n": torch.ones(1)}, {}
+
+        def weights(self, server, uploads, ctx):
+            return [float(upload.tree["n"]) for upload in uploads]
+
+    for method in (Silent(), Counted()):
+        assert small(method, data=DIGITS).fit(1, quiet=True).records
+
+
+def test_aggregate_keeps_every_entry_of_the_model():
+    def half(found):
+        return {**found, "model": {"fc.bias": found["model"]["fc.bias"]}}
+
+    sentence = re.escape("every entry that the model has had, such as {**server, 'model': {**ser")
+    with pytest.raises(UserError, match=f"^mine.aggregate must return {sentence}.*'fc.weight'"):
+        run("aggregate", half)
+
+    class Own(FedAvg):
+        def aggregate(self, server, uploads, weights, ctx):
+            return half(super().aggregate(server, uploads, weights, ctx))
+
+        def download(self, server, client, ctx):
+            return {"model": {**ctx.initial, **server["model"]}}
+
+    assert small(Own(), data=DIGITS).fit(1, quiet=True).records
 
 
 @pytest.mark.parametrize(
@@ -353,6 +494,9 @@ def test_tensors_are_noted_as_lists_and_what_cannot_be_written_is_refused():
     [
         ("aggregate", lambda found: {**found, "n": np.float32(3), "deep": {"m": np.int64(1)}}),
         ("select_clients", lambda found: {np.int64(client) for client in found}),
+        ("select_clients", np.array),
+        ("select_clients", torch.tensor),
+        ("select_clients", lambda found: list(torch.tensor(found))),
         ("weights", lambda found: dict(enumerate(found)).values()),
         ("phases", lambda found: (phase for phase in found)),
     ],

@@ -10,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from fedhelix import FedAvg, Federation, Scaffold
+from fedhelix import FedAvg, Federation, Scaffold, from_clients
 from fedhelix.federation.loop import _outlying
 from fedhelix.report.headline import warnings as report_warnings
 from fedhelix.report.results import Result
@@ -139,6 +139,37 @@ def test_personal_models_that_are_no_numbers_have_diverged(ill, engine):
         run = fed.fit(2, quiet=True)
     assert [record["nonfinite_personal"] for record in run.records] == [ill, ill]
     assert (run.summary["diverged"], run.summary["diverged_clients"]) == (1, ill * bool(named))
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+@pytest.mark.parametrize("method", ["fedavg", "fedper"])
+def test_a_client_without_labels_has_no_loss_rather_than_a_diverged_one(method, engine):
+    draw = torch.Generator().manual_seed(0)
+    train = [(x, (x[..., 0] > 0).long()) for x in torch.randn(3, 20, 4, 3, generator=draw)]
+    tests = [(x[:6], y[:6].clone()) for x, y in train]
+    tests[1][1].fill_(-100)
+
+    def loss(output, target):
+        return torch.nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+    usual = {"model": tagger, "loss": loss, "engine": engine, "method": method, "epochs": 1}
+    fed = Federation(from_clients(train, test=tests, classes=2), eval_trained=True, **usual)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run = fed.fit(2, quiet=True)
+    for record in run.records:
+        assert "nonfinite_personal" not in record and record["unmeasured_clients"] == [1]
+        own = record["personal"]
+        assert math.isnan(own[1]) and record["personal_accuracy"] == pytest.approx(
+            (own[0] + own[2]) / 2
+        )
+        assert math.isfinite(record["loss"]) and math.isfinite(record["trained_accuracy"])
+    assert (run.summary["diverged"], run.summary["diverged_clients"]) == (None, [])
+
+
+def tagger():
+    """A class for each token."""
+    return torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
 
 
 def test_where_all_clients_diverge_none_is_named_and_of_many_some_are():

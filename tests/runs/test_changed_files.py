@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedhelix import Federation, UserError, load_run
-from fedhelix.core import imports
+from fedhelix.core import imports, registry
 from fedhelix.data import from_npz
 from fedhelix.federation.description import check_same
 from fedhelix.privacy.victim import from_run
@@ -197,3 +197,57 @@ def test_a_deployment_goes_on_with_its_network_only(tmp_path):
     check_same(Federation(data, model=f"{tmp_path / 'mynet.py'}:Net", engine="serial"), folder)
     with pytest.raises(UserError, match=r"fc\.weight, fc\.bias instead of .*mynet\.py'"):
         check_same(Federation(data, model="linear", engine="serial"), folder)
+
+
+TWO_METHODS = """
+from fedhelix import FedAvg, Method, Wrapper, option, register
+@register("method-of-two")
+class Mine(FedAvg):
+    slope: float = option(0.5, "of nothing")
+@register("wrapper-of-two")
+class Around(Wrapper):
+    inner: Method = option(FedAvg(), "the method inside")
+"""
+
+
+def of_python(folder, method):
+    """A run of Python from names alone, and what another process knows."""
+    known = dict(registry.METHODS)
+    usual = {"clients": 2, "epochs": 1, "engine": "serial", "kernels": "onednn"}
+    Federation("wine", model="linear", method=method, **usual).fit(
+        1, out=folder / "run", quiet=True
+    )
+    registry.METHODS.clear()
+    registry.METHODS.update(known)
+    return folder / "run"
+
+
+@pytest.mark.parametrize("spec", ["two.py:method-of-two", "two.py:wrapper-of-two+fedprox"])
+def test_a_run_of_python_finds_its_method_from_any_folder(tmp_path, monkeypatch, spec):
+    (tmp_path / "two.py").write_text(TWO_METHODS)
+    monkeypatch.chdir(tmp_path)
+    run = of_python(tmp_path, spec)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert load_run(run).federation.method.label == spec.partition(":")[2]
+    assert len(jobs.resume(run, quiet=True, changes=["rounds=2"]).records) == 2
+    (tmp_path / "two.py").unlink()
+    for use in (load_run, jobs.resume):
+        with pytest.raises(UserError, match=r"two\.py', the method of '.*run'; put it back\.$"):
+            use(run)
+
+
+@pytest.mark.parametrize("of", [make, of_python])
+def test_a_method_that_was_edited_since_is_noticed(tmp_path, of):
+    (tmp_path / "mine.py").write_text(METHOD)
+    run = of(tmp_path, f"{tmp_path / 'mine.py'}")
+    load_run(run)
+    (tmp_path / "mine.py").write_text(METHOD + "# other\n")
+    changed = rf"mine\.py', the file of the method, has changed since '{run}' was run; "
+    with pytest.warns(UserWarning, match=f"{changed}its models may give other outputs"):
+        load_run(run)
+    for changes in ((), ("rounds=2",)):
+        with pytest.raises(UserError, match=f"{changed}restore it as it was then, or start a new"):
+            jobs.resume(run, quiet=True, changes=changes)
+    (tmp_path / "mine.py").write_text(METHOD)
+    assert len(jobs.resume(run, quiet=True, changes=["rounds=2"]).records) == 2

@@ -51,6 +51,28 @@ def _check_known(where: str, name: str, initial: State) -> None:
     raise UserError(f"{where} has the entry '{name}', which the network lacks; {meant}")
 
 
+def check_named(where: str, tree: Mapping[str, object], initial: State, right: str) -> None:
+    """Refuse entries of the network that stand where a tree has its names, and not in its model,
+    as nothing takes them from there.
+    """
+    bare = next((name for name in tree if name in initial), None)
+    if bare is not None and "model" not in tree:
+        raise UserError(
+            f"{where} must return {right}: it has the entry '{bare}' of the network outside of "
+            "'model', from where nothing takes it."
+        )
+
+
+def check_kept(where: str, model: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> None:
+    """Refuse a model that lacks what it had."""
+    for name in before:
+        if name not in model:
+            raise UserError(
+                f"{where} must return every entry that the model has had, such as {{**server, "
+                f"'model': {{**server['model'], ...}}}}, but 'model' lacks '{name}'."
+            )
+
+
 def check_whole(where: str, which: str, model: Mapping[str, Tensor], initial: State) -> None:
     """Refuse a model that lacks an entry of the network."""
     for name in initial:

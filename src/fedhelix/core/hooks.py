@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, cast
 
 from fedhelix.core import returns
-from fedhelix.core.entries import check_fit, check_types
+from fedhelix.core.entries import check_fit, check_kept, check_named, check_types
 from fedhelix.core.errors import UserError
 from fedhelix.core.method import HOOKS, Context, Method
 
@@ -19,6 +19,10 @@ TAKERS = {
     "download": ("start",),
     "deliver": ("start",),
     "upload": ("decode", "aggregate"),
+}
+RIGHT = {
+    "server_init": "({'model': {...}}, replies)",
+    "upload": "({'model': {...}}, client_state)",
 }
 
 
@@ -46,11 +50,17 @@ class CheckedHooks:
         """Refuse models that do not fit the network, where FedAvg's hooks take them as they are."""
         if name not in TAKERS or any(map(self.method.overrides, TAKERS[name])):
             return
-        model = (value[0] if isinstance(value, tuple) else value).get("model", {})
+        tree = value[0] if isinstance(value, tuple) else value
+        initial = args[0].client.initial if name == "upload" else args[-1].initial
+        if not (HOOKS[name].side == "server" and self.method.overrides("loss_context")):
+            check_named(where, tree, initial, RIGHT.get(name, "{'model': {...}}"))
+        model = tree.get("model", {})
         if name == "upload":  # whose names and shapes the server looks at
-            check_types(where, model, args[0].client.initial)
+            check_types(where, model, initial)
         else:
-            check_fit(where, model, args[-1].initial)
+            check_fit(where, model, initial)
+        if name == "aggregate":
+            check_kept(where, model, args[0].get("model", {}))
 
 
 def checked(method: Method) -> Method:

@@ -10,6 +10,8 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
+from numbers import Real
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedhelix.core.entries import check_fit, check_whole
-from fedhelix.core.errors import UserError, unknown
+from fedhelix.core.errors import UserError, brief, unknown
 from fedhelix.core.parts import in_order
 from fedhelix.core.tree import SEPARATOR, State, Tree, flatten
 
@@ -42,6 +44,24 @@ class Phase:
             raise UserError(
                 f"a phase trains one of the parts {', '.join(PARTS)}, not '{self.part}'."
             )
+        whole = isinstance(self.epochs, int | np.integer) and not isinstance(self.epochs, bool)
+        if self.epochs is not None and not (whole and self.epochs >= 0):
+            raise UserError(
+                "epochs of a phase is a whole number of at least 0, or None for as many as the "
+                f"federation says, not {brief(self.epochs)}."
+            )
+        if not isinstance(self.rate, Real) or not math.isfinite(self.rate):
+            raise UserError(
+                f"rate of a phase is a number, a factor on the learning rate, not "
+                f"{brief(self.rate)}."
+            )
+        for what in ("extra", "frozen"):
+            names = getattr(self, what)
+            if not isinstance(names, tuple | list) or not all(isinstance(n, str) for n in names):
+                raise UserError(
+                    f"{what} of a phase is a tuple of names of entries, such as ('fc.bias',), not "
+                    f"{brief(names)}."
+                )
 
 
 def nothing(where: str, value: Any, args: tuple[Any, ...]) -> None:
@@ -99,15 +119,19 @@ def models(where: str, value: Any, args: tuple[Any, ...]) -> dict[str, State]:
     """Models by their names; the one that is called so has the entries of the network."""
     if not isinstance(value, Mapping) or not value or not all(map(_is_state, value.values())):
         raise wrong(where, "models by their names, such as {'model': {...}}", value)
+    if "model" not in value:
+        raise UserError(
+            f"{where} must return models by their names, one of which is 'model'; it returns "
+            f"{', '.join(map(repr, value))}."
+        )
     received, initial = args[0].get("model", {}), args[2].initial
-    for name, item in value.get("model", {}).items():
+    for name, item in value["model"].items():
         # What came as it is from the server is a mistake of the hook that sent it.
         came = name in received and received[name] is item
         check_fit(
             f"{where.removesuffix('start')}download" if came else where, {name: item}, initial
         )
-    if "model" in value:
-        check_whole(where, "model", value["model"], initial)
+    check_whole(where, "model", value["model"], initial)
     return dict(value)
 
 
@@ -184,14 +208,29 @@ def server_start(where: str, value: Any, args: tuple[Any, ...]) -> tuple[Tree, d
 def clients(where: str, value: Any, args: tuple[Any, ...]) -> list[int]:
     """Clients that are present, each once."""
     present = set(args[-1].present)
-    if not isinstance(value, Iterable):
+    if isinstance(value, Tensor | np.ndarray) and value.ndim == 1:
+        value = value.tolist()
+    if isinstance(value, Tensor | np.ndarray | str | bytes) or not isinstance(value, Iterable):
         raise wrong(where, "a list of clients", value)
-    chosen = list(value)
+    chosen = [_client(where, client) for client in value]
     absent = [client for client in chosen if client not in present]
     if absent or len(set(chosen)) < len(chosen):
         which = f"client {absent[0]} is not" if absent else f"{chosen} are not"
         raise UserError(f"{where} must return clients that are present, each once; {which}.")
-    return [int(client) for client in chosen]
+    return chosen
+
+
+def _client(where: str, value: Any) -> int:
+    """The number of a client."""
+    try:
+        if isinstance(value, bool | np.bool_):
+            raise TypeError
+        return int(value) if isinstance(value, float) and value.is_integer() else index(value)
+    except TypeError:
+        raise UserError(
+            f"{where} must return a list of clients, which are whole numbers, but has "
+            f"{brief(value)} in it."
+        ) from None
 
 
 def weights(where: str, value: Any, args: tuple[Any, ...]) -> list[float]:

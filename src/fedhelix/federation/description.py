@@ -16,11 +16,10 @@ import torch
 
 from fedhelix.core import toml
 from fedhelix.core.errors import UserError
-from fedhelix.core.imports import HASHES
 from fedhelix.core.layers import difference
 from fedhelix.core.objective import LossOfLabels
 from fedhelix.core.options import options_of
-from fedhelix.core.registry import is_file
+from fedhelix.core.registry import is_known
 from fedhelix.data import UNSHIFTED, Dataset, Scaling, ServerData, Shift, partitions
 from fedhelix.data.datasets import POOLS
 from fedhelix.data.scaling import targets_advice
@@ -28,6 +27,13 @@ from fedhelix.engines.local import Training
 from fedhelix.federation.devices import FILES, RATES, Devices
 from fedhelix.federation.sampling import Newcomers, Participation
 from fedhelix.federation.setup import FederationSettings, FederationSetup
+from fedhelix.federation.sources import (
+    METHOD_SOURCE,
+    NETWORK_SOURCE,
+    check_sources,
+    resolved,
+    resolved_method,
+)
 from fedhelix.robust.attacks import Attack
 from fedhelix.store import RunFolder
 from fedhelix.store.records import ADVICE, GENTLER, Record
@@ -47,9 +53,8 @@ SEVERAL = 1000  # samples of a pool that tell it from others
 GOLDEN_ANGLE = math.pi * (3 - math.sqrt(5))  # whose multiples never repeat
 SAME = 1e-3  # relative difference of two moments that are the same but for rounding
 
-# In clients.json: the shapes of the network's entries, the hash of the file that made it, and the
-# names of method and data.
-NETWORK, SOURCE, ABOUT = "network", "network_source", "about"
+# In clients.json: the shapes of the network's entries, and the names of method and data.
+NETWORK, ABOUT = "network", "about"
 
 # Entries that a resumed run may have otherwise; who has which samples is compared by itself.
 NOT_CHECKED = ("rounds", "made_from", "partition")
@@ -94,7 +99,9 @@ def named(function: Any) -> str:
 
 
 def made_from(settings: FederationSettings, **given: Any) -> dict[str, Any] | None:
-    """The arguments of a federation, if all of them are names and numbers."""
+    """The arguments of a federation, if all of them are names and numbers; its method is told by
+    its file, if it has one.
+    """
     own = (
         not isinstance(given["data"], str)
         or not isinstance(given["partition"], str | None)
@@ -104,6 +111,8 @@ def made_from(settings: FederationSettings, **given: Any) -> dict[str, Any] | No
     )
     if own:
         return None
+    if isinstance(method := given.pop("method"), str) and not is_known(method):
+        given["method"] = resolved_method(method)
     return located({name: value for name, value in given.items() if value is not None})
 
 
@@ -119,17 +128,13 @@ def located(values: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def resolved(part: str) -> str:
-    """FILE.py or FILE.py:NAME with the whole path; any other name as it is."""
-    path, colon, name = part.partition(":")
-    return f"{Path(path).expanduser().resolve()}{colon}{name}" if is_file(part) else part
-
-
 def as_command(its: Mapping[str, Any]) -> dict[str, Any]:
     """A run that was made in Python from names alone, as the command line would describe it."""
     settings = {key: value for name in GROUPS for key, value in its.get(name, {}).items()}
-    common = {name: its[name] for name in ("seed", "rounds", "cohort", "method")}
-    return {**settings, **common, **its["made_from"]}
+    common = {name: its[name] for name in ("seed", "rounds", "cohort")}
+    given = its["made_from"]
+    method = {**its["method"], "name": given.get("method", its["method"]["name"])}
+    return {**settings, **common, **given, "method": method}
 
 
 def facts(fed: FederationSetup) -> dict[str, Any]:
@@ -209,7 +214,7 @@ def check_same(fed: FederationSetup, folder: RunFolder, goes_on: bool = False) -
     if "deployment" not in its and folder.clients:
         _check_clients(fed, folder)
     _check_network(fed, folder)
-    _check_source(fed, folder, goes_on)
+    check_sources(fed.sources, folder, goes_on)
 
 
 def _note_lambdas(objective: Mapping[str, str]) -> None:
@@ -227,7 +232,7 @@ def _check_clients(fed: FederationSetup, folder: RunFolder) -> None:
     """Refuse clients with other samples."""
     mine = {"names": None, "class_names": None, **census(fed)}
     its = {key: mine[key] for key in ("names", "class_names")} | folder.clients  # older lack them
-    for key in (NETWORK, SOURCE, ABOUT):
+    for key in (NETWORK, NETWORK_SOURCE, METHOD_SOURCE, ABOUT):
         its.pop(key, None)
     _check_moments(fed.data, its.pop("moments", {}), folder.path)
     if its != mine:
@@ -257,33 +262,14 @@ def _check_network(fed: FederationSetup, folder: RunFolder) -> None:
     raise UserError(f"the network is not that of '{folder.path}': {other}; {advice}.")
 
 
-def source_of(model: Any) -> tuple[str, str] | None:
-    """The user's file that a network was made from, as FILE.py:NAME, and the file's hash."""
-    file = resolved(model).partition(":")[0] if isinstance(model, str) else ""
-    return (file, HASHES[file]) if file in HASHES else None
-
-
-def _check_source(fed: FederationSetup, folder: RunFolder, goes_on: bool) -> None:
-    """Say that the file of a network is another one, although its entries are the same."""
-    known = folder.clients.get(SOURCE)
-    if known is None or fed.source is None or fed.source[1] == known:
-        return
-    what = f"'{fed.source[0]}', the file of the network, has changed since '{folder.path}' was run"
-    if goes_on:
-        raise UserError(f"{what}; restore it as it was then, or start a new run.")
-    warnings.warn(f"{what}; its models may give other outputs than they did then.", stacklevel=4)
-
-
 def clients_file(fed: FederationSetup) -> dict[str, Any]:
     """The content of clients.json: who has what, and what tells data and network from others."""
     network: dict[str, Any] = {
         NETWORK: {name: list(shape) for name, shape in fed.layers.shapes.items()}
     }
-    if fed.source is not None:
-        network[SOURCE] = fed.source[1]
     about = {"method": fed.method.label, "data": fed.data.name}
     values = {"moments": moments(fed.data)} if fed.data_is_here else {}
-    return census(fed) | network | {ABOUT: about} | values
+    return census(fed) | network | fed.sources.as_dict() | {ABOUT: about} | values
 
 
 def moments(data: Dataset) -> dict[str, list[float]]:

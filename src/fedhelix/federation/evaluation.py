@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import compress
 
 import numpy as np
+import torch
 
 from fedhelix.core.cpu import one_thread
 from fedhelix.core.hooks import checked
 from fedhelix.core.method import Context
 from fedhelix.core.tree import State
-from fedhelix.engines.local import ClientTask, Scores, make_client
+from fedhelix.engines.local import ClientTask, Scores, make_client, predict
 from fedhelix.federation.setup import FederationSetup
 from fedhelix.federation.state import FederationState
 from fedhelix.store.records import Record
@@ -74,12 +76,35 @@ def after_training(fed: FederationSetup, tasks: Sequence[ClientTask]) -> dict[in
     """
     tasks = [task._replace(trained=True) for task in tasks if len(fed.splits[task.client].test)]
     scores = fed.engine.evaluate(tasks)[0] if tasks else []
+    lossless = _without_loss(fed, tasks, scores)
     return {
         task.client: score.test
-        for task, score in zip(tasks, scores, strict=True)
+        for task, score, none in zip(tasks, scores, lossless, strict=True)
         if task.client not in fed.engine.missing
-        and not (np.isnan(score.test) and np.isfinite(score.test_loss))
+        and not (np.isnan(score.test) and (none or np.isfinite(score.test_loss)))
     }
+
+
+def _without_loss(
+    fed: FederationSetup, tasks: Sequence[ClientTask], scores: Sequence[Scores]
+) -> list[bool]:
+    """Whose test samples have no loss for lack of labels, such as targets that all equal an
+    ignore_index: that of the untrained network, whose outputs are sound, is no number either.
+    """
+    return [
+        math.isnan(score.test_loss) and _lacks_labels(fed, task.client)
+        for task, score in zip(tasks, scores, strict=True)
+    ]
+
+
+@torch.no_grad()
+def _lacks_labels(fed: FederationSetup, client: int) -> bool:
+    setup, samples = fed.engine.setup, torch.from_numpy(fed.splits[client].test)
+    if not fed.data_is_here or not len(samples):
+        return False
+    outputs = predict(setup, setup.initial, "test", samples)
+    targets = setup.data.y_test[samples.to(setup.data.y_test.device)]
+    return bool(setup.objective.mean_loss(outputs, targets).isnan())
 
 
 def _on_server_data(
@@ -107,10 +132,12 @@ def _personal(
         np.array(column) for column in zip(*(score[:3] for score in scores), strict=True)
     )
     # Clients that are missing or lack test or validation samples do not count, nor do those whose
-    # samples have no metric, such as R² of a single one; a client whose model has diverged does.
+    # samples have no metric, such as R² of a single one or any where labels are lacking; a client
+    # whose model has diverged does.
     splits = [fed.splits[task.client] for task in tasks]
     present = np.array([task.client not in fed.engine.missing for task in tasks])
-    finite = np.isfinite(losses)
+    lossless = np.array(_without_loss(fed, tasks, scores))
+    finite = np.isfinite(losses) | lossless
     has_test = np.array([len(split.test) > 0 for split in splits])
     has_valid = np.array([len(split.valid) > 0 for split in splits])
     unscored = present & has_test & np.isnan(tests) & finite
@@ -123,11 +150,12 @@ def _personal(
     elif scoreless := [task.client for task, lacks in zip(tasks, unscored, strict=True) if lacks]:
         record["unmeasured_clients"] = scoreless
     record["personal"] = [float(test) for test in tests]
-    spoilt = present & has_test & np.isnan(losses)
+    spoilt = present & has_test & np.isnan(losses) & ~lossless
     if spoilt.any():
         record["nonfinite_personal"] = [task.client for task in compress(tasks, spoilt)]
     if tested.any():
-        record["loss"] = float(losses[tested].mean())
+        if (counted := tested & ~lossless).any():
+            record["loss"] = float(losses[counted].mean())
         record[f"personal_{name}"] = float(tests[tested].mean())
         with np.errstate(invalid="ignore"):  # a diverged model's score may be infinite
             record["personal_p10"] = float(np.percentile(tests[tested], 10))

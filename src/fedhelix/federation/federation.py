@@ -33,6 +33,7 @@ from fedhelix.federation.sinks import (
     UntrainedSink,
     WatchSink,
 )
+from fedhelix.federation.sources import sources_of
 from fedhelix.federation.state import FederationState
 from fedhelix.store import RunFolder
 from fedhelix.store.progress import Progress
@@ -107,11 +108,11 @@ class Federation(FederationSetup):
             warnings.warn("eval_trained does nothing with eval_clients = 0.", stacklevel=2)
         for sentence in without_effect(self.settings):
             warnings.warn(sentence, stacklevel=2)
-        self.source = description.source_of(model)
+        self.sources = sources_of(model, self.method)
         if loss is None and metric is None:
             self.made_from = description.made_from(
-                self.settings, data=data, partition=partition, model=model, clients=clients,
-                eval_clients=eval_clients, eval_trained=eval_trained,
+                self.settings, data=data, partition=partition, model=model, method=method,
+                clients=clients, eval_clients=eval_clients, eval_trained=eval_trained,
                 engine=engine if isinstance(engine, str) else None, workers=workers,
                 address=address, kernels=self.engine.setup.kernels,
             )  # fmt: skip

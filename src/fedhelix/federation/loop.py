@@ -21,6 +21,7 @@ from fedhelix.federation.newcomers import onboard_all
 from fedhelix.federation.setup import FederationSetup
 from fedhelix.federation.state import FederationState
 from fedhelix.federation.uploads import (
+    check_some_sent,
     decode_uploads,
     keep_states,
     send_forged,
@@ -80,6 +81,8 @@ def run_round(
     missing = {str(client): why for client, why in fed.engine.missing.items()}
     turn = fed.schedule.turn(t, state.clock, pending, tasks, results)
     strangers = fed.engine.deployed
+    if not t and not strangers:
+        check_some_sent(fed.method, results, method.shared_params(fed.layers), ctx)
     plain, refused = decode_uploads(fed.method, turn.results, turn.payloads, ctx, strangers)
     known = {result.client for result in plain}
     answered = [work.task for work in turn.arrived if work.task.client in known]

@@ -33,7 +33,7 @@ from fedhelix.data import (
 )
 from fedhelix.engines import Engine, engine_for
 from fedhelix.engines.kernels import Kernels
-from fedhelix.engines.local import ClientTask, Setup, Training, samples_trained
+from fedhelix.engines.local import ClientTask, Setup, Training, samples_trained, try_phases
 from fedhelix.federation.devices import Devices, devices_for
 from fedhelix.federation.inputs import (
     OWN,
@@ -51,6 +51,7 @@ from fedhelix.federation.keywords import check_keys
 from fedhelix.federation.sampling import Newcomers, Participation, Sampler, class_shares
 from fedhelix.federation.schedule import schedule_for
 from fedhelix.federation.small_clients import check_for_batchnorm
+from fedhelix.federation.sources import Sources
 from fedhelix.federation.state import FederationState
 from fedhelix.robust.attacks import Attack, Attackers
 
@@ -76,7 +77,7 @@ class FederationSetup:
     cohort_size: int
     cohort_is_auto: bool  # it grows with the clients
     made_from: dict[str, Any] | None = None  # its arguments, if they can be written down
-    source: tuple[str, str] | None = None  # the file of its network and its hash, if there is one
+    sources = Sources()  # the files of its network and its method
 
     def __init__(  # noqa: PLR0913 - those of Federation
         self,
@@ -147,6 +148,8 @@ class FederationSetup:
             ),
             kernels,
         )  # fmt: skip
+        if self.data_is_here:
+            try_phases(setup)
         self.initial: State = setup.initial
         self.engine: Engine = (
             engine_for(engine, setup, workers, self.cohort_size, address, gpus=device != "cpu")

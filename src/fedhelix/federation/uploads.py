@@ -8,12 +8,14 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fedhelix.core.entries import check_named
 from fedhelix.core.errors import UserError
 from fedhelix.core.method import HOOKS, Context, Method, Upload
 from fedhelix.core.tree import State, Tree, paper_bytes, payload_bytes, tensors
 from fedhelix.engines.local import ClientResult
 
 LARGEST = 10  # the size of an upload, in models
+SEVERAL = 10  # clients of whom one would send a model if the method did
 
 
 class Expected:
@@ -114,9 +116,29 @@ def decode_uploads(
             words = f"{type(problem).__name__}: {problem}".partition("\n")[0][:200]
             refused[str(result.client)] = f"cannot be unpacked: {words}"
             continue
-        upload = HOOKS["decode"].check(f"{method.label}.decode", upload, args)
+        where = f"{method.label}.decode"
+        upload = HOOKS["decode"].check(where, upload, args)
+        if not strangers and not method.overrides("aggregate"):
+            check_named(where, upload, ctx.initial, "{'model': {...}}")
         decoded.append(result._replace(upload=upload))
     return decoded, refused
+
+
+def check_some_sent(
+    method: Method, results: Sequence[ClientResult], shared: Sequence[str], ctx: Context
+) -> None:
+    """Refuse a method whose clients send no model in the first round, where FedAvg's own hooks wait
+    for some. `weights` may make something else of uploads, and a few clients may be silent.
+    """
+    own = any(map(method.overrides, ("select_clients", "decode", "aggregate")))
+    weighed = method.overrides("weights")
+    sent = any("model" in result.upload or (weighed and result.upload) for result in results)
+    many = len(results) >= min(SEVERAL, len(ctx.present)) > 0
+    if many and shared and not own and not sent:
+        raise UserError(
+            f"{method.label}.upload must return ({{'model': {{...}}}}, client_state), but no "
+            "client sends a 'model' in the first round, so that nothing is learnt."
+        )
 
 
 def send_forged(

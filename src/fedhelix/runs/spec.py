@@ -15,10 +15,11 @@ from fedhelix.core.method import Method
 from fedhelix.core.options import find
 from fedhelix.core.registry import is_known, make, option_names, parts, resolve
 from fedhelix.core.renamed import OPTIONS
-from fedhelix.federation.description import as_command, located, resolved
+from fedhelix.federation.description import as_command, located
 from fedhelix.federation.devices import FILES
 from fedhelix.federation.keywords import elsewhere
 from fedhelix.federation.provenance import device_name, versions
+from fedhelix.federation.sources import resolved_method
 from fedhelix.runs.config import CHANGEABLE, Config, flat, layered
 
 # Settings that must not, or need not, differ between the methods of a comparison.
@@ -180,10 +181,10 @@ def _of_variant(spec: str, text: str, groups: set[str]) -> dict[str, str]:
 
 def read_spec(config: Mapping[str, Any], where: str | Path) -> RunSpec:
     """The plan behind a run folder's config."""
+    config = in_names(config)
     method = config.get("method")
     if not isinstance(method, Mapping) or "name" not in method:
         raise UserError(f"'{where}' does not say which method it ran.")
-    config = in_names(config)
     if config.get("library"):
         raise UserError(
             f"'{where}' was made from Python objects, so that no command can set it up again; in "
@@ -207,7 +208,10 @@ def read_spec(config: Mapping[str, Any], where: str | Path) -> RunSpec:
 
 def in_names(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """A run's config; that of a run from Python as a command has it, where all of it is names."""
-    named = "made_from" in config and is_known(str(config["method"]["name"]))
+    given, method = config.get("made_from"), config.get("method")
+    if given is None or not isinstance(method, Mapping):
+        return config
+    named = "method" in given or is_known(str(method.get("name")))
     return as_command(config) if named else config
 
 
@@ -265,4 +269,4 @@ def changed_spec(
 def absolute(spec: str) -> str:
     """A spec whose files, if it names any, can be found from any folder."""
     plain, variant = split_variant(spec)
-    return "+".join(map(resolved, parts(plain))) + (f"@{variant}" if variant else "")
+    return resolved_method(plain) + (f"@{variant}" if variant else "")

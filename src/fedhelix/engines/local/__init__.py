@@ -40,6 +40,7 @@ from fedhelix.engines.local.training import (
     start_round,
     train,
     train_plainly,
+    try_phases,
     unpersonalized_model,
 )
 
@@ -84,5 +85,6 @@ __all__ = [
     "start_round",
     "train",
     "train_plainly",
+    "try_phases",
     "unpersonalized_model",
 ]

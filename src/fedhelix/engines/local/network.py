@@ -162,7 +162,8 @@ def part_of(layers: Layers, phase: Phase) -> list[str]:
     """The entries that a phase trains."""
     parts = {"all": layers.names, "head": layers.head, "body": layers.body}
     chosen = set(parts[phase.part]) - set(phase.frozen)
-    return [*(name for name in layers.parameters if name in chosen), *phase.extra]
+    trained = [name for name in layers.parameters if name in chosen]
+    return list(dict.fromkeys([*trained, *phase.extra]))
 
 
 def predict(setup: Setup, state: State, subset: Subset, indices: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedhelix.core.cpu import one_thread
 from fedhelix.core.entries import check_whole
-from fedhelix.core.errors import unknown
+from fedhelix.core.errors import UserError, unknown
 from fedhelix.core.method import Batch, Client, Local, LocalRound, Method, Phase
 from fedhelix.core.objective import evaluate_outputs
 from fedhelix.core.optimizers import StepSettings
@@ -266,9 +266,10 @@ def start_personal(setup: Setup, task: ClientTask) -> tuple[LocalRound, list[Pha
     phases = setup.hooks.personalize(make_client(setup, task))
     local = start_round(setup, task, with_context=bool(phases))
     used, usual = setup.hooks.personal(local.models), Phase().model
-    return local, [
-        replace(phase, model=used) if phase.model == usual else phase for phase in phases
-    ]
+    phases = [replace(phase, model=used) if phase.model == usual else phase for phase in phases]
+    for phase in phases:
+        _check_phase(setup, phase, local, "personalize")
+    return local, phases
 
 
 def phases_for_use(setup: Setup, local: LocalRound) -> tuple[str, list[Phase]]:
@@ -300,9 +301,27 @@ def phases_of(setup: Setup, local: LocalRound) -> Sequence[Phase]:
     """The phases of a client's round, each of which trains one of its models."""
     phases = setup.hooks.phases(local.client)
     for phase in phases:
-        name = known_model(f"{setup.method.label}.phases", phase.model, local.models)
-        check_whole(f"{setup.method.label}.start", name, local.models[name], setup.initial)
-        for entry in phase.extra:
-            if entry not in local.models[name]:
-                raise unknown(f"entry in {setup.method.label}.phases", entry, local.models[name])
+        _check_phase(setup, phase, local, "phases")
     return phases
+
+
+def _check_phase(setup: Setup, phase: Phase, local: LocalRound, hook: str) -> None:
+    """Refuse a phase that trains what `start` has not made."""
+    label = setup.method.label
+    model = local.models[known_model(f"{label}.{hook}", phase.model, local.models)]
+    check_whole(f"{label}.start", phase.model, model, setup.initial)
+    for entry in (*phase.extra, *phase.frozen):
+        if entry not in model:
+            raise unknown(f"entry in {label}.{hook}", entry, model)
+
+
+def try_phases(setup: Setup) -> None:
+    """Refuse phases that cannot be, as far as that is seen before a round."""
+    client = make_client(setup, ClientTask(0, 0, {}, {}))
+    for hook in (setup.hooks.phases, setup.hooks.personalize):
+        try:
+            hook(client)
+        except UserError:
+            raise
+        except Exception:  # a hook of the user's may fail in any way, and is named when it is due
+            continue
