@@ -169,3 +169,18 @@ def test_models_with_and_without_a_shift_are_scored_side_by_side(engine):
 
 def test_a_task_may_name_its_end():
     assert not ClientTask(0, 0, {}, {}).final
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_takes_a_shift_into_its_bias_only_where_that_is_exact(dtype):
+    """Next to 2, numbers of eight or eleven bits are 2^-6 or 2^-9 apart."""
+    network = linear().to(dtype)
+    state = network.state_dict()
+    x = X.to(dtype)
+    half = torch.tensor([0.5, 0, -0.5])
+    module = load_shifted(network, {**state, SHIFT: half}, Layers.of(network, x), x)
+    assert module.bias.tolist() == [1.5, 2, 2.5] and module.bias.dtype == dtype
+    little = torch.tensor([0.0, 2**-11, 0])
+    module = load_shifted(network, {**state, SHIFT: little}, Layers.of(network, x), x)
+    assert isinstance(module, Shifted)
+    assert module(x).tolist() == [[2, 2 + 2**-11, 4], [1, 4 + 2**-11, 5]]

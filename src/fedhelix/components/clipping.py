@@ -7,15 +7,18 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedhelix.core.tree import State
+from fedhelix.core.tree import State, wide
 
 CLIP_STEP = 0.2  # how fast an adaptive clip moves, as in Andrew et al., arXiv:1905.03871
 
 
 def flat_update(model: Mapping[str, Tensor], origin: State) -> Tensor:
-    """How far a model has moved, as one row; entries that it lacks have not."""
+    """How far a model has moved, as one row; entries that it lacks have not.
+
+    Half precision would round the row, and with it its length.
+    """
     whole = {**origin, **model}
-    return torch.cat([(whole[name] - old).flatten() for name, old in origin.items()])
+    return torch.cat([(wide(whole[name]) - wide(old)).flatten() for name, old in origin.items()])
 
 
 def clipped(updates: Tensor, clip: Tensor) -> Tensor:
@@ -24,10 +27,10 @@ def clipped(updates: Tensor, clip: Tensor) -> Tensor:
 
 
 def moved(origin: State, update: Tensor) -> State:
-    """A state plus an update in one row; every entry keeps its type."""
+    """A state plus an update in one row; every entry keeps its type, and half precision rounds."""
     parts = update.split([value.numel() for value in origin.values()])
     return {
-        name: (value + part.view_as(value)).to(value.dtype)
+        name: (wide(value) + part.view_as(value)).to(value.dtype)
         for (name, value), part in zip(origin.items(), parts, strict=True)
     }
 

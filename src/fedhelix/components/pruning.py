@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedhelix.core.layers import Layers
-from fedhelix.core.tree import State
+from fedhelix.core.tree import State, wide
 
 # For each pruned weight, the masks of the outputs and inputs that are kept.
 Channels = dict[str, dict[str, Tensor]]
@@ -61,9 +61,9 @@ def channels(model: State, names: Sequence[str], ratio: float) -> Channels:
 
 
 def mask_of(kept: Mapping[str, Tensor], like: Tensor) -> Tensor:
-    """A mask of the coordinates that are kept."""
+    """A mask of the coordinates that are kept, in the type of the weights."""
     mask = kept["outputs"][:, None] * kept["inputs"][None, :]
-    return mask.view(*mask.shape, *[1] * (like.dim() - 2)).expand_as(like).to(like.device)
+    return mask.view(*mask.shape, *[1] * (like.dim() - 2)).expand_as(like).to(like)
 
 
 def unpacked(values: Tensor, mask: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def coordinate_mean(
     values: Sequence[Tensor], masks: Sequence[Tensor], weights: Sequence[float], old: Tensor
 ) -> Tensor:
     """For each coordinate, the weighted mean over clients that kept it; otherwise the old value."""
-    total, weight = torch.zeros_like(old), torch.zeros_like(old)
+    total, weight = torch.zeros_like(wide(old)), torch.zeros_like(wide(old))
     for value, mask, share in zip(values, masks, weights, strict=True):
         total, weight = total + share * value * mask, weight + share * mask
-    return torch.where(weight > 0, total / weight.clamp_min(1e-12), old)
+    return torch.where(weight > 0, total / weight.clamp_min(1e-12), old).to(old.dtype)

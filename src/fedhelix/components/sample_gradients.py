@@ -12,7 +12,7 @@ from torch.func import grad_and_value
 from fedhelix.core.parts import Inputs
 from fedhelix.core.samples import of_each_sample
 from fedhelix.core.seeds import secret_normal
-from fedhelix.core.tree import State
+from fedhelix.core.tree import State, wide
 
 SampleLoss = Callable[[Mapping[str, Tensor], Any, Tensor], Tensor]
 
@@ -25,11 +25,15 @@ def clipped_mean(
     """
     grads, losses = of_each_sample(grad_and_value(loss), params, x, y)
     present = torch.ones_like(losses) if mask is None else mask
+    grads = {name: wide(grad) for name, grad in grads.items()}
     squares = [grad.reshape(len(grad), -1).square().sum(1) for grad in grads.values()]
     lengths = torch.stack(squares).sum(0).sqrt()
     factor = present * (clip / lengths.clamp_min(1e-12)).clamp(max=1)
     count = present.sum().clamp_min(1)
-    mean = {name: torch.einsum("n,n...->...", factor, grad) / count for name, grad in grads.items()}
+    mean = {
+        name: torch.einsum("n,n...->...", factor.to(grad.dtype), grad) / count
+        for name, grad in grads.items()
+    }
     return mean, (losses * present).sum() / count, count
 
 

@@ -19,6 +19,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.fit import probe
 from fedhelix.core.parts import Inputs
 from fedhelix.core.residual import Block, residual_blocks
+from fedhelix.core.tree import wide
 
 Kind = Literal["conv", "linear", "norm", "other"]
 Granularity = Literal["conv", "module", "tensor"]
@@ -67,6 +68,7 @@ class Layers:
     # Parameters that do not require gradients: part of the network and of no state, so that they
     # neither travel nor cost memory per client.
     frozen: tuple[str, ...] = ()
+    half: tuple[str, ...] = ()  # entries in half precision
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of each entry
     blocks: tuple[Block, ...] = ()  # those that can be left out
 
@@ -101,6 +103,7 @@ class Layers:
                 if (first := first_name.get(id(value))) in own and first != name
             },
             frozen=frozen,
+            half=tuple(name for name, value in own.items() if wide(value) is not value),
             shapes={name: tuple(value.shape) for name, value in own.items()},
             blocks=() if example is None else residual_blocks(module, own, example),
         )

@@ -16,7 +16,7 @@ from fedhelix.core.copies import copied
 from fedhelix.core.errors import UserError
 from fedhelix.core.layers import Layers, difference
 from fedhelix.core.parts import Inputs, arguments, output_of
-from fedhelix.core.tree import State
+from fedhelix.core.tree import State, wide
 
 SHIFT = "(shift)"  # the name of the entry
 
@@ -61,7 +61,7 @@ class Shifted(nn.Module):
 
     def forward(self, *args: Tensor, **keywords: Tensor) -> Tensor:
         """The shifted outputs."""
-        return output_of(self.network(*args, **keywords)) + self.shift
+        return wide(output_of(self.network(*args, **keywords))) + self.shift
 
 
 @torch.no_grad()
@@ -69,7 +69,7 @@ def load_shifted(network: nn.Module, state: State, layers: Layers, example: Inpu
     """A copy of the network with this state, in evaluation mode.
 
     A shift goes into the bias of the head, where that gives the same outputs for an example;
-    otherwise the network is wrapped.
+    otherwise, as where half precision would round it, the network is wrapped.
     """
     own = without_shift(state)
     if other := difference(layers.shapes, {name: value.shape for name, value in own.items()}):
@@ -79,12 +79,12 @@ def load_shifted(network: nn.Module, state: State, layers: Layers, example: Inpu
     if SHIFT not in state:
         return module
     shift, (args, keywords) = state[SHIFT], arguments(example)
-    expected = output_of(module(*args, **keywords)) + shift
+    expected = wide(output_of(module(*args, **keywords))) + shift
     biases = [name for name in layers.head if state[name].shape == shift.shape]
     if biases:
         folded = copied(module)
         folded.load_state_dict({biases[-1]: state[biases[-1]] + shift}, strict=False)
-        outputs = output_of(folded(*args, **keywords))
+        outputs = output_of(folded(*args, **keywords)).to(expected.dtype)
         if torch.allclose(outputs, expected, rtol=1e-4, atol=1e-4):
             return folded
     return Shifted(module, shift).eval()

@@ -77,6 +77,16 @@ def subtract(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> State:
     return dict(zip(left, torch._foreach_sub(list(left.values()), others), strict=True))
 
 
+def wide(value: Tensor) -> Tensor:
+    """Half precision in float32, in which to compute; any other type as it is."""
+    return value.float() if value.is_floating_point() and value.element_size() < 4 else value
+
+
+def widened(state: Mapping[str, Tensor]) -> State:
+    """A state with all half precision in float32."""
+    return {name: wide(value) for name, value in state.items()}
+
+
 def updates_of(models: Sequence[State], origin: State) -> Tensor:
     """How far each model has moved from an origin that says which entries count, one model in a
     row.
@@ -145,10 +155,10 @@ def masked_mean(
         if not values.is_floating_point():
             merged[name] = values.amax(0)
             continue
-        wide = values.float() if values.element_size() < 4 else values  # half precision
-        share = shares(tuple(weight for _, weight in chosen), wide.dtype, wide.device)
+        exact = wide(values)
+        share = shares(tuple(weight for _, weight in chosen), exact.dtype, exact.device)
         # In place: for many clients the memory of a second copy costs more than the sum.
-        merged[name] = wide.mul_(share.view(-1, *[1] * old.dim())).sum(0).to(values.dtype)
+        merged[name] = exact.mul_(share.view(-1, *[1] * old.dim())).sum(0).to(values.dtype)
     return merged
 
 

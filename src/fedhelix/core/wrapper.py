@@ -161,6 +161,16 @@ def beyond_a_sum(method: Method, layers: Layers | None) -> str | None:
     return next((why for why, holds in reasons.items() if holds), None)
 
 
+def rounded(layers: Layers | None) -> str | None:
+    """Why noise that is made for a sum of clipped updates does not suit the weights, if so."""
+    if layers is None or not layers.half:
+        return None
+    return (
+        "half precision would round single updates after they are clipped; give the network as "
+        "net.float()"
+    )
+
+
 def how_to_sum(method: Method) -> str:
     """The end of a sentence that refuses a method beyond a sum: what to set, if that helps."""
     others = [

@@ -28,8 +28,8 @@ COMPANION = "companion"
 
 
 def head_outputs(params: Mapping[str, Tensor], layers: Layers, features: Tensor) -> Tensor:
-    """What the linear head of a model makes of features."""
-    weight, *bias = (params[name] for name in layers.head)
+    """What the linear head of a model makes of features, in their type."""
+    weight, *bias = (params[name].to(features.dtype) for name in layers.head)
     return F.linear(features, weight, *bias)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedhelix.core.method import Context, Upload
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
-from fedhelix.core.tree import State, Tree, add, subtract, take, zeros
+from fedhelix.core.tree import State, Tree, add, subtract, take, wide, zeros
 from fedhelix.methods.fedavg import FedAvg
 
 SLOW = 9  # rounds after which newcomers may have a momentum of one half
@@ -76,7 +76,8 @@ class FedAvgM(FedAvg):
         absent = 0.0 if late else 1 - len(uploads) / max(len(uploads), len(ctx.present))
         two = add(update, server["update"]) if "update" in server else update
         new, last = (
-            torch.cat([tree[name].flatten() for name in update]) for tree in (two, server["step"])
+            torch.cat([wide(tree[name]).flatten() for name in update])
+            for tree in (two, server["step"])
         )
         cosine = F.cosine_similarity(new, last, dim=0).clamp(0.0, 1.0)
         age = ctx.round - ctx.since

@@ -44,7 +44,7 @@ class FedCP(Companion):
         model = super().start(payload, {}, client)["model"]
         received = take(model, client.layers.head)
         head = client_state.get("head", received)
-        context = F.normalize(head[client.layers.head[0]].sum(0), dim=0)
+        context = F.normalize(head[client.layers.head[0]].float().sum(0), dim=0)
         return {
             "model": {
                 **model,

@@ -18,7 +18,7 @@ from fedhelix.core.method import Capabilities, Context, LocalRound, Method, Uplo
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
 from fedhelix.core.tree import State, Tree, take
-from fedhelix.core.wrapper import beyond_a_sum, refuse_more
+from fedhelix.core.wrapper import beyond_a_sum, refuse_more, rounded
 from fedhelix.methods.budget import NOISE_ADVICE, Budgeted
 from fedhelix.methods.fedavg import FedAvg
 
@@ -67,6 +67,8 @@ class Private(Budgeted):
                 "running statistics of BatchNorm travel; use private+fedbn, or a network without "
                 "BatchNorm"
             )
+        if self.noise_by == "clients":
+            why = why or rounded(layers)
         if why is not None:
             raise UserError(f"private cannot protect clients of {self.inner.label}: {why}.")
         super().check_inner(layers)

@@ -26,7 +26,7 @@ from fedhelix.core.method import Capabilities, Context, LocalRound, Method, Uplo
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
 from fedhelix.core.tree import State, Tree, take
-from fedhelix.core.wrapper import Wrapper, beyond_a_sum, how_to_sum, refuse_more
+from fedhelix.core.wrapper import Wrapper, beyond_a_sum, how_to_sum, refuse_more, rounded
 from fedhelix.methods.compact import Compact
 from fedhelix.methods.dp_sgd import DPSGD
 from fedhelix.methods.fedavg import FedAvg
@@ -84,7 +84,7 @@ class Secure(Wrapper):
         while isinstance(summed, UNPACKED):
             summed = summed.inner
         private = isinstance(self.inner, Private)  # which checks the same, and weighs all alike
-        why = None if private else beyond_a_sum(summed, layers)
+        why = rounded(layers) if private else beyond_a_sum(summed, layers)
         if self.inner.capabilities.packed_downloads:
             why = "its downloads are packed"  # clients and server would start from other models
         if private and self.word_bits < 32:

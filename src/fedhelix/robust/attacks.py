@@ -21,7 +21,7 @@ from fedhelix.core.errors import UserError
 from fedhelix.core.method import Scorer
 from fedhelix.core.options import Checked, option
 from fedhelix.core.seeds import numpy_draw
-from fedhelix.core.tree import State, subtract, take
+from fedhelix.core.tree import State, subtract, take, widened
 from fedhelix.data import Dataset, Split, even_sample
 from fedhelix.engines.local import ClientResult, ClientTask
 from fedhelix.robust.forging import FORGERIES, Position
@@ -209,8 +209,19 @@ class Attackers:
         )
 
     def _forged(self, at: Position) -> State:
-        """The entries that an attacker replaces; with no benign client, those that it received."""
-        return FORGERIES[self.settings.attack](at) if at.benign else at.origin
+        """The entries that an attacker replaces, in the types of honest ones; with no benign
+        client, those that it received.
+        """
+        if not at.benign:
+            return at.origin
+        known = dataclasses.replace(
+            at,
+            honest=widened(at.honest),
+            origin=widened(at.origin),
+            benign={client: widened(update) for client, update in at.benign.items()},
+        )
+        forged = FORGERIES[self.settings.attack](known)
+        return {name: value.to(at.honest[name].dtype) for name, value in forged.items()}
 
     def _reach(
         self, at: Position, received: State, models: Sequence[State], score: Scorer

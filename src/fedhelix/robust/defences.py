@@ -14,7 +14,7 @@ from fedhelix.core.layers import Layers
 from fedhelix.core.method import Capabilities, Context, Method, Upload
 from fedhelix.core.options import option
 from fedhelix.core.registry import register
-from fedhelix.core.tree import State, Tree, take
+from fedhelix.core.tree import State, Tree, take, wide
 from fedhelix.core.wrapper import Wrapper, shares
 from fedhelix.methods.fedavg import FedAvg
 from fedhelix.robust import rules
@@ -26,6 +26,7 @@ class Defence(Wrapper):
 
     An entry that a client did not upload is the median of those that did. Zeros would pull all
     rules towards no update, and the clients that sent least would be closest to each other.
+    Rules compute in float32 at least, and every entry keeps its type.
     """
 
     inner: Method = option(FedAvg(), "the method that aggregates what the rule leaves")
@@ -98,14 +99,13 @@ def filled(sent: Sequence[State], origin: State) -> list[State]:
     for name in origin:
         known = [state[name] for state in sent if name in state]
         if 0 < len(known) < len(sent):
-            usual[name] = rules.median(torch.stack(known).reshape(len(known), -1)).view_as(
-                origin[name]
-            )
+            rows = wide(torch.stack(known)).reshape(len(known), -1)
+            usual[name] = rules.median(rows).view_as(origin[name])
     return [{**usual, **state} for state in sent]
 
 
 def _flat(state: State, names: State) -> Tensor:
-    return torch.cat([state[name].flatten() for name in names])
+    return torch.cat([wide(state[name]).flatten() for name in names])
 
 
 @register("median", paper="Yin et al., ICML 2018, arXiv:1803.01498")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
@@ -39,14 +39,17 @@ def slice_of(layers: Layers, text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Layout:
-    """The order and shapes of a slice's tensors in the vector."""
+    """The order, shapes and types of a slice's tensors in the vector, which is float32."""
 
     shapes: dict[str, torch.Size]
+    types: dict[str, torch.dtype] = field(default_factory=dict)  # none: as the vector
 
     @classmethod
     def of(cls, state: Mapping[str, Tensor], names: Iterable[str]) -> Layout:
         """The named entries of a state, in the order given."""
-        return cls({name: state[name].shape for name in names})
+        chosen = {name: state[name] for name in names}
+        shapes = {name: value.shape for name, value in chosen.items()}
+        return cls(shapes, {name: value.dtype for name, value in chosen.items()})
 
     @property
     def sizes(self) -> list[int]:
@@ -67,14 +70,14 @@ class Layout:
     def flatten(self, states: Sequence[Mapping[str, Tensor]]) -> Tensor:
         """One row for each state."""
         return torch.stack(
-            [torch.cat([state[name].flatten() for name in self.shapes]) for state in states]
+            [torch.cat([state[name].float().flatten() for name in self.shapes]) for state in states]
         )
 
     def unflatten(self, vector: Tensor) -> State:
         """The slice of a row."""
         parts = vector.split(self.sizes)
         return {
-            name: part.view(shape)
+            name: part.view(shape).to(self.types.get(name, part.dtype))
             for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
         }
 

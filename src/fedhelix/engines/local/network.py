@@ -18,7 +18,7 @@ from fedhelix.core.layers import WHOLE, Layer, Layers
 from fedhelix.core.method import Batch, Local, Phase
 from fedhelix.core.parts import Inputs, arguments, output_of
 from fedhelix.core.shift import is_extended, shifted, unshifted, without_shift
-from fedhelix.core.tree import State
+from fedhelix.core.tree import State, wide
 from fedhelix.data import rows_of
 from fedhelix.engines.kernels import applied
 from fedhelix.engines.local.batches import samples_of
@@ -88,7 +88,7 @@ def _converted(values: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ..
 
 
 def call(setup: Setup, params: Mapping[str, Tensor], x: Inputs) -> Tensor:
-    """A model's outputs; changes its buffers as the network does.
+    """A model's outputs, not below float32; changes its buffers as the network does.
 
     PyTorch's search for tied weights is as slow as a small layer, and does not put the weights of a
     module with two names back, so `Layers` has looked for them.
@@ -100,7 +100,7 @@ def call(setup: Setup, params: Mapping[str, Tensor], x: Inputs) -> Tensor:
     for name in setup.layers.buffers:
         if name in params and replaced[name] is not params[name]:
             _keep(name, replaced[name], params[name])
-    return shifted(params, output_of(outputs))
+    return shifted(params, wide(output_of(outputs)))
 
 
 @torch.no_grad()
@@ -119,8 +119,12 @@ def use(setup: Setup, state: Mapping[str, Tensor], x: Inputs) -> Tensor:
     """A model's outputs for prepared samples as its method uses it."""
     if not setup.method.overrides("predict") or not is_extended(state):
         return call(setup, state, x)
-    network = {"outputs": partial(call, setup), "features": partial(features, setup)}
-    local = Local({}, Phase(), setup.layers, partial(base_loss, setup), **network)
+
+    def outputs(params: Mapping[str, Tensor], x: Inputs) -> Tensor:
+        return call(setup, params, x).float()  # as in training, and as features are
+
+    known = partial(features, setup)
+    local = Local({}, Phase(), setup.layers, partial(base_loss, setup), outputs, known)
     return setup.hooks.predict(state, x, local)
 
 
