@@ -205,8 +205,9 @@ def from_clients(
     (x, y); they are read as in `from_arrays`. A dictionary also gives the clients names. `test` is
     one such part for a common test pool, or a list or dictionary with one for each client (None for
     one that is not evaluated). Without any, 20 % of every client's samples are held out as its test
-    part (a client with a single sample keeps it for training). The server's model is tested on a whole common pool, each client on a part of
-    it that has the class proportions of its training samples.
+    part (a client with a single sample keeps it for training). The server's model is tested on a
+    whole common pool, each client on a part of it that has the class proportions of its training
+    samples.
     A `DatasetDict` with train and test, as `train_test_split` makes it, is a client with its own
     test part, and so is what `from_table` or `from_arrays` returns.
     """
